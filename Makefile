@@ -1,0 +1,50 @@
+# Each verb sets up what it needs, once. Wanted beforehand: Python 3.11 or newer, git, make.
+#   make test ARGS="-k loader"     make bench ARGS=--quick     PYTHON=python3.12 make setup
+
+SHELL := /bin/bash
+BIN := .venv/bin
+READY := .venv/ready
+ARGS ?=
+
+.PHONY: help setup demo test lint docs bench
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make setup   .venv with the pinned, tested versions; the other verbs do this themselves"
+	@echo "make demo    train on four workers of unlike speeds: equal batches against balanced ones"
+	@echo "make test    lint, then every test"
+	@echo "make lint    style, types and import layers"
+	@echo "make docs    the documentation as web pages, in site/"
+	@echo "make bench   every figure that the documentation claims"
+
+setup: $(READY)
+
+$(READY): .ci/setup constraints.txt pyproject.toml
+	@.ci/setup .venv
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/evenstep demo $(ARGS)
+
+test: lint
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(READY)
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
+	$(BIN)/lint-imports
+
+docs: $(READY)
+	$(BIN)/python -m mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
+# One benchmark that misses its bar must not hide the figures of those after it.
+bench: $(READY)
+	@missed=; \
+	for file in benchmarks/[a-z]*.py; do \
+		name=$$(basename "$$file" .py); \
+		echo "== python -m benchmarks.$$name $(ARGS)"; \
+		$(BIN)/python -m "benchmarks.$$name" $(ARGS) || missed="$$missed $$name"; \
+	done; \
+	if [ -n "$$missed" ]; then echo "short of a bar:$$missed"; exit 1; fi

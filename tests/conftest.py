@@ -1,0 +1,22 @@
+"""What holds for every test: no deadline on a busy machine, accelerators only where there are."""
+
+from __future__ import annotations
+
+import hypothesis
+import pytest
+
+# A shared machine stalls for longer than any per-example deadline; pytest-timeout ends a hang.
+hypothesis.settings.register_profile("evenstep", deadline=None)
+hypothesis.settings.load_profile("evenstep")
+
+
+def pytest_collection_modifyitems(items):
+    """Leave out the tests marked ``gpu`` where torch sees no accelerator."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="torch sees no accelerator here"))

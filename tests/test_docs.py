@@ -1,0 +1,94 @@
+"""Links lead somewhere, code runs, and the pages build."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from ._snippets import ROOT, blocks, printed, promised
+
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [*sorted(ROOT.glob("*.md")), *DOCS]
+CODE = [(page, code) for page in DOCS for code in blocks(page, "python")]
+
+
+def name(page):
+    return page.relative_to(ROOT).as_posix()
+
+
+def prose(page):
+    """A page without its fenced blocks and its code spans."""
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.M)
+    return re.sub(r"`[^`\n]*`", "", text)
+
+
+def anchors(page):
+    """The anchors that the headings of a page make."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def broken(page):
+    """The links of a page that lead to no file, or to no heading of one."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if re.match(r"[a-z]+:", target):
+            continue  # another machine's page: no test of ours needs a network
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        if not file.exists() or (anchor and file.suffix == ".md" and anchor not in anchors(file)):
+            yield target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page):
+    """Every relative link names a file of this tree, and a heading that the file has."""
+    assert list(broken(page)) == []
+
+
+@pytest.mark.parametrize(("page", "code"), CODE, ids=[name(page) for page, _ in CODE])
+def test_code_prints_its_comments(page, code):
+    """Pasted as it is, a block prints the lines that stand under it as comments."""
+    assert printed(code) == promised(code)
+
+
+def test_every_page_is_in_the_menu():
+    """A page that nobody can reach from the others is not written for anybody."""
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
+    listed = [path for entry in settings["nav"] for path in entry.values()]
+
+    assert sorted(listed) == [page.relative_to(ROOT / "docs").as_posix() for page in DOCS]
+
+
+def test_the_pages_build(tmp_path):
+    """The documentation builds without a warning, reference of the public names included."""
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        tmp_path,
+    ]
+    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "index.html").exists()
+
+
+def test_the_reference_covers_every_public_package():
+    """A package that a program may import is explained on the page of names."""
+    source = ROOT / "src"
+    packages = {
+        ".".join(file.parent.relative_to(source).parts) for file in source.rglob("__init__.py")
+    }
+    programs = {"evenstep.cli", "evenstep.demo"}
+    public = {package for package in packages - programs if "._" not in package}
+    named = set(
+        re.findall(r"^::: (.*)$", (ROOT / "docs" / "reference.md").read_text("utf-8"), re.M)
+    )
+
+    assert public <= named

@@ -1,0 +1,112 @@
+"""What the files around the code say agrees with the code, and with each other."""
+
+import importlib.metadata
+import os
+import re
+import tomllib
+
+import pytest
+import yaml
+
+import evenstep
+
+from ._snippets import ROOT
+
+VERBS = ("setup", "demo", "test", "lint", "docs", "bench")
+PAPERS = {
+    "10.1145/3267809.3275463",  # LB-BSP, SoCC 2018
+    "10.1145/3419111.3421299",  # semi-dynamic load balancing, SoCC 2020
+    "10.1109/ACSOS49614.2020.00041",  # dynamic batching, ACSOS 2020
+    "10.1007/s11227-023-05886-w",  # LBB, 2024
+    "10.12142/ZTECOM.202301009",  # balanced parameter servers, 2023
+}
+
+
+@pytest.fixture(scope="module")
+def project():
+    return tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+
+
+@pytest.fixture(scope="module")
+def citation():
+    return yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+
+
+@pytest.fixture(scope="module")
+def pins():
+    lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    return dict(line.split("==") for line in lines if not line.startswith("#"))
+
+
+def canonical(name):
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def requirements(project, extra):
+    """The names that an extra asks for, extras of its own followed."""
+    for requirement in project["optional-dependencies"][extra]:
+        name, others = re.match(r"([\w.-]+)(?:\[([\w,]+)\])?", requirement).groups()
+        if name == "evenstep":
+            for other in others.split(","):
+                yield from requirements(project, other)
+        else:
+            yield canonical(name)
+
+
+def test_the_changelog_begins_with_this_version():
+    """Whoever reads what changed reads it for the version they have."""
+    versions = re.findall(
+        r"^## \[?(\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.M
+    )
+
+    assert versions[0] == evenstep.__version__
+
+
+def test_the_citation_names_this_version_and_the_five_papers(citation, project):
+    """Credit goes to the right release and to the work it stands on."""
+    references = citation["references"]
+
+    assert citation["version"] == evenstep.__version__
+    assert citation["license"] == project["license"]
+    assert {reference["doi"] for reference in references} == PAPERS
+    for reference in references:
+        assert {"title", "authors", "year", "type"} <= reference.keys()
+        assert all(
+            {"family-names", "given-names"} <= author.keys() for author in reference["authors"]
+        )
+
+
+def test_the_core_needs_numpy_alone(project):
+    """What decides batch sizes can be installed next to any framework."""
+    assert [re.match(r"[\w-]+", name)[0] for name in project["dependencies"]] == ["numpy"]
+
+
+def test_everything_a_contributor_installs_is_pinned(project, pins):
+    """Set-up gives everybody the tested versions, those of indirect needs included."""
+    pinned = {canonical(name) for name in pins}
+    wanted = set(requirements(project, "dev")) | {"numpy"}
+    for name in sorted(wanted):
+        for requirement in importlib.metadata.requires(name) or ():
+            if "extra ==" not in requirement and ";" not in requirement:
+                wanted.add(canonical(re.match(r"[\w.-]+", requirement)[0]))
+
+    assert pins["torch"] == "2.13.0"
+    assert sorted(wanted - pinned) == []
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_make_knows_the_verb_and_explains_it(verb):
+    """Each verb is a target, stands in ``make help`` and in CONTRIBUTING."""
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+
+    assert re.search(rf"^{verb}:", makefile, re.M)
+    assert f'"make {verb} ' in makefile
+    assert f"make {verb}" in (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+
+
+def test_ci_runs_what_a_contributor_runs():
+    """What guards a merge is ``make test`` and nothing else."""
+    script = ROOT / ".ci" / "run"
+
+    assert os.access(script, os.X_OK)
+    assert "make test" in script.read_text("utf-8")

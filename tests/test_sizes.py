@@ -1,0 +1,48 @@
+"""Files and functions stay short enough to be read in one go."""
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("src", "tests", "benchmarks", "examples")
+FILE_LINES, FILE_LIMIT = 350, 500
+FUNCTION_LINES, FUNCTION_LIMIT = 60, 80
+
+# What is longer than it should be, and why it may be: "path" or "path function" -> the reason.
+LONGER = {}
+
+
+def measured():
+    """Lines of every file, as "path", and of every function, as "path name"."""
+    lines = {}
+    for folder in FOLDERS:
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            path = file.relative_to(ROOT).as_posix()
+            text = file.read_text(encoding="utf-8")
+            lines[path] = len(text.splitlines())
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    length = node.end_lineno - node.lineno + 1
+                    key = f"{path} {node.name}"
+                    lines[key] = max(length, lines.get(key, 0))
+    return lines
+
+
+def longer_than(for_file, for_function):
+    """What has more lines than its kind may have."""
+    return {
+        name: lines
+        for name, lines in measured().items()
+        if lines > (for_function if " " in name else for_file)
+    }
+
+
+def test_nothing_is_past_the_limit():
+    """No file has more than 500 lines, no function more than 80, whatever the reason."""
+    assert longer_than(FILE_LIMIT, FUNCTION_LIMIT) == {}
+
+
+def test_what_is_long_has_its_reason_written_down():
+    """A file past 350 lines or a function past 60 is listed, and the list holds no old entries."""
+    assert sorted(longer_than(FILE_LINES, FUNCTION_LINES)) == sorted(LONGER)
+    assert all(reason.strip() for reason in LONGER.values())

@@ -1,0 +1,113 @@
+"""The public names change on purpose, and importing them changes nothing else."""
+
+import __future__
+
+import importlib
+import inspect
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src"
+HEAVY = {"torch", "tensorflow", "scipy", "matplotlib", "rich", "typer", "sklearn", "pytest"}
+
+
+def public_packages():
+    """Every package of the tree that has no underscore in its path, and the errors."""
+    files = sorted(SOURCE.rglob("__init__.py"))
+    names = [".".join(file.parent.relative_to(SOURCE).parts) for file in files]
+    return [name for name in names if "._" not in name] + ["evenstep.exceptions"]
+
+
+def pure_modules():
+    """What the import contract keeps free of frameworks; it is written down there alone."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = settings["tool"]["importlinter"]["contracts"]
+    (contract,) = (each for each in contracts if each["type"] == "forbidden")
+    return ["evenstep", *contract["source_modules"]]
+
+
+@pytest.mark.parametrize("name", public_packages())
+def test_all_lists_every_public_name_in_order(name):
+    """Adding or losing a public name is a decision, never a side effect."""
+    module = importlib.import_module(name)
+    public = (
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and not inspect.ismodule(value)
+        and not isinstance(value, __future__._Feature)
+    )
+
+    assert getattr(module, "__all__", []) == sorted(public)
+
+
+@pytest.mark.parametrize("name", public_packages())
+def test_every_public_object_says_what_it_is(name):
+    """Whatever can be imported by a user carries a docstring of its own."""
+    module = importlib.import_module(name)
+    bare = [
+        name
+        for name in getattr(module, "__all__", [])
+        if callable(getattr(module, name)) and not inspect.getdoc(getattr(module, name))
+    ]
+
+    assert bare == []
+
+
+def test_the_pure_layers_load_nothing_heavy():
+    """A policy, the solver or an event can be used where numpy alone is installed."""
+    modules = ", ".join(pure_modules())
+    loaded = run(f"import sys, {modules}; print(*{{name.split('.')[0] for name in sys.modules}})")
+
+    assert set(loaded.split()) & HEAVY == set()
+
+
+def test_importing_does_nothing():
+    """No changed environment, logger, warning filter, signal, thread, start method or seed."""
+    changed = run(
+        f"""
+import logging, multiprocessing, os, random, signal, sys, threading, warnings
+import numpy, {", ".join(sorted(HEAVY - {"tensorflow"}))}
+import torch.distributed, torch.utils.data, matplotlib.figure, rich.live
+
+def world():
+    return {{
+        "environment": dict(os.environ),
+        "folder": os.getcwd(),
+        "root logger": [list(logging.root.handlers), logging.root.level],
+        "own logger": logging.getLogger("evenstep").handlers[:],
+        "warning filters": list(warnings.filters),
+        "signals": [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)],
+        "threads": threading.active_count(),
+        "children": multiprocessing.active_children(),
+        "start method": multiprocessing.get_start_method(allow_none=True),
+        "seeds": [random.getstate(), str(numpy.random.get_state()), torch.initial_seed()],
+        "threads of torch": [torch.get_num_threads(), torch.get_num_interop_threads()],
+        "default type": torch.get_default_dtype(),
+        "process group": torch.distributed.is_initialized(),
+        "picture backend": matplotlib.rcParams._get("backend"),
+        "exit hooks": sys.excepthook,
+    }}
+
+before = world()
+import {", ".join(public_packages())}
+after = world()
+print(*(name for name in before if before[name] != after[name]), sep=", ")
+"""
+    )
+
+    assert changed.strip() == ""
+
+
+def run(script):
+    """What ``script`` prints in a fresh interpreter that finds this tree."""
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(SOURCE), *filter(None, sys.path)])}
+    done = subprocess.run([sys.executable, "-c", script], text=True, capture_output=True, env=env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
