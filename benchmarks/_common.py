@@ -1,0 +1,77 @@
+"""What every benchmark shares: its options, its rows, and how they are printed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+# One BLAS thread in every process: the workers of a benchmark are the parallelism.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of an answer: what was asked, what was measured, whether the bar was met.
+
+    ``met`` is None where something is reported and no bar is set.
+    """
+
+    what: str
+    bar: str
+    measured: dict[str, Any] = field(default_factory=dict)
+    met: bool | None = None
+
+
+def main(
+    description: str,
+    rows: Callable[[argparse.Namespace], Iterable[Row]],
+    add_options: Callable[[argparse.ArgumentParser], None] | None = None,
+) -> None:
+    """Parse ``--json`` and ``--quick``, run ``rows`` and print each as it is ready.
+
+    Exits with 1 if a bar was missed, so that a script can tell.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions, same code")
+    if add_options is not None:
+        add_options(parser)
+    options = parser.parse_args()
+
+    done = []
+    for row in rows(options):
+        done.append(row)
+        if not options.json:
+            mark = {True: "met   ", False: "MISSED", None: "      "}[row.met]
+            figures = ", ".join(f"{name} {_short(value)}" for name, value in row.measured.items())
+            print(f"{mark}  {row.what}  [{row.bar}]\n        {figures}", flush=True)
+    if options.json:
+        print(json.dumps({"machine": _machine(), "rows": [asdict(row) for row in done]}, indent=1))
+    sys.exit(any(row.met is False for row in done))
+
+
+def progress(text: str) -> None:
+    """Say on standard error what is going on, for whatever takes longer than two seconds."""
+    print(f"... {text}", file=sys.stderr, flush=True)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, (list, tuple)):
+        return "(" + ", ".join(_short(item) for item in value) + ")"
+    return str(value)
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "cores": os.cpu_count(),
+    }

@@ -1,0 +1,11 @@
+"""Load-balanced data-parallel training on heterogeneous workers."""
+
+from ._minmax import allocate as allocate
+from ._types import Cluster as Cluster
+from ._types import Decision as Decision
+from ._types import Resources as Resources
+from ._types import StepTimings as StepTimings
+from .timemodels import AffineTime as AffineTime
+
+__all__ = ["AffineTime", "Cluster", "Decision", "Resources", "StepTimings", "allocate"]
+__version__ = "0.1.0"

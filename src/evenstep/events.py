@@ -1,0 +1,176 @@
+"""Facts, as they happened: one frozen value each, plain data, ready for JSON.
+
+Policies return a reason, drivers emit events that carry it, and everything a person sees (the
+line in the terminal, the report, the picture of the demo) is drawn from events alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+SCHEMA_VERSION = 1
+"""Grows when a field changes its meaning or goes away; a new field alone leaves it as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted:
+    """Training began, or began again.
+
+    Attributes:
+        world_size: number of workers.
+        global_batch_size: samples per optimizer step over all workers.
+        num_steps: optimizer steps in one epoch.
+        policy: the policy and its settings, as text.
+        hosts: host name of every rank.
+        devices: device of every rank, such as ``"cpu"`` or ``"cuda:0 NVIDIA H200"``.
+    """
+
+    world_size: int
+    global_batch_size: int
+    num_steps: int
+    policy: str
+    hosts: tuple[str, ...]
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepMeasured:
+    """Every worker's time for one step is known.
+
+    Attributes:
+        step: optimizer step, from 0, counted over the whole run.
+        plan_epoch: the plan it ran under.
+        batch_size: samples computed, one entry per rank.
+        compute_s: own forward and backward in seconds, without waiting for others, per rank.
+        data_s: waiting for input in seconds, per rank.
+        idle_s: waiting for the slowest rank's computing in seconds, per rank.
+        makespan_s: ``max(compute_s)``, what the step cost without communication.
+        idle_share: summed ``idle_s`` over ``world_size * makespan_s``, in [0, 1).
+        equal_split_s: what the equal split would have cost by the fitted times; None before a fit.
+        best_split_s: what the best split would have cost by the same fit; None before a fit.
+        wall_s: rank 0's time from the batch before to this one, so the whole of the step before,
+            with communication and optimizer; None for the first step of a loop.
+    """
+
+    step: int
+    plan_epoch: int
+    batch_size: tuple[int, ...]
+    compute_s: tuple[float, ...]
+    data_s: tuple[float, ...]
+    idle_s: tuple[float, ...]
+    makespan_s: float
+    idle_share: float
+    equal_split_s: float | None
+    best_split_s: float | None
+    wall_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Rebalanced:
+    """The batch sizes changed.
+
+    Attributes:
+        step: first optimizer step that uses them, from 0.
+        plan_epoch: number of the plan.
+        batch_size: local batch sizes, one per rank.
+        reason: the policy's own words.
+    """
+
+    step: int
+    plan_epoch: int
+    batch_size: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class MeasurementRejected:
+    """A worker reported a time that cannot be; the plan in force stays.
+
+    Attributes:
+        step: optimizer step, from 0.
+        rank: who reported it.
+        problem: what is wrong with it.
+    """
+
+    step: int
+    rank: int
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyFailed:
+    """The policy raised or broke its contract; the last good plan stays in force.
+
+    Attributes:
+        step: optimizer step whose timings it was given, from 0.
+        problem: the error, as text.
+    """
+
+    step: int
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCapped:
+    """A worker's largest batch size became known, or changed.
+
+    Attributes:
+        step: optimizer step after which it holds, from 0.
+        rank: whose limit it is.
+        max_batch_size: largest local batch that fits by the model of its memory.
+        capacity_bytes: memory the device offers.
+    """
+
+    step: int
+    rank: int
+    max_batch_size: int
+    capacity_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """A worker died or fell silent past the deadline.
+
+    Attributes:
+        step: last step that was complete on all ranks; -1 if none was.
+        rank: who was lost.
+        host: where it ran.
+        problem: how it was noticed.
+    """
+
+    step: int
+    rank: int
+    host: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnded:
+    """The balancer was closed.
+
+    Attributes:
+        num_steps: optimizer steps done in this run.
+    """
+
+    num_steps: int
+
+
+Event = (
+    RunStarted
+    | StepMeasured
+    | Rebalanced
+    | MeasurementRejected
+    | PolicyFailed
+    | MemoryCapped
+    | WorkerLost
+    | RunEnded
+)
+Hook = Callable[[Event], None]
+"""Called with every event, on rank 0. It must not block; if it raises, training goes on."""
+
+
+def to_record(event: Event) -> dict[str, Any]:
+    """Return ``event`` as a flat dict with its name under ``"event"``, ready for JSON."""
+    return {"event": type(event).__name__, **asdict(event)}

@@ -1,0 +1,33 @@
+"""Errors that say what to do next."""
+
+from __future__ import annotations
+
+__all__ = ["EvenstepWarning", "WorkerLostError", "invalid"]
+
+
+def invalid(argument: str, rule: str, got: object, remedy: str) -> ValueError:
+    """Return the error for a refused argument: where, rule, value, remedy.
+
+    Usage:
+        raise invalid("Every(num_steps=...)", "be at least 1", num_steps, "Use 1 for every step.")
+    """
+    return ValueError(f"`{argument}` must {rule}, got {got}. {remedy}")
+
+
+class EvenstepWarning(UserWarning):
+    """Something that was asked for has a limit the user should know; the message says which."""
+
+
+class WorkerLostError(RuntimeError):
+    """A worker died, hung or left, and the step cannot be finished without it.
+
+    Attributes:
+        rank: who was lost.
+    """
+
+    def __init__(self, rank: int, message: str) -> None:  # noqa: D107  # the class says it
+        super().__init__(message)
+        self.rank = rank
+
+    def __reduce__(self) -> tuple[type[WorkerLostError], tuple[int, str]]:
+        return type(self), (self.rank, str(self))
