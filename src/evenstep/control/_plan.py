@@ -1,0 +1,29 @@
+"""The integers that all ranks apply in the same step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Who computes how many samples from one step on, until a later plan replaces it.
+
+    Attributes:
+        epoch: number of the plan, from 0. It grows by one whenever the sizes change, so two ranks
+            that name the same epoch hold the same integers.
+        first_step: first optimizer step that uses it, counted over the whole run, from 0.
+        batch_size: local batch sizes, one per rank, adding up to the global batch.
+        tail: the same for the short last batch of an epoch, adding up to its own size; None if
+            the data set divides evenly or the short batch is dropped. Zeros are allowed here.
+        max_forward: most samples that a rank may put through one forward, one per rank; None is no
+            limit. Loops over ``loader.steps()`` cut larger local batches into micro-batches.
+        reason: the policy's own words.
+    """
+
+    epoch: int
+    first_step: int
+    batch_size: tuple[int, ...]
+    tail: tuple[int, ...] | None = None
+    max_forward: tuple[int, ...] | None = None
+    reason: str = ""

@@ -1,0 +1,39 @@
+"""What one worker says about one step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One worker's own figures for one step.
+
+    Attributes:
+        step: the optimizer step that was measured, counted over the run, from 0.
+        batch_size: samples this worker computed in it. 0 for a rank that ran a dummy.
+        global_num_samples: samples of the step over all workers.
+        compute_s: own forward and backward in seconds, without waiting for others.
+        data_s: waiting for input in seconds.
+        wall_s: seconds from the batch before to this one; None for the first step of a loop.
+        peak_bytes: most memory in use during the step; 0 where nobody reads it.
+        capacity_bytes: memory the device offers; 0 where nobody reads it.
+    """
+
+    step: int
+    batch_size: int
+    global_num_samples: int
+    compute_s: float
+    data_s: float
+    wall_s: float | None = None
+    peak_bytes: int = 0
+    capacity_bytes: int = 0
+
+    def problem(self) -> str | None:
+        """Return what is wrong with the figures, or None if they can be planned by."""
+        if self.batch_size and not (math.isfinite(self.compute_s) and self.compute_s > 0):
+            return f"compute_s is {self.compute_s}, and has to be positive and finite"
+        if not (math.isfinite(self.data_s) and self.data_s >= 0):
+            return f"data_s is {self.data_s}, and has to be finite and at least 0"
+        return None

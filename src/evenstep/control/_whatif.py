@@ -1,0 +1,46 @@
+"""What other splits would have cost, by the times fitted so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .._apportion import apportion
+from .._minmax import allocate, makespan_s
+from .._types import Cluster, StepTimings
+from ..prediction import AffineFilter
+
+
+@dataclass(frozen=True, slots=True)
+class SplitCosts:
+    """Seconds of computing for the slowest worker under other splits of the same step.
+
+    Attributes:
+        equal_s: the equal split, as far as the bounds allow one.
+        best_s: the best split.
+    """
+
+    equal_s: float
+    best_s: float
+
+
+class WhatIf:
+    """Follows every worker's affine time, whatever the policy, and prices splits by it."""
+
+    def __init__(self, world_size: int) -> None:
+        self._filter = AffineFilter()
+        self._state = self._filter.init(world_size)
+
+    def observe(self, timings: StepTimings) -> None:
+        """Learn from one step."""
+        self._state = self._filter.update(self._state, timings.batch_size, timings.compute_s)
+
+    def costs(self, cluster: Cluster) -> SplitCosts | None:
+        """Return what ``cluster`` would cost split otherwise; None until all are measured."""
+        times = self._filter.times(self._state)
+        if times is None:
+            return None
+        equal = apportion(np.ones(cluster.world_size), cluster)
+        best = allocate(times, cluster)
+        return SplitCosts(equal_s=makespan_s(times, equal), best_s=makespan_s(times, best))

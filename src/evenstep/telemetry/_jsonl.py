@@ -1,0 +1,64 @@
+"""Events as lines of JSON, appended to one file per run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..events import SCHEMA_VERSION, Event, to_record
+
+
+class JsonLines:
+    """Appends every event to ``path``, one JSON object a line, flushed at once.
+
+    The first line of a run is ``{"event": "Schema", "version": 1}``: a reader checks it before
+    the rest. A file that exists is continued, since a run may be resumed.
+
+    Args:
+        path: the file; its folder is made if need be.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a", encoding="utf-8")
+        self._write({"event": "Schema", "version": SCHEMA_VERSION})
+
+    def __call__(self, event: Event) -> None:
+        """Write ``event``; once closed, nothing."""
+        if not self._file.closed:
+            self._write(to_record(event))
+
+    def close(self) -> None:
+        """Close the file. Events after that are dropped."""
+        self._file.close()
+
+    def _write(self, record: dict[str, Any]) -> None:
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()  # a live view reads along, and a killed run keeps its last step
+
+
+def read_events(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of a file that ``JsonLines`` wrote, without its schema lines.
+
+    A last line that is cut short (the writer was killed, or is writing) is left out.
+
+    Raises:
+        ValueError: the file was written by a newer schema, or a line inside it is no JSON.
+    """
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.endswith("\n"):
+                return
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{path}, line {number}: no JSON ({error}).") from error
+            if record.get("event") != "Schema":
+                yield record
+            elif record["version"] > SCHEMA_VERSION:
+                raise ValueError(
+                    f"{path}, line {number}: schema {record['version']}, this evenstep reads up "
+                    f"to {SCHEMA_VERSION}. Upgrade evenstep."
+                )

@@ -1,0 +1,248 @@
+"""The planner stands between a policy and its mistakes, and between a report and nonsense."""
+
+from dataclasses import dataclass, replace
+from typing import final
+
+import numpy as np
+import pytest
+
+from evenstep import Decision
+from evenstep.control import Bounds, Job, Planner, Report
+from evenstep.events import (
+    MeasurementRejected,
+    MemoryCapped,
+    PolicyFailed,
+    Rebalanced,
+    StepMeasured,
+)
+from evenstep.policies import AbstractPolicy, Auto, Equal
+
+SECONDS_PER_SAMPLE = (0.01, 0.01, 0.04)
+
+
+def reports_of(plan, step, *, seconds=SECONDS_PER_SAMPLE, tail=False, **changed):
+    """Return what the workers would report for ``plan``, time proportional to samples."""
+    sizes = plan.tail if tail else plan.batch_size
+    total = sum(sizes)
+    return [
+        Report(step, size, total, compute_s=size * s or 1e-3, data_s=0.0, **changed)
+        for size, s in zip(sizes, seconds, strict=True)
+    ]
+
+
+def run(planner, num_steps, **changed):
+    """Drive ``planner`` and return all events."""
+    events = []
+    for step in range(num_steps):
+        outcome = planner.observe(reports_of(planner.plan, step, **changed), next_step=step + 1)
+        events += outcome.events
+    return events
+
+
+def kinds(events):
+    """Return the classes of ``events``."""
+    return [type(event) for event in events]
+
+
+@final
+@dataclass(frozen=True)
+class Broken(AbstractPolicy[int]):
+    """Fails in the way asked for, from its second update on."""
+
+    way: str
+    name = "broken"
+
+    def init(self, cluster):
+        return Decision(np.full(3, cluster.global_batch_size // 3), 0, "equal")
+
+    def update(self, cluster, timings, state):
+        good = np.full(3, cluster.global_batch_size // 3)
+        if state == 0:
+            return Decision(good + [1, 0, -1], 1, "one good plan")
+        if self.way == "raises":
+            raise KeyError("lost")
+        bad = {
+            "sum": good + 1,
+            "bounds": good + [good[0], 0, -good[0]],
+            "floats": good / 1.0,
+            "shape": good[:2],
+        }
+        return Decision(bad[self.way], 1, "bad")
+
+
+def test_the_first_step_warms_up_and_decides_nothing():
+    """Its time is reported, and no plan follows from it."""
+    planner = Planner(Auto(), Job(3, 96))
+
+    first = planner.observe(reports_of(planner.plan, 0), next_step=1)
+    second = planner.observe(reports_of(planner.plan, 1), next_step=2)
+
+    assert kinds(first.events) == [StepMeasured]
+    assert kinds(second.events) == [StepMeasured, Rebalanced]
+    assert second.plan.first_step == 2
+    assert second.plan.epoch == 1
+
+
+def test_a_step_says_what_it_cost_and_what_the_equal_split_would_have():
+    """Idle time against the slowest, the equal split and the best one by the fitted times."""
+    planner = Planner(Equal(), Job(3, 96))
+
+    measured = [e for e in run(planner, 3) if isinstance(e, StepMeasured)][-1]
+
+    assert measured.compute_s == pytest.approx((0.32, 0.32, 1.28))
+    assert measured.idle_s == pytest.approx((0.96, 0.96, 0.0))
+    assert measured.idle_share == pytest.approx(2 * 0.96 / (3 * 1.28))
+    assert measured.makespan_s == pytest.approx(1.28)
+    assert measured.equal_split_s == pytest.approx(1.28, rel=0.05)
+    assert measured.best_split_s == pytest.approx(96 / 225, rel=0.1)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 0.0, -1.0])
+def test_a_time_that_cannot_be_is_named_and_left_out(bad):
+    """The plan in force stays, and the next good step is planned by as ever."""
+    planner = Planner(Auto(), Job(3, 96))
+    run(planner, 3)
+    before = planner.plan
+    reports = reports_of(before, 3)
+    reports[1] = replace(reports[1], compute_s=bad)
+
+    outcome = planner.observe(reports, next_step=4)
+
+    assert outcome.plan is before
+    assert kinds(outcome.events) == [MeasurementRejected]
+    assert (outcome.events[0].step, outcome.events[0].rank) == (3, 1)
+    assert str(bad) in outcome.events[0].problem
+    assert StepMeasured in kinds(run(planner, 2))
+
+
+@pytest.mark.parametrize("way", ["raises", "sum", "bounds", "floats", "shape"])
+def test_a_broken_policy_leaves_the_last_good_plan(way):
+    """Training goes on with it, and the event says what was wrong."""
+    planner = Planner(Broken(way), Job(3, 96))
+
+    events = run(planner, 4)
+
+    assert planner.plan.batch_size == (33, 32, 31)
+    failed = [event for event in events if isinstance(event, PolicyFailed)]
+    assert len(failed) == 2
+    assert ("lost" if way == "raises" else "Broken gave") in failed[0].problem
+
+
+def test_a_plan_that_stays_the_same_is_the_same_plan():
+    """No event, no new epoch."""
+    planner = Planner(Equal(), Job(3, 96))
+    first = planner.plan
+
+    events = run(planner, 5)
+
+    assert planner.plan is first
+    assert Rebalanced not in kinds(events)
+
+
+@pytest.mark.parametrize("tail_size", [1, 2, 50, 95])
+def test_the_tail_is_shared_out_whole(tail_size):
+    """Smallest sizes do not bind there, proportions do."""
+    planner = Planner(Auto(), Job(3, 96, tail_size=tail_size))
+    run(planner, 10)
+
+    tail = np.array(planner.plan.tail)
+
+    assert tail.sum() == tail_size
+    assert (tail >= 0).all()
+    share = np.array(planner.plan.batch_size) * tail_size / 96
+    assert (abs(tail - share) <= 1).all()
+
+
+def test_a_short_step_is_measured_and_not_planned_by():
+    """Its sizes are not the policy's own."""
+    planner = Planner(Auto(), Job(3, 96, tail_size=30))
+    run(planner, 1)
+    before = planner.plan
+
+    outcome = planner.observe(reports_of(before, 1, tail=True), next_step=2)
+
+    assert kinds(outcome.events) == [StepMeasured]
+    assert outcome.events[0].batch_size == before.tail
+    assert outcome.plan is before
+
+
+def memory_reports(plan, step, capacity, *, bytes_per_sample=10, fixed=100):
+    """Return reports whose peaks are affine in the batch, with ``capacity`` on rank 0."""
+    return [
+        replace(
+            report,
+            peak_bytes=fixed + bytes_per_sample * report.batch_size,
+            capacity_bytes=capacity if rank == 0 else 10**9,
+        )
+        for rank, report in enumerate(
+            reports_of(plan, step, seconds=(0.004, 0.01, 0.02))  # rank 0 would take 57 of 96
+        )
+    ]
+
+
+def test_no_plan_exceeds_what_fits():
+    """The fast worker fits 1.4 times the equal share, and its speed asks for more."""
+    planner = Planner(Auto(), Job(3, 96))
+    fits = int(1.4 * 32)
+    capacity = 100 + 10 * fits
+    equal_s = 0.02 * 32
+    makespans = []
+    for step in range(20):
+        reports = memory_reports(planner.plan, step, capacity)
+        makespans.append(max(report.compute_s for report in reports))
+        assert planner.plan.batch_size[0] <= fits
+        assert sum(planner.plan.batch_size) == 96
+        planner.observe(reports, next_step=step + 1)
+
+    assert planner.plan.batch_size[0] > 32
+    assert makespans[-1] < 0.8 * equal_s
+
+
+def test_a_cap_that_becomes_known_is_told():
+    """The event names the rank, the size and what the device offers."""
+    planner = Planner(Auto(), Job(3, 96))
+
+    outcome = planner.observe(memory_reports(planner.plan, 0, 500), next_step=1)
+
+    capped = [event for event in outcome.events if isinstance(event, MemoryCapped)]
+    assert capped[0].rank == 0
+    assert capped[0].capacity_bytes == 500
+    assert 32 <= capped[0].max_batch_size <= 40
+
+
+def test_micro_batches_take_what_one_forward_does_not_fit():
+    """In loops that cut, caps bound a forward and not the local batch."""
+    job = Job(3, 96, bounds=Bounds(max=(10, 96, 96)), cuts=True)
+    planner = Planner(Auto(), job)
+
+    run(planner, 10, seconds=(0.004, 0.01, 0.02))
+
+    assert planner.plan.max_forward == (10, 96, 96)
+    assert planner.plan.batch_size[0] > 40
+
+
+def test_bounds_that_cannot_be_met_are_refused_at_once():
+    """The error names the bound and what would do."""
+    with pytest.raises(ValueError, match=r"at most 30, the summed `max_batch_size`.*got 96"):
+        Planner(Auto(), Job(3, 96, bounds=Bounds(max=10)))
+
+
+@pytest.mark.parametrize(
+    ("bounds", "message"),
+    [
+        ({"min": -1}, r"`Bounds\(min=...\)` must be an integer >= 0"),
+        ({"max": 0}, r"`Bounds\(max=...\)` must be an integer >= 1"),
+        ({"granularity": (8, 0)}, r"`Bounds\(granularity=...\)` must be an integer >= 1"),
+        ({"max": 2.5}, r"got 2\.5"),
+    ],
+)
+def test_bounds_that_are_no_counts_are_refused(bounds, message):
+    """The message gives class and argument, rule, value and remedy."""
+    with pytest.raises(ValueError, match=message):
+        Bounds(**bounds)
+
+
+def test_bounds_for_another_number_of_workers_are_refused():
+    """Two limits cannot bound three workers."""
+    with pytest.raises(ValueError, match=r"`Bounds\(max=...\)` must be one number or 3 of them"):
+        Planner(Auto(), Job(3, 96, bounds=Bounds(max=(50, 50))))

@@ -1,0 +1,121 @@
+"""Events reach a file and a person, and a sink that breaks stops nothing."""
+
+import io
+import json
+import logging
+from dataclasses import fields
+from typing import get_args
+
+import pytest
+
+from evenstep import events
+from evenstep.events import Rebalanced, RunEnded, StepMeasured, to_record
+from evenstep.telemetry import Fanout, JsonLines, ProgressLine, read_events
+
+REBALANCED = Rebalanced(step=3, plan_epoch=1, batch_size=(40, 24), reason="rank 1 is slow")
+
+
+def measured(step, *, makespan_s=0.2, equal_split_s=0.5):
+    """Return a step of two workers."""
+    return StepMeasured(
+        step=step,
+        plan_epoch=1,
+        batch_size=(40, 24),
+        compute_s=(0.2, 0.18),
+        data_s=(0.0, 0.01),
+        idle_s=(0.0, 0.02),
+        makespan_s=makespan_s,
+        idle_share=0.05,
+        equal_split_s=equal_split_s,
+        best_split_s=0.19,
+        wall_s=None,
+    )
+
+
+def test_what_is_written_can_be_read_back(tmp_path):
+    """Every event in order, with its name and all its fields."""
+    sink = JsonLines(tmp_path / "run" / "events.jsonl")
+    for event in (REBALANCED, measured(4), RunEnded(num_steps=5)):
+        sink(event)
+    sink.close()
+
+    records = list(read_events(tmp_path / "run" / "events.jsonl"))
+
+    assert [record["event"] for record in records] == ["Rebalanced", "StepMeasured", "RunEnded"]
+    assert records[0]["batch_size"] == [40, 24]
+    assert set(records[1]) == {"event", *(field.name for field in fields(StepMeasured))}
+
+
+def test_a_line_that_was_cut_short_is_left_out(tmp_path):
+    """A killed run can still be read, up to its last whole line."""
+    path = tmp_path / "events.jsonl"
+    sink = JsonLines(path)
+    sink(REBALANCED)
+    sink.close()
+    path.write_text(path.read_text() + '{"event": "StepMea')
+
+    assert [record["event"] for record in read_events(path)] == ["Rebalanced"]
+
+
+def test_a_file_from_the_future_is_refused(tmp_path):
+    """Rather than misread."""
+    path = tmp_path / "events.jsonl"
+    path.write_text(json.dumps({"event": "Schema", "version": events.SCHEMA_VERSION + 1}) + "\n")
+
+    with pytest.raises(ValueError, match="Upgrade evenstep"):
+        list(read_events(path))
+
+
+def test_a_line_that_is_no_json_is_named(tmp_path):
+    """With its number."""
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"event": "RunEnded"}\nnonsense\n')
+
+    with pytest.raises(ValueError, match="line 2"):
+        list(read_events(path))
+
+
+def test_a_hook_that_raises_is_reported_and_left_out(caplog):
+    """The others get every event, and training never hears of it."""
+    heard = []
+
+    def broken(event):
+        raise OSError("disk full")
+
+    fanout = Fanout((broken, heard.append))
+    with caplog.at_level(logging.ERROR, logger="evenstep"):
+        fanout(REBALANCED)
+        fanout(REBALANCED)
+
+    assert heard == [REBALANCED, REBALANCED]
+    assert len(caplog.records) == 1
+    assert "training goes on" in caplog.records[0].getMessage()
+
+
+def test_the_line_says_whether_it_pays():
+    """Sizes, idle share, cost and saving, as means over the steps since the last line."""
+    stream = io.StringIO()
+    line = ProgressLine(stream, 2)
+    for step, makespan_s in enumerate((0.3, 0.2, 0.25)):
+        line(measured(step, makespan_s=makespan_s))
+
+    assert stream.getvalue() == (
+        "evenstep step 1: batch 40 24, idle 5 %, step 0.25 s, equal split 0.5 s: saves 50 %\n"
+    )
+
+
+def test_the_line_does_not_hide_a_loss():
+    """If the balanced step is slower than the equal one would be, it says so."""
+    stream = io.StringIO()
+
+    ProgressLine(stream, 1)(measured(0, makespan_s=0.6))
+
+    assert "costs 20 %" in stream.getvalue()
+
+
+def test_every_event_is_plain_and_documented():
+    """Each field is named in the docstring; each record is JSON."""
+    for kind in get_args(events.Event):
+        for field in fields(kind):
+            assert f"{field.name}:" in kind.__doc__, (kind, field.name)
+    json.dumps(to_record(measured(0)))
