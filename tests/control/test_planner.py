@@ -30,12 +30,19 @@ def reports_of(plan, step, *, seconds=SECONDS_PER_SAMPLE, tail=False, **changed)
     ]
 
 
+def show(planner, reports, *, next_step):
+    """Show ``planner`` one step and return all that it says, in the order a driver tells it."""
+    plan = planner.plan
+    outcome = planner.observe(reports, next_step=next_step)
+    measured = planner.account(reports, plan)
+    return [*([measured] if measured else []), *outcome.events]
+
+
 def run(planner, num_steps, **changed):
     """Drive ``planner`` and return all events."""
     events = []
     for step in range(num_steps):
-        outcome = planner.observe(reports_of(planner.plan, step, **changed), next_step=step + 1)
-        events += outcome.events
+        events += show(planner, reports_of(planner.plan, step, **changed), next_step=step + 1)
     return events
 
 
@@ -58,12 +65,12 @@ class Broken(AbstractPolicy[int]):
     def update(self, cluster, timings, state):
         good = np.full(3, cluster.global_batch_size // 3)
         if state == 0:
-            return Decision(good + [1, 0, -1], 1, "one good plan")
+            return Decision(good + np.array([1, 0, -1]), 1, "one good plan")
         if self.way == "raises":
             raise KeyError("lost")
         bad = {
             "sum": good + 1,
-            "bounds": good + [good[0], 0, -good[0]],
+            "bounds": good + np.array([good[0], 0, -good[0]]),
             "floats": good / 1.0,
             "shape": good[:2],
         }
@@ -74,13 +81,13 @@ def test_the_first_step_warms_up_and_decides_nothing():
     """Its time is reported, and no plan follows from it."""
     planner = Planner(Auto(), Job(3, 96))
 
-    first = planner.observe(reports_of(planner.plan, 0), next_step=1)
-    second = planner.observe(reports_of(planner.plan, 1), next_step=2)
+    first = show(planner, reports_of(planner.plan, 0), next_step=1)
+    second = show(planner, reports_of(planner.plan, 1), next_step=2)
 
-    assert kinds(first.events) == [StepMeasured]
-    assert kinds(second.events) == [StepMeasured, Rebalanced]
-    assert second.plan.first_step == 2
-    assert second.plan.epoch == 1
+    assert kinds(first) == [StepMeasured]
+    assert kinds(second) == [StepMeasured, Rebalanced]
+    assert planner.plan.first_step == 2
+    assert planner.plan.epoch == 1
 
 
 def test_a_step_says_what_it_cost_and_what_the_equal_split_would_have():
@@ -106,12 +113,12 @@ def test_a_time_that_cannot_be_is_named_and_left_out(bad):
     reports = reports_of(before, 3)
     reports[1] = replace(reports[1], compute_s=bad)
 
-    outcome = planner.observe(reports, next_step=4)
+    events = show(planner, reports, next_step=4)
 
-    assert outcome.plan is before
-    assert kinds(outcome.events) == [MeasurementRejected]
-    assert (outcome.events[0].step, outcome.events[0].rank) == (3, 1)
-    assert str(bad) in outcome.events[0].problem
+    assert planner.plan is before
+    assert kinds(events) == [MeasurementRejected]
+    assert (events[0].step, events[0].rank) == (3, 1)
+    assert str(bad) in events[0].problem
     assert StepMeasured in kinds(run(planner, 2))
 
 
@@ -159,11 +166,11 @@ def test_a_short_step_is_measured_and_not_planned_by():
     run(planner, 1)
     before = planner.plan
 
-    outcome = planner.observe(reports_of(before, 1, tail=True), next_step=2)
+    events = show(planner, reports_of(before, 1, tail=True), next_step=2)
 
-    assert kinds(outcome.events) == [StepMeasured]
-    assert outcome.events[0].batch_size == before.tail
-    assert outcome.plan is before
+    assert kinds(events) == [StepMeasured]
+    assert events[0].batch_size == before.tail
+    assert planner.plan is before
 
 
 def memory_reports(plan, step, capacity, *, bytes_per_sample=10, fixed=100):

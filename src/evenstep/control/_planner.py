@@ -114,7 +114,7 @@ class Planner:
         self.plan = self._make_plan(0, 0, decision)
 
     def observe(self, reports: Sequence[Report], *, next_step: int) -> Outcome:
-        """Return what follows from one step.
+        """Return what follows from one step: everybody is waiting for it.
 
         Args:
             reports: one from each rank, in order, all about the same step.
@@ -127,20 +127,45 @@ class Planner:
         )
         if rejected:
             return Outcome(self.plan, rejected)
-        timings = StepTimings(
-            np.array([report.batch_size for report in reports]),
-            np.array([report.compute_s for report in reports], dtype=np.float64),
-            data_s=np.array([report.data_s for report in reports], dtype=np.float64),
-        )
+        timings = _timings(reports)
         self._num_measured += 1
-        if self._num_measured > 1:
-            self._what_if.observe(timings)
-        events: list[Event] = [self._measured(reports, timings)]
-        events += self._learn_memory(reports, timings)
-        full = int(timings.batch_size.sum()) == self._job.global_batch_size
-        if full and (self._num_measured > 1 or self._outgrown()):
+        events = self._learn_memory(reports, timings)
+        if self._is_full(timings) and (self._num_measured > 1 or self._outgrown()):
             events += self._decide(step, next_step, timings)
         return Outcome(self.plan, tuple(events))
+
+    def account(self, reports: Sequence[Report], plan: Plan) -> StepMeasured | None:
+        """Return what a step cost, and would have cost otherwise; nobody waits for that.
+
+        Args:
+            reports: one from each rank, in order, all about the same step.
+            plan: the one it ran under.
+
+        Returns:
+            The fact, or None if a report cannot be.
+        """
+        if any(report.problem() for report in reports):
+            return None
+        timings = _timings(reports)
+        if self._num_measured > 1:  # the first step warms up
+            self._what_if.observe(timings)
+        compute_s = np.where(timings.batch_size > 0, timings.compute_s, 0.0)
+        makespan_s = float(compute_s.max())
+        idle_s = makespan_s - compute_s
+        costs = self._what_if.costs(self._cluster) if self._is_full(timings) else None
+        return StepMeasured(
+            step=reports[0].step,
+            plan_epoch=plan.epoch,
+            batch_size=tuple(timings.batch_size.tolist()),
+            compute_s=tuple(compute_s.tolist()),
+            data_s=tuple(timings.data_s.tolist()),
+            idle_s=tuple(idle_s.tolist()),
+            makespan_s=makespan_s,
+            idle_share=float(idle_s.sum() / (len(reports) * makespan_s)),
+            equal_split_s=costs.equal_s if costs else None,
+            best_split_s=costs.best_s if costs else None,
+            wall_s=reports[0].wall_s,
+        )
 
     def _decide(self, step: int, next_step: int, timings: StepTimings) -> list[Event]:
         """Ask the policy; keep the last good plan if it fails."""
@@ -155,25 +180,6 @@ class Planner:
             return []
         self.plan = plan
         return [Rebalanced(plan.first_step, plan.epoch, plan.batch_size, plan.reason)]
-
-    def _measured(self, reports: Sequence[Report], timings: StepTimings) -> StepMeasured:
-        compute_s = np.where(timings.batch_size > 0, timings.compute_s, 0.0)
-        makespan_s = float(compute_s.max())
-        idle_s = makespan_s - compute_s
-        costs = self._what_if.costs(self._cluster) if self._is_full(timings) else None
-        return StepMeasured(
-            step=reports[0].step,
-            plan_epoch=self.plan.epoch,
-            batch_size=tuple(timings.batch_size.tolist()),
-            compute_s=tuple(compute_s.tolist()),
-            data_s=tuple(timings.data_s.tolist()),
-            idle_s=tuple(idle_s.tolist()),
-            makespan_s=makespan_s,
-            idle_share=float(idle_s.sum() / (len(reports) * makespan_s)),
-            equal_split_s=costs.equal_s if costs else None,
-            best_split_s=costs.best_s if costs else None,
-            wall_s=reports[0].wall_s,
-        )
 
     def _is_full(self, timings: StepTimings) -> bool:
         return int(timings.batch_size.sum()) == self._job.global_batch_size
@@ -245,3 +251,11 @@ class Planner:
                 f"{name} gave rank {rank} {sizes[rank]} samples, outside "
                 f"{cluster.min_batch_size[rank]} to {cluster.max_batch_size[rank]}"
             )
+
+
+def _timings(reports: Sequence[Report]) -> StepTimings:
+    return StepTimings(
+        np.array([report.batch_size for report in reports]),
+        np.array([report.compute_s for report in reports], dtype=np.float64),
+        data_s=np.array([report.data_s for report in reports], dtype=np.float64),
+    )
