@@ -1,0 +1,1 @@
+"""Every figure that the documentation claims, as a command."""

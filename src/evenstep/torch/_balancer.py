@@ -1,0 +1,342 @@
+"""The public face: three lines in a training script."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from ..control import Bounds, Job, Plan
+from ..exceptions import invalid
+from ..policies import AbstractPolicy, by_name
+from ._link import RunLink
+from ._loader import BalancedLoader
+from ._memory import MemoryReader
+from ._models import (
+    BalancedModel,
+    Weighting,
+    check_unprepared,
+    device_of,
+    has_local_batch_norm,
+    warn_batch_norm,
+    with_ddp,
+)
+from ._options import Runtime
+from ._run import Run, RunSettings
+from ._startup import Alone, SideGroup, open_side
+from ._weighting import Backward, scale
+
+
+class Balancer:
+    """Sizes every worker's share of the same global batch so that all finish together.
+
+    Usage:
+        balancer = Balancer()
+        model, loader = balancer.prepare(DDP(model), loader)
+        for x, y in loader:
+            loss_fn(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    Every iteration is one step of the whole cluster, on the global batch that plain training
+    would take; each rank gets its part of it, sized by the policy from the times measured so far.
+    The gradient is the mean over that global batch, whatever the sizes. With one process, or
+    without a process group, the script runs unchanged.
+
+    Right for losses that are means (or, if said so, sums) over samples. Local batch normalisation
+    sees uneven batches and is warned about; contrastive losses over a rank's own batch are not
+    sums over samples, and no weight makes them exact.
+
+    Args:
+        global_batch_size: samples per optimizer step over all workers. None is the loader's
+            ``batch_size`` times the number of workers, as in plain training.
+        policy: decides the sizes: a name (``"auto"``, ``"equal"``, ``"dynamic-batching"``,
+            ``"lb-bsp-2020"``, ``"lbb"``), ``"module:Class"``, or a policy.
+        loss_reduction: what the user's loss does over the samples of a forward, ``"mean"`` or
+            ``"sum"``. Nothing in the tensors tells them apart.
+        bounds: limits on every worker's samples.
+        runtime: heartbeats, deadlines, the line for people.
+        memory: reads this rank's memory, so that no plan exceeds what fits. None reads the CUDA
+            device, and nothing on a CPU.
+        run_dir: folder for ``events.jsonl``, written by rank 0; None writes none.
+        process_group: the data-parallel ranks; None is all of them.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        global_batch_size: int | None = None,
+        *,
+        policy: str | AbstractPolicy[Any] = "auto",
+        loss_reduction: Literal["mean", "sum"] = "mean",
+        bounds: Bounds = Bounds(),  # noqa: B008  # a frozen value
+        runtime: Runtime = Runtime(),  # noqa: B008  # a frozen value
+        memory: MemoryReader | None = None,
+        run_dir: str | Path | None = None,
+        process_group: torch.distributed.ProcessGroup | None = None,
+    ) -> None:
+        if loss_reduction not in ("mean", "sum"):
+            raise invalid(
+                "Balancer(loss_reduction=...)",
+                'be "mean" or "sum"',
+                repr(loss_reduction),
+                "Say what the loss does over the samples of a batch.",
+            )
+        if global_batch_size is not None and global_batch_size < 1:
+            raise invalid(
+                "Balancer(global_batch_size=...)",
+                "be at least 1",
+                global_batch_size,
+                "Leave it out to take the loader's batch size times the number of workers.",
+            )
+        self._global_batch_size = global_batch_size
+        self._policy = by_name(policy) if isinstance(policy, str) else policy
+        self._loss_reduction = loss_reduction
+        self._bounds = bounds
+        self._runtime = runtime
+        self._memory = memory
+        self._run_dir = None if run_dir is None else Path(run_dir)
+        self._process_group = process_group
+        self._weighting: Weighting = "output"
+        self._backward = Backward(self._backward_done, first_order=True)
+        self._loss_backward = Backward(self._backward_done, first_order=False)
+        self._models: list[BalancedModel] = []
+        self._loader: BalancedLoader | None = None
+        self._side: SideGroup | Alone | None = None
+        self._link = RunLink(self._open)
+        self._closed = False
+
+    def prepare(self, *parts: Any, weighting: Weighting = "output") -> Any:
+        """Return the model and the loader (one, or several models) ready for balanced steps.
+
+        A model comes back as the same object with hooks on it, so that ``state_dict`` keys stay;
+        a plain one is wrapped into DDP where there are several processes. The loader comes back
+        as one whose every iteration is a global step, and whose length is their number.
+        Collective: every rank prepares the same things in the same order.
+
+        Args:
+            parts: modules (plain or DDP) and one ``DataLoader``, in any order.
+            weighting: ``"output"`` weights the gradient at the model's output, with no change to
+                the loss. ``"loss"`` leaves it to ``weight(loss)``, for gradient penalties, for
+                outputs fed back into the model, and for losses that bypass the output.
+
+        Returns:
+            The prepared parts in the order given; a single one by itself.
+
+        Raises:
+            ValueError: a part cannot be balanced; the message says why and what to do instead.
+        """
+        if self._closed:
+            raise RuntimeError("The balancer was closed. Make a new `Balancer` for a new run.")
+        if weighting not in ("output", "loss"):
+            raise invalid(
+                "Balancer.prepare(weighting=...)",
+                'be "output" or "loss"',
+                repr(weighting),
+                'Use "output" unless a loss bypasses the model\'s output.',
+            )
+        self._weighting = weighting
+        if self._side is None:
+            self._side = open_side(self._process_group)
+        models = {i: p for i, p in enumerate(parts) if isinstance(p, nn.Module)}
+        for module in models.values():
+            check_unprepared(module)
+        done = [self._prepare_model(part) if i in models else part for i, part in enumerate(parts)]
+        done = [part if i in models else self._prepare_loader(part) for i, part in enumerate(done)]
+        return done[0] if len(done) == 1 else tuple(done)
+
+    def weight(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return ``loss`` weighted for this forward: the explicit form of what is exact.
+
+        Args:
+            loss: this rank's loss, a mean over the samples of the forward just made (or their
+                sum, with ``loss_reduction="sum"``).
+
+        Raises:
+            ValueError: the model was prepared to be weighted at its output, so that this would
+                weight twice.
+        """
+        if self._weighting != "loss":
+            raise invalid(
+                "Balancer.weight(loss)",
+                "be used on models prepared with `weighting='loss'`",
+                "one that is weighted at its output already",
+                "Prepare it with `prepare(model, loader, weighting='loss')`, or drop this call.",
+            )
+        weight = self._link.weight()
+        if weight is None:
+            return loss
+        scaled, _ = scale(loss, weight, self._loss_backward)
+        return scaled  # type: ignore[no-any-return]
+
+    def mean(self, value: float | torch.Tensor) -> float:
+        """Return the mean of ``value`` over all samples of the step, counted by rank.
+
+        The mean of per-rank means is wrong for uneven batches. Collective, and reads the value
+        from the device: for every step's log on a GPU, that is a synchronisation.
+
+        Args:
+            value: this rank's mean over its own samples of the step.
+        """
+        count = self._link.num_samples
+        given = value.detach() if isinstance(value, torch.Tensor) else value
+        number = float(given) if count else 0.0
+        sums = torch.tensor([number * count, count], dtype=torch.float64)
+        side = self._side
+        assert side is not None, "prepare comes first"
+        total, samples = side.sum(sums).tolist()
+        return float(total / samples) if samples else float("nan")
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Local batch sizes of the step under way, one per rank; empty before the first.
+
+        Those of full steps: the short last batch of an epoch has fewer.
+        """
+        plan = self._link.plan()
+        return () if plan is None else plan.batch_size
+
+    def close(self) -> None:
+        """End the run on this rank: stop the exchange, the loader's workers, the event file."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        if self._loader is not None:
+            self._loader.close()
+        self._link.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _prepare_model(self, module: nn.Module) -> nn.Module:
+        assert self._side is not None
+        device_of(module)
+        if self._side.world_size > 1:
+            warn_batch_norm(module)
+        outer = with_ddp(module, self._side.world_size, self._process_group)
+        model = BalancedModel(outer, self._backward, self._link.weight, self._weighting)
+        model.time_buffers(self._link.meter)
+        self._models.append(model)
+        return outer
+
+    def _prepare_loader(self, loader: Any) -> BalancedLoader:
+        assert self._side is not None
+        if not isinstance(loader, DataLoader):
+            raise invalid(
+                "Balancer.prepare(...)",
+                "be given torch modules and one torch `DataLoader`",
+                type(loader).__name__,
+                "Pass the loader itself; optimizers and schedulers stay as they are.",
+            )
+        if self._loader is not None:
+            raise invalid(
+                "Balancer.prepare(loader)",
+                "be given one loader",
+                "a second one",
+                "Make a second `Balancer` for it.",
+            )
+        size = _global_batch_size(self._global_batch_size, loader, self._side.world_size)
+        self._global_batch_size = size
+        self._loader = BalancedLoader(
+            loader,
+            rank=self._side.rank,
+            world_size=self._side.world_size,
+            global_batch_size=size,
+            plans=self._link,
+            listener=self._link,
+            share=self._side.share_indices,
+            no_sync=self._no_sync,
+        )
+        self._job(cuts=True)  # what no kind of loop can split is refused here
+        return self._loader
+
+    def _job(self, *, cuts: bool) -> Job:
+        assert self._side is not None
+        assert self._loader is not None
+        assert self._global_batch_size is not None
+        size, smallest = self._global_batch_size, 1
+        if any(has_local_batch_norm(model.module) for model in self._models):
+            smallest = min(2, size // self._side.world_size)
+        job = Job(
+            world_size=self._side.world_size,
+            global_batch_size=size,
+            tail_size=self._loader.tail_batch_size or 0,
+            bounds=self._bounds,
+            smallest=smallest,
+            cuts=cuts,
+        )
+        job.cluster(job.caps())  # raises here, on every rank, rather than on rank 0 alone
+        return job
+
+    def _open(self, listeners: list[Callable[[Plan], None]], *, cuts: bool) -> Run:
+        """Open the run at its first step, when devices and the kind of loop are known."""
+        assert self._side is not None
+        assert self._loader is not None
+        if not self._models:
+            raise RuntimeError("The loader runs without a model: `prepare` the model too.")
+        settings = RunSettings(
+            policy=self._policy,
+            job=self._job(cuts=cuts),
+            num_steps=len(self._loader),
+            loss_reduction=self._loss_reduction,
+            runtime=self._runtime,
+            device=device_of(self._models[0].module),
+            memory=self._memory,
+            run_dir=self._run_dir,
+        )
+        atexit.register(self.close)  # a script that never closes still says goodbye
+        return Run(settings, self._side, listeners)
+
+    def _backward_done(self) -> None:
+        self._link.backward_done()
+
+    @contextmanager
+    def _no_sync(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for model in self._models:
+                if (context := model.no_sync()) is not None:
+                    stack.enter_context(context)
+            yield
+
+
+def _global_batch_size(given: int | None, loader: DataLoader[Any], world_size: int) -> int:
+    """Return the global batch, from the loader or as given where the two agree."""
+    if loader.batch_size is None:
+        return given or 1  # the balanced loader refuses such a loader, with the remedy
+    implied = loader.batch_size * world_size
+    if given is None:
+        return implied
+    if given < world_size:
+        raise invalid(
+            "Balancer(global_batch_size=...)",
+            f"be at least the number of workers, {world_size}",
+            given,
+            "Raise it, or train on fewer workers.",
+        )
+    if loader.batch_size not in (given // world_size, -(-given // world_size)):
+        raise invalid(
+            "Balancer(global_batch_size=...)",
+            f"agree with `DataLoader(batch_size={loader.batch_size})` on {world_size} workers, "
+            f"which makes {implied}",
+            given,
+            "Leave it out, or change the loader's batch size.",
+        )
+    return given

@@ -1,0 +1,132 @@
+"""Own compute time of a step: marks on the host or on the device, and what lies between them."""
+
+from __future__ import annotations
+
+import abc
+from time import perf_counter
+from typing import Any, final
+
+import torch
+
+
+class AbstractClock(abc.ABC):
+    """Sets marks, and tells the seconds between two of them once both have been reached."""
+
+    @abc.abstractmethod
+    def mark(self) -> Any:
+        """Return a mark for "when everything asked for so far is done"."""
+
+    @abc.abstractmethod
+    def seconds(self, begin: Any, end: Any) -> float | None:
+        """Return the seconds from one mark to another; None while ``end`` is not reached."""
+
+    @abc.abstractmethod
+    def wait(self, mark: Any) -> None:
+        """Block until ``mark`` is reached."""
+
+
+@final
+class HostClock(AbstractClock):
+    """For work that is done when the call returns: CPU tensors.
+
+    Args:
+        now: a monotonic clock in seconds.
+    """
+
+    def __init__(self, now: Any = perf_counter) -> None:
+        self._now = now
+
+    def mark(self) -> float:
+        return float(self._now())
+
+    def seconds(self, begin: float, end: float) -> float | None:
+        return end - begin
+
+    def wait(self, mark: float) -> None:
+        """Return at once: a mark on the host lies in the past."""
+
+
+@final
+class CudaClock(AbstractClock):
+    """For work queued on a CUDA device: events on the current stream, read without waiting.
+
+    A wall clock around kernels measures their launch. An event is reached when the device gets
+    there, and ``query`` asks without a synchronisation, so the host keeps running ahead; the
+    price is that a step's time is often known one plan point later (``Exchange``).
+
+    Args:
+        device: the CUDA device whose current stream is marked.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def seconds(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float | None:
+        if not end.query():  # type: ignore[no-untyped-call]
+            return None
+        return float(begin.elapsed_time(end)) / 1e3
+
+    def wait(self, mark: torch.cuda.Event) -> None:
+        mark.synchronize()
+
+
+class StepMeter:
+    """Measures one step after another: from the batch's hand-out to the end of own backward.
+
+    ``compute_s`` = (last end of a backward - hand-out) - waits inside it, such as DDP's broadcast
+    of buffers at the start of its forward. A step in which no backward ran has no time.
+
+    Args:
+        clock: sets the marks.
+    """
+
+    def __init__(self, clock: AbstractClock) -> None:
+        self.clock = clock
+        self._begin: Any = None
+        self._end: Any = None
+        self._waits: list[tuple[Any, Any]] = []
+
+    def begin(self) -> None:
+        """Start a step: its batch is being handed out."""
+        self._begin, self._end, self._waits = self.clock.mark(), None, []
+
+    def exclude(self, begin: Any, end: Any) -> None:
+        """Leave the time between two marks out: it was spent waiting for others."""
+        self._waits.append((begin, end))
+
+    def end(self) -> None:
+        """Note that own backward is done; of several in one step the last one counts."""
+        self._end = self.clock.mark()
+
+    def take(self) -> PendingTime | None:
+        """Return the step's time, perhaps not yet reached; None if no backward ran."""
+        if self._begin is None or self._end is None:
+            return None
+        return PendingTime(self.clock, self._begin, self._end, tuple(self._waits))
+
+
+class PendingTime:
+    """A step's compute time, known as soon as the device has got there."""
+
+    def __init__(
+        self, clock: AbstractClock, begin: Any, end: Any, waits: tuple[tuple[Any, Any], ...]
+    ) -> None:
+        self._clock = clock
+        self._begin = begin
+        self._end = end
+        self._waits = waits
+
+    def seconds(self, *, block: bool = False) -> float | None:
+        """Return the seconds; None while they are not known, and ``block`` is off."""
+        if block:
+            self._clock.wait(self._end)
+        total = self._clock.seconds(self._begin, self._end)
+        if total is None:
+            return None
+        waited = sum(self._clock.seconds(begin, end) or 0.0 for begin, end in self._waits)
+        return max(total - waited, 1e-9)  # a clock may not resolve an empty step

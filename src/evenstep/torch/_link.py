@@ -1,0 +1,110 @@
+"""What the loader and the hooks hold before a run is open, and pass everything on to after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from ..control import Plan
+from ._clock import StepMeter
+from ._run import Run
+
+
+class OpenRun(Protocol):
+    """Opens the run."""
+
+    def __call__(self, listeners: list[Callable[[Plan], None]], *, cuts: bool) -> Run:
+        """Open it, in the same step on all ranks."""
+
+
+class RunLink:
+    """A plan source and a step listener that opens the run at its first epoch.
+
+    Args:
+        open_run: opens it.
+    """
+
+    def __init__(self, open_run: OpenRun) -> None:
+        self._open_run = open_run
+        self._listeners: list[Callable[[Plan], None]] = []
+        self._run: Run | None = None
+        self._cuts: bool | None = None
+
+    def begin_epoch(self, *, cuts: bool) -> None:
+        """Open the run, if it is not yet.
+
+        Args:
+            cuts: whether the loop takes micro-batches.
+
+        Raises:
+            RuntimeError: the run was opened with the other kind of loop.
+        """
+        if self._run is None:
+            self._cuts = cuts
+            self._run = self._open_run(self._listeners, cuts=cuts)
+        elif cuts != self._cuts:
+            raise RuntimeError(
+                "This run mixes `for batch in loader` with `loader.steps()`. Memory bounds the "
+                "whole batch in one and a micro-batch in the other: use one kind of loop."
+            )
+
+    def subscribe(self, listener: Callable[[Plan], None]) -> None:
+        """Have ``listener`` told of every plan once the run is open."""
+        self._listeners.append(listener)
+
+    def plan(self) -> Plan | None:
+        """Return the plan of the step under way, or of the last one; None before the first."""
+        return None if self._run is None else self._run.conductor.plan
+
+    def at(self, step: int) -> Plan:
+        """Return the plan of ``step``: the plan point."""
+        return self._opened().conductor.at(step)
+
+    def begin_step(
+        self, step: int, *, num_samples: int, global_num_samples: int, data_s: float
+    ) -> None:
+        """Pass the step on to the conductor."""
+        self._opened().conductor.begin_step(
+            step, num_samples=num_samples, global_num_samples=global_num_samples, data_s=data_s
+        )
+
+    def begin_forward(self, *, num_samples: int, is_last: bool) -> None:
+        """Pass the forward on to the conductor."""
+        self._opened().conductor.begin_forward(num_samples=num_samples, is_last=is_last)
+
+    def end_step(self) -> None:
+        """Do nothing: the plan point finishes a step, and the end of the loop the last one."""
+
+    def end_epoch(self) -> None:
+        """Pass the end of the loop on to the conductor."""
+        if self._run is not None:
+            self._run.conductor.end_epoch()
+
+    def weight(self) -> float | None:
+        """Return the weight of the forward under way; None outside a step."""
+        return None if self._run is None else self._run.conductor.weight()
+
+    def meter(self) -> StepMeter | None:
+        """Return the meter of the step under way, if there is one."""
+        if self._run is None or self._run.conductor.weight() is None:
+            return None
+        return self._run.conductor.meter
+
+    def backward_done(self) -> None:
+        """Pass the end of a backward on to the conductor."""
+        if self._run is not None:
+            self._run.conductor.backward_done()
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of this rank in the step under way, or in the last one."""
+        return 0 if self._run is None else self._run.conductor.num_samples
+
+    def close(self) -> None:
+        """Close the run, if it is open."""
+        if self._run is not None:
+            self._run.close()
+
+    def _opened(self) -> Run:
+        assert self._run is not None, "begin_epoch comes first"
+        return self._run

@@ -1,0 +1,63 @@
+"""How a balanced run is watched: heartbeats, deadlines, the line for people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..events import Hook
+from ..exceptions import invalid
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """Settings of the machinery around the steps; the defaults suit most runs.
+
+    Args:
+        deadline_s: seconds without a heartbeat after which a worker counts as lost and the others
+            end with an error that names it. More than the longest time for which a process may
+            hold Python's lock, as some compilers do.
+        heartbeat_s: seconds between two heartbeats, positive and at most a third of
+            ``deadline_s``.
+        line_every: steps between two lines for people on standard error, from rank 0; None is
+            silence.
+        freshness: ``"newest"`` never waits for a device: the newest measurement that is complete
+            decides, which is the last step on a CPU and often the one before on CUDA.
+            ``"exact"`` waits for the device at every step, so that step k always decides k + 1.
+        hooks: called with every event on rank 0, such as ``wandb`` or a dashboard.
+        address: host name or address of rank 0 that every other rank can reach; None is to find
+            one (``MASTER_ADDR``, then the host's own names).
+
+    Raises:
+        ValueError: a number is out of range.
+    """
+
+    deadline_s: float = 60.0
+    heartbeat_s: float = 1.0
+    line_every: int | None = 50
+    freshness: Literal["newest", "exact"] = "newest"
+    hooks: tuple[Hook, ...] = ()
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.heartbeat_s <= self.deadline_s / 3:
+            raise invalid(
+                "Runtime(heartbeat_s=...)",
+                f"be positive and at most a third of deadline_s, {self.deadline_s / 3:g}",
+                self.heartbeat_s,
+                "Raise `deadline_s`, or lower it.",
+            )
+        if self.line_every is not None and self.line_every < 1:
+            raise invalid(
+                "Runtime(line_every=...)",
+                "be at least 1, or None",
+                self.line_every,
+                "Use None for no line at all.",
+            )
+        if self.freshness not in ("newest", "exact"):
+            raise invalid(
+                "Runtime(freshness=...)",
+                'be "newest" or "exact"',
+                repr(self.freshness),
+                'Use "newest" unless every step must decide the very next.',
+            )

@@ -1,0 +1,163 @@
+"""Once at the start: who runs where, the side group, the star of connections."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ._channel import StarChannel, connect_star
+from ._options import Runtime
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """What the others should know about a worker.
+
+    Attributes:
+        host: its host name.
+        device: its device, such as ``"cpu"`` or ``"cuda:0 NVIDIA H200"``.
+        lag: steps by which its measurements trail, 0 or 1.
+    """
+
+    host: str
+    device: str
+    lag: int
+
+    @classmethod
+    def here(cls, device: str, *, lag: int) -> WorkerFacts:
+        """Return the facts of this process."""
+        return cls(socket.gethostname(), device, lag)
+
+
+class SideGroup:
+    """All ranks once more, over gloo: for the few things said outside of the steps.
+
+    Args:
+        process_group: whose ranks; None is the default group. Collective: every rank of the
+            default group makes it in the same order.
+    """
+
+    def __init__(self, process_group: dist.ProcessGroup | None) -> None:
+        ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
+        self.rank = dist.get_rank(process_group)
+        self.world_size = len(ranks)
+        self._first = ranks[0]
+        self._group = dist.new_group(
+            ranks, backend="gloo", use_local_synchronization=process_group is not None
+        )
+
+    def share(self, value: Any) -> Any:
+        """Return on every rank what rank 0 was called with."""
+        box = [value]
+        dist.broadcast_object_list(box, src=self._first, group=self._group)
+        return box[0]
+
+    def share_indices(self, indices: list[int] | None) -> list[int]:
+        """Return on every rank the integers that rank 0 was called with: a tensor, not objects."""
+        count = torch.tensor([len(indices) if indices is not None else 0])
+        dist.broadcast(count, src=self._first, group=self._group)
+        values = torch.zeros(int(count), dtype=torch.int64)
+        if indices is not None:
+            values = torch.tensor(indices, dtype=torch.int64)
+        dist.broadcast(values, src=self._first, group=self._group)
+        return list(map(int, values.tolist()))
+
+    def collect(self, value: Any) -> list[Any]:
+        """Return on every rank what each rank was called with, in order."""
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self._group)
+        return values
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the sum over ranks of a CPU tensor."""
+        dist.all_reduce(values, group=self._group)
+        return values
+
+
+class Alone:
+    """The side group of a single process."""
+
+    rank = 0
+    world_size = 1
+
+    def share(self, value: Any) -> Any:
+        """Return ``value``."""
+        return value
+
+    def share_indices(self, indices: list[int] | None) -> list[int]:
+        """Return ``indices``."""
+        return indices or []
+
+    def collect(self, value: Any) -> list[Any]:
+        """Return ``value`` alone."""
+        return [value]
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Return ``values``."""
+        return values
+
+
+def open_side(process_group: dist.ProcessGroup | None) -> SideGroup | Alone:
+    """Return the side group, or its stand-in without a process group or with one process."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return Alone()
+    if dist.get_world_size(process_group) == 1:
+        return Alone()
+    return SideGroup(process_group)
+
+
+def open_channel(
+    side: SideGroup | Alone, facts: list[WorkerFacts], runtime: Runtime
+) -> StarChannel | None:
+    """Connect every rank with rank 0; None with one process."""
+    if side.world_size == 1:
+        return None
+    connections = connect_star(
+        side.rank,
+        side.world_size,
+        side.share,
+        addresses=_addresses(facts, runtime.address),
+    )
+    return StarChannel(connections, heartbeat_s=runtime.heartbeat_s, deadline_s=runtime.deadline_s)
+
+
+def gather_facts(side: SideGroup | Alone, mine: WorkerFacts) -> list[WorkerFacts]:
+    """Return everybody's facts, by rank."""
+    rows = side.collect((mine.host, mine.device, mine.lag))
+    return [WorkerFacts(*row) for row in rows]
+
+
+def describe_device(device: torch.device) -> str:
+    """Return the device with its model's name, where it has one."""
+    if device.type == "cuda":
+        return f"{device} {torch.cuda.get_device_name(device)}"
+    return str(device)
+
+
+def _addresses(facts: list[WorkerFacts], given: str | None) -> list[str]:
+    """Return addresses of this host, best first.
+
+    ``MASTER_ADDR``, which every launcher sets to a name of rank 0's host that all can resolve,
+    is the one environment variable that evenstep reads.
+    """
+    if given is not None:
+        return [given]
+    if len({worker.host for worker in facts}) == 1:
+        return ["127.0.0.1"]
+    name = socket.gethostname()
+    found = [os.environ.get("MASTER_ADDR", ""), *_quietly(lambda: [socket.getfqdn(), name])]
+    found += _quietly(lambda: socket.gethostbyname_ex(name)[2])
+    return list(dict.fromkeys(address for address in found if address))
+
+
+def _quietly(resolve: Callable[[], list[str]]) -> list[str]:
+    try:
+        return resolve()
+    except OSError:
+        return []  # a host that cannot resolve its own name has others still

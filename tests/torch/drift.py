@@ -1,0 +1,87 @@
+"""A small GPT trained for many steps, balanced, split equally, and in one process."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+from evenstep.policies import AbstractPolicy, Equal
+from evenstep.torch import Balancer, Runtime
+
+from .models import Gpt
+from .plans import Restless
+
+NUM_STEPS = 200
+BATCH_SIZE = 4
+WORLD_SIZE = 4
+STEPS_PER_EPOCH = 20
+
+
+def samples(dtype: torch.dtype) -> TensorDataset:
+    """Return token features and the class of each."""
+    generator = torch.Generator().manual_seed(3)
+    count = STEPS_PER_EPOCH * BATCH_SIZE * WORLD_SIZE
+    x = torch.randn(count, 6, generator=generator, dtype=torch.float64).to(dtype)
+    return TensorDataset(x, torch.randint(5, (count,), generator=generator))
+
+
+def start(dtype: torch.dtype) -> tuple[Gpt, torch.optim.Optimizer]:
+    """Return the same weights for everybody, and their optimizer."""
+    torch.manual_seed(0)
+    model = Gpt().to(dtype)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def flat(model: torch.nn.Module) -> torch.Tensor:
+    """Return all parameters in one vector."""
+    return torch.cat([p.detach().double().flatten() for p in model.parameters()])
+
+
+def distributed(dtype: torch.dtype, policy: AbstractPolicy) -> tuple[torch.Tensor, int]:
+    """Return the parameters after all steps on the cluster, and how often the plan changed."""
+    module, optimizer = start(dtype)
+    model = DistributedDataParallel(module)
+    plans: list[tuple[int, ...]] = []
+    generator = torch.Generator().manual_seed(4)
+    stock = DataLoader(samples(dtype), batch_size=BATCH_SIZE, shuffle=True, generator=generator)
+    with Balancer(policy=policy, runtime=Runtime(line_every=None)) as balancer:
+        model, loader = balancer.prepare(model, stock)
+        for _ in range(NUM_STEPS // STEPS_PER_EPOCH):
+            for x, y in loader:
+                functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                plans.append(balancer.batch_sizes)
+    return flat(module), sum(a != b for a, b in pairwise(plans))
+
+
+def alone(dtype: torch.dtype) -> torch.Tensor:
+    """Return the parameters after all steps in one process, with torch's own loader."""
+    model, optimizer = start(dtype)
+    generator = torch.Generator().manual_seed(4)
+    loader = DataLoader(
+        samples(dtype), batch_size=BATCH_SIZE * WORLD_SIZE, shuffle=True, generator=generator
+    )
+    for _ in range(NUM_STEPS // STEPS_PER_EPOCH):
+        for x, y in loader:
+            functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return flat(model)
+
+
+def distances(rank: int) -> dict[str, float]:
+    """Return relative distances from one process, and how often plans changed."""
+    found = {}
+    for dtype in (torch.float64, torch.float32):
+        reference = alone(dtype)
+        for policy in (Restless(), Equal()):
+            parameters, num_changes = distributed(dtype, policy)
+            name = f"{policy.name} {str(dtype).removeprefix('torch.')}"
+            found[name] = float((parameters - reference).norm() / reference.norm())
+            found[f"changes of {name}"] = num_changes
+    return found

@@ -1,0 +1,66 @@
+"""What the workers of the fault tests run: one of them dies or is stopped in the middle."""
+
+from __future__ import annotations
+
+import os
+import signal
+from time import monotonic
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+from evenstep.exceptions import WorkerLostError
+from evenstep.torch import Balancer, Runtime
+
+WATCHFUL = Runtime(deadline_s=1.5, heartbeat_s=0.2, line_every=None)
+
+
+class Failing(nn.Module):
+    """A layer whose third forward is the last thing that its process does."""
+
+    def __init__(self, sent: signal.Signals | None) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.sent = sent
+        self.count = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        if self.count == 3 and self.sent is not None:
+            os.kill(os.getpid(), self.sent)
+        return self.layer(x)
+
+
+def train(rank: int, victim: int, sent: signal.Signals) -> tuple[str, int, float]:
+    """Return what ended training on this rank: the error's text, whom it names, seconds."""
+    model = DistributedDataParallel(Failing(sent if rank == victim else None))
+    balancer = Balancer(runtime=WATCHFUL)
+    dataset = TensorDataset(torch.randn(96, 4))
+    model, loader = balancer.prepare(model, DataLoader(dataset, batch_size=4))
+    began_s = monotonic()
+    try:
+        for (x,) in loader:
+            began_s = monotonic()
+            model(x).sum().backward()
+    except WorkerLostError as error:
+        return str(error), error.rank, monotonic() - began_s
+    return "nothing happened", -1, 0.0
+
+
+def leave_early(rank: int) -> str:
+    """Rank 1 ends its run two steps before the others; return what they are told."""
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    balancer = Balancer(runtime=WATCHFUL)
+    dataset = TensorDataset(torch.randn(48, 4))
+    model, loader = balancer.prepare(model, DataLoader(dataset, batch_size=4))
+    try:
+        for step, (x,) in enumerate(loader):
+            if rank == 1 and step == 2:
+                balancer.close()
+                return "left"
+            model(x).sum().backward()
+    except WorkerLostError as error:
+        return str(error)
+    return "nothing happened"

@@ -1,0 +1,158 @@
+"""What the public face does with one process, with many, and with what it cannot balance."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from evenstep.events import StepMeasured
+from evenstep.testing import run_workers
+from evenstep.torch import Balancer, Runtime
+
+from .bad_input import CASES, QUIET, batch_norm, provoke
+from .runs import learn, logged_mean, micro_batches, with_memory
+
+
+@pytest.fixture(scope="module")
+def texts():
+    """The error's text of every mistake, made on two ranks."""
+    return run_workers(2, provoke)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_mistake_is_refused_on_every_rank(texts, case):
+    """With the rule, the value and the remedy; no rank is left waiting for another."""
+    for rank in (0, 1):
+        assert CASES[case][1] in texts[rank].get(case, "no error")
+
+
+@pytest.mark.cluster
+def test_local_batch_norm_is_warned_about():
+    """Once, with the remedy for the device; and nobody is given a single sample."""
+    messages, sizes, unconcerned = run_workers(2, batch_norm)[0]
+
+    assert len(messages) == 1
+    assert "local BatchNorm" in messages[0]
+    assert "Use GroupNorm instead: SyncBatchNorm does not run on a CPU" in messages[0]
+    assert sizes == (14, 2)
+    assert unconcerned == []
+
+
+def alone(**settings):
+    """Train in this process alone; return the gradients of every step, and the balancer."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    x, y = torch.randn(22, 4), torch.randn(22, 2)
+    loader = DataLoader(TensorDataset(x, y), batch_size=8)
+    gradients = []
+    with Balancer(**settings) as balancer:
+        model, loader = balancer.prepare(model, loader)
+        for inputs, targets in loader:
+            model.zero_grad()
+            nn.functional.mse_loss(model(inputs), targets).backward()
+            gradients.append(model.weight.grad.clone())
+    return gradients, balancer, (model, x, y)
+
+
+def test_one_process_trains_as_without():
+    """The same object, the same gradients bit by bit, the same number of steps."""
+    gradients, balancer, (model, x, y) = alone(runtime=QUIET)
+
+    assert len(gradients) == 3
+    for step, gradient in enumerate(gradients):
+        model.zero_grad()
+        rows = slice(8 * step, 8 * step + 8)
+        nn.functional.mse_loss(model(x[rows]), y[rows]).backward()
+        assert torch.equal(model.weight.grad, gradient)
+    assert balancer.batch_sizes == (8,)
+
+
+def test_a_run_leaves_its_events(tmp_path):
+    """From the start to the end, one fact a line, and hooks hear the same."""
+    heard = []
+    alone(run_dir=tmp_path, runtime=Runtime(line_every=None, hooks=(heard.append,)))
+
+    lines = (tmp_path / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    records = [json.loads(line) for line in lines]
+
+    names = [record["event"] for record in records]
+    assert names == ["Schema", "RunStarted", *["StepMeasured"] * 3, "RunEnded"]
+    assert records[1]["global_batch_size"] == 8
+    assert records[1]["num_steps"] == 3
+    assert records[-1]["num_steps"] == 3
+    assert len([event for event in heard if isinstance(event, StepMeasured)]) == 3
+
+
+def test_the_line_for_people_appears(capfd):
+    """Every so many steps, on standard error."""
+    alone(runtime=Runtime(line_every=2))
+
+    assert "evenstep step 1: batch 8, idle 0 %" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"loss_reduction": "max"}, r"`Balancer\(loss_reduction=...\)` must be"),
+        ({"global_batch_size": 0}, r"`Balancer\(global_batch_size=...\)` must be at least 1"),
+        ({"policy": "best"}, "best"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings, message):
+    """At once, by name."""
+    with pytest.raises(ValueError, match=message):
+        Balancer(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"heartbeat_s": 0}, r"`Runtime\(heartbeat_s=...\)` must be positive and at most a third"),
+        ({"deadline_s": 2.0}, "heartbeat_s"),
+        ({"line_every": 0}, r"`Runtime\(line_every=...\)` must be at least 1, or None"),
+        ({"freshness": "stale"}, r'`Runtime\(freshness=...\)` must be "newest" or "exact"'),
+    ],
+)
+def test_a_runtime_out_of_range_is_refused(settings, message):
+    """At once, by name."""
+    with pytest.raises(ValueError, match=message):
+        Runtime(**settings)
+
+
+@pytest.mark.cluster
+def test_memory_bounds_the_plan():
+    """The fast worker fits 1.4 times the equal share, and its speed asks for 2.5 times."""
+    sizes, step_s, equal_s = run_workers(2, with_memory)[0]
+
+    assert max(first for first, _ in sizes) <= 22  # 1.4 x 16
+    assert sizes[-1][0] > 16
+    assert {sum(pair) for pair in sizes} == {32}
+    assert step_s < equal_s
+
+
+@pytest.mark.cluster
+def test_what_exceeds_a_forward_runs_as_micro_batches():
+    """A cap of 5 samples a forward, local batches above it, and gradients that synchronise once."""
+    for rank, (cuts, differences) in enumerate(run_workers(2, micro_batches)):
+        assert max(max(step) for step in cuts) <= 5, rank
+        assert max(len(step) for step in cuts) == (3, 2)[rank]
+        assert max(differences) <= 1e-12
+
+
+@pytest.mark.cluster
+def test_a_logged_mean_counts_samples():
+    """Not ranks: 3 samples of 1.0 and 1 of 5.0 make 2.0."""
+    assert run_workers(2, logged_mean) == [[2.0], [2.0]]
+
+
+@pytest.mark.cluster
+def test_a_plain_module_is_put_into_ddp():
+    """Its parameters stay the objects that the optimizer holds, and all ranks end up alike."""
+    first, second = run_workers(2, learn)
+
+    assert first["same objects"]
+    assert first["type"] == "DistributedDataParallel"
+    assert torch.equal(first["weight"], second["weight"])
+    assert first["loss"] < 0.5 * first["first loss"]

@@ -1,0 +1,199 @@
+"""Messages arrive whole and in order; a peer that is gone or silent is named once."""
+
+import socket
+import threading
+from queue import Queue
+
+import pytest
+
+from evenstep.torch._channel import StarChannel, connect_star
+
+FAST = {"heartbeat_s": 0.05, "deadline_s": 0.4}
+
+
+class Listener:
+    """Puts everything that it is told into queues."""
+
+    def __init__(self):
+        self.messages = Queue()
+        self.losses = Queue()
+
+    def received(self, peer, message):
+        self.messages.put((peer, message))
+        if message == {"please": "raise"}:
+            raise KeyError("a receiver's own mistake")
+
+    def lost(self, peer, problem):
+        self.losses.put((peer, problem))
+
+    def tick(self):
+        """Nothing is due."""
+
+
+@pytest.fixture
+def pair():
+    """Two channels that talk to each other, rank 0 and rank 1, and their listeners."""
+    one, other = socket.socketpair()
+    channels = StarChannel({1: one}, **FAST), StarChannel({0: other}, **FAST)
+    listeners = Listener(), Listener()
+    for channel, listener in zip(channels, listeners, strict=True):
+        channel.start(listener)
+    yield channels, listeners
+    for channel in channels:
+        channel.close()
+
+
+def test_messages_arrive_in_order(pair):
+    """Many at once and one larger than a packet, in both directions."""
+    (first, second), (at_first, at_second) = pair
+    sent = [{"n": n, "pad": "x" * (200_000 if n == 3 else 1)} for n in range(20)]
+
+    for message in sent:
+        first.send_all(message)
+        second.send(0, message)
+
+    assert [at_second.messages.get(timeout=5) for _ in sent] == [(0, m) for m in sent]
+    assert [at_first.messages.get(timeout=5) for _ in sent] == [(1, m) for m in sent]
+
+
+def test_a_receiver_that_raises_does_not_end_the_channel(pair, caplog):
+    """Its mistake is logged, and the next message arrives."""
+    (first, _), (_, at_second) = pair
+
+    first.send_all({"please": "raise"})
+    first.send_all({"and": "go on"})
+
+    assert at_second.messages.get(timeout=5) == (0, {"please": "raise"})
+    assert at_second.messages.get(timeout=5) == (0, {"and": "go on"})
+    assert "The exchange failed on a message" in caplog.text
+
+
+def test_a_closed_connection_is_noticed_at_once(pair):
+    """The peer is named, with the reason, and only once."""
+    (first, second), (at_first, _) = pair
+
+    second.close()
+
+    peer, problem = at_first.losses.get(timeout=5)
+    assert peer == 1
+    assert problem == "its connection closed: it ended, was killed or cut off"
+    first.send(1, {"to": "nobody"})  # is no error
+    assert at_first.losses.empty()
+
+
+def test_silence_is_noticed_by_the_deadline():
+    """An open connection over which nothing comes counts as lost."""
+    one, other = socket.socketpair()
+    channel, listener = StarChannel({7: one}, **FAST), Listener()
+
+    channel.start(listener)
+    peer, problem = listener.losses.get(timeout=10)
+    channel.close()
+    other.close()
+
+    assert peer == 7
+    assert problem.startswith("it has been silent for 0.")
+
+
+def test_a_pause_of_this_process_is_no_silence_of_the_others():
+    """After having been stopped itself, a process gives the others a new deadline."""
+    one, other = socket.socketpair()
+    jumped = threading.Event()
+    start, now = 100.0, [100.0]
+
+    def clock():
+        if jumped.is_set():
+            return now[0] + 1000.0
+        now[0] += 0.001
+        return now[0]
+
+    channel, listener = (
+        StarChannel({1: one}, heartbeat_s=0.05, deadline_s=500, clock=clock),
+        (Listener()),
+    )
+    channel.start(listener)
+    jumped.set()
+    channel.call_soon(lambda: None)  # wakes the thread, which finds that 1000 s went by
+    done = threading.Event()
+    channel.call_soon(done.set)
+    assert done.wait(5)
+    channel.close()
+    other.close()
+
+    assert now[0] > start
+    assert list(listener.losses.queue) == []
+
+
+def test_calls_are_made_in_order_on_the_thread(pair):
+    """And those still waiting when the channel closes are made by the closer."""
+    (first, _), _ = pair
+    made = Queue()
+    for number in range(5):
+        first.call_soon(lambda number=number: made.put((number, threading.current_thread().name)))
+
+    calls = [made.get(timeout=5) for _ in range(5)]
+
+    assert calls == [(number, "evenstep-channel") for number in range(5)]
+
+
+def rendezvous(world_size):
+    """Return a ``share`` for threads: rank 0's value for everybody."""
+    box, there = [], threading.Event()
+
+    def share(value):
+        if value is not None:
+            box.append(value)
+            there.set()
+        assert there.wait(10)
+        return box[0]
+
+    return share
+
+
+def test_a_star_connects_everybody_with_rank_zero():
+    """The first address that answers is taken, and each rank is known by its number."""
+    share, found = rendezvous(3), {}
+
+    def join(rank):
+        found[rank] = connect_star(rank, 3, share, addresses=["192.0.2.1.invalid", "127.0.0.1"])
+
+    threads = [threading.Thread(target=join, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+
+    assert sorted(found[0]) == [1, 2]
+    assert list(found[1]) == list(found[2]) == [0]
+    for rank in (1, 2):
+        found[rank][0].sendall(bytes([rank]))
+        assert found[0][rank].recv(1) == bytes([rank])
+    for connections in found.values():
+        for connection in connections.values():
+            connection.close()
+
+
+def test_an_address_that_nobody_reaches_is_an_error_with_a_remedy():
+    """It names what was tried."""
+    meeting = {"addresses": ["name.invalid"], "port": 1, "token": "t"}
+
+    with pytest.raises(ConnectionError, match=r"name\.invalid.*Runtime\(address=...\)"):
+        connect_star(1, 2, lambda value: meeting, addresses=[], timeout_s=1)
+
+
+def test_ranks_that_never_come_are_named():
+    """Rank 0 does not wait for ever."""
+    with pytest.raises(ConnectionError, match=r"Ranks \[1, 2\] did not reach rank 0"):
+        connect_star(0, 3, lambda value: value, addresses=["127.0.0.1"], timeout_s=0.2)
+
+
+def test_a_stranger_is_turned_away():
+    """A connection without the token is closed, and the rank behind it still counts as missing."""
+
+    def share(meeting):
+        with socket.create_connection(("127.0.0.1", meeting["port"])) as stranger:
+            stranger.sendall(b"x" * 36)
+        return meeting
+
+    with pytest.raises(ConnectionError, match=r"Ranks \[1\]"):
+        connect_star(0, 2, share, addresses=["127.0.0.1"], timeout_s=0.5)

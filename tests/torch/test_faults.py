@@ -1,0 +1,37 @@
+"""A worker that dies or hangs ends the others with an error that names it, in time."""
+
+import signal
+
+import pytest
+
+from evenstep.testing import WorkerFailed, run_workers
+
+from .faults import WATCHFUL, leave_early, train
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_survivors_name_the_victim(victim, sent):
+    """Killed or stopped, rank 0 or another: no hang, an error within the deadline."""
+    results = run_workers(3, train, victim, sent, timeout_s=15, check=False, stop_after=2)
+
+    assert isinstance(results[victim], WorkerFailed)
+    for rank in {0, 1, 2} - {victim}:
+        message, named, seconds = results[rank]
+        assert named == victim, message
+        assert f"Rank {victim} on " in message
+        assert "Restart the run from its last checkpoint" in message
+        # Generous: what must not happen is the half hour that a collective would wait.
+        assert seconds < WATCHFUL.deadline_s + 8
+
+
+def test_a_rank_that_leaves_early_is_named():
+    """Whoever ends its run before the others is no silent hang either."""
+    results = run_workers(3, leave_early, timeout_s=15)
+
+    assert results[1] == "left"
+    for rank in (0, 2):
+        assert "Rank 1 on " in results[rank]
+        assert "it ended its run after step 1" in results[rank]

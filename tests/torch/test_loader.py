@@ -1,0 +1,234 @@
+"""How a loop meets the loader: steps, micro-batches, stand-ins, and what is refused."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from contextlib import contextmanager
+
+import pytest
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
+
+from evenstep.torch._loader import BalancedLoader
+from evenstep.torch._step import cut
+
+from .loader_fakes import FixedPlan, Items, RandomPlans, Ranks, Recorder, alone
+
+
+def test_every_batch_is_announced_before_it_is_handed_out():
+    """Step numbers run on over epochs, sizes are those handed out, and the loop's end is told."""
+    loader = alone(DataLoader(Items(10), batch_size=4))
+    for _ in range(2):
+        for _ in loader:
+            pass
+
+    calls = loader._listener.calls
+    assert [call for call in calls if call[0] == "step"] == [
+        ("step", 0, 4, 4),
+        ("step", 1, 4, 4),
+        ("step", 2, 2, 2),
+        ("step", 3, 4, 4),
+        ("step", 4, 4, 4),
+        ("step", 5, 2, 2),
+    ]
+    assert calls[:2] == [("step", 0, 4, 4), ("forward", 4, True)]
+    assert [k for k, call in enumerate(calls) if call == ("end",)] == [6, 13]
+
+
+def test_a_loop_that_is_left_early_is_over():
+    """The listener hears of it at once, and the next loop is the next epoch."""
+    loader = alone(DataLoader(Items(10), batch_size=4))
+    for _ in loader:
+        break
+
+    assert loader._listener.calls[-1] == ("end",)
+    assert len(list(loader)) == 3
+
+
+def test_a_rank_without_samples_gets_a_stand_in_of_weight_0():
+    """One sample, the step's first, so that its backward can meet the others'."""
+    ranks = Ranks(lambda rank: DataLoader(Items(9)), FixedPlan(4, 0, tail=(0, 1)), world_size=2,
+                  size=4)  # fmt: skip
+    batches = [[batch[0].tolist() for batch in step] for step in ranks.epoch()]
+
+    assert batches == [[[0, 1, 2, 3], [0]], [[4, 5, 6, 7], [4]], [[8], [8]]]
+    assert ranks.listeners[1].calls[:2] == [("step", 0, 0, 4), ("forward", 0, True)]
+    assert ranks.listeners[0].calls[-3:] == [("step", 2, 0, 1), ("forward", 0, True), ("end",)]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_steps_cut_large_batches_into_micro_batches(num_workers):
+    """As few as the plan allows, equal within one; gradients synchronise in the last alone."""
+    log = []
+
+    @contextmanager
+    def no_sync():
+        log.append("apart")
+        yield
+        log.append("together")
+
+    loader = alone(
+        DataLoader(Items(17), batch_size=10, num_workers=num_workers),
+        FixedPlan(10, tail=(7,), max_forward=(4,)),
+        no_sync=no_sync,
+    )
+    steps = []
+    for step in loader.steps():
+        assert step.num_samples == step.global_num_samples
+        steps.append([micro[0].tolist() for micro in step])
+        assert len(steps[-1]) == step.num_micro_batches
+
+    assert steps == [
+        [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9]],
+        [[10, 11, 12, 13], [14, 15, 16]],
+    ]
+    forwards = [call for call in loader._listener.calls if call[0] == "forward"]
+    assert forwards == [
+        ("forward", 4, False),
+        ("forward", 3, False),
+        ("forward", 3, True),
+        ("forward", 4, False),
+        ("forward", 3, True),
+    ]
+    assert log == ["apart", "together"] * 3
+
+
+def test_a_plain_loop_takes_its_batch_in_one_piece():
+    """Only loops over `steps` can take several forwards."""
+    plan = FixedPlan(10, max_forward=(4,))
+
+    assert [len(batch[0]) for batch in alone(DataLoader(Items(20), batch_size=10), plan)] == [
+        10,
+        10,
+    ]
+
+
+@pytest.mark.parametrize(("num_samples", "limit"), [(10, 3), (12, 3), (1, 5), (0, 5), (7, None)])
+def test_cutting_is_fair(num_samples, limit):
+    """Sizes add up, differ by one at most, and one fewer would break the limit."""
+    sizes = cut(num_samples, limit)
+
+    assert sum(sizes) == num_samples
+    assert max(sizes) - min(sizes) <= 1
+    assert limit is None or max(sizes) <= limit
+    assert limit is None or (len(sizes) - 1) * limit < max(num_samples, 1)
+
+
+def test_only_one_iteration_at_a_time():
+    """An older one cannot go on, and says so."""
+    loader = alone(DataLoader(Items(8), batch_size=2))
+    older = iter(loader)
+    next(older)
+    newer = iter(loader)
+    next(newer)
+
+    with pytest.raises(RuntimeError, match="iterated anew"):
+        next(older)
+    assert next(newer)[0].tolist() == [2, 3]
+
+
+def test_a_source_of_plans_keeps_no_loader_alive():
+    """The balancer outlives its loaders."""
+    plans = RandomPlans(1, 2)
+    loader = alone(DataLoader(Items(8), batch_size=2), plans)
+    next(iter(loader))
+    alive = weakref.ref(loader)
+    del loader
+    gc.collect()
+
+    assert alive() is None
+    plans.announce(5)
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [(FixedPlan(3), "add up to the global batch of 4"), (FixedPlan(4), "short last step")],
+)
+def test_plans_that_do_not_add_up_are_refused(plan, message):
+    """Samples would be lost without a word."""
+    with pytest.raises(ValueError, match=message):
+        list(alone(DataLoader(Items(6), batch_size=4), plan))
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(8))
+
+
+class Endless:
+    def __iter__(self):
+        return iter(range(8))
+
+
+class Sharding(DistributedSampler):
+    def __iter__(self):
+        return iter([0])
+
+
+class Replaced(DataLoader):
+    def __iter__(self):
+        return iter([])
+
+
+@pytest.mark.parametrize(
+    ("make", "rule"),
+    [
+        (lambda: DataLoader(Stream()), "addressed by index"),
+        (
+            lambda: DataLoader(Items(8), batch_sampler=BatchSampler(range(8), 2, False)),
+            "got a custom batch_sampler",
+        ),
+        (lambda: DataLoader(Items(8), batch_size=None), "got batch_size=None"),
+        (lambda: DataLoader(Items(0)), "at least 1 samples an epoch, got 0"),
+        (lambda: DataLoader(Items(3), batch_size=4, drop_last=True), "at least 4 samples"),
+        (lambda: DataLoader(Items(8), sampler=Endless()), "have a length"),
+        (
+            lambda: DataLoader(Items(8), sampler=DistributedSampler(range(8), 2, 0)),
+            "be the 1 ranks",
+        ),
+        (lambda: DataLoader(Items(8), sampler=Sharding(range(8), 1, 0)), "of its own kind"),
+        (lambda: Replaced(Items(8)), "iterates as torch's does"),
+    ],
+)
+def test_loaders_that_cannot_be_balanced_are_refused(make, rule):
+    """With the rule and the remedy."""
+    with pytest.raises(ValueError, match=rule):
+        BalancedLoader(
+            make(),
+            rank=0,
+            world_size=1,
+            global_batch_size=4,
+            plans=FixedPlan(4),
+            listener=Recorder(),
+            share=lambda values: values,
+        )
+
+
+@pytest.mark.parametrize(
+    ("sampler", "rule"),
+    [(["a", "b"], "yield integers, got 'a'"), ([0.5, 1.0], "yield integers, got 0.5")],
+)
+def test_indices_that_are_no_integers_are_refused(sampler, rule):
+    """The order is shared as integers; keys belong into the data set."""
+    with pytest.raises(ValueError, match=rule):
+        next(iter(alone(DataLoader(Items(2), batch_size=2, sampler=sampler))))
+
+
+class Miscounted(list):
+    def __len__(self):
+        return 5
+
+
+def test_a_sampler_that_miscounts_is_refused_on_every_rank():
+    """Rank 0 says why; the others do not wait for an order that never comes."""
+    ranks = Ranks(
+        lambda rank: DataLoader(Items(8), sampler=Miscounted([1, 2])),
+        FixedPlan(1, 1, tail=(1, 0)),
+        world_size=2,
+        size=2,
+    )
+
+    with pytest.raises(ValueError, match="as many indices as its length says, 5, got 2"):
+        next(iter(ranks.loaders[0]))
+    with pytest.raises(RuntimeError, match="failed on rank 0"):
+        next(iter(ranks.loaders[1]))

@@ -1,0 +1,84 @@
+"""A run that stops and goes on: every sample once, whatever the number of ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from .loader_fakes import Items, RandomPlans, Ranks, alone, flat
+
+
+@pytest.mark.parametrize("num_taken", [0, 1, 3, 5])
+@pytest.mark.parametrize("persistent", [None, False, True])
+def test_a_run_goes_on_where_it_was_on_another_number_of_ranks(num_taken, persistent):
+    """Every sample of the epoch once, then the next epoch that the unbroken run would have."""
+    workers = {} if persistent is None else {"num_workers": 1, "persistent_workers": persistent}
+
+    def make(rank):
+        generator = torch.Generator().manual_seed(11)
+        return DataLoader(Items(29), shuffle=True, generator=generator, **workers)
+
+    unbroken = Ranks(make, RandomPlans(1, 6, tail=5), world_size=1, size=6)
+    before = Ranks(make, RandomPlans(2, 6, tail=5, seed=1), world_size=2, size=6)
+    after = Ranks(make, RandomPlans(3, 6, tail=5, seed=2), world_size=3, size=6)
+    with unbroken, before, after:
+        first, second = [[flat(step) for step in unbroken.counted()] for _ in range(2)]
+        steps = before.counted()
+        start = [flat(next(steps)) for _ in range(num_taken)]
+        states = [loader.state_dict() for loader in before.loaders]
+        steps.close()
+
+        torch.manual_seed(99)
+        for loader in after.loaders:
+            loader.load_state_dict(states[-1])
+        rest = [flat(step) for step in after.counted()]
+        following = [flat(step) for step in after.counted()]
+
+    assert states[0] == states[1]
+    done = [*start, *rest, *following][: len(first) + len(second)]
+    assert [sorted(step) for step in done] == [sorted(step) for step in first + second]
+    assert after.listeners[0].calls[0][1] == num_taken
+
+
+def test_a_checkpoint_is_of_plain_values(tmp_path):
+    """It loads with `weights_only=True`, which admits no class of ours."""
+    loader = alone(DataLoader(Items(8), batch_size=2, shuffle=True))
+    next(iter(loader))
+    torch.save(loader.state_dict(), tmp_path / "state.pt")
+
+    assert torch.load(tmp_path / "state.pt", weights_only=True) == loader.state_dict()
+
+
+def test_an_order_that_cannot_be_drawn_again_is_refused():
+    """Rather than to skip some samples and repeat others."""
+    loader = alone(DataLoader(Items(4), batch_size=2, sampler=[0, 1, 2, 3]))
+    next(iter(loader))
+    other = alone(DataLoader(Items(4), batch_size=2, sampler=[3, 1, 2, 0]))
+    other.load_state_dict(loader.state_dict())
+
+    with pytest.raises(RuntimeError, match="did not draw the order of the checkpoint again"):
+        next(iter(other))
+
+
+def test_drawing_an_order_again_leaves_the_models_generator_alone():
+    """What dropout draws after a resume does not depend on where in the epoch that was."""
+    loader = alone(DataLoader(Items(8), batch_size=2, shuffle=True))
+    next(iter(loader))
+    other = alone(DataLoader(Items(8), batch_size=2, shuffle=True))
+    other.load_state_dict(loader.state_dict())
+    torch.manual_seed(3)
+    torch.empty((), dtype=torch.int64).random_()  # as for the seed of workers
+    expected = torch.get_rng_state()
+
+    torch.manual_seed(3)
+    next(iter(other))
+    assert torch.equal(torch.get_rng_state(), expected)
+
+
+def test_a_checkpoint_of_another_global_batch_is_refused():
+    """The position counts in steps."""
+    state = alone(DataLoader(Items(8), batch_size=2)).state_dict()
+
+    with pytest.raises(ValueError, match="global batch size 4, got 2"):
+        alone(DataLoader(Items(8), batch_size=4)).load_state_dict(state)

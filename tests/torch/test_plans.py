@@ -1,0 +1,59 @@
+"""Who owns which sample, replayed by every rank from the plans alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from evenstep.control import Plan
+from evenstep.torch._plans import PlanBook
+from evenstep.torch._step import StepSpan
+
+
+def test_a_plan_that_was_left_out_is_noticed():
+    """Ranks which skip a plan would disagree on who owns what."""
+    book = PlanBook(0, 8)
+    book.apply(Plan(3, 0, (4, 4)), 0)
+
+    with pytest.raises(RuntimeError, match="plan 5 came after plan 3"):
+        book.hear(Plan(5, 1, (2, 6)))
+
+
+def test_a_new_plan_moves_only_what_it_must():
+    """A rank whose size stays keeps its very samples; the others keep all that they can."""
+    books = [PlanBook(rank, 12) for rank in range(3)]
+    for book in books:
+        book.apply(Plan(0, 0, (4, 4, 4)), 0)
+        book.apply(Plan(1, 1, (1, 4, 7)), 1)
+    slots = [book.share(StepSpan(1, 0, 12), whole=True).slots.tolist() for book in books]
+
+    assert slots[1] == [4, 5, 6, 7]
+    assert set(slots[0]) < {0, 1, 2, 3}
+    assert set(slots[2]) > {8, 9, 10, 11}
+
+
+def test_a_plan_for_later_leaves_the_steps_before_it_alone():
+    """With a device that runs ahead, the newest plan is often for the step after next."""
+    book = PlanBook(0, 8)
+    book.apply(Plan(0, 0, (4, 4)), 0)
+    book.hear(Plan(1, 3, (6, 2)))
+    book.apply(Plan(0, 0, (4, 4)), 2)
+    sizes = [len(book.share(StepSpan(step, 0, 8), whole=True).slots) for step in (2, 3, 4)]
+
+    assert sizes == [4, 6, 6]
+
+
+def test_plans_heard_before_the_first_plan_point_count():
+    """Ranks hear them at different times, and all the same share it the same way."""
+    early, late = PlanBook(0, 8), PlanBook(0, 8)
+    plans = [Plan(k, k, size) for k, size in enumerate([(4, 4), (2, 6), (7, 1)])]
+    for plan in plans:
+        early.hear(plan)
+    early.apply(plans[0], 0)
+    late.apply(plans[0], 0)
+    for plan in plans:
+        late.hear(plan)
+
+    for step in range(3):
+        shares = [book.share(StepSpan(step, 0, 8), whole=True) for book in (early, late)]
+        assert shares[0].equals(shares[1])
+        assert len(shares[0].slots) == plans[step].batch_size[0]

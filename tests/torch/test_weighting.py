@@ -1,0 +1,217 @@
+"""The weight at the model's output: on every tensor once, in any container, and nowhere else."""
+
+import copy
+import io
+from collections import OrderedDict, namedtuple
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import pytest
+import torch
+from torch import nn
+
+from evenstep.torch._weighting import Backward, InertHook, OutputHook, feeds_back, scale
+
+Pair = namedtuple("Pair", "first second")
+
+
+@dataclass(frozen=True)
+class Frozen:
+    loss: torch.Tensor
+    name: str
+
+
+@pytest.fixture
+def ended():
+    """A list that grows by one at the end of every backward."""
+    return []
+
+
+@pytest.fixture
+def backward(ended):
+    return Backward(lambda: ended.append(True), first_order=True)
+
+
+def hooked(module, weight, backward):
+    """Return ``module`` with the hook on it."""
+    hook = OutputHook(lambda: weight, backward)
+    module.register_forward_pre_hook(hook.before, with_kwargs=True)
+    module.register_forward_hook(hook, with_kwargs=True)
+    return module
+
+
+def leaf():
+    """Return a tensor that collects its gradient."""
+    return torch.ones(2, dtype=torch.float64, requires_grad=True)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "unwrap"),
+    [
+        (lambda x: x, lambda out: [out]),
+        (lambda x: (x, x * 2), list),
+        (lambda x: [x, "kept", None], lambda out: [out[0]]),
+        (lambda x: Pair(x, 3), lambda out: [out.first]),
+        (lambda x: {"a": x, "deep": {"b": (x,)}}, lambda out: [out["a"], out["deep"]["b"][0]]),
+        (lambda x: OrderedDict(a=x), lambda out: [out["a"]]),
+        (lambda x: MappingProxyType({"a": x}), lambda out: [out["a"]]),
+        (lambda x: Frozen(x, "kept"), lambda out: [out.loss]),
+    ],
+    ids=["tensor", "tuple", "list", "named", "nested", "ordered", "mapping", "dataclass"],
+)
+def test_every_tensor_in_a_container_is_scaled_once(wrap, unwrap, backward):
+    """And the container comes back as what it was, a new one."""
+    source = leaf()
+    plain = leaf()
+    output = wrap(source * 1)
+
+    scaled, count = scale(output, 3.0, backward)
+    sum(tensor.sum() for tensor in unwrap(scaled)).backward()
+    sum(tensor.sum() for tensor in unwrap(wrap(plain * 1))).backward()
+
+    assert type(scaled) is type(output)
+    assert count == len(unwrap(scaled))
+    assert torch.equal(source.grad, 3.0 * plain.grad)
+    assert isinstance(scaled, torch.Tensor) or scaled is not output
+
+
+def test_values_go_through_unchanged(backward):
+    """Only gradients are scaled."""
+    source = leaf()
+
+    scaled, _ = scale(source * 2, 3.0, backward)
+
+    assert torch.equal(scaled, source * 2)
+
+
+def test_what_needs_no_gradient_is_the_same_object(backward):
+    """Labels, masks and numbers in the output are left alone."""
+    labels = torch.ones(3)
+
+    scaled, count = scale({"labels": labels}, 3.0, backward)
+
+    assert scaled["labels"] is labels
+    assert count == 0
+
+
+def test_the_end_of_a_backward_is_told_once(backward, ended):
+    """However many outputs it started from, and again for the next backward."""
+    source = leaf()
+    for _ in range(3):
+        (first, second), _ = scale((source * 1, source * 2), 1.0, backward)
+        (first.sum() + second.sum()).backward()
+
+    assert len(ended) == 3
+
+
+def test_a_backward_that_raised_is_forgotten(backward, ended):
+    """The engine drops its callbacks then; the next step must not be deaf."""
+    source = leaf()
+
+    def fail(grad):
+        raise ValueError("a user's hook")
+
+    inner = source * 1
+    inner.register_hook(fail)
+    scaled, _ = scale(inner, 1.0, backward)
+    with pytest.raises(ValueError, match="a user's hook"):
+        scaled.sum().backward()
+    backward.reset()
+    scale(source * 1, 1.0, backward)[0].sum().backward()
+
+    assert len(ended) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_the_gradient_keeps_its_type(dtype, backward):
+    """The weight is a 0-dim tensor of at least single precision, and promotes nothing."""
+    source = torch.ones(2, dtype=dtype, requires_grad=True)
+
+    scale(source * 1, 11 * 3 / 14, backward)[0].sum().backward()
+
+    assert source.grad.dtype == dtype
+    assert torch.equal(source.grad, torch.full((2,), 11 * 3 / 14, dtype=dtype))
+
+
+def test_a_gradient_of_a_gradient_is_refused(backward):
+    """It would be weighted non-linearly; the error names the explicit form."""
+    x = leaf()
+    layer = hooked(nn.Linear(2, 1).double(), 2.0, backward)
+
+    with pytest.raises(RuntimeError, match=r"weighting='loss'.*balancer\.weight\(loss\)"):
+        torch.autograd.grad(layer(x).sum(), x, create_graph=True)
+
+
+def test_an_output_fed_back_is_refused(backward):
+    """Directly, through other operations, or in a container."""
+    layer = hooked(nn.Linear(2, 2), 2.0, backward)
+    once = layer(torch.ones(1, 2))
+
+    for again in (once, torch.softmax(once, 1) * 2):
+        with pytest.raises(ValueError, match="fed back into the model, which would be weighted tw"):
+            layer(again)
+
+
+def test_a_detached_output_may_be_fed_back(backward):
+    """As in sampling and rollouts without a gradient."""
+    layer = hooked(nn.Linear(2, 2), 2.0, backward)
+
+    layer(layer(torch.ones(1, 2)).detach()).sum().backward()
+
+    assert layer.weight.grad is not None
+
+
+def test_inputs_with_a_history_of_their_own_are_fine(backward):
+    """Another model's output is none of ours."""
+    layer = hooked(nn.Linear(2, 2), 2.0, backward)
+    encoder = nn.Linear(2, 2)
+
+    layer(encoder(torch.ones(1, 2))).sum().backward()
+
+    assert encoder.weight.grad is not None
+    assert not feeds_back((encoder(torch.ones(1, 2)),))
+
+
+def test_an_output_without_a_gradient_is_refused_in_training(backward):
+    """Nothing could be weighted there; the error says what to do."""
+    layer = nn.Linear(2, 2)
+    layer.requires_grad_(False)
+    hooked(layer, 2.0, backward)
+
+    with pytest.raises(ValueError, match=r"return a tensor that needs a gradient.*Unfreeze"):
+        layer(torch.ones(1, 2))
+
+
+def test_evaluation_is_left_alone(backward):
+    """Without gradients, and outside a step, the output is the very same object."""
+    keeper = hooked(nn.Identity(), 2.0, backward)
+    idle = hooked(nn.Identity(), None, backward)
+    x = leaf()
+
+    with torch.no_grad():
+        assert keeper(x) is x
+    assert idle(x) is x
+
+
+def test_a_change_in_place_of_the_output_is_loud(backward):
+    """A view may not be changed in place: an error, not a wrong gradient."""
+    layer = hooked(nn.Linear(2, 2), 2.0, backward)
+    output = layer(torch.ones(1, 2))
+
+    with pytest.raises(RuntimeError, match="modified inplace"):
+        output /= 2
+
+
+def test_a_copy_of_the_model_leaves_the_run_behind(backward, ended):
+    """For averaged weights and for `torch.save(model)`: the copy is a plain model."""
+    layer = hooked(nn.Linear(2, 2), 2.0, backward)
+    written = io.BytesIO()
+    torch.save(layer, written)
+    written.seek(0)
+    copies = [copy.deepcopy(layer), torch.load(written, weights_only=False)]
+
+    for made in copies:
+        made(torch.ones(1, 2)).sum().backward()
+        assert torch.equal(made.bias.grad, torch.ones(2))
+        assert any(isinstance(hook, InertHook) for hook in made._forward_hooks.values())
+    assert not ended
