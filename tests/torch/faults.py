@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from time import monotonic
@@ -47,6 +48,22 @@ def train(rank: int, victim: int, sent: signal.Signals) -> tuple[str, int, float
     except WorkerLostError as error:
         return str(error), error.rank, monotonic() - began_s
     return "nothing happened", -1, 0.0
+
+
+def hang_in_the_all_reduce(rank: int, folder: str) -> None:
+    """Rank 2 stops once its report is out and its part of the all-reduce is not."""
+    handler = logging.FileHandler(f"{folder}/{rank}.log")
+    logging.getLogger("evenstep").addHandler(handler)
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    balancer = Balancer(runtime=WATCHFUL)
+    dataset = TensorDataset(torch.randn(96, 4))
+    model, loader = balancer.prepare(model, DataLoader(dataset, batch_size=4))
+    for step, (x,) in enumerate(loader):
+        if (rank, step) == (2, 2):
+            with model.no_sync():
+                model(x).sum().backward()
+            os.kill(os.getpid(), signal.SIGSTOP)
+        model(x).sum().backward()
 
 
 def leave_early(rank: int) -> str:

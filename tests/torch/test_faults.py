@@ -6,7 +6,7 @@ import pytest
 
 from evenstep.testing import WorkerFailed, run_workers
 
-from .faults import WATCHFUL, leave_early, train
+from .faults import WATCHFUL, hang_in_the_all_reduce, leave_early, train
 
 pytestmark = pytest.mark.cluster
 
@@ -15,7 +15,8 @@ pytestmark = pytest.mark.cluster
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_survivors_name_the_victim(victim, sent):
     """Killed or stopped, rank 0 or another: no hang, an error within the deadline."""
-    results = run_workers(3, train, victim, sent, timeout_s=15, check=False, stop_after=2)
+    answers = 2 if sent == signal.SIGSTOP else 3  # a stopped process never says that it is
+    results = run_workers(3, train, victim, sent, timeout_s=15, check=False, stop_after=answers)
 
     assert isinstance(results[victim], WorkerFailed)
     for rank in {0, 1, 2} - {victim}:
@@ -25,6 +26,19 @@ def test_the_survivors_name_the_victim(victim, sent):
         assert "Restart the run from its last checkpoint" in message
         # Generous: what must not happen is the half hour that a collective would wait.
         assert seconds < WATCHFUL.deadline_s + 8
+
+
+def test_a_collective_that_hangs_does_not_hold_the_others_for_ever(tmp_path):
+    """Stuck in an all-reduce that cannot be interrupted, they end by themselves and say why."""
+    results = run_workers(
+        3, hang_in_the_all_reduce, str(tmp_path), timeout_s=20, check=False, stop_after=2
+    )
+
+    for rank in (0, 1):
+        assert "died without a word" in str(results[rank])
+        text = (tmp_path / f"{rank}.log").read_text()
+        assert "Rank 2 on " in text
+        assert "waits in vain and is ended" in text
 
 
 def test_a_rank_that_leaves_early_is_named():

@@ -202,7 +202,7 @@ def test_the_next_batch_is_made_while_the_loop_computes():
     plans.draw = lambda step: Plan(step, step, (4, 4) if step < 2 else (6, 2))
     ranks = Ranks(
         lambda rank: DataLoader(
-            Items(32), num_workers=1, collate_fn=collate if rank == 0 else list
+            Items(32), num_workers=1, prefetch_factor=8, collate_fn=collate if rank == 0 else list
         ),
         plans,
         world_size=2,

@@ -1,6 +1,10 @@
 """Proofs to run on your own policies; needs ``pip install evenstep[testing]``."""
 
-import pytest
+try:
+    import pytest
+except ModuleNotFoundError as error:
+    message = "`evenstep.testing` needs pytest: `pip install evenstep[testing]`."
+    raise ImportError(message) from error
 
 pytest.register_assert_rewrite("evenstep.testing._policy_contract")
 

@@ -40,8 +40,8 @@ def run_workers(
         arguments: handed to every process, after its rank.
         timeout_s: after this many seconds, what still runs is killed and counts as failed.
         check: whether the first failure raises. If not, it stands in the place of the result.
-        stop_after: kill the rest once so many have given results; None waits for all. For tests
-            in which a worker never answers.
+        stop_after: kill the rest once so many have given results or died; None waits for all. For
+            tests in which a worker never answers.
 
     Returns:
         The results, by rank.
@@ -98,6 +98,7 @@ def _collect(pipes: list[Connection], deadline_s: float, num_results: int) -> li
                 num_given += 1
             except EOFError:
                 results[rank] = WorkerFailed(f"rank {rank} died without a word")
+                num_given += 1
     return results
 
 

@@ -2,8 +2,8 @@
 
 try:
     import torch as _torch
-except ModuleNotFoundError as _error:
-    raise ImportError("`evenstep.torch` needs PyTorch: `pip install evenstep[torch]`.") from _error
+except ModuleNotFoundError as error:
+    raise ImportError("`evenstep.torch` needs PyTorch: `pip install evenstep[torch]`.") from error
 
 from ..control import Bounds as Bounds
 from ._balancer import Balancer as Balancer

@@ -214,6 +214,9 @@ class Balancer:
         if self._loader is not None:
             self._loader.close()
         self._link.close()
+        for model in self._models:
+            model.release()
+        self._models.clear()
 
     def __enter__(self) -> Self:
         return self

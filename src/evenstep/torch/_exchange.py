@@ -68,6 +68,8 @@ class Exchange:
         self._all_in = -1  # the last step that all ranks have reported
         self._changed = threading.Condition()
         self._deciding = threading.Lock()
+        self._settled = threading.Event()  # cleared while the main thread waits in `settle`
+        self._settled.set()
         self._arrived: defaultdict[int, set[int]] = defaultdict(set)
         self._measured: defaultdict[int, dict[int, Report]] = defaultdict(dict)
         self._left: dict[int, int] = {}
@@ -131,7 +133,11 @@ class Exchange:
         Raises:
             WorkerLostError: a worker was lost.
         """
-        self._await(lambda: self._all_in >= step, limit_s=limit_s)
+        self._settled.clear()
+        try:
+            self._await(lambda: self._all_in >= step, limit_s=limit_s)
+        finally:
+            self._settled.set()
 
     def leave_step(self) -> None:
         """Note that the caller is between two loops, where nothing can hang."""
@@ -191,6 +197,9 @@ class Exchange:
         with self._changed:
             self._all_in = step
             self._changed.notify_all()
+        # The main thread is on its way into the all-reduce and needs Python's lock for a few
+        # microseconds; deciding first would keep it for as long as the decision takes.
+        self._settled.wait(timeout=0.002)
 
     def _decide(self, step: int) -> None:
         """Show the planner what is complete and publish what it says; then keep the books."""

@@ -46,8 +46,8 @@ class BalancedLoader:
     them as a stand-in, of weight 0. ``steps`` gives steps that consist of micro-batches.
 
     Args:
-        loader: the user's own. With the default ``generator`` and one process, the order is the
-            one it would give by itself.
+        loader: the user's own. Given the same generators, one process sees the very batches that
+            torch's loader gives.
         rank: this process.
         world_size: number of processes.
         global_batch_size: samples of a step over all ranks.

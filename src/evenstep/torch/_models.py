@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
 from ..exceptions import EvenstepWarning, invalid
 from ._clock import StepMeter
@@ -39,10 +40,13 @@ class BalancedModel:
     ) -> None:
         self.module = module
         self._wait_begun: Any = None
+        self._handles: list[RemovableHandle] = []
         if weighting == "output":
             hook = OutputHook(weight, backward)
-            module.register_forward_pre_hook(hook.before, with_kwargs=True)
-            module.register_forward_hook(hook, with_kwargs=True)
+            self._handles += [
+                module.register_forward_pre_hook(hook.before, with_kwargs=True),
+                module.register_forward_hook(hook, with_kwargs=True),
+            ]
 
     def time_buffers(self, meter: Callable[[], StepMeter | None]) -> None:
         """Keep DDP's broadcast of buffers, which waits for rank 0, out of the compute time."""
@@ -61,8 +65,16 @@ class BalancedModel:
             if now is not None and self._wait_begun is not None:
                 now.exclude(self._wait_begun, now.clock.mark())
 
-        module.register_forward_pre_hook(enter, prepend=True)
-        module.module.register_forward_pre_hook(leave, prepend=True)
+        self._handles += [
+            module.register_forward_pre_hook(enter, prepend=True),
+            module.module.register_forward_pre_hook(leave, prepend=True),
+        ]
+
+    def release(self) -> None:
+        """Take the hooks off: the model is a plain one again, and nothing keeps it alive."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
 
     def no_sync(self) -> AbstractContextManager[Any] | None:
         """Return DDP's context in which a backward does not synchronise; None for others."""

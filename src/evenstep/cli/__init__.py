@@ -1,0 +1,16 @@
+"""The ``evenstep`` command."""
+
+from __future__ import annotations
+
+import sys
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line; an extra that is missing ends it with the remedy."""
+    try:
+        from ._app import app
+    except ModuleNotFoundError as error:
+        sys.exit(f"`evenstep` on the command line needs {error.name}: `pip install evenstep[cli]`.")
+    app()

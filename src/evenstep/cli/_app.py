@@ -1,0 +1,33 @@
+"""All commands, and what they have in common."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from .. import __version__
+from ._demo import demo
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"evenstep {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def evenstep(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_say_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Data-parallel training at the sum of its workers' speeds."""
+
+
+app.command("demo")(demo)

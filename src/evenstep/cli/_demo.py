@@ -1,0 +1,85 @@
+"""``evenstep demo``: equal shares against balanced ones, live."""
+
+from __future__ import annotations
+
+import signal
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
+
+_NEEDED = ("torch", "matplotlib")
+
+
+def demo(
+    workers: Annotated[
+        int | None, typer.Option(help="How many worker processes; 4, or one per card.")
+    ] = None,
+    speeds: Annotated[
+        str | None, typer.Option(help="Emulated speeds, one per worker: 1,1/2,1/3,1/6.")
+    ] = None,
+    policy: Annotated[
+        str, typer.Option(help="The balanced run's policy: a name or module:Class.")
+    ] = "auto",
+    device: Annotated[
+        str, typer.Option(help="auto, cpu or cuda. auto: your cards, if there are two or more.")
+    ] = "auto",
+    steps: Annotated[
+        int | None, typer.Option(help="Steps of each run; else what fits in about a minute.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for picture, figures and events.")] = Path(
+        "runs/demo"
+    ),
+) -> None:
+    """Train a small GPT with equal shares, then balanced, and show the difference."""
+    console = Console()
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        _fail(console, f"The demo needs {' and '.join(missing)}: `pip install evenstep[demo]`.", 1)
+
+    from ..demo._launch import DemoFailed
+    from ..demo._run import run_demo
+    from ..demo._settings import choose
+
+    try:
+        settings = choose(
+            workers=workers,
+            speeds=speeds,
+            policy=policy,
+            device=device,
+            steps=steps,
+            out=out,
+            count_cards=_count_cards,
+        )
+    except ValueError as error:
+        _fail(console, str(error), 2)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _stop)  # so that the workers are ended on the way out
+    try:
+        run_demo(settings, console)
+    except DemoFailed as error:
+        _fail(console, str(error), 1)
+    except KeyboardInterrupt:
+        console.print("\nStopped; all workers have ended.")
+        raise typer.Exit(130) from None
+
+
+def _count_cards() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _fail(console: Console, message: str, code: int) -> NoReturn:
+    console.print(Panel(Text(message), title="evenstep demo", border_style="red"))
+    raise typer.Exit(code)

@@ -1,0 +1,63 @@
+"""A small GPT over bytes, with tied weights."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ._job import Size
+
+VOCABULARY = 256
+
+
+class GPT(nn.Module):
+    """A causal transformer from bytes ``(batch, time)`` to logits ``(batch, time, 256)``.
+
+    The embedding doubles as the output layer (Press & Wolf 2017), so one parameter gets gradients
+    from both ends of the network: a case that balanced training has to get right.
+    """
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, size.width)
+        self.place = nn.Parameter(torch.zeros(size.context, size.width))
+        self.blocks = nn.Sequential(
+            *(Block(size.width, size.num_heads) for _ in range(size.num_layers))
+        )
+        self.norm = nn.LayerNorm(size.width)
+        nn.init.normal_(self.embed.weight, std=0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.blocks(self.embed(tokens) + self.place[: tokens.shape[1]])
+        return F.linear(self.norm(hidden), self.embed.weight)
+
+
+class Block(nn.Module):
+    """Attention, then a feed-forward part, each added to what came in."""
+
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.norm_attend = nn.LayerNorm(width)
+        self.attend = nn.Linear(width, 3 * width)
+        self.merge = nn.Linear(width, width)
+        self.norm_think = nn.LayerNorm(width)
+        self.think = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.attend(self.norm_attend(x)).chunk(3, dim=-1)
+        query, key, value = (
+            part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in parts
+        )
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.merge(mixed.transpose(1, 2).flatten(2))
+        thought: Tensor = self.think(self.norm_think(x))
+        return x + thought
+
+
+def next_byte_loss(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Return the mean cross-entropy of each byte given those before it, in nats."""
+    return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())

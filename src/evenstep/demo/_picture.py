@@ -1,0 +1,186 @@
+"""The demo's picture: one step, batch sizes, waiting, and the losses of both runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from statistics import median
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from ._look import BALANCED, EQUAL, color_of, seconds_text, speed_text
+from ._recording import Recording
+from ._summary import Summary
+
+_GREY = "#555555"
+_WAITING = "#e4e4e4"
+
+
+def save_picture(
+    path: Path,
+    summary: Summary,
+    *,
+    equal: Recording,
+    balanced: Recording,
+    speeds: Sequence[float] | None = None,
+) -> None:
+    """Draw both runs side by side into ``path``, a PNG.
+
+    Args:
+        path: where it goes.
+        summary: what the runs show.
+        equal: the run with equal shares.
+        balanced: the run with balanced shares.
+        speeds: emulated speeds, to stand beside the workers.
+    """
+    figure = Figure(figsize=(11, 9.2), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    grid = figure.add_gridspec(4, 2, height_ratios=[1.15, 1, 1, 1.25])
+    figure.suptitle(
+        f"{summary.speed_up:.1f} times as fast on the same workers, with the same training result",
+        fontsize=16,
+        fontweight="bold",
+        x=0.01,
+        ha="left",
+    )
+    for column, (name, run) in enumerate((("Equal split", equal), ("Balanced", balanced))):
+        one_step = figure.add_subplot(grid[0, column])
+        _draw_step(one_step, run, name, longest_s=1.04 * summary.equal.step_s)
+        _name_workers(one_step, len(run.batch_size[0]), speeds)
+        if run is balanced:
+            _mark_limit(one_step, summary)
+        _draw_batch_sizes(figure.add_subplot(grid[1, column]), run)
+        most_s = max(max(map(max, equal.idle_s)), max(map(max, balanced.idle_s)))
+        _draw_waiting(figure.add_subplot(grid[2, column]), run, most_s)
+    _draw_loss_by_step(figure.add_subplot(grid[3, 0]), equal, balanced)
+    _draw_loss_by_time(figure.add_subplot(grid[3, 1]), equal, balanced)
+    figure.savefig(path, dpi=130)
+
+
+def _draw_step(axes: Axes, run: Recording, name: str, *, longest_s: float) -> None:
+    """Draw what every worker does in a usual step of the run's second half."""
+    half = run.num_done // 2
+    compute_s = [median(column) for column in zip(*run.compute_s[half:], strict=True)]
+    end_s = max(compute_s)
+    wall_s = median(run.known_wall_s(last=run.num_done - half))
+    for rank, (size, busy_s) in enumerate(zip(run.batch_size[-1], compute_s, strict=True)):
+        axes.barh(rank, busy_s, color=color_of(rank), height=0.72)
+        axes.barh(
+            rank,
+            end_s - busy_s,
+            left=busy_s,
+            color=_WAITING,
+            height=0.72,
+            hatch="///",
+            edgecolor="white",
+            linewidth=0,
+        )
+        inside = busy_s > 0.2 * longest_s
+        axes.text(
+            (0.0 if inside else busy_s) + 0.012 * longest_s,
+            rank,
+            f"{size} samples",
+            va="center",
+            color="white" if inside else "black",
+            fontsize=9,
+            fontweight="bold",
+        )
+    axes.barh(
+        range(len(compute_s)),
+        [wall_s - end_s] * len(compute_s),
+        left=end_s,
+        color=_GREY,
+        height=0.72,
+    )
+    axes.set_title(f"{name}: one step takes {seconds_text(wall_s)}", loc="left", fontweight="bold")
+    axes.invert_yaxis()
+    axes.set_xlim(0, longest_s)
+    axes.set_xlabel("seconds: computing, waiting (hatched), the rest (dark)")
+    _tidy(axes)
+
+
+def _name_workers(axes: Axes, world_size: int, speeds: Sequence[float] | None) -> None:
+    names = [f"worker {rank}" for rank in range(world_size)]
+    if speeds is not None:
+        names = [
+            f"{name}\nspeed {speed_text(speed)}" for name, speed in zip(names, speeds, strict=True)
+        ]
+    axes.set_yticks(range(world_size), names)
+
+
+def _mark_limit(axes: Axes, summary: Summary) -> None:
+    axes.axvline(summary.limit_s, color="black", linestyle="--", linewidth=1)
+    axes.annotate(
+        f"physical limit\n{seconds_text(summary.limit_s)}:\n{summary.share_of_limit:.0%} reached",
+        (summary.limit_s, 0.5),
+        xycoords=("data", "axes fraction"),
+        xytext=(30, 0),
+        textcoords="offset points",
+        va="center",
+        arrowprops={"arrowstyle": "->", "color": "black"},
+    )
+
+
+def _draw_batch_sizes(axes: Axes, run: Recording) -> None:
+    """Draw the shares of the global batch, stacked, over steps."""
+    steps = range(run.num_done)
+    edges = [[0, *accumulate(sizes)] for sizes in run.batch_size]
+    for rank in range(len(run.batch_size[0])):
+        low, high = ([edge[rank + part] for edge in edges] for part in (0, 1))
+        axes.fill_between(steps, low, high, color=color_of(rank), step="post", linewidth=0)
+        axes.text(
+            0.98 * (run.num_done - 1),
+            (low[-1] + high[-1]) / 2,
+            str(run.batch_size[-1][rank]),
+            ha="right",
+            va="center",
+            color="white",
+            fontweight="bold",
+        )
+    axes.set_ylabel("batch sizes")
+    axes.set_xlim(0, run.num_done - 1)
+    axes.set_ylim(0, run.global_batch_size)
+    _tidy(axes)
+
+
+def _draw_waiting(axes: Axes, run: Recording, most_s: float) -> None:
+    """Draw every worker's waiting time over steps."""
+    for rank, idle_s in enumerate(zip(*run.idle_s, strict=True)):
+        axes.plot([1e3 * value for value in idle_s], color=color_of(rank), label=f"worker {rank}")
+    axes.set_xlabel("step")
+    axes.set_ylabel("waiting, ms")
+    axes.set_xlim(0, run.num_done - 1)
+    axes.set_ylim(-0.03e3 * most_s, 1.08e3 * most_s)
+    _tidy(axes)
+
+
+def _draw_loss_by_step(axes: Axes, equal: Recording, balanced: Recording) -> None:
+    axes.plot(equal.loss, color=EQUAL, linewidth=5, alpha=0.35, label="equal split")
+    axes.plot(balanced.loss, color=BALANCED, linewidth=1.6, label="balanced")
+    axes.set_title("Step by step: the same loss", loc="left", fontweight="bold")
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss, nats per byte")
+    axes.legend(frameon=False)
+    _tidy(axes)
+
+
+def _draw_loss_by_time(axes: Axes, equal: Recording, balanced: Recording) -> None:
+    for run, color, name in ((equal, EQUAL, "equal split"), (balanced, BALANCED, "balanced")):
+        walls = run.known_wall_s()
+        usual_s = median(walls)
+        times = accumulate(usual_s if wall is None else wall for wall in run.wall_s)
+        axes.plot(list(times), run.loss, color=color, linewidth=2, label=name)
+    axes.set_title("By the clock: much sooner", loc="left", fontweight="bold")
+    axes.set_xlabel("seconds of training")
+    axes.set_ylabel("loss, nats per byte")
+    axes.legend(frameon=False)
+    _tidy(axes)
+
+
+def _tidy(axes: Axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(visible=True, axis="x", color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)

@@ -1,0 +1,150 @@
+"""What is known of one training run, filled record by record, live or afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ._notes import Tail
+
+Record = dict[str, Any]
+_RECENT = 5
+
+
+@dataclass(slots=True)
+class Recording:
+    """One run, as its events and notes tell it. Records of other kinds are passed over.
+
+    Attributes:
+        num_steps: optimizer steps that it is to take; 0 while unknown.
+        global_batch_size: samples per step over all workers; 0 while unknown.
+        phase: what it is doing, in words.
+        reason: the policy's latest words.
+        batch_size: samples, per measured step and rank.
+        compute_s: own computing, per measured step and rank.
+        idle_s: waiting for the slowest, per measured step and rank.
+        makespan_s: the slowest worker's computing, per measured step.
+        wall_s: what the step took in all, per measured step; None where unknown.
+        loss: mean over the global batch, per step.
+        measured: what the workers found out about the machine, if they were asked.
+        late_steps: steps in which the real computing was longer than the emulated time.
+        ended: whether the run was brought to its end.
+    """
+
+    num_steps: int = 0
+    global_batch_size: int = 0
+    phase: str = "starting the workers"
+    reason: str = ""
+    batch_size: list[tuple[int, ...]] = field(default_factory=list)
+    compute_s: list[tuple[float, ...]] = field(default_factory=list)
+    idle_s: list[tuple[float, ...]] = field(default_factory=list)
+    makespan_s: list[float] = field(default_factory=list)
+    wall_s: list[float | None] = field(default_factory=list)
+    loss: list[float] = field(default_factory=list)
+    measured: Record | None = None
+    late_steps: int = 0
+    ended: bool = False
+
+    def add(self, record: Record) -> None:
+        """Take in one record of ``events.jsonl`` or ``notes.jsonl``."""
+        take = _TAKE.get(record["event"])
+        if take is not None:
+            take(self, record)
+
+    @property
+    def num_done(self) -> int:
+        """How many steps were measured so far."""
+        return len(self.makespan_s)
+
+    def recent(self, per_rank: list[tuple[float, ...]]) -> list[float]:
+        """Return the median of the last few steps for every rank, of steps with the same sizes."""
+        sizes = self.batch_size[-1]
+        rows = [
+            row
+            for row, size in zip(per_rank[-_RECENT:], self.batch_size[-_RECENT:], strict=True)
+            if size == sizes
+        ]
+        return [float(median(column)) for column in zip(*rows, strict=True)]
+
+    def known_wall_s(self, *, last: int | None = None) -> list[float]:
+        """Return the step times that are known, of the ``last`` steps or of all."""
+        rows = self.wall_s if last is None else self.wall_s[-last:]
+        return [wall for wall in rows if wall is not None]
+
+    def left_s(self) -> float | None:
+        """Return the time the remaining steps will take, going by the last few."""
+        walls = self.known_wall_s(last=_RECENT)
+        if not walls or not self.num_steps:
+            return None
+        return median(walls) * (self.num_steps - self.num_done)
+
+
+class Follower:
+    """Keeps a ``Recording`` up to date with the files in a run's folder.
+
+    Args:
+        run_dir: the folder; the files in it need not exist yet.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self.recording = Recording()
+        self._tails = [Tail(run_dir / "notes.jsonl"), Tail(run_dir / "events.jsonl")]
+
+    def update(self) -> Recording:
+        """Read what was added since the last call."""
+        for tail in self._tails:
+            for record in tail.read():
+                self.recording.add(record)
+        return self.recording
+
+
+def _started(run: Recording, record: Record) -> None:
+    run.num_steps = record["num_steps"]
+    run.global_batch_size = record["global_batch_size"]
+
+
+def _measured_step(run: Recording, record: Record) -> None:
+    run.batch_size.append(tuple(record["batch_size"]))
+    run.compute_s.append(tuple(record["compute_s"]))
+    run.idle_s.append(tuple(record["idle_s"]))
+    run.makespan_s.append(record["makespan_s"])
+    run.wall_s.append(record["wall_s"])
+
+
+def _rebalanced(run: Recording, record: Record) -> None:
+    run.reason = record["reason"]
+
+
+def _ended(run: Recording, record: Record) -> None:
+    run.ended = True
+
+
+def _phase(run: Recording, record: Record) -> None:
+    run.phase = record["text"]
+
+
+def _machine(run: Recording, record: Record) -> None:
+    run.measured = record
+
+
+def _losses(run: Recording, record: Record) -> None:
+    run.loss.extend(record["loss"])
+
+
+def _done(run: Recording, record: Record) -> None:
+    run.late_steps = record["late_steps"]
+
+
+_TAKE: dict[str, Callable[[Recording, Record], None]] = {
+    "RunStarted": _started,
+    "StepMeasured": _measured_step,
+    "Rebalanced": _rebalanced,
+    "RunEnded": _ended,
+    "Phase": _phase,
+    "Measured": _machine,
+    "Losses": _losses,
+    "Done": _done,
+}

@@ -1,0 +1,119 @@
+"""What a person may choose, checked before anything starts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import cycle, islice
+from pathlib import Path
+
+from ..exceptions import invalid
+from ..policies import by_name
+
+SPEEDS = (1.0, 1 / 2, 1 / 3, 1 / 6)
+"""The speeds that emulated workers have unless told otherwise, in turn."""
+
+DEVICES = ("auto", "cpu", "cuda")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One demo, ready to run.
+
+    Attributes:
+        num_workers: worker processes, at least 2.
+        speeds: emulated speeds, one per worker; None uses the devices as fast as they are.
+        policy: of the balanced run, a name or ``"module:Class"``.
+        device: ``"cpu"`` or ``"cuda"``.
+        num_steps: optimizer steps of each run; None takes as many as fit in about a minute.
+        out: folder for events, picture and figures. What an earlier demo left there goes.
+        seed: of the weights and of the order of the text.
+    """
+
+    num_workers: int
+    speeds: tuple[float, ...] | None
+    policy: str
+    device: str
+    num_steps: int | None
+    out: Path
+    seed: int = 0
+
+
+def choose(
+    *,
+    workers: int | None,
+    speeds: str | None,
+    policy: str,
+    device: str,
+    steps: int | None,
+    out: Path,
+    count_cards: Callable[[], int],
+) -> Settings:
+    """Return the settings for what was asked, with the gaps filled.
+
+    With ``device`` "auto", two cards or more are used as they are, one per worker; otherwise
+    workers of unlike speeds are emulated on the CPU.
+
+    Args:
+        workers: how many; None takes one per speed or card.
+        speeds: numbers or fractions with commas between, ``"1,1/2,0.3"``; None takes ``SPEEDS``.
+        policy: a policy's name or ``"module:Class"``.
+        device: one of ``DEVICES``.
+        steps: optimizer steps of each run; None leaves them to the machine's speed.
+        out: folder for what the demo leaves.
+        count_cards: returns how many CUDA cards there are; asked only if it matters.
+
+    Raises:
+        ValueError: something cannot be honoured.
+    """
+    by_name(policy)
+    if device not in DEVICES:
+        raise _refused("--device", f"be one of {', '.join(DEVICES)}", device, "Try auto.")
+    if workers is not None and workers < 2:
+        raise _refused("--workers", "be at least 2", workers, "One has nobody to share with.")
+    if steps is not None and steps < 10:
+        raise _refused("--steps", "be at least 10", steps, "Fewer show nothing.")
+
+    emulated = None if speeds is None else parse_speeds(speeds)
+    if device == "cuda" and emulated is not None:
+        raise _refused("--speeds", "be left out on cards", speeds, "They run as they are.")
+    cards = count_cards() if device != "cpu" and emulated is None else 0
+    if device == "cuda" or cards >= max(2, workers or 2):
+        num_workers = _on_cards(workers, cards)
+        return Settings(num_workers, None, policy, "cuda", steps, out)
+
+    if emulated is None:
+        emulated = tuple(islice(cycle(SPEEDS), workers or len(SPEEDS)))
+    if workers not in (None, len(emulated)):
+        rule = f"name one speed for each of {workers} workers"
+        raise _refused("--speeds", rule, f"{len(emulated)}: {speeds}", "Leave out `--workers`.")
+    return Settings(len(emulated), emulated, policy, "cpu", steps, out)
+
+
+def parse_speeds(text: str) -> tuple[float, ...]:
+    """Return the speeds written as ``"1,1/2,0.3"``: at least two, positive and finite."""
+    try:
+        speeds = tuple(float(Fraction(part.strip())) for part in text.split(","))
+    except (ValueError, ZeroDivisionError):
+        speeds = ()
+    if not _usable(speeds):
+        rule = "be two or more positive numbers or fractions with commas between"
+        raise _refused("--speeds", rule, repr(text), "Write 1,1/2,1/3 say.")
+    return speeds
+
+
+def _usable(speeds: Sequence[float]) -> bool:
+    return len(speeds) >= 2 and all(math.isfinite(speed) and speed > 0 for speed in speeds)
+
+
+def _on_cards(workers: int | None, cards: int) -> int:
+    if cards < (workers or 2):
+        rule = f"find {workers or 2} CUDA cards or more, one per worker"
+        raise _refused("--device cuda", rule, cards, "Use `--device cpu` to emulate workers.")
+    return workers or cards
+
+
+def _refused(option: str, rule: str, got: object, remedy: str) -> ValueError:
+    return invalid(f"evenstep demo {option}", rule, got, remedy)

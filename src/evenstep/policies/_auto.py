@@ -1,0 +1,101 @@
+"""The policy to start with: fit every worker's times, solve exactly, move if it pays."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, final
+
+import numpy as np
+
+from .._minmax import allocate, makespan_s
+from .._types import Cluster, Decision, StepTimings
+from ..exceptions import invalid
+from ..prediction import AffineFilter
+from ._base import AbstractPolicy
+from ._splits import equal_split, refit
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Auto(AbstractPolicy[dict[str, Any]]):
+    r"""The split that ends earliest by the times fitted so far, adopted if it saves enough.
+
+    $b = \arg\min_b \max_r (a_r + c_r b_r)$ over the integers that the cluster allows, with
+    $a_r, c_r$ from ``AffineFilter`` and the minimum exact. The split in force stays unless the
+    best one is predicted to shorten the step by at least ``min_saving``.
+
+    Leaving the equal split takes more: the saving has to exceed what noise alone would pretend,
+    $(2 + \sqrt{2 \ln W})$ standard errors of the slowest worker's estimate. Of $W$ equal workers
+    the slowest looks slow by $\sqrt{2 \ln W}$ of them. So equal workers keep the equal split
+    under jitter of some percent. Two workers that differ by less than 5 % are told apart after a
+    handful of steps, unlike ones after the first.
+
+    Without noise the second plan is near the best and the third within 2 %: one size gives a
+    speed, two a fixed cost as well. A single slow step changes nothing, a lasting change is
+    followed after its second step, or after its first where changes have proved lasting before.
+    Wrong where no line fits (see ``AffineFilter``), and where resizing costs more than a step
+    saves: wrap it in ``Deadband`` or ``Every``, or raise ``min_saving``.
+
+    A worker at zero samples, which takes ``min_batch_size=0``, is not measured and keeps its
+    last estimate: it comes back only as the others slow down. As long as one was never measured,
+    nothing changes.
+
+    Args:
+        min_saving: least predicted saving that is worth a change, as a share of the step, in
+            [0, 1).
+        filter: what estimates the times.
+
+    Raises:
+        ValueError: ``min_saving`` is out of range.
+
+    References:
+        None of the papers: minimum over a fitted affine time is section 4.1 of LBB and the GPU
+        rule of arXiv 1806.02508; that a saving has to pay is evenstep's own.
+    """
+
+    name: ClassVar[str] = "auto"
+
+    min_saving: float = 0.01
+    filter: AffineFilter = field(default_factory=AffineFilter)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_saving < 1:
+            raise invalid(
+                "Auto(min_saving=...)",
+                "be in [0, 1)",
+                self.min_saving,
+                "0.01 asks for 1 % of the step.",
+            )
+
+    def init(self, cluster: Cluster) -> Decision[dict[str, Any]]:
+        equal = equal_split(cluster)
+        state = {"held": equal, "filter": self.filter.init(cluster.world_size)}
+        return Decision(equal, state, "equal: nothing measured yet")
+
+    def update(
+        self, cluster: Cluster, timings: StepTimings, state: dict[str, Any]
+    ) -> Decision[dict[str, Any]]:
+        fitted = self.filter.update(state["filter"], timings.batch_size, timings.compute_s)
+        held = refit(state["held"], cluster)
+        times = self.filter.times(fitted)
+        if times is None:
+            rank = int(np.argmin(fitted["num_steps"]))
+            reason = f"held: rank {rank} was given no samples so far"
+            return Decision(held, {"held": held, "filter": fitted}, reason)
+
+        best = allocate(times, cluster)
+        saving = 1 - makespan_s(times, best) / makespan_s(times, held)
+        needed = self.min_saving
+        if np.array_equal(held, equal_split(cluster)):
+            slowest = int(np.argmax(times.seconds(held)))
+            errors = 2 + math.sqrt(2 * math.log(cluster.world_size))
+            needed += errors * float(self.filter.uncertainty(fitted)[slowest])
+        if saving < needed:
+            reason = f"held: another split would save {saving:.1%}, less than {needed:.1%}"
+            return Decision(held, {"held": held, "filter": fitted}, reason)
+        slow = int(np.argmax(times.slope_s))
+        reason = (
+            f"saves {saving:.1%}: rank {slow} slowest at {1 / times.slope_s[slow]:.3g} samples/s"
+        )
+        return Decision(best, {"held": best, "filter": fitted}, reason)

@@ -1,0 +1,39 @@
+"""The interface every policy implements."""
+
+from __future__ import annotations
+
+import abc
+from typing import ClassVar, Generic
+
+from .._types import Cluster, Decision, State, StepTimings
+
+
+class AbstractPolicy(abc.ABC, Generic[State]):
+    """Decides how many samples each worker gets on the next step.
+
+    A policy is an immutable value: hyperparameters live on ``self``, everything that changes
+    lives in ``State``, which is plain enough for any checkpoint (see ``Decision``). It does no
+    I/O, reads no clock and knows no framework, so the trainer and the simulator run the very
+    same object.
+
+    Three things may happen that are not in the policy's hands, and it has to live with them. A
+    measurement may arrive a step late, taken under the plan before. A wrapper or a driver may
+    keep another split in force than the one decided. And the bounds of ``cluster`` may move from
+    one update to the next, as a driver learns what fits in memory; the number of workers may
+    not, for which there is ``init``.
+
+    Attributes:
+        name: what configurations, the CLI and reports call it, such as ``"lb-bsp-2020"``.
+    """
+
+    __slots__ = ()
+
+    name: ClassVar[str] = ""
+
+    @abc.abstractmethod
+    def init(self, cluster: Cluster) -> Decision[State]:
+        """Return the first decision, before anything is measured."""
+
+    @abc.abstractmethod
+    def update(self, cluster: Cluster, timings: StepTimings, state: State) -> Decision[State]:
+        """Return the next decision, leaving all arguments as they are."""

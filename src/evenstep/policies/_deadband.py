@@ -1,0 +1,59 @@
+"""Ignore small changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+import numpy as np
+
+from .._types import Cluster, Decision, StepTimings
+from ..exceptions import invalid
+from ._base import AbstractPolicy
+from ._splits import refit
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Deadband(AbstractPolicy[dict[str, Any]]):
+    r"""Another policy, whose changes are adopted only if some worker's is large.
+
+    The split stays while $\max_r |b^\mathrm{new}_r - b_r| / b_r \le$ ``threshold``. For resizes
+    that cost something: kernels tuned per shape, compiled graphs, fetched samples that change
+    owner. Costs up to about ``threshold`` of the step where small differences last.
+
+    Args:
+        policy: decides; it goes on seeing every step.
+        threshold: largest relative change that is ignored, at least 0.
+
+    Raises:
+        ValueError: ``threshold`` is negative.
+    """
+
+    name: ClassVar[str] = "deadband"
+
+    policy: AbstractPolicy[Any]
+    threshold: float
+
+    def __post_init__(self) -> None:
+        if not self.threshold >= 0:
+            raise invalid(
+                "Deadband(threshold=...)", "be at least 0", self.threshold, "0.05 is 5 %."
+            )
+
+    def init(self, cluster: Cluster) -> Decision[dict[str, Any]]:
+        first = self.policy.init(cluster)
+        state = {"held": first.batch_size, "inner": first.state}
+        return Decision(first.batch_size, state, first.reason)
+
+    def update(
+        self, cluster: Cluster, timings: StepTimings, state: dict[str, Any]
+    ) -> Decision[dict[str, Any]]:
+        wanted = self.policy.update(cluster, timings, state["inner"])
+        held = refit(state["held"], cluster)
+        change = float((abs(wanted.batch_size - held) / np.maximum(held, 1)).max())
+        if 0 < change <= self.threshold:
+            reason = f"held: change of {change:.1%} within {self.threshold:.1%}"
+            return Decision(held, {"held": held, "inner": wanted.state}, reason)
+        state = {"held": wanted.batch_size, "inner": wanted.state}
+        return Decision(wanted.batch_size, state, wanted.reason)

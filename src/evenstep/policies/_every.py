@@ -1,0 +1,59 @@
+"""Change the split now and then only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+from .._types import Cluster, Decision, StepTimings
+from ..exceptions import invalid
+from ._base import AbstractPolicy
+from ._splits import refit
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Every(AbstractPolicy[dict[str, Any]]):
+    """Another policy, whose split is adopted at every ``num_steps``-th step.
+
+    In between the split stays, and the policy goes on learning from every step. For resizes that
+    cost something, once in a while: at ``num_steps`` = steps per epoch this is the pace of
+    OmniLearn and DBS. A change waits ``num_steps`` / 2 on average until it is answered.
+
+    Args:
+        policy: decides; it goes on seeing every step.
+        num_steps: steps between changes, at least 1, which changes nothing.
+
+    Raises:
+        ValueError: ``num_steps`` is below 1.
+    """
+
+    name: ClassVar[str] = "every"
+
+    policy: AbstractPolicy[Any]
+    num_steps: int
+
+    def __post_init__(self) -> None:
+        if self.num_steps < 1:
+            raise invalid(
+                "Every(num_steps=...)", "be at least 1", self.num_steps, "Use 1 for every step."
+            )
+
+    def init(self, cluster: Cluster) -> Decision[dict[str, Any]]:
+        first = self.policy.init(cluster)
+        state = {"held": first.batch_size, "inner": first.state, "num_steps": 0}
+        return Decision(first.batch_size, state, first.reason)
+
+    def update(
+        self, cluster: Cluster, timings: StepTimings, state: dict[str, Any]
+    ) -> Decision[dict[str, Any]]:
+        wanted = self.policy.update(cluster, timings, state["inner"])
+        num_steps = state["num_steps"] + 1
+        batch_size, reason = wanted.batch_size, wanted.reason
+        if num_steps % self.num_steps:
+            batch_size = refit(state["held"], cluster)
+            reason = f"held: step {num_steps} of {self.num_steps}"
+        left = num_steps % self.num_steps
+        return Decision(
+            batch_size, {"held": batch_size, "inner": wanted.state, "num_steps": left}, reason
+        )

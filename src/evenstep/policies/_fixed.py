@@ -1,0 +1,80 @@
+"""Batch sizes that the user chose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import numpy as np
+
+from .._types import Cluster, Decision, IntArray, StepTimings
+from ..exceptions import invalid
+from ._base import AbstractPolicy
+from ._splits import is_feasible, refit
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Fixed(AbstractPolicy[None]):
+    r"""The batch sizes given, whatever is measured.
+
+    $b_r$ is constant. Right where speeds are known and never change, and for experiments that
+    need a split of their own. Wrong as soon as somebody else uses one of the machines: nothing
+    reacts.
+
+    The sizes have to fit the cluster exactly when training starts. Should the bounds tighten
+    later, because a batch turns out not to fit in memory, the split stays as near to them in
+    proportion as the new bounds let it, and the reason says so.
+
+    Args:
+        batch_size: local batch sizes in samples, one per rank, adding up to the global batch.
+
+    Raises:
+        ValueError: a size is no integer or is negative, or, in ``init``, the sizes do not suit
+            the cluster.
+    """
+
+    name: ClassVar[str] = "fixed"
+
+    batch_size: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        given = np.asarray(self.batch_size)
+        if given.ndim != 1 or given.dtype.kind not in "iu" or (given < 0).any():
+            raise invalid(
+                "Fixed(batch_size=...)",
+                "be integers >= 0, one per rank",
+                self.batch_size,
+                "Give whole samples, such as (96, 32).",
+            )
+        # Past the frozen guard: a list or an array given is kept as what the field says.
+        object.__setattr__(self, "batch_size", tuple(given.tolist()))
+
+    def init(self, cluster: Cluster) -> Decision[None]:
+        wanted = self._sizes(cluster)
+        if not is_feasible(wanted, cluster):
+            raise invalid(
+                "Fixed(batch_size=...)",
+                f"add up to {cluster.global_batch_size}, within "
+                f"{cluster.min_batch_size.tolist()} and {cluster.max_batch_size.tolist()}, in "
+                f"granules of {cluster.granularity.tolist()} on all ranks but one",
+                f"{list(self.batch_size)}, which add up to {sum(self.batch_size)}",
+                "Change the sizes, or the global batch and the bounds.",
+            )
+        return Decision(wanted, None, "fixed: as given")
+
+    def update(self, cluster: Cluster, timings: StepTimings, state: None) -> Decision[None]:
+        wanted = self._sizes(cluster)
+        if is_feasible(wanted, cluster):
+            return Decision(wanted, None, "fixed: as given")
+        return Decision(refit(wanted, cluster), None, "fixed: cut to the bounds in force")
+
+    def _sizes(self, cluster: Cluster) -> IntArray:
+        if len(self.batch_size) != cluster.world_size:
+            raise invalid(
+                "Fixed(batch_size=...)",
+                f"have {cluster.world_size} entries, one per rank",
+                f"{len(self.batch_size)} of them",
+                "Add or remove some.",
+            )
+        return np.array(self.batch_size, np.int64)

@@ -1,0 +1,174 @@
+"""A few samples from the slowest to the fastest worker per window, after Chen et al."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+import numpy as np
+
+from .._types import Cluster, Decision, FloatArray, StepTimings
+from ..exceptions import invalid
+from ._base import AbstractPolicy
+from ._held import see
+from ._moves import Pair, find_pair, moved, overshoots, spread
+from ._splits import equal_split, with_floor
+
+LONGEST = 8
+"""Most times that the window grows."""
+RESTORED_AFTER = 3
+"""Good moves in a row after which half of the last shrinking is taken back."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LbBsp2020(AbstractPolicy[dict[str, Any]]):
+    r"""Moves ``delta`` samples from the straggler to the leader, once per window of steps.
+
+    With $\bar t_r$ the mean of $t_r$ over a window, the leader is the smallest $\bar t_r$ among
+    the workers with memory to spare, the straggler the largest:
+
+    $b_\mathrm{leader} \mathrel{+}= \Delta, \quad b_\mathrm{straggler} \mathrel{-}= \Delta$.
+
+    When the assignment oscillates, $\Delta$ is halved and the window doubled. This is the
+    paper's rule for GPUs, which needs no model of them.
+
+    Right for lasting differences on steady machines, and robust: one window's noise costs
+    $\Delta$ samples at most. Slow: a shift of $s$ samples takes $s / \Delta$ windows. Four GPUs
+    at 81.8, 81.5, 85.4 and 392.9 ms for 128 samples each take 93, 19 or 6 moves at
+    $\Delta$ = 1, 5 or 16, and 16 stalls at 8 % imbalance until it is halved.
+
+    Left out: the code of QSync's imitation, which gives samples to the slowest worker.
+
+    Chosen here, as the paper's text was not recovered:
+
+    - ``delta``, ``window``, ``dead_band`` and a smallest batch of one granule.
+    - Oscillation: the last leader is now the straggler, or the move would make it one if its
+      time grew in proportion. Such a move is not made. (That the longest time fails to fall, the
+      other sign in summaries, also happens where two stragglers are alike.)
+    - A window within the dead-band halves $\Delta$ as well: what is left to move is little, and
+      under jitter of 3 % the next imbalance is often none.
+    - Shrinking stops at one granule, and at 8 times the window. It is taken back by halves after
+      each three moves in a row without oscillation, and at once (re-armed) when the imbalance of
+      ``window`` steps is past 4 times what it was at the last shrinking or balance, or 4
+      dead-bands if that is more: something has changed for good.
+    - A move that would cross a bound is cut down to it.
+
+    Args:
+        delta: samples moved at a time, at least 1; whole granules of both workers, one at least.
+        window: steps averaged before a move, at least 1.
+        dead_band: (max - min) / mean of the times below which nothing moves, at least 0.
+
+    Raises:
+        ValueError: an argument is out of range.
+
+    References:
+        C. Chen et al., "Semi-dynamic load balancing", SoCC 2020 (arXiv 1806.02508v2): the GPU
+        rule, as two summaries give it.
+    """
+
+    name: ClassVar[str] = "lb-bsp-2020"
+
+    delta: int = 5
+    window: int = 5
+    dead_band: float = 0.05
+
+    def __post_init__(self) -> None:
+        for name, least in (("delta", 1), ("window", 1), ("dead_band", 0)):
+            value = getattr(self, name)
+            if not value >= least:
+                raise invalid(f"LbBsp2020({name}=...)", f"be at least {least}", value, "Raise it.")
+
+    def init(self, cluster: Cluster) -> Decision[dict[str, Any]]:
+        held = equal_split(cluster)
+        state = {
+            "held": held,
+            "waited": 0,
+            "sum_s": np.zeros(cluster.world_size),
+            "num_steps": 0,
+            "delta": self.delta,
+            "window": self.window,
+            "leader": -1,  # of the last move; -1 if none, or none to compare with
+            "num_good": 0,
+            "level": math.inf,
+        }
+        return Decision(held, state, "equal: nothing measured yet")
+
+    def update(
+        self, cluster: Cluster, timings: StepTimings, state: dict[str, Any]
+    ) -> Decision[dict[str, Any]]:
+        cluster = with_floor(cluster)
+        held = see(state["held"], state["waited"], cluster=cluster, timings=timings)
+        state = {**state, "held": held.batch_size, "waited": held.waited}
+        if held.is_new:
+            state = {**state, "sum_s": np.zeros(cluster.world_size), "num_steps": 0, "leader": -1}
+        if not held.measured:
+            return _decided(state, "held: waiting for a step with these sizes")
+
+        step_s = np.where(held.batch_size > 0, timings.compute_s, 0.0)
+        sum_s, num_steps = state["sum_s"] + step_s, state["num_steps"] + 1
+        mean_s = sum_s / num_steps
+        imbalance = spread(mean_s, held.batch_size)
+        changed = imbalance > 4 * max(self.dead_band, state["level"])
+        if num_steps < self.window or (num_steps < state["window"] and not changed):
+            state = {**state, "sum_s": sum_s, "num_steps": num_steps}
+            return _decided(state, f"held: step {num_steps} of a window of {state['window']}")
+
+        state = {**state, "sum_s": np.zeros(cluster.world_size), "num_steps": 0}
+        if changed:
+            state = {**state, "delta": self.delta, "window": self.window, "leader": -1}
+            state["level"] = math.inf
+        if imbalance < self.dead_band:
+            state = {**state, "leader": -1, "num_good": 0, "level": imbalance}
+            state["delta"] = max(1, state["delta"] // 2)
+            return _decided(state, f"held: imbalance {imbalance:.1%}")
+        state["level"] = min(state["level"], imbalance)
+        return self._move(cluster, mean_s, imbalance, state)
+
+    def _move(
+        self, cluster: Cluster, mean_s: FloatArray, imbalance: float, state: dict[str, Any]
+    ) -> Decision[dict[str, Any]]:
+        """Return the decision at the end of an unbalanced window."""
+        held = state["held"]
+        cost_s = np.divide(mean_s, held, out=np.zeros(len(held)), where=held > 0)
+        pair = find_pair(held, mean_s, cluster=cluster)
+        amount = pair.amount(state["delta"])
+        if pair.straggler == state["leader"] or overshoots(mean_s, cost_s, pair, amount):
+            state = {**state, **self._shrunk(state), "level": imbalance}
+            amount = pair.amount(state["delta"])
+            if overshoots(mean_s, cost_s, pair, amount):
+                state = {**state, "leader": -1}
+                return _decided(state, f"held: imbalance {imbalance:.1%}, a move would overshoot")
+        else:
+            state = {**state, **self._restored(state)}
+        if amount == 0:
+            return _decided(state, f"held: imbalance {imbalance:.1%}, bounds in the way")
+        return _after(state, pair, amount, imbalance)
+
+    def _shrunk(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return smaller moves after longer looks."""
+        if state["delta"] == 1:
+            return {"num_good": 0}
+        window = min(2 * state["window"], LONGEST * self.window)
+        return {"delta": state["delta"] // 2, "window": window, "num_good": 0}
+
+    def _restored(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return larger moves after shorter looks, once enough moves went well."""
+        if state["num_good"] + 1 < RESTORED_AFTER:
+            return {"num_good": state["num_good"] + 1}
+        delta, window = min(2 * state["delta"], self.delta), max(state["window"] // 2, self.window)
+        return {"delta": delta, "window": window, "num_good": 0}
+
+
+def _decided(state: dict[str, Any], reason: str) -> Decision[dict[str, Any]]:
+    return Decision(state["held"], state, reason)
+
+
+def _after(
+    state: dict[str, Any], pair: Pair, amount: int, imbalance: float
+) -> Decision[dict[str, Any]]:
+    """Return the decision to move ``amount`` samples."""
+    state = {**state, "held": moved(state["held"], pair, amount), "leader": pair.leader}
+    who = f"rank {pair.straggler} to {pair.leader}"
+    return _decided(state, f"moved {amount} from {who}: imbalance {imbalance:.1%}")

@@ -1,0 +1,76 @@
+"""Whole multiples of a size that kernels like."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, final
+
+import numpy as np
+
+from .._types import Cluster, Decision, StepTimings
+from ..exceptions import invalid
+from ._base import AbstractPolicy
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RoundTo(AbstractPolicy[Any]):
+    """Another policy, made to decide in multiples of ``granularity`` wherever it can.
+
+    The policy sees a cluster with that granularity, so that an exact one stays exact: all workers
+    but one hold whole multiples, and that one carries what is left. For kernels that come in
+    tiles, and to keep the number of distinct shapes small. It costs about half a multiple's time
+    per step.
+
+    This is a wish. A worker without room for a multiple between its bounds keeps its own
+    granularity; where no split is left at all, everybody does, and the reason says so.
+    ``Cluster(granularity=...)`` is the way to insist.
+
+    Args:
+        policy: decides.
+        granularity: samples, at least 1. Workers with a granularity of their own get a common
+            multiple.
+
+    Raises:
+        ValueError: ``granularity`` is below 1.
+    """
+
+    name: ClassVar[str] = "round-to"
+
+    policy: AbstractPolicy[Any]
+    granularity: int
+
+    def __post_init__(self) -> None:
+        if self.granularity < 1:
+            raise invalid(
+                "RoundTo(granularity=...)",
+                "be at least 1",
+                self.granularity,
+                "Use 8 for tiles of 8.",
+            )
+
+    def init(self, cluster: Cluster) -> Decision[Any]:
+        coarse = self._coarse(cluster)
+        return self._told(self.policy.init(coarse or cluster), coarse)
+
+    def update(self, cluster: Cluster, timings: StepTimings, state: Any) -> Decision[Any]:
+        coarse = self._coarse(cluster)
+        return self._told(self.policy.update(coarse or cluster, timings, state), coarse)
+
+    def _told(self, decision: Decision[Any], coarse: Cluster | None) -> Decision[Any]:
+        """Return the decision, with a word if the wish was not granted."""
+        if coarse is not None:
+            return decision
+        reason = f"{decision.reason} (bounds leave no split in multiples of {self.granularity})"
+        return replace(decision, reason=reason)
+
+    def _coarse(self, cluster: Cluster) -> Cluster | None:
+        """Return ``cluster`` in the larger granules, or None if they leave no way to split."""
+        lo, hi, total = cluster.min_batch_size, cluster.max_batch_size, cluster.global_batch_size
+        common = np.lcm(cluster.granularity, self.granularity)
+        fits = -(-lo // common) * common <= np.where(hi < total, hi // common * common, total)
+        granularity = np.where(fits, common, cluster.granularity)
+        try:
+            return replace(cluster, granularity=granularity)
+        except ValueError:
+            return None

@@ -1,0 +1,45 @@
+"""Splits of the global batch that policies start from, check and mend."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from .._apportion import apportion
+from .._types import Cluster, IntArray
+
+
+def equal_split(cluster: Cluster) -> IntArray:
+    """Return the split that plain data-parallel training uses, as far as the bounds let it."""
+    return apportion(np.ones(cluster.world_size), cluster)
+
+
+def is_feasible(batch_size: IntArray, cluster: Cluster) -> bool:
+    """Say whether ``cluster`` allows the split: sum, bounds, granules on all workers but one."""
+    return bool(
+        batch_size.sum() == cluster.global_batch_size
+        and (cluster.min_batch_size <= batch_size).all()
+        and (batch_size <= cluster.max_batch_size).all()
+        and np.count_nonzero(batch_size % cluster.granularity) <= 1
+    )
+
+
+def refit(batch_size: IntArray, cluster: Cluster) -> IntArray:
+    """Return the split itself if it is feasible, else one in proportion to it."""
+    if is_feasible(batch_size, cluster):
+        return batch_size
+    return apportion(np.maximum(batch_size, 1e-3), cluster)
+
+
+def with_floor(cluster: Cluster) -> Cluster:
+    """Return ``cluster`` with a smallest batch of one granule wherever it was zero.
+
+    For rules that know a worker's speed only from the samples it has just computed: nothing
+    would ever bring a worker at zero back. Left as it is where the global batch is too small.
+    """
+    one = np.where(cluster.granularity <= cluster.max_batch_size, cluster.granularity, 0)
+    floor = np.maximum(cluster.min_batch_size, one)
+    if floor.sum() > cluster.global_batch_size:
+        return cluster
+    return replace(cluster, min_batch_size=floor)

@@ -1,0 +1,186 @@
+"""A fixed cost and a cost per sample for every worker, estimated step by step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import numpy as np
+
+from .._types import FloatArray, IntArray
+from ..exceptions import invalid
+from ..timemodels import AffineTime
+from ._lines import Lines, correct, grade, loosen, through, wander
+from ._trust import judge, no_jumps_yet
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class AffineFilter:
+    r"""Follows every worker's $t_r(b) = a_r + c_r b$ through noise, drift, hiccups and changes.
+
+    Per worker a small bank of Kalman filters with the state $(a, c)$, a noise $\sigma t$ that is
+    learnt, and slopes that wander by $d\,c$ per step, one filter for each $d$ in ``drifts``. The
+    estimate is their mean, weighted by the likelihood of the recent steps: on a steady machine
+    it averages over a hundred steps, on a restless one it follows the last few.
+
+    One size visited leaves $a$ and $c$ undetermined, and $a = 0$ is assumed; the second size
+    settles it. Later, $a$ is corrected only by steps whose size differs from the one before by
+    more than ``contrast``.
+
+    A reading off by more than ``gate`` standard deviations and by more than ``least_jump`` is a
+    jump. The first is held back: a pause for garbage collection or a checkpoint leaves no trace.
+    A second one in the same direction is a lasting change, and followed at once. Where jumps have
+    proved lasting in this run, the next is followed without waiting (see ``judge``).
+
+    Right for any device past saturation, and locally for any smooth curve. Wrong by some percent
+    across the steps of a staircase curve, and on a load that flips at every step: nothing that
+    only looks back can foresee that. The defaults were chosen on simulated workers; no
+    figure is very sensitive.
+
+    Args:
+        drifts: relative standard deviations of the slope per step, one filter each, positive.
+        first_noise: relative noise assumed before any was seen, positive.
+        doubt: standard deviation of the intercept before the second size, as a share of the
+            first time, positive.
+        contrast: relative change of size that tells about the intercept, at least 0.
+        gate: standard deviations that make a jump, positive.
+        least_jump: relative change that makes a jump, positive.
+        memory: weight of the past in the likelihood, per step, in [0, 1).
+
+    Raises:
+        ValueError: an argument is out of range.
+
+    References:
+        R. E. Kalman, 1960; the bank of models: D. T. Magill, 1965. Nothing here is from the
+        papers that ``evenstep.policies`` follows.
+    """
+
+    drifts: tuple[float, ...] = (0.002, 0.015, 0.06)
+    first_noise: float = 0.03
+    doubt: float = 1.0
+    contrast: float = 0.05
+    gate: float = 4.0
+    least_jump: float = 0.15
+    memory: float = 0.99
+
+    def __post_init__(self) -> None:
+        if not self.drifts or min(self.drifts) <= 0:
+            raise invalid(
+                "AffineFilter(drifts=...)",
+                "hold at least one positive number",
+                self.drifts,
+                "Give (0.01,) for a single filter.",
+            )
+        for name in ("first_noise", "doubt", "gate", "least_jump"):
+            if not getattr(self, name) > 0:
+                raise invalid(
+                    f"AffineFilter({name}=...)", "be positive", getattr(self, name), "Raise it."
+                )
+        if not (0 <= self.memory < 1 and self.contrast >= 0):
+            raise invalid(
+                "AffineFilter(memory=..., contrast=...)",
+                "be in [0, 1) and at least 0",
+                (self.memory, self.contrast),
+                "0.99 remembers about a hundred steps; 0.05 is a change of 5 %.",
+            )
+
+    def init(self, world_size: int) -> dict[str, Any]:
+        """Return the state before the first step."""
+        nothing = np.zeros((len(self.drifts), world_size))
+        lines = Lines(
+            intercept_s=nothing,
+            slope_s=nothing,
+            var_intercept=nothing,
+            covariance=nothing,
+            var_slope=nothing,
+            noise=np.full_like(nothing, self.first_noise),
+            score=nothing,
+        )
+        return {
+            "num_steps": np.zeros(world_size, np.int64),
+            "batch_size": np.zeros(world_size, np.int64),
+            "lines": lines.plain(),
+            "jumps": no_jumps_yet(world_size),
+        }
+
+    def update(
+        self, state: dict[str, Any], batch_size: IntArray, compute_s: FloatArray
+    ) -> dict[str, Any]:
+        """Return the state after one more step, leaving ``state`` as it is.
+
+        Args:
+            state: from ``init`` or ``update``.
+            batch_size: samples each worker computed, ``(world_size,)``. A worker with 0 keeps
+                its estimate.
+            compute_s: seconds each needed for them, positive and finite, ``(world_size,)``.
+                Ignored where no samples were computed.
+        """
+        ran, steps = batch_size > 0, state["num_steps"]
+        batch = np.maximum(batch_size, 1).astype(np.float64)
+        seconds = np.where(ran, compute_s, 1.0)
+        old = Lines(**state["lines"])
+        new = ran & (steps == 0)
+        start = through(batch, seconds, doubt=self.doubt, lines=old)
+        # Also for those still to be measured: any line will do, as long as it is one.
+        lines = start.where(steps == 0, wander(old, batch, np.array(self.drifts)[:, np.newaxis]))
+
+        jump = np.where(ran & ~new, self._jumps(lines, batch, seconds), 0)
+        verdict = judge(jump, ran=ran, young=steps < 2, memory=state["jumps"])
+
+        follow = ran & ~new & ~verdict.hold
+        rate = np.where(follow & ~verdict.accept, np.maximum(1 / (steps + 1), 0.03), 0.0)
+        graded = grade(lines, batch, seconds, rate=rate, memory=self.memory)
+        opened = loosen(lines, batch, seconds, where=verdict.accept)
+        before = np.maximum(state["batch_size"], 1)
+        contrast = abs(batch - before) > self.contrast * np.maximum(batch, before)
+        fitted = correct(opened, batch, seconds, contrast=contrast & ~verdict.accept)
+        fitted = replace(fitted, noise=graded.noise, score=graded.score)
+        # A jump says nothing about which model is the best between jumps.
+        fitted = fitted.where(~verdict.accept, replace(fitted, noise=old.noise, score=old.score))
+        return {
+            "num_steps": steps + ran,
+            "batch_size": np.where(ran, batch_size, state["batch_size"]),
+            "lines": fitted.where(follow, start.where(new, old)).plain(),
+            "jumps": verdict.memory,
+        }
+
+    def times(self, state: dict[str, Any]) -> AffineTime | None:
+        """Return the estimate, or None until every worker was measured once."""
+        if (state["num_steps"] == 0).any():
+            return None
+        lines = Lines(**state["lines"])
+        weights = lines.weights()
+        return AffineTime(
+            (weights * lines.intercept_s).sum(axis=0), (weights * lines.slope_s).sum(axis=0)
+        )
+
+    def uncertainty(self, state: dict[str, Any]) -> FloatArray:
+        """Return the relative standard error of each time at the size it last had.
+
+        What is left of the noise after averaging, 1 for a worker never measured,
+        ``(world_size,)``.
+        """
+        measured = state["num_steps"] > 0
+        lines = Lines(**state["lines"])
+        batch = np.maximum(state["batch_size"], 1).astype(np.float64)
+        mean, variance = _mixed(lines, batch, lines.variance(batch))
+        error = np.ones(len(measured))
+        np.divide(np.sqrt(variance), mean, out=error, where=measured)
+        return error
+
+    def _jumps(self, lines: Lines, batch: FloatArray, seconds: FloatArray) -> IntArray:
+        """Return -1, 0 or 1 for readings far below, near or far above what was expected."""
+        noise = (lines.noise * lines.at(batch)) ** 2
+        mean, variance = _mixed(lines, batch, lines.variance(batch) + noise)
+        mean = np.maximum(mean, 1e-300)  # workers never measured have no mean
+        off = abs(seconds - mean) > self.gate * np.sqrt(variance)
+        far = abs(np.log(seconds / mean)) > np.log1p(self.least_jump)
+        return np.where(off & far, np.sign(seconds - mean), 0).astype(np.int64)
+
+
+def _mixed(lines: Lines, batch: FloatArray, variance: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return mean and variance of the times of a bank of models, each ``(world_size,)``."""
+    weights, times = lines.weights(), lines.at(batch)
+    mean: FloatArray = (weights * times).sum(axis=0)
+    return mean, (weights * (variance + (times - mean) ** 2)).sum(axis=0)

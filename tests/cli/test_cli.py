@@ -1,0 +1,89 @@
+"""The command line changes on purpose, and says what is wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+import evenstep
+from evenstep.cli import main
+from evenstep.cli._app import app
+
+OPTIONS = {
+    "": ["--help", "--version"],
+    "demo": ["--device", "--help", "--out", "--policy", "--speeds", "--steps", "--workers"],
+}
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, arguments)
+
+
+def options_of(command):
+    return sorted(
+        name
+        for parameter in command.get_params(command.context_class(command))
+        for name in parameter.opts
+        if name.startswith("--")
+    )
+
+
+def test_options_change_on_purpose():
+    """Adding one is a decision, written down here."""
+    group = get_command(app)
+    found = {name: options_of(command) for name, command in group.commands.items()}
+    found[""] = options_of(group)
+
+    assert found == OPTIONS
+
+
+def test_version_is_the_package_s():
+    """One number, in one place."""
+    result = run("--version")
+
+    assert (result.exit_code, result.output.strip()) == (0, f"evenstep {evenstep.__version__}")
+
+
+def test_help_names_the_commands():
+    """Whoever types ``evenstep`` alone or with --help learns what there is."""
+    assert "demo" in run("--help").output
+    assert "demo" in run().output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--workers", "1"], "must be at least 2"),
+        (["--speeds", "quick"], "1,1/2,1/3"),
+        (["--policy", "nonsense"], "nonsense"),
+    ],
+)
+def test_a_wrong_option_ends_with_the_remedy(tmp_path, arguments, words):
+    """Code 2 as for any wrong usage, before a process is started or a folder made."""
+    out = tmp_path / "out"
+    result = run("demo", *arguments, "--device", "cpu", "--out", str(out))
+
+    assert result.exit_code == 2
+    assert words in result.output
+    assert not out.exists()
+
+
+def test_a_missing_extra_is_named(monkeypatch):
+    """A bare installation has the command and says what it needs."""
+    monkeypatch.setitem(sys.modules, "evenstep.cli._app", None)
+    with pytest.raises(SystemExit) as caught:
+        main()
+
+    assert "pip install evenstep[cli]" in str(caught.value.code)
+
+
+def test_the_command_is_installed():
+    """``python -m evenstep.cli`` and ``evenstep`` are the same program."""
+    command = [sys.executable, "-m", "evenstep.cli", "--version"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+
+    assert result.stdout.strip() == f"evenstep {evenstep.__version__}"

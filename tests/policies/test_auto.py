@@ -1,0 +1,137 @@
+"""Facts special to `Auto`."""
+
+import numpy as np
+import pytest
+
+from evenstep import Cluster
+from evenstep.policies import Auto
+
+from .simulated import above_best, follow, jitter, largest_change, sizes_of, unlike_workers
+
+EIGHT = Cluster(8, 512)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_third_plan_is_within_two_percent_of_the_best(seed):
+    """Without noise: equal, by speeds, by speeds and fixed costs."""
+    intercept_s, slope_s = unlike_workers(seed)
+
+    sizes = sizes_of(follow(Auto(), EIGHT, intercept_s, [slope_s] * 2))
+
+    assert above_best(sizes, EIGHT, intercept_s, slope_s)[2] <= 0.02
+
+
+@pytest.mark.parametrize("share", [0.01, 0.03])
+@pytest.mark.parametrize("world_size", [2, 8, 32])
+def test_equal_workers_keep_the_equal_split_under_jitter(world_size, share):
+    """Noise alone is no reason to leave it."""
+    cluster, slopes_s = Cluster(world_size, 64 * world_size), [np.full(world_size, 0.001)] * 300
+    noise = jitter(share, 300, world_size, seed=world_size)
+
+    sizes = sizes_of(follow(Auto(), cluster, 0.005, slopes_s, factors=noise))
+
+    assert (sizes == 64).all()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_jitter_alone_moves_nobody_by_more_than_five_percent(seed):
+    """Once it has settled, on unlike workers with 3 % on every step."""
+    intercept_s, slope_s = unlike_workers(seed)
+    noise = jitter(0.03, 300, 8, seed)
+
+    decisions = follow(Auto(), EIGHT, intercept_s, [slope_s] * 300, factors=noise)
+
+    assert largest_change(sizes_of(decisions)[100:]) <= 0.05
+
+
+@pytest.mark.parametrize("factor", [3.0, 1 / 3])
+@pytest.mark.parametrize("rank", range(4))
+def test_one_odd_step_changes_nothing(rank, factor):
+    """Three times slower or faster for a single step: the next two plans stay as they were."""
+    intercept_s, slope_s = unlike_workers(1)
+    factors = jitter(0.02, 52, 8, seed=rank)
+    factors[50, rank] *= factor
+
+    sizes = sizes_of(follow(Auto(), EIGHT, intercept_s, [slope_s] * 52, factors=factors))
+
+    assert largest_change(sizes[50:]) <= 0.05
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_a_lasting_change_is_followed_after_its_second_step(rank):
+    """Twice as slow from now on: within 10 % of the best after two steps."""
+    intercept_s, slope_s = unlike_workers(2)
+    settled = follow(Auto(), EIGHT, intercept_s, [slope_s] * 50)[-1]
+    changed = slope_s.copy()
+    changed[rank] *= 2
+
+    sizes = sizes_of(follow(Auto(), EIGHT, intercept_s, [changed] * 20, start=settled))
+
+    assert (above_best(sizes, EIGHT, intercept_s, changed)[2:] <= 0.10).all()
+
+
+def test_changes_that_proved_lasting_are_followed_at_once():
+    """After three of them, the fourth takes one step instead of two."""
+    intercept_s, slope_s = unlike_workers(3)
+    slopes_s = np.repeat([slope_s * (1 + (np.arange(8) == rank)) for rank in range(4)], 40, axis=0)
+    slopes_s = np.vstack([[slope_s] * 40, slopes_s])
+    settled = follow(Auto(), EIGHT, intercept_s, slopes_s)[-1]
+    changed = slope_s * (1 + (np.arange(8) == 5))
+
+    sizes = sizes_of(follow(Auto(), EIGHT, intercept_s, [changed] * 2, start=settled))
+
+    assert above_best(sizes, EIGHT, intercept_s, changed)[1] <= 0.10
+
+
+def test_a_drift_under_a_balancer_is_no_fixed_cost():
+    """A balancer keeps times level while sizes follow the speeds: that is no flat curve.
+
+    Taken for one, the fast worker would be given nearly everything at some point.
+    """
+    steps = np.arange(400)[:, np.newaxis]
+    intercept_s, slope_s = unlike_workers(1000)
+    slopes_s = slope_s * (1 + 0.5 * np.sin(2 * np.pi * (steps / 200 + np.arange(8) / 8)))
+    noise = jitter(0.02, 400, 8, seed=1)
+
+    sizes = sizes_of(follow(Auto(), EIGHT, intercept_s, slopes_s, factors=noise))
+    above = [
+        above_best(sizes[step : step + 1], EIGHT, intercept_s, slopes_s[step])[0]
+        for step in range(20, 400)
+    ]
+
+    assert np.mean(above) <= 0.05
+    assert np.max(above) <= 0.30
+
+
+def test_a_saving_below_the_least_is_left_alone():
+    """`min_saving` of 50 % keeps the equal split where a third could be saved."""
+    cluster, slopes_s = Cluster(2, 96), [np.array([0.01, 0.02])] * 10
+
+    decision = follow(Auto(min_saving=0.5), cluster, 0.0, slopes_s)[-1]
+
+    assert decision.batch_size.tolist() == [48, 48]
+    assert decision.reason.startswith("held: another split would save 33.3%, less than 5")
+
+
+def test_the_reason_says_what_is_saved_and_who_is_slow():
+    """A person reading the log learns both."""
+    decision = follow(Auto(), Cluster(2, 96), 0.0, [np.array([0.01, 0.02])])[-1]
+
+    assert decision.reason == "saves 33.3%: rank 1 slowest at 50 samples/s"
+
+
+def test_as_long_as_a_worker_was_never_measured_nothing_changes():
+    """With fewer samples than workers, and zero allowed, the reason names the one left out."""
+    cluster = Cluster(3, 2, min_batch_size=0)
+
+    decision = follow(Auto(), cluster, 0.0, [np.array([0.01, 0.02, 0.03])] * 3)[-1]
+
+    assert decision.batch_size.tolist() == [1, 1, 0]
+    assert decision.reason == "held: rank 2 was given no samples so far"
+
+
+@pytest.mark.parametrize("min_saving", [-0.1, 1.0, float("nan")])
+def test_a_least_saving_out_of_range_is_named(min_saving):
+    """The message gives class and argument, rule, value and remedy."""
+    with pytest.raises(ValueError, match=r"`Auto\(min_saving=...\)` must be in \[0, 1\), got"):
+        Auto(min_saving=min_saving)

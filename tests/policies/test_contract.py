@@ -1,0 +1,70 @@
+"""Every exported policy keeps the promises; export one more and it is tested."""
+
+import inspect
+
+import pytest
+
+from evenstep import policies
+from evenstep.testing import AdaptivePolicyContract, PolicyContract
+
+# A policy that cannot be built without arguments, such as a wrapper, gets its instance here.
+BY_HAND = {
+    policies.Deadband: policies.Deadband(policies.Auto(), 0.05),
+    policies.Every: policies.Every(policies.Auto(), 3),
+}
+# `Fixed` names its ranks, so that renumbering them changes the answer (test_fixed.py); `RoundTo`
+# has granules of its own (below).
+BY_ITSELF = {policies.Fixed, policies.RoundTo}
+EXPORTED = [
+    BY_HAND.get(cls) or cls()
+    for cls in (getattr(policies, name) for name in policies.__all__)
+    if inspect.isclass(cls) and not inspect.isabstract(cls) and cls not in BY_ITSELF
+]
+ADAPTIVE = [
+    policies.Auto(),
+    policies.Deadband(policies.Auto(), 0.01),
+    policies.Deadband(policies.DynamicBatching(), 0.01),
+    policies.Deadband(policies.Lbb(), 0.01),
+    policies.DynamicBatching(),
+    policies.Every(policies.Auto(), 5),
+    policies.Every(policies.DynamicBatching(), 5),
+    policies.Every(policies.Lbb(), 5),
+    policies.Lbb(),
+    policies.RoundTo(policies.Auto(), 1),
+]
+
+
+def name_of(policy):
+    """Return a short name for the report."""
+    inner = getattr(policy, "policy", None)
+    return policy.name if inner is None else f"{policy.name}-{inner.name}"
+
+
+class TestEveryPolicy(PolicyContract):
+    @pytest.fixture(params=EXPORTED, ids=name_of)
+    def policy(self, request):
+        return request.param
+
+
+class TestRoundedPolicies(PolicyContract):
+    granule = 4
+
+    @pytest.fixture(params=[policies.Auto(), policies.LbBsp2020()], ids=name_of)
+    def policy(self, request):
+        return policies.RoundTo(request.param, self.granule)
+
+
+class TestAdaptivePolicies(AdaptivePolicyContract):
+    @pytest.fixture(params=ADAPTIVE, ids=name_of)
+    def policy(self, request):
+        return request.param
+
+
+class TestPoliciesThatMoveAFewSamplesAtATime(AdaptivePolicyContract):
+    steps_to_settle = 300
+
+    @pytest.fixture(
+        params=[policies.LbBsp2020(), policies.Deadband(policies.LbBsp2020(), 0.01)], ids=name_of
+    )
+    def policy(self, request):
+        return request.param

@@ -1,0 +1,114 @@
+"""Facts special to `DynamicBatching`."""
+
+import numpy as np
+import pytest
+
+from evenstep import Cluster
+from evenstep.policies import DynamicBatching
+
+from .simulated import follow, jitter, largest_change, measured, sizes_of, unlike_workers
+
+TRIO = Cluster(3, 96)
+
+
+def test_a_fixed_cost_takes_three_rounds():
+    """t = 5 + c b with c = (1, 1, 5): within a sample of the optimum, and the sum stays 96."""
+    decisions = follow(DynamicBatching(), TRIO, 5.0, np.tile([1.0, 1.0, 5.0], (3, 1)))
+
+    assert abs(decisions[-1].batch_size - [43.6, 43.6, 8.7]).max() <= 1
+    assert (sizes_of(decisions).sum(axis=1) == 96).all()
+
+
+def test_one_straggler_among_many_is_seen():
+    """The other 63 grow by 0.8 % each, below the dead-band; the straggler's own change counts."""
+    cluster, slope_s = Cluster(64, 6400), np.full(64, 0.001)
+    slope_s[7] = 0.0015
+
+    decision = follow(DynamicBatching(), cluster, 0.0, [slope_s])[-1]
+
+    assert decision.batch_size[7] == 67
+
+
+@pytest.mark.parametrize(("factor", "resized"), [(1.04, False), (1.12, True)])
+def test_the_dead_band_ignores_small_changes(factor, resized):
+    """4 % slower is nothing, 12 % is; it is wider on the first step after a resize."""
+    cluster, slope_s = Cluster(8, 800), np.full(8, 0.001)
+    settled = follow(DynamicBatching(), cluster, 0.0, [slope_s] * 10)[-1]
+    slope_s[0] *= factor
+
+    decision = follow(DynamicBatching(), cluster, 0.0, [slope_s] * 200, start=settled)[-1]
+
+    assert (decision.batch_size[0] != 100) == resized
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_jitter_alone_lets_it_settle(seed):
+    """With 3 % on every step, nobody's batch changes by more than 5 % once it has settled."""
+    intercept_s, slope_s = unlike_workers(seed)
+    noise = jitter(0.03, 500, 8, seed)
+
+    decisions = follow(
+        DynamicBatching(), Cluster(8, 512), intercept_s, [slope_s] * 500, factors=noise
+    )
+
+    assert largest_change(sizes_of(decisions)[200:]) <= 0.05
+
+
+def test_known_speeds_give_the_first_split():
+    """The paper's static start, adding up to the global batch."""
+    assert DynamicBatching(speeds=(9, 12, 18)).init(TRIO).batch_size.tolist() == [22, 30, 44]
+
+
+def test_a_batch_that_lost_throughput_becomes_the_largest():
+    """A cliff in memory: 40 samples/s below 50 samples, 20 above. The cap keeps it below."""
+
+    def seconds(sizes):
+        return sizes / np.where(np.arange(3) == 0, np.where(sizes > 50, 20, 40), 10)
+
+    policy, sizes = DynamicBatching(), []
+    decision = policy.init(TRIO)
+    for _ in range(60):
+        compute_s = seconds(decision.batch_size)
+        decision = policy.update(TRIO, measured(decision.batch_size, compute_s), decision.state)
+        sizes.append(int(decision.batch_size[0]))
+
+    assert max(sizes) > 50
+    assert max(sizes[10:]) <= 50
+
+
+def test_a_learned_cap_expires():
+    """After `cap_steps`, the larger batch is tried again."""
+    policy = DynamicBatching(cap_steps=10)
+    decision = policy.init(TRIO)
+    speed = np.array([40.0, 10.0, 10.0])
+    for step in range(40):
+        grown = decision.batch_size[0] > 32 and step < 6
+        compute_s = decision.batch_size / (speed * [0.5 if grown else 1.0, 1, 1])
+        decision = policy.update(TRIO, measured(decision.batch_size, compute_s), decision.state)
+
+    assert decision.batch_size.tolist() == [64, 16, 16]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"dead_band": -0.1},
+        {"smoothing": 0.0},
+        {"speeds": (1.0, 0.0)},
+        {"speeds": ()},
+        {"cap_fall": 0.0},
+        {"cap_steps": -1},
+        {"smoothing": float("nan")},
+    ],
+    ids=str,
+)
+def test_settings_out_of_range_are_named(settings):
+    """The message names class and argument."""
+    with pytest.raises(ValueError, match=rf"`DynamicBatching\({next(iter(settings))}=...\)` must"):
+        DynamicBatching(**settings)
+
+
+def test_speeds_for_another_cluster_are_refused():
+    """At the start, with the number that would do."""
+    with pytest.raises(ValueError, match=r"must have 3 entries, one per rank, got 2"):
+        DynamicBatching(speeds=(1.0, 2.0)).init(TRIO)

@@ -1,0 +1,93 @@
+"""Facts special to `LbBsp2020`."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from evenstep import Cluster
+from evenstep.policies import LbBsp2020
+
+from .simulated import FOUR_GPUS, above_best, follow, sizes_of, steps_until
+
+FOUR = Cluster(4, 512)
+
+
+def moves_and_end(delta):
+    """Return moves at full ``delta`` on the paper's GPUs, and the sizes they end at."""
+    decisions = follow(LbBsp2020(delta=delta), FOUR, 0.0, [FOUR_GPUS] * 500)
+    num_moves = 0
+    for before, after in pairwise(decisions):
+        if after.state["delta"] != delta:
+            return num_moves, before.batch_size
+        num_moves += before.batch_size.tolist() != after.batch_size.tolist()
+    return num_moves, decisions[-1].batch_size
+
+
+@pytest.mark.parametrize(("delta", "num_moves"), [(1, 93), (5, 19), (16, 6)])
+def test_the_four_gpus_of_lbb_take_as_many_moves_as_counted(delta, num_moves):
+    """Until balanced within the dead-band, or until the first oscillation."""
+    assert moves_and_end(delta)[0] == num_moves
+
+
+def test_large_moves_stall_until_they_are_halved():
+    """At 16 samples a move the four GPUs stop at 8 % imbalance; smaller ones go on."""
+    stalled_s = FOUR_GPUS * moves_and_end(16)[1]
+    settled_s = FOUR_GPUS * follow(LbBsp2020(delta=16), FOUR, 0.0, [FOUR_GPUS] * 500)[-1].batch_size
+
+    assert np.ptp(stalled_s) / stalled_s.mean() == pytest.approx(0.08, abs=0.005)
+    assert np.ptp(settled_s) / settled_s.mean() < 0.05
+
+
+def test_a_move_takes_a_window_and_keeps_the_sum():
+    """Five steps of the same sizes, then five samples from the slowest to the fastest."""
+    slope_s = np.array([1.0, 1.1, 1.2, 2.0]) * 1e-3
+
+    sizes = sizes_of(follow(LbBsp2020(), FOUR, 0.0, [slope_s] * 6))
+
+    assert (sizes[:5] == 128).all()
+    assert sizes[5].tolist() == sizes[6].tolist() == [133, 128, 128, 123]
+
+
+def test_a_leader_without_memory_to_spare_is_passed_over():
+    """The second fastest takes the samples, and a move is cut where less than delta fits."""
+    cluster = Cluster(3, 96, max_batch_size=np.array([32, 34, 96]))
+    slope_s = np.array([1.0, 1.1, 4.0]) * 1e-3
+
+    sizes = sizes_of(follow(LbBsp2020(window=1), cluster, 0.0, [slope_s] * 5))
+
+    assert sizes[1].tolist() == [32, 34, 30]
+    assert (sizes[1:] == sizes[1]).all()
+
+
+def test_oscillation_halves_the_moves_and_doubles_the_window():
+    """Moves of 40 swing past the balance; after the first, 20 a move and ten steps a window."""
+    cluster, slope_s = Cluster(2, 128), np.array([1.0, 1.6]) * 1e-3
+
+    decisions = follow(LbBsp2020(delta=40), cluster, 0.0, [slope_s] * 5)
+
+    assert decisions[-1].state["delta"] == 20
+    assert decisions[-1].state["window"] == 10
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_lasting_change_re_arms_what_oscillation_had_shrunk(rank):
+    """Settled at one sample a move and long windows, it still answers a 2x change."""
+    policy = LbBsp2020(delta=16)
+    settled = follow(policy, FOUR, 0.0, [FOUR_GPUS] * 500)[-1]
+    changed = FOUR_GPUS.copy()
+    changed[rank] *= 2
+
+    decisions = follow(policy, FOUR, 0.0, [changed] * 200, start=settled)
+    above = above_best(sizes_of(decisions), FOUR, 0.0, changed)
+
+    assert settled.state["delta"] < 16
+    assert steps_until(above, 0.10) is not None
+    assert steps_until(above, 0.10) <= 60
+
+
+@pytest.mark.parametrize("settings", [{"delta": 0}, {"window": 0}, {"dead_band": -0.1}], ids=str)
+def test_settings_out_of_range_are_named(settings):
+    """The message names class and argument."""
+    with pytest.raises(ValueError, match=rf"`LbBsp2020\({next(iter(settings))}=...\)` must be at"):
+        LbBsp2020(**settings)

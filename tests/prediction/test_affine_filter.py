@@ -1,0 +1,157 @@
+"""What the filter learns from steps, and what it does not fall for."""
+
+import numpy as np
+import pytest
+
+from evenstep.prediction import AffineFilter
+
+INTERCEPT_S = np.array([0.010, 0.002, 0.030])
+SLOPE_S = np.array([0.001, 0.002, 0.004])
+
+
+def seconds(sizes):
+    return INTERCEPT_S + SLOPE_S * sizes
+
+
+def learn(steps, state=None):
+    """Return the state after ``steps``, pairs of sizes and seconds."""
+    filter = AffineFilter()
+    state = filter.init(3) if state is None else state
+    for sizes, compute_s in steps:
+        state = filter.update(state, np.asarray(sizes), np.asarray(compute_s, float))
+    return state
+
+
+def predicted(state, sizes):
+    return AffineFilter().times(state).seconds(np.asarray(sizes))
+
+
+EQUAL = np.array([30, 30, 30])
+OTHER = np.array([50, 28, 12])
+SETTLED = [(EQUAL, seconds(EQUAL)), *[(OTHER, seconds(OTHER))] * 30]
+
+
+def test_nothing_is_known_until_all_were_measured():
+    """None before the first step, and as long as a worker had no samples."""
+    filter = AffineFilter()
+
+    assert filter.times(filter.init(3)) is None
+    assert filter.times(learn([([5, 5, 0], [1, 1, 0])])) is None
+    assert filter.uncertainty(learn([([5, 5, 0], [1, 1, 0])]))[2] == 1.0
+    assert filter.times(learn([([5, 5, 0], [1, 1, 0]), ([0, 0, 5], [0, 0, 1])])) is not None
+
+
+def test_one_size_reads_as_proportional():
+    """No fixed cost is assumed before a second size shows one."""
+    times = AffineFilter().times(learn([(EQUAL, seconds(EQUAL))]))
+
+    assert (times.intercept_s == 0).all()
+    np.testing.assert_allclose(times.slope_s, seconds(EQUAL) / EQUAL)
+
+
+def test_two_sizes_settle_the_fixed_cost():
+    """Both costs to a few percent where the size changed by half, without noise."""
+    state = learn([(EQUAL, seconds(EQUAL)), ([60, 15, 15], seconds([60, 15, 15]))])
+
+    np.testing.assert_allclose(predicted(state, [90, 8, 8]), seconds([90, 8, 8]), rtol=0.03)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_is_averaged_out(seed):
+    """With 3 % on every step, the estimate after a hundred is within 2 %."""
+    noise = np.exp(0.03 * np.random.default_rng(seed).standard_normal((100, 3)))
+    state = learn([(EQUAL, seconds(EQUAL) * noise[0])])
+    state = learn([(OTHER, seconds(OTHER) * row) for row in noise[1:]], state=state)
+
+    np.testing.assert_allclose(predicted(state, OTHER), seconds(OTHER), rtol=0.02)
+    assert (AffineFilter().uncertainty(state) < 0.02).all()
+
+
+@pytest.mark.parametrize("factor", [3.0, 0.3])
+def test_one_odd_step_leaves_no_trace(factor):
+    """Held back, and forgotten when the next is as before."""
+    state = learn(SETTLED)
+    odd = learn([(OTHER, seconds(OTHER) * [1, factor, 1])], state=state)
+    after = learn([(OTHER, seconds(OTHER))], state=odd)
+
+    np.testing.assert_allclose(predicted(odd, OTHER), predicted(state, OTHER), rtol=1e-6)
+    np.testing.assert_allclose(predicted(after, OTHER), predicted(state, OTHER), rtol=1e-3)
+
+
+@pytest.mark.parametrize("factor", [2.0, 0.5])
+def test_two_odd_steps_are_a_lasting_change(factor):
+    """The second in the same direction is followed at once."""
+    changed = seconds(OTHER) * [1, factor, 1]
+    state = learn([(OTHER, changed)] * 2, state=learn(SETTLED))
+
+    np.testing.assert_allclose(predicted(state, OTHER), changed, rtol=0.02)
+
+
+def test_two_odd_steps_in_opposite_directions_are_two_hiccups():
+    """Neither is followed."""
+    state = learn(SETTLED)
+    odd = [(OTHER, seconds(OTHER) * [1, factor, 1]) for factor in (3.0, 0.3)]
+
+    np.testing.assert_allclose(predicted(learn(odd, state=state), OTHER), seconds(OTHER), rtol=0.01)
+
+
+def test_a_worker_without_samples_keeps_its_estimate():
+    """Whatever its time reads."""
+    state = learn(SETTLED)
+    idle = learn([([60, 30, 0], [*seconds(np.array([60, 30, 1]))[:2], np.nan])] * 5, state=state)
+
+    np.testing.assert_allclose(predicted(idle, OTHER)[2], seconds(OTHER)[2], rtol=0.01)
+    assert idle["num_steps"].tolist() == [36, 36, 31]
+
+
+def test_a_drift_is_followed():
+    """3 % slower with every step: never more than 8 % behind."""
+    state, behind = learn(SETTLED), []
+    for step in range(60):
+        now = seconds(OTHER) * 1.03**step
+        behind.append(abs(predicted(state, OTHER) / now - 1).max())
+        state = learn([(OTHER, now)], state=state)
+
+    assert max(behind[10:]) <= 0.08
+
+
+def test_the_state_given_is_left_as_it_is():
+    """Two updates from one state give the same."""
+    state = learn(SETTLED)
+    one = learn([(EQUAL, seconds(EQUAL))], state=state)
+    again = learn([(EQUAL, seconds(EQUAL))], state=state)
+
+    assert one["lines"]["slope_s"].tolist() == again["lines"]["slope_s"].tolist()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_times_at_all_give_possible_costs(seed):
+    """Times without rhyme or reason: costs stay finite, fixed ones at least 0, others above."""
+    rng = np.random.default_rng(seed)
+    steps = [(rng.integers(0, 50, 3), rng.lognormal(-3, 3, 3)) for _ in range(200)]
+    steps.insert(0, (EQUAL, seconds(EQUAL)))
+
+    times = AffineFilter().times(learn(steps))
+
+    assert np.isfinite(times.intercept_s).all()
+    assert (times.intercept_s >= 0).all()
+    assert (times.slope_s > 0).all()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"drifts": ()},
+        {"drifts": (0.0,)},
+        {"first_noise": 0.0},
+        {"doubt": -1.0},
+        {"gate": float("nan")},
+        {"least_jump": 0.0},
+        {"memory": 1.0},
+    ],
+    ids=str,
+)
+def test_settings_out_of_range_are_named(settings):
+    """The message names class and argument."""
+    with pytest.raises(ValueError, match=rf"`AffineFilter\({next(iter(settings))}=..."):
+        AffineFilter(**settings)
