@@ -103,6 +103,19 @@ def test_a_drift_under_a_balancer_is_no_fixed_cost():
     assert np.max(above) <= 0.30
 
 
+def test_savings_are_counted_against_the_split_in_force():
+    """Once the large one is made, jitter offers no other worth 10 %."""
+    intercept_s, slope_s = unlike_workers(4)
+    noise = jitter(0.02, 100, 8, seed=4)
+
+    policy = Auto(min_saving=0.1)
+    sizes = sizes_of(follow(policy, EIGHT, intercept_s, [slope_s] * 100, factors=noise))
+
+    assert (sizes[0] == 64).all()
+    assert not (sizes[10] == 64).all()
+    assert (sizes[10:] == sizes[10]).all()
+
+
 def test_a_saving_below_the_least_is_left_alone():
     """`min_saving` of 50 % keeps the equal split where a third could be saved."""
     cluster, slopes_s = Cluster(2, 96), [np.array([0.01, 0.02])] * 10

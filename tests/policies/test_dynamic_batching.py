@@ -77,16 +77,28 @@ def test_a_batch_that_lost_throughput_becomes_the_largest():
 
 
 def test_a_learned_cap_expires():
-    """After `cap_steps`, the larger batch is tried again."""
-    policy = DynamicBatching(cap_steps=10)
+    """Once the cliff is gone, the larger batch is tried again after `cap_steps`."""
+    policy, sizes = DynamicBatching(cap_steps=10), []
     decision = policy.init(TRIO)
-    speed = np.array([40.0, 10.0, 10.0])
-    for step in range(40):
-        grown = decision.batch_size[0] > 32 and step < 6
-        compute_s = decision.batch_size / (speed * [0.5 if grown else 1.0, 1, 1])
+    for step in range(60):
+        cliff = decision.batch_size[0] > 50 and step < 15
+        compute_s = decision.batch_size / np.array([20.0 if cliff else 40.0, 10.0, 10.0])
         decision = policy.update(TRIO, measured(decision.batch_size, compute_s), decision.state)
+        sizes.append(decision.batch_size.tolist())
 
-    assert decision.batch_size.tolist() == [64, 16, 16]
+    assert max(row[0] for row in sizes[8:12]) <= 50
+    assert sizes[-1] == [64, 16, 16]
+
+
+def test_the_first_step_after_a_resize_is_trusted_less():
+    """A change of 6 % is past the dead-band, but one step is little to go by."""
+    cluster, slope_s = Cluster(8, 800), np.full(8, 0.001)
+    slope_s[0] *= 1.07
+
+    sizes = sizes_of(follow(DynamicBatching(), cluster, 0.0, [slope_s] * 5))
+
+    assert (sizes[:3, 0] == 100).all()
+    assert sizes[3, 0] == 94
 
 
 @pytest.mark.parametrize(

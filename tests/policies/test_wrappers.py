@@ -22,10 +22,12 @@ def test_a_deadband_holds_what_changes_less(threshold, sizes):
 
 def test_every_adopts_at_its_own_pace():
     """The first change comes with the fourth step, though it was known after the first."""
-    sizes = sizes_of(follow(Every(Auto(), 4), PAIR, 0.0, SLOPES_S))
+    decisions = follow(Every(Auto(), 4), PAIR, 0.0, SLOPES_S)
+    sizes = sizes_of(decisions)
 
     assert (sizes[:4] == 48).all()
     assert (sizes[4:] == [64, 32]).all()
+    assert decisions[5].reason == "held: step 1 of 4"
 
 
 def test_round_to_decides_in_multiples():

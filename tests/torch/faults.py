@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from time import monotonic
+from time import monotonic, sleep
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ WATCHFUL = Runtime(deadline_s=1.5, heartbeat_s=0.2, line_every=None)
 
 
 class Failing(nn.Module):
-    """A layer whose third forward is the last thing that its process does."""
+    """A layer that takes its time, and whose third forward may be the last."""
 
     def __init__(self, sent: signal.Signals | None) -> None:
         super().__init__()
@@ -29,6 +29,7 @@ class Failing(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.count += 1
+        sleep(0.05 if self.sent is None else 0.1)  # the victim is the slowest: others wait for it
         if self.count == 3 and self.sent is not None:
             os.kill(os.getpid(), self.sent)
         return self.layer(x)

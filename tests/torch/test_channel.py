@@ -113,9 +113,9 @@ def test_a_pause_of_this_process_is_no_silence_of_the_others():
     )
     channel.start(listener)
     jumped.set()
-    channel.call_soon(lambda: None)  # wakes the thread, which finds that 1000 s went by
+    channel.call_later(lambda: None, delay_s=0)  # wakes the thread, which finds that 1000 s went by
     done = threading.Event()
-    channel.call_soon(done.set)
+    channel.call_later(done.set, delay_s=0)
     assert done.wait(5)
     channel.close()
     other.close()
@@ -125,15 +125,23 @@ def test_a_pause_of_this_process_is_no_silence_of_the_others():
 
 
 def test_calls_are_made_in_order_on_the_thread(pair):
-    """And those still waiting when the channel closes are made by the closer."""
+    """None is lost: what is still to come when the channel closes is made by the closer."""
     (first, _), _ = pair
     made = Queue()
     for number in range(5):
-        first.call_soon(lambda number=number: made.put((number, threading.current_thread().name)))
+        first.call_later(
+            lambda number=number: made.put((number, threading.current_thread().name)),
+            delay_s=0.01,
+        )
 
     calls = [made.get(timeout=5) for _ in range(5)]
 
     assert calls == [(number, "evenstep-channel") for number in range(5)]
+
+    first.call_later(lambda: made.put("at the close"), delay_s=1000)
+    first.close()
+
+    assert made.get(timeout=5) == "at the close"
 
 
 def rendezvous(world_size):

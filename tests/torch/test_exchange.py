@@ -206,41 +206,53 @@ def test_a_lost_worker_is_an_error_for_everybody_who_waits():
     assert isinstance(emitted.get(timeout=1), WorkerLost)
 
 
-def test_a_main_thread_that_cannot_come_by_is_ended():
-    """If it sits in a step past the grace, as in a collective that waits for half an hour."""
+def alone(**settings):
+    """Return rank 0's exchange of a pair, and the other end of its connection."""
     one, other = socket.socketpair()
-    ended = Queue()
-    channel = StarChannel({1: one}, heartbeat_s=0.05, deadline_s=5.0)
-    exchange = Exchange(
-        0, ["a", "b"], channel, emit=lambda event: None, grace_s=0.1, abort=ended.put
-    )
+    channel = StarChannel({1: one}, heartbeat_s=0.02, deadline_s=5.0)
+    exchange = Exchange(0, ["a", "b"], channel, emit=lambda event: None, **settings)
     exchange.start()
     exchange.lead(Planner(Shifting(), Job(2, 16)))
     exchange.at(0)
+    return exchange, other
+
+
+def test_a_main_thread_stuck_in_a_collective_is_ended():
+    """It would wait for half an hour, and nothing can interrupt it."""
+    ended = Queue()
+    exchange, other = alone(grace_s=0.1, abort=ended.put)
+
+    exchange.enter_collective()
     other.close()
 
     assert "Rank 1 on b was lost" in ended.get(timeout=5)
     exchange.close()
 
 
-def test_between_two_loops_nobody_is_ended():
-    """An evaluation that outlasts a lost worker may finish, and save what it has."""
-    one, other = socket.socketpair()
+def test_outside_of_a_collective_nobody_is_ended():
+    """An evaluation or a checkpoint may finish; the next step raises the error."""
     ended, ticks = Queue(), Queue()
-    channel = StarChannel({1: one}, heartbeat_s=0.02, deadline_s=5.0)
-    exchange = Exchange(
-        0, ["a", "b"], channel, emit=lambda event: None, grace_s=0.0, abort=ended.put
-    )
+    exchange, other = alone(grace_s=0.0, abort=ended.put)
     tick = exchange.tick
     exchange.tick = lambda: (tick(), ticks.put(exchange._error))
-    exchange.start()
-    exchange.lead(Planner(Shifting(), Job(2, 16)))
-    exchange.at(0)
-    exchange.leave_step()
+
+    exchange.enter_collective()
+    exchange.leave_collective()
     other.close()
     while ticks.get(timeout=5) is None:
         pass
-    ticks.get(timeout=5)  # one more, with the error known and the grace over
-    exchange.close()
+    ticks.get(timeout=5)  # one more, with the loss known and the grace over
 
     assert ended.empty()
+    with pytest.raises(WorkerLostError, match="Rank 1 on b"):
+        exchange.check()
+    exchange.close()
+
+
+def test_everybody_learns_how_long_the_slowest_took(star):
+    """So that a rank knows whether it is early, and may wait where a loss has a name."""
+    both, _ = star()
+
+    play(both, 2)
+
+    assert both[0].slowest_s == both[1].slowest_s == pytest.approx(0.2)

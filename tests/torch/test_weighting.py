@@ -29,7 +29,7 @@ def ended():
 
 @pytest.fixture
 def backward(ended):
-    return Backward(lambda: ended.append(True), first_order=True)
+    return Backward(lambda: ended.append("done"), lambda: None, first_order=True)
 
 
 def hooked(module, weight, backward):
@@ -102,6 +102,24 @@ def test_the_end_of_a_backward_is_told_once(backward, ended):
         (first.sum() + second.sum()).backward()
 
     assert len(ended) == 3
+
+
+def test_what_others_add_to_a_backward_comes_in_between(ended):
+    """As DDP's wait for the all-reduce does: own work is done before it, all is over after it."""
+    backward = Backward(
+        lambda: ended.append("done"), lambda: ended.append("reduced"), first_order=True
+    )
+    source = leaf()
+    inner = source * 1
+
+    def as_ddp_does(grad):
+        engine = torch.autograd.Variable._execution_engine
+        engine.queue_callback(lambda: ended.append("waited"))
+
+    inner.register_hook(as_ddp_does)
+    scale(inner, 1.0, backward)[0].sum().backward()
+
+    assert ended == ["done", "waited", "reduced"]
 
 
 def test_a_backward_that_raised_is_forgotten(backward, ended):

@@ -50,8 +50,8 @@ class Auto(AbstractPolicy[dict[str, Any]]):
         ValueError: ``min_saving`` is out of range.
 
     References:
-        None of the papers: minimum over a fitted affine time is section 4.1 of LBB and the GPU
-        rule of arXiv 1806.02508; that a saving has to pay is evenstep's own.
+        None of the papers' rules. The minimum over fitted lines is LBB's rapid step as well; the
+        filter, the test against noise and the price of a change are evenstep's own.
     """
 
     name: ClassVar[str] = "auto"

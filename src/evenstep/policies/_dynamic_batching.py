@@ -47,14 +47,13 @@ class DynamicBatching(AbstractPolicy[dict[str, Any]]):
     that is more than 1, or jitter of 3 % would never let 8 workers settle; the learned cap
     (a worker's throughput fell as its batch grew, so the smaller size becomes its largest) takes
     a fall past ``cap_fall`` in the best of three steps, or twice in a row, and expires after
-    ``cap_steps``; no
-    worker falls to zero while there are samples for all.
+    ``cap_steps``; no worker falls to zero while there are samples for all.
 
     Args:
         dead_band: largest relative change that is ignored, in [0, 1).
         smoothing: weight of the newest step, in (0, 1].
-        speeds: relative speeds guessed beforehand, one per rank, for the first split (equation
-            "static" of the paper: cores, or FLOPS). None starts equal.
+        speeds: relative speeds guessed beforehand, one per rank, for the first split (the
+            paper's static start, by cores or FLOPS). None starts equal.
         cap_fall: relative fall of throughput that caps a worker, in (0, 1].
         cap_steps: steps that a cap holds, at least 0; 0 learns no caps.
 

@@ -102,7 +102,7 @@ def correct(lines: Lines, batch: FloatArray, seconds: FloatArray, *, contrast: M
     The Kalman gain where ``contrast`` says that the batch has just changed enough to tell the
     fixed cost from the cost per sample. Elsewhere all of the correction goes to the slope: as a
     balancer keeps times level while batches follow the speeds, a slope that drifts steadily
-    would otherwise pass for a large intercept, with next to no slope, within 150 steps.
+    would otherwise pass for a large intercept, with next to no slope, within 200 steps.
     """
     spread = lines.variance(batch)
     noise = (lines.noise * lines.at(batch)) ** 2

@@ -107,12 +107,13 @@ class Balancer:
         self._run_dir = None if run_dir is None else Path(run_dir)
         self._process_group = process_group
         self._weighting: Weighting = "output"
-        self._backward = Backward(self._backward_done, first_order=True)
-        self._loss_backward = Backward(self._backward_done, first_order=False)
         self._models: list[BalancedModel] = []
         self._loader: BalancedLoader | None = None
         self._side: SideGroup | Alone | None = None
         self._link = RunLink(self._open)
+        ends = self._link.backward_done, self._link.reduced
+        self._backward = Backward(*ends, first_order=True)
+        self._loss_backward = Backward(*ends, first_order=False)
         self._closed = False
 
     def prepare(self, *parts: Any, weighting: Weighting = "output") -> Any:
@@ -236,7 +237,7 @@ class Balancer:
             warn_batch_norm(module)
         outer = with_ddp(module, self._side.world_size, self._process_group)
         model = BalancedModel(outer, self._backward, self._link.weight, self._weighting)
-        model.time_buffers(self._link.meter)
+        model.time_buffers(self._link)
         self._models.append(model)
         return outer
 
@@ -307,9 +308,6 @@ class Balancer:
         )
         atexit.register(self.close)  # a script that never closes still says goodbye
         return Run(settings, self._side, listeners)
-
-    def _backward_done(self) -> None:
-        self._link.backward_done()
 
     @contextmanager
     def _no_sync(self) -> Iterator[None]:

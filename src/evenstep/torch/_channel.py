@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import secrets
 import selectors
 import socket
@@ -68,7 +69,7 @@ class StarChannel:
         self._locks = {peer: threading.Lock() for peer in connections}
         self._heard = dict.fromkeys(connections, clock())
         self._gone: set[int] = set()
-        self._calls: deque[Callable[[], None]] = deque()
+        self._calls: deque[tuple[float, Callable[[], None]]] = deque()  # with when they are due
         self._closing = threading.Event()
         self._wake, self._woken = socket.socketpair()
         self._thread: threading.Thread | None = None
@@ -92,10 +93,14 @@ class StarChannel:
         for peer in self._connections:
             self._send(peer, frame)
 
-    def call_soon(self, call: Callable[[], None]) -> None:
-        """Have the channel's thread make ``call``, after those that were asked for before."""
-        self._calls.append(call)
-        self._wake.send(b"x")
+    def call_later(self, call: Callable[[], None], *, delay_s: float) -> None:
+        """Have the channel's thread make ``call`` in ``delay_s`` seconds, or at the close.
+
+        In the order in which they were asked for.
+        """
+        self._calls.append((self._clock() + delay_s, call))
+        if threading.current_thread() is not self._thread:
+            self._wake.send(b"x")
 
     def close(self) -> None:
         """Stop the thread and close the connections. May be called again."""
@@ -104,7 +109,7 @@ class StarChannel:
             self._wake.send(b"x")
             self._thread.join()
             self._thread = None
-            self._make_calls()
+            self._make_calls(math.inf)
         for connection in (*self._connections.values(), self._wake, self._woken):
             connection.close()
 
@@ -125,13 +130,15 @@ class StarChannel:
             beat_s = self._clock()
             self._heard = dict.fromkeys(self._heard, beat_s)
             while not self._closing.is_set():
-                for key, _ in selector.select(timeout=max(0.0, beat_s - self._clock())):
+                due_s = min(beat_s, self._calls[0][0]) if self._calls else beat_s
+                for key, _ in selector.select(timeout=max(0.0, due_s - self._clock())):
                     if key.data is None:
                         self._woken.recv(1 << 12)
                     elif not self._read(key.data, receiver):
                         selector.unregister(key.fileobj)
-                self._make_calls()
-                if (now_s := self._clock()) >= beat_s:
+                now_s = self._clock()
+                self._make_calls(now_s)
+                if now_s >= beat_s:
                     self._beat(now_s, receiver, late_s=now_s - beat_s)
                     beat_s = now_s + self._heartbeat_s
 
@@ -143,9 +150,10 @@ class StarChannel:
         self._check_silence(now_s, receiver)
         self._guard(receiver.tick)
 
-    def _make_calls(self) -> None:
-        while self._calls:
-            self._guard(self._calls.popleft())
+    def _make_calls(self, now_s: float) -> None:
+        while self._calls and self._calls[0][0] <= now_s:
+            _, call = self._calls.popleft()
+            self._guard(call)
 
     def _read(self, peer: int, receiver: Receiver) -> bool:
         """Take in what ``peer`` sent; return whether more can come."""

@@ -11,6 +11,9 @@ from ._clock import AbstractClock, PendingTime, StepMeter
 from ._exchange import Exchange
 from ._memory import MemoryReader
 
+_LATE_S = 0.002
+_LATE_SHARE = 0.03
+
 
 @dataclass(slots=True)
 class _Step:
@@ -44,7 +47,8 @@ class StepConductor:
         memory: reads peaks.
         world_size: number of workers.
         loss_reduction: ``"mean"`` or ``"sum"``, what the user's loss does over samples.
-        settle_s: longest wait for the others inside a backward; 0 is not to wait there.
+        settle_s: longest wait for late ranks inside a backward; 0 where collectives do not hold
+            up the host, as on CUDA.
         exact: whether to wait for the device at the plan point, so that nothing is late.
     """
 
@@ -117,7 +121,7 @@ class StepConductor:
     def end_epoch(self) -> None:
         """Close the last step of a loop: what follows is not training, and has no weight."""
         self._finish()
-        self._exchange.leave_step()
+        self._exchange.leave_collective()
         self._handed_out_s = None
 
     def weight(self) -> float | None:
@@ -133,9 +137,28 @@ class StepConductor:
         step.num_backwards += 1
         foreseen = self._backwards_per_forward * step.num_forwards
         if step.on_last_forward and step.num_backwards == foreseen and not step.reported:
-            self._report(step)
+            compute_s = self._report(step)
             if self._settle_s:
-                self._exchange.settle(step.number, limit_s=self._settle_s)
+                self._settle(step, compute_s)
+        if self._settle_s:
+            self._exchange.enter_collective()
+
+    def reduced(self) -> None:
+        """Note that the collectives of a backward are over."""
+        self._exchange.leave_collective()
+
+    def _settle(self, step: _Step, compute_s: float | None) -> None:
+        """Let a rank that will wait for the others anyway do it where a loss has a name.
+
+        Only where that wait is expected to be long: the news that all are done comes a moment
+        after they are, and would hold up those who are in time.
+        """
+        slowest_s = self._exchange.slowest_s
+        idle_s = None if slowest_s is None or compute_s is None else slowest_s - compute_s
+        if idle_s is None or idle_s > max(_LATE_S, _LATE_SHARE * (compute_s or 0.0)):
+            self._exchange.settle(step.number, limit_s=self._settle_s)
+        else:
+            self._exchange.check()
 
     def _finish(self) -> None:
         step, self._step, self._weight = self._step, None, None
@@ -146,13 +169,17 @@ class StepConductor:
         self._backwards_per_forward = step.num_backwards // max(step.num_forwards, 1)
         self.num_steps += 1
 
-    def _report(self, step: _Step) -> None:
-        """Send what is complete of this step, and of earlier ones that a device was late with."""
+    def _report(self, step: _Step) -> float | None:
+        """Send what is complete of this step, and of earlier ones that a device was late with.
+
+        Returns:
+            The newest compute time, if any is complete.
+        """
         step.reported = True
         time = self.meter.take()
         if time is not None:
             self._pending.append((step, time, self._memory.peak_bytes()))
-        ready = []
+        ready: list[Report] = []
         while self._pending:
             measured, pending, peak_bytes = self._pending[0]
             compute_s = pending.seconds(block=self._exact)
@@ -161,6 +188,7 @@ class StepConductor:
             del self._pending[0]
             ready.append(self._make_report(measured, compute_s, peak_bytes))
         self._exchange.report(step.number, ready)
+        return ready[-1].compute_s if ready else None
 
     def _make_report(self, step: _Step, compute_s: float, peak_bytes: int) -> Report:
         return Report(

@@ -8,8 +8,9 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import partial
+from operator import attrgetter
 from time import monotonic
 from typing import Any
 
@@ -17,6 +18,12 @@ from ..control import Plan, Planner, Report
 from ..events import Event, Hook, PolicyFailed, WorkerLost
 from ..exceptions import WorkerLostError
 from ._channel import Message, StarChannel
+
+_REPORT = attrgetter(*(field.name for field in fields(Report)))
+
+# The books of a step are kept this much later, in the middle of the next one: at once, they
+# would take Python's lock from the main thread on its way through the optimizer.
+_BOOKS_S = 0.005
 
 
 class Exchange:
@@ -37,9 +44,9 @@ class Exchange:
         channel: connections to the others; None with one process.
         lag: steps by which a plan trails its measurement, 0 or 1.
         emit: takes every event, on rank 0.
-        grace_s: seconds after the loss of a worker for which the main thread may still come by to
-            raise the error. After that, if it sits in a step, the process is ended: collectives
-            on a lost peer block for half an hour and cannot be interrupted.
+        grace_s: seconds after the loss of a worker for which the main thread may still come out of
+            a collective. After that the process is ended: a collective with a lost peer blocks
+            for half an hour, and gloo's cannot be interrupted.
         abort: ends the process with a message.
     """
 
@@ -51,7 +58,7 @@ class Exchange:
         *,
         lag: int = 0,
         emit: Hook,
-        grace_s: float = 60.0,
+        grace_s: float = 3.0,
         abort: Callable[[str], None] | None = None,
     ) -> None:
         self._rank = rank
@@ -65,8 +72,10 @@ class Exchange:
         self._plan: Plan | None = None
         self._plans: dict[int, Plan] = {}  # by the step after which each was decided
         self._newest = -2
+        self.slowest_s: float | None = None  # compute time of the slowest, in the newest step
         self._all_in = -1  # the last step that all ranks have reported
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # `_newest` grew, or a worker was lost
+        self._gathered = threading.Condition()  # `_all_in` grew, or a worker was lost
         self._deciding = threading.Lock()
         self._settled = threading.Event()  # cleared while the main thread waits in `settle`
         self._settled.set()
@@ -76,7 +85,7 @@ class Exchange:
         self._listeners: list[Callable[[Plan], None]] = []
         self._error: WorkerLostError | None = None
         self._error_s = 0.0
-        self._in_step = False
+        self._collective_s: float | None = None  # since when the main thread is in one
         self._first_step: int | None = None
         self._last_step = -1
 
@@ -99,7 +108,7 @@ class Exchange:
         """Send this rank's one message for ``step``."""
         self._last_step = step
         if self._rank != 0 and self._channel is not None:
-            rows = [asdict(report) for report in reports]
+            rows = [_REPORT(report) for report in reports]
             self._channel.send(0, {"step": step, "reports": rows})
             self._check_left()
         else:
@@ -111,14 +120,13 @@ class Exchange:
         Raises:
             WorkerLostError: a worker that is needed for it was lost.
         """
-        self._in_step = False
+        self._collective_s = None
         if self._first_step is None:  # of this process: a resumed run counts on
             self._first_step = step
         index = step - 1 - self._lag
         if index < self._first_step:
             index = -1
-        self._await(lambda: self._newest >= index, limit_s=None)
-        self._in_step = True
+        self._await(self._changed, lambda: self._newest >= index)
         with self._changed:
             for old in [key for key in self._plans if key < index]:
                 del self._plans[old]
@@ -135,17 +143,30 @@ class Exchange:
         """
         self._settled.clear()
         try:
-            self._await(lambda: self._all_in >= step, limit_s=limit_s)
+            self._await(self._gathered, lambda: self._all_in >= step, limit_s=limit_s)
         finally:
             self._settled.set()
 
-    def leave_step(self) -> None:
-        """Note that the caller is between two loops, where nothing can hang."""
-        self._in_step = False
+    def check(self) -> None:
+        """Raise if a worker was lost.
+
+        Raises:
+            WorkerLostError: a worker was lost.
+        """
+        if self._error is not None:
+            raise self._error
+
+    def enter_collective(self) -> None:
+        """Note that the main thread goes where it cannot hear of a loss."""
+        self._collective_s = monotonic()
+
+    def leave_collective(self) -> None:
+        """Note that it is back."""
+        self._collective_s = None
 
     def close(self) -> None:
         """Say goodbye and stop. May be called again."""
-        self._in_step = False
+        self._collective_s = None
         if self._channel is not None:
             self._channel.send_all({"bye": self._last_step})
             self._channel.close()
@@ -155,12 +176,13 @@ class Exchange:
         """Take in a report (rank 0) or a plan (the others), a loss or a goodbye."""
         match message:
             case {"step": step, "reports": rows}:
-                self._take(peer, step, [Report(**row) for row in rows])
+                self._take(peer, step, [Report(*row) for row in rows])
             case {"in": step}:
                 self._gather_done(step)
             case {"plan": plan}:
                 self._announce(_read_plan(plan))
-            case {"after": index}:
+            case {"after": index, "slowest_s": slowest_s}:
+                self.slowest_s = slowest_s
                 self._publish(index)
             case {"lost": rank, "problem": problem}:
                 self._fail(rank, problem)
@@ -176,7 +198,10 @@ class Exchange:
 
     def tick(self) -> None:
         """End the process if a worker was lost and the main thread cannot come by to say so."""
-        if self._error and self._in_step and monotonic() - self._error_s > self._grace_s:
+        since_s = self._collective_s
+        if self._error is None or since_s is None:
+            return
+        if monotonic() - max(self._error_s, since_s) > self._grace_s:
             self._abort(str(self._error))
 
     def _take(self, rank: int, step: int, reports: Sequence[Report]) -> None:
@@ -187,6 +212,9 @@ class Exchange:
             if len(self._arrived[step]) == len(self._hosts):
                 del self._arrived[step]
                 self._gather_done(step)
+                # The main thread is on its way into the all-reduce and needs Python's lock for a
+                # few microseconds; deciding first would keep it as long as the decision takes.
+                self._settled.wait(timeout=0.002)
                 self._decide(step)
         self._check_left()
 
@@ -194,12 +222,9 @@ class Exchange:
         """Let those go on that wait inside a backward; the decision may take a moment longer."""
         if self._rank == 0 and self._channel is not None:
             self._channel.send_all({"in": step})
-        with self._changed:
+        with self._gathered:
             self._all_in = step
-            self._changed.notify_all()
-        # The main thread is on its way into the all-reduce and needs Python's lock for a few
-        # microseconds; deciding first would keep it for as long as the decision takes.
-        self._settled.wait(timeout=0.002)
+            self._gathered.notify_all()
 
     def _decide(self, step: int) -> None:
         """Show the planner what is complete and publish what it says; then keep the books."""
@@ -212,6 +237,7 @@ class Exchange:
         for index in sorted(complete):
             known = self._measured.pop(index)
             reports = [known[rank] for rank in range(len(self._hosts))]
+            self.slowest_s = max(report.compute_s for report in reports)
             before = planner.plan
             try:
                 events = planner.observe(reports, next_step=step + 1 + self._lag).events
@@ -225,8 +251,8 @@ class Exchange:
         for book in books:
             if self._channel is None:
                 book()
-            else:  # not on the main thread, whose all-reduce is waiting
-                self._channel.call_soon(book)
+            else:
+                self._channel.call_later(book, delay_s=_BOOKS_S)
 
     def _account(
         self, planner: Planner, reports: list[Report], plan: Plan, events: tuple[Event, ...]
@@ -249,18 +275,23 @@ class Exchange:
         """Let the newest plan be the answer to step ``index``."""
         assert self._plan is not None
         if self._rank == 0 and self._channel is not None:
-            self._channel.send_all({"after": index})
+            self._channel.send_all({"after": index, "slowest_s": self.slowest_s})
         with self._changed:
             self._plans[index] = self._plan
             self._newest = index
             self._changed.notify_all()
 
-    def _await(self, known: Callable[[], bool], *, limit_s: float | None) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: known() or self._error, timeout=limit_s)
-            if not known() and self._error is not None:
-                self._in_step = False
-                raise self._error
+    def _await(
+        self,
+        condition: threading.Condition,
+        known: Callable[[], bool],
+        *,
+        limit_s: float | None = None,
+    ) -> None:
+        with condition:
+            condition.wait_for(lambda: known() or self._error, timeout=limit_s)
+            if not known():
+                self.check()
 
     def _check_left(self) -> None:
         """Fail if somebody is needed who has ended its run."""
@@ -290,18 +321,19 @@ class Exchange:
             self._channel.send_all({"lost": rank, "problem": problem})
             self._emit(WorkerLost(done, rank, host, problem))
         self._error_s = monotonic()
-        with self._changed:
-            self._error = error
-            self._changed.notify_all()
+        self._error = error
+        for condition in (self._changed, self._gathered):
+            with condition:
+                condition.notify_all()
         logging.getLogger("evenstep").critical("%s", error)
 
 
 def _read_plan(written: dict[str, Any]) -> Plan:
     """Return the plan that was sent: JSON knows lists, a plan holds tuples."""
-    fields: dict[str, Any] = {
+    values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in written.items()
     }
-    return Plan(**fields)
+    return Plan(**values)
 
 
 def _abort(message: str) -> None:

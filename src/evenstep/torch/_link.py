@@ -95,6 +95,18 @@ class RunLink:
         if self._run is not None:
             self._run.conductor.backward_done()
 
+    def reduced(self) -> None:
+        """Pass the end of a backward's collectives on to the conductor."""
+        if self._run is not None:
+            self._run.conductor.reduced()
+
+    def collective(self, *, entered: bool) -> None:
+        """Note that the main thread enters or leaves a collective outside of a backward."""
+        if self._run is not None and entered:
+            self._run.exchange.enter_collective()
+        elif self._run is not None:
+            self._run.exchange.leave_collective()
+
     @property
     def num_samples(self) -> int:
         """Samples of this rank in the step under way, or in the last one."""

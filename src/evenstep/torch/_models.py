@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from ..exceptions import EvenstepWarning, invalid
-from ._clock import StepMeter
+from ._link import RunLink
 from ._weighting import Backward, OutputHook
 
 Weighting = Literal["output", "loss"]
@@ -48,7 +48,7 @@ class BalancedModel:
                 module.register_forward_hook(hook, with_kwargs=True),
             ]
 
-    def time_buffers(self, meter: Callable[[], StepMeter | None]) -> None:
+    def time_buffers(self, link: RunLink) -> None:
         """Keep DDP's broadcast of buffers, which waits for rank 0, out of the compute time."""
         module = self.module
         if not isinstance(module, DistributedDataParallel) or not module.broadcast_buffers:
@@ -57,13 +57,15 @@ class BalancedModel:
             return
 
         def enter(_: nn.Module, __: Any) -> None:
-            now = meter()
-            self._wait_begun = now.clock.mark() if now is not None else None
+            meter = link.meter()
+            self._wait_begun = meter.clock.mark() if meter is not None else None
+            link.collective(entered=True)
 
         def leave(_: nn.Module, __: Any) -> None:
-            now = meter()
-            if now is not None and self._wait_begun is not None:
-                now.exclude(self._wait_begun, now.clock.mark())
+            link.collective(entered=False)
+            meter = link.meter()
+            if meter is not None and self._wait_begun is not None:
+                meter.exclude(self._wait_begun, meter.clock.mark())
 
         self._handles += [
             module.register_forward_pre_hook(enter, prepend=True),

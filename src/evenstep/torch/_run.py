@@ -78,7 +78,7 @@ class Run:
             channel,
             lag=lag,
             emit=self._emit,
-            grace_s=runtime.deadline_s,
+            grace_s=3 * runtime.heartbeat_s,
         )
         for listener in listeners:
             self.exchange.subscribe(listener)

@@ -26,14 +26,22 @@ from ..exceptions import invalid
 class Backward:
     """Tells once for every backward that it is done, however many outputs it started from.
 
+    The engine calls back in the order of asking. The output's node runs first in a backward and
+    asks first, DDP asks when its last bucket is ready: so ``done`` comes before DDP waits for the
+    others, and what is asked for inside ``done`` comes after that wait.
+
     Args:
         done: called when the engine has finished this rank's own part.
+        reduced: called when what others added to the backward is over too, such as DDP's wait.
         first_order: whether a backward that builds a graph is refused. It is at a model's output,
             where the weight would enter a non-linear term; at the loss it is linear.
     """
 
-    def __init__(self, done: Callable[[], None], *, first_order: bool) -> None:
+    def __init__(
+        self, done: Callable[[], None], reduced: Callable[[], None], *, first_order: bool
+    ) -> None:
         self._done = done
+        self._reduced = reduced
         self._first_order = first_order
         self._queued = False
 
@@ -52,6 +60,7 @@ class Backward:
     def _finished(self) -> None:
         self._queued = False
         self._done()
+        _queue_callback(self._reduced)
 
 
 class _OutputScale(torch.autograd.Function):
@@ -214,9 +223,8 @@ class InertHook:
 def _queue_callback(callback: Callable[[], None]) -> None:
     """Have the autograd engine call ``callback`` when the backward under way is done.
 
-    The engine runs callbacks in the order of their registration. The output's node runs first in
-    a backward, so this one comes before DDP's own, which waits for the all-reduce. The attribute
-    path is private to torch and the same since 1.0; a test holds it for the pinned version.
+    From inside a callback as well: the engine goes on to those added meanwhile. The attribute path
+    is private to torch and the same since 1.0; a test holds it for the pinned version.
     """
     engine = torch.autograd.Variable._execution_engine
     engine.queue_callback(callback)
