@@ -70,15 +70,14 @@ def hang_in_the_all_reduce(rank: int, folder: str) -> None:
 def leave_early(rank: int) -> str:
     """Rank 1 ends its run two steps before the others; return what they are told."""
     model = DistributedDataParallel(nn.Linear(4, 4))
-    balancer = Balancer(runtime=WATCHFUL)
     dataset = TensorDataset(torch.randn(48, 4))
-    model, loader = balancer.prepare(model, DataLoader(dataset, batch_size=4))
     try:
-        for step, (x,) in enumerate(loader):
-            if rank == 1 and step == 2:
-                balancer.close()
-                return "left"
-            model(x).sum().backward()
+        with Balancer(runtime=WATCHFUL) as balancer:
+            model, loader = balancer.prepare(model, DataLoader(dataset, batch_size=4))
+            for step, (x,) in enumerate(loader):
+                if rank == 1 and step == 2:
+                    return "left"
+                model(x).sum().backward()
     except WorkerLostError as error:
         return str(error)
     return "nothing happened"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ..control import Bounds, Job, Plan
-from ..exceptions import invalid
+from ..exceptions import WorkerLostError, invalid
 from ..policies import AbstractPolicy, by_name
 from ._link import RunLink
 from ._loader import BalancedLoader
@@ -32,6 +33,8 @@ from ._options import Runtime
 from ._run import Run, RunSettings
 from ._startup import Alone, SideGroup, open_side
 from ._weighting import Backward, scale
+
+_VERDICT_S = 2.0
 
 
 class Balancer:
@@ -211,7 +214,7 @@ class Balancer:
         if self._closed:
             return
         self._closed = True
-        atexit.unregister(self.close)
+        atexit.unregister(self._say_goodbye)
         if self._loader is not None:
             self._loader.close()
         self._link.close()
@@ -228,6 +231,24 @@ class Balancer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        lost = self._behind(error)
+        self.close()
+        if lost is not None and lost is not error:
+            raise lost from error
+
+    def _behind(self, error: BaseException | None) -> WorkerLostError | None:
+        """Return the loss of a worker that is behind a collective's error, if that is one.
+
+        A peer that dies in the middle of a collective breaks it for the others, with an error
+        that names a port. Who it was is known a moment later.
+        """
+        if not isinstance(error, RuntimeError) or isinstance(error, WorkerLostError):
+            return None
+        return self._link.verdict(within_s=_VERDICT_S)
+
+    def _say_goodbye(self) -> None:
+        """Close at the end of a script that never did; if a collective broke, say who broke it."""
+        self._behind(getattr(sys, "last_value", None))  # the exchange logs what it learns
         self.close()
 
     def _prepare_model(self, module: nn.Module) -> nn.Module:
@@ -306,7 +327,7 @@ class Balancer:
             memory=self._memory,
             run_dir=self._run_dir,
         )
-        atexit.register(self.close)  # a script that never closes still says goodbye
+        atexit.register(self._say_goodbye)
         return Run(settings, self._side, listeners)
 
     @contextmanager

@@ -156,6 +156,17 @@ class Exchange:
         if self._error is not None:
             raise self._error
 
+    def verdict(self, *, within_s: float) -> WorkerLostError | None:
+        """Return the loss of a worker, if one becomes known in time.
+
+        For somebody whose collective broke: a rank that ended its run is to blame for that too.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._error or self._left, timeout=within_s)
+        for rank, last_step in tuple(self._left.items()):
+            self._fail(rank, f"it ended its run after step {last_step}, others had not")
+        return self._error
+
     def enter_collective(self) -> None:
         """Note that the main thread goes where it cannot hear of a loss."""
         self._collective_s = monotonic()
@@ -187,7 +198,9 @@ class Exchange:
             case {"lost": rank, "problem": problem}:
                 self._fail(rank, problem)
             case {"bye": last_step}:
-                self._left[peer] = last_step
+                with self._changed:
+                    self._left[peer] = last_step
+                    self._changed.notify_all()
                 self._check_left()
 
     def lost(self, peer: int, problem: str) -> None:

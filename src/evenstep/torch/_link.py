@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ..control import Plan
+from ..exceptions import WorkerLostError
 from ._clock import StepMeter
 from ._run import Run
 
@@ -111,6 +112,10 @@ class RunLink:
     def num_samples(self) -> int:
         """Samples of this rank in the step under way, or in the last one."""
         return 0 if self._run is None else self._run.conductor.num_samples
+
+    def verdict(self, *, within_s: float) -> WorkerLostError | None:
+        """Return the loss of a worker, if one becomes known in time."""
+        return None if self._run is None else self._run.exchange.verdict(within_s=within_s)
 
     def close(self) -> None:
         """Close the run, if it is open."""

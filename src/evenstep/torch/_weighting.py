@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -145,26 +145,28 @@ def feeds_back(inputs: Any) -> bool:
 
     Walks the autograd graph, which inputs rarely have: data needs no gradient.
     """
-    found = False
+    queue: list[Any] = [tensor.grad_fn for tensor in _tensors(inputs) if tensor.grad_fn is not None]
     seen: set[Any] = set()
-    queue: list[Any] = []
-
-    def collect(item: Any) -> Any:
-        if isinstance(item, torch.Tensor):
-            if item.grad_fn is not None:
-                queue.append(item.grad_fn)
-            return item
-        return _rebuild(item, collect)
-
-    collect(inputs)
-    while queue and not found:
+    while queue:
         node = queue.pop()
         if node is None or node in seen:
             continue
+        if node.name() == "_OutputScaleBackward":
+            return True
         seen.add(node)
-        found = node.name() == "_OutputScaleBackward"
         queue.extend(parent for parent, _ in node.next_functions)
-    return found
+    return False
+
+
+def _tensors(item: Any) -> Iterator[torch.Tensor]:
+    if isinstance(item, torch.Tensor):
+        yield item
+    elif isinstance(item, Mapping):
+        for entry in item.values():
+            yield from _tensors(entry)
+    elif isinstance(item, (tuple, list)):
+        for entry in item:
+            yield from _tensors(entry)
 
 
 class OutputHook:
