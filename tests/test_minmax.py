@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep import AffineTime, Cluster, allocate
-from evenstep._minmax import makespan_s
+from evenstep._minmax import ends_within, makespan_s
 from evenstep.timemodels import AbstractTimeModel, TableTime, bisect_batch
 
 from ._minmax_reference import (
@@ -96,6 +96,18 @@ def test_no_split_is_faster_by_an_integer_program(kind):
         expected = by_integer_program(times, cluster)
 
         assert makespan_s(times, allocate(times, cluster)) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whether_any_split_ends_in_time_is_told_exactly(kind):
+    """Yes at the time of the best split and after it, no at the float before."""
+    for seed in range(200):
+        times, cluster = problem(kind, seed)
+        best_s = makespan_s(times, allocate(times, cluster))
+
+        assert ends_within(times, cluster, best_s), seed
+        assert ends_within(times, cluster, 2 * best_s + 1), seed
+        assert not ends_within(times, cluster, np.nextafter(best_s, -np.inf)), seed
 
 
 @given(st.integers(0, 2**32), st.integers(1, 60), st.integers(0, 300), st.integers(1, 16))

@@ -66,6 +66,15 @@ def makespan_s(times: AbstractTimeModel, batch_size: IntArray) -> float:
     return float(times.seconds(batch_size).max())
 
 
+def ends_within(times: AbstractTimeModel, cluster: Cluster, budget_s: float) -> bool:
+    """Say whether any split at all takes no longer than ``budget_s``.
+
+    As exact as ``allocate``, for the price of one of its probes.
+    """
+    fit = _fit(times, cluster, budget_s)
+    return fit.surplus >= 0 and makespan_s(times, cluster.min_batch_size) <= budget_s
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Fit:
     """What the workers hold within a time, their lower bounds taken for granted."""
@@ -78,7 +87,10 @@ class _Fit:
 
 def _fit(times: AbstractTimeModel, cluster: Cluster, budget_s: float) -> _Fit:
     largest = times.largest_batch(budget_s, cluster.max_batch_size)
-    largest = np.maximum(largest, cluster.min_batch_size)
+    return _holding(cluster, budget_s, np.maximum(largest, cluster.min_batch_size))
+
+
+def _holding(cluster: Cluster, budget_s: float, largest: IntArray) -> _Fit:
     part = largest % cluster.granularity
     whole = largest - part
     surplus = int(whole.sum()) + int(part.max()) - cluster.global_batch_size
@@ -99,7 +111,7 @@ def _search(times: AbstractTimeModel, cluster: Cluster) -> tuple[_Fit, _Fit]:
     rate, guess = _chords(cluster, first, first_s, last_s - first_s)
 
     below = _Fit(-1.0, lo, lo, int(lo.sum()) - cluster.global_batch_size)
-    level = _fit(times, cluster, float(last_s.max()))
+    level = _holding(cluster, float(last_s.max()), hi)
     bottom_s, top_s = _next_s(times, cluster, below), _last_s(times, cluster, level)
     num_probes = 0
     while bottom_s < top_s:

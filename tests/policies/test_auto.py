@@ -1,9 +1,12 @@
 """Facts special to `Auto`."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
-from evenstep import Cluster
+from evenstep import Cluster, allocate
+from evenstep._minmax import makespan_s
 from evenstep.policies import Auto
 
 from .simulated import above_best, follow, jitter, largest_change, sizes_of, unlike_workers
@@ -123,7 +126,7 @@ def test_a_saving_below_the_least_is_left_alone():
     decision = follow(Auto(min_saving=0.5), cluster, 0.0, slopes_s)[-1]
 
     assert decision.batch_size.tolist() == [48, 48]
-    assert decision.reason.startswith("held: another split would save 33.3%, less than 5")
+    assert decision.reason.startswith("held: no split would save 5")
 
 
 def test_the_reason_says_what_is_saved_and_who_is_slow():
@@ -141,6 +144,29 @@ def test_as_long_as_a_worker_was_never_measured_nothing_changes():
 
     assert decision.batch_size.tolist() == [1, 1, 0]
     assert decision.reason == "held: rank 2 was given no samples so far"
+
+
+@pytest.mark.parametrize("granularity", [1, 8])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_split_is_held_exactly_as_long_as_the_best_would_not_pay(seed, granularity):
+    """By the solver itself, which `update` calls only to make a change."""
+    policy, cluster = Auto(), Cluster(8, 512, max_batch_size=120, granularity=granularity)
+    intercept_s, slope_s = unlike_workers(seed)
+    slopes_s = np.repeat([slope_s, slope_s[::-1], slope_s], 40, axis=0)
+    noise = jitter(0.03, 120, 8, seed)
+
+    decisions = follow(policy, cluster, intercept_s, slopes_s, factors=noise)
+    settled, changes = decisions[2:], 0
+    for before, after in pairwise(settled):
+        times = policy.filter.times(after.state["filter"])
+        best_s = makespan_s(times, allocate(times, cluster))
+        pays = 1 - best_s / makespan_s(times, before.batch_size) >= policy.min_saving
+        changes += pays
+
+        assert pays == (not after.reason.startswith("held"))
+        assert pays or after.batch_size is before.batch_size
+
+    assert 2 <= changes <= 60
 
 
 @pytest.mark.parametrize("min_saving", [-0.1, 1.0, float("nan")])

@@ -124,6 +124,25 @@ def test_the_state_given_is_left_as_it_is():
     assert one["lines"]["slope_s"].tolist() == again["lines"]["slope_s"].tolist()
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_workers_are_followed_each_by_itself(seed):
+    """What one worker does, be it new, idle or jumping, leaves the estimates of others alone."""
+    rng, filter = np.random.default_rng(seed), AffineFilter()
+    sizes = rng.integers(20, 60, (60, 3)) * (rng.random((60, 3)) < 0.9)
+    usual = (INTERCEPT_S + SLOPE_S * sizes) * np.exp(0.02 * rng.standard_normal((60, 3)))
+    odd_sizes, odd = sizes.copy(), usual.copy()
+    odd_sizes[:, 2] = rng.integers(0, 4, 60)
+    odd[:, 2] *= rng.lognormal(0, 1, 60)
+
+    state = other = filter.init(3)
+    for step in range(60):
+        state = filter.update(state, sizes[step], usual[step])
+        other = filter.update(other, odd_sizes[step], odd[step])
+
+    for name, values in state["lines"].items():
+        assert (values[:, :2] == other["lines"][name][:, :2]).all(), name
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_any_times_at_all_give_possible_costs(seed):
     """Times without rhyme or reason: costs stay finite, fixed ones at least 0, others above."""

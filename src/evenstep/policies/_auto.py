@@ -8,7 +8,7 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
-from .._minmax import allocate, makespan_s
+from .._minmax import allocate, ends_within, makespan_s
 from .._types import Cluster, Decision, StepTimings
 from ..exceptions import invalid
 from ..prediction import AffineFilter
@@ -84,16 +84,20 @@ class Auto(AbstractPolicy[dict[str, Any]]):
             reason = f"held: rank {rank} was given no samples so far"
             return Decision(held, {"held": held, "filter": fitted}, reason)
 
-        best = allocate(times, cluster)
-        saving = 1 - makespan_s(times, best) / makespan_s(times, held)
-        needed = self.min_saving
-        if np.array_equal(held, equal_split(cluster)):
+        # Asked before the best split is looked for, which takes longer and is rarely needed.
+        held_s, needed = makespan_s(times, held), self.min_saving
+        pays = ends_within(times, cluster, (1 - needed) * held_s)
+        if pays and np.array_equal(held, equal_split(cluster)):
             slowest = int(np.argmax(times.seconds(held)))
             errors = 2 + math.sqrt(2 * math.log(cluster.world_size))
             needed += errors * float(self.filter.uncertainty(fitted)[slowest])
-        if saving < needed:
-            reason = f"held: another split would save {saving:.1%}, less than {needed:.1%}"
+            pays = ends_within(times, cluster, (1 - needed) * held_s)
+        if not pays:
+            reason = f"held: no split would save {needed:.1%}"
             return Decision(held, {"held": held, "filter": fitted}, reason)
+
+        best = allocate(times, cluster)
+        saving = 1 - makespan_s(times, best) / held_s
         slow = int(np.argmax(times.slope_s))
         reason = (
             f"saves {saving:.1%}: rank {slow} slowest at {1 / times.slope_s[slow]:.3g} samples/s"

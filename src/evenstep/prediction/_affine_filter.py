@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from .._types import FloatArray, IntArray
 from ..exceptions import invalid
 from ..timemodels import AffineTime
-from ._lines import Lines, correct, grade, loosen, through, wander
+from ._lines import NAMES, Lines, Reading, correct, grade, loosen, read, through, wander
 from ._trust import judge, no_jumps_yet
 
 
@@ -87,20 +88,12 @@ class AffineFilter:
 
     def init(self, world_size: int) -> dict[str, Any]:
         """Return the state before the first step."""
-        nothing = np.zeros((len(self.drifts), world_size))
-        lines = Lines(
-            intercept_s=nothing,
-            slope_s=nothing,
-            var_intercept=nothing,
-            covariance=nothing,
-            var_slope=nothing,
-            noise=np.full_like(nothing, self.first_noise),
-            score=nothing,
-        )
+        nothing = Lines(np.zeros((len(NAMES), len(self.drifts), world_size)))
+        nothing.noise[:] = self.first_noise
         return {
             "num_steps": np.zeros(world_size, np.int64),
             "batch_size": np.zeros(world_size, np.int64),
-            "lines": lines.plain(),
+            "lines": nothing.plain(),
             "jumps": no_jumps_yet(world_size),
         }
 
@@ -119,29 +112,36 @@ class AffineFilter:
         ran, steps = batch_size > 0, state["num_steps"]
         batch = np.maximum(batch_size, 1).astype(np.float64)
         seconds = np.where(ran, compute_s, 1.0)
-        old = Lines(**state["lines"])
-        new = ran & (steps == 0)
-        start = through(batch, seconds, doubt=self.doubt, lines=old)
-        # Also for those still to be measured: any line will do, as long as it is one.
-        lines = start.where(steps == 0, wander(old, batch, np.array(self.drifts)[:, np.newaxis]))
+        old = Lines.of(state["lines"])
+        lines, unmeasured = wander(old, batch, np.array(self.drifts)[:, np.newaxis]), steps == 0
+        if unmeasured.any():
+            # Also for those still to be measured: any line will do, as long as it is one.
+            lines = through(batch, seconds, doubt=self.doubt, lines=old).where(unmeasured, lines)
 
-        jump = np.where(ran & ~new, self._jumps(lines, batch, seconds), 0)
+        reading = read(lines, batch, seconds)
+        again = ran & ~unmeasured
+        jump = np.where(again, self._jumps(lines.weights(), reading), 0)
         verdict = judge(jump, ran=ran, young=steps < 2, memory=state["jumps"])
 
-        follow = ran & ~new & ~verdict.hold
-        rate = np.where(follow & ~verdict.accept, np.maximum(1 / (steps + 1), 0.03), 0.0)
-        graded = grade(lines, batch, seconds, rate=rate, memory=self.memory)
-        opened = loosen(lines, batch, seconds, where=verdict.accept)
+        rate = np.maximum(1 / (steps + 1), 0.03)
+        fitted = grade(lines, reading, rate=rate, memory=self.memory)
         before = np.maximum(state["batch_size"], 1)
         contrast = abs(batch - before) > self.contrast * np.maximum(batch, before)
-        fitted = correct(opened, batch, seconds, contrast=contrast & ~verdict.accept)
-        fitted = replace(fitted, noise=graded.noise, score=graded.score)
-        # A jump says nothing about which model is the best between jumps.
-        fitted = fitted.where(~verdict.accept, replace(fitted, noise=old.noise, score=old.score))
+        if verdict.accept.any():
+            opened = loosen(lines, reading, where=verdict.accept)
+            # Not graded: a jump says nothing about which model is the best between jumps.
+            fitted = opened.where(verdict.accept, fitted)
+            reading = read(opened, batch, seconds)
+        fitted = correct(fitted, reading, contrast=contrast & ~verdict.accept)
+
+        follow = again & ~verdict.hold
+        # A first reading is a line of its own, and one held back leaves no trace.
+        if not follow.all():
+            fitted = fitted.where(follow, lines.where(ran & unmeasured, old))
         return {
             "num_steps": steps + ran,
             "batch_size": np.where(ran, batch_size, state["batch_size"]),
-            "lines": fitted.where(follow, start.where(new, old)).plain(),
+            "lines": fitted.plain(),
             "jumps": verdict.memory,
         }
 
@@ -149,11 +149,9 @@ class AffineFilter:
         """Return the estimate, or None until every worker was measured once."""
         if (state["num_steps"] == 0).any():
             return None
-        lines = Lines(**state["lines"])
-        weights = lines.weights()
-        return AffineTime(
-            (weights * lines.intercept_s).sum(axis=0), (weights * lines.slope_s).sum(axis=0)
-        )
+        lines = Lines.of(state["lines"])
+        intercept_s, slope_s = (lines.weights() * lines.values[:2]).sum(axis=1)
+        return AffineTime(intercept_s, slope_s)
 
     def uncertainty(self, state: dict[str, Any]) -> FloatArray:
         """Return the relative standard error of each time at the size it last had.
@@ -162,25 +160,26 @@ class AffineFilter:
         ``(world_size,)``.
         """
         measured = state["num_steps"] > 0
-        lines = Lines(**state["lines"])
+        lines = Lines.of(state["lines"])
         batch = np.maximum(state["batch_size"], 1).astype(np.float64)
-        mean, variance = _mixed(lines, batch, lines.variance(batch))
+        mean, variance = _mixed(lines.weights(), lines.at(batch), lines.variance(batch))
         error = np.ones(len(measured))
         np.divide(np.sqrt(variance), mean, out=error, where=measured)
         return error
 
-    def _jumps(self, lines: Lines, batch: FloatArray, seconds: FloatArray) -> IntArray:
+    def _jumps(self, weights: FloatArray, reading: Reading) -> IntArray:
         """Return -1, 0 or 1 for readings far below, near or far above what was expected."""
-        noise = (lines.noise * lines.at(batch)) ** 2
-        mean, variance = _mixed(lines, batch, lines.variance(batch) + noise)
+        mean, variance = _mixed(weights, reading.expected, reading.total)
         mean = np.maximum(mean, 1e-300)  # workers never measured have no mean
-        off = abs(seconds - mean) > self.gate * np.sqrt(variance)
-        far = abs(np.log(seconds / mean)) > np.log1p(self.least_jump)
-        return np.where(off & far, np.sign(seconds - mean), 0).astype(np.int64)
+        surprise = reading.seconds - mean
+        off = abs(surprise) > self.gate * np.sqrt(variance)
+        far = abs(np.log(reading.seconds / mean)) > math.log1p(self.least_jump)
+        return np.where(off & far, np.sign(surprise), 0).astype(np.int64)
 
 
-def _mixed(lines: Lines, batch: FloatArray, variance: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _mixed(
+    weights: FloatArray, times: FloatArray, variance: FloatArray
+) -> tuple[FloatArray, FloatArray]:
     """Return mean and variance of the times of a bank of models, each ``(world_size,)``."""
-    weights, times = lines.weights(), lines.at(batch)
     mean: FloatArray = (weights * times).sum(axis=0)
     return mean, (weights * (variance + (times - mean) ** 2)).sum(axis=0)

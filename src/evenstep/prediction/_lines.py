@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 
@@ -13,14 +13,36 @@ from ._trust import Mask
 INTERCEPT_DRIFT = 0.002
 """Relative standard deviation, per step, by which a fixed cost wanders."""
 
+NAMES: Final = (
+    "intercept_s",
+    "slope_s",
+    "var_intercept",
+    "covariance",
+    "var_slope",
+    "noise",
+    "score",
+)
+
+
+class _Row:
+    """The row of ``Lines.values`` that goes by the attribute's name, as a view to read or fill."""
+
+    def __set_name__(self, owner: type[Lines], name: str) -> None:
+        self._index = NAMES.index(name)
+
+    def __get__(self, lines: Lines, owner: type[Lines]) -> FloatArray:
+        row: FloatArray = lines.values[self._index]
+        return row
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lines:
     """One line ``intercept_s + slope_s * batch`` per model and worker, and how sure it is.
 
-    All arrays are ``(num_models, world_size)``.
-
     Attributes:
+        values: all there is to know, stacked in the order of ``NAMES``,
+            ``(7, num_models, world_size)``. In one array, since what a step costs is the number
+            of its operations; the others are views of it, ``(num_models, world_size)``.
         intercept_s: fixed cost in seconds, at least 0.
         slope_s: cost per sample in seconds, positive once measured.
         var_intercept, covariance, var_slope: of the errors of the two.
@@ -28,13 +50,24 @@ class Lines:
         score: log-likelihood of the recent steps.
     """
 
-    intercept_s: FloatArray
-    slope_s: FloatArray
-    var_intercept: FloatArray
-    covariance: FloatArray
-    var_slope: FloatArray
-    noise: FloatArray
-    score: FloatArray
+    values: FloatArray
+
+    intercept_s = _Row()
+    slope_s = _Row()
+    var_intercept = _Row()
+    covariance = _Row()
+    var_slope = _Row()
+    noise = _Row()
+    score = _Row()
+
+    @classmethod
+    def of(cls, named: dict[str, Any]) -> Lines:
+        """Return the lines that ``plain`` has written."""
+        return cls(np.array([named[name] for name in NAMES]))
+
+    def plain(self) -> dict[str, Any]:
+        """Return the arrays by name."""
+        return dict(zip(NAMES, self.values, strict=True))
 
     def at(self, batch: FloatArray) -> FloatArray:
         """Return the seconds expected for ``batch``, per model."""
@@ -51,109 +84,123 @@ class Lines:
         weights: FloatArray = likelihood / likelihood.sum(axis=0)
         return weights
 
-    def plain(self) -> dict[str, Any]:
-        """Return the arrays by name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+    def copy(self) -> Lines:
+        """Return the same lines, to be written to."""
+        return Lines(self.values.copy())
 
     def where(self, mask: Mask, other: Lines) -> Lines:
         """Return ``self`` where ``mask`` holds, else ``other``."""
-        mine, theirs = self.plain(), other.plain()
-        return Lines(**{name: np.where(mask, mine[name], theirs[name]) for name in mine})
+        return Lines(np.where(mask, self.values, other.values))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reading:
+    """One step of every worker, beside what the lines foresaw of it.
+
+    Worked out once a step, because every rule below asks for it.
+
+    Attributes:
+        batch: sizes, at least 1, ``(world_size,)``.
+        seconds: what they took, likewise.
+        expected: what they should have taken, ``(num_models, world_size)``.
+        surprise: the one less the other, likewise.
+        spread: variance of ``expected``, likewise.
+        noise: variance that a single step adds to it, likewise.
+        total: the two variances together, likewise.
+    """
+
+    batch: FloatArray
+    seconds: FloatArray
+    expected: FloatArray
+    surprise: FloatArray
+    spread: FloatArray
+    noise: FloatArray
+    total: FloatArray
+
+
+def read(lines: Lines, batch: FloatArray, seconds: FloatArray) -> Reading:
+    """Return a step's reading beside what ``lines`` foresaw."""
+    expected, spread = lines.at(batch), lines.variance(batch)
+    noise = (lines.noise * expected) ** 2
+    return Reading(batch, seconds, expected, seconds - expected, spread, noise, spread + noise)
 
 
 def through(batch: FloatArray, seconds: FloatArray, *, doubt: float, lines: Lines) -> Lines:
     """Return lines through the origin and one point, with an intercept unknown up to ``doubt``."""
-    var_intercept = np.broadcast_to((doubt * seconds) ** 2, lines.noise.shape)
-    return Lines(
-        intercept_s=np.zeros_like(lines.noise),
-        slope_s=np.broadcast_to(seconds / batch, lines.noise.shape),
-        var_intercept=var_intercept,
-        covariance=-var_intercept / batch,
-        var_slope=(var_intercept + (lines.noise * seconds) ** 2) / batch**2,
-        noise=lines.noise,
-        score=np.zeros_like(lines.score),
-    )
+    start = Lines(np.zeros(lines.values.shape))
+    start.slope_s[:] = seconds / batch
+    start.var_intercept[:] = (doubt * seconds) ** 2
+    start.covariance[:] = -start.var_intercept / batch
+    start.var_slope[:] = (start.var_intercept + (lines.noise * seconds) ** 2) / batch**2
+    start.noise[:] = lines.noise
+    return start
 
 
 def wander(lines: Lines, batch: FloatArray, drifts: FloatArray) -> Lines:
     """Return ``lines`` a step later: where they were, and less sure of it."""
-    return Lines(
-        intercept_s=lines.intercept_s,
-        slope_s=lines.slope_s,
-        var_intercept=lines.var_intercept + (INTERCEPT_DRIFT * lines.at(batch)) ** 2,
-        covariance=lines.covariance,
-        var_slope=lines.var_slope + (drifts * lines.slope_s) ** 2,
-        noise=lines.noise,
-        score=lines.score,
-    )
+    later = lines.copy()
+    later.var_intercept[:] += (INTERCEPT_DRIFT * lines.at(batch)) ** 2
+    later.var_slope[:] += (drifts * lines.slope_s) ** 2
+    return later
 
 
-def loosen(lines: Lines, batch: FloatArray, seconds: FloatArray, *, where: Mask) -> Lines:
+def loosen(lines: Lines, reading: Reading, *, where: Mask) -> Lines:
     """Return ``lines`` ready to follow a jump: the slope may be off by all of it."""
-    opened = np.where(where, ((seconds - lines.at(batch)) / batch) ** 2, 0.0)
-    values = lines.plain()
-    values["var_slope"] = lines.var_slope + opened
-    return Lines(**values)
+    opened = lines.copy()
+    opened.var_slope[:] += np.where(where, (reading.surprise / reading.batch) ** 2, 0.0)
+    return opened
 
 
-def correct(lines: Lines, batch: FloatArray, seconds: FloatArray, *, contrast: Mask) -> Lines:
-    """Return ``lines`` corrected by one point each, noise and score left as they are.
+def correct(lines: Lines, reading: Reading, *, contrast: Mask) -> Lines:
+    """Return ``lines`` corrected by one reading, noise and score left as they are.
 
     The Kalman gain where ``contrast`` says that the batch has just changed enough to tell the
     fixed cost from the cost per sample. Elsewhere all of the correction goes to the slope: as a
     balancer keeps times level while batches follow the speeds, a slope that drifts steadily
     would otherwise pass for a large intercept, with next to no slope, within 200 steps.
     """
-    spread = lines.variance(batch)
-    noise = (lines.noise * lines.at(batch)) ** 2
-    total = spread + noise
-    of_intercept = lines.var_intercept + batch * lines.covariance
-    of_slope = lines.covariance + batch * lines.var_slope
-    to_intercept = np.where(contrast, of_intercept / total, 0.0)
-    to_slope = np.where(contrast, of_slope / total, spread / total / batch)
+    batch, total = reading.batch, reading.total
+    to_intercept = np.zeros(total.shape)
+    to_slope = reading.spread / total / batch
+    if contrast.any():
+        of_intercept = lines.var_intercept + batch * lines.covariance
+        of_slope = lines.covariance + batch * lines.var_slope
+        to_intercept = np.where(contrast, of_intercept / total, to_intercept)
+        to_slope = np.where(contrast, of_slope / total, to_slope)
 
-    # Joseph's form of the covariance, which holds for any gain.
+    # Joseph's form of the covariance, which holds for any gain. Both halves of the first product
+    # at once: the variances lie in `values` as (intercept, both), (both, slope).
     keep, cross = 1 - to_intercept, -to_intercept * batch
     back, stay = -to_slope, 1 - to_slope * batch
-    first = (
-        keep * lines.var_intercept + cross * lines.covariance,
-        keep * lines.covariance + cross * lines.var_slope,
-    )
-    second = (
-        back * lines.var_intercept + stay * lines.covariance,
-        back * lines.covariance + stay * lines.var_slope,
-    )
-    surprise = seconds - lines.at(batch)
-    intercept = lines.intercept_s + to_intercept * surprise
-    slope = lines.slope_s + to_slope * surprise
+    upper, lower = lines.values[2:4], lines.values[3:5]
+    first = keep * upper + cross * lower
+    second = back * upper + stay * lower
+
+    after, noise = lines.copy(), reading.noise
+    after.var_intercept[:] = first[0] * keep + first[1] * cross + to_intercept**2 * noise
+    after.covariance[:] = first[0] * back + first[1] * stay + to_intercept * to_slope * noise
+    after.var_slope[:] = second[0] * back + second[1] * stay + to_slope**2 * noise
+
+    intercept = lines.intercept_s + to_intercept * reading.surprise
+    slope = lines.slope_s + to_slope * reading.surprise
     # Kept possible: a positive time, of which the fixed cost is neither negative nor nearly all.
-    level = np.maximum(intercept + slope * batch, 0.05 * seconds)
-    intercept = np.clip(intercept, 0.0, 0.9 * level)
-    return Lines(
-        intercept_s=intercept,
-        slope_s=(level - intercept) / batch,
-        var_intercept=first[0] * keep + first[1] * cross + to_intercept**2 * noise,
-        covariance=first[0] * back + first[1] * stay + to_intercept * to_slope * noise,
-        var_slope=second[0] * back + second[1] * stay + to_slope**2 * noise,
-        noise=lines.noise,
-        score=lines.score,
-    )
+    level = np.maximum(intercept + slope * batch, 0.05 * reading.seconds)
+    after.intercept_s[:] = np.minimum(np.maximum(intercept, 0.0), 0.9 * level)
+    after.slope_s[:] = (level - after.intercept_s) / batch
+    return after
 
 
-def grade(
-    lines: Lines, batch: FloatArray, seconds: FloatArray, *, rate: FloatArray, memory: float
-) -> Lines:
-    """Return ``lines`` with noise and score updated by how well they foresaw one point each."""
-    expected = lines.at(batch)
-    spread = lines.variance(batch)
-    total = spread + (lines.noise * expected) ** 2
-    surprise2 = (seconds - expected) ** 2
+def grade(lines: Lines, reading: Reading, *, rate: FloatArray, memory: float) -> Lines:
+    """Return ``lines`` with noise and score updated by how well they foresaw the reading."""
+    surprise2, before2 = reading.surprise**2, lines.noise**2
     # E[surprise * residual] is the variance of the noise for the optimal gain.
-    share = (lines.noise * expected) ** 2 / total
-    sample = np.minimum(share * surprise2 / expected**2, 9 * lines.noise**2)
-    noise2 = lines.noise**2 + rate * share * (sample - lines.noise**2)
-    likelihood = -0.5 * (np.log(total / seconds**2) + np.minimum(surprise2 / total, 16.0))
-    values = lines.plain()
-    values["noise"] = np.sqrt(np.maximum(noise2, 0.002**2))
-    values["score"] = memory * lines.score + likelihood
-    return Lines(**values)
+    share = reading.noise / reading.total
+    sample = np.minimum(share * surprise2 / reading.expected**2, 9 * before2)
+    noise2 = before2 + rate * share * (sample - before2)
+    likelihood = -0.5 * (
+        np.log(reading.total / reading.seconds**2) + np.minimum(surprise2 / reading.total, 16.0)
+    )
+    graded = lines.copy()
+    graded.noise[:] = np.sqrt(np.maximum(noise2, 0.002**2))
+    graded.score[:] = memory * lines.score + likelihood
+    return graded

@@ -57,6 +57,13 @@ def judge(jump: IntArray, *, ran: Mask, young: Mask, memory: dict[str, Any]) -> 
     """
     # "open": jumps not settled yet. +-1 was held back, +-2 was believed at once.
     before: IntArray = memory["open"]
+    # Forgotten at 2 % a step towards the prior: machines change their ways.
+    lasting = 0.98 * memory["lasting"] + 0.02 * 0.5
+    passing = 0.98 * memory["passing"] + 0.02 * 2.0
+    if not (jump.any() or before.any()):
+        none = np.zeros(len(ran), np.bool_)
+        return Verdict(none, none, {"open": before, "lasting": lasting, "passing": passing})
+
     was_held, was_believed = ran & (abs(before) == 1), ran & (abs(before) == 2)
     again = was_held & (jump == np.sign(before))
     undone = was_believed & (jump == -np.sign(before))
@@ -67,15 +74,14 @@ def judge(jump: IntArray, *, ran: Mask, young: Mask, memory: dict[str, Any]) -> 
     accept = jumped & ~hold
     unproven = accept & ~(again | undone | young)
 
-    lasting = int(again.sum() + (was_believed & ~undone).sum())
-    passing = int(undone.sum() + (was_held & ~again).sum())
+    lasting += int(again.sum() + (was_believed & ~undone).sum())
+    passing += int(undone.sum() + (was_held & ~again).sum())
     return Verdict(
         hold=hold,
         accept=accept,
         memory={
             "open": np.where(ran, np.where(hold, jump, np.where(unproven, 2 * jump, 0)), before),
-            # Forgotten at 2 % a step towards the prior: machines change their ways.
-            "lasting": 0.98 * memory["lasting"] + 0.02 * 0.5 + lasting,
-            "passing": 0.98 * memory["passing"] + 0.02 * 2.0 + passing,
+            "lasting": lasting,
+            "passing": passing,
         },
     )

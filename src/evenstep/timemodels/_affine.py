@@ -75,7 +75,7 @@ class AffineTime(AbstractTimeModel):
         if self._flat is not None:
             exact = np.where(self._flat & (self.intercept_s <= budget_s), most, exact)
         # The nudge: a budget that is the time of b samples shall give b, not b - 1.
-        batch: IntArray = np.clip(exact * (1 + 2**-51), 0, most).astype(np.int64)
+        batch: IntArray = np.minimum(np.maximum(exact * (1 + 2**-51), 0), most).astype(np.int64)
 
         for _ in range(2):
             more = (batch < most) & (self.seconds(batch + 1) <= budget_s)
