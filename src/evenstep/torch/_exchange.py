@@ -73,12 +73,8 @@ class Exchange:
         self._plans: dict[int, Plan] = {}  # by the step after which each was decided
         self._newest = -2
         self.slowest_s: float | None = None  # compute time of the slowest, in the newest step
-        self._all_in = -1  # the last step that all ranks have reported
         self._changed = threading.Condition()  # `_newest` grew, or a worker was lost
-        self._gathered = threading.Condition()  # `_all_in` grew, or a worker was lost
         self._deciding = threading.Lock()
-        self._settled = threading.Event()  # cleared while the main thread waits in `settle`
-        self._settled.set()
         self._arrived: defaultdict[int, set[int]] = defaultdict(set)
         self._measured: defaultdict[int, dict[int, Report]] = defaultdict(dict)
         self._left: dict[int, int] = {}
@@ -126,14 +122,14 @@ class Exchange:
         index = step - 1 - self._lag
         if index < self._first_step:
             index = -1
-        self._await(self._changed, lambda: self._newest >= index)
+        self._await(index, limit_s=None)
         with self._changed:
             for old in [key for key in self._plans if key < index]:
                 del self._plans[old]
             return self._plans[index]
 
     def settle(self, step: int, *, limit_s: float) -> None:
-        """Wait until all ranks have reported ``step``, at most ``limit_s``.
+        """Wait until all ranks have reported ``step`` and the answer is here, at most ``limit_s``.
 
         Called when this rank's own backward is done and a collective would make it wait for the
         others anyway: here a lost worker raises an error with its name, there it would hang.
@@ -141,11 +137,7 @@ class Exchange:
         Raises:
             WorkerLostError: a worker was lost.
         """
-        self._settled.clear()
-        try:
-            self._await(self._gathered, lambda: self._all_in >= step, limit_s=limit_s)
-        finally:
-            self._settled.set()
+        self._await(step, limit_s=limit_s)
 
     def check(self) -> None:
         """Raise if a worker was lost.
@@ -188,8 +180,6 @@ class Exchange:
         match message:
             case {"step": step, "reports": rows}:
                 self._take(peer, step, [Report(*row) for row in rows])
-            case {"in": step}:
-                self._gather_done(step)
             case {"plan": plan}:
                 self._announce(_read_plan(plan))
             case {"after": index, "slowest_s": slowest_s}:
@@ -224,20 +214,8 @@ class Exchange:
             self._arrived[step].add(rank)
             if len(self._arrived[step]) == len(self._hosts):
                 del self._arrived[step]
-                self._gather_done(step)
-                # The main thread is on its way into the all-reduce and needs Python's lock for a
-                # few microseconds; deciding first would keep it as long as the decision takes.
-                self._settled.wait(timeout=0.002)
                 self._decide(step)
         self._check_left()
-
-    def _gather_done(self, step: int) -> None:
-        """Let those go on that wait inside a backward; the decision may take a moment longer."""
-        if self._rank == 0 and self._channel is not None:
-            self._channel.send_all({"in": step})
-        with self._gathered:
-            self._all_in = step
-            self._gathered.notify_all()
 
     def _decide(self, step: int) -> None:
         """Show the planner what is complete and publish what it says; then keep the books."""
@@ -294,16 +272,10 @@ class Exchange:
             self._newest = index
             self._changed.notify_all()
 
-    def _await(
-        self,
-        condition: threading.Condition,
-        known: Callable[[], bool],
-        *,
-        limit_s: float | None = None,
-    ) -> None:
-        with condition:
-            condition.wait_for(lambda: known() or self._error, timeout=limit_s)
-            if not known():
+    def _await(self, index: int, *, limit_s: float | None) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._newest >= index or self._error, timeout=limit_s)
+            if self._newest < index:
                 self.check()
 
     def _check_left(self) -> None:
@@ -335,9 +307,8 @@ class Exchange:
             self._emit(WorkerLost(done, rank, host, problem))
         self._error_s = monotonic()
         self._error = error
-        for condition in (self._changed, self._gathered):
-            with condition:
-                condition.notify_all()
+        with self._changed:
+            self._changed.notify_all()
         logging.getLogger("evenstep").critical("%s", error)
 
 
