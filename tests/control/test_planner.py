@@ -253,3 +253,33 @@ def test_bounds_for_another_number_of_workers_are_refused():
     """Two limits cannot bound three workers."""
     with pytest.raises(ValueError, match=r"`Bounds\(max=...\)` must be one number or 3 of them"):
         Planner(Auto(), Job(3, 96, bounds=Bounds(max=(50, 50))))
+
+
+def tiny_steps(seed):
+    """Return what a run of millisecond steps was told of the equal split, in seconds.
+
+    Two equal workers, 0.85 ms each at the equal split and next to nothing per sample, with 20 %
+    noise and pauses of up to 40 ms that last for up to three steps.
+    """
+    rng, planner = np.random.default_rng(seed), Planner(Auto(), Job(2, 100))
+    paused, told = np.zeros(2), []
+    for step in range(300):
+        sizes = np.array(planner.plan.batch_size)
+        starts = rng.random(2) < 0.02
+        paused = np.where(starts, rng.integers(1, 4, 2), np.maximum(paused - 1, 0))
+        seconds = (7e-4 + 3e-6 * sizes) * np.exp(0.2 * rng.standard_normal(2))
+        seconds += np.where(paused > 0, rng.uniform(3e-3, 4e-2, 2), 0.0)
+        reports = [
+            Report(step, int(size), 100, float(taken), 0.0)
+            for size, taken in zip(sizes, seconds, strict=True)
+        ]
+        events = show(planner, reports, next_step=step + 1)
+        told += [event.equal_split_s for event in events if isinstance(event, StepMeasured)]
+    return np.median([cost for cost in told if cost is not None])
+
+
+def test_pauses_of_a_busy_machine_do_not_pass_for_speeds():
+    """What balancing saves is not made up where fixed costs and pauses rule."""
+    told = [tiny_steps(seed) for seed in range(9)]
+
+    assert np.median(told) == pytest.approx(8.5e-4, rel=0.3)

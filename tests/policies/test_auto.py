@@ -174,3 +174,16 @@ def test_a_least_saving_out_of_range_is_named(min_saving):
     """The message gives class and argument, rule, value and remedy."""
     with pytest.raises(ValueError, match=r"`Auto\(min_saving=...\)` must be in \[0, 1\), got"):
         Auto(min_saving=min_saving)
+
+
+def test_a_far_away_size_is_approached_in_reaches():
+    """A worker 100 times slower is not sent from 48 samples to 1 on the strength of one size."""
+    decisions = follow(Auto(), Cluster(2, 96), 0.0, [np.array([0.01, 1.0])] * 6)
+
+    assert sizes_of(decisions)[:, 1].tolist()[:4] == [48, 12, 3, 1]
+
+
+def test_the_reach_is_a_factor():
+    """The message gives class and argument, rule, value and remedy."""
+    with pytest.raises(ValueError, match=r"`Auto\(reach=...\)` must be above 1, got 1\.0\. 4 is"):
+        Auto(reach=1.0)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from evenstep.prediction import AffineFilter
+from evenstep.prediction._trust import LASTING_S
 
 INTERCEPT_S = np.array([0.010, 0.002, 0.030])
 SLOPE_S = np.array([0.001, 0.002, 0.004])
@@ -82,9 +83,21 @@ def test_one_odd_step_leaves_no_trace(factor):
 def test_two_odd_steps_are_a_lasting_change(factor):
     """The second in the same direction is followed at once."""
     changed = seconds(OTHER) * [1, factor, 1]
-    state = learn([(OTHER, changed)] * 2, state=learn(SETTLED))
+    late = 1 + (2 * changed[1] < LASTING_S)  # short steps take a few more to make up the time
+    state = learn([(OTHER, changed)] * 2 * late, state=learn(SETTLED))
 
     np.testing.assert_allclose(predicted(state, OTHER), changed, rtol=0.02)
+
+
+@pytest.mark.parametrize("factor", [2.0, 0.5])
+def test_the_way_back_restores_what_was_known(factor):
+    """After a spell at another speed, fixed cost and slope are the old ones, not new guesses."""
+    settled = learn(SETTLED)
+    spell = learn([(OTHER, seconds(OTHER) * [1, factor, 1])] * 12, state=settled)
+    back = learn([(OTHER, seconds(OTHER))] * 4, state=spell)
+
+    for other_size in (OTHER, OTHER // 2, 2 * OTHER):
+        np.testing.assert_allclose(predicted(back, other_size), seconds(other_size), rtol=0.02)
 
 
 def test_two_odd_steps_in_opposite_directions_are_two_hiccups():

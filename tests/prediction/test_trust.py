@@ -5,13 +5,14 @@ import numpy as np
 from evenstep.prediction._trust import judge, no_jumps_yet
 
 ALL, NONE = np.ones(2, bool), np.zeros(2, bool)
+LONG = np.ones(2)  # seconds: past any pause
 
 
-def after(*jumps, memory=None):
-    """Return the last verdict on jumps of rank 0."""
+def after(*jumps, memory=None, seconds=1.0):
+    """Return the last verdict on jumps of rank 0, in steps that took ``seconds``."""
     memory = no_jumps_yet(2) if memory is None else memory
     for jump in jumps:
-        verdict = judge(np.array([jump, 0]), ran=ALL, young=NONE, memory=memory)
+        verdict = judge(np.array([jump, 0]), seconds * LONG, ran=ALL, young=NONE, memory=memory)
         memory = verdict.memory
     return verdict
 
@@ -24,10 +25,17 @@ def test_the_first_jump_is_held_back_and_the_second_followed():
     assert after(1, 0, 1).hold.tolist() == [True, False]
 
 
+def test_a_pause_over_several_short_steps_is_no_lasting_change():
+    """Steps of 30 ms have to be off four times in a row, 0.1 s in all, before they are believed."""
+    assert after(1, 1, 1, seconds=0.03).hold.tolist() == [True, False]
+    assert after(1, 1, 1, 1, seconds=0.03).accept.tolist() == [True, False]
+    assert after(1, 1, 0, 1, 1, seconds=0.03).hold.tolist() == [True, False]
+
+
 def test_a_worker_with_little_behind_it_is_followed():
     """Which of its two readings is the odd one cannot be told."""
     verdict = judge(
-        np.array([1, 1]), ran=ALL, young=np.array([True, False]), memory=no_jumps_yet(2)
+        np.array([1, 1]), LONG, ran=ALL, young=np.array([True, False]), memory=no_jumps_yet(2)
     )
 
     assert verdict.accept.tolist() == [True, False]
@@ -54,6 +62,8 @@ def test_a_believed_jump_that_is_undone_is_undone_at_once():
 def test_a_worker_that_did_not_run_keeps_its_open_jump():
     """It is judged by its own next step."""
     held = after(1)
-    idle = judge(np.array([0, 0]), ran=np.array([False, True]), young=NONE, memory=held.memory)
+    idle = judge(
+        np.array([0, 0]), LONG, ran=np.array([False, True]), young=NONE, memory=held.memory
+    )
 
     assert after(1, memory=idle.memory).accept.tolist() == [True, False]

@@ -13,7 +13,7 @@ from .._types import Cluster, Decision, StepTimings
 from ..exceptions import invalid
 from ..prediction import AffineFilter
 from ._base import AbstractPolicy
-from ._splits import equal_split, refit
+from ._splits import equal_split, refit, within_reach
 
 
 @final
@@ -44,10 +44,12 @@ class Auto(AbstractPolicy[dict[str, Any]]):
     Args:
         min_saving: least predicted saving that is worth a change, as a share of the step, in
             [0, 1).
+        reach: most by which one plan multiplies or divides a batch size, above 1. A line through
+            sizes around 50 knows little about size 1: what is asked for on the way there tells.
         filter: what estimates the times.
 
     Raises:
-        ValueError: ``min_saving`` is out of range.
+        ValueError: ``min_saving`` or ``reach`` is out of range.
 
     References:
         None of the papers' rules. The minimum over fitted lines is LBB's rapid step as well; the
@@ -57,6 +59,7 @@ class Auto(AbstractPolicy[dict[str, Any]]):
     name: ClassVar[str] = "auto"
 
     min_saving: float = 0.01
+    reach: float = 4.0
     filter: AffineFilter = field(default_factory=AffineFilter)
 
     def __post_init__(self) -> None:
@@ -67,6 +70,9 @@ class Auto(AbstractPolicy[dict[str, Any]]):
                 self.min_saving,
                 "0.01 asks for 1 % of the step.",
             )
+
+        if not self.reach > 1:
+            raise invalid("Auto(reach=...)", "be above 1", self.reach, "4 is a factor of four.")
 
     def init(self, cluster: Cluster) -> Decision[dict[str, Any]]:
         equal = equal_split(cluster)
@@ -96,7 +102,7 @@ class Auto(AbstractPolicy[dict[str, Any]]):
             reason = f"held: no split would save {needed:.1%}"
             return Decision(held, {"held": held, "filter": fitted}, reason)
 
-        best = allocate(times, cluster)
+        best = allocate(times, within_reach(held, cluster, self.reach))
         saving = 1 - makespan_s(times, best) / held_s
         slow = int(np.argmax(times.slope_s))
         reason = (

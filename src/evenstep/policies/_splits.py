@@ -43,3 +43,20 @@ def with_floor(cluster: Cluster) -> Cluster:
     if floor.sum() > cluster.global_batch_size:
         return cluster
     return replace(cluster, min_batch_size=floor)
+
+
+def within_reach(held: IntArray, cluster: Cluster, factor: float) -> Cluster:
+    """Return ``cluster`` with bounds that keep every size within ``factor`` of a split it allows.
+
+    In whole granules, and never tighter than the split itself. A worker at zero may get anything.
+    """
+    granule = cluster.granularity
+    least = (held / factor // granule).astype(np.int64) * granule
+    most = np.ceil(held * factor / granule).astype(np.int64) * granule
+    return replace(
+        cluster,
+        min_batch_size=np.maximum(cluster.min_batch_size, least),
+        max_batch_size=np.where(
+            held > 0, np.minimum(cluster.max_batch_size, most), cluster.max_batch_size
+        ),
+    )

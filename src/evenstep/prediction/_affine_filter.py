@@ -12,7 +12,7 @@ from .._types import FloatArray, IntArray
 from ..exceptions import invalid
 from ..timemodels import AffineTime
 from ._lines import NAMES, Lines, Reading, correct, grade, loosen, read, through, wander
-from ._trust import judge, no_jumps_yet
+from ._trust import Mask, judge, no_jumps_yet
 
 
 @final
@@ -32,7 +32,8 @@ class AffineFilter:
     A reading off by more than ``gate`` standard deviations and by more than ``least_jump`` is a
     jump. The first is held back: a pause for garbage collection or a checkpoint leaves no trace.
     A second one in the same direction is a lasting change, and followed at once. Where jumps have
-    proved lasting in this run, the next is followed without waiting (see ``judge``).
+    proved lasting in this run, the next is followed without waiting (see ``judge``). A jump back
+    to what the worker was before the last one restores what was known of it then.
 
     Right for any device past saturation, and locally for any smooth curve. Wrong by some percent
     across the steps of a staircase curve, and on a load that flips at every step: nothing that
@@ -94,6 +95,7 @@ class AffineFilter:
             "num_steps": np.zeros(world_size, np.int64),
             "batch_size": np.zeros(world_size, np.int64),
             "lines": nothing.plain(),
+            "former": nothing.plain(),
             "jumps": no_jumps_yet(world_size),
         }
 
@@ -112,7 +114,7 @@ class AffineFilter:
         ran, steps = batch_size > 0, state["num_steps"]
         batch = np.maximum(batch_size, 1).astype(np.float64)
         seconds = np.where(ran, compute_s, 1.0)
-        old = Lines.of(state["lines"])
+        old, former = Lines.of(state["lines"]), Lines.of(state["former"])
         lines, unmeasured = wander(old, batch, np.array(self.drifts)[:, np.newaxis]), steps == 0
         if unmeasured.any():
             # Also for those still to be measured: any line will do, as long as it is one.
@@ -121,7 +123,7 @@ class AffineFilter:
         reading = read(lines, batch, seconds)
         again = ran & ~unmeasured
         jump = np.where(again, self._jumps(lines.weights(), reading), 0)
-        verdict = judge(jump, ran=ran, young=steps < 2, memory=state["jumps"])
+        verdict = judge(jump, seconds, ran=ran, young=steps < 2, memory=state["jumps"])
 
         rate = np.maximum(1 / (steps + 1), 0.03)
         fitted = grade(lines, reading, rate=rate, memory=self.memory)
@@ -129,6 +131,9 @@ class AffineFilter:
         contrast = abs(batch - before) > self.contrast * np.maximum(batch, before)
         if verdict.accept.any():
             opened = loosen(lines, reading, where=verdict.accept)
+            back = self._explains(former, batch, seconds) & verdict.accept
+            opened = former.where(back, opened)
+            former = old.where(verdict.accept, former)
             # Not graded: a jump says nothing about which model is the best between jumps.
             fitted = opened.where(verdict.accept, fitted)
             reading = read(opened, batch, seconds)
@@ -142,6 +147,7 @@ class AffineFilter:
             "num_steps": steps + ran,
             "batch_size": np.where(ran, batch_size, state["batch_size"]),
             "lines": fitted.plain(),
+            "former": former.plain(),
             "jumps": verdict.memory,
         }
 
@@ -166,6 +172,12 @@ class AffineFilter:
         error = np.ones(len(measured))
         np.divide(np.sqrt(variance), mean, out=error, where=measured)
         return error
+
+    def _explains(self, former: Lines, batch: FloatArray, seconds: FloatArray) -> Mask:
+        """Tell which readings are what the lines before the last jump would have foreseen."""
+        reading = read(former, batch, seconds)
+        known = reading.expected.min(axis=0) > 0  # there was a jump before
+        return known & (self._jumps(former.weights(), reading) == 0)
 
     def _jumps(self, weights: FloatArray, reading: Reading) -> IntArray:
         """Return -1, 0 or 1 for readings far below, near or far above what was expected."""
