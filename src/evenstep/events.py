@@ -48,8 +48,9 @@ class StepMeasured:
         idle_s: waiting for the slowest rank's computing in seconds, per rank.
         makespan_s: ``max(compute_s)``, what the step cost without communication.
         idle_share: summed ``idle_s`` over ``world_size * makespan_s``, in [0, 1).
-        equal_split_s: what the equal split would have cost by the fitted times; None before a fit.
-        best_split_s: what the best split would have cost by the same fit; None before a fit.
+        equal_split_s: what the equal split would have cost in this very step, each worker's time
+            scaled by its fitted curve; None before a fit.
+        best_split_s: the same for the split that the fit holds for best.
         wall_s: rank 0's time from the batch before to this one, so the whole of the step before,
             with communication and optimizer; None for the first step of a loop.
     """

@@ -152,7 +152,7 @@ class Planner:
         compute_s = np.where(timings.batch_size > 0, timings.compute_s, 0.0)
         makespan_s = float(compute_s.max())
         idle_s = makespan_s - compute_s
-        costs = self._what_if.costs(self._cluster) if self._is_full(timings) else None
+        costs = self._what_if.costs(self._cluster, timings) if self._is_full(timings) else None
         return StepMeasured(
             step=reports[0].step,
             plan_epoch=plan.epoch,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .._apportion import apportion
-from .._minmax import allocate, makespan_s
+from .._minmax import allocate
 from .._types import Cluster, StepTimings
 from ..prediction import AffineFilter
 
@@ -36,11 +36,25 @@ class WhatIf:
         """Learn from one step."""
         self._state = self._filter.update(self._state, timings.batch_size, timings.compute_s)
 
-    def costs(self, cluster: Cluster) -> SplitCosts | None:
-        """Return what ``cluster`` would cost split otherwise; None until all are measured."""
+    def costs(self, cluster: Cluster, timings: StepTimings) -> SplitCosts | None:
+        r"""Return what a step would have cost split otherwise; None until all are measured.
+
+        $\max_r \tau_r \, t_r(b'_r) / t_r(b_r)$, with $\tau_r$ what was measured and $t_r$ the fit:
+        whatever befell a worker in this step would have befallen it at any size.
+
+        Args:
+            cluster: whose splits are compared.
+            timings: the step as it ran.
+        """
         times = self._filter.times(self._state)
         if times is None:
             return None
         equal = apportion(np.ones(cluster.world_size), cluster)
         best = allocate(times, cluster)
-        return SplitCosts(equal_s=makespan_s(times, equal), best_s=makespan_s(times, best))
+        ran = timings.batch_size > 0
+        fitted_s = np.where(ran, times.seconds(timings.batch_size), 1.0)
+        luck = np.where(ran, timings.compute_s, 1.0) / np.maximum(fitted_s, 1e-12)
+        return SplitCosts(
+            equal_s=float((luck * times.seconds(equal)).max()),
+            best_s=float((luck * times.seconds(best)).max()),
+        )

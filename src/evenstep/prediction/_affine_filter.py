@@ -177,7 +177,8 @@ class AffineFilter:
         """Tell which readings are what the lines before the last jump would have foreseen."""
         reading = read(former, batch, seconds)
         known = reading.expected.min(axis=0) > 0  # there was a jump before
-        return known & (self._jumps(former.weights(), reading) == 0)
+        explained: Mask = known & (self._jumps(former.weights(), reading) == 0)
+        return explained
 
     def _jumps(self, weights: FloatArray, reading: Reading) -> IntArray:
         """Return -1, 0 or 1 for readings far below, near or far above what was expected."""
