@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from ..control import Bounds, Job, Plan
 from ..exceptions import WorkerLostError, invalid
 from ..policies import AbstractPolicy, by_name
+from ._global_batch import agreed_batch_size
 from ._link import RunLink
 from ._loader import BalancedLoader
 from ._memory import MemoryReader
@@ -278,7 +279,7 @@ class Balancer:
                 "a second one",
                 "Make a second `Balancer` for it.",
             )
-        size = _global_batch_size(self._global_batch_size, loader, self._side.world_size)
+        size = agreed_batch_size(self._global_batch_size, loader, self._side.world_size)
         self._global_batch_size = size
         self._loader = BalancedLoader(
             loader,
@@ -337,28 +338,3 @@ class Balancer:
                 if (context := model.no_sync()) is not None:
                     stack.enter_context(context)
             yield
-
-
-def _global_batch_size(given: int | None, loader: DataLoader[Any], world_size: int) -> int:
-    """Return the global batch, from the loader or as given where the two agree."""
-    if loader.batch_size is None:
-        return given or 1  # the balanced loader refuses such a loader, with the remedy
-    implied = loader.batch_size * world_size
-    if given is None:
-        return implied
-    if given < world_size:
-        raise invalid(
-            "Balancer(global_batch_size=...)",
-            f"be at least the number of workers, {world_size}",
-            given,
-            "Raise it, or train on fewer workers.",
-        )
-    if loader.batch_size not in (given // world_size, -(-given // world_size)):
-        raise invalid(
-            "Balancer(global_batch_size=...)",
-            f"agree with `DataLoader(batch_size={loader.batch_size})` on {world_size} workers, "
-            f"which makes {implied}",
-            given,
-            "Leave it out, or change the loader's batch size.",
-        )
-    return given
