@@ -48,8 +48,9 @@ def test_links_lead_somewhere(page):
 
 
 @pytest.mark.parametrize(("page", "code"), CODE, ids=[name(page) for page, _ in CODE])
-def test_code_prints_its_comments(page, code):
+def test_code_prints_its_comments(page, code, tmp_path, monkeypatch):
     """Pasted as it is, a block prints the lines that stand under it as comments."""
+    monkeypatch.chdir(tmp_path)  # what it writes is not for this tree
     assert printed(code) == promised(code)
 
 
@@ -59,6 +60,19 @@ def test_every_page_is_in_the_menu():
     listed = [path for entry in settings["nav"] for path in entry.values()]
 
     assert sorted(listed) == [page.relative_to(ROOT / "docs").as_posix() for page in DOCS]
+
+
+def test_every_promise_names_its_tests():
+    """The table behind the README's promises has each of them, with files that exist."""
+    promises = re.findall(r"^- \*\*(.*)\.\*\*", (ROOT / "README.md").read_text("utf-8"), re.M)
+    page = (ROOT / "docs" / "design.md").read_text("utf-8")
+    section = page.partition("## Promise by promise")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| ([A-Z][^|]*) \| ([^|]*) \|", section, re.M)
+    files = re.findall(r"`((?:tests|benchmarks)/[^`]*)`", section)
+
+    assert [promise for promise, _ in rows] == promises
+    assert all("`tests/" in tests for _, tests in rows)
+    assert [file for file in files if not (ROOT / file).exists()] == []
 
 
 def test_the_pages_build(tmp_path):

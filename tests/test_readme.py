@@ -1,5 +1,6 @@
 """What is printed in the README is what a reader gets."""
 
+import inspect
 import re
 
 import numpy as np
@@ -67,13 +68,18 @@ def test_its_code_prints_its_comments(code):
     assert printed(code) == promised(code)
 
 
-def test_its_table_names_policies_that_exist():
-    """Every name in the first column is one that ``Balancer(policy=...)`` takes."""
-    listed = re.findall(r"^\| `([a-z0-9-]+)` \|", README.read_text("utf-8"), re.M)
-    exported = [getattr(policies, name) for name in policies.__all__]
+def test_its_table_holds_every_policy_as_it_can_be_given():
+    """As text what needs no arguments, as an instance what does; none is missing."""
+    column = "\n".join(re.findall(r"^\| (`[^|]*) \|", README.read_text("utf-8"), re.M))
+    named = {type(policies.by_name(name)) for name in re.findall(r'`"([a-z0-9-]+)"`', column)}
+    built = {getattr(policies, name) for name in re.findall(r"`([A-Z]\w+)\(", column)}
+    exported = {getattr(policies, name) for name in policies.__all__}
+    concrete = {value for value in exported if inspect.isclass(value)} - {policies.AbstractPolicy}
 
-    assert listed
-    assert set(listed) <= {getattr(policy, "name", None) for policy in exported}
+    assert named | built == concrete
+    for policy in built:
+        with pytest.raises(TypeError, match="missing"):
+            policy()
 
 
 def test_the_first_screen_has_what_a_newcomer_needs():

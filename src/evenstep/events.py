@@ -131,6 +131,21 @@ class MemoryCapped:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryShort:
+    """By the model of their memory, the workers together do not fit the global batch.
+
+    Training goes on with the sizes it has, and none grows.
+
+    Attributes:
+        step: optimizer step after which it was noticed, from 0.
+        problem: what exceeds what, as text.
+    """
+
+    step: int
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerLost:
     """A worker died or fell silent past the deadline.
 
@@ -165,6 +180,7 @@ Event = (
     | MeasurementRejected
     | PolicyFailed
     | MemoryCapped
+    | MemoryShort
     | WorkerLost
     | RunEnded
 )

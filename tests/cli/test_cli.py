@@ -72,6 +72,20 @@ def test_a_wrong_option_ends_with_the_remedy(tmp_path, arguments, words):
     assert not out.exists()
 
 
+def test_a_policy_is_found_in_the_current_folder(tmp_path):
+    """An installed script does not look there by itself, unlike ``python -m``."""
+    (tmp_path / "mine.py").write_text("from evenstep.policies import Lbb as Mine\n")
+    script = [sys.executable, "-P", "-c", "from evenstep.cli import main; main()"]
+    asked = ["demo", "--policy", "mine:Mine", "--steps", "3", "--device", "cpu"]
+    result = subprocess.run(
+        [*script, *asked], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+    )
+
+    assert result.returncode == 2
+    assert "--steps" in result.stdout  # refused after the policy, which was found
+    assert "mine" not in result.stdout
+
+
 def test_a_missing_extra_is_named(monkeypatch):
     """A bare installation has the command and says what it needs."""
     monkeypatch.setitem(sys.modules, "evenstep.cli._app", None)

@@ -68,6 +68,19 @@ def test_a_failing_worker_ends_the_run_with_its_own_words(tmp_path):
 
 
 @pytest.mark.cluster
+def test_workers_find_a_policy_in_the_folder_that_the_command_line_added(tmp_path, monkeypatch):
+    """Also where Python itself is told to leave the current folder out."""
+    (tmp_path / "mine.py").write_text("from evenstep.policies import Equal as Mine\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    job_of(policy="mine:Mine", num_steps=3).save(tmp_path / "run")
+    work(tmp_path / "run", 2, look=lambda: None)
+
+    assert Follower(tmp_path / "run").update().num_done == 3
+
+
+@pytest.mark.cluster
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 def test_an_interrupt_leaves_no_process_behind(tmp_path):
     """Ctrl-C in the middle of training ends torchrun and every worker."""

@@ -18,7 +18,7 @@ EQUAL, BEST = (24, 24, 24, 24), (48, 24, 16, 8)
 def summary():
     return summarise(
         recording([EQUAL], SPEEDS),
-        recording([EQUAL, BEST], SPEEDS),
+        recording([EQUAL, BEST], SPEEDS, loss=2.003),
         recording([(96,)], (1.0,), loss=2.001),
         speeds=SPEEDS,
     )
@@ -50,9 +50,10 @@ def test_half_of_the_workers_time_is_lost_to_equal_shares(summary):
 
 
 def test_loss_curves_are_compared_step_by_step(summary):
-    """The largest difference counts, for both comparisons."""
-    assert summary.loss_difference == 0
+    """The largest difference counts, for all three comparisons."""
+    assert summary.loss_difference == pytest.approx(0.003)
     assert summary.reference_difference == pytest.approx(0.001)
+    assert summary.balanced_reference_difference == pytest.approx(0.002)
 
 
 def test_speeds_are_measured_where_they_are_not_given():

@@ -57,6 +57,17 @@ def test_a_line_that_was_cut_short_is_left_out(tmp_path):
     assert [record["event"] for record in read_events(path)] == ["Rebalanced"]
 
 
+def test_a_resumed_run_goes_on_after_a_line_that_was_cut_short(tmp_path):
+    """What was left of it is taken off, and the file stays readable."""
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"event": "RunStarted"}\n{"event": "StepMea')
+    sink = JsonLines(path)
+    sink(REBALANCED)
+    sink.close()
+
+    assert [record["event"] for record in read_events(path)] == ["RunStarted", "Rebalanced"]
+
+
 def test_a_file_from_the_future_is_refused(tmp_path):
     """Rather than misread."""
     path = tmp_path / "events.jsonl"

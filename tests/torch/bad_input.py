@@ -106,6 +106,18 @@ def two_kinds_of_loop() -> None:
     next(loader.steps())
 
 
+def two_weightings() -> None:
+    balancer = Balancer(runtime=QUIET)
+    balancer.prepare(linear(), weighting="loss")
+    balancer.prepare(linear(), stock())
+
+
+def mean_without_a_step() -> None:
+    balancer = Balancer(runtime=QUIET)
+    balancer.prepare(linear(), stock())
+    balancer.mean(1.0)
+
+
 def prepare_after_close() -> None:
     balancer = Balancer(runtime=QUIET)
     balancer.close()
@@ -119,7 +131,7 @@ CASES: dict[str, tuple[Callable[[], None], str]] = {
     ),
     "global batch that disagrees": (
         global_batch_that_disagrees,
-        "must agree with `DataLoader(batch_size=8)` on 2 workers, which makes 16, got 96. Leave",
+        "must agree with `DataLoader(batch_size=8)` on 2 workers, which makes 16, got 96. Give",
     ),
     "bounds that cannot be met": (
         bounds_that_cannot_be_met,
@@ -131,7 +143,7 @@ CASES: dict[str, tuple[Callable[[], None], str]] = {
     ),
     "second prepare": (second_prepare, "must be given each model once"),
     "second prepare by another": (second_prepare_by_another, "must be given each model once"),
-    "second loader": (second_loader, "must be given one loader, got a second one. Make a second"),
+    "second loader": (second_loader, "must be given one loader, got a second one. Leave loaders"),
     "loader without a model": (loader_without_a_model, "`prepare` the model too"),
     "something else": (something_else, "must be given torch modules and one torch `DataLoader`"),
     "no parameters": (no_parameters, "must have parameters, got ReLU without any"),
@@ -139,6 +151,8 @@ CASES: dict[str, tuple[Callable[[], None], str]] = {
     "output without a gradient": (output_without_a_gradient, "return a tensor that needs a grad"),
     "output fed back": (output_fed_back, "would be weighted twice"),
     "two kinds of loop": (two_kinds_of_loop, "use one kind of loop"),
+    "two weightings": (two_weightings, "must be 'loss', as in the call before, got 'output'."),
+    "mean without a step": (mean_without_a_step, "give `balancer.mean(value, count=...)`"),
     "prepare after close": (prepare_after_close, "Make a new `Balancer`"),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from time import perf_counter, sleep
 from typing import Any
 
@@ -51,11 +52,14 @@ class Sleepy(nn.Module):
 
 
 def with_memory(rank: int) -> tuple[list[tuple[int, ...]], float, float]:
-    """Return all sizes of a run, and seconds of its last step and of the equal split."""
+    """Return all sizes of a run, and seconds of its last step and of the equal split.
+
+    Three workers; by its speed, rank 0 would take 40 of the 48 samples.
+    """
     card = Card(1.4 * 16 if rank == 0 else 1000)
-    speeds = (0.0005, 0.002)
-    model = Sleepy(speeds[rank], card)
-    samples = TensorDataset(torch.randn(32 * 12, 4))
+    seconds_per_sample = 0.0004 if rank == 0 else 0.004
+    model = Sleepy(seconds_per_sample, card)
+    samples = TensorDataset(torch.randn(48 * 12, 4))
     sizes, began_s, step_s = [], perf_counter(), 0.0
     with Balancer(memory=card, runtime=QUIET) as balancer:
         model, loader = balancer.prepare(model, DataLoader(samples, batch_size=16))
@@ -63,7 +67,33 @@ def with_memory(rank: int) -> tuple[list[tuple[int, ...]], float, float]:
             step_s, began_s = perf_counter() - began_s, perf_counter()
             sizes.append(balancer.batch_sizes)
             model(x).mean().backward()
-    return sizes, step_s, 16 * speeds[1]
+    return sizes, step_s, 16 * 0.004
+
+
+def blind(rank: int) -> list[str]:
+    """Return the warnings of a run that was told to weight losses, and forgets to."""
+    samples = TensorDataset(torch.randn(80, 4))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with Balancer(runtime=QUIET) as balancer:
+            stock = DataLoader(samples, batch_size=4)
+            model, loader = balancer.prepare(nn.Linear(4, 4), stock, weighting="loss")
+            for (x,) in loader:
+                model(x).mean().backward()
+    return [str(warning.message) for warning in caught]
+
+
+def short(rank: int) -> list[tuple[int, int]]:
+    """Return rows and samples of every step of a data set shorter than one global batch."""
+    steps = []
+    samples = TensorDataset(torch.randn(3, 4))
+    with Balancer(runtime=QUIET) as balancer:
+        model, loader = balancer.prepare(nn.Linear(4, 4), DataLoader(samples, batch_size=8))
+        for _ in range(2):
+            for (x,) in loader:
+                model(x).mean().backward()
+                steps.append((len(x), balancer.num_samples))
+    return steps
 
 
 def micro_batches(rank: int) -> tuple[list[list[int]], list[float]]:

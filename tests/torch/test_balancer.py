@@ -8,11 +8,12 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from evenstep.events import StepMeasured
+from evenstep.policies import Auto
 from evenstep.testing import run_workers
 from evenstep.torch import Balancer, Runtime
 
 from .bad_input import CASES, QUIET, batch_norm, provoke
-from .runs import learn, logged_mean, micro_batches, with_memory
+from .runs import blind, learn, logged_mean, micro_batches, short, with_memory
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +99,7 @@ def test_the_line_for_people_appears(capfd):
         ({"loss_reduction": "max"}, r"`Balancer\(loss_reduction=...\)` must be"),
         ({"global_batch_size": 0}, r"`Balancer\(global_batch_size=...\)` must be at least 1"),
         ({"policy": "best"}, "best"),
+        ({"policy": Auto}, r"`Balancer\(policy=...\)` must be a name.*not the class"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings, message):
@@ -124,11 +126,11 @@ def test_a_runtime_out_of_range_is_refused(settings, message):
 @pytest.mark.cluster
 def test_memory_bounds_the_plan():
     """The fast worker fits 1.4 times the equal share, and its speed asks for 2.5 times."""
-    sizes, step_s, equal_s = run_workers(2, with_memory)[0]
+    sizes, step_s, equal_s = run_workers(3, with_memory)[0]
 
-    assert max(first for first, _ in sizes) <= 22  # 1.4 x 16
+    assert max(step[0] for step in sizes) <= 22  # 1.4 x 16
     assert sizes[-1][0] > 16
-    assert {sum(pair) for pair in sizes} == {32}
+    assert {sum(step) for step in sizes} == {48}
     assert step_s < equal_s
 
 
@@ -139,6 +141,24 @@ def test_what_exceeds_a_forward_runs_as_micro_batches():
         assert max(max(step) for step in cuts) <= 5, rank
         assert max(len(step) for step in cuts) == (3, 2)[rank]
         assert max(differences) <= 1e-12
+
+
+@pytest.mark.cluster
+def test_a_forgotten_weight_is_warned_about():
+    """Once, after a few steps that nobody weighted or measured."""
+    for messages in run_workers(2, blind):
+        assert len(messages) == 1
+        assert "use `balancer.weight(loss)`" in messages[0]
+
+
+@pytest.mark.cluster
+def test_a_data_set_shorter_than_a_global_batch_is_one_short_step():
+    """Three samples for four ranks: each counts once, and who has none runs a stand-in."""
+    results = run_workers(4, short)
+
+    for epoch in (0, 1):
+        assert sum(steps[epoch][1] for steps in results) == 3
+        assert [steps[epoch][0] for steps in results] == [1, 1, 1, 1]
 
 
 @pytest.mark.cluster

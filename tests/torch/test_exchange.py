@@ -220,12 +220,30 @@ def alone(**settings):
 def test_a_main_thread_stuck_in_a_collective_is_ended():
     """It would wait for half an hour, and nothing can interrupt it."""
     ended = Queue()
-    exchange, other = alone(grace_s=0.1, abort=ended.put)
+    exchange, other = alone(grace_s=0.1, abort=ended.put, is_stuck=lambda thread_id: True)
 
     exchange.enter_collective()
     other.close()
 
     assert "Rank 1 on b was lost" in ended.get(timeout=5)
+    exchange.close()
+
+
+def test_a_broken_collective_whose_error_is_handled_ends_nobody():
+    """The handler may be saving a checkpoint: it runs outside of the backward."""
+    ended, ticks = Queue(), Queue()
+    exchange, other = alone(grace_s=0.0, abort=ended.put)
+    tick = exchange.tick
+    exchange.tick = lambda: (tick(), ticks.put(exchange._error))
+
+    exchange.enter_collective()  # and never left: an error was raised in there
+    other.close()
+    while ticks.get(timeout=5) is None:
+        pass
+    ticks.get(timeout=5)
+
+    assert ended.empty()
+    assert exchange.verdict(within_s=1).rank == 1
     exchange.close()
 
 

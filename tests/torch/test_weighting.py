@@ -134,7 +134,6 @@ def test_a_backward_that_raised_is_forgotten(backward, ended):
     scaled, _ = scale(inner, 1.0, backward)
     with pytest.raises(ValueError, match="a user's hook"):
         scaled.sum().backward()
-    backward.reset()
     scale(source * 1, 1.0, backward)[0].sum().backward()
 
     assert len(ended) == 1
@@ -166,8 +165,38 @@ def test_an_output_fed_back_is_refused(backward):
     once = layer(torch.ones(1, 2))
 
     for again in (once, torch.softmax(once, 1) * 2):
-        with pytest.raises(ValueError, match="fed back into the model, which would be weighted tw"):
+        with pytest.raises(ValueError, match="fed back into the model, or into another"):
             layer(again)
+
+
+@dataclass
+class Holder:
+    inner: torch.Tensor
+
+
+def test_an_output_fed_back_inside_a_dataclass_is_refused(backward):
+    """Inputs are looked through as outputs are."""
+
+    class Unpack(nn.Linear):
+        def forward(self, x):
+            return super().forward(x.inner if isinstance(x, Holder) else x)
+
+    layer = hooked(Unpack(2, 2), 2.0, backward)
+
+    with pytest.raises(ValueError, match="fed back into the model"):
+        layer(Holder(layer(torch.ones(1, 2))))
+
+
+def test_tensors_that_nobody_can_weight_are_refused(backward):
+    """As in a distribution: part of the gradient would be left as it is."""
+
+    class Gaussian(nn.Linear):
+        def forward(self, x):
+            mean = super().forward(x)
+            return mean, torch.distributions.Normal(mean, 1.0)
+
+    with pytest.raises(ValueError, match="a Normal with tensors that need a gradient"):
+        hooked(Gaussian(2, 2), 2.0, backward)(torch.ones(1, 2))
 
 
 def test_a_detached_output_may_be_fed_back(backward):

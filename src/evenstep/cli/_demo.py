@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -24,7 +25,10 @@ def demo(
         str | None, typer.Option(help="Emulated speeds, one per worker: 1,1/2,1/3,1/6.")
     ] = None,
     policy: Annotated[
-        str, typer.Option(help="The balanced run's policy: a name or module:Class.")
+        str,
+        typer.Option(
+            help="The balanced run's policy: a name, or module:Class, in the current folder too."
+        ),
     ] = "auto",
     device: Annotated[
         str, typer.Option(help="auto, cpu or cuda. auto: your cards, if there are two or more.")
@@ -46,6 +50,8 @@ def demo(
     from ..demo._run import run_demo
     from ..demo._settings import choose
 
+    if ":" in policy:
+        _import_from_here()
     try:
         settings = choose(
             workers=workers,
@@ -68,6 +74,16 @@ def demo(
     except KeyboardInterrupt:
         console.print("\nStopped; all workers have ended.")
         raise typer.Exit(130) from None
+
+
+def _import_from_here() -> None:
+    """Find modules in the current folder, as ``python -m`` does and an installed script does not.
+
+    The workers are given it as well.
+    """
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
 
 
 def _count_cards() -> int:

@@ -13,6 +13,7 @@ from ..events import (
     Event,
     MeasurementRejected,
     MemoryCapped,
+    MemoryShort,
     PolicyFailed,
     Rebalanced,
     StepMeasured,
@@ -49,6 +50,7 @@ class Job:
         tail_size: samples of the short last step of an epoch; 0 if there is none.
         bounds: limits on every worker's samples.
         smallest: what ``Bounds(min="auto")`` stands for.
+        tail_smallest: smallest local batch in the short last step, 0 where none is needed.
         cuts: whether the loop takes micro-batches, so that caps limit one forward and not the
             whole local batch.
     """
@@ -58,6 +60,7 @@ class Job:
     tail_size: int = 0
     bounds: Bounds = field(default_factory=Bounds)
     smallest: int = 1
+    tail_smallest: int = 0
     cuts: bool = False
 
     def caps(self) -> IntArray | None:
@@ -108,6 +111,7 @@ class Planner:
         self._cluster = job.cluster(self._caps)
         self._what_if = WhatIf(job.world_size)
         self._num_measured = 0
+        self._overfull = False  # whether the global batch exceeds what is known to fit
         decision = policy.init(self._cluster)
         self._check(decision)
         self._state = decision.state
@@ -130,7 +134,8 @@ class Planner:
         timings = _timings(reports)
         self._num_measured += 1
         events = self._learn_memory(reports, timings)
-        if self._is_full(timings) and (self._num_measured > 1 or self._outgrown()):
+        counts = self._num_measured > 1 or self._outgrown()
+        if self._is_full(timings) and counts and not self._overfull:
             events += self._decide(step, next_step, timings)
         return Outcome(self.plan, tuple(events))
 
@@ -202,9 +207,13 @@ class Planner:
         changed = np.flatnonzero(caps != before)
         if not len(changed):
             return []
-        self._caps = caps
-        self._cluster = self._job.cluster(caps)
         step = reports[0].step
+        try:
+            cluster = self._job.cluster(caps)
+        except ValueError as error:  # what runs has to go on running, but nothing may grow
+            told, self._overfull = self._overfull, True
+            return [] if told else [MemoryShort(step, str(error))]
+        self._caps, self._cluster, self._overfull = caps, cluster, False
         return [MemoryCapped(step, int(r), int(caps[r]), int(capacity[r])) for r in changed]
 
     def _outgrown(self) -> bool:
@@ -223,7 +232,9 @@ class Planner:
         tail = None
         if self._job.tail_size:
             limit = None if self._job.cuts else caps
-            tail = split_tail(decision.batch_size, self._job.tail_size, limit)
+            tail = split_tail(
+                decision.batch_size, self._job.tail_size, limit, smallest=self._job.tail_smallest
+            )
         return Plan(
             epoch=epoch,
             first_step=first_step,

@@ -8,7 +8,9 @@ from .._apportion import apportion
 from .._types import Cluster, IntArray
 
 
-def split_tail(batch_size: IntArray, num_samples: int, caps: IntArray | None) -> IntArray:
+def split_tail(
+    batch_size: IntArray, num_samples: int, caps: IntArray | None, *, smallest: int = 0
+) -> IntArray:
     """Return how many of the last ``num_samples`` each worker computes.
 
     In proportion to ``batch_size``, by largest remainder. Smallest sizes and granules do not bind
@@ -19,9 +21,10 @@ def split_tail(batch_size: IntArray, num_samples: int, caps: IntArray | None) ->
         batch_size: sizes of the full steps, ``(world_size,)``.
         num_samples: samples left, at least 1 and fewer than the sizes add up to.
         caps: most samples for each worker, ``(world_size,)``; None is no cap.
+        smallest: fewest samples for any worker, where its model needs some.
 
     Returns:
         Local sizes, ``(world_size,)``, adding up to ``num_samples``.
     """
-    last = Cluster(len(batch_size), num_samples, min_batch_size=0, max_batch_size=caps)
+    last = Cluster(len(batch_size), num_samples, min_batch_size=smallest, max_batch_size=caps)
     return apportion(np.maximum(batch_size, 1e-9).astype(np.float64), last)

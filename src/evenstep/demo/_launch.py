@@ -80,6 +80,10 @@ def _environment() -> dict[str, str]:
     changed = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     if Path("/sys/class/net/lo").exists():
         changed["GLOO_SOCKET_IFNAME"] = "lo"  # all on this machine, whatever its name resolves to
+    here = str(Path.cwd())
+    if here in sys.path:  # a policy found there has to be found by the workers too
+        others = os.environ.get("PYTHONPATH")
+        changed["PYTHONPATH"] = os.pathsep.join((here, others) if others else (here,))
     return {**os.environ, **changed}
 
 

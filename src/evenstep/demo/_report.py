@@ -87,7 +87,8 @@ def _losses(summary: Summary) -> Text:
     if summary.reference_difference is not None:
         text.append(
             f"\n  By rounding alone, equal splits on {len(summary.equal.batch_size)} workers and"
-            f" on 1 differ by {summary.reference_difference:.1e}."
+            f" on 1 differ by {summary.reference_difference:.1e},\n"
+            f"  the balanced run and the one on 1 by {summary.balanced_reference_difference:.1e}."
         )
     text.append_text(Text.assemble("\n  Loss: ", ("⣀⣀⣀", "red"), " equal split, "))
     text.append_text(Text.assemble(("o", "bold green"), " balanced\n"))

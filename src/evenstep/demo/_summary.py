@@ -50,6 +50,7 @@ class Summary:
         loss_difference: largest difference between the two loss curves.
         reference_difference: the same between the equal run and one with a single worker:
             what rounding alone does. None if there was no such run.
+        balanced_reference_difference: the same between the balanced run and the single worker.
         late_share: share of the steps in which emulation could not keep up; above a few percent
             the machine was too busy for the figures to mean much.
     """
@@ -65,6 +66,7 @@ class Summary:
     share_of_limit: float
     loss_difference: float
     reference_difference: float | None
+    balanced_reference_difference: float | None
     late_share: float
 
     def to_record(self) -> dict[str, Any]:
@@ -114,9 +116,8 @@ def summarise(
         limit_s=limit_s,
         share_of_limit=limit_s / other.step_s,
         loss_difference=_largest_difference(equal.loss, balanced.loss),
-        reference_difference=(
-            None if reference is None else _largest_difference(equal.loss, reference.loss)
-        ),
+        reference_difference=_difference_from(reference, equal),
+        balanced_reference_difference=_difference_from(reference, balanced),
         late_share=max(run.late_steps / run.num_done for run in (equal, balanced)),
     )
 
@@ -150,6 +151,10 @@ def _steps_to_balance(run: Recording) -> int:
     """Return the first step that, like most after it, costs about what a late step does."""
     usual_s = median(run.makespan_s[run.num_done // 2 :])
     return next(step for step, cost_s in enumerate(run.makespan_s) if cost_s <= _SETTLED * usual_s)
+
+
+def _difference_from(reference: Recording | None, run: Recording) -> float | None:
+    return None if reference is None else _largest_difference(run.loss, reference.loss)
 
 
 def _largest_difference(one: Sequence[float], other: Sequence[float]) -> float:

@@ -8,10 +8,12 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
+from .._apportion import apportion
 from .._minmax import allocate, ends_within, makespan_s
-from .._types import Cluster, Decision, StepTimings
+from .._types import Cluster, Decision, IntArray, StepTimings
 from ..exceptions import invalid
 from ..prediction import AffineFilter
+from ..timemodels import AffineTime
 from ._base import AbstractPolicy
 from ._splits import equal_split, refit, within_reach
 
@@ -28,8 +30,9 @@ class Auto(AbstractPolicy[dict[str, Any]]):
     Leaving the equal split takes more: the saving has to exceed what noise alone would pretend,
     $(2 + \sqrt{2 \ln W})$ standard errors of the slowest worker's estimate. Of $W$ equal workers
     the slowest looks slow by $\sqrt{2 \ln W}$ of them. So equal workers keep the equal split
-    under jitter of some percent. Two workers that differ by less than 5 % are told apart after a
-    handful of steps, unlike ones after the first.
+    under jitter of some percent, and go back to it once nothing is sure to save half of that. Two
+    workers that differ by less than 5 % are told apart after a handful of steps, unlike ones
+    after the first.
 
     Without noise the second plan is near the best and the third within 2 %: one size gives a
     speed, two a fixed cost as well. A single slow step changes nothing, a lasting change is
@@ -83,29 +86,60 @@ class Auto(AbstractPolicy[dict[str, Any]]):
         self, cluster: Cluster, timings: StepTimings, state: dict[str, Any]
     ) -> Decision[dict[str, Any]]:
         fitted = self.filter.update(state["filter"], timings.batch_size, timings.compute_s)
-        held = refit(state["held"], cluster)
+        held, equal = refit(state["held"], cluster), equal_split(cluster)
         times = self.filter.times(fitted)
         if times is None:
             rank = int(np.argmin(fitted["num_steps"]))
-            reason = f"held: rank {rank} was given no samples so far"
-            return Decision(held, {"held": held, "filter": fitted}, reason)
+            wanted, reason = held, f"held: rank {rank} was given no samples so far"
+        elif np.array_equal(held, equal):
+            wanted, reason = self._leave_equal(times, equal, cluster, fitted)
+        else:
+            wanted, reason = self._go_on(times, held, equal, cluster, fitted)
+        return Decision(wanted, {"held": wanted, "filter": fitted}, reason)
 
+    def _leave_equal(
+        self, times: AffineTime, equal: IntArray, cluster: Cluster, fitted: dict[str, Any]
+    ) -> tuple[IntArray, str]:
+        """Return a better split than the equal one if it saves more than noise pretends."""
+        needed = self.min_saving
+        if ends_within(times, cluster, (1 - needed) * makespan_s(times, equal)):
+            needed += self._noise(times, equal, fitted)
+        return self._better(times, equal, cluster, needed=needed)
+
+    def _go_on(
+        self,
+        times: AffineTime,
+        held: IntArray,
+        equal: IntArray,
+        cluster: Cluster,
+        fitted: dict[str, Any],
+    ) -> tuple[IntArray, str]:
+        """Return what follows an unequal split: the way back, a better one, or the same."""
+        equal_s = makespan_s(times, equal)
+        if makespan_s(times, held) > 0.9 * equal_s:
+            needed = 0.5 * (self.min_saving + self._noise(times, equal, fitted))
+            if not ends_within(times, cluster, (1 - needed) * equal_s):
+                near = within_reach(held, cluster, self.reach)
+                back = apportion(equal.astype(np.float64), near)
+                return back, f"equal: nothing is sure to save {needed:.1%} against it"
+        return self._better(times, held, cluster, needed=self.min_saving)
+
+    def _better(
+        self, times: AffineTime, held: IntArray, cluster: Cluster, *, needed: float
+    ) -> tuple[IntArray, str]:
+        """Return the best split if it saves enough against the one held, else that."""
+        held_s = makespan_s(times, held)
         # Asked before the best split is looked for, which takes longer and is rarely needed.
-        held_s, needed = makespan_s(times, held), self.min_saving
-        pays = ends_within(times, cluster, (1 - needed) * held_s)
-        if pays and np.array_equal(held, equal_split(cluster)):
-            slowest = int(np.argmax(times.seconds(held)))
-            errors = 2 + math.sqrt(2 * math.log(cluster.world_size))
-            needed += errors * float(self.filter.uncertainty(fitted)[slowest])
-            pays = ends_within(times, cluster, (1 - needed) * held_s)
-        if not pays:
-            reason = f"held: no split would save {needed:.1%}"
-            return Decision(held, {"held": held, "filter": fitted}, reason)
-
+        if not ends_within(times, cluster, (1 - needed) * held_s):
+            return held, f"held: no split would save {needed:.1%}"
         best = allocate(times, within_reach(held, cluster, self.reach))
         saving = 1 - makespan_s(times, best) / held_s
         slow = int(np.argmax(times.slope_s))
-        reason = (
-            f"saves {saving:.1%}: rank {slow} slowest at {1 / times.slope_s[slow]:.3g} samples/s"
-        )
-        return Decision(best, {"held": best, "filter": fitted}, reason)
+        speed = 1 / times.slope_s[slow]
+        return best, f"saves {saving:.1%}: rank {slow} slowest at {speed:.3g} samples/s"
+
+    def _noise(self, times: AffineTime, equal: IntArray, fitted: dict[str, Any]) -> float:
+        """Return the saving against the equal split that noise alone would pretend."""
+        slowest = int(np.argmax(times.seconds(equal)))
+        errors = 2 + math.sqrt(2 * math.log(len(equal)))
+        return errors * float(self.filter.uncertainty(fitted)[slowest])

@@ -155,13 +155,14 @@ def correct(lines: Lines, reading: Reading, *, contrast: Mask) -> Lines:
     """Return ``lines`` corrected by one reading, noise and score left as they are.
 
     The Kalman gain where ``contrast`` says that the batch has just changed enough to tell the
-    fixed cost from the cost per sample. Elsewhere all of the correction goes to the slope: as a
-    balancer keeps times level while batches follow the speeds, a slope that drifts steadily
-    would otherwise pass for a large intercept, with next to no slope, within 200 steps.
+    fixed cost from the cost per sample. Elsewhere the whole line is scaled: a worker that is
+    slower is slower in all that it does, as far as a single size can tell. As a balancer keeps
+    times level while batches follow the speeds, the Kalman gain would take a slope that drifts
+    steadily for a large intercept, with next to no slope, within 200 steps.
     """
     batch, total = reading.batch, reading.total
-    to_intercept = np.zeros(total.shape)
-    to_slope = reading.spread / total / batch
+    gain = reading.spread / total / np.maximum(reading.expected, 1e-300)
+    to_intercept, to_slope = gain * lines.intercept_s, gain * lines.slope_s
     if contrast.any():
         of_intercept = lines.var_intercept + batch * lines.covariance
         of_slope = lines.covariance + batch * lines.var_slope
@@ -183,9 +184,11 @@ def correct(lines: Lines, reading: Reading, *, contrast: Mask) -> Lines:
 
     intercept = lines.intercept_s + to_intercept * reading.surprise
     slope = lines.slope_s + to_slope * reading.surprise
-    # Kept possible: a positive time, of which the fixed cost is neither negative nor nearly all.
+    # Kept possible: a positive time, a fixed cost that is not negative, and a slope that one
+    # reading does not take away: at a batch of 1 there is next to nothing of it to be seen.
     level = np.maximum(intercept + slope * batch, 0.05 * reading.seconds)
-    after.intercept_s[:] = np.minimum(np.maximum(intercept, 0.0), 0.9 * level)
+    slope = np.maximum(slope, 0.1 * lines.slope_s)
+    after.intercept_s[:] = np.maximum(level - slope * batch, 0.0)
     after.slope_s[:] = (level - after.intercept_s) / batch
     return after
 

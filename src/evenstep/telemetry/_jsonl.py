@@ -22,6 +22,7 @@ class JsonLines:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _drop_cut_line(path)
         self._file = path.open("a", encoding="utf-8")
         self._write({"event": "Schema", "version": SCHEMA_VERSION})
 
@@ -37,6 +38,13 @@ class JsonLines:
     def _write(self, record: dict[str, Any]) -> None:
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()  # a live view reads along, and a killed run keeps its last step
+
+
+def _drop_cut_line(path: Path) -> None:
+    """Take off what a killed run left of its last line; the next one would be glued to it."""
+    if path.exists():
+        whole = path.read_bytes()
+        path.write_bytes(whole[: whole.rfind(b"\n") + 1])
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import TextIO
 
-from ..events import Event, MemoryCapped, PolicyFailed, StepMeasured
+from ..events import Event, MemoryCapped, MemoryShort, PolicyFailed, StepMeasured
 
 
 class ProgressLine:
@@ -37,6 +37,11 @@ class ProgressLine:
                     self._since.clear()
             case PolicyFailed(step=step, problem=problem):
                 self._say(f"step {step}: the policy failed ({problem}); the last plan stays")
+            case MemoryShort(step=step, problem=problem):
+                self._say(
+                    f"step {step}: the global batch does not fit in memory ({problem}); sizes stay "
+                    f"as they are. Loops over `loader.steps()` take it in micro-batches"
+                )
             case MemoryCapped(step=step, rank=rank, max_batch_size=most):
                 self._say(f"step {step}: rank {rank} fits at most {most} samples")
 

@@ -7,8 +7,10 @@ except ModuleNotFoundError as error:
 
 from ..control import Bounds as Bounds
 from ._balancer import Balancer as Balancer
+from ._loader import BalancedLoader as BalancedLoader
 from ._memory import MemoryReader as MemoryReader
 from ._options import Runtime as Runtime
+from ._step import Step as Step
 
-__all__ = ["Balancer", "Bounds", "MemoryReader", "Runtime"]
+__all__ = ["BalancedLoader", "Balancer", "Bounds", "MemoryReader", "Runtime", "Step"]
 del _torch

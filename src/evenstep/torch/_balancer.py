@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from ..control import Bounds, Job, Plan
 from ..exceptions import WorkerLostError, invalid
 from ..policies import AbstractPolicy, by_name
-from ._global_batch import agreed_batch_size
+from ._global_batch import agreed_batch_size, check_tail
 from ._link import RunLink
 from ._loader import BalancedLoader
 from ._memory import MemoryReader
@@ -103,14 +103,14 @@ class Balancer:
                 "Leave it out to take the loader's batch size times the number of workers.",
             )
         self._global_batch_size = global_batch_size
-        self._policy = by_name(policy) if isinstance(policy, str) else policy
+        self._policy = _checked(by_name(policy) if isinstance(policy, str) else policy)
         self._loss_reduction = loss_reduction
         self._bounds = bounds
         self._runtime = runtime
         self._memory = memory
         self._run_dir = None if run_dir is None else Path(run_dir)
         self._process_group = process_group
-        self._weighting: Weighting = "output"
+        self._weighting: Weighting | None = None
         self._models: list[BalancedModel] = []
         self._loader: BalancedLoader | None = None
         self._side: SideGroup | Alone | None = None
@@ -149,6 +149,13 @@ class Balancer:
                 repr(weighting),
                 'Use "output" unless a loss bypasses the model\'s output.',
             )
+        if self._weighting not in (None, weighting):
+            raise invalid(
+                "Balancer.prepare(weighting=...)",
+                f"be {self._weighting!r}, as in the call before",
+                repr(weighting),
+                "Weight all models of a run in the same way.",
+            )
         self._weighting = weighting
         if self._side is None:
             self._side = open_side(self._process_group)
@@ -183,22 +190,31 @@ class Balancer:
         scaled, _ = scale(loss, weight, self._loss_backward)
         return scaled  # type: ignore[no-any-return]
 
-    def mean(self, value: float | torch.Tensor) -> float:
-        """Return the mean of ``value`` over all samples of the step, counted by rank.
+    def mean(self, value: float | torch.Tensor, count: int | None = None) -> float:
+        """Return the mean of ``value`` over the samples of all ranks.
 
         The mean of per-rank means is wrong for uneven batches. Collective, and reads the value
         from the device: for every step's log on a GPU, that is a synchronisation.
 
         Args:
-            value: this rank's mean over its own samples of the step.
+            value: this rank's mean over its own samples.
+            count: how many those were; None is its samples of the training step under way.
+
+        Raises:
+            RuntimeError: outside of a training step, as in an evaluation, without ``count``.
         """
-        count = self._link.num_samples
+        if count is None:
+            count = self._link.num_samples
+        if count is None or self._side is None:
+            raise RuntimeError(
+                "No training step is under way, so nobody knows how many samples the value is a "
+                "mean of: give `balancer.mean(value, count=...)`, after `prepare`."
+            )
+        self._link.report_now()
         given = value.detach() if isinstance(value, torch.Tensor) else value
         number = float(given) if count else 0.0
         sums = torch.tensor([number * count, count], dtype=torch.float64)
-        side = self._side
-        assert side is not None, "prepare comes first"
-        total, samples = side.sum(sums).tolist()
+        total, samples = self._side.sum(sums).tolist()
         return float(total / samples) if samples else float("nan")
 
     @property
@@ -209,6 +225,15 @@ class Balancer:
         """
         plan = self._link.plan()
         return () if plan is None else plan.batch_size
+
+    @property
+    def num_samples(self) -> int:
+        """This rank's samples of the training step under way; 0 outside of one.
+
+        Also 0 where the rank got a stand-in of weight 0, because the short last step of an epoch
+        had no sample for it.
+        """
+        return self._link.num_samples or 0
 
     def close(self) -> None:
         """End the run on this rank: stop the exchange, the loader's workers, the event file."""
@@ -258,7 +283,8 @@ class Balancer:
         if self._side.world_size > 1:
             warn_batch_norm(module)
         outer = with_ddp(module, self._side.world_size, self._process_group)
-        model = BalancedModel(outer, self._backward, self._link.weight, self._weighting)
+        weighting = self._weighting or "output"
+        model = BalancedModel(outer, self._backward, self._link.weight, weighting)
         model.time_buffers(self._link)
         self._models.append(model)
         return outer
@@ -277,7 +303,7 @@ class Balancer:
                 "Balancer.prepare(loader)",
                 "be given one loader",
                 "a second one",
-                "Make a second `Balancer` for it.",
+                "Leave loaders for evaluation as they are, and train on one loader.",
             )
         size = agreed_batch_size(self._global_batch_size, loader, self._side.world_size)
         self._global_batch_size = size
@@ -299,14 +325,20 @@ class Balancer:
         assert self._loader is not None
         assert self._global_batch_size is not None
         size, smallest = self._global_batch_size, 1
-        if any(has_local_batch_norm(model.module) for model in self._models):
+        tail_size, tail_smallest = self._loader.tail_batch_size or 0, 0
+        if self._side.world_size > 1 and any(
+            has_local_batch_norm(model.module) for model in self._models
+        ):
             smallest = min(2, size // self._side.world_size)
+            tail_smallest = 2 if tail_size else 0
+            check_tail(tail_size, self._side.world_size)
         job = Job(
             world_size=self._side.world_size,
             global_batch_size=size,
-            tail_size=self._loader.tail_batch_size or 0,
+            tail_size=tail_size,
             bounds=self._bounds,
             smallest=smallest,
+            tail_smallest=tail_smallest,
             cuts=cuts,
         )
         job.cluster(job.caps())  # raises here, on every rank, rather than on rank 0 alone
@@ -338,3 +370,14 @@ class Balancer:
                 if (context := model.no_sync()) is not None:
                     stack.enter_context(context)
             yield
+
+
+def _checked(policy: Any) -> AbstractPolicy[Any]:
+    if not isinstance(policy, AbstractPolicy):
+        raise invalid(
+            "Balancer(policy=...)",
+            "be a name, `module:Class`, or a policy",
+            repr(policy),
+            "Give an instance, such as `Auto()`, not the class.",
+        )
+    return policy

@@ -90,10 +90,12 @@ class StepMeter:
         self._begin: Any = None
         self._end: Any = None
         self._waits: list[tuple[Any, Any]] = []
+        self._wait_after: tuple[Any, Any] | None = None
 
     def begin(self) -> None:
         """Start a step: its batch is being handed out."""
         self._begin, self._end, self._waits = self.clock.mark(), None, []
+        self._wait_after = None
 
     def exclude(self, begin: Any, end: Any) -> None:
         """Leave the time between two marks out: it was spent waiting for others."""
@@ -101,7 +103,15 @@ class StepMeter:
 
     def end(self) -> None:
         """Note that own backward is done; of several in one step the last one counts."""
+        if self._wait_after is not None:  # for the reduction of the backward before
+            self._waits.append(self._wait_after)
+            self._wait_after = None
         self._end = self.clock.mark()
+
+    def waited(self) -> None:
+        """Note that the reduction after a backward is over; the last one's is past the end."""
+        if self._end is not None:
+            self._wait_after = (self._end, self.clock.mark())
 
     def take(self) -> PendingTime | None:
         """Return the step's time, perhaps not yet reached; None if no backward ran."""

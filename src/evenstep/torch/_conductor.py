@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 
 from ..control import Plan, Report
+from ..exceptions import EvenstepWarning
 from ._clock import AbstractClock, PendingTime, StepMeter
 from ._exchange import Exchange
 from ._memory import MemoryReader
 
 _LATE_S = 0.002
 _LATE_SHARE = 0.03
+_BLIND_STEPS = 5
 
 
 @dataclass(slots=True)
@@ -48,7 +51,7 @@ class StepConductor:
         world_size: number of workers.
         loss_reduction: ``"mean"`` or ``"sum"``, what the user's loss does over samples.
         settle_s: longest wait for late ranks inside a backward; 0 where collectives do not hold
-            up the host, as on CUDA.
+            up the host, as on CUDA. One that lasts so long was a mistake, and is the last.
         exact: whether to wait for the device at the plan point, so that nothing is late.
     """
 
@@ -72,11 +75,12 @@ class StepConductor:
         self._exact = exact
         self._step: _Step | None = None
         self._weight: float | None = None
-        self._backwards_per_forward = 0  # unknown before the first step
+        self._backwards_per_forward = 0  # 0: not known, or not the same for every forward
+        self._may_settle = True
         self._pending: list[tuple[_Step, PendingTime, int]] = []
         self._handed_out_s: float | None = None
         self.num_steps = 0
-        self.num_samples = 0  # of this rank, in the step under way or in the last one
+        self._num_blind = 0  # steps in a row without a backward through a balanced output
         self.plan: Plan | None = None  # of the step under way, or of the last one
 
     @property
@@ -94,6 +98,11 @@ class StepConductor:
         self.plan = self._exchange.at(step)
         return self.plan
 
+    @property
+    def num_samples(self) -> int | None:
+        """Samples of this rank in the step under way; None outside of one."""
+        return None if self._step is None else self._step.num_samples
+
     def begin_step(
         self, step: int, *, num_samples: int, global_num_samples: int, data_s: float
     ) -> None:
@@ -102,7 +111,6 @@ class StepConductor:
         wall_s = None if self._handed_out_s is None else now_s - self._handed_out_s
         self._handed_out_s = now_s
         self._step = _Step(step, num_samples, global_num_samples, data_s, wall_s)
-        self.num_samples = num_samples
         self._memory.reset()
 
     def begin_forward(self, *, num_samples: int, is_last: bool) -> None:
@@ -121,7 +129,6 @@ class StepConductor:
     def end_epoch(self) -> None:
         """Close the last step of a loop: what follows is not training, and has no weight."""
         self._finish()
-        self._exchange.leave_collective()
         self._handed_out_s = None
 
     def weight(self) -> float | None:
@@ -145,7 +152,13 @@ class StepConductor:
 
     def reduced(self) -> None:
         """Note that the collectives of a backward are over."""
+        self.meter.waited()
         self._exchange.leave_collective()
+
+    def report_now(self) -> None:
+        """Report the step under way if that is still to be done: a collective comes first."""
+        if self._step is not None and self._step.num_backwards and not self._step.reported:
+            self._report(self._step)
 
     def _settle(self, step: _Step, compute_s: float | None) -> None:
         """Let a rank that will wait for the others anyway do it where a loss has a name.
@@ -153,12 +166,14 @@ class StepConductor:
         Only where that wait is expected to be long: the news that all are done comes a moment
         after they are, and would hold up those who are in time.
         """
+        self._exchange.check()
         slowest_s = self._exchange.slowest_s
-        idle_s = None if slowest_s is None or compute_s is None else slowest_s - compute_s
-        if idle_s is None or idle_s > max(_LATE_S, _LATE_SHARE * (compute_s or 0.0)):
-            self._exchange.settle(step.number, limit_s=self._settle_s)
-        else:
-            self._exchange.check()
+        if slowest_s is None or compute_s is None or not self._may_settle:
+            return
+        if slowest_s - compute_s > max(_LATE_S, _LATE_SHARE * compute_s):
+            # Another rank may have had fewer backwards than foreseen, report only at its plan
+            # point, and wait for this one in a collective of the user's: once is enough.
+            self._may_settle = self._exchange.settle(step.number, limit_s=self._settle_s)
 
     def _finish(self) -> None:
         step, self._step, self._weight = self._step, None, None
@@ -166,8 +181,22 @@ class StepConductor:
             return
         if not step.reported:
             self._report(step)
-        self._backwards_per_forward = step.num_backwards // max(step.num_forwards, 1)
+        self._watch(step)
+        each, rest = divmod(step.num_backwards, max(step.num_forwards, 1))
+        self._backwards_per_forward = 0 if rest else each
         self.num_steps += 1
+
+    def _watch(self, step: _Step) -> None:
+        """Warn once if steps go by whose gradient nobody weighted and whose time nobody took."""
+        self._num_blind = 0 if step.num_backwards else self._num_blind + 1
+        if self._num_blind == _BLIND_STEPS:
+            warnings.warn(
+                f"No backward came through a balanced model in the last {_BLIND_STEPS} steps, so "
+                f"their gradients were not weighted and nothing was measured. Call the model that "
+                f"`prepare` returned, or with `weighting='loss'` use `balancer.weight(loss)`.",
+                EvenstepWarning,
+                stacklevel=2,
+            )
 
     def _report(self, step: _Step) -> float | None:
         """Send what is complete of this step, and of earlier ones that a device was late with.

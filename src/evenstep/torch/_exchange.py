@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import logging
 import os
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -48,6 +49,7 @@ class Exchange:
             a collective. After that the process is ended: a collective with a lost peer blocks
             for half an hour, and gloo's cannot be interrupted.
         abort: ends the process with a message.
+        is_stuck: tells whether a thread sits in a collective of torch's, by its number.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Exchange:
         emit: Hook,
         grace_s: float = 3.0,
         abort: Callable[[str], None] | None = None,
+        is_stuck: Callable[[int], bool] | None = None,
     ) -> None:
         self._rank = rank
         self._hosts = tuple(hosts)
@@ -68,6 +71,7 @@ class Exchange:
         self._emit = emit
         self._grace_s = grace_s
         self._abort = abort or _abort
+        self._is_stuck = is_stuck or _is_stuck
         self._planner: Planner | None = None
         self._plan: Plan | None = None
         self._plans: dict[int, Plan] = {}  # by the step after which each was decided
@@ -81,7 +85,8 @@ class Exchange:
         self._listeners: list[Callable[[Plan], None]] = []
         self._error: WorkerLostError | None = None
         self._error_s = 0.0
-        self._collective_s: float | None = None  # since when the main thread is in one
+        self._collective_s: float | None = None  # since when the training thread is in one
+        self._thread_id = 0
         self._first_step: int | None = None
         self._last_step = -1
 
@@ -128,16 +133,19 @@ class Exchange:
                 del self._plans[old]
             return self._plans[index]
 
-    def settle(self, step: int, *, limit_s: float) -> None:
+    def settle(self, step: int, *, limit_s: float) -> bool:
         """Wait until all ranks have reported ``step`` and the answer is here, at most ``limit_s``.
 
         Called when this rank's own backward is done and a collective would make it wait for the
         others anyway: here a lost worker raises an error with its name, there it would hang.
 
+        Returns:
+            Whether the answer came in time.
+
         Raises:
             WorkerLostError: a worker was lost.
         """
-        self._await(step, limit_s=limit_s)
+        return self._await(step, limit_s=limit_s)
 
     def check(self) -> None:
         """Raise if a worker was lost.
@@ -152,7 +160,10 @@ class Exchange:
         """Return the loss of a worker, if one becomes known in time.
 
         For somebody whose collective broke: a rank that ended its run is to blame for that too.
+        None at once if no collective was under way.
         """
+        if self._collective_s is None:
+            return None
         with self._changed:
             self._changed.wait_for(lambda: self._error or self._left, timeout=within_s)
         for rank, last_step in tuple(self._left.items()):
@@ -160,7 +171,8 @@ class Exchange:
         return self._error
 
     def enter_collective(self) -> None:
-        """Note that the main thread goes where it cannot hear of a loss."""
+        """Note that the calling thread goes where it cannot hear of a loss."""
+        self._thread_id = threading.get_ident()
         self._collective_s = monotonic()
 
     def leave_collective(self) -> None:
@@ -204,7 +216,8 @@ class Exchange:
         since_s = self._collective_s
         if self._error is None or since_s is None:
             return
-        if monotonic() - max(self._error_s, since_s) > self._grace_s:
+        late = monotonic() - max(self._error_s, since_s) > self._grace_s
+        if late and self._is_stuck(self._thread_id):
             self._abort(str(self._error))
 
     def _take(self, rank: int, step: int, reports: Sequence[Report]) -> None:
@@ -272,11 +285,12 @@ class Exchange:
             self._newest = index
             self._changed.notify_all()
 
-    def _await(self, index: int, *, limit_s: float | None) -> None:
+    def _await(self, index: int, *, limit_s: float | None) -> bool:
         with self._changed:
             self._changed.wait_for(lambda: self._newest >= index or self._error, timeout=limit_s)
             if self._newest < index:
                 self.check()
+            return self._newest >= index
 
     def _check_left(self) -> None:
         """Fail if somebody is needed who has ended its run."""
@@ -318,6 +332,17 @@ def _read_plan(written: dict[str, Any]) -> Plan:
         name: tuple(value) if isinstance(value, list) else value for name, value in written.items()
     }
     return Plan(**values)
+
+
+def _is_stuck(thread_id: int) -> bool:
+    """Tell whether the thread's innermost Python code is a backward's or DDP's own.
+
+    An error raised in there leaves no note that it is over, and its handler may be saving a
+    checkpoint: that must not be ended.
+    """
+    frame = sys._current_frames().get(thread_id)
+    where = frame.f_code.co_filename.replace(os.sep, "/") if frame is not None else ""
+    return where.endswith(("torch/autograd/graph.py", "torch/nn/parallel/distributed.py"))
 
 
 def _abort(message: str) -> None:

@@ -29,6 +29,22 @@ def agreed_batch_size(given: int | None, loader: DataLoader[Any], world_size: in
             f"agree with `DataLoader(batch_size={loader.batch_size})` on {world_size} workers, "
             f"which makes {implied}",
             given,
-            "Leave it out, or change the loader's batch size.",
+            f"Give the loader `batch_size={-(-given // world_size)}`, or leave "
+            f"`global_batch_size` out.",
         )
     return given
+
+
+def check_tail(tail_size: int, world_size: int) -> None:
+    """Raise if the short last step is too short for a model with local BatchNorm.
+
+    It needs 2 samples on every rank, and a stand-in would enter its statistics.
+    """
+    if 0 < tail_size < 2 * world_size:
+        raise invalid(
+            "Balancer.prepare(loader)",
+            f"have 2 samples for each of {world_size} ranks in its last step, for the model's "
+            "BatchNorm",
+            tail_size,
+            "Set `DataLoader(drop_last=True)`, or use GroupNorm.",
+        )

@@ -30,6 +30,7 @@ class RunLink:
         self._listeners: list[Callable[[Plan], None]] = []
         self._run: Run | None = None
         self._cuts: bool | None = None
+        self._closed = False
 
     def begin_epoch(self, *, cuts: bool) -> None:
         """Open the run, if it is not yet.
@@ -40,6 +41,11 @@ class RunLink:
         Raises:
             RuntimeError: the run was opened with the other kind of loop.
         """
+        if self._closed:
+            raise RuntimeError(
+                "The balancer was closed, and with it this loader. Loop inside the `with` block, "
+                "or before `close()`; a new `Balancer` starts a new run."
+            )
         if self._run is None:
             self._cuts = cuts
             self._run = self._open_run(self._listeners, cuts=cuts)
@@ -73,9 +79,6 @@ class RunLink:
         """Pass the forward on to the conductor."""
         self._opened().conductor.begin_forward(num_samples=num_samples, is_last=is_last)
 
-    def end_step(self) -> None:
-        """Do nothing: the plan point finishes a step, and the end of the loop the last one."""
-
     def end_epoch(self) -> None:
         """Pass the end of the loop on to the conductor."""
         if self._run is not None:
@@ -108,17 +111,23 @@ class RunLink:
         elif self._run is not None:
             self._run.exchange.leave_collective()
 
+    def report_now(self) -> None:
+        """Pass on that a collective of the balancer's own comes before the plan point."""
+        if self._run is not None:
+            self._run.conductor.report_now()
+
     @property
-    def num_samples(self) -> int:
-        """Samples of this rank in the step under way, or in the last one."""
-        return 0 if self._run is None else self._run.conductor.num_samples
+    def num_samples(self) -> int | None:
+        """Samples of this rank in the step under way; None outside of one."""
+        return None if self._run is None else self._run.conductor.num_samples
 
     def verdict(self, *, within_s: float) -> WorkerLostError | None:
         """Return the loss of a worker, if one becomes known in time."""
         return None if self._run is None else self._run.exchange.verdict(within_s=within_s)
 
     def close(self) -> None:
-        """Close the run, if it is open."""
+        """Close the run, if it is open, for good."""
+        self._closed = True
         if self._run is not None:
             self._run.close()
 

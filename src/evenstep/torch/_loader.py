@@ -122,6 +122,12 @@ class BalancedLoader:
         """How many samples this rank asked for so far, and how many it used."""
         return self._source.counts
 
+    def __getattr__(self, name: str) -> Any:
+        """Return what the user's loader has under ``name``, such as ``collate_fn``."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
     def __len__(self) -> int:
         """Return the global steps of an epoch."""
         return self._num_steps
@@ -158,14 +164,29 @@ class BalancedLoader:
         """Have the next iteration go on from ``state``, on every rank.
 
         Raises:
-            ValueError: the global batch was another one.
+            ValueError: the global batch was another one, or ``state`` is no state of a loader.
         """
+        if not isinstance(state, dict) or not self.state_dict().keys() <= state.keys():
+            raise invalid(
+                "BalancedLoader.load_state_dict(state=...)",
+                "come from `BalancedLoader.state_dict()`",
+                repr(state)[:80],
+                "Load the part of the checkpoint that holds the loader's state.",
+            )
+        if self._iteration:
+            raise invalid(
+                "BalancedLoader.load_state_dict(...)",
+                "come before the first loop over the loader",
+                "one that has been iterated",
+                "Load into a newly prepared loader.",
+            )
         if state["global_batch_size"] != self._global_batch_size:
             raise invalid(
                 "BalancedLoader.load_state_dict(state=...)",
                 f"be of the global batch size {self._global_batch_size}",
                 state["global_batch_size"],
-                "Give `global_batch_size` when the number of ranks or the loader's batch changes.",
+                f"With another number of ranks, give `Balancer({state['global_batch_size']})` and "
+                f"the loader a `batch_size` of that over the number of ranks, rounded up.",
             )
         self._num_begun = state["epochs_begun"]
         self._num_taken = state["steps_taken"]
@@ -193,9 +214,9 @@ class BalancedLoader:
                         "the loader was closed or iterated anew, so this iteration cannot go on"
                     )
         finally:
-            if self._iteration == iteration:
+            if self._iteration == iteration:  # not if another loop has begun meanwhile
                 self._source.end()
-            self._listener.end_epoch()
+                self._listener.end_epoch()
 
     def _begin_epoch(self) -> IntArray:
         """Start what fetches, draw the order or the checkpoint's again, and set the position."""

@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..exceptions import EvenstepWarning, invalid
 from ._link import RunLink
-from ._weighting import Backward, OutputHook
+from ._weighting import Backward, InertHook, OutputHook
 
 Weighting = Literal["output", "loss"]
 
@@ -39,7 +39,6 @@ class BalancedModel:
         weighting: Weighting,
     ) -> None:
         self.module = module
-        self._wait_begun: Any = None
         self._handles: list[RemovableHandle] = []
         if weighting == "output":
             hook = OutputHook(weight, backward)
@@ -56,20 +55,10 @@ class BalancedModel:
         if not any(True for _ in module.module.buffers()):
             return
 
-        def enter(_: nn.Module, __: Any) -> None:
-            meter = link.meter()
-            self._wait_begun = meter.clock.mark() if meter is not None else None
-            link.collective(entered=True)
-
-        def leave(_: nn.Module, __: Any) -> None:
-            link.collective(entered=False)
-            meter = link.meter()
-            if meter is not None and self._wait_begun is not None:
-                meter.exclude(self._wait_begun, meter.clock.mark())
-
+        begun: list[Any] = []
         self._handles += [
-            module.register_forward_pre_hook(enter, prepend=True),
-            module.module.register_forward_pre_hook(leave, prepend=True),
+            layer.register_forward_pre_hook(BufferHook(link, begun, entry=entry), prepend=True)
+            for layer, entry in ((module, True), (module.module, False))
         ]
 
     def release(self) -> None:
@@ -83,6 +72,36 @@ class BalancedModel:
         if isinstance(self.module, DistributedDataParallel):
             return self.module.no_sync()
         return None
+
+
+class BufferHook:
+    """Measures from DDP's entry to the inner module's: the broadcast of buffers lies between.
+
+    Two of them, one at each place, share what the first has noted. Objects and not methods, so
+    that a copy of the model gets something inert instead.
+
+    Args:
+        link: the run.
+        begun: the mark at the entry; emptied at the inner module's.
+        entry: whether this one sits at the entry.
+    """
+
+    def __init__(self, link: RunLink, begun: list[Any], *, entry: bool) -> None:
+        self._link = link
+        self._begun = begun
+        self._entry = entry
+
+    def __reduce__(self) -> tuple[type[InertHook], tuple[()]]:
+        return InertHook, ()  # copies and pickles of the model leave the run behind
+
+    def __call__(self, module: nn.Module, inputs: Any) -> None:
+        """Note the entry, or leave the time since then out."""
+        meter = self._link.meter()
+        self._link.collective(entered=self._entry)
+        if self._entry:
+            self._begun[:] = [] if meter is None else [meter.clock.mark()]
+        elif meter is not None and self._begun:  # not where the inner module is called by itself
+            meter.exclude(self._begun.pop(), meter.clock.mark())
 
 
 def check_unprepared(module: nn.Module) -> None:
@@ -102,11 +121,29 @@ def with_ddp(
     module: nn.Module, world_size: int, process_group: torch.distributed.ProcessGroup | None
 ) -> nn.Module:
     """Return ``module`` as it is if it averages gradients or is alone, else in a DDP."""
-    if isinstance(module, DistributedDataParallel) or world_size == 1:
+    if isinstance(module, DistributedDataParallel):
+        _check_group(module, process_group)
+        return module
+    if world_size == 1:
         return module
     device = device_of(module)
     ids = [device.index] if device.type == "cuda" and device.index is not None else None
     return DistributedDataParallel(module, device_ids=ids, process_group=process_group)
+
+
+def _check_group(
+    module: DistributedDataParallel, process_group: torch.distributed.ProcessGroup | None
+) -> None:
+    """Raise unless the model averages over the very ranks among which batches are split."""
+    theirs = torch.distributed.get_process_group_ranks(module.process_group)
+    ours = torch.distributed.get_process_group_ranks(process_group or torch.distributed.group.WORLD)
+    if theirs != ours:
+        raise invalid(
+            "Balancer.prepare(model)",
+            f"average gradients over the balancer's ranks, {ours}",
+            f"a DDP over {theirs}",
+            "Give the same group to `Balancer(process_group=...)`.",
+        )
 
 
 def device_of(module: nn.Module) -> torch.device:

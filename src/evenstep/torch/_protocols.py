@@ -64,10 +64,6 @@ class StepListener(Protocol):
         """
         ...
 
-    def end_step(self) -> None:
-        """Hear that the loop came back for more: the step handed out last is done."""
-        ...
-
     def end_epoch(self) -> None:
         """Hear that the loop is over: at the end of the epoch, or where the user left it."""
         ...

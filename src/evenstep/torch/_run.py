@@ -89,7 +89,7 @@ class Run:
             settings.memory or _memory_of(device),
             world_size=side.world_size,
             loss_reduction=settings.loss_reduction,
-            settle_s=runtime.deadline_s + 2 * runtime.heartbeat_s if settle else 0.0,
+            settle_s=min(runtime.deadline_s + 2 * runtime.heartbeat_s, 10.0) if settle else 0.0,
             exact=runtime.freshness == "exact",
         )
         self.exchange.start()

@@ -104,8 +104,17 @@ class Alone:
 
 
 def open_side(process_group: dist.ProcessGroup | None) -> SideGroup | Alone:
-    """Return the side group, or its stand-in without a process group or with one process."""
+    """Return the side group, or its stand-in without a process group or with one process.
+
+    Raises:
+        RuntimeError: a launcher started several processes, which do not know of each other yet.
+    """
     if not (dist.is_available() and dist.is_initialized()):
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise RuntimeError(
+                f"A launcher started {os.environ['WORLD_SIZE']} processes, and each would train "
+                f"alone: call `torch.distributed.init_process_group()` before `prepare`."
+            )
         return Alone()
     if dist.get_world_size(process_group) == 1:
         return Alone()
@@ -143,8 +152,8 @@ def describe_device(device: torch.device) -> str:
 def _addresses(facts: list[WorkerFacts], given: str | None) -> list[str]:
     """Return addresses of this host, best first.
 
-    ``MASTER_ADDR``, which every launcher sets to a name of rank 0's host that all can resolve,
-    is the one environment variable that evenstep reads.
+    ``MASTER_ADDR`` is set by every launcher to a name of rank 0's host that all can resolve; with
+    ``WORLD_SIZE`` it is all of the environment that evenstep reads.
     """
     if given is not None:
         return [given]

@@ -43,22 +43,18 @@ class Backward:
         self._done = done
         self._reduced = reduced
         self._first_order = first_order
-        self._queued = False
-
-    def reset(self) -> None:
-        """Forget a backward that raised: the engine drops its callbacks then."""
-        self._queued = False
+        self._task = -1  # the engine's number of the backward that has asked already
 
     def entered(self) -> None:
         """Ask the engine, from inside a backward, to call back at its end."""
         if self._first_order and torch.is_grad_enabled():
             raise RuntimeError(_TWICE)
-        if not self._queued:
-            self._queued = True
+        task = torch._C._current_graph_task_id()
+        if task != self._task:  # a backward that raised never came to its callbacks
+            self._task = task
             _queue_callback(self._finished)
 
     def _finished(self) -> None:
-        self._queued = False
         self._done()
         _queue_callback(self._reduced)
 
@@ -137,7 +133,21 @@ def _rebuild(item: Any, visit: Callable[[Any], Any]) -> Any:
         for field in dataclasses.fields(item):
             object.__setattr__(made_value, field.name, visit(getattr(item, field.name)))
         return made_value
+    _refuse_hidden_tensors(item)
     return item
+
+
+def _refuse_hidden_tensors(item: Any) -> None:
+    """Raise if tensors sit where nobody can weight them, as in `torch.distributions`."""
+    hidden = getattr(item, "__dict__", {}).values()
+    if any(isinstance(entry, torch.Tensor) and entry.requires_grad for entry in hidden):
+        raise invalid(
+            "The output of a balanced model",
+            "hold its tensors in tuples, lists, dicts or dataclasses",
+            f"a {type(item).__name__} with tensors that need a gradient",
+            "Return the tensors themselves, or prepare with `prepare(..., weighting='loss')` and "
+            "use `balancer.weight(loss)`.",
+        )
 
 
 def feeds_back(inputs: Any) -> bool:
@@ -167,6 +177,9 @@ def _tensors(item: Any) -> Iterator[torch.Tensor]:
     elif isinstance(item, (tuple, list)):
         for entry in item:
             yield from _tensors(entry)
+    elif dataclasses.is_dataclass(item) and not isinstance(item, type):
+        for field in dataclasses.fields(item):
+            yield from _tensors(getattr(item, field.name))
 
 
 class OutputHook:
@@ -189,8 +202,8 @@ class OutputHook:
         if torch.is_grad_enabled() and feeds_back((inputs, keywords)):
             raise invalid(
                 f"{type(module).__name__}.forward(...)",
-                "get inputs that were not computed from its own balanced output",
-                "an output fed back into the model, which would be weighted twice",
+                "get inputs that were not computed from the output of a balanced model",
+                "an output fed back into the model, or into another, which would be weighted twice",
                 "Prepare with `prepare(..., weighting='loss')` and use `balancer.weight(loss)`.",
             )
 
@@ -214,10 +227,12 @@ class OutputHook:
 class InertHook:
     """What is left of a hook in a copy or a pickle of the model: it passes everything on."""
 
-    def before(self, module: torch.nn.Module, inputs: Any, keywords: Any) -> None:
+    def before(self, module: torch.nn.Module, inputs: Any, keywords: Any = None) -> None:
         """Do nothing."""
 
-    def __call__(self, module: torch.nn.Module, inputs: Any, keywords: Any, output: Any) -> Any:
+    def __call__(
+        self, module: torch.nn.Module, inputs: Any, keywords: Any = None, output: Any = None
+    ) -> Any:
         """Return ``output`` as it is."""
         return output
 

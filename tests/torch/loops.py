@@ -1,0 +1,220 @@
+"""What the workers of the loop tests run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from time import perf_counter, sleep
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+from evenstep.events import StepMeasured
+from evenstep.policies import Fixed
+from evenstep.torch import Balancer, Bounds, Runtime
+
+NUM_SAMPLES = 60
+BATCH_SIZE = 10
+
+
+def stock(num_samples: int = NUM_SAMPLES) -> DataLoader:
+    """Return a stock loader over numbered samples."""
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(num_samples, 4, generator=generator, dtype=torch.float64)
+    return DataLoader(TensorDataset(x, torch.arange(num_samples)), batch_size=BATCH_SIZE)
+
+
+def model() -> nn.Module:
+    """Return the same weights on every rank."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)).double()
+
+
+def gradient(module: nn.Module) -> torch.Tensor:
+    """Return all gradients in one vector."""
+    return torch.cat([parameter.grad.flatten() for parameter in module.parameters()]).clone()
+
+
+def reference(first: int) -> torch.Tensor:
+    """Return the gradient of the step that starts at sample ``first``, in one process."""
+    alone, x = model(), stock().dataset.tensors[0]
+    (alone(x[first : first + 2 * BATCH_SIZE]) ** 2).mean().backward()
+    return gradient(alone)
+
+
+def opened(**settings: Any) -> tuple[Balancer, nn.Module, Any]:
+    """Return a balancer with sizes 14 and 6, its model and its loader."""
+    runtime = Runtime(line_every=None, deadline_s=6.0, hooks=settings.pop("hooks", ()))
+    balancer = Balancer(policy=Fixed((14, 6)), runtime=runtime, **settings)
+    return balancer, *balancer.prepare(DistributedDataParallel(model()), stock())
+
+
+def break_and_again(balancer: Balancer, ddp: nn.Module, loader: Any) -> Iterator[int]:
+    """Leave a loop early and start anew."""
+    for x, _ in loader:
+        (ddp(x) ** 2).mean().backward()
+        break
+    ddp.zero_grad()
+    for step, (x, _) in enumerate(loader):
+        (ddp(x) ** 2).mean().backward()
+        yield 2 * BATCH_SIZE * step
+
+
+def old_iterator(balancer: Balancer, ddp: nn.Module, loader: Any) -> Iterator[int]:
+    """Drop an abandoned iterator in the middle of the loop that followed it."""
+    old = [iter(loader)]
+    next(old[0])
+    for step, (x, _) in enumerate(loader):
+        old.clear()
+        (ddp(x) ** 2).mean().backward()
+        yield 2 * BATCH_SIZE * step
+
+
+def evaluation_inside(balancer: Balancer, ddp: nn.Module, loader: Any) -> Iterator[int]:
+    """Evaluate in the middle of a step."""
+    for step, (x, _) in enumerate(loader):
+        with torch.no_grad():
+            ddp.module(x)
+        (ddp(x) ** 2).mean().backward()
+        yield 2 * BATCH_SIZE * step
+
+
+def clipped_and_scaled(balancer: Balancer, ddp: nn.Module, loader: Any) -> Iterator[int]:
+    """Scale the loss, take the scale out again, clip above the norm, as AMP's loops do."""
+    for step, (x, _) in enumerate(loader):
+        (1024.0 * (ddp(x) ** 2).mean()).backward()
+        for parameter in ddp.parameters():
+            parameter.grad /= 1024.0
+        nn.utils.clip_grad_norm_(ddp.parameters(), 1e6)
+        yield 2 * BATCH_SIZE * step
+
+
+def raising_backward(balancer: Balancer, ddp: nn.Module, loader: Any) -> Iterator[int]:
+    """Have one backward raise on all ranks, and go on."""
+    for step, (x, _) in enumerate(loader):
+        if step == 0:
+            y = ddp.module(x)
+            y.register_hook(lambda grad: 1 / 0)
+            try:
+                (y**2).mean().backward()
+            except ZeroDivisionError:
+                ddp.zero_grad()
+        (ddp(x) ** 2).mean().backward()
+        yield 2 * BATCH_SIZE * step
+
+
+LOOPS = {
+    loop.__name__: loop
+    for loop in (
+        break_and_again,
+        old_iterator,
+        evaluation_inside,
+        clipped_and_scaled,
+        raising_backward,
+    )
+}
+
+
+def two_backwards(rank: int) -> tuple[float, ...]:
+    """Return compute times where each step has two forwards and two backwards."""
+    times: list[tuple[float, ...]] = []
+
+    def hook(event: object) -> None:
+        if isinstance(event, StepMeasured):
+            times.append(event.compute_s)
+
+    balancer, ddp, loader = opened(hooks=(hook,))
+    for x, _ in loader:
+        for _ in range(2):
+            sleep(0.01 if rank == 0 else 0.06)
+            (ddp(x) ** 2).mean().backward()
+    balancer.close()
+    return times[-1] if times else (0.0, 1.0)
+
+
+def uneven_backwards(rank: int) -> float:
+    """Return seconds of an epoch of three steps in which ranks foresee unlike things."""
+    balancer, ddp, loader = opened(bounds=Bounds(max=5))
+    began_s = perf_counter()
+    for step in loader.steps():
+        loss = sum((ddp.module(x) ** 2).mean() for x, _ in step)
+        loss = loss + 0.0 * (ddp(torch.ones(1, 4, dtype=torch.float64)) ** 2).mean()
+        loss.backward()
+        balancer.mean(loss)
+    seconds = perf_counter() - began_s
+    balancer.close()
+    return seconds
+
+
+def after_close() -> None:
+    balancer, _, loader = opened()
+    balancer.close()
+    next(iter(loader))
+
+
+def other_group() -> None:
+    group = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    ddp = DistributedDataParallel(model(), process_group=group)
+    Balancer().prepare(ddp, stock())
+
+
+def late_load() -> None:
+    balancer, ddp, loader = opened()
+    state = loader.state_dict()
+    for x, _ in loader:
+        (ddp(x) ** 2).mean().backward()
+    try:
+        loader.load_state_dict(state)
+    finally:
+        balancer.close()
+
+
+def short_tail() -> None:
+    torch.manual_seed(0)
+    with_norm = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).double()
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        Balancer().prepare(DistributedDataParallel(with_norm), stock(43))
+
+
+def own_error() -> None:
+    balancer, ddp, loader = opened()
+    with balancer:
+        for x, _ in loader:
+            (ddp(x) ** 2).mean().backward()
+        dist.barrier()
+        if dist.get_rank() == 0:
+            raise RuntimeError("my own mistake")
+
+
+def text_of(mistake: Any) -> str:
+    """Return the error that a mistake ends in, with its class."""
+    try:
+        mistake()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def errors_of(rank: int) -> dict[str, dict[str, Any]]:
+    """Return what was found, by loop and by mistake."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, loop in LOOPS.items():
+        balancer, ddp, loader = opened()
+        errors = [0.0]
+        for first in loop(balancer, ddp, loader):
+            theirs = reference(first)
+            errors.append(float((gradient(ddp) - theirs).norm() / theirs.norm()))
+            ddp.zero_grad()
+        balancer.close()
+        found[name] = {"error": max(errors), "steps": len(errors) - 1}
+    found["two backwards"] = {"compute_s": two_backwards(rank)}
+    found["uneven backwards"] = {"seconds": uneven_backwards(rank)}
+    for mistake in (after_close, other_group, late_load, short_tail, own_error):
+        found[mistake.__name__.replace("_", " ")] = {"text": text_of(mistake)}
+    return found

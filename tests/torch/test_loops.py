@@ -1,0 +1,71 @@
+"""Loops as people write them: the gradient stays right, the clock clean, the errors clear."""
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import nn
+
+from evenstep.testing import run_workers
+from evenstep.torch._models import BufferHook
+
+from .loops import LOOPS, errors_of
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="module")
+def found():
+    """Relative gradient errors and what else each loop had to say, on rank 0 of two."""
+    return run_workers(2, errors_of)[0]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_the_gradient_is_exact(found, loop):
+    """1e-12 against one process, in every step that was looked at."""
+    assert found[loop]["error"] <= 1e-12
+
+
+def test_several_backwards_do_not_count_each_others_waits(found):
+    """A rank at 10 ms a backward is not taken for one at 30, whatever it waits for in between."""
+    fast, slow = found["two backwards"]["compute_s"]
+
+    assert fast < 0.6 * slow
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        ("after close", "The balancer was closed"),
+        ("other group", "must average gradients over the balancer's ranks"),
+        ("late load", "must come before the first loop over the loader"),
+        ("short tail", "have 2 samples for each of 2 ranks in its last step"),
+    ],
+)
+def test_a_mistake_is_refused(found, mistake, message):
+    """With the remedy, rather than a wrong gradient or a hang."""
+    assert message in found[mistake]["text"]
+
+
+def test_a_users_own_error_stays_his_own(found):
+    """An error outside of any collective is not blamed on a rank that ended its run."""
+    assert found["own error"]["text"] == "RuntimeError: my own mistake"
+
+
+def test_a_collective_before_the_plan_point_stalls_once_at_most(found):
+    """Ranks with unlike numbers of backwards, and a logged mean after them: no waiting for both."""
+    assert found["uneven backwards"]["seconds"] < 5
+
+
+def test_a_model_with_buffers_can_be_copied_and_written():
+    """With the timing hooks on it too."""
+    module = nn.BatchNorm1d(2)
+    for entry in (True, False):
+        module.register_forward_pre_hook(BufferHook(None, [], entry=entry))
+    written = io.BytesIO()
+    torch.save(module, written)
+    written.seek(0)
+
+    for made in (copy.deepcopy(module), torch.load(written, weights_only=False)):
+        assert made(torch.ones(2, 2)).shape == (2, 2)
