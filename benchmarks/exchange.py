@@ -1,8 +1,8 @@
-"""What the exchange and the decision cost, with nothing to hide behind.
+"""What the exchange and the decision cost.
 
-All ranks start together, report a step, and wait for the next plan; in training, the all-reduce
-and the optimizer run meanwhile, so that this is the most that can be exposed. Beside it: what
-the plan point made a real training loop wait for.
+Exposed: what the plan point of a real training loop waits for its plan, the slowest rank of each
+step. With nothing to hide behind: all ranks start together, report a step and wait for the next
+plan, where in training the all-reduce and the optimizer would run meanwhile.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from statistics import median, quantiles
 from time import perf_counter, sleep
 
+import torch
 import torch.distributed as dist
 
 from benchmarks._common import Row, main, progress
 from benchmarks._sleepers import loader_of, sleeper
-from evenstep.control import Job, Planner, Report
+from evenstep.control import Job, Plan, Planner, Report
 from evenstep.policies import by_name
 from evenstep.testing import run_workers
 from evenstep.torch import Balancer, Runtime
@@ -51,21 +52,36 @@ def bare(rank: int, policy: str, num_steps: int) -> list[float]:
 
 
 def in_training(rank: int, policy: str, num_steps: int) -> list[float]:
-    """Return seconds between asking for a batch and having it, in a loop of sleeping steps."""
+    """Return seconds that each plan point of a training loop waited for its plan.
+
+    Real DDP steps whose forward sleeps for 20 ms; the report has gone out in the backward.
+    """
     world_size = dist.get_world_size()
     model = sleeper(0.0, 0.02 / 8, width=256)
-    stock = loader_of(num_steps, 8, world_size, width=256)
-    seconds = []
+    optimizer = torch.optim.AdamW(model.parameters())
+    seconds: list[float] = []
     with Balancer(policy=policy, runtime=Runtime(line_every=None)) as balancer:
-        model, loader = balancer.prepare(model, stock)
-        batches = iter(loader)
-        while True:
-            began_s = perf_counter()
-            batch = next(batches, None)
-            if batch is None:
-                return seconds
-            seconds.append(perf_counter() - began_s)
-            model(batch[0]).mean().backward()
+        model, loader = balancer.prepare(model, loader_of(num_steps, 8, world_size, width=256))
+        for step, (x,) in enumerate(loader):
+            if step == 0:
+                _time_plan_point(balancer, seconds)
+            model(x).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return seconds
+
+
+def _time_plan_point(balancer: Balancer, seconds: list[float]) -> None:
+    exchange = balancer._link._run.exchange  # type: ignore[union-attr]
+    ask = exchange.at
+
+    def at(step: int) -> Plan:
+        began_s = perf_counter()
+        plan = ask(step)
+        seconds.append(perf_counter() - began_s)
+        return plan
+
+    exchange.at = at  # type: ignore[method-assign]
 
 
 def rows(options: argparse.Namespace) -> Iterator[Row]:
@@ -73,19 +89,20 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
     num_steps = 60 if options.quick else 300
     for world_size in (2, 4, 8):
         progress(f"{world_size} ranks")
+        loop = run_workers(world_size, in_training, options.policy, num_steps // 2, timeout_s=300)
+        exposed = [max(step) for step in zip(*loop, strict=True)][5:]
         each = run_workers(world_size, bare, options.policy, num_steps, timeout_s=300)
-        seconds = [max(step) for step in zip(*each, strict=True)][10:]
-        loop = run_workers(world_size, in_training, options.policy, num_steps // 3, timeout_s=300)
-        asked = [max(step) for step in zip(*loop, strict=True)][5:]
+        alone = [max(step) for step in zip(*each, strict=True)][10:]
         yield Row(
-            what=f"report to plan by {options.policy}, nothing to hide behind, {world_size} ranks",
-            bar="median <= 0.5 ms at 2 ranks" if world_size == 2 else "reported",
+            what=f"exchange and decision by {options.policy}, {world_size} ranks",
+            bar="exposed: median <= 0.5 ms at 2 ranks" if world_size == 2 else "reported",
             measured={
-                "median_ms": 1e3 * median(seconds),
-                "p95_ms": 1e3 * quantiles(seconds, n=20)[-1],
-                "asking_for_a_batch_in_training_median_ms": 1e3 * median(asked),
+                "exposed_median_ms": 1e3 * median(exposed),
+                "exposed_p95_ms": 1e3 * quantiles(exposed, n=20)[-1],
+                "nothing_to_hide_behind_median_ms": 1e3 * median(alone),
+                "nothing_to_hide_behind_p95_ms": 1e3 * quantiles(alone, n=20)[-1],
             },
-            met=median(seconds) <= 0.5e-3 if world_size == 2 else None,
+            met=median(exposed) <= 0.5e-3 if world_size == 2 else None,
         )
 
 

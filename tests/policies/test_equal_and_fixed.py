@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from evenstep import Cluster
+from evenstep._apportion import apportion
 from evenstep.policies import Equal, Fixed
+from evenstep.policies._splits import equal_split
 
 from .simulated import measured
 
@@ -56,3 +58,11 @@ def test_fixed_sizes_that_are_no_sizes_are_refused(sizes):
     """Before any cluster is known."""
     with pytest.raises(ValueError, match=r"`Fixed\(batch_size=...\)` must be integers >= 0"):
         Fixed(sizes)
+
+
+@pytest.mark.parametrize("total", [8, 9, 63, 64, 65, 1000])
+def test_the_quick_way_to_the_equal_split_is_the_same(total):
+    """Without bounds in the way it is what the general rule gives, ties to the lower rank."""
+    cluster = Cluster(8, total)
+
+    assert equal_split(cluster).tolist() == apportion(np.ones(8), cluster).tolist()

@@ -12,6 +12,12 @@ from .._types import Cluster, IntArray
 
 def equal_split(cluster: Cluster) -> IntArray:
     """Return the split that plain data-parallel training uses, as far as the bounds let it."""
+    size, rest = divmod(cluster.global_batch_size, cluster.world_size)
+    unbound = cluster.min_batch_size.max() <= size < cluster.max_batch_size.min()
+    if unbound and cluster.granularity.max() == 1:  # the common case, asked for at every step
+        split = np.full(cluster.world_size, size)
+        split[:rest] += 1
+        return split
     return apportion(np.ones(cluster.world_size), cluster)
 
 
