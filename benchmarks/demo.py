@@ -1,4 +1,4 @@
-"""What the demo shows, as a person starts it: how near the limit, and whether it trains the same."""
+"""The demo as a person starts it: how near the limit, and whether it trains the same."""
 
 from __future__ import annotations
 

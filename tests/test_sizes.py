@@ -9,7 +9,9 @@ FILE_LINES, FILE_LIMIT = 350, 500
 FUNCTION_LINES, FUNCTION_LIMIT = 60, 80
 
 # What is longer than it should be, and why it may be: "path" or "path function" -> the reason.
-LONGER = {}
+LONGER = {
+    "src/evenstep/torch/_balancer.py": "the public face in one place; half of it is docstrings",
+}
 
 
 def measured():

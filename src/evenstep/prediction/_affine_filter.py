@@ -114,7 +114,7 @@ class AffineFilter:
         ran, steps = batch_size > 0, state["num_steps"]
         batch = np.maximum(batch_size, 1).astype(np.float64)
         seconds = np.where(ran, compute_s, 1.0)
-        old, former = Lines.of(state["lines"]), Lines.of(state["former"])
+        old, kept = Lines.of(state["lines"]), state["former"]
         lines, unmeasured = wander(old, batch, np.array(self.drifts)[:, np.newaxis]), steps == 0
         if unmeasured.any():
             # Also for those still to be measured: any line will do, as long as it is one.
@@ -130,10 +130,11 @@ class AffineFilter:
         before = np.maximum(state["batch_size"], 1)
         contrast = abs(batch - before) > self.contrast * np.maximum(batch, before)
         if verdict.accept.any():
+            former = Lines.of(kept)
             opened = loosen(lines, reading, where=verdict.accept)
             back = self._explains(former, batch, seconds) & verdict.accept
             opened = former.where(back, opened)
-            former = old.where(verdict.accept, former)
+            kept = old.where(verdict.accept, former).plain()
             # Not graded: a jump says nothing about which model is the best between jumps.
             fitted = opened.where(verdict.accept, fitted)
             reading = read(opened, batch, seconds)
@@ -147,7 +148,7 @@ class AffineFilter:
             "num_steps": steps + ran,
             "batch_size": np.where(ran, batch_size, state["batch_size"]),
             "lines": fitted.plain(),
-            "former": former.plain(),
+            "former": kept,
             "jumps": verdict.memory,
         }
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import faulthandler
 import logging
-import os
-import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -19,6 +16,7 @@ from ..control import Plan, Planner, Report
 from ..events import Event, Hook, PolicyFailed, WorkerLost
 from ..exceptions import WorkerLostError
 from ._channel import Message, StarChannel
+from ._stuck import end_process, is_in_collective
 
 _REPORT = attrgetter(*(field.name for field in fields(Report)))
 
@@ -70,8 +68,8 @@ class Exchange:
         self._lag = lag
         self._emit = emit
         self._grace_s = grace_s
-        self._abort = abort or _abort
-        self._is_stuck = is_stuck or _is_stuck
+        self._abort = abort or end_process
+        self._is_stuck = is_stuck or is_in_collective
         self._planner: Planner | None = None
         self._plan: Plan | None = None
         self._plans: dict[int, Plan] = {}  # by the step after which each was decided
@@ -332,23 +330,3 @@ def _read_plan(written: dict[str, Any]) -> Plan:
         name: tuple(value) if isinstance(value, list) else value for name, value in written.items()
     }
     return Plan(**values)
-
-
-def _is_stuck(thread_id: int) -> bool:
-    """Tell whether the thread's innermost Python code is a backward's or DDP's own.
-
-    An error raised in there leaves no note that it is over, and its handler may be saving a
-    checkpoint: that must not be ended.
-    """
-    frame = sys._current_frames().get(thread_id)
-    where = frame.f_code.co_filename.replace(os.sep, "/") if frame is not None else ""
-    return where.endswith(("torch/autograd/graph.py", "torch/nn/parallel/distributed.py"))
-
-
-def _abort(message: str) -> None:
-    """End the process from a side thread: the main one is stuck in a collective."""
-    log = logging.getLogger("evenstep")
-    log.critical("This process waits in vain and is ended, where it stood: %s", message)
-    faulthandler.dump_traceback()
-    logging.shutdown()
-    os._exit(1)
