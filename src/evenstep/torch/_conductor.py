@@ -13,9 +13,12 @@ from ._clock import AbstractClock, PendingTime, StepMeter
 from ._exchange import Exchange
 from ._memory import MemoryReader
 
+# From which expected wait on a rank lets itself be told of the others in Python: past what the
+# news takes to travel, and past what a step varies by itself.
 _LATE_S = 0.002
 _LATE_SHARE = 0.03
-_BLIND_STEPS = 5
+
+_BLIND_STEPS = 5  # a few, as warming-up steps and skipped ones are no mistake
 
 
 @dataclass(slots=True)
