@@ -247,6 +247,9 @@ class Balancer:
         for model in self._models:
             model.release()
         self._models.clear()
+        if self._side is not None:
+            self._side.close()
+            self._side = None
 
     def __enter__(self) -> Self:
         return self

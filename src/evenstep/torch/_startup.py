@@ -51,6 +51,19 @@ class SideGroup:
         self._group = dist.new_group(
             ranks, backend="gloo", use_local_synchronization=process_group is not None
         )
+        self._last: torch.Tensor | None = None
+
+    def close(self) -> None:
+        """End the group's threads, unless somebody has ended the group before.
+
+        A thread of gloo's may hold the last reference to a tensor that Python knows. If it lets go
+        while Python shuts down, the process aborts: so the threads end here, and until then the
+        newest tensor is kept.
+        """
+        if self._group in dist.distributed_c10d._world.pg_map:
+            dist.destroy_process_group(self._group)
+        del self._group
+        self._last = None
 
     def share(self, value: Any) -> Any:
         """Return on every rank what rank 0 was called with."""
@@ -66,6 +79,7 @@ class SideGroup:
         if indices is not None:
             values = torch.tensor(indices, dtype=torch.int64)
         dist.broadcast(values, src=self._first, group=self._group)
+        self._last = values
         return list(map(int, values.tolist()))
 
     def collect(self, value: Any) -> list[Any]:
@@ -77,6 +91,7 @@ class SideGroup:
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum over ranks of a CPU tensor."""
         dist.all_reduce(values, group=self._group)
+        self._last = values
         return values
 
 
@@ -85,6 +100,9 @@ class Alone:
 
     rank = 0
     world_size = 1
+
+    def close(self) -> None:
+        """Do nothing."""
 
     def share(self, value: Any) -> Any:
         """Return ``value``."""
