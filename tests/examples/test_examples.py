@@ -17,9 +17,14 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def output_of(command):
     """What a command prints, on one thread per process."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=120, env=environment
-    )
+    for _ in range(2):
+        result = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=120, env=environment
+        )
+        # Seen once in some forty processes: after the script is through, a thread of gloo's that
+        # DDP keeps alive aborts the process while Python shuts down (torch 2.13).
+        if "terminate called without an active exception" not in result.stderr:
+            break
     assert result.returncode == 0, result.stderr
     return result.stdout
 
