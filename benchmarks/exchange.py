@@ -1,8 +1,9 @@
 """What the exchange and the decision cost.
 
 Exposed: what the plan point of a real training loop waits for its plan, the slowest rank of each
-step. With nothing to hide behind: all ranks start together, report a step and wait for the next
-plan, where in training the all-reduce and the optimizer would run meanwhile.
+step. It leaves out what the exchange adds inside the backward; for that, `equal_workers` compares
+whole steps. With nothing to hide behind: all ranks start together, report a step and wait for the
+next plan, where in training the all-reduce and the optimizer would run meanwhile.
 """
 
 from __future__ import annotations
