@@ -191,10 +191,10 @@ class Planner:
 
     def _learn_memory(self, reports: Sequence[Report], timings: StepTimings) -> list[Event]:
         """Take in the peaks of a step; tighten or relax the caps they imply."""
+        if not any(report.capacity_bytes and report.peak_bytes for report in reports):
+            return []
         capacity = np.array([report.capacity_bytes for report in reports])
         peaks = np.array([report.peak_bytes for report in reports])
-        if not (capacity * peaks).any():
-            return []
         ran = timings.batch_size
         if self.plan.max_forward is not None:  # a peak belongs to the largest forward
             ran = np.minimum(ran, self.plan.max_forward)

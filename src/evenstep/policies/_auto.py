@@ -101,9 +101,12 @@ class Auto(AbstractPolicy[dict[str, Any]]):
         self, times: AffineTime, equal: IntArray, cluster: Cluster, fitted: dict[str, Any]
     ) -> tuple[IntArray, str]:
         """Return a better split than the equal one if it saves more than noise pretends."""
-        needed = self.min_saving
-        if ends_within(times, cluster, (1 - needed) * makespan_s(times, equal)):
-            needed += self._noise(times, equal, fitted)
+        needed, each_s = self.min_saving, times.seconds(equal)
+        budget_s = (1 - needed) * each_s.max()
+        # In any other split somebody has more than now, and takes no less than now.
+        if each_s.min() > budget_s or not ends_within(times, cluster, float(budget_s)):
+            return equal, f"held: no split would save {needed:.1%}"
+        needed += self._noise(times, equal, fitted)
         return self._better(times, equal, cluster, needed=needed)
 
     def _go_on(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -94,8 +93,8 @@ class AffineFilter:
         return {
             "num_steps": np.zeros(world_size, np.int64),
             "batch_size": np.zeros(world_size, np.int64),
-            "lines": nothing.plain(),
-            "former": nothing.plain(),
+            "lines": nothing.values,
+            "former": nothing.values,
             "jumps": no_jumps_yet(world_size),
         }
 
@@ -114,7 +113,7 @@ class AffineFilter:
         ran, steps = batch_size > 0, state["num_steps"]
         batch = np.maximum(batch_size, 1).astype(np.float64)
         seconds = np.where(ran, compute_s, 1.0)
-        old, kept = Lines.of(state["lines"]), state["former"]
+        old, kept = Lines(state["lines"]), state["former"]
         lines, unmeasured = wander(old, batch, np.array(self.drifts)[:, np.newaxis]), steps == 0
         if unmeasured.any():
             # Also for those still to be measured: any line will do, as long as it is one.
@@ -122,7 +121,7 @@ class AffineFilter:
 
         reading = read(lines, batch, seconds)
         again = ran & ~unmeasured
-        jump = np.where(again, self._jumps(lines.weights(), reading), 0)
+        jump = again * self._jumps(lines.weights(), reading)
         verdict = judge(jump, seconds, ran=ran, young=steps < 2, memory=state["jumps"])
 
         rate = np.maximum(1 / (steps + 1), 0.03)
@@ -130,11 +129,11 @@ class AffineFilter:
         before = np.maximum(state["batch_size"], 1)
         contrast = abs(batch - before) > self.contrast * np.maximum(batch, before)
         if verdict.accept.any():
-            former = Lines.of(kept)
+            former = Lines(kept)
             opened = loosen(lines, reading, where=verdict.accept)
             back = self._explains(former, batch, seconds) & verdict.accept
             opened = former.where(back, opened)
-            kept = old.where(verdict.accept, former).plain()
+            kept = old.where(verdict.accept, former).values
             # Not graded: a jump says nothing about which model is the best between jumps.
             fitted = opened.where(verdict.accept, fitted)
             reading = read(opened, batch, seconds)
@@ -147,7 +146,7 @@ class AffineFilter:
         return {
             "num_steps": steps + ran,
             "batch_size": np.where(ran, batch_size, state["batch_size"]),
-            "lines": fitted.plain(),
+            "lines": fitted.values,
             "former": kept,
             "jumps": verdict.memory,
         }
@@ -156,7 +155,7 @@ class AffineFilter:
         """Return the estimate, or None until every worker was measured once."""
         if (state["num_steps"] == 0).any():
             return None
-        lines = Lines.of(state["lines"])
+        lines = Lines(state["lines"])
         intercept_s, slope_s = (lines.weights() * lines.values[:2]).sum(axis=1)
         return AffineTime(intercept_s, slope_s)
 
@@ -167,9 +166,11 @@ class AffineFilter:
         ``(world_size,)``.
         """
         measured = state["num_steps"] > 0
-        lines = Lines.of(state["lines"])
+        lines = Lines(state["lines"])
         batch = np.maximum(state["batch_size"], 1).astype(np.float64)
-        mean, variance = _mixed(lines.weights(), lines.at(batch), lines.variance(batch))
+        weights, times = lines.weights(), lines.at(batch)
+        mean = (weights * times).sum(axis=0)
+        variance = _variance(weights, times, mean, lines.variance(batch))
         error = np.ones(len(measured))
         np.divide(np.sqrt(variance), mean, out=error, where=measured)
         return error
@@ -183,17 +184,21 @@ class AffineFilter:
 
     def _jumps(self, weights: FloatArray, reading: Reading) -> IntArray:
         """Return -1, 0 or 1 for readings far below, near or far above what was expected."""
-        mean, variance = _mixed(weights, reading.expected, reading.total)
-        mean = np.maximum(mean, 1e-300)  # workers never measured have no mean
+        # Workers never measured have no mean.
+        mean = np.maximum((weights * reading.expected).sum(axis=0), 1e-300)
+        ratio, least = reading.seconds / mean, 1 + self.least_jump
+        far = (ratio > least) | (ratio * least < 1)
+        if not far.any():  # nearly always, and the rest takes as long again
+            return np.zeros(len(far), np.int64)
+        variance = _variance(weights, reading.expected, mean, reading.total)
         surprise = reading.seconds - mean
         off = abs(surprise) > self.gate * np.sqrt(variance)
-        far = abs(np.log(reading.seconds / mean)) > math.log1p(self.least_jump)
         return np.where(off & far, np.sign(surprise), 0).astype(np.int64)
 
 
-def _mixed(
-    weights: FloatArray, times: FloatArray, variance: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """Return mean and variance of the times of a bank of models, each ``(world_size,)``."""
-    mean: FloatArray = (weights * times).sum(axis=0)
-    return mean, (weights * (variance + (times - mean) ** 2)).sum(axis=0)
+def _variance(
+    weights: FloatArray, times: FloatArray, mean: FloatArray, each: FloatArray
+) -> FloatArray:
+    """Return the variance of a bank of models' times around their mean, ``(world_size,)``."""
+    variance: FloatArray = (weights * (each + (times - mean) ** 2)).sum(axis=0)
+    return variance

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -41,8 +41,9 @@ class Lines:
 
     Attributes:
         values: all there is to know, stacked in the order of ``NAMES``,
-            ``(7, num_models, world_size)``. In one array, since what a step costs is the number
-            of its operations; the others are views of it, ``(num_models, world_size)``.
+            ``(7, num_models, world_size)``, and what a policy's state holds. In one array, since
+            what a step costs is the number of its operations; the others are views of it,
+            ``(num_models, world_size)``.
         intercept_s: fixed cost in seconds, at least 0.
         slope_s: cost per sample in seconds, positive once measured.
         var_intercept, covariance, var_slope: of the errors of the two.
@@ -60,22 +61,13 @@ class Lines:
     noise = _Row()
     score = _Row()
 
-    @classmethod
-    def of(cls, named: dict[str, Any]) -> Lines:
-        """Return the lines that ``plain`` has written."""
-        return cls(np.array([named[name] for name in NAMES]))
-
-    def plain(self) -> dict[str, Any]:
-        """Return the arrays by name."""
-        return dict(zip(NAMES, self.values, strict=True))
-
     def at(self, batch: FloatArray) -> FloatArray:
         """Return the seconds expected for ``batch``, per model."""
         return self.intercept_s + self.slope_s * batch
 
     def variance(self, batch: FloatArray) -> FloatArray:
         """Return the variance of those seconds, the noise of a single step left out."""
-        variance = self.var_intercept + 2 * batch * self.covariance + batch**2 * self.var_slope
+        variance = self.var_intercept + batch * (2 * self.covariance + batch * self.var_slope)
         return np.maximum(variance, 0.0)
 
     def weights(self) -> FloatArray:

@@ -61,15 +61,17 @@ class Backward:
 
 class _OutputScale(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, output: torch.Tensor, weight: torch.Tensor, backward: Backward) -> Any:
-        ctx.save_for_backward(weight)
+    def forward(ctx: Any, output: torch.Tensor, weight: float, backward: Backward) -> Any:
+        # A Python number: no kernel, no copy to the device, and never rounded to half precision,
+        # where 11/14 + 3/14 is not 1: torch multiplies those in single.
+        ctx.weight = weight
         ctx.backward_of = backward
         return output.view_as(output)  # a view: no copy of large logits
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         ctx.backward_of.entered()
-        return grads[0] * ctx.saved_tensors[0], None, None
+        return grads[0] * ctx.weight, None, None
 
 
 _TWICE = (
@@ -94,22 +96,10 @@ def scale(value: Any, weight: float, backward: Backward) -> tuple[Any, int]:
             if not item.requires_grad:
                 return item
             count += 1
-            return _OutputScale.apply(  # type: ignore[no-untyped-call]
-                item, _weight_for(item, weight), backward
-            )
+            return _OutputScale.apply(item, weight, backward)  # type: ignore[no-untyped-call]
         return _rebuild(item, visit)
 
     return visit(value), count
-
-
-def _weight_for(tensor: torch.Tensor, weight: float) -> torch.Tensor:
-    """Return the weight as a 0-dim tensor: a Python number would recompile compiled models.
-
-    Never in half precision, where 11/14 + 3/14 is not 1; torch keeps the gradient's own type when
-    it multiplies by a 0-dim tensor.
-    """
-    dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
-    return torch.full((), weight, dtype=dtype, device=tensor.device)
 
 
 def _rebuild(item: Any, visit: Callable[[Any], Any]) -> Any:
