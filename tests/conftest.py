@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
 import hypothesis
 import pytest
 
 # A shared machine stalls for longer than any per-example deadline; pytest-timeout ends a hang.
-hypothesis.settings.register_profile("evenstep", deadline=None)
+# `benchmarks/fuzz.py` asks for many more cases than a test run has time for.
+hypothesis.settings.register_profile(
+    "evenstep", deadline=None, max_examples=int(os.environ.get("EVENSTEP_EXAMPLES", "100"))
+)
 hypothesis.settings.load_profile("evenstep")
 
 
