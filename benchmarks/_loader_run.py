@@ -108,13 +108,19 @@ class Steps:
         """Do nothing: there is nothing to open."""
 
     def begin_step(
-        self, step: int, *, num_samples: int, global_num_samples: int, data_s: float
+        self,
+        step: int,
+        *,
+        num_samples: int,
+        global_num_samples: int,
+        data_s: float,
+        units: float | None = None,
     ) -> None:
         """Take note."""
         self.num_samples.append(num_samples)
         self.data_s.append(data_s)
 
-    def begin_forward(self, *, num_samples: int, is_last: bool) -> None:
+    def begin_forward(self, *, num_samples: int, is_last: bool, units: float | None = None) -> None:
         """Nothing to weight."""
 
     def end_epoch(self) -> None:

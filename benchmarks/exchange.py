@@ -28,7 +28,7 @@ from evenstep.torch._startup import WorkerFacts, gather_facts, open_channel, ope
 def bare(rank: int, policy: str, num_steps: int) -> list[float]:
     """Return seconds from the report of each step to its plan, all ranks starting together."""
     side = open_side(None)
-    facts = gather_facts(side, WorkerFacts.here("cpu", lag=0))
+    facts = gather_facts(side, WorkerFacts.here(torch.device("cpu"), lag=0))
     channel = open_channel(side, facts, Runtime())
     hosts = [worker.host for worker in facts]
     exchange = Exchange(rank, hosts, channel, emit=lambda event: None)

@@ -106,3 +106,15 @@ def test_the_reference_covers_every_public_package():
     )
 
     assert public <= named
+
+
+def test_every_promise_names_tests_that_exist():
+    """A line of the guarantees is worth as much as the test beside it."""
+    page = (ROOT / "docs/guarantees.md").read_text("utf-8")
+    promised_lines = page.split("## What is not promised")[0]
+    rows = [line for line in promised_lines.splitlines() if re.match(r"\| (?!promised|---)", line)]
+    for row in rows:
+        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row)
+        assert named, row
+        for path, test in named:
+            assert f"def {test}(" in (ROOT / path).read_text("utf-8"), (path, test)

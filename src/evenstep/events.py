@@ -21,7 +21,7 @@ class RunStarted:
     Attributes:
         world_size: number of workers.
         global_batch_size: samples per optimizer step over all workers.
-        num_steps: optimizer steps in one epoch.
+        num_steps: optimizer steps in one epoch; 0 of a stream that has no length.
         policy: the policy and its settings, as text.
         hosts: host name of every rank.
         devices: device of every rank, such as ``"cpu"`` or ``"cuda:0 NVIDIA H200"``.
@@ -33,6 +33,23 @@ class RunStarted:
     policy: str
     hosts: tuple[str, ...]
     devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EstimatesRestored:
+    """What an earlier run had learnt about the workers was taken up, before the first step.
+
+    Attributes:
+        known: whether the worker was known from then, per rank.
+        policy: how the policy starts: ``"resumed"`` from its very state, as the workers have the
+            ranks they had; ``"rehearsed"`` on the times of the workers, which have other ranks
+            now; ``"anew"``, as some worker is new or the estimates were of no use.
+        batch_size: local batch sizes to begin with, one per rank.
+    """
+
+    known: tuple[bool, ...]
+    policy: str
+    batch_size: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +148,21 @@ class MemoryCapped:
 
 
 @dataclass(frozen=True, slots=True)
+class SizesHeld:
+    """The batch sizes stay as they are: a compiled model has had as many of them as it can take.
+
+    Attributes:
+        step: optimizer step after which it was noticed, from 0.
+        rank: on whom another size might run the model uncompiled.
+        batch_size: the sizes kept, one per rank.
+    """
+
+    step: int
+    rank: int
+    batch_size: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryShort:
     """By the model of their memory, the workers together do not fit the global batch.
 
@@ -175,17 +207,22 @@ class RunEnded:
 
 Event = (
     RunStarted
+    | EstimatesRestored
     | StepMeasured
     | Rebalanced
     | MeasurementRejected
     | PolicyFailed
     | MemoryCapped
     | MemoryShort
+    | SizesHeld
     | WorkerLost
     | RunEnded
 )
 Hook = Callable[[Event], None]
-"""Called with every event, on rank 0. It must not block; if it raises, training goes on."""
+"""Called with every event, on rank 0, in a thread of its own.
+
+Training does not wait for it: events for a slow one are dropped, one that raises gets no more.
+"""
 
 
 def to_record(event: Event) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["EvenstepWarning", "WorkerLostError", "invalid"]
+import pathlib
+
+__all__ = ["CheckpointError", "EvenstepWarning", "WorkerLostError", "invalid"]
 
 
 def invalid(argument: str, rule: str, got: object, remedy: str) -> ValueError:
@@ -12,6 +14,21 @@ def invalid(argument: str, rule: str, got: object, remedy: str) -> ValueError:
         raise invalid("Every(num_steps=...)", "be at least 1", num_steps, "Use 1 for every step.")
     """
     return ValueError(f"`{argument}` must {rule}, got {got}. {remedy}")
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written, or what is on the disk is none, damaged or another's.
+
+    Attributes:
+        path: the file or folder.
+    """
+
+    def __init__(self, message: str, path: pathlib.Path) -> None:  # noqa: D107  # the class says it
+        super().__init__(message)
+        self.path = path
+
+    def __reduce__(self) -> tuple[type[CheckpointError], tuple[str, pathlib.Path]]:
+        return type(self), (str(self), self.path)
 
 
 class EvenstepWarning(UserWarning):

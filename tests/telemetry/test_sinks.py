@@ -3,6 +3,9 @@
 import io
 import json
 import logging
+import shutil
+import subprocess
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import get_args
 
@@ -130,3 +133,46 @@ def test_every_event_is_plain_and_documented():
         for field in fields(kind):
             assert f"{field.name}:" in kind.__doc__, (kind, field.name)
     json.dumps(to_record(measured(0)))
+
+
+def test_a_full_disk_is_an_error_and_leaves_whole_lines(tmp_path):
+    """A real one, where this may be mounted; up to the last whole line, the file can be read."""
+    with tiny_disk(tmp_path / "disk") as disk:
+        sink = JsonLines(disk / "events.jsonl")
+        with pytest.raises(OSError, match="No space left on device"):
+            fill(sink)
+        sink.close()  # has nothing left to write, and does not raise
+
+        steps = [record["step"] for record in read_events(disk / "events.jsonl")]
+
+    assert len(steps) > 10
+    assert steps == list(range(len(steps)))
+
+
+def fill(sink):
+    for step in range(10_000):
+        sink(measured(step))
+
+
+@contextmanager
+def tiny_disk(folder):
+    """A file system of 64 KiB; skips the test where one cannot be mounted."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("mounting needs root")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_file_that_was_deleted_is_an_error(tmp_path):
+    """Written to, it would go nowhere without a word."""
+    sink = JsonLines(tmp_path / "run" / "events.jsonl")
+    sink(REBALANCED)
+    shutil.rmtree(tmp_path / "run")
+
+    with pytest.raises(FileNotFoundError, match="the file was deleted"):
+        sink(REBALANCED)
+    sink.close()

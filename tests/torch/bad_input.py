@@ -57,7 +57,7 @@ def second_prepare_by_another() -> None:
 
 
 def second_loader() -> None:
-    Balancer(runtime=QUIET).prepare(linear(), stock(), stock())
+    Balancer(runtime=QUIET).prepare(linear(), stock(16), stock(19))
 
 
 def loader_without_a_model() -> None:
@@ -143,9 +143,12 @@ CASES: dict[str, tuple[Callable[[], None], str]] = {
     ),
     "second prepare": (second_prepare, "must be given each model once"),
     "second prepare by another": (second_prepare_by_another, "must be given each model once"),
-    "second loader": (second_loader, "must be given one loader, got a second one. Leave loaders"),
+    "second loader": (
+        second_loader,
+        "with 0 samples in a short last step, got 3. Set `DataLoader(drop_last=True)` on both",
+    ),
     "loader without a model": (loader_without_a_model, "`prepare` the model too"),
-    "something else": (something_else, "must be given torch modules and one torch `DataLoader`"),
+    "something else": (something_else, "must be given torch modules and `DataLoader`s, got list"),
     "no parameters": (no_parameters, "must have parameters, got ReLU without any"),
     "weight given twice": (weight_given_twice, "must be used on models prepared with"),
     "output without a gradient": (output_without_a_gradient, "return a tensor that needs a grad"),

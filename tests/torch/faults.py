@@ -1,11 +1,16 @@
-"""What the workers of the fault tests run: one of them dies or is stopped in the middle."""
+"""What the workers of the fault tests run: one of them dies, stops, hangs or is cut off."""
 
 from __future__ import annotations
 
 import logging
 import os
 import signal
+import socket
+import subprocess
+import threading
+from contextlib import suppress
 from time import monotonic, sleep
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from evenstep.exceptions import WorkerLostError
+from evenstep.policies import Auto
 from evenstep.torch import Balancer, Runtime
 
 WATCHFUL = Runtime(deadline_s=1.5, heartbeat_s=0.2, line_every=None)
@@ -81,3 +87,177 @@ def leave_early(rank: int) -> str:
     except WorkerLostError as error:
         return str(error)
     return "nothing happened"
+
+
+def hang(rank: int) -> str:
+    """Rank 2 comes to a halt in its fifth step, short of its heartbeats; return the error."""
+    model = DistributedDataParallel(Halting(rank == 2))
+    dataset = TensorDataset(torch.randn(96, 4))
+    # The limit for waiting where a loss is an exception (1.7 s) lies before the deadline.
+    runtime = Runtime(deadline_s=1.5, heartbeat_s=0.1, hang_s=3.0, line_every=None)
+    with suppress(WorkerLostError), Balancer(policy="equal", runtime=runtime) as balancer:
+        model, loader = balancer.prepare(model, DataLoader(dataset, batch_size=4))
+        try:
+            for (x,) in loader:
+                model(x).sum().backward()
+        except WorkerLostError as error:
+            return str(error)
+    return "nothing happened"
+
+
+class Halting(nn.Module):
+    """A layer that takes its time; the fifth forward may never end."""
+
+    def __init__(self, halts: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.halts = halts
+        self.count = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        sleep(0.1 if self.halts else 0.02)
+        if self.halts and self.count == 5:
+            threading.Event().wait()
+        return self.layer(x)
+
+
+def pause_together(rank: int) -> str:
+    """All ranks evaluate for longer than a rank may hang; return what happened."""
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    dataset = TensorDataset(torch.randn(24, 4))
+    runtime = Runtime(deadline_s=10, heartbeat_s=0.1, hang_s=0.5, line_every=None)
+    with Balancer(runtime=runtime) as balancer:
+        model, loader = balancer.prepare(model, DataLoader(dataset, batch_size=4))
+        for step, (x,) in enumerate(loader):
+            if step == 2:
+                sleep(1.5)
+            model(x).sum().backward()
+    return "nothing happened"
+
+
+class Timed(nn.Module):
+    """A layer that takes so many seconds per sample, by the number of its forward."""
+
+    def __init__(self, seconds: Any) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.seconds = seconds
+        self.count = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        sleep(len(x) * self.seconds(self.count))
+        self.count += 1
+        return self.layer(x)
+
+
+def stop_and_resume(rank: int, num_steps: int) -> list[tuple[int, ...]]:
+    """Rank 2 is stopped for a second in its tenth step and resumed; return all sizes."""
+
+    def seconds(count: int) -> float:
+        if (rank, count) == (2, 10):
+            pause = f"sleep 1; kill -CONT {os.getpid()}"
+            subprocess.Popen(["sh", "-c", pause], start_new_session=True)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return 0.002
+
+    return sizes_of(seconds, num_steps, Runtime(deadline_s=6, heartbeat_s=0.2, line_every=None))
+
+
+def slow_for_a_while(rank: int, num_steps: int) -> list[tuple[int, ...]]:
+    """Rank 2 is a hundred times slower from the tenth to the thirtieth step."""
+
+    def seconds(count: int) -> float:
+        return 0.1 if rank == 2 and 10 <= count < 30 else 0.001
+
+    return sizes_of(seconds, num_steps, Runtime(line_every=None))
+
+
+def sizes_of(seconds: Any, num_steps: int, runtime: Runtime) -> list[tuple[int, ...]]:
+    """Train with 24 samples a step; return the sizes of every step."""
+    model = DistributedDataParallel(Timed(seconds))
+    dataset = TensorDataset(torch.randn(24 * num_steps, 4))
+    sizes = []
+    with Balancer(policy=Auto(), runtime=runtime) as balancer:
+        model, loader = balancer.prepare(model, DataLoader(dataset, batch_size=8))
+        for (x,) in loader:
+            sizes.append(balancer.batch_sizes)
+            model(x).sum().backward()
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    return sizes
+
+
+def cut_off(rank: int) -> tuple[list[tuple[int, ...]], list[float], list[str]]:
+    """The connection between ranks 0 and 1 breaks now and then.
+
+    Return the sizes of every step, the samples seen, and what was logged.
+    """
+    texts = listen()
+    model = DistributedDataParallel(Timed(lambda count: 0.0005 * (rank + 1)))
+    dataset = TensorDataset(torch.arange(24.0 * 40).reshape(-1, 1).repeat(1, 4))
+    sizes, samples = [], []
+    with Balancer(runtime=Runtime(line_every=None)) as balancer:
+        model, loader = balancer.prepare(model, DataLoader(dataset, batch_size=8))
+        for step, (x,) in enumerate(loader):
+            sizes.append(balancer.batch_sizes)
+            samples += x[:, 0].tolist()
+            if (rank, step % 8) in ((1, 3), (0, 6)):
+                break_connection(balancer, 1 - rank)
+            model(x).sum().backward()
+    return sizes, samples, texts
+
+
+def break_connection(balancer: Balancer, peer: int) -> None:
+    """Break this rank's side connection, as a firewall does that forgets it."""
+    channel = balancer._link._run.exchange._channel
+    with suppress(OSError):  # broken already
+        channel._peers[peer].connection.shutdown(socket.SHUT_RDWR)
+
+
+def listen() -> list[str]:
+    """Return the list to which everything is added that evenstep logs."""
+    texts: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: texts.append(record.getMessage())
+    logging.getLogger("evenstep").addHandler(handler)
+    return texts
+
+
+def with_settings(rank: int, settings: dict[str, Any]) -> tuple[int, list[str]]:
+    """Train 30 steps; return their number and what was logged."""
+    texts = listen()
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    dataset = TensorDataset(torch.randn(16 * 30, 4))
+    num_steps = 0
+    with Balancer(**settings) as balancer:
+        model, loader = balancer.prepare(model, DataLoader(dataset, batch_size=8))
+        for (x,) in loader:
+            model(x).sum().backward()
+            num_steps += 1
+    return num_steps, texts
+
+
+def vanishing_folder(rank: int, folder: str) -> tuple[int, list[str]]:
+    """The folder of the events is deleted in the middle of a run."""
+    texts = listen()
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    dataset = TensorDataset(torch.randn(16 * 30, 4))
+    num_steps = 0
+    with Balancer(run_dir=folder, runtime=Runtime(line_every=None)) as balancer:
+        model, loader = balancer.prepare(model, DataLoader(dataset, batch_size=8))
+        for (x,) in loader:
+            if (rank, num_steps) == (0, 10):
+                subprocess.run(["rm", "-r", folder], check=True)
+            model(x).sum().backward()
+            num_steps += 1
+    return num_steps, texts
+
+
+def block(event: Any) -> None:
+    """Be a sink that never comes back."""
+    threading.Event().wait()
+
+
+def refuse(event: Any) -> None:
+    """Be a sink that fails."""
+    raise KeyError("a mistake of the user's")

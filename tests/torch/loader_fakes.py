@@ -140,11 +140,11 @@ class Recorder:
     def begin_epoch(self, *, cuts):
         """Nothing to open."""
 
-    def begin_step(self, step, *, num_samples, global_num_samples, data_s):
+    def begin_step(self, step, *, num_samples, global_num_samples, data_s, units=None):
         assert data_s >= 0
         self.calls.append(("step", step, num_samples, global_num_samples))
 
-    def begin_forward(self, *, num_samples, is_last):
+    def begin_forward(self, *, num_samples, is_last, units=None):
         self.calls.append(("forward", num_samples, is_last))
 
     def end_epoch(self):

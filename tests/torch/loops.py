@@ -161,17 +161,6 @@ def other_group() -> None:
     Balancer().prepare(ddp, stock())
 
 
-def late_load() -> None:
-    balancer, ddp, loader = opened()
-    state = loader.state_dict()
-    for x, _ in loader:
-        (ddp(x) ** 2).mean().backward()
-    try:
-        loader.load_state_dict(state)
-    finally:
-        balancer.close()
-
-
 def short_tail() -> None:
     torch.manual_seed(0)
     with_norm = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).double()
@@ -215,6 +204,6 @@ def errors_of(rank: int) -> dict[str, dict[str, Any]]:
         found[name] = {"error": max(errors), "steps": len(errors) - 1}
     found["two backwards"] = {"compute_s": two_backwards(rank)}
     found["uneven backwards"] = {"seconds": uneven_backwards(rank)}
-    for mistake in (after_close, other_group, late_load, short_tail, own_error):
+    for mistake in (after_close, other_group, short_tail, own_error):
         found[mistake.__name__.replace("_", " ")] = {"text": text_of(mistake)}
     return found

@@ -61,7 +61,8 @@ def with_memory(rank: int) -> tuple[list[tuple[int, ...]], float, float]:
     model = Sleepy(seconds_per_sample, card)
     samples = TensorDataset(torch.randn(48 * 12, 4))
     sizes, began_s, step_s = [], perf_counter(), 0.0
-    with Balancer(memory=card, runtime=QUIET) as balancer:
+    runtime = Runtime(line_every=None, memory=card)
+    with Balancer(runtime=runtime) as balancer:
         model, loader = balancer.prepare(model, DataLoader(samples, batch_size=16))
         for (x,) in loader:
             step_s, began_s = perf_counter() - began_s, perf_counter()

@@ -6,28 +6,10 @@ from queue import Queue
 
 import pytest
 
-from evenstep.torch._channel import StarChannel, connect_star
+from evenstep.torch._channel import StarChannel
+from evenstep.torch._meeting import connect_star
 
-FAST = {"heartbeat_s": 0.05, "deadline_s": 0.4}
-
-
-class Listener:
-    """Puts everything that it is told into queues."""
-
-    def __init__(self):
-        self.messages = Queue()
-        self.losses = Queue()
-
-    def received(self, peer, message):
-        self.messages.put((peer, message))
-        if message == {"please": "raise"}:
-            raise KeyError("a receiver's own mistake")
-
-    def lost(self, peer, problem):
-        self.losses.put((peer, problem))
-
-    def tick(self):
-        """Nothing is due."""
+from .channels import FAST, Listener, rendezvous
 
 
 @pytest.fixture
@@ -144,20 +126,6 @@ def test_calls_are_made_in_order_on_the_thread(pair):
     assert made.get(timeout=5) == "at the close"
 
 
-def rendezvous(world_size):
-    """Return a ``share`` for threads: rank 0's value for everybody."""
-    box, there = [], threading.Event()
-
-    def share(value):
-        if value is not None:
-            box.append(value)
-            there.set()
-        assert there.wait(10)
-        return box[0]
-
-    return share
-
-
 def test_a_star_connects_everybody_with_rank_zero():
     """The first address that answers is taken, and each rank is known by its number."""
     share, found = rendezvous(3), {}
@@ -171,19 +139,20 @@ def test_a_star_connects_everybody_with_rank_zero():
     for thread in threads:
         thread.join(20)
 
-    assert sorted(found[0]) == [1, 2]
-    assert list(found[1]) == list(found[2]) == [0]
+    assert sorted(found[0].connections) == [1, 2]
+    assert list(found[1].connections) == list(found[2].connections) == [0]
     for rank in (1, 2):
-        found[rank][0].sendall(bytes([rank]))
-        assert found[0][rank].recv(1) == bytes([rank])
-    for connections in found.values():
-        for connection in connections.values():
+        found[rank].connections[0].sendall(bytes([rank]))
+        assert found[0].connections[rank].recv(1) == bytes([rank])
+    found[0].server.close()
+    for star in found.values():
+        for connection in star.connections.values():
             connection.close()
 
 
 def test_an_address_that_nobody_reaches_is_an_error_with_a_remedy():
     """It names what was tried."""
-    meeting = {"addresses": ["name.invalid"], "port": 1, "token": "t"}
+    meeting = {"addresses": ["name.invalid"], "port": 1, "token": "t", "process": None}
 
     with pytest.raises(ConnectionError, match=r"name\.invalid.*Runtime\(address=...\)"):
         connect_star(1, 2, lambda value: meeting, addresses=[], timeout_s=1)

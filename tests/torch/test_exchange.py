@@ -1,64 +1,20 @@
 """Reports in, plans out: numbered, the same on all ranks, in time."""
 
-import socket
 import threading
-from dataclasses import dataclass
-from queue import Queue
-from typing import final
 
-import numpy as np
 import pytest
 
-from evenstep import Decision
-from evenstep.control import Job, Planner, Report
-from evenstep.events import PolicyFailed, StepMeasured, WorkerLost
-from evenstep.exceptions import WorkerLostError
-from evenstep.policies import AbstractPolicy
-from evenstep.torch._channel import StarChannel
-from evenstep.torch._exchange import Exchange
+from evenstep.control import Report
+from evenstep.events import MeasurementRejected, PolicyFailed, StepMeasured
 
-
-@final
-@dataclass(frozen=True)
-class Shifting(AbstractPolicy[int]):
-    """Moves one sample from rank 0 to rank 1 after every step."""
-
-    name = "shifting"
-
-    def init(self, cluster):
-        return Decision(np.array([8, 8]), 0, "start")
-
-    def update(self, cluster, timings, state):
-        return Decision(np.array([7 - state, 9 + state]), state + 1, "shifted")
-
-
-def reports_of(rank, step, size):
-    """Return one rank's report of one step."""
-    return [Report(step, size, 16, compute_s=0.1 * (rank + 1), data_s=0.0)]
+from .exchanges import pairs, reports_of
 
 
 @pytest.fixture
 def star():
     """Two exchanges over a pair of sockets, with what rank 0 emitted."""
-    opened = []
-
-    def make(lag=0, **settings):
-        one, other = socket.socketpair()
-        watch = {"heartbeat_s": 0.05, "deadline_s": 5.0}
-        emitted = Queue()
-        both = [
-            Exchange(rank, ["a", "b"], StarChannel({1 - rank: end}, **watch), lag=lag, emit=emit)
-            for rank, end, emit in ((0, one, emitted.put), (1, other, None))
-        ]
-        for exchange in both:
-            exchange.start()
-        opened.extend(both)
-        both[0].lead(Planner(Shifting(), Job(2, 16)))
-        return both, emitted
-
-    yield make
-    for exchange in opened:
-        exchange.close()
+    with pairs() as make:
+        yield make
 
 
 def play(both, num_steps):
@@ -173,9 +129,9 @@ def test_a_step_that_one_rank_did_not_measure_is_left_out(star):
 def test_a_planner_that_raises_does_not_stop_training(star):
     """Its failure becomes an event, and the plan in force goes on."""
     both, emitted = star()
-    broken = both[0]._planner
+    broken = both[0]._decisions.planner
 
-    def observe(reports, *, next_step):
+    def observe(reports, *, next_step, ask):
         raise ZeroDivisionError("a bug of ours")
 
     broken.observe = observe
@@ -186,87 +142,6 @@ def test_a_planner_that_raises_does_not_stop_training(star):
     assert any(isinstance(event, PolicyFailed) for event in list(emitted.queue))
 
 
-def test_a_lost_worker_is_an_error_for_everybody_who_waits():
-    """With its rank and host, and an event on rank 0."""
-    one, other = socket.socketpair()
-    emitted = Queue()
-    channel = StarChannel({1: one}, heartbeat_s=0.05, deadline_s=5.0)
-    exchange = Exchange(0, ["a", "b"], channel, emit=emitted.put)
-    exchange.start()
-    exchange.lead(Planner(Shifting(), Job(2, 16)))
-    exchange.at(0)
-    exchange.report(0, reports_of(0, 0, 8))
-    other.close()
-
-    with pytest.raises(WorkerLostError, match=r"Rank 1 on b was lost.*last checkpoint") as caught:
-        exchange.at(1)
-    exchange.close()
-
-    assert caught.value.rank == 1
-    assert isinstance(emitted.get(timeout=1), WorkerLost)
-
-
-def alone(**settings):
-    """Return rank 0's exchange of a pair, and the other end of its connection."""
-    one, other = socket.socketpair()
-    channel = StarChannel({1: one}, heartbeat_s=0.02, deadline_s=5.0)
-    exchange = Exchange(0, ["a", "b"], channel, emit=lambda event: None, **settings)
-    exchange.start()
-    exchange.lead(Planner(Shifting(), Job(2, 16)))
-    exchange.at(0)
-    return exchange, other
-
-
-def test_a_main_thread_stuck_in_a_collective_is_ended():
-    """It would wait for half an hour, and nothing can interrupt it."""
-    ended = Queue()
-    exchange, other = alone(grace_s=0.1, abort=ended.put, is_stuck=lambda thread_id: True)
-
-    exchange.enter_collective()
-    other.close()
-
-    assert "Rank 1 on b was lost" in ended.get(timeout=5)
-    exchange.close()
-
-
-def test_a_broken_collective_whose_error_is_handled_ends_nobody():
-    """The handler may be saving a checkpoint: it runs outside of the backward."""
-    ended, ticks = Queue(), Queue()
-    exchange, other = alone(grace_s=0.0, abort=ended.put)
-    tick = exchange.tick
-    exchange.tick = lambda: (tick(), ticks.put(exchange._error))
-
-    exchange.enter_collective()  # and never left: an error was raised in there
-    other.close()
-    while ticks.get(timeout=5) is None:
-        pass
-    ticks.get(timeout=5)
-
-    assert ended.empty()
-    assert exchange.verdict(within_s=1).rank == 1
-    exchange.close()
-
-
-def test_outside_of_a_collective_nobody_is_ended():
-    """An evaluation or a checkpoint may finish; the next step raises the error."""
-    ended, ticks = Queue(), Queue()
-    exchange, other = alone(grace_s=0.0, abort=ended.put)
-    tick = exchange.tick
-    exchange.tick = lambda: (tick(), ticks.put(exchange._error))
-
-    exchange.enter_collective()
-    exchange.leave_collective()
-    other.close()
-    while ticks.get(timeout=5) is None:
-        pass
-    ticks.get(timeout=5)  # one more, with the loss known and the grace over
-
-    assert ended.empty()
-    with pytest.raises(WorkerLostError, match="Rank 1 on b"):
-        exchange.check()
-    exchange.close()
-
-
 def test_everybody_learns_how_long_the_slowest_took(star):
     """So that a rank knows whether it is early, and may wait where a loss has a name."""
     both, _ = star()
@@ -274,3 +149,21 @@ def test_everybody_learns_how_long_the_slowest_took(star):
     play(both, 2)
 
     assert both[0].slowest_s == both[1].slowest_s == pytest.approx(0.2)
+
+
+def test_times_that_cannot_be_travel_and_are_told(star):
+    """NaN and infinity reach rank 0 as they are; the plan stays, and nobody waits by them."""
+    both, emitted = star()
+    slowest = set()
+    for step, seconds in enumerate((0.2, 0.2, float("nan"), float("inf"), -1.0, 0.2)):
+        plans = [both[rank].at(step) for rank in (0, 1)]
+        slowest.add(both[1].slowest_s)
+        both[0].report(step, reports_of(0, step, plans[0].batch_size[0]))
+        both[1].report(step, [Report(step, plans[1].batch_size[1], 16, seconds, data_s=0.0)])
+    plans = [both[rank].at(6).batch_size for rank in (0, 1)]
+    both[0].close()
+    rejected = [e.step for e in list(emitted.queue) if isinstance(e, MeasurementRejected)]
+
+    assert plans == [(6, 10), (6, 10)]
+    assert rejected == [2, 3, 4]
+    assert slowest == {None, 0.2}

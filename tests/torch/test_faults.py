@@ -1,14 +1,25 @@
-"""A worker that dies or hangs ends the others with an error that names it, in time."""
+"""A worker that dies or hangs ends the others with an error that names it; other faults do not."""
 
 import signal
+import subprocess
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, final
 
+import numpy as np
 import pytest
 
+from evenstep import Decision
+from evenstep.policies import AbstractPolicy
+from evenstep.telemetry import read_events
 from evenstep.testing import WorkerFailed, run_workers
+from evenstep.torch import Runtime
 
+from . import faults
 from .faults import WATCHFUL, hang_in_the_all_reduce, leave_early, train
 
 pytestmark = pytest.mark.cluster
+SILENT = Runtime(line_every=None)
 
 
 @pytest.mark.parametrize("victim", [0, 2])
@@ -49,3 +60,145 @@ def test_a_rank_that_leaves_early_is_named():
     for rank in (0, 2):
         assert "Rank 1 on " in results[rank]
         assert "it ended its run after step 2" in results[rank]
+
+
+def test_a_rank_that_hangs_while_its_heartbeats_go_on_is_named():
+    """As an error on all others, with the line at which it hangs."""
+    results = run_workers(3, faults.hang, timeout_s=30, check=False, stop_after=2)
+
+    for rank in (0, 1):
+        assert "Rank 2 on " in results[rank]
+        assert "it has not finished step 4 for 3 s while others wait" in results[rank]
+        assert "faults.py:" in results[rank]
+        assert "in forward" in results[rank]
+
+
+def test_a_pause_of_all_ranks_is_no_hang():
+    """An evaluation three times as long as a rank may keep the others waiting."""
+    assert run_workers(2, faults.pause_together, timeout_s=30) == ["nothing happened"] * 2
+
+
+def test_a_rank_stopped_for_less_than_the_deadline_comes_back():
+    """Training goes on, nobody is lost, and the pause does not cost the rank its share."""
+    results = run_workers(3, faults.stop_and_resume, 60, timeout_s=60)
+
+    assert results[0] == results[1] == results[2]
+    assert len(results[0]) == 60
+    assert min(results[0][-1]) >= 5, results[0]  # of 8 at the equal split
+
+
+def test_a_worker_a_hundred_times_slower_goes_to_the_floor_and_comes_back():
+    """Nobody is lost, and the sum stays what it was."""
+    results = run_workers(3, faults.slow_for_a_while, 90, timeout_s=90)
+    sizes = results[0]
+
+    assert results[1] == results[2] == sizes
+    assert {sum(step) for step in sizes} == {24}
+    assert min(step[2] for step in sizes[10:32]) == 1
+    assert sizes[-1][2] >= 5, sizes
+
+
+def test_a_broken_side_connection_is_made_again_in_training():
+    """Ten breaks: every rank sees the same plans, every sample counts once, and people are told."""
+    results = run_workers(2, faults.cut_off, timeout_s=60)
+    (sizes, samples, texts), (their_sizes, their_samples, _) = results
+
+    assert sizes == their_sizes
+    assert len(set(sizes)) > 1, "nothing was planned meanwhile"
+    assert sorted(samples + their_samples) == list(range(24 * 40))
+    assert any("rank 1 broke and was made again" in text for text in texts)
+
+
+def test_a_sink_that_blocks_or_raises_does_not_stop_training():
+    """Each is told of once, and the others go on."""
+    settings = {"runtime": Runtime(line_every=None, hooks=(faults.block, faults.refuse))}
+    results = run_workers(2, faults.with_settings, settings, timeout_s=60)
+
+    assert [result[0] for result in results] == [30, 30]
+    assert len(results[0][1]) == 2, results[0][1]
+    assert "refuse" in results[0][1][0]
+    assert "failed on RunStarted (KeyError" in results[0][1][0]
+    assert "block" in results[0][1][1]
+    assert "did not come to an end within" in results[0][1][1]
+    assert results[1][1] == []
+
+
+@contextmanager
+def mounted(folder, options):
+    """A small file system; skips the test where none can be mounted."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    try:
+        done = subprocess.run(command, capture_output=True).returncode == 0
+    except FileNotFoundError:
+        done = False
+    if not done:
+        pytest.skip("mounting needs root")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_stops_the_events_and_not_training(tmp_path):
+    """One warning names the file and the reason; what was written can be read."""
+    with mounted(tmp_path / "disk", "size=8k") as disk:
+        settings = {"run_dir": str(disk), "runtime": SILENT}
+        results = run_workers(2, faults.with_settings, settings, timeout_s=60)
+        records = list(read_events(disk / "events.jsonl"))
+
+    assert [result[0] for result in results] == [30, 30]
+    assert len(results[0][1]) == 1, results[0][1]
+    assert "events.jsonl" in results[0][1][0]
+    assert "No space left on device" in results[0][1][0]
+    assert "training goes on" in results[0][1][0]
+    assert records[0]["event"] == "RunStarted"
+    assert records[-1]["event"] != "RunEnded"
+
+
+def test_a_folder_that_cannot_be_written_to_stops_the_events_and_not_training(tmp_path):
+    """One warning with the remedy, and the run begins."""
+    with mounted(tmp_path / "disk", "ro") as disk:
+        settings = {"run_dir": str(disk), "runtime": SILENT}
+        results = run_workers(2, faults.with_settings, settings, timeout_s=60)
+
+    assert [result[0] for result in results] == [30, 30]
+    assert len(results[0][1]) == 1, results[0][1]
+    assert "No events are written to" in results[0][1][0]
+    assert "`Balancer(run_dir=...)`" in results[0][1][0]
+
+
+def test_a_folder_that_vanishes_stops_the_events_and_not_training(tmp_path):
+    """Nothing is written to where nobody can read it, without a word."""
+    results = run_workers(2, faults.vanishing_folder, str(tmp_path / "run"), timeout_s=60)
+
+    assert [result[0] for result in results] == [30, 30]
+    assert len(results[0][1]) == 1, results[0][1]
+    assert "the file was deleted" in results[0][1][0]
+
+
+@final
+@dataclass(frozen=True)
+class Breaking(AbstractPolicy[Any]):
+    """Plans well five times and never again."""
+
+    name = "breaking"
+
+    def init(self, cluster):
+        return Decision(np.array([8, 8]), 0, "start")
+
+    def update(self, cluster, timings, state):
+        if state == 5:
+            raise ZeroDivisionError("a mistake of the user's")
+        return Decision(np.array([8 - state % 2, 8 + state % 2]), state + 1, "moved")
+
+
+def test_a_policy_that_fails_is_told_of_once_and_training_goes_on():
+    """On rank 0, where a person sees it, with the line for people switched off."""
+    settings = {"policy": Breaking(), "runtime": SILENT}
+    results = run_workers(2, faults.with_settings, settings, timeout_s=60)
+
+    assert [result[0] for result in results] == [30, 30]
+    assert len(results[0][1]) == 1, results[0][1]
+    assert "the last good plan stays (ZeroDivisionError" in results[0][1][0]
+    assert results[1][1] == []

@@ -173,10 +173,10 @@ class Replaced(DataLoader):
 @pytest.mark.parametrize(
     ("make", "rule"),
     [
-        (lambda: DataLoader(Stream()), "addressed by index"),
+        (lambda: DataLoader(Stream()), "addressed by index.*stream="),
         (
             lambda: DataLoader(Items(8), batch_sampler=BatchSampler(range(8), 2, False)),
-            "got a custom batch_sampler",
+            "yield global batches of 4 samples each, got batches of 2",
         ),
         (lambda: DataLoader(Items(8), batch_size=None), "got batch_size=None"),
         (lambda: DataLoader(Items(0)), "at least 1 samples an epoch, got 0"),

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import (
     DataLoader,
@@ -32,7 +32,6 @@ def seeded(seed=0):
     drop_last=st.booleans(),
     seed=st.integers(0, 9),
 )
-@settings(max_examples=60)
 def test_every_sample_is_read_once_an_epoch(length, size, world_size, drop_last, seed):
     """Over all ranks, with another plan at every step; the short last step included."""
     if drop_last and length < size:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ._cut import cut
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -18,6 +20,7 @@ class Plan:
             the data set divides evenly or the short batch is dropped. Zeros are allowed here.
         max_forward: most samples that a rank may put through one forward, one per rank; None is no
             limit. Loops over ``loader.steps()`` cut larger local batches into micro-batches.
+        granularity: samples that those micro-batches keep together, one per rank; None is 1.
         reason: the policy's own words.
     """
 
@@ -26,4 +29,13 @@ class Plan:
     batch_size: tuple[int, ...]
     tail: tuple[int, ...] | None = None
     max_forward: tuple[int, ...] | None = None
+    granularity: tuple[int, ...] | None = None
     reason: str = ""
+
+    def forwards(self, rank: int, num_samples: int) -> tuple[int, ...]:
+        """Return how many of its ``num_samples`` each forward of ``rank`` gets in a step."""
+        return cut(
+            num_samples,
+            self.max_forward[rank] if self.max_forward else None,
+            self.granularity[rank] if self.granularity else 1,
+        )

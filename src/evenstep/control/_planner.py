@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from .._types import Cluster, Decision, IntArray, StepTimings
+from .._types import Decision, IntArray, StepTimings
 from ..events import (
+    EstimatesRestored,
     Event,
     MeasurementRejected,
     MemoryCapped,
     MemoryShort,
     PolicyFailed,
     Rebalanced,
+    SizesHeld,
     StepMeasured,
 )
 from ..policies import AbstractPolicy
 from ..timemodels import MemoryModel
-from ._bounds import Bounds
+from ._job import Job
+from ._learnt import Learnt, Start, columns, rows
 from ._plan import Plan
 from ._report import Report
 from ._tail import split_tail
@@ -38,43 +41,6 @@ class Outcome:
 
     plan: Plan
     events: tuple[Event, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What a planner plans for.
-
-    Attributes:
-        world_size: number of workers.
-        global_batch_size: samples of a full step.
-        tail_size: samples of the short last step of an epoch; 0 if there is none.
-        bounds: limits on every worker's samples.
-        smallest: what ``Bounds(min="auto")`` stands for.
-        tail_smallest: smallest local batch in the short last step, 0 where none is needed.
-        cuts: whether the loop takes micro-batches, so that caps limit one forward and not the
-            whole local batch.
-    """
-
-    world_size: int
-    global_batch_size: int
-    tail_size: int = 0
-    bounds: Bounds = field(default_factory=Bounds)
-    smallest: int = 1
-    tail_smallest: int = 0
-    cuts: bool = False
-
-    def caps(self) -> IntArray | None:
-        """Return the largest sizes that were given, ``(world_size,)``; None if none were."""
-        return self.bounds.caps(self.world_size)
-
-    def cluster(self, caps: IntArray | None) -> Cluster:
-        """Return what the policy plans for, with nobody above ``caps`` in one forward."""
-        return self.bounds.cluster(
-            self.world_size,
-            self.global_batch_size,
-            smallest=self.smallest,
-            caps=None if self.cuts else caps,
-        )
 
 
 class Planner:
@@ -95,47 +61,59 @@ class Planner:
         policy: decides the sizes.
         job: what is planned for.
         memory: how peaks become caps; the default suits most models.
+        warm_up_steps: steps at the start that the policy is not shown; none in a simulation.
 
     Raises:
         ValueError: the bounds leave no way to split the global batch.
     """
 
     def __init__(
-        self, policy: AbstractPolicy[Any], job: Job, memory: MemoryModel | None = None
+        self,
+        policy: AbstractPolicy[Any],
+        job: Job,
+        memory: MemoryModel | None = None,
+        *,
+        warm_up_steps: int = 1,
     ) -> None:
         self._policy = policy
         self._job = job
         self._memory = memory or MemoryModel()
         self._peaks = self._memory.init(job.world_size)
+        self._limits = np.full(job.world_size, job.global_batch_size)  # found by the workers
         self._caps = job.caps()
         self._cluster = job.cluster(self._caps)
         self._what_if = WhatIf(job.world_size)
+        self._warm_up_steps = warm_up_steps
         self._num_measured = 0
+        self._held = False  # because a worker asked for it
         self._overfull = False  # whether the global batch exceeds what is known to fit
         decision = policy.init(self._cluster)
         self._check(decision)
         self._state = decision.state
         self.plan = self._make_plan(0, 0, decision)
 
-    def observe(self, reports: Sequence[Report], *, next_step: int) -> Outcome:
+    def observe(self, reports: Sequence[Report], *, next_step: int, ask: bool = True) -> Outcome:
         """Return what follows from one step: everybody is waiting for it.
 
         Args:
             reports: one from each rank, in order, all about the same step.
             next_step: the first step that can still use a new plan.
+            ask: whether to ask the policy; if not, the plan stays.
         """
         step = reports[0].step
         bad = [(rank, report.problem()) for rank, report in enumerate(reports)]
         rejected = tuple(
             MeasurementRejected(step, rank, problem) for rank, problem in bad if problem
         )
+        limited = self._learn_limits(reports)
         if rejected:
-            return Outcome(self.plan, rejected)
+            return Outcome(self.plan, (*limited, *rejected))
         timings = _timings(reports)
         self._num_measured += 1
-        events = self._learn_memory(reports, timings)
-        counts = self._num_measured > 1 or self._outgrown()
-        if self._is_full(timings) and counts and not self._overfull:
+        events = limited + self._learn_memory(reports, timings) + self._hold(reports)
+        counts = self._num_measured > self._warm_up_steps or self._outgrown()
+        free = not self._held or self._outgrown()  # what does not fit has to change
+        if ask and free and self._is_full(timings) and counts and not self._overfull:
             events += self._decide(step, next_step, timings)
         return Outcome(self.plan, tuple(events))
 
@@ -152,7 +130,7 @@ class Planner:
         if any(report.problem() for report in reports):
             return None
         timings = _timings(reports)
-        if self._num_measured > 1:  # the first step warms up
+        if self._num_measured > self._warm_up_steps:
             self._what_if.observe(timings)
         compute_s = np.where(timings.batch_size > 0, timings.compute_s, 0.0)
         makespan_s = float(compute_s.max())
@@ -172,6 +150,69 @@ class Planner:
             wall_s=reports[0].wall_s,
         )
 
+    def learnt(self) -> Learnt:
+        """Return what the steps so far have taught: arrays and plain values, not to be changed."""
+        return {
+            "policy": repr(self._policy),
+            "policy_state": self._state,
+            "global_batch_size": self._job.global_batch_size,
+            "batch_size": np.array(self.plan.batch_size, np.int64),
+            "times": self._what_if.state,
+            "memory": self._peaks,
+        }
+
+    def restore(self, learnt: Learnt, former: IntArray) -> EstimatesRestored:
+        """Go on from what an earlier run has learnt, as far as the workers are the same.
+
+        - The same workers at the same ranks, under the same policy and global batch: the policy
+          goes on from its very state, and the plan is the one that was in force.
+        - Otherwise, with a time known of every worker: the policy starts anew and is shown steps
+          of these times first, since only it knows what its state says about whom.
+        - With a worker that nobody has measured, it starts anew.
+
+        Peaks of memory stay with their workers if there are as many as before, as models that are
+        sharded take more on fewer. Before the first step.
+
+        Args:
+            learnt: from ``learnt`` of a planner.
+            former: the rank each worker had then, -1 for one that is new, ``(world_size,)``.
+        """
+        num_before, world_size = len(learnt["batch_size"]), self._job.world_size
+        times = columns(learnt["times"], self._what_if.fresh(world_size), former)
+        self._what_if.restore(times)
+        if num_before == world_size:
+            self._peaks = rows(learnt["memory"], self._memory.init(world_size), former)
+            self._fit_memory()
+        same = num_before == world_size and bool((former == np.arange(world_size)).all())
+        known, start = self._what_if.known(), Start(self._policy, self._cluster, self._check)
+        asked = learnt["policy"], learnt["global_batch_size"]
+        same &= asked == (repr(self._policy), self._job.global_batch_size)
+        how, decision = start.resumed(learnt, known) if same else start.rehearsed(known)
+        self._state = decision.state
+        self.plan = self._make_plan(0, 0, decision)
+        return EstimatesRestored(tuple((former >= 0).tolist()), how, self.plan.batch_size)
+
+    def _fit_memory(self) -> None:
+        """Hold the sizes to the peaks that are known from before."""
+        if not (self._peaks[0] > 0).any():
+            return
+        caps = self._modelled_caps()
+        try:
+            self._cluster = self._job.cluster(caps)
+        except ValueError:  # of peaks that will not come again, perhaps: measured anew
+            self._peaks = self._memory.init(self._job.world_size)
+        else:
+            self._caps = caps
+
+    def _modelled_caps(self) -> IntArray:
+        """Return the largest sizes, by what was given and by the peaks."""
+        given = self._job.caps()
+        total = np.full(self._job.world_size, self._job.global_batch_size)
+        limit = total if given is None else given
+        caps: IntArray = np.minimum(self._memory.caps(self._peaks, limit), limit)
+        held: IntArray = np.minimum(caps, self._limits)
+        return held
+
     def _decide(self, step: int, next_step: int, timings: StepTimings) -> list[Event]:
         """Ask the policy; keep the last good plan if it fails."""
         try:
@@ -186,6 +227,14 @@ class Planner:
         self.plan = plan
         return [Rebalanced(plan.first_step, plan.epoch, plan.batch_size, plan.reason)]
 
+    def _hold(self, reports: Sequence[Report]) -> list[Event]:
+        """Keep the sizes from the first report on that asks for it."""
+        asking = [rank for rank, report in enumerate(reports) if report.holds]
+        if self._held or not asking:
+            return []
+        self._held = True
+        return [SizesHeld(reports[0].step, asking[0], self.plan.batch_size)]
+
     def _is_full(self, timings: StepTimings) -> bool:
         return int(timings.batch_size.sum()) == self._job.global_batch_size
 
@@ -195,19 +244,28 @@ class Planner:
             return []
         capacity = np.array([report.capacity_bytes for report in reports])
         peaks = np.array([report.peak_bytes for report in reports])
-        ran = timings.batch_size
-        if self.plan.max_forward is not None:  # a peak belongs to the largest forward
-            ran = np.minimum(ran, self.plan.max_forward)
+        ran = self._largest(timings.batch_size)  # a peak belongs to the largest forward
         self._peaks = self._memory.update(self._peaks, ran, peaks, capacity)
-        total = np.full(len(reports), self._job.global_batch_size)
-        given = self._job.caps()
-        limit = total if given is None else given
-        caps = np.minimum(self._memory.caps(self._peaks, limit), limit)
-        before = total if self._caps is None else self._caps
+        return self._tighten(reports[0].step, capacity)
+
+    def _learn_limits(self, reports: Sequence[Report]) -> list[Event]:
+        """Take in what workers found not to fit."""
+        if not any(report.limit for report in reports):
+            return []
+        found = [r.limit or limit for r, limit in zip(reports, self._limits.tolist(), strict=True)]
+        if found == self._limits.tolist():
+            return []
+        self._limits = np.minimum(self._limits, found)
+        return self._tighten(reports[0].step, np.array([r.capacity_bytes for r in reports]))
+
+    def _tighten(self, step: int, capacity: IntArray) -> list[Event]:
+        """Plan within what is known to fit, or let nothing grow if that is too little for all."""
+        caps = self._modelled_caps()
+        before = np.full(len(caps), self._job.global_batch_size)
+        before = before if self._caps is None else self._caps
         changed = np.flatnonzero(caps != before)
         if not len(changed):
             return []
-        step = reports[0].step
         try:
             cluster = self._job.cluster(caps)
         except ValueError as error:  # what runs has to go on running, but nothing may grow
@@ -218,14 +276,13 @@ class Planner:
 
     def _outgrown(self) -> bool:
         """Tell whether the plan in force exceeds what is known to fit."""
-        return self._caps is not None and bool((self._largest() > self._caps).any())
+        held = np.array(self.plan.batch_size, dtype=np.int64)
+        return self._caps is not None and bool((self._largest(held) > self._caps).any())
 
-    def _largest(self) -> IntArray:
-        held: IntArray = np.array(self.plan.batch_size, dtype=np.int64)
-        if self.plan.max_forward is None:
-            return held
-        limit: IntArray = np.array(self.plan.max_forward, dtype=np.int64)
-        return np.minimum(held, limit)
+    def _largest(self, batch_size: IntArray) -> IntArray:
+        """Return the largest single forward of every worker under the plan in force."""
+        forwards = (self.plan.forwards(r, int(size)) for r, size in enumerate(batch_size))
+        return np.array([max(sizes) for sizes in forwards], dtype=np.int64)
 
     def _make_plan(self, epoch: int, first_step: int, decision: Decision[Any]) -> Plan:
         caps = self._caps
@@ -233,15 +290,21 @@ class Planner:
         if self._job.tail_size:
             limit = None if self._job.cuts else caps
             tail = split_tail(
-                decision.batch_size, self._job.tail_size, limit, smallest=self._job.tail_smallest
+                decision.batch_size,
+                self._job.tail_size,
+                limit,
+                smallest=self._job.tail_smallest,
+                granularity=self._job.tail_granularity,
             )
+        max_forward = self._job.max_forward(decision.batch_size, caps)
         return Plan(
             epoch=epoch,
             first_step=first_step,
             batch_size=tuple(decision.batch_size.tolist()),
             tail=None if tail is None else tuple(tail.tolist()),
-            max_forward=tuple(caps.tolist()) if self._job.cuts and caps is not None else None,
-            reason=decision.reason,
+            max_forward=None if max_forward is None else tuple(max_forward.tolist()),
+            granularity=tuple(self._cluster.granularity.tolist()) if self._job.cuts else None,
+            reason=str(decision.reason),  # anybody's policy: it has to survive the way
         )
 
     def _check(self, decision: Decision[Any]) -> None:

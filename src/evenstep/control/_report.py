@@ -19,6 +19,12 @@ class Report:
         wall_s: seconds from the batch before to this one; None for the first step of a loop.
         peak_bytes: most memory in use during the step; 0 where nobody reads it.
         capacity_bytes: memory the device offers; 0 where nobody reads it.
+        limit: most samples that one forward of this worker may have from now on, found by trial
+            or by running out of memory; None where nothing new is known.
+        again: whether memory ran out and parts of the step ran again, so that its time says
+            nothing.
+        holds: whether this worker asks for no other sizes, as each costs a compilation and it has
+            had as many as it can.
     """
 
     step: int
@@ -29,9 +35,14 @@ class Report:
     wall_s: float | None = None
     peak_bytes: int = 0
     capacity_bytes: int = 0
+    holds: bool = False
+    limit: int | None = None
+    again: bool = False
 
     def problem(self) -> str | None:
         """Return what is wrong with the figures, or None if they can be planned by."""
+        if self.again:
+            return "memory ran out, and parts of the step ran again: its time says nothing"
         if self.batch_size and not (math.isfinite(self.compute_s) and self.compute_s > 0):
             return f"compute_s is {self.compute_s}, and has to be positive and finite"
         if not (math.isfinite(self.data_s) and self.data_s >= 0):

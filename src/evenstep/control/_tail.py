@@ -9,7 +9,12 @@ from .._types import Cluster, IntArray
 
 
 def split_tail(
-    batch_size: IntArray, num_samples: int, caps: IntArray | None, *, smallest: int = 0
+    batch_size: IntArray,
+    num_samples: int,
+    caps: IntArray | None,
+    *,
+    smallest: int = 0,
+    granularity: int = 1,
 ) -> IntArray:
     """Return how many of the last ``num_samples`` each worker computes.
 
@@ -22,9 +27,17 @@ def split_tail(
         num_samples: samples left, at least 1 and fewer than the sizes add up to.
         caps: most samples for each worker, ``(world_size,)``; None is no cap.
         smallest: fewest samples for any worker, where its model needs some.
+        granularity: samples that come and go together here too, where every forward is to have
+            the same number. One worker carries what is left of one.
 
     Returns:
         Local sizes, ``(world_size,)``, adding up to ``num_samples``.
     """
-    last = Cluster(len(batch_size), num_samples, min_batch_size=smallest, max_batch_size=caps)
+    last = Cluster(
+        len(batch_size),
+        num_samples,
+        min_batch_size=smallest,
+        max_batch_size=caps,
+        granularity=granularity,
+    )
     return apportion(np.maximum(batch_size, 1e-9).astype(np.float64), last)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from .._apportion import apportion
 from .._minmax import allocate
-from .._types import Cluster, StepTimings
+from .._types import Cluster, FloatArray, StepTimings
 from ..prediction import AffineFilter
+from ..timemodels import AffineTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,26 @@ class WhatIf:
     def __init__(self, world_size: int) -> None:
         self._filter = AffineFilter()
         self._state = self._filter.init(world_size)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What the filter knows, to be restored."""
+        return self._state
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from ``state``, of as many workers."""
+        self._state = state
+
+    def fresh(self, world_size: int) -> dict[str, Any]:
+        """Return the state in which nothing is known."""
+        return self._filter.init(world_size)
+
+    def known(self) -> tuple[AffineTime, FloatArray] | None:
+        """Return every worker's time and its relative noise; None until all are measured."""
+        times = self._filter.times(self._state)
+        if times is None:
+            return None
+        return times, self._filter.noise(self._state)
 
     def observe(self, timings: StepTimings) -> None:
         """Learn from one step."""

@@ -175,6 +175,12 @@ class AffineFilter:
         np.divide(np.sqrt(variance), mean, out=error, where=measured)
         return error
 
+    def noise(self, state: dict[str, Any]) -> FloatArray:
+        """Return the relative standard deviation of a single step, learnt, ``(world_size,)``."""
+        lines = Lines(state["lines"])
+        noise: FloatArray = (lines.weights() * lines.noise).sum(axis=0)
+        return noise
+
     def _explains(self, former: Lines, batch: FloatArray, seconds: FloatArray) -> Mask:
         """Tell which readings are what the lines before the last jump would have foreseen."""
         reading = read(former, batch, seconds)

@@ -1,8 +1,19 @@
 """Where events go: a file, a line for people, anybody's own hook."""
 
 from ._fanout import Fanout as Fanout
+from ._faults import FaultLog as FaultLog
 from ._jsonl import JsonLines as JsonLines
 from ._jsonl import read_events as read_events
 from ._line import ProgressLine as ProgressLine
+from ._outlet import Outlet as Outlet
+from ._outlet import close_all as close_all
 
-__all__ = ["Fanout", "JsonLines", "ProgressLine", "read_events"]
+__all__ = [
+    "Fanout",
+    "FaultLog",
+    "JsonLines",
+    "Outlet",
+    "ProgressLine",
+    "close_all",
+    "read_events",
+]

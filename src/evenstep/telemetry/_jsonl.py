@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,16 +20,28 @@ class JsonLines:
 
     Args:
         path: the file; its folder is made if need be.
+
+    Raises:
+        OSError: the file cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         _drop_cut_line(path)
-        self._file = path.open("a", encoding="utf-8")
+        self._path = path
+        # Without a buffer: one that could not be written would be tried again at every close.
+        self._file = path.open("ab", buffering=0)
         self._write({"event": "Schema", "version": SCHEMA_VERSION})
 
+    def __repr__(self) -> str:
+        return f"JsonLines({str(self._path)!r})"
+
     def __call__(self, event: Event) -> None:
-        """Write ``event``; once closed, nothing."""
+        """Write ``event``; once closed, nothing.
+
+        Raises:
+            OSError: the disk is full, or the file is gone.
+        """
         if not self._file.closed:
             self._write(to_record(event))
 
@@ -36,8 +50,11 @@ class JsonLines:
         self._file.close()
 
     def _write(self, record: dict[str, Any]) -> None:
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()  # a live view reads along, and a killed run keeps its last step
+        line = memoryview((json.dumps(record) + "\n").encode())
+        if os.fstat(self._file.fileno()).st_nlink == 0:  # written to, it would go nowhere
+            raise FileNotFoundError(errno.ENOENT, "the file was deleted", str(self._path))
+        while line:  # at once: a live view reads along, and a killed run keeps its last step
+            line = line[self._file.write(line) :]
 
 
 def _drop_cut_line(path: Path) -> None:

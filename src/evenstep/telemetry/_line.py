@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import TextIO
 
-from ..events import Event, MemoryCapped, MemoryShort, PolicyFailed, StepMeasured
+from ..events import Event, MemoryCapped, MemoryShort, SizesHeld, StepMeasured
 
 
 class ProgressLine:
@@ -35,12 +35,15 @@ class ProgressLine:
                 if len(self._since) >= self._num_steps:
                     print(describe(self._since), file=self._stream, flush=True)
                     self._since.clear()
-            case PolicyFailed(step=step, problem=problem):
-                self._say(f"step {step}: the policy failed ({problem}); the last plan stays")
             case MemoryShort(step=step, problem=problem):
                 self._say(
                     f"step {step}: the global batch does not fit in memory ({problem}); sizes stay "
                     f"as they are. Loops over `loader.steps()` take it in micro-batches"
+                )
+            case SizesHeld(step=step, rank=rank):
+                self._say(
+                    f"step {step}: sizes stay as they are: another one might run the model of rank "
+                    f"{rank} uncompiled"
                 )
             case MemoryCapped(step=step, rank=rank, max_batch_size=most):
                 self._say(f"step {step}: rank {rank} fits at most {most} samples")

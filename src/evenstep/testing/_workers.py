@@ -115,6 +115,7 @@ def _work(
 
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank))
+    os.environ.update(LOCAL_WORLD_SIZE=str(world_size))  # one machine, as Accelerate has to know
     try:
         dist.init_process_group(
             "gloo",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, default_collate
 
 from ._pack import Packed
 
@@ -96,6 +97,15 @@ def _join(chunks: Sequence[Any], rows: Sequence[slice]) -> Any:
         "by side with others. Pass `DataLoader(collate_fn=...)` with a function of your own that "
         "calls `default_collate`."
     )
+
+
+def pinner_of(loader: DataLoader[Any]) -> Callable[[Any], Any]:
+    """Return what ``loader.pin_memory`` asks for, and say if nothing can come of it."""
+    if loader.pin_memory and not torch.accelerator.is_available():
+        warnings.warn(
+            "`DataLoader(pin_memory=True)` has no effect: there is no accelerator.", stacklevel=4
+        )
+    return pinner(wanted=loader.pin_memory)
 
 
 def pinner(*, wanted: bool) -> Callable[[Any], Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import atexit
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -16,11 +16,14 @@ from torch.utils.data import DataLoader
 
 from ..control import Bounds, Job, Plan
 from ..exceptions import WorkerLostError, invalid
-from ..policies import AbstractPolicy, by_name
+from ..policies import AbstractPolicy, Equal, Fixed, by_name
+from ._compile_watch import CompileWatch
+from ._compiled import check_compiled
+from ._estimates import Estimates
+from ._eval import EvalLoader, is_lockstep
 from ._global_batch import agreed_batch_size, check_tail
 from ._link import RunLink
 from ._loader import BalancedLoader
-from ._memory import MemoryReader
 from ._models import (
     BalancedModel,
     Weighting,
@@ -31,9 +34,18 @@ from ._models import (
     with_ddp,
 )
 from ._options import Runtime
+from ._prepared import PreparedModels
+from ._replay import Replay
 from ._run import Run, RunSettings
+from ._running_stats import average_running_stats
 from ._startup import Alone, SideGroup, open_side
+from ._step import StepCount
+from ._stream import StreamLoader
+from ._stream_prepare import balanced_loader, check_full_steps, check_is_loader, num_steps_of
+from ._stream_terms import StreamKind
+from ._units import Unit, counter_of
 from ._weighting import Backward, scale
+from ._wrapping import Wrapping
 
 _VERDICT_S = 2.0
 
@@ -54,21 +66,25 @@ class Balancer:
     The gradient is the mean over that global batch, whatever the sizes. With one process, or
     without a process group, the script runs unchanged.
 
-    Right for losses that are means (or, if said so, sums) over samples. Local batch normalisation
-    sees uneven batches and is warned about; contrastive losses over a rank's own batch are not
-    sums over samples, and no weight makes them exact.
+    Right for losses that are means (or, if said so, sums) over samples or over other units. Local
+    batch normalisation sees uneven batches and is warned about; contrastive losses over a rank's
+    own batch are not sums over samples, and no weight makes them exact. ``check_loss`` tells what
+    a loss is.
 
     Args:
         global_batch_size: samples per optimizer step over all workers. None is the loader's
             ``batch_size`` times the number of workers, as in plain training.
         policy: decides the sizes: a name (``"auto"``, ``"equal"``, ``"dynamic-batching"``,
             ``"lb-bsp-2020"``, ``"lbb"``), ``"module:Class"``, or a policy.
-        loss_reduction: what the user's loss does over the samples of a forward, ``"mean"`` or
+        unit: what the loss is a mean over: ``"samples"``; ``"tokens"``, the targets other than
+            -100 in batches as Hugging Face's collators make them; or a function that is given a
+            batch as the loop gets it and returns how much the loss divides by: its valid targets,
+            their class weights' sum. A forward then weighs by its units. Plans count samples
+            still.
+        loss_reduction: what the user's loss does over the units of a forward, ``"mean"`` or
             ``"sum"``. Nothing in the tensors tells them apart.
         bounds: limits on every worker's samples.
-        runtime: heartbeats, deadlines, the line for people.
-        memory: reads this rank's memory, so that no plan exceeds what fits. None reads the CUDA
-            device, and nothing on a CPU.
+        runtime: heartbeats, deadlines, the line for people, how memory is read.
         run_dir: folder for ``events.jsonl``, written by rank 0; None writes none.
         process_group: the data-parallel ranks; None is all of them.
 
@@ -81,10 +97,10 @@ class Balancer:
         global_batch_size: int | None = None,
         *,
         policy: str | AbstractPolicy[Any] = "auto",
+        unit: Unit = "samples",
         loss_reduction: Literal["mean", "sum"] = "mean",
         bounds: Bounds = Bounds(),  # noqa: B008  # a frozen value
         runtime: Runtime = Runtime(),  # noqa: B008  # a frozen value
-        memory: MemoryReader | None = None,
         run_dir: str | Path | None = None,
         process_group: torch.distributed.ProcessGroup | None = None,
     ) -> None:
@@ -104,24 +120,29 @@ class Balancer:
             )
         self._global_batch_size = global_batch_size
         self._policy = _checked(by_name(policy) if isinstance(policy, str) else policy)
+        self._counter = counter_of(unit, loss_reduction=loss_reduction)
         self._loss_reduction = loss_reduction
         self._bounds = bounds
         self._runtime = runtime
-        self._memory = memory
         self._run_dir = None if run_dir is None else Path(run_dir)
         self._process_group = process_group
         self._weighting: Weighting | None = None
-        self._models: list[BalancedModel] = []
-        self._loader: BalancedLoader | None = None
+        self._models = PreparedModels()
+        self._watch = CompileWatch()
+        self._loaders: list[BalancedLoader | StreamLoader] = []
+        self._count = StepCount()
         self._side: SideGroup | Alone | None = None
         self._link = RunLink(self._open)
         ends = self._link.backward_done, self._link.reduced
         self._backward = Backward(*ends, first_order=True)
         self._loss_backward = Backward(*ends, first_order=False)
         self._closed = False
+        self._num_averaged = 0  # samples of this rank that `average_buffers` has dealt with
 
-    def prepare(self, *parts: Any, weighting: Weighting = "output") -> Any:
-        """Return the model and the loader (one, or several models) ready for balanced steps.
+    def prepare(
+        self, *parts: Any, weighting: Weighting = "output", stream: StreamKind | None = None
+    ) -> Any:
+        """Return models and loaders (mostly one of each) ready for balanced steps.
 
         A model comes back as the same object with hooks on it, so that ``state_dict`` keys stay;
         a plain one is wrapped into DDP where there are several processes. The loader comes back
@@ -129,10 +150,13 @@ class Balancer:
         Collective: every rank prepares the same things in the same order.
 
         Args:
-            parts: modules (plain or DDP) and one ``DataLoader``, in any order.
+            parts: modules (plain or DDP) and ``DataLoader``s, in any order. Several loaders are
+                used in turn, one loop after the other.
             weighting: ``"output"`` weights the gradient at the model's output, with no change to
                 the loss. ``"loss"`` leaves it to ``weight(loss)``, for gradient penalties, for
                 outputs fed back into the model, and for losses that bypass the output.
+            stream: who reads what of an ``IterableDataset``: ``"same"``, all ranks read all of it,
+                or ``"sharded"``, each rank reads samples of its own. See ``StreamLoader``.
 
         Returns:
             The prepared parts in the order given; a single one by itself.
@@ -140,8 +164,7 @@ class Balancer:
         Raises:
             ValueError: a part cannot be balanced; the message says why and what to do instead.
         """
-        if self._closed:
-            raise RuntimeError("The balancer was closed. Make a new `Balancer` for a new run.")
+        self._check_open()
         if weighting not in ("output", "loss"):
             raise invalid(
                 "Balancer.prepare(weighting=...)",
@@ -163,14 +186,43 @@ class Balancer:
         for module in models.values():
             check_unprepared(module)
         done = [self._prepare_model(part) if i in models else part for i, part in enumerate(parts)]
-        done = [part if i in models else self._prepare_loader(part) for i, part in enumerate(done)]
+        done = [
+            part if i in models else self._prepare_loader(part, stream)
+            for i, part in enumerate(done)
+        ]
         return done[0] if len(done) == 1 else tuple(done)
+
+    def prepare_eval(self, loader: DataLoader[Any], *, lockstep: bool | None = None) -> EvalLoader:
+        """Return ``loader`` for evaluation, each sample once over all ranks, shared out by speed.
+
+        Collective, as a loop over what it returns is: every rank makes it. Any number of loaders.
+
+        Args:
+            loader: over a data set with a length; ``batch_size`` is the most of one forward.
+            lockstep: whether all ranks make as many forwards, as where a forward is a collective.
+                None finds out from the prepared models: FSDP, or a DDP that broadcasts buffers.
+                Say True for such a model that was not prepared.
+
+        Raises:
+            ValueError: the loader cannot be shared out; the message says what to do instead.
+        """
+        self._check_open()
+        if self._side is None:
+            self._side = open_side(self._process_group)
+        models = self._models
+        return EvalLoader(
+            loader,
+            side=self._side,
+            plan=self._link.plan,
+            lockstep=lambda: is_lockstep(lockstep, (model.module for model in models)),
+            report=self._link.report_now,
+        )
 
     def weight(self, loss: torch.Tensor) -> torch.Tensor:
         """Return ``loss`` weighted for this forward: the explicit form of what is exact.
 
         Args:
-            loss: this rank's loss, a mean over the samples of the forward just made (or their
+            loss: this rank's loss, a mean over the units of the forward just made (or their
                 sum, with ``loss_reduction="sum"``).
 
         Raises:
@@ -190,21 +242,23 @@ class Balancer:
         scaled, _ = scale(loss, weight, self._loss_backward)
         return scaled  # type: ignore[no-any-return]
 
-    def mean(self, value: float | torch.Tensor, count: int | None = None) -> float:
-        """Return the mean of ``value`` over the samples of all ranks.
+    def mean(self, value: float | torch.Tensor, count: float | None = None) -> float:
+        """Return the mean of ``value`` over the samples, or other units, of all ranks.
 
         The mean of per-rank means is wrong for uneven batches. Collective, and reads the value
         from the device: for every step's log on a GPU, that is a synchronisation.
 
         Args:
-            value: this rank's mean over its own samples.
-            count: how many those were; None is its samples of the training step under way.
+            value: this rank's mean over its own samples. Where the balancer has another ``unit``
+                and ``count`` is None: over its own units, as the loss is.
+            count: how many those were, at least 0; None is this rank's samples, or units, of the
+                training step under way.
 
         Raises:
             RuntimeError: outside of a training step, as in an evaluation, without ``count``.
         """
         if count is None:
-            count = self._link.num_samples
+            count = self._link.num_units
         if count is None or self._side is None:
             raise RuntimeError(
                 "No training step is under way, so nobody knows how many samples the value is a "
@@ -216,6 +270,30 @@ class Balancer:
         sums = torch.tensor([number * count, count], dtype=torch.float64)
         total, samples = self._side.sum(sums).tolist()
         return float(total / samples) if samples else float("nan")
+
+    def average_buffers(self) -> None:
+        """Give every rank one set of BatchNorm's running statistics: the mean over all ranks.
+
+        Weighted by the samples that they stand for: those since the last call where each rank
+        keeps its own (``DDP(model, broadcast_buffers=False)``); those of the newest step where
+        DDP hands rank 0's to all at each forward, which is its default and loses the others'.
+        Other buffers stay as they are. Collective; call it before an evaluation or a checkpoint.
+
+        It repairs what evaluation reads. In training, local BatchNorm depends on the split still.
+
+        Raises:
+            RuntimeError: before ``prepare``, or after ``close``.
+        """
+        if self._side is None:
+            raise RuntimeError("Nothing to average: call it between `prepare` and `close`.")
+        if self._side.world_size == 1:
+            return
+        self._link.report_now()
+        seen, newest = self._link.num_samples_seen
+        for broadcast, count in ((True, newest), (False, seen - self._num_averaged)):
+            modules = [m.module for m in self._models if m.broadcasts_buffers == broadcast]
+            average_running_stats(modules, count, self._side.sum)
+        self._num_averaged = seen
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -235,21 +313,38 @@ class Balancer:
         """
         return self._link.num_samples or 0
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was learnt about speeds and memory, by host and device; on rank 0 alone.
+
+        Not collective; of plain values and tensors. Other ranks, which do not plan, have nothing.
+        """
+        return self._link.estimates.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Begin the run with what ``state`` says about its hosts and devices; rank 0's counts.
+
+        Raises:
+            ValueError: ``state`` is broken or something else, or the first loop has begun.
+        """
+        self._link.restore(Estimates.read(state))
+
     def close(self) -> None:
         """End the run on this rank: stop the exchange, the loader's workers, the event file."""
         if self._closed:
             return
         self._closed = True
         atexit.unregister(self._say_goodbye)
-        if self._loader is not None:
-            self._loader.close()
-        self._link.close()
-        for model in self._models:
-            model.release()
+        with ExitStack() as parts:  # the last one first, and each whatever another raises
+            if self._side is not None:
+                parts.callback(self._side.close)
+            parts.callback(self._watch.close)
+            for part in self._models:
+                parts.callback(part.release)
+            parts.callback(self._link.close)
+            for loader in self._loaders:
+                parts.callback(loader.close)
         self._models.clear()
-        if self._side is not None:
-            self._side.close()
-            self._side = None
+        self._side = None
 
     def __enter__(self) -> Self:
         return self
@@ -280,61 +375,73 @@ class Balancer:
         self._behind(getattr(sys, "last_value", None))  # the exchange logs what it learns
         self.close()
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("The balancer was closed. Make a new `Balancer` for a new run.")
+
     def _prepare_model(self, module: nn.Module) -> nn.Module:
         assert self._side is not None
         device_of(module)
         if self._side.world_size > 1:
             warn_batch_norm(module)
+            check_compiled(module)
         outer = with_ddp(module, self._side.world_size, self._process_group)
+        self._side.join(outer)
         weighting = self._weighting or "output"
-        model = BalancedModel(outer, self._backward, self._link.weight, weighting)
+        model = BalancedModel(outer, self._backward, self._link.weight, weighting, self._watch)
+        self._watch.before_steps(model.place)
         model.time_buffers(self._link)
+        model.time_nested(
+            self._link, self._backward if weighting == "output" else self._loss_backward
+        )
         self._models.append(model)
         return outer
 
-    def _prepare_loader(self, loader: Any) -> BalancedLoader:
+    def _prepare_loader(
+        self, loader: Any, stream: StreamKind | None
+    ) -> BalancedLoader | StreamLoader:
         assert self._side is not None
-        if not isinstance(loader, DataLoader):
-            raise invalid(
-                "Balancer.prepare(...)",
-                "be given torch modules and one torch `DataLoader`",
-                type(loader).__name__,
-                "Pass the loader itself; optimizers and schedulers stay as they are.",
-            )
-        if self._loader is not None:
-            raise invalid(
-                "Balancer.prepare(loader)",
-                "be given one loader",
-                "a second one",
-                "Leave loaders for evaluation as they are, and train on one loader.",
-            )
+        check_is_loader(loader)
         size = agreed_batch_size(self._global_batch_size, loader, self._side.world_size)
         self._global_batch_size = size
-        self._loader = BalancedLoader(
+        prepared = balanced_loader(
             loader,
-            rank=self._side.rank,
-            world_size=self._side.world_size,
+            stream,
+            side=self._side,
             global_batch_size=size,
-            plans=self._link,
-            listener=self._link,
-            share=self._side.share_indices,
-            no_sync=self._no_sync,
+            link=self._link,
+            no_sync=self._models.no_sync,
+            counter=self._counter,
+            count=self._count,
+            beside=self._loaders,
         )
+        prepared.attempts = Replay(
+            self._models,
+            self._link,
+            smallest=lambda: self._job(cuts=True).smallest,
+            probe_up_to=size if self._bounds.max == "probe" else None,
+        )
+        self._loaders.append(prepared)
         self._job(cuts=True)  # what no kind of loop can split is refused here
-        return self._loader
+        return prepared
 
-    def _job(self, *, cuts: bool) -> Job:
+    def _job(self, *, cuts: bool, min_forwards: int = 1) -> Job:
         assert self._side is not None
-        assert self._loader is not None
+        assert self._loaders
         assert self._global_batch_size is not None
         size, smallest = self._global_batch_size, 1
-        tail_size, tail_smallest = self._loader.tail_batch_size or 0, 0
+        tail_size, tail_smallest = self._loaders[0].tail_batch_size or 0, 0
+        compiles = any(model.compiles for model in self._models)
+        if self._side.world_size > 1 and compiles:  # a single sample costs a graph of its own
+            smallest = min(2, size // self._side.world_size) * min_forwards
+            tail_smallest = 2 if tail_size >= 2 * self._side.world_size else 0
         if self._side.world_size > 1 and any(
             has_local_batch_norm(model.module) for model in self._models
         ):
-            smallest = min(2, size // self._side.world_size)
+            smallest = min(2, size // self._side.world_size) * min_forwards
             tail_smallest = 2 if tail_size else 0
-            check_tail(tail_size, self._side.world_size)
+            check_full_steps(self._loaders[-1])
+            check_tail(tail_size, self._side.world_size, self._bounds)
         job = Job(
             world_size=self._side.world_size,
             global_batch_size=size,
@@ -343,6 +450,7 @@ class Balancer:
             smallest=smallest,
             tail_smallest=tail_smallest,
             cuts=cuts,
+            min_forwards=min_forwards,
         )
         job.cluster(job.caps())  # raises here, on every rank, rather than on rank 0 alone
         return job
@@ -350,29 +458,28 @@ class Balancer:
     def _open(self, listeners: list[Callable[[Plan], None]], *, cuts: bool) -> Run:
         """Open the run at its first step, when devices and the kind of loop are known."""
         assert self._side is not None
-        assert self._loader is not None
+        assert self._loaders
         if not self._models:
             raise RuntimeError("The loader runs without a model: `prepare` the model too.")
+        world_size = self._side.world_size
+        wrapping = Wrapping.of(self._models, self._bounds, world_size=world_size, cuts=cuts)
         settings = RunSettings(
             policy=self._policy,
-            job=self._job(cuts=cuts),
-            num_steps=len(self._loader),
+            job=self._job(cuts=cuts, min_forwards=wrapping.min_forwards),
+            num_steps=num_steps_of(self._loaders[0]),
             loss_reduction=self._loss_reduction,
             runtime=self._runtime,
             device=device_of(self._models[0].module),
-            memory=self._memory,
+            wrapping=wrapping,
             run_dir=self._run_dir,
+            estimates=self._link.estimates,
+            watch=self._watch,
         )
+        self._watch.on_cuda = settings.device.type == "cuda"
+        by_size = self._side.world_size > 1 and self._bounds.vary == "size"
+        self._watch.varies = by_size and not isinstance(self._policy, Equal | Fixed)
         atexit.register(self._say_goodbye)
         return Run(settings, self._side, listeners)
-
-    @contextmanager
-    def _no_sync(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for model in self._models:
-                if (context := model.no_sync()) is not None:
-                    stack.enter_context(context)
-            yield
 
 
 def _checked(policy: Any) -> AbstractPolicy[Any]:

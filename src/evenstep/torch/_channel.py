@@ -2,27 +2,32 @@
 
 Why not the process group: gloo names only a port when a peer dies and nothing at all when one is
 stopped, its receives cannot be given up without breaking the group, and a group's life ends with
-`destroy_process_group`. A socket per peer says at once which peer closed it.
+`destroy_process_group`. A socket per peer says at once which peer closed it, and one that broke
+between two living processes can be made again.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-import secrets
 import selectors
 import socket
-import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from time import monotonic
-from typing import Any, Protocol
+from typing import Protocol
 
-_HEADER = struct.Struct("!I")  # length of the JSON text that follows; 0 is a heartbeat
-Message = dict[str, Any]
+from ._meeting import Newcomer, Star, dial
+from ._peer import Message as Message
+from ._peer import Peer, encode
+from ._process import has_ended, process_name
+
+_RETRY_S = 0.05  # between two looks after a broken connection
+_DIAL_S = 1.0  # for one try to make it again
+_JOIN_S = 10.0  # at the close, for a policy that does not come to an end
+_CLOSED = "its connection closed: it ended, was killed or cut off"
 
 
 class Receiver(Protocol):
@@ -32,7 +37,7 @@ class Receiver(Protocol):
         """Take a message from ``peer``."""
 
     def lost(self, peer: int, problem: str) -> None:
-        """Take notice that ``peer`` closed its connection or fell silent; told once for each."""
+        """Take notice that ``peer`` is gone or fell silent; told once for each."""
 
     def tick(self) -> None:
         """Do what is due now and then; called about every heartbeat."""
@@ -45,11 +50,17 @@ class StarChannel:
     A peer that has sent nothing for ``deadline_s`` counts as lost: so a stopped process is
     noticed as well as a dead one. A pause of this process itself is no silence of the others.
 
+    A connection that breaks is made again, by the rank that is not rank 0, and every message that
+    was on its way is sent again. A peer counts as lost at once if it said its last word or if its
+    process is known to have ended, else after ``reconnect_s`` without a new connection.
+
     Args:
         connections: an open socket for each peer's rank. They belong to the channel from now on.
         heartbeat_s: seconds between two heartbeats, positive.
         deadline_s: seconds of silence after which a peer counts as lost, more than
             ``heartbeat_s``.
+        star: how to make a connection again; None leaves a broken one broken.
+        reconnect_s: seconds to try it for; None is 5, and at most a third of ``deadline_s``.
         clock: monotonic seconds.
     """
 
@@ -59,20 +70,29 @@ class StarChannel:
         *,
         heartbeat_s: float,
         deadline_s: float,
+        star: Star | None = None,
+        reconnect_s: float | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self._connections = dict(connections)
+        processes = {} if star is None else star.processes
+        self._peers = {
+            peer: Peer(connection, processes.get(peer)) for peer, connection in connections.items()
+        }
+        self._star = star
+        self._here = process_name()
         self._heartbeat_s = heartbeat_s
         self._deadline_s = deadline_s
+        self.reconnect_s = min(5.0, deadline_s / 3) if reconnect_s is None else reconnect_s
         self._clock = clock
-        self._buffers = {peer: bytearray() for peer in connections}
-        self._locks = {peer: threading.Lock() for peer in connections}
         self._heard = dict.fromkeys(connections, clock())
         self._gone: set[int] = set()
+        self._broken: dict[int, float] = {}  # since when
+        self._newcomers: dict[Newcomer, float] = {}  # likewise
         self._calls: deque[tuple[float, Callable[[], None]]] = deque()  # with when they are due
         self._closing = threading.Event()
         self._wake, self._woken = socket.socketpair()
         self._thread: threading.Thread | None = None
+        self._selector = selectors.DefaultSelector()
 
     def start(self, receiver: Receiver) -> None:
         """Start the thread, which tells ``receiver`` whatever happens."""
@@ -83,15 +103,15 @@ class StarChannel:
 
     def send(self, peer: int, message: Message) -> None:
         """Send ``message``; to a peer that is gone, nothing: its loss was told already."""
-        text = json.dumps(message).encode()
-        self._send(peer, _HEADER.pack(len(text)) + text)
+        if peer not in self._gone:
+            self._peers[peer].send(encode(message))
 
     def send_all(self, message: Message) -> None:
         """Send ``message`` to every peer."""
-        text = json.dumps(message).encode()
-        frame = _HEADER.pack(len(text)) + text
-        for peer in self._connections:
-            self._send(peer, frame)
+        text = encode(message)
+        for number, peer in self._peers.items():
+            if number not in self._gone:
+                peer.send(text)
 
     def call_later(self, call: Callable[[], None], *, delay_s: float) -> None:
         """Have the channel's thread make ``call`` in ``delay_s`` seconds, or at the close.
@@ -107,47 +127,73 @@ class StarChannel:
         self._closing.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._wake.send(b"x")
-            self._thread.join()
+            self._thread.join(_JOIN_S)
+            if not self._thread.is_alive():
+                self._make_calls(math.inf)
             self._thread = None
-            self._make_calls(math.inf)
-        for connection in (*self._connections.values(), self._wake, self._woken):
-            connection.close()
+            for number in self._peers.keys() - self._gone:
+                self._peers[number].say_last_word()
+        self._close_connections()
 
-    def _send(self, peer: int, frame: bytes) -> None:
-        if peer in self._gone:
-            return
-        try:
-            with self._locks[peer]:
-                self._connections[peer].sendall(frame)
-        except OSError:
-            pass  # the reading side meets the same break, and tells it with the peer's name
+    def _close_connections(self) -> None:
+        for peer in self._peers.values():
+            peer.close()
+        for newcomer in self._newcomers:
+            newcomer.connection.close()
+        for end in (self._wake, self._woken):
+            end.close()
+        self._selector.close()
+        if self._star is not None and self._star.server is not None:
+            self._star.server.close()
 
     def _run(self, receiver: Receiver) -> None:
-        with selectors.DefaultSelector() as selector:
-            for peer, connection in self._connections.items():
-                selector.register(connection, selectors.EVENT_READ, peer)
-            selector.register(self._woken, selectors.EVENT_READ, None)
-            beat_s = self._clock()
-            self._heard = dict.fromkeys(self._heard, beat_s)
-            while not self._closing.is_set():
-                due_s = min(beat_s, self._calls[0][0]) if self._calls else beat_s
-                for key, _ in selector.select(timeout=max(0.0, due_s - self._clock())):
-                    if key.data is None:
-                        self._woken.recv(1 << 12)
-                    elif not self._read(key.data, receiver):
-                        selector.unregister(key.fileobj)
-                now_s = self._clock()
-                self._make_calls(now_s)
-                if now_s >= beat_s:
-                    self._beat(now_s, receiver, late_s=now_s - beat_s)
-                    beat_s = now_s + self._heartbeat_s
+        selector = self._selector
+        for number, peer in self._peers.items():
+            selector.register(peer.connection, selectors.EVENT_READ, number)
+        selector.register(self._woken, selectors.EVENT_READ, None)
+        if self._star is not None and self._star.server is not None:
+            self._star.server.setblocking(False)
+            selector.register(self._star.server, selectors.EVENT_READ, self._star.server)
+        beat_s = self._clock()
+        self._heard = dict.fromkeys(self._heard, beat_s)
+        while not self._closing.is_set():
+            due_s = min(beat_s, self._calls[0][0]) if self._calls else beat_s
+            wait_s = max(0.0, due_s - self._clock())
+            if self._broken:
+                wait_s = min(wait_s, _RETRY_S)
+            for key, _ in selector.select(timeout=wait_s):
+                self._handle(key, receiver)
+            now_s = self._clock()
+            self._make_calls(now_s)
+            if now_s >= beat_s:
+                self._beat(now_s, receiver, late_s=now_s - beat_s)
+                beat_s = now_s + self._heartbeat_s
+            if self._broken:
+                self._mend(now_s, receiver)
+
+    def _handle(self, key: selectors.SelectorKey, receiver: Receiver) -> None:
+        match key.data:
+            case None:
+                self._woken.recv(1 << 12)
+            case int(number):
+                if key.fileobj is self._peers[number].connection:  # not replaced a moment ago
+                    self._read(number, receiver)
+            case Newcomer():
+                self._greet(key.data)
+            case _:
+                self._accept(key.data)
 
     def _beat(self, now_s: float, receiver: Receiver, *, late_s: float) -> None:
-        for peer in self._connections:
-            self._send(peer, _HEADER.pack(0))
+        for number, peer in self._peers.items():
+            if number not in self._gone:
+                peer.beat()
         if late_s > self._heartbeat_s:  # this process was stopped: nobody else is late
             self._heard = dict.fromkeys(self._heard, now_s)
+            self._broken = dict.fromkeys(self._broken, now_s)
         self._check_silence(now_s, receiver)
+        for newcomer, since_s in tuple(self._newcomers.items()):
+            if now_s - since_s > self._deadline_s:
+                self._turn_away(newcomer)
         self._guard(receiver.tick)
 
     def _make_calls(self, now_s: float) -> None:
@@ -155,40 +201,114 @@ class StarChannel:
             _, call = self._calls.popleft()
             self._guard(call)
 
-    def _read(self, peer: int, receiver: Receiver) -> bool:
-        """Take in what ``peer`` sent; return whether more can come."""
-        buffer = self._buffers[peer]
-        try:
-            data = self._connections[peer].recv(1 << 16)
-        except OSError:
-            data = b""
-        if not data:
-            self._lose(peer, "its connection closed: it ended, was killed or cut off", receiver)
-            return False
-        self._heard[peer] = self._clock()
-        buffer += data
-        while len(buffer) >= _HEADER.size:
-            (length,) = _HEADER.unpack_from(buffer)
-            if len(buffer) < _HEADER.size + length:
-                break
-            text = bytes(buffer[_HEADER.size : _HEADER.size + length])
-            del buffer[: _HEADER.size + length]
-            if text:
-                self._guard(partial(receiver.received, peer, json.loads(text)))
-        return True
+    def _read(self, number: int, receiver: Receiver) -> None:
+        """Take in what a peer sent, or that its connection is at an end."""
+        peer = self._peers[number]
+        messages = peer.receive()
+        if messages is None:
+            self._selector.unregister(peer.connection)
+            peer.break_off()
+            if self._star is None or peer.is_leaving:
+                self._lose(number, _CLOSED, receiver)
+            elif number not in self._gone:
+                self._broken[number] = self._clock()
+            return
+        self._heard[number] = self._clock()
+        for message in messages:
+            self._guard(partial(receiver.received, number, message))
 
     def _check_silence(self, now_s: float, receiver: Receiver) -> None:
-        for peer, heard_s in self._heard.items():
-            if peer not in self._gone and now_s - heard_s > self._deadline_s:
-                problem = (
-                    f"it has been silent for {now_s - heard_s:.1f} s: stopped, hung or cut off"
-                )
-                self._lose(peer, problem, receiver)
+        for number, heard_s in self._heard.items():
+            silent_s = now_s - heard_s
+            if number in self._gone:
+                continue
+            if silent_s > self._deadline_s:
+                problem = f"it has been silent for {silent_s:.1f} s: stopped, hung or cut off"
+                self._lose(number, problem, receiver)
+            elif silent_s > 2 * self._heartbeat_s and self._has_ended(number):
+                # Its forked loader workers may keep the connection open for some seconds.
+                self._lose(number, _CLOSED, receiver)
 
-    def _lose(self, peer: int, problem: str, receiver: Receiver) -> None:
-        if peer not in self._gone:
-            self._gone.add(peer)
-            self._guard(partial(receiver.lost, peer, problem))
+    def _mend(self, now_s: float, receiver: Receiver) -> None:
+        """Try to make broken connections again; give up in time."""
+        for number, since_s in tuple(self._broken.items()):
+            if self._has_ended(number):
+                self._lose(number, _CLOSED, receiver)
+            elif now_s - since_s > self.reconnect_s:
+                problem = f"{_CLOSED}; it made no new one within {now_s - since_s:.1f} s"
+                self._lose(number, problem, receiver)
+            elif number == 0:
+                self._redial()
+
+    def _redial(self) -> None:
+        """Make the connection to rank 0 again, if it can be reached."""
+        assert self._star is not None
+        peer = self._peers[0]
+        try:
+            connection, num_arrived = dial(
+                self._star.meeting, self._star.rank, peer.num_received, timeout_s=_DIAL_S
+            )
+        except ConnectionError:
+            return  # tried again in a moment
+        self._resume(0, connection, num_arrived)
+
+    def _accept(self, server: socket.socket) -> None:
+        """On rank 0: let somebody in who will say who it is."""
+        assert self._star is not None
+        try:
+            connection, _ = server.accept()
+        except OSError:
+            return  # gone again
+        newcomer = Newcomer(connection, self._star.meeting.token)
+        self._newcomers[newcomer] = self._clock()
+        self._selector.register(connection, selectors.EVENT_READ, newcomer)
+
+    def _greet(self, newcomer: Newcomer) -> None:
+        try:
+            greeting = newcomer.read()
+            if greeting is None:
+                return
+            peer = self._peers.get(greeting.rank)
+            if peer is None or greeting.rank in self._gone:
+                raise ValueError("nobody who is missed")
+            self._selector.unregister(newcomer.connection)
+            del self._newcomers[newcomer]
+            if greeting.rank not in self._broken:  # the break was noticed there first
+                self._selector.unregister(peer.connection)
+                peer.break_off()
+                self._broken[greeting.rank] = self._clock()
+            connection = newcomer.welcome(peer.num_received)
+        except (OSError, ValueError):
+            self._turn_away(newcomer)
+            return
+        self._resume(greeting.rank, connection, greeting.num_received)
+
+    def _turn_away(self, newcomer: Newcomer) -> None:
+        if self._newcomers.pop(newcomer, None) is not None:
+            self._selector.unregister(newcomer.connection)
+        newcomer.connection.close()
+
+    def _resume(self, number: int, connection: socket.socket, num_arrived: int) -> None:
+        now_s = self._clock()
+        since_s = self._broken.pop(number)
+        self._peers[number].resume(connection, num_arrived)
+        self._heard[number] = now_s
+        self._selector.register(connection, selectors.EVENT_READ, number)
+        logging.getLogger("evenstep").warning(
+            "The connection between rank 0 and rank %d broke and was made again after %.2f s; "
+            "training goes on and no message was lost.",
+            number or (self._star.rank if self._star is not None else 0),
+            now_s - since_s,
+        )
+
+    def _has_ended(self, number: int) -> bool:
+        return has_ended(self._peers[number].process, self._here)
+
+    def _lose(self, number: int, problem: str, receiver: Receiver) -> None:
+        self._broken.pop(number, None)
+        if number not in self._gone:
+            self._gone.add(number)
+            self._guard(partial(receiver.lost, number, problem))
 
     def _guard(self, call: Callable[[], None]) -> None:
         """Keep the thread alive whatever the receiver does."""
@@ -196,95 +316,3 @@ class StarChannel:
             call()
         except Exception:
             logging.getLogger("evenstep").exception("The exchange failed on a message.")
-
-
-def connect_star(
-    rank: int,
-    world_size: int,
-    share: Callable[[Any], Any],
-    *,
-    addresses: Sequence[str],
-    timeout_s: float = 60.0,
-) -> dict[int, socket.socket]:
-    """Open the connections of a star around rank 0 and return them by peer.
-
-    Rank 0 listens on a free port and tells the others, through ``share``, its addresses, the
-    port and a random token that keeps strangers out.
-
-    Args:
-        rank: this process.
-        world_size: number of processes.
-        share: broadcasts an object from rank 0: called with it there and with None elsewhere,
-            it returns it everywhere.
-        addresses: host names or addresses under which others may reach rank 0, best first; used
-            on rank 0 only.
-        timeout_s: how long to try.
-
-    Raises:
-        ConnectionError: a connection could not be made in time; the message says what was tried.
-    """
-    if rank != 0:
-        meeting = share(None)
-        return {0: _call(rank, meeting, timeout_s)}
-    with socket.create_server(("", 0), backlog=world_size) as server:
-        token = secrets.token_hex(16)
-        share({"addresses": list(addresses), "port": server.getsockname()[1], "token": token})
-        return _accept(server, world_size, token.encode(), timeout_s)
-
-
-def _accept(
-    server: socket.socket, world_size: int, token: bytes, timeout_s: float
-) -> dict[int, socket.socket]:
-    connections: dict[int, socket.socket] = {}
-    deadline_s = monotonic() + timeout_s
-    while len(connections) < world_size - 1:
-        server.settimeout(max(0.01, deadline_s - monotonic()))
-        try:
-            connection, _ = server.accept()
-            connection.settimeout(max(0.01, deadline_s - monotonic()))
-            greeting = _read_exactly(connection, len(token) + 4)
-        except TimeoutError as error:
-            missing = sorted(set(range(1, world_size)) - set(connections))
-            raise ConnectionError(
-                f"Ranks {missing} did not reach rank 0 within {timeout_s:g} s. The balancer needs "
-                f"one TCP connection from each rank to rank 0: open the ports between the "
-                f"hosts, or name an address of rank 0 that all can reach with "
-                f"`Runtime(address=...)`."
-            ) from error
-        if greeting[:-4] != token:
-            connection.close()
-            continue
-        connections[int.from_bytes(greeting[-4:])] = _tuned(connection)
-    return connections
-
-
-def _call(rank: int, meeting: dict[str, Any], timeout_s: float) -> socket.socket:
-    problems = []
-    deadline_s = monotonic() + timeout_s
-    for address in meeting["addresses"]:
-        try:
-            left_s = max(1.0, min(10.0, deadline_s - monotonic()))
-            connection = socket.create_connection((address, meeting["port"]), timeout=left_s)
-        except OSError as error:
-            problems.append(f"{address}: {error}")
-            continue
-        connection.sendall(meeting["token"].encode() + rank.to_bytes(4))
-        return _tuned(connection)
-    raise ConnectionError(
-        f"Rank {rank} cannot reach rank 0 on port {meeting['port']}; tried "
-        f"{'; '.join(problems)}. Name an address of rank 0 that all can reach with "
-        f"`Runtime(address=...)`."
-    )
-
-
-def _read_exactly(connection: socket.socket, length: int) -> bytes:
-    data = b""
-    while len(data) < length and (more := connection.recv(length - len(data))):
-        data += more
-    return data
-
-
-def _tuned(connection: socket.socket) -> socket.socket:
-    connection.settimeout(None)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return connection

@@ -91,22 +91,39 @@ class StepMeter:
         self._end: Any = None
         self._waits: list[tuple[Any, Any]] = []
         self._wait_after: tuple[Any, Any] | None = None
+        self._newest_grad: Any = None
 
     def begin(self) -> None:
         """Start a step: its batch is being handed out."""
         self._begin, self._end, self._waits = self.clock.mark(), None, []
-        self._wait_after = None
+        self._wait_after = self._newest_grad = None
+
+    def begin_last(self, *, done: int, num_samples: int) -> None:
+        """Hear that the last forward's batch is about to be handed out.
+
+        Args:
+            done: samples of the forwards before it.
+            num_samples: samples of the step on this rank.
+        """
 
     def exclude(self, begin: Any, end: Any) -> None:
         """Leave the time between two marks out: it was spent waiting for others."""
         self._waits.append((begin, end))
+
+    def grad_ready(self) -> None:
+        """Note that a parameter got its gradient: the last one's ends own backward.
+
+        For backwards at whose end others have been waited for already (``NestedBackwards``).
+        """
+        self._newest_grad = self.clock.mark()
 
     def end(self) -> None:
         """Note that own backward is done; of several in one step the last one counts."""
         if self._wait_after is not None:  # for the reduction of the backward before
             self._waits.append(self._wait_after)
             self._wait_after = None
-        self._end = self.clock.mark()
+        self._end = self.clock.mark() if self._newest_grad is None else self._newest_grad
+        self._newest_grad = None
 
     def waited(self) -> None:
         """Note that the reduction after a backward is over; the last one's is past the end."""
@@ -120,16 +137,73 @@ class StepMeter:
         return PendingTime(self.clock, self._begin, self._end, tuple(self._waits))
 
 
+@final
+class LeadMeter(StepMeter):
+    r"""Measures what comes before the last micro-batch, and scales it to the local batch.
+
+    For models whose last backward waits for others in many places, as FSDP2's does, and whose
+    other micro-batches wait nowhere: $t = t_{lead} \, n / n_{lead}$, with $t_{lead}$ from the
+    hand-out of the first micro-batch to that of the last, $n_{lead}$ the samples in between and
+    $n$ all of the step's. Exact for micro-batches of one size, a fixed cost of each included. A
+    step of one micro-batch has no time.
+    """
+
+    def __init__(self, clock: AbstractClock) -> None:
+        super().__init__(clock)
+        self._ran = False
+        self._scale = 1.0
+
+    def begin(self) -> None:
+        super().begin()
+        self._ran = False
+
+    def begin_last(self, *, done: int, num_samples: int) -> None:
+        if done:
+            self._end, self._scale = self.clock.mark(), num_samples / done
+
+    def exclude(self, begin: Any, end: Any) -> None:
+        if self._end is None:  # later waits lie in what is left out
+            super().exclude(begin, end)
+
+    def end(self) -> None:
+        self._ran = True
+
+    def waited(self) -> None:
+        """Do nothing: only the last backward waits, and that is left out."""
+
+    def take(self) -> PendingTime | None:
+        time = super().take() if self._ran else None
+        return None if time is None else time.scaled(self._scale)
+
+
+@final
+class BlindMeter(StepMeter):
+    """Gives no time: for steps in which computing and waiting cannot be told apart."""
+
+    def take(self) -> None:
+        """Return None."""
+
+
 class PendingTime:
     """A step's compute time, known as soon as the device has got there."""
 
     def __init__(
-        self, clock: AbstractClock, begin: Any, end: Any, waits: tuple[tuple[Any, Any], ...]
+        self,
+        clock: AbstractClock,
+        begin: Any,
+        end: Any,
+        waits: tuple[tuple[Any, Any], ...],
+        scale: float = 1.0,
     ) -> None:
         self._clock = clock
         self._begin = begin
         self._end = end
         self._waits = waits
+        self._scale = scale
+
+    def scaled(self, factor: float) -> PendingTime:
+        """Return the same time, times ``factor``."""
+        return PendingTime(self._clock, self._begin, self._end, self._waits, self._scale * factor)
 
     def seconds(self, *, block: bool = False) -> float | None:
         """Return the seconds; None while they are not known, and ``block`` is off."""
@@ -138,5 +212,7 @@ class PendingTime:
         total = self._clock.seconds(self._begin, self._end)
         if total is None:
             return None
+        if total < 0:
+            return total  # a clock that went back: to be refused, not planned by
         waited = sum(self._clock.seconds(begin, end) or 0.0 for begin, end in self._waits)
-        return max(total - waited, 1e-9)  # a clock may not resolve an empty step
+        return max(self._scale * (total - waited), 1e-9)  # a clock may not resolve an empty step

@@ -5,13 +5,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
 from ..control import Plan, Report
 from ..exceptions import EvenstepWarning
 from ._clock import AbstractClock, PendingTime, StepMeter
+from ._compile_watch import CompileWatch
 from ._exchange import Exchange
 from ._memory import MemoryReader
+from ._peers import PeerGroup
+from ._unit_sums import UnitSum
+from ._weighting import Weight
 
 # From which expected wait on a rank lets itself be told of the others in Python: past what the
 # news takes to travel, and past what a step varies by itself.
@@ -30,8 +35,13 @@ class _Step:
     global_num_samples: int
     data_s: float
     wall_s: float | None
+    units: float | None = None
+    unit_sum: UnitSum | None = None
     num_forwards: int = 0
     num_backwards: int = 0
+    num_done: int = 0  # samples of the forwards so far
+    limit: int | None = None  # most samples of a forward, if this step has taught it
+    again: bool = False  # whether memory ran out in it
     on_last_forward: bool = False
     reported: bool = False
 
@@ -54,8 +64,13 @@ class StepConductor:
         world_size: number of workers.
         loss_reduction: ``"mean"`` or ``"sum"``, what the user's loss does over samples.
         settle_s: longest wait for late ranks inside a backward; 0 where collectives do not hold
-            up the host, as on CUDA. One that lasts so long was a mistake, and is the last.
+            up the host, as on CUDA. After one that lasts so long in vain,
+            there are more only if all ranks turn out to have reported before their collectives.
         exact: whether to wait for the device at the plan point, so that nothing is late.
+        watch: notices what is compiled in a step.
+        gather: makes the parameters of sharded models whole at the start of a step; None where
+            no model is sharded.
+        peers: ranks that get the very same batches; None if there are none.
     """
 
     def __init__(
@@ -68,7 +83,13 @@ class StepConductor:
         loss_reduction: str,
         settle_s: float,
         exact: bool,
+        watch: CompileWatch,
+        gather: Callable[[], None] | None = None,
+        peers: PeerGroup | None = None,
     ) -> None:
+        self._gather = gather
+        self._peers = peers
+        self._compiling = watch
         self.meter = meter
         self._exchange = exchange
         self._memory = memory
@@ -77,12 +98,14 @@ class StepConductor:
         self._settle_s = settle_s
         self._exact = exact
         self._step: _Step | None = None
-        self._weight: float | None = None
+        self._weight: Weight | None = None
         self._backwards_per_forward = 0  # 0: not known, or not the same for every forward
         self._may_settle = True
+        self._in_vain = False  # whether it did in the step under way, and nobody came
         self._pending: list[tuple[_Step, PendingTime, int]] = []
         self._handed_out_s: float | None = None
         self.num_steps = 0
+        self._seen = 0, 0  # samples of this rank: in the finished steps, and in the last of them
         self._num_blind = 0  # steps in a row without a backward through a balanced output
         self.plan: Plan | None = None  # of the step under way, or of the last one
 
@@ -98,7 +121,11 @@ class StepConductor:
     def at(self, step: int) -> Plan:
         """Finish the step under way and return the plan of ``step``: the plan point."""
         self._finish()
-        self.plan = self._exchange.at(step)
+        plan = self._exchange.at(step)
+        self.plan = plan if self._peers is None else self._peers.agree(plan)
+        if self._in_vain:  # for somebody slow, or for somebody who waited for this rank?
+            self._may_settle = self._exchange.all_early
+            self._in_vain = False
         return self.plan
 
     @property
@@ -106,36 +133,98 @@ class StepConductor:
         """Samples of this rank in the step under way; None outside of one."""
         return None if self._step is None else self._step.num_samples
 
+    @property
+    def num_samples_seen(self) -> tuple[int, int]:
+        """Samples that this rank trained on: in the run, and in its newest step with a backward."""
+        step, (total, newest) = self._step, self._seen
+        if step is None or not step.num_backwards:
+            return total, newest
+        return total + step.num_samples, step.num_samples
+
+    @property
+    def num_units(self) -> float | None:
+        """Units of this rank in the step under way, samples or others; None outside of one."""
+        if self._step is None or self._step.units is None:
+            return self.num_samples
+        return self._step.units
+
     def begin_step(
-        self, step: int, *, num_samples: int, global_num_samples: int, data_s: float
+        self,
+        step: int,
+        *,
+        num_samples: int,
+        global_num_samples: int,
+        data_s: float,
+        units: float | None = None,
     ) -> None:
         """Open a step: its batch is about to be handed out."""
         now_s = perf_counter()
         wall_s = None if self._handed_out_s is None else now_s - self._handed_out_s
         self._handed_out_s = now_s
         self._step = _Step(step, num_samples, global_num_samples, data_s, wall_s)
+        self._compiling.begin_step()
+        if units is not None:
+            self._step.units = units
+            self._step.unit_sum = self._exchange.units.add(step, units)
         self._memory.reset()
 
-    def begin_forward(self, *, num_samples: int, is_last: bool) -> None:
+    def begin_forward(self, *, num_samples: int, is_last: bool, units: float | None = None) -> None:
         """Set the weight of the next forward; the step's clock starts at its first one."""
         step = self._step
         assert step is not None
-        if self._loss_reduction == "mean":
+        if step.unit_sum is not None:
+            assert units is not None, "every forward of a step that counts units counts its own"
+            self._weight = partial(self._unit_weight, step.unit_sum, units)
+        elif self._loss_reduction == "mean":
             self._weight = num_samples * self._world_size / step.global_num_samples
         else:
             self._weight = 1.0 if num_samples else 0.0
         step.on_last_forward = is_last
         step.num_forwards += 1
+        self._compiling.begin_forward(num_samples)
         if step.num_forwards == 1:
+            self._make_whole()
             self.meter.begin()
+        if is_last:
+            self.meter.begin_last(done=step.num_done, num_samples=step.num_samples)
+            if self._gather is not None:  # here the collectives of sharded models begin
+                self._exchange.enter_collective()
+        step.num_done += num_samples
+
+    def _make_whole(self) -> None:
+        """Gather parameters that are kept in shards: what follows is this rank's own time."""
+        if self._gather is not None:
+            self._exchange.enter_collective()
+            self._gather()
+            self._exchange.leave_collective()
+
+    def found_limit(self, limit: int) -> None:
+        """Pass on, with this step's report, how many samples one forward may have."""
+        assert self._step is not None
+        self._step.limit = limit
+
+    def ran_out_of_memory(self, limit: int, *, num_samples: int, again: bool) -> None:
+        """Take a forward back that did not fit, or with ``again`` all of the step so far."""
+        self.found_limit(limit)
+        step = self._step
+        assert step is not None
+        step.again = True
+        if again:
+            step.num_forwards = step.num_backwards = step.num_done = 0
+        else:
+            step.num_forwards -= 1
+            step.num_done -= num_samples
 
     def end_epoch(self) -> None:
         """Close the last step of a loop: what follows is not training, and has no weight."""
         self._finish()
         self._handed_out_s = None
 
-    def weight(self) -> float | None:
-        """Return the weight of the forward under way; None outside a step."""
+    def weight(self) -> Weight | None:
+        """Return the weight of the forward under way, if need be to be asked for in its backward.
+
+        None outside a step.
+        """
         return self._weight
 
     def backward_done(self) -> None:
@@ -161,7 +250,19 @@ class StepConductor:
     def report_now(self) -> None:
         """Report the step under way if that is still to be done: a collective comes first."""
         if self._step is not None and self._step.num_backwards and not self._step.reported:
-            self._report(self._step)
+            self._report(self._step, early=False)
+
+    def _unit_weight(self, unit_sum: UnitSum, units: float) -> float:
+        """Return the weight of a forward with ``units``, when all ranks have told theirs.
+
+        Called in the backward. A step without a single unit has nothing to learn from: weight 0.
+        """
+        if unit_sum.total is None:  # others are late: that is no time of this rank's own
+            begin = self.clock.mark()
+            self._exchange.units.wait(unit_sum)
+            self.meter.exclude(begin, self.clock.mark())
+        total = unit_sum.total
+        return units * self._world_size / total if total else 0.0
 
     def _settle(self, step: _Step, compute_s: float | None) -> None:
         """Let a rank that will wait for the others anyway do it where a loss has a name.
@@ -176,14 +277,16 @@ class StepConductor:
         if slowest_s - compute_s > max(_LATE_S, _LATE_SHARE * compute_s):
             # Another rank may have had fewer backwards than foreseen, report only at its plan
             # point, and wait for this one in a collective of the user's: once is enough.
-            self._may_settle = self._exchange.settle(step.number, limit_s=self._settle_s)
+            self._in_vain = not self._exchange.settle(step.number, limit_s=self._settle_s)
 
     def _finish(self) -> None:
+        self._seen = self.num_samples_seen
         step, self._step, self._weight = self._step, None, None
         if step is None:
             return
+        self._compiling.end_step()
         if not step.reported:
-            self._report(step)
+            self._report(step, early=False)
         self._watch(step)
         each, rest = divmod(step.num_backwards, max(step.num_forwards, 1))
         self._backwards_per_forward = 0 if rest else each
@@ -201,15 +304,19 @@ class StepConductor:
                 stacklevel=2,
             )
 
-    def _report(self, step: _Step) -> float | None:
+    def _report(self, step: _Step, *, early: bool = True) -> float | None:
         """Send what is complete of this step, and of earlier ones that a device was late with.
+
+        Args:
+            step: the one under way.
+            early: whether this comes before its last collective.
 
         Returns:
             The newest compute time, if any is complete.
         """
         step.reported = True
         time = self.meter.take()
-        if time is not None:
+        if time is not None and not (self._compiling.stalled or step.again):
             self._pending.append((step, time, self._memory.peak_bytes()))
         ready: list[Report] = []
         while self._pending:
@@ -219,7 +326,9 @@ class StepConductor:
                 break
             del self._pending[0]
             ready.append(self._make_report(measured, compute_s, peak_bytes))
-        self._exchange.report(step.number, ready)
+        if step.again:
+            ready.append(self._make_report(step, 0.0, 0))
+        self._exchange.report(step.number, ready, early=early)
         return ready[-1].compute_s if ready else None
 
     def _make_report(self, step: _Step, compute_s: float, peak_bytes: int) -> Report:
@@ -232,4 +341,7 @@ class StepConductor:
             wall_s=step.wall_s,
             peak_bytes=peak_bytes,
             capacity_bytes=self._memory.capacity_bytes(),
+            holds=self._compiling.holds,
+            limit=step.limit,
+            again=step.again,
         )

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
-from functools import partial
 from operator import attrgetter
 from time import monotonic
-from typing import Any
 
-from ..control import Plan, Planner, Report
-from ..events import Event, Hook, PolicyFailed, WorkerLost
+from ..control import Learnt, Plan, Planner, Report
+from ..events import Hook, WorkerLost
 from ..exceptions import WorkerLostError
 from ._channel import Message, StarChannel
+from ._decisions import Decisions, read_plan
+from ._progress import Patrol
 from ._stuck import end_process, is_in_collective
+from ._unit_sums import UnitSums
 
 _REPORT = attrgetter(*(field.name for field in fields(Report)))
 
@@ -43,6 +43,8 @@ class Exchange:
         channel: connections to the others; None with one process.
         lag: steps by which a plan trails its measurement, 0 or 1.
         emit: takes every event, on rank 0.
+        heartbeat_s: seconds between two calls of ``tick``.
+        hang_s: seconds for which a rank may keep others waiting in a step; None is any time.
         grace_s: seconds after the loss of a worker for which the main thread may still come out of
             a collective. After that the process is ended: a collective with a lost peer blocks
             for half an hour, and gloo's cannot be interrupted.
@@ -58,6 +60,8 @@ class Exchange:
         *,
         lag: int = 0,
         emit: Hook,
+        heartbeat_s: float = 1.0,
+        hang_s: float | None = None,
         grace_s: float = 3.0,
         abort: Callable[[str], None] | None = None,
         is_stuck: Callable[[int], bool] | None = None,
@@ -70,23 +74,26 @@ class Exchange:
         self._grace_s = grace_s
         self._abort = abort or end_process
         self._is_stuck = is_stuck or is_in_collective
-        self._planner: Planner | None = None
         self._plan: Plan | None = None
         self._plans: dict[int, Plan] = {}  # by the step after which each was decided
         self._newest = -2
         self.slowest_s: float | None = None  # compute time of the slowest, in the newest step
+        self.all_early = True  # whether all reported the newest step before its last collective
         self._changed = threading.Condition()  # `_newest` grew, or a worker was lost
-        self._deciding = threading.Lock()
-        self._arrived: defaultdict[int, set[int]] = defaultdict(set)
-        self._measured: defaultdict[int, dict[int, Report]] = defaultdict(dict)
+        self.units = UnitSums(rank, len(hosts), channel, self._changed, owner=self)
+        self._decisions = Decisions(len(hosts), lag=lag, announcer=self, emit=emit)  # on rank 0
         self._left: dict[int, int] = {}
         self._listeners: list[Callable[[Plan], None]] = []
         self._error: WorkerLostError | None = None
         self._error_s = 0.0
         self._collective_s: float | None = None  # since when the training thread is in one
-        self._thread_id = 0
         self._first_step: int | None = None
         self._last_step = -1
+        self._patrol = Patrol(rank, self._hosts, channel, hang_s=hang_s, heartbeat_s=heartbeat_s)
+        self._told = False  # this very process was told to end
+        self._stop_asked = False
+        self._stop_from: int | None = None  # all ranks learn with this step that one asked
+        self.stopping = False  # as of the newest plan point, so the same on all ranks
 
     def start(self) -> None:
         """Start listening. Before this, nothing is sent or received."""
@@ -95,23 +102,31 @@ class Exchange:
 
     def lead(self, planner: Planner) -> None:
         """On rank 0: plan with ``planner`` and tell everybody its first plan."""
-        self._planner = planner
-        self._announce(planner.plan)
-        self._publish(-1)
+        self._decisions.planner = planner
+        self.announce(planner.plan)
+        self.publish(-1)
 
     def subscribe(self, listener: Callable[[Plan], None]) -> None:
         """Have ``listener`` called with every new plan, from whichever thread learns of it."""
         self._listeners.append(listener)
 
-    def report(self, step: int, reports: Sequence[Report]) -> None:
-        """Send this rank's one message for ``step``."""
+    def report(self, step: int, reports: Sequence[Report], *, early: bool = True) -> None:
+        """Send this rank's one message for ``step``.
+
+        Args:
+            step: the step under way.
+            reports: the measurements that are complete.
+            early: whether it comes before its last collective.
+        """
         self._last_step = step
         if self._rank != 0 and self._channel is not None:
             rows = [_REPORT(report) for report in reports]
-            self._channel.send(0, {"step": step, "reports": rows})
-            self._check_left()
+            message: Message = {"step": step, "reports": rows}
+            message |= {} if early else {"late": True}
+            self._channel.send(0, {**message, "stop": True} if self._stop_asked else message)
+            self.check_left()
         else:
-            self._take(0, step, reports)
+            self._take(0, step, reports, early=early)
 
     def at(self, step: int) -> Plan:
         """Return the plan of ``step``, once it is decided: the plan point.
@@ -120,6 +135,7 @@ class Exchange:
             WorkerLostError: a worker that is needed for it was lost.
         """
         self._collective_s = None
+        self._patrol.thread_id = threading.get_ident()
         if self._first_step is None:  # of this process: a resumed run counts on
             self._first_step = step
         index = step - 1 - self._lag
@@ -129,13 +145,27 @@ class Exchange:
         with self._changed:
             for old in [key for key in self._plans if key < index]:
                 del self._plans[old]
+            self.stopping = self._stop_from is not None and self._stop_from <= index
             return self._plans[index]
+
+    def ask_to_stop(self) -> None:
+        """Have all ranks agree to stop: ``stopping`` is set at the same plan point on each.
+
+        It travels with the messages of the steps. May be called from a signal handler.
+        """
+        self._told = self._stop_asked = True
+
+    def learnt(self) -> Learnt | None:
+        """Return what the planner has learnt; None on ranks that have none."""
+        return self._decisions.learnt()
 
     def settle(self, step: int, *, limit_s: float) -> bool:
         """Wait until all ranks have reported ``step`` and the answer is here, at most ``limit_s``.
 
         Called when this rank's own backward is done and a collective would make it wait for the
-        others anyway: here a lost worker raises an error with its name, there it would hang.
+        others anyway: here a lost worker raises an error with its name, there it would hang. It
+        may be this rank that a late one waits for, in a collective that comes before its report:
+        hence the limit. It is lifted for as long as the late ranks are seen to wait for nobody.
 
         Returns:
             Whether the answer came in time.
@@ -143,7 +173,11 @@ class Exchange:
         Raises:
             WorkerLostError: a worker was lost.
         """
-        return self._await(step, limit_s=limit_s)
+        while not self._await(step, limit_s=limit_s):
+            if not self._patrol.is_elsewhere(step):
+                return False
+            limit_s = self._patrol.heartbeat_s
+        return True
 
     def check(self) -> None:
         """Raise if a worker was lost.
@@ -162,6 +196,8 @@ class Exchange:
         """
         if self._collective_s is None:
             return None
+        if self._channel is not None:  # a connection that broke is given time to be made again
+            within_s += self._channel.reconnect_s
         with self._changed:
             self._changed.wait_for(lambda: self._error or self._left, timeout=within_s)
         for rank, last_step in tuple(self._left.items()):
@@ -170,7 +206,7 @@ class Exchange:
 
     def enter_collective(self) -> None:
         """Note that the calling thread goes where it cannot hear of a loss."""
-        self._thread_id = threading.get_ident()
+        self._patrol.thread_id = threading.get_ident()
         self._collective_s = monotonic()
 
     def leave_collective(self) -> None:
@@ -186,84 +222,59 @@ class Exchange:
             self._channel = None
 
     def received(self, peer: int, message: Message) -> None:
-        """Take in a report (rank 0) or a plan (the others), a loss or a goodbye."""
+        """Take in a report (rank 0) or a plan (the others), units, a loss or a goodbye."""
         match message:
             case {"step": step, "reports": rows}:
-                self._take(peer, step, [Report(*row) for row in rows])
+                self._stop_asked |= message.get("stop", False)
+                early = not message.get("late", False)
+                self._take(peer, step, [Report(*row) for row in rows], early=early)
             case {"plan": plan}:
-                self._announce(_read_plan(plan))
+                self.announce(read_plan(plan))
             case {"after": index, "slowest_s": slowest_s}:
                 self.slowest_s = slowest_s
-                self._publish(index)
+                self.all_early = not message.get("late", False)
+                if message.get("stop") and self._stop_from is None:
+                    self._stop_from = index
+                self.publish(index)
             case {"lost": rank, "problem": problem}:
                 self._fail(rank, problem)
             case {"bye": last_step}:
                 with self._changed:
                     self._left[peer] = last_step
                     self._changed.notify_all()
-                self._check_left()
+                self.check_left()
+            case _ if not self.units.received(peer, message):
+                self._patrol.received(peer, message)
 
     def lost(self, peer: int, problem: str) -> None:
         """Take notice of a broken or silent connection."""
-        if peer in self._left:
-            return
-        self._fail(peer, problem)
+        if peer not in self._left:
+            self._fail(peer, problem)
 
     def tick(self) -> None:
-        """End the process if a worker was lost and the main thread cannot come by to say so."""
-        since_s = self._collective_s
-        if self._error is None or since_s is None:
+        """Look who keeps the others waiting, on rank 0; act on a loss.
+
+        End the process if a worker was lost and the main thread cannot come by to say so.
+        """
+        if self._rank == 0 and self._error is None:
+            hung = self._patrol.look(self._decisions.incomplete() or self.units.incomplete())
+            if hung is not None:
+                self._fail(*hung)
+        if self._error is not None and self._told:
+            # Nobody is left to agree with, and whoever said so waits: torchrun does, before it
+            # starts the workers anew.
+            self._abort(f"{self._error} This process was told to end as well.")
+        if self._error is None or (since_s := self._collective_s) is None:
             return
         late = monotonic() - max(self._error_s, since_s) > self._grace_s
-        if late and self._is_stuck(self._thread_id):
+        if late and self._is_stuck(self._patrol.thread_id):
             self._abort(str(self._error))
 
-    def _take(self, rank: int, step: int, reports: Sequence[Report]) -> None:
-        with self._deciding:
-            for report in reports:
-                self._measured[report.step][rank] = report
-            self._arrived[step].add(rank)
-            if len(self._arrived[step]) == len(self._hosts):
-                del self._arrived[step]
-                self._decide(step)
-        self._check_left()
+    def _take(self, rank: int, step: int, reports: Sequence[Report], *, early: bool) -> None:
+        self._decisions.take(rank, step, reports, early=early)
+        self.check_left()
 
-    def _decide(self, step: int) -> None:
-        """Show the planner what is complete and publish what it says; then keep the books."""
-        planner = self._planner
-        assert planner is not None
-        books: list[Callable[[], None]] = []
-        complete = [
-            index for index, known in self._measured.items() if len(known) == len(self._hosts)
-        ]
-        for index in sorted(complete):
-            known = self._measured.pop(index)
-            reports = [known[rank] for rank in range(len(self._hosts))]
-            self.slowest_s = max(report.compute_s for report in reports)
-            before = planner.plan
-            try:
-                events = planner.observe(reports, next_step=step + 1 + self._lag).events
-            except Exception as error:  # training that could go on goes on, with the last plan
-                events = (PolicyFailed(index, f"{type(error).__name__}: {error}"),)
-            self._announce(planner.plan)
-            books.append(partial(self._account, planner, reports, before, events))
-        for index in [index for index in self._measured if index < step - 8]:
-            del self._measured[index]  # a rank had no measurement of it, and never will
-        self._publish(step)
-        for book in books:
-            if self._channel is None:
-                book()
-            else:
-                self._channel.call_later(book, delay_s=_BOOKS_S)
-
-    def _account(
-        self, planner: Planner, reports: list[Report], plan: Plan, events: tuple[Event, ...]
-    ) -> None:
-        measured = planner.account(reports, plan)
-        for event in (measured, *events) if measured else events:
-            self._emit(event)
-
-    def _announce(self, plan: Plan) -> None:
+    def announce(self, plan: Plan) -> None:
         """Tell everybody of a plan, if it is new. None may be left out: ranks replay them all."""
         if self._plan is not None and self._plan.epoch == plan.epoch:
             return
@@ -273,15 +284,29 @@ class Exchange:
         for listener in tuple(self._listeners):
             listener(plan)
 
-    def _publish(self, index: int) -> None:
+    def publish(self, index: int) -> None:
         """Let the newest plan be the answer to step ``index``."""
         assert self._plan is not None
+        if self._rank == 0 and self._stop_asked and self._stop_from is None:
+            self._stop_from = index
+        stop = {} if self._stop_from is None else {"stop": True}
+        if self._rank == 0:
+            self.slowest_s = self._decisions.slowest_s
+            self.all_early = self._decisions.all_early
         if self._rank == 0 and self._channel is not None:
-            self._channel.send_all({"after": index, "slowest_s": self.slowest_s})
+            late = {} if self.all_early else {"late": True}
+            self._channel.send_all({"after": index, "slowest_s": self.slowest_s, **stop, **late})
         with self._changed:
             self._plans[index] = self._plan
             self._newest = index
             self._changed.notify_all()
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Make ``call`` when nobody waits for anything."""
+        if self._channel is None:
+            call()
+        else:
+            self._channel.call_later(call, delay_s=_BOOKS_S)
 
     def _await(self, index: int, *, limit_s: float | None) -> bool:
         with self._changed:
@@ -290,15 +315,16 @@ class Exchange:
                 self.check()
             return self._newest >= index
 
-    def _check_left(self) -> None:
-        """Fail if somebody is needed who has ended its run."""
-        with self._deciding:
-            ahead = max(self._arrived, default=-1)
+    def check_left(self) -> None:
+        """Take notice if somebody is needed who has ended its run."""
+        ahead = self._decisions.newest
         if self._rank != 0:
             ahead = self._last_step if self._newest < self._last_step else -1
         for rank, last_step in tuple(self._left.items()):
-            if ahead > last_step:
-                self._fail(rank, f"it ended its run after step {last_step}, others are at {ahead}")
+            waiting = self.units.step_without(rank)
+            at = ahead if waiting is None else waiting
+            if ahead > last_step or waiting is not None:
+                self._fail(rank, f"it ended its run after step {last_step}, others are at {at}")
 
     def _fail(self, rank: int, problem: str) -> None:
         if self._error is not None:
@@ -309,8 +335,8 @@ class Exchange:
             rank,
             f"Rank {rank} on {host} was lost: {problem}. The last step complete on all ranks is "
             f"{done}. Restart the run from its last checkpoint (torchrun does with "
-            f"`--max-restarts`); if the worker was only slow to answer, raise "
-            f"`Runtime(deadline_s=...)`.",
+            f"`--max-restarts`); if the worker was only slow, raise `Runtime(deadline_s=...)`, "
+            f"or `hang_s` where a step took too long.",
         )
         if self._rank == 0 and self._channel is not None:
             # Before anything else: once the main thread knows, this process may end at any time,
@@ -322,11 +348,3 @@ class Exchange:
         with self._changed:
             self._changed.notify_all()
         logging.getLogger("evenstep").critical("%s", error)
-
-
-def _read_plan(written: dict[str, Any]) -> Plan:
-    """Return the plan that was sent: JSON knows lists, a plan holds tuples."""
-    values: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in written.items()
-    }
-    return Plan(**values)

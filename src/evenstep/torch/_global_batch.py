@@ -6,13 +6,22 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from ..control import Bounds
 from ..exceptions import invalid
+from ._global_batches import has_own_batches
 
 
 def agreed_batch_size(given: int | None, loader: DataLoader[Any], world_size: int) -> int:
     """Return the global batch, from the loader or as given where the two agree."""
     if loader.batch_size is None:
-        return given or 1  # the balanced loader refuses such a loader, with the remedy
+        if given is None and has_own_batches(loader):
+            raise invalid(
+                "Balancer(global_batch_size=...)",
+                "be given with a `batch_sampler`, whose batches are then the global ones",
+                None,
+                "Name their size, over all workers.",
+            )
+        return given or 1  # the balanced loader refuses what is left, with the remedy
     implied = loader.batch_size * world_size
     if given is None:
         return implied
@@ -35,16 +44,21 @@ def agreed_batch_size(given: int | None, loader: DataLoader[Any], world_size: in
     return given
 
 
-def check_tail(tail_size: int, world_size: int) -> None:
+def check_tail(tail_size: int, world_size: int, bounds: Bounds) -> None:
     """Raise if the short last step is too short for a model with local BatchNorm.
 
-    It needs 2 samples on every rank, and a stand-in would enter its statistics.
+    It needs 2 samples on every rank, and a stand-in would enter its statistics. Where every
+    forward has the same number, it needs one whole forward on every rank, and no single sample
+    in one.
     """
-    if 0 < tail_size < 2 * world_size:
+    fixed = bounds.forward_size if bounds.vary == "count" else None
+    each = max(2, fixed or 2)
+    lonely = fixed is not None and tail_size % fixed == 1
+    if 0 < tail_size < each * world_size or (tail_size and lonely):
         raise invalid(
             "Balancer.prepare(loader)",
-            f"have 2 samples for each of {world_size} ranks in its last step, for the model's "
-            "BatchNorm",
+            f"have {each} samples for each of {world_size} ranks in its last step, and none by "
+            "itself, for the model's BatchNorm",
             tail_size,
             "Set `DataLoader(drop_last=True)`, or use GroupNorm.",
         )

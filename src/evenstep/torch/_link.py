@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ..control import Plan
-from ..exceptions import WorkerLostError
+from ..exceptions import WorkerLostError, invalid
 from ._clock import StepMeter
+from ._estimates import Estimates
 from ._run import Run
+from ._weighting import Weight
 
 
 class OpenRun(Protocol):
@@ -31,6 +33,7 @@ class RunLink:
         self._run: Run | None = None
         self._cuts: bool | None = None
         self._closed = False
+        self._estimates = Estimates()
 
     def begin_epoch(self, *, cuts: bool) -> None:
         """Open the run, if it is not yet.
@@ -68,23 +71,43 @@ class RunLink:
         return self._opened().conductor.at(step)
 
     def begin_step(
-        self, step: int, *, num_samples: int, global_num_samples: int, data_s: float
+        self,
+        step: int,
+        *,
+        num_samples: int,
+        global_num_samples: int,
+        data_s: float,
+        units: float | None = None,
     ) -> None:
         """Pass the step on to the conductor."""
         self._opened().conductor.begin_step(
-            step, num_samples=num_samples, global_num_samples=global_num_samples, data_s=data_s
+            step,
+            num_samples=num_samples,
+            global_num_samples=global_num_samples,
+            data_s=data_s,
+            units=units,
         )
 
-    def begin_forward(self, *, num_samples: int, is_last: bool) -> None:
+    def begin_forward(self, *, num_samples: int, is_last: bool, units: float | None = None) -> None:
         """Pass the forward on to the conductor."""
-        self._opened().conductor.begin_forward(num_samples=num_samples, is_last=is_last)
+        self._opened().conductor.begin_forward(
+            num_samples=num_samples, is_last=is_last, units=units
+        )
+
+    def found_limit(self, limit: int) -> None:
+        """Pass on what one forward may have to the conductor."""
+        self._opened().conductor.found_limit(limit)
+
+    def ran_out_of_memory(self, limit: int, *, num_samples: int, again: bool) -> None:
+        """Pass a forward that did not fit on to the conductor."""
+        self._opened().conductor.ran_out_of_memory(limit, num_samples=num_samples, again=again)
 
     def end_epoch(self) -> None:
         """Pass the end of the loop on to the conductor."""
         if self._run is not None:
             self._run.conductor.end_epoch()
 
-    def weight(self) -> float | None:
+    def weight(self) -> Weight | None:
         """Return the weight of the forward under way; None outside a step."""
         return None if self._run is None else self._run.conductor.weight()
 
@@ -120,6 +143,51 @@ class RunLink:
     def num_samples(self) -> int | None:
         """Samples of this rank in the step under way; None outside of one."""
         return None if self._run is None else self._run.conductor.num_samples
+
+    @property
+    def num_samples_seen(self) -> tuple[int, int]:
+        """Samples that this rank trained on: in the run, and in its newest step."""
+        return (0, 0) if self._run is None else self._run.conductor.num_samples_seen
+
+    @property
+    def num_units(self) -> float | None:
+        """Units of this rank in the step under way, samples or others; None outside of one."""
+        return None if self._run is None else self._run.conductor.num_units
+
+    def ask_to_stop(self) -> bool:
+        """Have all ranks agree to stop; return whether there is a run in which they can.
+
+        May be called from a signal handler.
+        """
+        if self._run is None or self._closed:
+            return False
+        self._run.exchange.ask_to_stop()
+        return True
+
+    @property
+    def stopping(self) -> bool:
+        """Whether all ranks know, as of the step under way, that one of them asked to stop."""
+        return self._run is not None and self._run.exchange.stopping
+
+    @property
+    def estimates(self) -> Estimates:
+        """What is known about the workers: from an earlier run until this one is open."""
+        return self._estimates if self._run is None else self._run.estimates()
+
+    def restore(self, estimates: Estimates) -> None:
+        """Have the run begin with what an earlier one has learnt.
+
+        Raises:
+            ValueError: it has begun.
+        """
+        if self._run is not None:
+            raise invalid(
+                "Balancer.load_state_dict(...)",
+                "come before the first loop over the loader",
+                "a run that is under way",
+                "Load into a new `Balancer`.",
+            )
+        self._estimates = estimates
 
     def verdict(self, *, within_s: float) -> WorkerLostError | None:
         """Return the loss of a worker, if one becomes known in time."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -11,19 +10,19 @@ from threading import Condition
 from time import perf_counter
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader
 
 from .._types import IntArray
 from ..control import Plan
 from ..exceptions import invalid
-from ._assemble import pinner
-from ._order import GlobalOrder, ShareInts
+from ._assemble import pinner_of
+from ._loader_state import OrderedForm
+from ._order import GlobalOrder, ShareInts, num_steps_of
 from ._plans import PlanBook, Share
 from ._prefetch import PrefetchSource
 from ._protocols import PlanSource, StepListener
 from ._source import BatchSource, FetchCounts, InlineSource
-from ._step import Step, StepCount, StepSpan
+from ._step import Attempts, Step, StepCount, StepSpan, with_units
 
 
 class BalancedLoader:
@@ -56,9 +55,11 @@ class BalancedLoader:
         share: broadcast of rank 0's integers; called by all ranks at the start of an epoch.
         no_sync: entered around all but the last micro-batch of a step; may be set later.
         count: steps of the run so far, shared by loaders which are used in turn.
+        counter: counts the units in a batch that is handed out; None where they are samples.
 
     Attributes:
         no_sync: as given.
+        attempts: what ``Step.backward`` runs by; set by whoever knows the models.
 
     Raises:
         ValueError: the loader cannot be balanced; the message names the remedy.
@@ -76,15 +77,24 @@ class BalancedLoader:
         share: ShareInts,
         no_sync: Callable[[], AbstractContextManager[Any]] = nullcontext,
         count: StepCount | None = None,
+        counter: Callable[[Any], float] | None = None,
     ) -> None:
-        self._order = GlobalOrder(loader, rank=rank, world_size=world_size, share=share)
-        self._num_steps = _num_steps(self._order.num_samples, global_batch_size, loader.drop_last)
+        self._order = GlobalOrder(
+            loader,
+            rank=rank,
+            world_size=world_size,
+            share=share,
+            global_batch_size=global_batch_size,
+        )
+        self._num_steps = num_steps_of(self._order.num_samples, global_batch_size, loader.drop_last)
         self._loader = loader
         self._global_batch_size = global_batch_size
         self._plans = plans
         self._listener = listener
         self._count = StepCount() if count is None else count
+        self._counter = counter
         self.no_sync = no_sync
+        self.attempts: Attempts | None = None
 
         self._changed = Condition()
         self._book = PlanBook(rank, global_batch_size)
@@ -94,6 +104,7 @@ class BalancedLoader:
         self._num_begun = 0
         self._num_taken = 0
         self._resume: dict[str, Any] | None = None
+        self._num_skipped = 0
         plans.subscribe(_weak_listener(weakref.ref(self)))
         weakref.finalize(self, _close, self._source, os.getpid())
 
@@ -105,7 +116,7 @@ class BalancedLoader:
     @property
     def sampler(self) -> Any:
         """The user's sampler; its ``set_epoch`` counts on rank 0."""
-        return self._loader.sampler
+        return self._order.sampler
 
     @property
     def num_samples(self) -> int:
@@ -149,49 +160,49 @@ class BalancedLoader:
     def state_dict(self) -> dict[str, Any]:
         """Return where training stands: what was handed out, not what was fetched ahead.
 
-        The same on every rank, of plain values, and free of the number of ranks.
+        The same on every rank, of plain values, and free of the number of ranks. At any time: from
+        inside a loop, after it, and before the first, where it is what was loaded, if anything.
         """
-        return {
-            "epochs_begun": self._num_begun,
-            "steps_taken": self._num_taken,
-            "steps_of_run": self._count.value,
-            "global_batch_size": self._global_batch_size,
-            "order": self._order.state(),
-            "fingerprint": self._order.fingerprint,
-        }
+        if self._resume is not None:
+            return {**self._resume}
+        return self._form().write(
+            epochs_begun=self._num_begun,
+            steps_taken=self._num_taken,
+            steps_of_run=self._count.value,
+            order=self._order.state(),
+            fingerprint=self._order.fingerprint,
+        )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Have the next iteration go on from ``state``, on every rank.
 
+        A loop under way is left as it is; the one after it begins where ``state`` says.
+
         Raises:
-            ValueError: the global batch was another one, or ``state`` is no state of a loader.
+            ValueError: ``state`` is damaged, foreign, or of another global batch or data set.
         """
-        if not isinstance(state, dict) or not self.state_dict().keys() <= state.keys():
+        good = self._form().read(state)
+        if not self._count.begun:  # a run under way counts on: plans are numbered by its steps
+            self._count.value = good["steps_of_run"]
+        self._resume = good
+
+    def skip(self, num_steps: int) -> None:
+        """Have the next iteration leave out the first steps of its epoch, on every rank.
+
+        For drivers that count steps themselves and draw the epoch's order by its number; where
+        ``state_dict`` was kept, ``load_state_dict`` knows both.
+
+        Raises:
+            ValueError: the epoch has no step after so many.
+        """
+        if not 0 <= num_steps < self._num_steps:
             raise invalid(
-                "BalancedLoader.load_state_dict(state=...)",
-                "come from `BalancedLoader.state_dict()`",
-                repr(state)[:80],
-                "Load the part of the checkpoint that holds the loader's state.",
+                "BalancedLoader.skip(num_steps=...)",
+                f"be at least 0 and less than the epoch's {self._num_steps} steps",
+                num_steps,
+                "Count the steps of one epoch only.",
             )
-        if self._iteration:
-            raise invalid(
-                "BalancedLoader.load_state_dict(...)",
-                "come before the first loop over the loader",
-                "one that has been iterated",
-                "Load into a newly prepared loader.",
-            )
-        if state["global_batch_size"] != self._global_batch_size:
-            raise invalid(
-                "BalancedLoader.load_state_dict(state=...)",
-                f"be of the global batch size {self._global_batch_size}",
-                state["global_batch_size"],
-                f"With another number of ranks, give `Balancer({state['global_batch_size']})` and "
-                f"the loader a `batch_size` of that over the number of ranks, rounded up.",
-            )
-        self._num_begun = state["epochs_begun"]
-        self._num_taken = state["steps_taken"]
-        self._count.value = state["steps_of_run"]
-        self._resume = state if state["order"] else None
+        self._num_skipped = num_steps
 
     def close(self) -> None:
         """Stop workers and threads, and end an iteration under way; iterating starts them anew."""
@@ -218,9 +229,15 @@ class BalancedLoader:
                 self._source.end()
                 self._listener.end_epoch()
 
+    def _form(self) -> OrderedForm:
+        return OrderedForm(self._global_batch_size, self._order.num_samples, self._num_steps)
+
     def _begin_epoch(self) -> IntArray:
         """Start what fetches, draw the order or the checkpoint's again, and set the position."""
         resume, self._resume = self._resume, None
+        if resume is not None:
+            self._num_begun, self._num_taken = resume["epochs_begun"], resume["steps_taken"]
+            resume = resume if resume["order"] else None  # it was written before the first epoch
         finished = self._num_taken == self._num_steps
         # Opening draws from the sampler's generator: once an epoch, or once a run if workers
         # persist. After a finished epoch, the former is the next one's.
@@ -234,7 +251,7 @@ class BalancedLoader:
         if late:
             self._source.open()
         self._num_begun += 1
-        self._num_taken = 0
+        self._num_taken, self._num_skipped = self._num_skipped, 0
         return self._order.draw()
 
     def _spans(self) -> list[StepSpan]:
@@ -246,6 +263,8 @@ class BalancedLoader:
         ]
 
     def _take(self, span: StepSpan) -> Step:
+        self._count.check_turn(span.step)
+        self._count.begun = True
         plan = self._plans.at(span.step)
         began_s = perf_counter()
         with self._changed:
@@ -253,11 +272,14 @@ class BalancedLoader:
                 raise self._problem
             self._book.apply(plan, span.step)
             self._source.replan()
+        parts, data_s = self._source.take(span), perf_counter() - began_s
+        parts, units = with_units(parts, self._counter)
         step = Step(
-            self._source.take(span),
+            parts,
             span.num_samples,
             listener=self._listener,
             no_sync=lambda: self.no_sync(),
+            attempts=self.attempts,
         )
         self._num_taken += 1
         self._count.value += 1
@@ -265,7 +287,8 @@ class BalancedLoader:
             span.step,
             num_samples=step.num_samples,
             global_num_samples=span.num_samples,
-            data_s=perf_counter() - began_s,
+            data_s=data_s,
+            units=units,
         )
         return step
 
@@ -288,11 +311,7 @@ class BalancedLoader:
 
 
 def _source(loader: DataLoader[Any], changed: Condition) -> BatchSource:
-    if loader.pin_memory and not torch.accelerator.is_available():
-        warnings.warn(
-            "`DataLoader(pin_memory=True)` has no effect: there is no accelerator.", stacklevel=3
-        )
-    pin = pinner(wanted=loader.pin_memory)
+    pin = pinner_of(loader)
     if loader.num_workers == 0:
         return InlineSource(loader, pin=pin)
     return PrefetchSource(loader, changed=changed, pin=pin)
@@ -312,20 +331,3 @@ def _close(source: BatchSource, process: int) -> None:
     """Close ``source`` where it was made: forked children collect their copy of a loader too."""
     if os.getpid() == process:
         source.close()
-
-
-def _num_steps(num_samples: int, global_batch_size: int, drop_last: bool) -> int:
-    """Return the steps of an epoch, of which there has to be one."""
-    full, rest = divmod(num_samples, global_batch_size)
-    num_steps = full + (rest > 0 and not drop_last)
-    if num_steps == 0:
-        least = global_batch_size if drop_last else 1
-        raise invalid(
-            "BalancedLoader(loader=...)",
-            f"yield at least {least} samples an epoch",
-            num_samples,
-            "Lower the global batch size, or set `DataLoader(drop_last=False)`."
-            if num_samples
-            else "Give it a data set that is not empty.",
-        )
-    return num_steps

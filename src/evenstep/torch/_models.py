@@ -11,11 +11,22 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.hooks import RemovableHandle
 
 from ..exceptions import EvenstepWarning, invalid
+from ._compile_watch import CompileWatch
+from ._compiled import (
+    Surround,
+    check_compiled,
+    compiled_parts,
+    ddp_of,
+    hooks_on,
+    inside,
+    is_compiled,
+)
+from ._fsdp import Shards, check_fsdp, fsdp_device, fsdp_layers, refuse_other_kinds
 from ._link import RunLink
-from ._weighting import Backward, InertHook, OutputHook
+from ._nested import NestedBackwards
+from ._weighting import Backward, InertHook, OutputHook, Weight
 
 Weighting = Literal["output", "loss"]
 
@@ -29,49 +40,101 @@ class BalancedModel:
         weight: gives the weight of the forward under way.
         weighting: ``"output"`` scales what the model returns, ``"loss"`` leaves that to
             ``Balancer.weight``.
+        watch: told of every forward, and marks what compiled models are given.
     """
 
     def __init__(
         self,
         module: nn.Module,
         backward: Backward,
-        weight: Callable[[], float | None],
+        weight: Callable[[], Weight | None],
         weighting: Weighting,
+        watch: CompileWatch,
     ) -> None:
         self.module = module
-        self._handles: list[RemovableHandle] = []
+        self.ddp = ddp_of(module)
+        self.shards = Shards(layers) if (layers := fsdp_layers(module)) else None
+        self._nested: NestedBackwards | None = None
+        self._watch = watch
+        self._outer = Surround(module)
+        self._inner: Surround | None = None  # what DDP wraps, if its buffers are timed
+        self.broadcasts: list[None] = []  # of DDP's buffers, since somebody last cleared it
+        self._outer.before(watch.enter)
+        self._outer.after(watch.leave)
         if weighting == "output":
             hook = OutputHook(weight, backward)
-            self._handles += [
-                module.register_forward_pre_hook(hook.before, with_kwargs=True),
-                module.register_forward_hook(hook, with_kwargs=True),
-            ]
+            self._outer.before(hook.before)
+            self._outer.after(hook)
+        self._parts = [Surround(part) for part in compiled_parts(module) if part is not self.module]
+        for part in self._parts:
+            part.before(watch.mark)
+        watch.marks |= is_compiled(module)
+        watch.has_parts |= bool(self._parts)
+        self.place()
 
     def time_buffers(self, link: RunLink) -> None:
         """Keep DDP's broadcast of buffers, which waits for rank 0, out of the compute time."""
-        module = self.module
-        if not isinstance(module, DistributedDataParallel) or not module.broadcast_buffers:
+        ddp = self.ddp
+        if ddp is None or not ddp.broadcast_buffers:
             return
-        if not any(True for _ in module.module.buffers()):
+        if not any(True for _ in ddp.module.buffers()):
             return
 
         begun: list[Any] = []
-        self._handles += [
-            layer.register_forward_pre_hook(BufferHook(link, begun, entry=entry), prepend=True)
-            for layer, entry in ((module, True), (module.module, False))
-        ]
+        self._inner = _at(self._parts, ddp.module) or Surround(ddp.module)
+        self._outer.before(BufferHook(link, begun, entry=True), first=True)
+        done = BufferHook(link, begun, entry=False, broadcasts=self.broadcasts)
+        self._inner.before(done, first=True)
+        self.place()
+
+    def place(self) -> None:
+        """Put the hooks where they belong: a model may be compiled after it was prepared."""
+        if self.ddp is not None and self.ddp.static_graph:
+            check_compiled(self.module)
+        self._outer.place()
+        if self._inner is not None:
+            self._inner.place(traced=is_compiled(self.module))
+        for part in self._parts:
+            part.place()
+
+    def time_nested(self, link: RunLink, backward: Backward) -> None:
+        """Take the end of own backward where backwards nest, before DDP's wait inside them.
+
+        Not for FSDP2, whose time ends before the last backward, nor for compiled modules, in which
+        nothing nests and a hook may cost a compilation.
+        """
+        if self.ddp is not None and self.shards is None and not self.compiles:
+            self._nested = NestedBackwards(self.ddp.module, backward, link.meter)
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the model, or a part of it, is compiled."""
+        return bool(self._parts) or is_compiled(self.module)
+
+    @property
+    def broadcasts_buffers(self) -> bool:
+        """Whether DDP hands rank 0's buffers to all ranks at each forward."""
+        return self.ddp is not None and self.ddp.broadcast_buffers
 
     def release(self) -> None:
         """Take the hooks off: the model is a plain one again, and nothing keeps it alive."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        for surround in (self._outer, self._inner, *self._parts):
+            if surround is not None:
+                surround.release()
+        if self._nested is not None:
+            self._nested.release()
+        if self.shards is not None:
+            self.shards.reshard()
 
     def no_sync(self) -> AbstractContextManager[Any] | None:
-        """Return DDP's context in which a backward does not synchronise; None for others."""
-        if isinstance(self.module, DistributedDataParallel):
-            return self.module.no_sync()
-        return None
+        """Return a context in which a backward does not synchronise; None for plain modules."""
+        if self.shards is not None:
+            return self.shards.no_sync()
+        return None if self.ddp is None else self.ddp.no_sync()
+
+
+def _at(surrounds: list[Surround], module: nn.Module) -> Surround | None:
+    return next((surround for surround in surrounds if surround.module is module), None)
 
 
 class BufferHook:
@@ -84,20 +147,31 @@ class BufferHook:
         link: the run.
         begun: the mark at the entry; emptied at the inner module's.
         entry: whether this one sits at the entry.
+        broadcasts: grows by one whenever the broadcast is over.
     """
 
-    def __init__(self, link: RunLink, begun: list[Any], *, entry: bool) -> None:
+    def __init__(
+        self,
+        link: RunLink,
+        begun: list[Any],
+        *,
+        entry: bool,
+        broadcasts: list[None] | None = None,
+    ) -> None:
         self._link = link
         self._begun = begun
         self._entry = entry
+        self._broadcasts = [] if broadcasts is None else broadcasts
 
     def __reduce__(self) -> tuple[type[InertHook], tuple[()]]:
         return InertHook, ()  # copies and pickles of the model leave the run behind
 
-    def __call__(self, module: nn.Module, inputs: Any) -> None:
+    def __call__(self, module: nn.Module, inputs: Any, keywords: Any = None) -> None:
         """Note the entry, or leave the time since then out."""
         meter = self._link.meter()
         self._link.collective(entered=self._entry)
+        if not self._entry:
+            self._broadcasts.append(None)
         if self._entry:
             self._begun[:] = [] if meter is None else [meter.clock.mark()]
         elif meter is not None and self._begun:  # not where the inner module is called by itself
@@ -106,9 +180,9 @@ class BufferHook:
 
 def check_unprepared(module: nn.Module) -> None:
     """Raise if ``module``, or the model inside a DDP, carries the hooks already."""
-    layers = [module, module.module if isinstance(module, DistributedDataParallel) else module]
-    for layer in layers:
-        if any(isinstance(hook, OutputHook) for hook in layer._forward_hooks.values()):
+    ddp = ddp_of(module)
+    for layer in (module, inside(module), module if ddp is None else ddp.module):
+        if any(isinstance(hook, OutputHook) for hook in hooks_on(layer)):
             raise invalid(
                 "Balancer.prepare(model)",
                 "be given each model once",
@@ -121,8 +195,13 @@ def with_ddp(
     module: nn.Module, world_size: int, process_group: torch.distributed.ProcessGroup | None
 ) -> nn.Module:
     """Return ``module`` as it is if it averages gradients or is alone, else in a DDP."""
-    if isinstance(module, DistributedDataParallel):
-        _check_group(module, process_group)
+    if world_size > 1:
+        refuse_other_kinds(module)
+    if fsdp_layers(module):
+        check_fsdp(module, process_group)
+        return module
+    if (ddp := ddp_of(module)) is not None:
+        _check_group(ddp, process_group)
         return module
     if world_size == 1:
         return module
@@ -147,7 +226,9 @@ def _check_group(
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """Return the device of the first parameter; a model without any has nothing to train."""
+    """Return where ``module`` computes; a model without parameters has nothing to train."""
+    if (device := fsdp_device(module)) is not None:
+        return device
     for parameter in module.parameters():
         return parameter.device
     raise invalid(
@@ -178,7 +259,8 @@ def warn_batch_norm(module: nn.Module) -> None:
     warnings.warn(
         f"{type(module).__name__} has local BatchNorm, which normalises each rank's samples by "
         f"themselves: with uneven batches the result differs from the equal split, and no weight "
-        f"repairs that. {remedy}. Every rank gets at least 2 samples meanwhile.",
+        f"repairs that. {remedy}. Every rank gets at least 2 samples meanwhile, and "
+        f"`balancer.average_buffers()` makes one set of running statistics for evaluation.",
         EvenstepWarning,
         stacklevel=4,
     )

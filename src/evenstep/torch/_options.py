@@ -7,6 +7,7 @@ from typing import Literal
 
 from ..events import Hook
 from ..exceptions import invalid
+from ._memory import MemoryReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,14 +20,22 @@ class Runtime:
             hold Python's lock, as some compilers do.
         heartbeat_s: seconds between two heartbeats, positive and at most a third of
             ``deadline_s``.
+        hang_s: seconds for which a worker may keep the others waiting in a step although its
+            process lives; then it counts as hanging. A pause that all workers share is none,
+            however long. More than the longest step, and than an evaluation or a checkpoint that
+            one worker makes alone; the default is a minute short of the ten after which NCCL ends
+            a process without saying who was late. None is any time.
         line_every: steps between two lines for people on standard error, from rank 0; None is
             silence.
         freshness: ``"newest"`` never waits for a device: the newest measurement that is complete
             decides, which is the last step on a CPU and often the one before on CUDA.
             ``"exact"`` waits for the device at every step, so that step k always decides k + 1.
-        hooks: called with every event on rank 0, such as ``wandb`` or a dashboard.
+        hooks: called with every event on rank 0, each in a thread of its own, such as ``wandb`` or
+            a dashboard. One that raises or is slow loses events and stops nothing.
         address: host name or address of rank 0 that every other rank can reach; None is to find
             one (``MASTER_ADDR``, then the host's own names).
+        memory: reads this rank's memory, so that no plan exceeds what fits: anything with the
+            methods of ``MemoryReader``. None reads the CUDA device, and nothing on a CPU.
 
     Raises:
         ValueError: a number is out of range.
@@ -38,6 +47,8 @@ class Runtime:
     freshness: Literal["newest", "exact"] = "newest"
     hooks: tuple[Hook, ...] = ()
     address: str | None = None
+    memory: MemoryReader | None = None
+    hang_s: float | None = 540.0
 
     def __post_init__(self) -> None:
         if not 0 < self.heartbeat_s <= self.deadline_s / 3:
@@ -46,6 +57,13 @@ class Runtime:
                 f"be positive and at most a third of deadline_s, {self.deadline_s / 3:g}",
                 self.heartbeat_s,
                 "Raise `deadline_s`, or lower it.",
+            )
+        if self.hang_s is not None and not self.hang_s >= 3 * self.heartbeat_s:
+            raise invalid(
+                "Runtime(hang_s=...)",
+                f"be at least three times heartbeat_s, {3 * self.heartbeat_s:g}, or None",
+                self.hang_s,
+                "Give more than the longest step.",
             )
         if self.line_every is not None and self.line_every < 1:
             raise invalid(

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Ra
 
 from .._types import IntArray
 from ..exceptions import invalid
+from ._global_batches import GlobalBatches, has_own_batches
 
 ShareInts = Callable[[list[int] | None], list[int]]
 """Given a list on rank 0 and None elsewhere, return rank 0's list on every rank."""
@@ -24,7 +25,8 @@ class GlobalOrder:
     The sampler runs on rank 0 alone and once an epoch, as ranks that are seeded differently would
     draw different orders. A ``DistributedSampler`` is taken apart: its ``shuffle``, ``seed`` and
     epoch count, its sharding does not, so nothing is repeated to fill up ranks, and its
-    ``drop_last``, which avoids just that, has nothing to drop.
+    ``drop_last``, which avoids just that, has nothing to drop. A ``batch_sampler`` is taken for
+    one of global batches.
 
     An order can be drawn again if the sampler draws from torch alone: the states of torch's
     generator and of the sampler's own are kept from before the draw. Of any other source of
@@ -35,8 +37,10 @@ class GlobalOrder:
         rank: who runs this.
         world_size: number of ranks.
         share: the broadcast from rank 0.
+        global_batch_size: samples of a step; None is to refuse a ``batch_sampler``.
 
     Attributes:
+        sampler: what yields the order.
         num_samples: indices in every epoch.
         fingerprint: checksum of the order drawn last; None before the first.
 
@@ -45,16 +49,24 @@ class GlobalOrder:
     """
 
     def __init__(
-        self, loader: DataLoader[Any], *, rank: int, world_size: int, share: ShareInts
+        self,
+        loader: DataLoader[Any],
+        *,
+        rank: int,
+        world_size: int,
+        share: ShareInts,
+        global_batch_size: int | None = None,
     ) -> None:
-        _check(loader, world_size)
-        self._sampler: Iterable[Any] = loader.sampler
+        _check(loader, world_size, batches=global_batch_size is not None)
+        self.sampler: Iterable[Any] = loader.sampler
+        if global_batch_size is not None and has_own_batches(loader):
+            self.sampler = GlobalBatches(loader.batch_sampler, global_batch_size)  # type: ignore[arg-type]
         self._is_root = rank == 0
         self._share = share
         self.num_samples = (
-            len(self._sampler.dataset)  # type: ignore[arg-type]
-            if isinstance(self._sampler, DistributedSampler)
-            else len(self._sampler)  # type: ignore[arg-type]
+            len(self.sampler.dataset)  # type: ignore[arg-type]
+            if isinstance(self.sampler, DistributedSampler)
+            else len(self.sampler)  # type: ignore[arg-type]
         )
         self._before: list[int] = []
         self.fingerprint: int | None = None
@@ -66,7 +78,7 @@ class GlobalOrder:
             ValueError: the sampler yields what is no integer, or not as many as it says.
             RuntimeError: the sampler failed on rank 0.
         """
-        return self._agree(_chance(self._sampler) if self._is_root else [])
+        return self._agree(_chance(self.sampler) if self._is_root else [])
 
     def redraw(self, before: list[int], fingerprint: int) -> IntArray:
         """Draw a past order again, from what ``state`` gave back then. Collective.
@@ -76,7 +88,7 @@ class GlobalOrder:
         """
         training = torch.get_rng_state()
         if self._is_root:
-            _set_chance(self._sampler, before)
+            _set_chance(self.sampler, before)
         try:
             order = self._agree(before)
         finally:
@@ -100,10 +112,10 @@ class GlobalOrder:
         problem: Exception | None = None
         if self._is_root:
             try:
-                order = _indices(self._sampler, self.num_samples)
+                order = _indices(self.sampler, self.num_samples)
             except Exception as error:
                 problem = error
-        elif type(self._sampler) is RandomSampler and self._sampler.generator is None:
+        elif _draws_a_seed(self.sampler):
             # On rank 0 it seeds itself from torch's generator, which stays alike on all ranks.
             torch.empty((), dtype=torch.int64, device="cpu").random_()
 
@@ -120,19 +132,48 @@ class GlobalOrder:
         return agreed
 
 
-def _check(loader: DataLoader[Any], world_size: int) -> None:
-    """Raise unless ``loader`` can be given a global order."""
+def num_steps_of(num_samples: int, global_batch_size: int, drop_last: bool) -> int:
+    """Return the steps of an epoch, of which there has to be one."""
+    full, rest = divmod(num_samples, global_batch_size)
+    num_steps = full + (rest > 0 and not drop_last)
+    if num_steps == 0:
+        least = global_batch_size if drop_last else 1
+        raise invalid(
+            "BalancedLoader(loader=...)",
+            f"yield at least {least} samples an epoch",
+            num_samples,
+            "Lower the global batch size, or set `DataLoader(drop_last=False)`."
+            if num_samples
+            else "Give it a data set that is not empty.",
+        )
+    return num_steps
+
+
+def _draws_a_seed(sampler: object) -> bool:
+    """Tell whether a sampler takes one number from torch's generator in every epoch."""
+    inner = sampler.sampler if isinstance(sampler, GlobalBatches) else sampler
+    return type(inner) is RandomSampler and inner.generator is None
+
+
+def _check(loader: DataLoader[Any], world_size: int, *, batches: bool) -> None:
+    """Raise unless ``loader`` can be given a global order.
+
+    Args:
+        loader: the user's.
+        world_size: number of ranks.
+        batches: whether it may have a ``batch_sampler``.
+    """
     where = "BalancedLoader(loader=...)"
     if isinstance(loader.dataset, IterableDataset):
         raise invalid(
             where,
             "have a data set that is addressed by index",
             f"the IterableDataset {type(loader.dataset).__name__}",
-            "Streams are not balanced yet: write a map-style `Dataset` with `__len__` and "
-            "`__getitem__`, over the stream's files or record offsets, say.",
+            "Prepare it with `balancer.prepare(model, loader, stream=...)`, which says what each "
+            "rank reads of it.",
         )
-    if loader.batch_size is None:
-        got = "a custom batch_sampler" if loader.batch_sampler is not None else "batch_size=None"
+    if loader.batch_size is None and not (batches and has_own_batches(loader)):
+        got = "a custom batch_sampler" if has_own_batches(loader) else "batch_size=None"
         raise invalid(
             where,
             "leave it to evenstep which samples make a batch",

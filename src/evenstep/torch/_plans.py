@@ -10,7 +10,7 @@ from .._types import IntArray
 from ..control import Plan
 from ..exceptions import invalid
 from ..order import Deal
-from ._step import StepSpan, cut
+from ._step import StepSpan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,8 +99,8 @@ class PlanBook:
         )
         if span.num_samples < self._global_batch_size:
             slots = self._tail(plan, span.num_samples)
-        limit = plan.max_forward[self._rank] if plan.max_forward and not whole else None
-        return Share(slots, cut(len(slots), limit))
+        size = len(slots)
+        return Share(slots, (size,) if whole else plan.forwards(self._rank, size))
 
     def _append(self, plan: Plan, deal: Deal) -> None:
         self._entries.append((plan, deal, deal.slots(self._rank)))

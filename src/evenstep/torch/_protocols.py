@@ -43,7 +43,13 @@ class StepListener(Protocol):
         ...
 
     def begin_step(
-        self, step: int, *, num_samples: int, global_num_samples: int, data_s: float
+        self,
+        step: int,
+        *,
+        num_samples: int,
+        global_num_samples: int,
+        data_s: float,
+        units: float | None = None,
     ) -> None:
         """Hear that the batch of ``step`` is about to be handed out.
 
@@ -52,15 +58,17 @@ class StepListener(Protocol):
             num_samples: this rank's share; 0 if what it gets is a stand-in of weight 0.
             global_num_samples: samples of the step over all ranks.
             data_s: seconds spent waiting for input, without waiting for the plan.
+            units: this rank's units of the step; None where they are samples.
         """
         ...
 
-    def begin_forward(self, *, num_samples: int, is_last: bool) -> None:
+    def begin_forward(self, *, num_samples: int, is_last: bool, units: float | None = None) -> None:
         """Hear that a batch for one forward is handed out next: plain loops, one a step.
 
         Args:
             num_samples: samples in it that count; 0 for a stand-in of weight 0.
             is_last: whether the step's backward after it is the one that synchronises.
+            units: units in it; None where they are samples.
         """
         ...
 

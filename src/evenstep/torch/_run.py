@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,13 +14,16 @@ import torch
 from ..control import Job, Plan, Planner
 from ..events import Hook, RunEnded, RunStarted
 from ..policies import AbstractPolicy
-from ..telemetry import Fanout, JsonLines, ProgressLine
-from ._clock import AbstractClock, CudaClock, HostClock, StepMeter
+from ..telemetry import Fanout, FaultLog, JsonLines, Outlet, ProgressLine, close_all
+from ._clock import AbstractClock, CudaClock, HostClock
+from ._compile_watch import CompileWatch
 from ._conductor import StepConductor
+from ._estimates import Estimates
 from ._exchange import Exchange
 from ._memory import CudaMemory, MemoryReader, NoMemory
 from ._options import Runtime
-from ._startup import Alone, SideGroup, WorkerFacts, describe_device, gather_facts, open_channel
+from ._startup import Alone, SideGroup, WorkerFacts, gather_facts, open_channel
+from ._wrapping import Wrapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +35,12 @@ class RunSettings:
         job: what is planned for.
         num_steps: optimizer steps in an epoch.
         loss_reduction: ``"mean"`` or ``"sum"``.
-        runtime: heartbeats, deadlines, the line for people.
+        runtime: heartbeats, deadlines, the line for people, memory.
         device: where this rank computes.
-        memory: reads this rank's memory; None is the device's own reader.
+        wrapping: how the models are wrapped.
         run_dir: folder for the events; None is nowhere.
+        estimates: what an earlier run has learnt about the workers.
+        watch: notices what is compiled.
     """
 
     policy: AbstractPolicy[Any]
@@ -43,8 +49,10 @@ class RunSettings:
     loss_reduction: str
     runtime: Runtime
     device: torch.device
-    memory: MemoryReader | None
+    wrapping: Wrapping
     run_dir: Path | None
+    estimates: Estimates
+    watch: CompileWatch
 
 
 class Run:
@@ -66,10 +74,12 @@ class Run:
         # On every rank, though rank 0 alone uses it: what it refuses, all of them should hear.
         planner = Planner(settings.policy, settings.job)
         self._is_first = side.rank == 0
-        self._files: list[JsonLines] = []
+        self._speaks = self._is_first and not (side.peers is not None and side.peers.follows)
+        self._outlets: list[Outlet] = []
         self._emit = self._open_sinks(settings)
         late = device.type == "cuda" and runtime.freshness == "newest"
-        facts = gather_facts(side, WorkerFacts.here(describe_device(device), lag=int(late)))
+        facts = gather_facts(side, WorkerFacts.here(device, lag=int(late)))
+        self._workers = [worker.identity for worker in facts]
         lag = max(worker.lag for worker in facts)
         channel = open_channel(side, facts, runtime)
         self.exchange = Exchange(
@@ -78,31 +88,47 @@ class Run:
             channel,
             lag=lag,
             emit=self._emit,
+            heartbeat_s=runtime.heartbeat_s,
+            hang_s=runtime.hang_s,
             grace_s=3 * runtime.heartbeat_s,
         )
+        peers = side.peers
         for listener in listeners:
-            self.exchange.subscribe(listener)
-        settle = lag == 0 and side.world_size > 1
+            follows = peers is not None and peers.follows
+            (peers if peers is not None and follows else self.exchange).subscribe(listener)
+        if peers is not None and not peers.follows:
+            self.exchange.subscribe(peers.hear)
+        settings.wrapping.open(settings.policy)
+        sharded = settings.wrapping.is_sharded
+        settle = lag == 0 and side.world_size > 1 and not sharded
         self.conductor = StepConductor(
             self.exchange,
-            StepMeter(_clock_of(device)),
-            settings.memory or _memory_of(device),
+            settings.wrapping.meter(_clock_of(device)),
+            runtime.memory or _memory_of(device),
             world_size=side.world_size,
             loss_reduction=settings.loss_reduction,
             settle_s=min(runtime.deadline_s + 2 * runtime.heartbeat_s, 10.0) if settle else 0.0,
             exact=runtime.freshness == "exact",
+            watch=settings.watch,
+            gather=settings.wrapping.gather if sharded else None,
+            peers=peers,
         )
+        for outlet in self._outlets:
+            outlet.start()
         self.exchange.start()
         if self._is_first:
             self._lead(planner, settings, facts)
 
+    def estimates(self) -> Estimates:
+        """Return what was learnt so far; nothing on ranks other than 0."""
+        return Estimates(self._workers, self.exchange.learnt())
+
     def close(self) -> None:
-        """Say goodbye to the others and close the files."""
+        """Say goodbye to the others, and have the sinks take what is left."""
         self.exchange.close()
         if self._is_first:
             self._emit(RunEnded(self.conductor.num_steps))
-        for file in self._files:
-            file.close()
+        close_all(self._outlets)
 
     def _lead(self, planner: Planner, settings: RunSettings, facts: Sequence[WorkerFacts]) -> None:
         self._emit(
@@ -115,16 +141,35 @@ class Run:
                 devices=tuple(worker.device for worker in facts),
             )
         )
+        restored = settings.estimates.apply(planner, self._workers)
+        if restored is not None:
+            self._emit(restored)
         self.exchange.lead(planner)
 
     def _open_sinks(self, settings: RunSettings) -> Hook:
-        if not self._is_first:
+        if not self._speaks:
             return Fanout(())
-        if settings.run_dir is not None:
-            self._files.append(JsonLines(settings.run_dir / "events.jsonl"))
+        if settings.run_dir is not None and (file := _open_file(settings.run_dir)) is not None:
+            self._outlets.append(Outlet(file, finish=file.close))
         every = settings.runtime.line_every
         line = [] if every is None else [ProgressLine(sys.stderr, every)]
-        return Fanout((*self._files, *line, *settings.runtime.hooks))
+        self._outlets.append(Outlet(Fanout((FaultLog(), *line)), name="standard error"))
+        self._outlets += [Outlet(hook) for hook in settings.runtime.hooks]
+        return Fanout(self._outlets)
+
+
+def _open_file(run_dir: Path) -> JsonLines | None:
+    """Open the file of events, or say why there will be none: training goes on without."""
+    try:
+        return JsonLines(run_dir / "events.jsonl")
+    except OSError as error:
+        logging.getLogger("evenstep").warning(
+            "No events are written to %s (%s); training goes on. Give `Balancer(run_dir=...)` a "
+            "folder that rank 0 can write to.",
+            run_dir,
+            error,
+        )
+        return None
 
 
 def _clock_of(device: torch.device) -> AbstractClock:

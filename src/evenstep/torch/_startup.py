@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 from collections.abc import Callable
@@ -10,9 +11,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
-from ._channel import StarChannel, connect_star
+from ._channel import StarChannel
+from ._meeting import connect_star
 from ._options import Runtime
+from ._peers import PeerGroup, peers_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +27,20 @@ class WorkerFacts:
         host: its host name.
         device: its device, such as ``"cpu"`` or ``"cuda:0 NVIDIA H200"``.
         lag: steps by which its measurements trail, 0 or 1.
+        identity: host and device, as they go by through restarts: ranks are renumbered, and every
+            process may call its own card ``"cuda:0"``.
     """
 
     host: str
     device: str
     lag: int
+    identity: str
 
     @classmethod
-    def here(cls, device: str, *, lag: int) -> WorkerFacts:
+    def here(cls, device: torch.device, *, lag: int) -> WorkerFacts:
         """Return the facts of this process."""
-        return cls(socket.gethostname(), device, lag)
+        host = socket.gethostname()
+        return cls(host, describe_device(device), lag, f"{host} {_identity(device)}")
 
 
 class SideGroup:
@@ -48,10 +56,22 @@ class SideGroup:
         self.rank = dist.get_rank(process_group)
         self.world_size = len(ranks)
         self._first = ranks[0]
+        self._ranks = set(ranks)
         self._group = dist.new_group(
             ranks, backend="gloo", use_local_synchronization=process_group is not None
         )
         self._last: torch.Tensor | None = None
+        self.peers: PeerGroup | None = None
+        atexit.register(self.close)  # for a balancer that never comes to its first step
+
+    def join(self, module: nn.Module) -> None:
+        """Share every batch with the ranks that hold other parts of ``module``, if any do.
+
+        Collective over those.
+        """
+        ranks = peers_of(module, self._ranks)
+        if len(ranks) > 1 and self.peers is None:
+            self.peers = PeerGroup(ranks)
 
     def close(self) -> None:
         """End the group's threads, unless somebody has ended the group before.
@@ -60,10 +80,13 @@ class SideGroup:
         while Python shuts down, the process aborts: so the threads end here, and until then the
         newest tensor is kept.
         """
+        atexit.unregister(self.close)
         if self._group in dist.distributed_c10d._world.pg_map:
             dist.destroy_process_group(self._group)
         del self._group
         self._last = None
+        if self.peers is not None:
+            self.peers.close()
 
     def share(self, value: Any) -> Any:
         """Return on every rank what rank 0 was called with."""
@@ -80,13 +103,28 @@ class SideGroup:
             values = torch.tensor(indices, dtype=torch.int64)
         dist.broadcast(values, src=self._first, group=self._group)
         self._last = values
-        return list(map(int, values.tolist()))
+        agreed = list(map(int, values.tolist()))
+        return agreed if self.peers is None else self.peers.share_indices(agreed)
 
     def collect(self, value: Any) -> list[Any]:
         """Return on every rank what each rank was called with, in order."""
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value, group=self._group)
         return values
+
+    def gather(self, numbers: list[int]) -> Callable[[], list[list[int]]]:
+        """Send ``numbers``, as many on every rank, and return what waits for everybody's."""
+        mine = torch.tensor(numbers, dtype=torch.int64)
+        rows = [torch.empty_like(mine) for _ in range(self.world_size)]
+        work = dist.all_gather(rows, mine, group=self._group, async_op=True)
+
+        def wait() -> list[list[int]]:
+            if work is not None:
+                work.wait()
+            self._last = mine
+            return [list(map(int, row.tolist())) for row in rows]
+
+        return wait
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum over ranks of a CPU tensor."""
@@ -100,6 +138,10 @@ class Alone:
 
     rank = 0
     world_size = 1
+    peers = None
+
+    def join(self, module: nn.Module) -> None:
+        """Do nothing: a rank that is not balanced gets its batches from nobody."""
 
     def close(self) -> None:
         """Do nothing."""
@@ -115,6 +157,10 @@ class Alone:
     def collect(self, value: Any) -> list[Any]:
         """Return ``value`` alone."""
         return [value]
+
+    def gather(self, numbers: list[int]) -> Callable[[], list[list[int]]]:
+        """Return what returns ``numbers`` alone."""
+        return lambda: [numbers]
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Return ``values``."""
@@ -145,18 +191,23 @@ def open_channel(
     """Connect every rank with rank 0; None with one process."""
     if side.world_size == 1:
         return None
-    connections = connect_star(
+    star = connect_star(
         side.rank,
         side.world_size,
         side.share,
         addresses=_addresses(facts, runtime.address),
     )
-    return StarChannel(connections, heartbeat_s=runtime.heartbeat_s, deadline_s=runtime.deadline_s)
+    return StarChannel(
+        star.connections,
+        heartbeat_s=runtime.heartbeat_s,
+        deadline_s=runtime.deadline_s,
+        star=star,
+    )
 
 
 def gather_facts(side: SideGroup | Alone, mine: WorkerFacts) -> list[WorkerFacts]:
     """Return everybody's facts, by rank."""
-    rows = side.collect((mine.host, mine.device, mine.lag))
+    rows = side.collect((mine.host, mine.device, mine.lag, mine.identity))
     return [WorkerFacts(*row) for row in rows]
 
 
@@ -165,6 +216,13 @@ def describe_device(device: torch.device) -> str:
     if device.type == "cuda":
         return f"{device} {torch.cuda.get_device_name(device)}"
     return str(device)
+
+
+def _identity(device: torch.device) -> str:
+    """Return a name of the device that no other on its host has, where it can be told."""
+    if device.type == "cuda":
+        return f"cuda {torch.cuda.get_device_properties(device).uuid}"
+    return device.type
 
 
 def _addresses(facts: list[WorkerFacts], given: str | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""A thread that waits in a collective for a lost peer: how to tell, and the only way out."""
+"""Where a thread is, how to tell that it waits for a lost peer, and the only way out."""
 
 from __future__ import annotations
 
@@ -6,17 +6,63 @@ import faulthandler
 import logging
 import os
 import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+_OURS = Path(__file__).parents[1].as_posix() + "/"
+_STDLIB = Path(sysconfig.get_path("stdlib")).as_posix() + "/"
+_COLLECTIVES = ("torch/autograd/graph.py", "torch/nn/parallel/distributed.py")
+_ANYBODYS = "torch/distributed/distributed_c10d.py"
+_FSDP = "/torch/distributed/fsdp/_fully_shard/"
+_COMPILERS = ("/torch/_dynamo/", "/torch/_inductor/", "/torch/_functorch/", "/triton/")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a thread is.
+
+    Attributes:
+        text: the innermost line of the user's own, for people.
+        in_collective: whether it may be waiting for others: a backward, DDP, ``torch.distributed``.
+        compiling: whether it is inside a compiler of torch's.
+    """
+
+    text: str
+    in_collective: bool
+    compiling: bool
 
 
 def is_in_collective(thread_id: int) -> bool:
-    """Tell whether the thread's innermost Python code is a backward's or DDP's own.
+    """Tell whether the thread's innermost Python code is a backward's, DDP's or FSDP2's own.
 
     An error raised in there leaves no note that it is over, and its handler may be saving a
     checkpoint: that must not be ended.
     """
     frame = sys._current_frames().get(thread_id)
-    where = frame.f_code.co_filename.replace(os.sep, "/") if frame is not None else ""
-    return where.endswith(("torch/autograd/graph.py", "torch/nn/parallel/distributed.py"))
+    if frame is None or not _file(frame).endswith(_ANYBODYS):
+        return frame is not None and _file(frame).endswith(_COLLECTIVES)
+    while frame is not None and _FSDP not in _file(frame):
+        frame = frame.f_back
+    return frame is not None
+
+
+def place_of(thread_id: int) -> Place:
+    """Return where the thread is."""
+    frame = sys._current_frames().get(thread_id)
+    if frame is None:
+        return Place("past its training thread's end", in_collective=False, compiling=False)
+    innermost = _file(frame)
+    compiling, text = False, ""
+    while frame is not None:
+        file = _file(frame)
+        compiling |= any(part in file for part in _COMPILERS)
+        if not text and not _is_machinery(file):
+            text = f"at {file}:{frame.f_lineno} in {frame.f_code.co_name}"
+        frame = frame.f_back
+    waits = innermost.endswith(_COLLECTIVES) or "/torch/distributed/" in innermost
+    return Place(text or f"in {innermost}", waits, compiling)
 
 
 def end_process(message: str) -> None:
@@ -26,3 +72,13 @@ def end_process(message: str) -> None:
     faulthandler.dump_traceback()
     logging.shutdown()
     os._exit(1)
+
+
+def _file(frame: FrameType) -> str:
+    return frame.f_code.co_filename.replace(os.sep, "/")
+
+
+def _is_machinery(file: str) -> bool:
+    """Tell whether a file belongs to Python, torch or us, and not to the user."""
+    installed = "/site-packages/" in file or "/dist-packages/" in file
+    return installed or file.startswith(("<frozen", _OURS, _STDLIB))

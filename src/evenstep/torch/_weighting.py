@@ -22,6 +22,9 @@ import torch
 
 from ..exceptions import invalid
 
+Weight = float | Callable[[], float]
+"""What a gradient is multiplied by: known in the forward, or asked for in the backward."""
+
 
 class Backward:
     """Tells once for every backward that it is done, however many outputs it started from.
@@ -45,6 +48,11 @@ class Backward:
         self._first_order = first_order
         self._task = -1  # the engine's number of the backward that has asked already
 
+    @property
+    def task(self) -> int | None:
+        """The engine's number of the backward under way; None outside of one."""
+        return None if self._task < 0 else self._task
+
     def entered(self) -> None:
         """Ask the engine, from inside a backward, to call back at its end."""
         if self._first_order and torch.is_grad_enabled():
@@ -52,26 +60,31 @@ class Backward:
         task = torch._C._current_graph_task_id()
         if task != self._task:  # a backward that raised never came to its callbacks
             self._task = task
-            _queue_callback(self._finished)
+            at_end_of_backward(self._finished)
 
     def _finished(self) -> None:
+        self._task = -1
         self._done()
-        _queue_callback(self._reduced)
+        at_end_of_backward(self._reduced)
 
 
 class _OutputScale(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, output: torch.Tensor, weight: float, backward: Backward) -> Any:
+    def forward(ctx: Any, output: torch.Tensor, weight: Weight, backward: Backward) -> Any:
         # A Python number: no kernel, no copy to the device, and never rounded to half precision,
         # where 11/14 + 3/14 is not 1: torch multiplies those in single.
         ctx.weight = weight
         ctx.backward_of = backward
-        return output.view_as(output)  # a view: no copy of large logits
+        # A view: no copy of large logits. A loss is copied, as scripts scale it in place.
+        return output.view_as(output) if output.ndim else output.clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         ctx.backward_of.entered()
-        return grads[0] * ctx.weight, None, None
+        weight = ctx.weight if isinstance(ctx.weight, float) else ctx.weight()
+        if weight == 0.0:  # a mean over nothing has a gradient of NaN, and 0 * NaN is NaN
+            return torch.zeros_like(grads[0]), None, None
+        return grads[0] * weight, None, None
 
 
 _TWICE = (
@@ -82,7 +95,7 @@ _TWICE = (
 )
 
 
-def scale(value: Any, weight: float, backward: Backward) -> tuple[Any, int]:
+def scale(value: Any, weight: Weight, backward: Backward) -> tuple[Any, int]:
     """Return ``value`` with every tensor in it that needs a gradient scaled, and their number.
 
     Containers keep their type: dicts and their kin (Hugging Face's ``ModelOutput``), lists,
@@ -180,7 +193,7 @@ class OutputHook:
         backward: told at every backward through the output.
     """
 
-    def __init__(self, current: Callable[[], float | None], backward: Backward) -> None:
+    def __init__(self, current: Callable[[], Weight | None], backward: Backward) -> None:
         self._current = current
         self._backward = backward
 
@@ -227,7 +240,7 @@ class InertHook:
         return output
 
 
-def _queue_callback(callback: Callable[[], None]) -> None:
+def at_end_of_backward(callback: Callable[[], None]) -> None:
     """Have the autograd engine call ``callback`` when the backward under way is done.
 
     From inside a callback as well: the engine goes on to those added meanwhile. The attribute path

@@ -1,0 +1,11 @@
+"""Balanced training under Accelerate and Hugging Face's `Trainer`.
+
+Needs ``pip install evenstep[huggingface]``. Importing it imports neither of the two: it works on
+the objects that are given to it.
+"""
+
+from ._accelerate import AcceleratedLoader as AcceleratedLoader
+from ._accelerate import balance as balance
+from ._trainer import BalancedMixin as BalancedMixin
+
+__all__ = ["AcceleratedLoader", "BalancedMixin", "balance"]

@@ -1,0 +1,239 @@
+"""Accelerate: what `prepare` returned, balanced, under Accelerate's own bookkeeping."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from ..exceptions import invalid
+from ..torch import BalancedLoader, Balancer
+from ._checks import check_accelerator, check_model
+from ._stock import Stock, set_epoch
+
+
+def balance(
+    accelerator: Any,
+    *parts: Any,
+    weighting: Literal["output", "loss"] = "output",
+    **options: Any,
+) -> Any:
+    """Return the model and the training loader that ``accelerator.prepare`` returned, balanced.
+
+    Usage:
+        model, optimizer, loader, scheduler = accelerator.prepare(
+            model, optimizer, loader, scheduler
+        )
+        model, loader = balance(accelerator, model, loader)
+
+    The rest of the script stays: ``accelerator.accumulate``, ``backward``, ``clip_grad_norm_``,
+    the optimizer and the scheduler. The loader hands out this rank's part of the same global
+    batches, as many of them, in the same order; Accelerate's own sharding is undone first, so
+    nothing is sharded twice, and ``even_batches`` repeats no sample. The gradient is weighted at
+    the model's output: the division of ``accelerator.backward`` by the accumulation steps stays
+    Accelerate's, and every batch of the loader has a plan of its own. Collective.
+
+    Inside a loop over the loader, ``accelerator.gather_for_metrics`` refuses tensors, whose rows
+    differ from rank to rank: ``loader.balancer.mean`` gives means.
+
+    Args:
+        accelerator: of one process, or of several with DDP.
+        parts: models and one ``DataLoader``, as ``accelerator.prepare`` returned them.
+        weighting: as for ``evenstep.torch.Balancer.prepare``.
+        options: as for ``evenstep.torch.Balancer``, such as ``policy``, ``unit`` and ``bounds``.
+
+    Returns:
+        The parts in the order given, a single one by itself; the loader is an
+        ``AcceleratedLoader``, and its ``balancer`` the run's.
+
+    Raises:
+        ValueError: a part or a setting of the accelerator cannot be balanced; the message says
+            what to do instead.
+    """
+    check_accelerator(accelerator)
+    for part in parts:
+        check_model(part)
+    places = _loader_places(parts)
+    given = list(parts)
+    for place in places:
+        stock = Stock(
+            parts[place],
+            split_batches=accelerator.split_batches,
+            world_size=accelerator.num_processes,
+        )
+        given[place] = stock.rebuild(drop_last=stock.drop_last)
+        options = {"global_batch_size": stock.global_batch_size, **options}
+    balancer = Balancer(**options)
+    done = balancer.prepare(*given, weighting=weighting)
+    made = [done] if len(parts) == 1 else list(done)
+    for place in places:
+        device = getattr(parts[place], "device", accelerator.device)  # None: as they are
+        made[place] = AcceleratedLoader(made[place], balancer, accelerator, device=device)
+        _refuse_gathering(accelerator)
+    return made[0] if len(made) == 1 else tuple(made)
+
+
+def _loader_places(parts: tuple[Any, ...]) -> list[int]:
+    """Return where the training loader stands among the parts, if there is one."""
+    places = [index for index, part in enumerate(parts) if not isinstance(part, nn.Module)]
+    if len(places) > 1:
+        raise invalid(
+            "balance(accelerator, ...)",
+            "be given models and one training loader",
+            f"{len(places)} things that are no model",
+            "Leave optimizers, schedulers and loaders for evaluation as they are.",
+        )
+    return places
+
+
+class AcceleratedLoader:
+    """A balanced loader that Accelerate's gradient state knows of; made by ``balance``.
+
+    Every iteration is one global batch, of which the rank gets its part on its device. In the
+    last one of an epoch ``accelerator.accumulate`` makes an optimizer step, as it does with a
+    loader of Accelerate's own. ``accelerator.register_for_checkpointing(loader)`` saves and loads
+    the position, within an epoch too, on any number of processes.
+
+    Args:
+        loader: the balanced one.
+        balancer: that prepared it.
+        accelerator: whose gradient state is told.
+        device: where batches go; None leaves them where they are.
+
+    Attributes:
+        balancer: that prepared it: its ``mean``, ``batch_sizes``, ``weight`` and ``close``.
+        iteration: epoch that the sampler is told at the next loop, counted by completed loops.
+        end_of_dataloader: whether the batch handed out last is the epoch's last one.
+        remainder: samples by which Accelerate would shorten what it gathered last: none here.
+    """
+
+    def __init__(
+        self,
+        loader: BalancedLoader,
+        balancer: Balancer,
+        accelerator: Any,
+        *,
+        device: torch.device | None,
+    ) -> None:
+        self._loader = loader
+        self._accelerator = accelerator
+        self._device = device
+        self._resumed = False
+        self.balancer = balancer
+        self.iteration = 0
+        self.end_of_dataloader = False
+        self.remainder = 0
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the balanced loader has under ``name``, such as ``dataset``."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    @property
+    def batch_sampler(self) -> Any:
+        """Nothing: who asks wants to build another loader from this one, which would not share.
+
+        Raises:
+            ValueError: always.
+        """
+        raise invalid(
+            "AcceleratedLoader.batch_sampler",
+            "be left alone, as what is built from it would give every rank the same samples",
+            "a request, such as that of `accelerator.skip_first_batches(loader)`",
+            "Use `loader.skip(num_steps)` before the loop, or "
+            "`accelerator.register_for_checkpointing(loader)`.",
+        )
+
+    def __len__(self) -> int:
+        """Return the global batches of an epoch."""
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        from accelerate.utils import send_to_device  # type: ignore[import-untyped]
+
+        state = self._accelerator.gradient_state
+        self.end_of_dataloader = False
+        if not self._resumed:
+            set_epoch(self._loader, self.iteration)
+        self._resumed = False
+        state._add_dataloader(self)
+        try:
+            with closing(iter(self._loader)) as batches:  # type: ignore[type-var]
+                for batch in batches:
+                    self.end_of_dataloader = self._is_at_end()
+                    if self._device is None:
+                        yield batch
+                    else:
+                        yield send_to_device(
+                            batch, self._device, non_blocking=self._accelerator.non_blocking
+                        )
+            self.iteration += 1
+        finally:
+            state._remove_dataloader(self)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Have the next loop be that of ``epoch``, for the sampler."""
+        self.iteration = epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where training stands, of plain values; the same on every rank."""
+        return {**self._loader.state_dict(), "iteration": self.iteration}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Have the next loop go on from ``state``, on every rank.
+
+        Raises:
+            ValueError: as for ``evenstep.torch.BalancedLoader.load_state_dict``.
+        """
+        self._loader.load_state_dict(state)
+        self.iteration = state.get("iteration", 0)
+        self._resumed = bool(state["order"]) and not self._is_at_end()
+
+    def close(self) -> None:
+        """End the run on this rank: the balancer, the loader, its workers."""
+        self.balancer.close()
+
+    def _is_at_end(self) -> bool:
+        return bool(self._loader.state_dict()["steps_taken"] == len(self._loader))
+
+
+def _refuse_gathering(accelerator: Any) -> None:
+    """Have the accelerator refuse to gather rows of unlike numbers in a balanced loop.
+
+    With NCCL such a gather mixes up rows or hangs, with gloo it raises of some port: neither says
+    what is wrong.
+    """
+    gather = accelerator.gather_for_metrics
+    if getattr(gather, "knows_evenstep", False):
+        return
+
+    def gather_for_metrics(input_data: Any, use_gather_object: bool = False) -> Any:
+        active = accelerator.gradient_state.active_dataloader
+        if (
+            isinstance(active, AcceleratedLoader)
+            and not use_gather_object
+            and _has_rows(input_data)
+        ):
+            raise invalid(
+                "Accelerator.gather_for_metrics(input_data)",
+                "be called in a loop over a loader for evaluation",
+                "tensors in one over a balanced loader, with unlike rows on every rank",
+                "Use `loader.balancer.mean(value)` for means, or "
+                "`gather_for_metrics([tensor], use_gather_object=True)` for the rows themselves.",
+            )
+        return gather(input_data, use_gather_object)
+
+    gather_for_metrics.knows_evenstep = True  # type: ignore[attr-defined]
+    accelerator.gather_for_metrics = gather_for_metrics
+
+
+def _has_rows(data: Any) -> bool:
+    if isinstance(data, torch.Tensor):
+        return data.ndim > 0
+    if isinstance(data, dict):
+        data = list(data.values())
+    return isinstance(data, (tuple, list)) and any(_has_rows(item) for item in data)

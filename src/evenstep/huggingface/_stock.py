@@ -1,0 +1,156 @@
+"""The stock DataLoader inside one that Accelerate sharded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+
+from ..exceptions import invalid
+
+_KEPT = (
+    "collate_fn",
+    "num_workers",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "generator",
+    "prefetch_factor",
+    "persistent_workers",
+    "in_order",
+)
+
+
+def per_rank(size: int, world_size: int) -> int:
+    """Return the local batch size of ``size`` samples that are split equally, rounded up."""
+    return -(-size // world_size)
+
+
+class FirstOf:
+    """A sampler cut short: its first indices alone, as many as make whole batches.
+
+    Args:
+        sampler: the user's own.
+        num_samples: how many of its indices an epoch has.
+    """
+
+    def __init__(self, sampler: Any, num_samples: int) -> None:
+        self._sampler = sampler
+        self._num_samples = num_samples
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the sampler has under ``name``: its generator, its ``set_epoch``."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._sampler, name)
+
+    def __len__(self) -> int:
+        """Return how many indices there are."""
+        return self._num_samples
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(self._sampler, self._num_samples)
+
+
+class Stock:
+    """A DataLoader as it was before Accelerate prepared it.
+
+    Accelerate makes a loader of its own, with the data set, the workers and the ``collate_fn`` of
+    the user's, around a batch sampler that deals out whole batches. The user's batch sampler is
+    still in there, and with it the order of all samples. What is dealt out to all ranks in one
+    step is the global batch here too, so the steps are those of plain training.
+
+    Args:
+        loader: prepared by ``accelerator.prepare``, or not.
+        split_batches: whether a batch of the loader is that of all ranks together.
+        world_size: number of processes.
+
+    Attributes:
+        global_batch_size: samples that all ranks take together, for one forward each.
+        sampler: gives the order of all samples.
+        drop_last: whether a short last batch is left out.
+
+    Raises:
+        ValueError: which samples make a batch is not left to evenstep, or rank 0 reads for all.
+    """
+
+    def __init__(self, loader: Any, *, split_batches: bool, world_size: int) -> None:
+        _check(loader)
+        batches = loader.batch_sampler
+        while type(batches).__name__ == "BatchSamplerShard":
+            batches = batches.batch_sampler
+        if isinstance(loader.dataset, IterableDataset) or type(batches) is not BatchSampler:
+            raise invalid(
+                "DataLoader(...)",
+                "have a data set that is read by index, in batches that torch makes",
+                type(loader.dataset).__name__
+                if isinstance(loader.dataset, IterableDataset)
+                else f"a {type(batches).__name__}",
+                "Use `DataLoader(batch_size=..., sampler=...)` over a map-style data set; in "
+                'Trainer, another `train_sampling_strategy` than "batch_rebalance".',
+            )
+        self._loader = loader
+        self.sampler = batches.sampler
+        self.drop_last = batches.drop_last
+        self.global_batch_size = batches.batch_size * (1 if split_batches else world_size)
+        self._world_size = world_size
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in an epoch, over all ranks."""
+        return len(self.sampler)  # type: ignore[arg-type]
+
+    def rebuild(self, *, times: int = 1, sampler: Any = None, drop_last: bool) -> DataLoader[Any]:
+        """Return a stock loader.
+
+        Args:
+            times: how many global batches make one of its own; at least 1.
+            sampler: another one in the place of its own.
+            drop_last: whether its own short last batch is left out.
+        """
+        kept = {name: getattr(self._loader, name) for name in _KEPT}
+        # Asked for by default in Trainer, which runs without an accelerator too.
+        kept["pin_memory"] = kept["pin_memory"] and torch.accelerator.is_available()
+        return DataLoader(
+            self._loader.dataset,
+            batch_size=per_rank(times * self.global_batch_size, self._world_size),
+            sampler=self.sampler if sampler is None else sampler,
+            drop_last=drop_last,
+            **kept,
+        )
+
+
+def _check(loader: Any) -> None:
+    if not isinstance(loader, DataLoader):
+        raise invalid(
+            "balance(accelerator, ...)",
+            "be given models and one `DataLoader`, as `accelerator.prepare` returned them",
+            type(loader).__name__,
+            "Leave optimizers and schedulers as they are.",
+        )
+    if type(loader).__name__ == "DataLoaderDispatcher":
+        raise invalid(
+            "DataLoaderConfiguration(dispatch_batches=...)",
+            "be False, so that every rank reads its own samples",
+            True,
+            "Leave it out, or set it to False.",
+        )
+    if getattr(loader, "use_stateful_dataloader", False):
+        raise invalid(
+            "DataLoaderConfiguration(use_stateful_dataloader=...)",
+            "be False, since the balanced loader keeps its own state",
+            True,
+            "Leave it out, and call `accelerator.register_for_checkpointing(loader)`.",
+        )
+
+
+def set_epoch(loader: Any, epoch: int) -> None:
+    """Tell the sampler which epoch it is, or else the data set, as Accelerate's loader does."""
+    if hasattr(loader.sampler, "set_epoch"):
+        loader.sampler.set_epoch(epoch)
+    elif hasattr(loader.dataset, "set_epoch"):
+        loader.dataset.set_epoch(epoch)

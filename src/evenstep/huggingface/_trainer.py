@@ -1,0 +1,208 @@
+"""`Trainer`: its training loader balanced, its own weighting by targets left to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ..exceptions import invalid
+from ..torch import Balancer
+from ._checks import check_accelerator, check_model
+from ._normalised import check_normalised
+from ._portions import Portion, portions
+from ._training_data import Epochs, TrainingData
+
+if TYPE_CHECKING:
+
+    class _Trainer:
+        """What is used of `transformers.Trainer`, which is not imported."""
+
+        args: Any
+        accelerator: Any
+        model: Any
+        model_wrapped: Any
+        state: Any
+        is_in_train: bool
+        model_accepts_loss_kwargs: bool
+        compute_loss_func: Any
+        loss_is_scaled_for_ga: bool | None
+        current_gradient_accumulation_steps: int
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+        def train(self, *args: Any, **kwargs: Any) -> Any: ...
+        def get_train_dataloader(self) -> Any: ...
+        def get_batch_samples(
+            self, epoch_iterator: Iterator[Any], num_batches: int, device: Any
+        ) -> tuple[list[Any], Any]: ...
+        def training_step(
+            self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None
+        ) -> torch.Tensor: ...
+
+else:
+    _Trainer = object
+
+
+class BalancedMixin(_Trainer):
+    """Makes a `Trainer` share out its global batches by the speeds of the ranks.
+
+    Usage:
+        class BalancedTrainer(BalancedMixin, Trainer):
+            pass
+
+        trainer = BalancedTrainer(model=model, args=args, train_dataset=dataset)
+        trainer.train()
+
+    Every optimizer step trains on the samples that it has in a plain `Trainer` with as many
+    processes; ranks differ in how many of them they compute. With ``gradient_accumulation_steps``
+    the batches of all ranks in a step are shared out together, in forwards of at most
+    ``per_device_train_batch_size``: a fast rank makes more forwards than a slow one.
+
+    Where `Trainer` divides the loss by the ``num_items_in_batch`` of all ranks, which it does for
+    models that accept loss keywords and for a ``compute_loss_func``, its gradient is exact for any
+    split, and nothing is weighted a second time. Otherwise the loss is a mean over the rank's
+    samples, or over the ``unit`` in ``balancing``, and is weighted at the model's output. A loss
+    that was to divide by ``num_items_in_batch``, and does not, is refused in the first step.
+
+    Resuming from a checkpoint of `Trainer` goes on at the next step, within an epoch too, with as
+    many processes as before.
+
+    Args:
+        args: for `Trainer`, and the keywords beside ``balancing`` as well.
+        balancing: keywords for ``evenstep.torch.Balancer``: ``policy``, ``bounds``, ``unit``,
+            ``runtime``, ``run_dir``.
+
+    Attributes:
+        balancer: of the training under way, or of the last one; None before.
+
+    Raises:
+        ValueError: `Trainer` is set up for what is not balanced; the message says what to do.
+    """
+
+    def __init__(
+        self, *args: Any, balancing: Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._balancing = dict(balancing or {})
+        _check_options(self._balancing)
+        check_accelerator(self.accelerator)
+        _check_arguments(self.args, scaled=self._is_scaled())
+        self._data: TrainingData | None = None
+        self._num_begun = 0
+
+    @property
+    def balancer(self) -> Balancer | None:
+        """The balancer of the training under way, or of the last one."""
+        return None if self._data is None else self._data.balancer
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train as `Trainer` does, and end the balanced run with it."""
+        try:
+            return super().train(*args, **kwargs)
+        finally:
+            if self._data is not None:
+                self._data.close()
+
+    def get_train_dataloader(self) -> Any:
+        """Return the balanced training loader; outside of ``train``, Trainer's own."""
+        prepared = super().get_train_dataloader()
+        if not self.is_in_train:
+            return prepared
+        if self._data is not None:
+            self._data.close()
+        self._data = TrainingData(
+            prepared,
+            split_batches=self.accelerator.split_batches,
+            world_size=self.accelerator.num_processes,
+            num_accumulated=self.args.gradient_accumulation_steps,
+            loss_reduction="sum" if self._is_scaled() else "mean",
+            options=self._balancing,
+        )
+        self._num_begun = 0
+        return Epochs(self._data)
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: Any
+    ) -> tuple[list[Any], Any]:
+        """Return the next step in ``num_batches`` portions, and its targets over all ranks."""
+        if self._data is None:
+            return super().get_batch_samples(epoch_iterator, num_batches, device)
+        if not self._num_begun:
+            check_model(self.model_wrapped)
+            self._data.balancer.prepare(self.model_wrapped)
+        step = self._data.next_step(
+            epoch_iterator, self.state.global_step, skips=not self.args.ignore_data_skip
+        )
+        if step is None:
+            return [], None
+        main_input = getattr(self.model, "main_input_name", "input_ids")
+        handed_out: list[Any] = portions(step, num_batches, main_input=main_input)
+        batches = [part.batch for part in step.micro_batches]
+        _, num_items = super().get_batch_samples(iter(batches), len(batches), device)
+        if self._is_scaled() and not self._num_begun:
+            check_normalised(self, batches[0], num_items)
+        self._num_begun += 1
+        return handed_out, num_items
+
+    def training_step(
+        self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None
+    ) -> torch.Tensor:
+        """Make the forwards and backwards of a portion; return its part of the step's loss."""
+        if not isinstance(inputs, Portion):
+            return super().training_step(model, inputs, num_items_in_batch)
+        total = torch.zeros((), device=self.args.device)
+        scaled = self._is_scaled()
+        if not scaled:
+            # What Trainer divides by; every forward has its weight in the whole step already.
+            self.current_gradient_accumulation_steps = 1
+        for forward in inputs.forwards():
+            with nullcontext() if forward.is_last else self.accelerator.no_sync(model):
+                loss = super().training_step(model, forward.batch, num_items_in_batch)
+            if forward.num_samples:  # the loss of a stand-in may be a mean over nothing
+                share = forward.num_samples / inputs.global_num_samples
+                total = total + loss * (1 if scaled else share * self.accelerator.num_processes)
+        return total
+
+    def _is_scaled(self) -> bool:
+        """Tell whether the loss is divided by the targets of the whole step: Trainer's own rule."""
+        told = getattr(self, "loss_is_scaled_for_ga", None)
+        if told is not None:
+            return bool(told)
+        return bool(self.model_accepts_loss_kwargs) or self.compute_loss_func is not None
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    for name, remedy in {
+        "global_batch_size": "Set `per_device_train_batch_size` and the accumulation steps.",
+        "loss_reduction": "Set Trainer's `loss_is_scaled_for_ga` where its rule is wrong.",
+        "process_group": "Trainer trains on all ranks.",
+    }.items():
+        if name in options:
+            raise invalid("BalancedMixin(balancing=...)", f"leave out {name!r}", "it", remedy)
+
+
+def _check_arguments(args: Any, *, scaled: bool) -> None:
+    if args.auto_find_batch_size:
+        raise invalid(
+            "TrainingArguments(auto_find_batch_size=...)",
+            "be False, as it changes the global batch",
+            True,
+            "Set `per_device_train_batch_size`; memory bounds each rank's part of it.",
+        )
+    if args.n_gpu > 1:
+        raise invalid(
+            "TrainingArguments(...)",
+            "have one device to a process",
+            f"{args.n_gpu} devices in one process",
+            "Start it with `torchrun --nproc-per-node` or `accelerate launch`.",
+        )
+    if scaled and args.world_size > 1 and not args.average_tokens_across_devices:
+        raise invalid(
+            "TrainingArguments(average_tokens_across_devices=...)",
+            "be True: a mean over each rank's own targets depends on the split",
+            False,
+            "Leave it out.",
+        )

@@ -1,0 +1,37 @@
+"""Say once, to a person, what training went on in spite of."""
+
+from __future__ import annotations
+
+import logging
+
+from ..events import Event, MeasurementRejected, PolicyFailed
+
+
+class FaultLog:
+    """Logs a warning for the first failure of the policy, and of every rank's measurements.
+
+    Not for each: a policy that fails once mostly fails at every step, and the events have them
+    all. Goes through the logger ``evenstep``, which reaches standard error unless it is set up
+    otherwise, whatever the line for people is set to.
+    """
+
+    def __init__(self) -> None:
+        self._told: set[int | None] = set()
+
+    def __call__(self, event: Event) -> None:
+        """Log ``event`` if it is the first of its kind."""
+        match event:
+            case PolicyFailed(step=step, problem=problem):
+                text = f"Step {step}: the policy failed, and the last good plan stays ({problem})."
+                self._tell(None, text)
+            case MeasurementRejected(step=step, rank=rank, problem=problem):
+                text = (
+                    f"Step {step}: rank {rank} measured what cannot be, and the plan stays: "
+                    f"{problem}."
+                )
+                self._tell(rank, text)
+
+    def _tell(self, whose: int | None, text: str) -> None:
+        if whose not in self._told:
+            self._told.add(whose)
+            logging.getLogger("evenstep").warning("%s Training goes on; this is said once.", text)

@@ -1,0 +1,141 @@
+"""A sink behind a queue, in a thread of its own: training never waits for what it does."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from time import monotonic
+
+from ..events import Event, Hook
+
+_LOG = logging.getLogger("evenstep")
+
+
+class Outlet:
+    """Passes events on to one hook, from a thread that waits for it in the place of training.
+
+    A hook that raises is reported once, through the logger ``evenstep``, and gets no more events.
+    One that is slow or blocks finds ``capacity`` events waiting; what comes on top is dropped,
+    which is reported once, and counted at the end.
+
+    Args:
+        hook: where events go.
+        name: what to call it in a report; None is its own ``repr``.
+        capacity: most events that wait, at least 1.
+        finish: called by the thread after the last event, such as a file's ``close``.
+    """
+
+    def __init__(
+        self,
+        hook: Hook,
+        *,
+        name: str | None = None,
+        capacity: int = 1000,
+        finish: Callable[[], None] | None = None,
+    ) -> None:
+        self._hook = hook
+        self._name = repr(hook) if name is None else name
+        self._capacity = capacity
+        self._finish = finish
+        self._queue: SimpleQueue[Event | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._is_broken = False
+        self.num_dropped = 0
+
+    def start(self) -> None:
+        """Start the thread. Before this, events wait."""
+        self._thread = threading.Thread(target=self._run, name="evenstep-sink", daemon=True)
+        self._thread.start()
+
+    def __call__(self, event: Event) -> None:
+        """Take ``event``; never waits."""
+        if self._is_broken:
+            return
+        if self._queue.qsize() < self._capacity:
+            self._queue.put(event)
+            return
+        self.num_dropped += 1
+        if self.num_dropped == 1:
+            _LOG.warning(
+                "The telemetry sink %s is too slow: %d events wait for it, and more are dropped; "
+                "training goes on.",
+                self._name,
+                self._capacity,
+            )
+
+    def end(self) -> None:
+        """Have the rest passed on and then the thread ended; does not wait for it."""
+        self._queue.put(None)
+
+    def close(self, *, within_s: float = 2.0) -> bool:
+        """End, and wait for it; a thread that does not come to an end is left behind.
+
+        Args:
+            within_s: longest wait.
+
+        Returns:
+            Whether the hook got everything that was not dropped.
+        """
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return True
+        self.end()
+        thread.join(within_s)
+        is_stuck = thread.is_alive()
+        num_missed = self.num_dropped + (self._num_waiting() if is_stuck else 0)
+        if num_missed or is_stuck:
+            _LOG.warning(
+                "The telemetry sink %s missed %d events%s.",
+                self._name,
+                num_missed,
+                f" and did not come to an end within {within_s:.3g} s" if is_stuck else "",
+            )
+        return not is_stuck
+
+    def _num_waiting(self) -> int:
+        num_waiting = 0
+        while not self._queue.empty():
+            num_waiting += self._queue.get() is not None
+        self.end()  # should it ever come back
+        return num_waiting
+
+    def _run(self) -> None:
+        while (event := self._queue.get()) is not None:
+            if not self._is_broken:
+                self._pass_on(event)
+        if self._finish is not None:
+            try:
+                self._finish()
+            except Exception as error:
+                if not self._is_broken:
+                    self._report(error, "at its end")
+
+    def _pass_on(self, event: Event) -> None:
+        try:
+            self._hook(event)
+        except Exception as error:
+            self._is_broken = True
+            self._report(error, f"on {type(event).__name__}")
+
+    def _report(self, error: Exception, when: str) -> None:
+        # A full disk is the user's to see, not ours to explain; a mistake in a hook has a place.
+        trace = None if isinstance(error, OSError) else error
+        _LOG.warning(
+            "The telemetry sink %s failed %s (%s: %s) and gets no more events; training goes on.",
+            self._name,
+            when,
+            type(error).__name__,
+            error,
+            exc_info=trace,
+        )
+
+
+def close_all(outlets: Sequence[Outlet], *, within_s: float = 2.0) -> None:
+    """Close several, all of them together within ``within_s``."""
+    deadline_s = monotonic() + within_s
+    for outlet in outlets:
+        outlet.end()
+    for outlet in outlets:
+        outlet.close(within_s=max(0.0, deadline_s - monotonic()))

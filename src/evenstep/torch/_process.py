@@ -1,0 +1,44 @@
+"""Whether another process on this machine has ended: a connection that broke does not say it."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+_BOOT, _NAMESPACE = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
+
+
+def process_name() -> str | None:
+    """Return a name of this process by which others on its machine can find it.
+
+    None where there is no way to tell, as outside Linux.
+    """
+    with suppress(OSError):
+        # Containers number their processes anew: a number means nothing outside of its namespace.
+        machine = f"{_BOOT.read_text().strip()}/{_NAMESPACE.stat().st_ino}"
+        return f"{machine}/{os.getpid()}"
+    return None
+
+
+def has_ended(name: str | None, here: str | None) -> bool:
+    """Tell whether the process called ``name`` has certainly ended.
+
+    Args:
+        name: what ``process_name`` returned there.
+        here: what it returned in this process.
+    """
+    if name is None or here is None:
+        return False
+    machine, _, number = name.rpartition("/")
+    if machine != here.rpartition("/")[0]:
+        return False
+    try:
+        stat = Path(f"/proc/{int(number)}/stat").read_text()
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError):
+        return False
+    # After the name in brackets, which may hold anything. One that nobody has waited for yet is
+    # a zombie: its memory and its connections are gone.
+    return stat.rpartition(")")[2].split()[0] in "ZX"

@@ -1,0 +1,278 @@
+"""Accelerate's loop: balanced on a cluster, and plain in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from evenstep.huggingface import balance
+from evenstep.policies import Fixed
+from evenstep.torch import Runtime
+
+from ..torch.plans import Restless
+from .small import Plain, Sentences, flat, offline
+
+QUIET = Runtime(line_every=None)
+WORLD_SIZE = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """A loop of three epochs over batches of 6 on all ranks together."""
+
+    model: Callable[[], nn.Module] = Plain
+    num_accumulated: int = 1
+    split_batches: bool = False
+    drop_last: bool = False
+    seedable: bool = True
+    num_samples: int = 50
+
+
+CASES = {
+    "plain": Case(),
+    "accumulation, the last one short": Case(num_accumulated=2),
+    "split_batches": Case(split_batches=True),
+    "drop_last": Case(num_accumulated=2, drop_last=True),
+    "the sampler's own generator": Case(seedable=False),
+}
+
+
+def prepared(case: Case, batch_size: int, *, gamma: float = 0.97, loader: Any = None) -> Any:
+    """Return an accelerator and what it prepared: model, optimizer, loader, scheduler."""
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState, GradientState
+    from accelerate.utils import DataLoaderConfiguration
+
+    AcceleratorState._reset_state()
+    GradientState._reset_state()
+    accelerator = Accelerator(
+        cpu=True,
+        gradient_accumulation_steps=case.num_accumulated,
+        dataloader_config=DataLoaderConfiguration(
+            split_batches=case.split_batches, use_seedable_sampler=case.seedable, data_seed=7
+        ),
+    )
+    model = case.model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    if loader is None:
+        loader = DataLoader(
+            Sentences(case.num_samples),
+            batch_size=batch_size,
+            shuffle=True,
+            drop_last=case.drop_last,
+            generator=torch.Generator().manual_seed(3),
+        )
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma)
+    return accelerator, *accelerator.prepare(model, optimizer, loader, scheduler)
+
+
+def loop(accelerator: Any, model: Any, optimizer: Any, loader: Any, scheduler: Any) -> list[float]:
+    """Train for an epoch as the documentation of Accelerate does; return the steps' rates."""
+    rates = []
+    for batch in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(**batch)["loss"])
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 0.5)
+                rates.append(scheduler.get_last_lr()[0])
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+    return rates
+
+
+def on_the_cluster(rank: int, folder: str) -> dict[str, tuple[torch.Tensor, list[float], int]]:
+    """Return every case's parameters, rates and length of the loader, under restless plans."""
+    offline(folder)
+    found = {}
+    for name, case in CASES.items():
+        accelerator, model, optimizer, loader, scheduler = prepared(
+            case, 6 if case.split_batches else 2
+        )
+        assert len(loader) > 1
+        model, loader = balance(accelerator, model, loader, policy=Restless(), runtime=QUIET)
+        parts = accelerator, model, optimizer, loader, scheduler
+        rates = [rate for _ in range(3) for rate in loop(*parts)]
+        loader.close()
+        found[name] = flat(model), rates, len(loader)
+    return found
+
+
+def alone(rank: int, folder: str) -> dict[str, tuple[torch.Tensor, list[float], int]]:
+    """Return the same of plain Accelerate in one process.
+
+    With a batch for each of several processes, Accelerate steps the scheduler once for each.
+    """
+    offline(folder)
+    found = {}
+    for name, case in CASES.items():
+        gamma = 0.97 if case.split_batches else 0.97**WORLD_SIZE
+        accelerator, *parts = prepared(case, 6, gamma=gamma)
+        rates = [rate for _ in range(3) for rate in loop(accelerator, *parts)]
+        found[name] = flat(parts[0]), rates, len(parts[2])
+    return found
+
+
+def resumed(rank: int, folder: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the parameters of two epochs, unbroken and saved and loaded within the second."""
+    offline(folder)
+    ends = []
+    for stops in (False, True):
+        parts = list(prepared(Case(), 2))
+        accelerator = parts[0]
+        parts[1], parts[3] = balance(
+            accelerator, parts[1], parts[3], policy=Restless(), runtime=QUIET
+        )
+        accelerator.register_for_checkpointing(parts[3])
+        loop(*parts)
+        if stops:
+            _take(parts, 4)
+            accelerator.save_state(f"{folder}/state")
+            parts[3].close()
+            parts = list(prepared(Case(), 2))
+            accelerator = parts[0]
+            parts[1], parts[3] = balance(accelerator, parts[1], parts[3], runtime=QUIET)
+            accelerator.register_for_checkpointing(parts[3])
+            accelerator.load_state(f"{folder}/state")
+        loop(*parts)
+        loop(*parts)
+        parts[3].close()
+        ends.append(flat(parts[1]))
+    return ends[0], ends[1]
+
+
+def _take(parts: Any, num_steps: int) -> None:
+    """Train for so many steps of an epoch, and leave it."""
+    accelerator, model, optimizer, loader, scheduler = parts
+    for number, batch in enumerate(loader, start=1):
+        accelerator.backward(model(**batch)["loss"])
+        accelerator.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        if number == num_steps:
+            return
+
+
+def gathered(rank: int, folder: str) -> dict[str, Any]:
+    """Return what comes of gathering in a balanced loop, and in a loop for evaluation in it."""
+    offline(folder)
+    accelerator, model, _, loader, _ = prepared(Case(), 2)
+    held_out = accelerator.prepare(DataLoader(TensorDataset(torch.arange(7.0)), batch_size=2))
+    model, loader = balance(accelerator, model, loader, policy=Fixed((1, 2, 3)), runtime=QUIET)
+    found: dict[str, Any] = {"refused": []}
+    for batch in loader:
+        loss = model(**batch)["loss"]
+        accelerator.backward(loss)
+        for data in (batch["labels"], {"labels": batch["labels"]}, [loss, batch["labels"]]):
+            try:
+                accelerator.gather_for_metrics(data)
+            except ValueError as error:
+                found["refused"].append(str(error))
+        found["losses"] = len(accelerator.gather_for_metrics(loss))
+        rows = accelerator.gather_for_metrics([batch["labels"]], use_gather_object=True)
+        found["rows"] = [len(each) for each in rows]
+        found["evaluated"] = [
+            number for (x,) in held_out for number in accelerator.gather_for_metrics(x).tolist()
+        ]
+        found["still at work"] = accelerator.gradient_state.active_dataloader is loader
+        break
+    found["left"] = accelerator.gradient_state.active_dataloader is None
+    found["balancer"] = loader.balancer.batch_sizes
+    loader.close()
+    return found
+
+
+class Stream(IterableDataset):
+    """Numbers, one after the other."""
+
+    def __iter__(self) -> Any:
+        return iter(range(40))
+
+
+def refused(rank: int, folder: str) -> dict[str, str]:
+    """Return the errors of what cannot be balanced."""
+    offline(folder)
+    found = {}
+    accelerator, model, optimizer, loader, _ = prepared(Case(), 2)
+    dispatched = prepared(Case(), 2, loader=DataLoader(Stream(), batch_size=2))
+    stream = DataLoader(Stream(), batch_size=2)
+    custom = DataLoader(Sentences(), batch_sampler=[[0, 1], [2, 3]])
+    compiled = torch.compile(model)
+    for name, parts in {
+        "optimizer": (model, optimizer, loader),
+        "two loaders": (model, loader, loader),
+        "no loader": (model, 3),
+        "dispatcher": (model, dispatched[3]),
+        "stream": (model, stream),
+        "batch sampler": (model, custom),
+        "compiled around DDP": (compiled, loader),
+    }.items():
+        try:
+            balance(accelerator, *parts, runtime=QUIET)
+        except ValueError as error:
+            found[name] = str(error)
+    model, loader = balance(accelerator, model, loader, runtime=QUIET)
+    try:
+        accelerator.skip_first_batches(loader, 2)
+    except ValueError as error:
+        found["skipped"] = str(error)
+    try:
+        loader.skip(len(loader))
+    except ValueError as error:
+        found["skipped too far"] = str(error)
+    loader.close()
+    return found
+
+
+class Told:
+    """A sampler that keeps what it is told of epochs."""
+
+    def __init__(self) -> None:
+        self.epochs: list[int] = []
+
+    def __len__(self) -> int:
+        return 12
+
+    def __iter__(self) -> Any:
+        return iter(range(12))
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+
+def bare(rank: int, folder: str) -> tuple[list[int], list[int], list[int]]:
+    """Return sizes of the steps of a loader that was not prepared, whole and with one skipped.
+
+    And what its sampler was told of epochs.
+    """
+    offline(folder)
+    accelerator, model, *_ = prepared(Case(), 2)
+    told = Told()
+    model, loader = balance(
+        accelerator,
+        model,
+        DataLoader(Sentences(12), batch_size=2, sampler=told),
+        policy=Fixed((1, 2, 3)),
+        runtime=QUIET,
+    )
+    seen: list[list[int]] = []
+    for skipped in (0, 1):
+        loader.skip(skipped)
+        seen.append([len(batch["labels"]) for batch in _trained(accelerator, model, loader)])
+    loader.set_epoch(7)
+    for _ in _trained(accelerator, model, loader):
+        pass
+    loader.close()
+    return seen[0], seen[1], told.epochs
+
+
+def _trained(accelerator: Any, model: Any, loader: Any) -> Any:
+    for batch in loader:
+        accelerator.backward(model(**batch)["loss"])
+        yield batch

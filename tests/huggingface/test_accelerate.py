@@ -1,0 +1,85 @@
+"""Accelerate's loop on uneven ranks trains what it trains in one process."""
+
+from __future__ import annotations
+
+import pytest
+
+from evenstep.testing import run_workers
+
+from .accelerate_runs import (
+    CASES,
+    WORLD_SIZE,
+    alone,
+    bare,
+    gathered,
+    on_the_cluster,
+    refused,
+    resumed,
+)
+from .small import distance
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Every case, as the cluster trains it and as one process does."""
+    folder = str(tmp_path_factory.mktemp("accelerate"))
+    return run_workers(WORLD_SIZE, on_the_cluster, folder)[0], run_workers(1, alone, folder)[0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_ends_where_one_process_ends(runs, name):
+    """Same parameters, steps and rates, whatever the plans; the short last batch included."""
+    (ours, rates, length), (theirs, expected, plain_length) = (each[name] for each in runs)
+
+    assert length == plain_length
+    assert rates == pytest.approx(expected, rel=1e-12)
+    assert distance(ours, theirs) <= 1e-9
+
+
+def test_a_saved_state_holds_the_position(tmp_path):
+    """Registered, the loader goes on within an epoch: no sample is left out or repeated."""
+    unbroken, again = run_workers(WORLD_SIZE, resumed, str(tmp_path))[0]
+
+    assert distance(again, unbroken) <= 1e-9
+
+
+def test_gathering_uneven_rows_is_refused(tmp_path):
+    """In a balanced loop; single numbers, objects and loops for evaluation go through."""
+    found = run_workers(WORLD_SIZE, gathered, str(tmp_path))[0]
+
+    assert len(found["refused"]) == 3
+    assert all("loader.balancer.mean" in text for text in found["refused"])
+    assert found["losses"] == WORLD_SIZE
+    assert found["rows"] == [1, 2, 3]
+    assert sorted(found["evaluated"]) == [0, 1, 2, 3, 4, 5, 6]
+    assert found["still at work"]
+    assert found["left"]
+
+
+def test_what_cannot_be_balanced_is_refused(tmp_path):
+    """Each with its name and what to do instead."""
+    found = run_workers(2, refused, str(tmp_path))[0]
+    said = {
+        "optimizer": "Leave optimizers, schedulers",
+        "two loaders": "one training loader",
+        "no loader": "be given models and one `DataLoader`",
+        "dispatcher": "dispatch_batches",
+        "stream": "read by index",
+        "batch sampler": "batches that torch makes",
+        "compiled around DDP": "accelerator.prepare(torch.compile(model)",
+        "skipped": "loader.skip(num_steps)",
+        "skipped too far": "less than the epoch's 13 steps",
+    }
+
+    assert found.keys() == said.keys()
+    assert [name for name, text in said.items() if text not in found[name]] == []
+
+
+def test_a_loader_that_was_not_prepared_is_balanced_too(tmp_path):
+    """Its first steps can be skipped, on every rank, for one loop; its sampler hears of epochs."""
+    sizes = run_workers(WORLD_SIZE, bare, str(tmp_path))
+
+    assert [each[:2] for each in sizes] == [([1, 1], [1]), ([2, 2], [2]), ([3, 3], [3])]
+    assert sizes[0][2] == [0, 1, 7]

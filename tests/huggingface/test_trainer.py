@@ -1,0 +1,102 @@
+"""`Trainer` on uneven ranks trains what it trains in one process, whoever weights the loss."""
+
+from __future__ import annotations
+
+import pytest
+
+from evenstep.testing import run_workers
+
+from .small import distance
+from .trainer_runs import (
+    CASES,
+    WORLD_SIZE,
+    alone,
+    beside,
+    in_single,
+    in_single_alone,
+    on_the_cluster,
+    refused,
+    resumed,
+)
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Every case, as the cluster trains it and as one process does."""
+    folder = str(tmp_path_factory.mktemp("trainer"))
+    return run_workers(WORLD_SIZE, on_the_cluster, folder)[0], run_workers(1, alone, folder)[0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_ends_where_one_process_ends(runs, name):
+    """Parameters agree to rounding, under plans that change at every step."""
+    ours, theirs = (each[name] for each in runs)
+
+    assert len(set(ours.sizes)) > 2
+    assert len(ours.losses) == len(theirs.losses) >= 6
+    assert distance(ours.parameters, theirs.parameters) <= 1e-9
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_log_says_what_it_says_in_one_process(runs, name):
+    """The loss of every step is that of the global batch, and the rates are those of its steps."""
+    ours, theirs = (each[name] for each in runs)
+
+    assert ours.rates == theirs.rates
+    assert ours.losses == pytest.approx(theirs.losses, rel=1e-5)
+
+
+def test_tokens_are_counted_once(runs):
+    """Each token of both epochs counts, and no stand-in's does."""
+    ours, theirs = (each["targets masked, tokens counted"] for each in runs)
+
+    assert ours.tokens == theirs.tokens == 2 * 50 * 8
+
+
+def test_it_goes_on_from_a_checkpoint(tmp_path):
+    """Resumed within an epoch, training ends where it ends unbroken, however it was split."""
+    found = run_workers(WORLD_SIZE, resumed, str(tmp_path))[0]
+
+    assert len(found["first"].losses) == 7
+    assert found["resumed"].losses == pytest.approx(found["unbroken"].losses, rel=1e-6)
+    assert distance(found["resumed"].parameters, found["unbroken"].parameters) <= 1e-9
+    # The epoch under way from its start instead, if that is asked for: other samples.
+    assert distance(found["epoch anew"].parameters, found["unbroken"].parameters) > 1e-6
+
+
+def test_in_single_precision_it_is_no_further_off_than_plain_trainer(tmp_path):
+    """Rounding moves the balanced run from one process at most 3 times as far as a plain one."""
+    cluster = run_workers(WORLD_SIZE, in_single, str(tmp_path))[0]
+    reference = run_workers(1, in_single_alone, str(tmp_path))[0]
+
+    assert distance(cluster["balanced"], reference) <= 3 * distance(cluster["plain"], reference)
+
+
+def test_what_cannot_be_balanced_is_refused(tmp_path):
+    """Each setting that would go wrong raises, names itself, and says what to do."""
+    found = run_workers(2, refused, str(tmp_path))[0]
+    said = {
+        "auto_find_batch_size": "`TrainingArguments(auto_find_batch_size=...)` must be False",
+        "average_tokens": "`TrainingArguments(average_tokens_across_devices=...)` must be True",
+        "global_batch_size": "leave out 'global_batch_size'",
+        "loss_reduction": "leave out 'loss_reduction'",
+        "process_group": "leave out 'process_group'",
+        "deaf": "must have a loss that is divided by `num_items_in_batch`",
+        "batch_rebalance": "another `train_sampling_strategy`",
+        "no labels": "whose targets Trainer can count",
+    }
+
+    assert found.keys() == said.keys()
+    assert [name for name, text in said.items() if text not in found[name]] == []
+
+
+def test_the_rest_of_trainer_stays(tmp_path):
+    """Evaluation runs between epochs, a loader outside of training is Trainer's, runs repeat."""
+    found = run_workers(2, beside, str(tmp_path))[0]
+
+    assert found["outside"] == "DataLoaderShard"
+    assert found["balancer before"] is None
+    assert len(found["evaluations"]) == 2
+    assert found["again"] > 0

@@ -1,0 +1,233 @@
+"""Runs of `Trainer`: balanced on a cluster, plain on it, and plain in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from evenstep.huggingface import BalancedMixin
+from evenstep.policies import Equal
+from evenstep.torch import Runtime
+
+from ..torch.plans import Restless
+from .small import Deaf, Plain, Sentences, flat, gpt, gpt_in_double, offline
+
+QUIET = Runtime(line_every=None)
+WORLD_SIZE = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training, of which every optimizer step takes 3 ranks x batch_size x num_accumulated."""
+
+    model: Callable[[], Any] = gpt_in_double
+    batch_size: int = 2
+    num_accumulated: int = 1
+    num_samples: int = 50  # 8 batches of 6, and one of 2
+    masked: bool = True
+    more: dict[str, Any] = field(default_factory=dict)
+
+
+CASES = {
+    "targets masked, tokens counted": Case(more={"include_num_input_tokens_seen": "all"}),
+    "accumulation, the last step short": Case(num_accumulated=2, masked=False),
+    "accumulation, drop_last": Case(num_accumulated=3, more={"dataloader_drop_last": True}),
+    "more batches than samples": Case(batch_size=1, num_accumulated=4),
+    "mean loss, max_steps": Case(Plain, more={"max_steps": 12}),
+    "mean loss, accumulation": Case(Plain, num_accumulated=2, num_samples=48),
+}
+
+
+@dataclass
+class Result:
+    """What came of a training."""
+
+    parameters: torch.Tensor
+    losses: list[float]
+    rates: list[float]
+    sizes: list[tuple[int, ...]]
+    tokens: int
+
+
+def make(folder: str, case: Case, *, balancing: dict[str, Any] | None, **more: Any) -> Any:
+    """Return a trainer of two epochs; a plain one of this process' batch without balancing."""
+    from transformers import Trainer, TrainingArguments
+
+    given = {
+        "per_device_train_batch_size": case.batch_size,
+        "gradient_accumulation_steps": case.num_accumulated,
+        "num_train_epochs": 2,
+        "learning_rate": 1e-2,
+        "max_grad_norm": 0.5,
+        "save_strategy": "no",
+        "logging_steps": 1,
+        **case.more,
+        **more,
+    }
+    arguments = TrainingArguments(
+        output_dir=folder,
+        use_cpu=True,
+        ddp_backend="gloo",
+        ddp_find_unused_parameters=False,
+        report_to="none",
+        disable_tqdm=True,
+        data_seed=7,
+        **given,
+    )
+    data = Sentences(case.num_samples, masked=case.masked)
+    parts = {"model": case.model(), "args": arguments, "train_dataset": data}
+    if balancing is None:
+        return Trainer(**parts)
+
+    class BalancedTrainer(BalancedMixin, Trainer):
+        pass
+
+    return BalancedTrainer(**parts, balancing={"runtime": QUIET, **balancing})
+
+
+def run(trainer: Any, **how: Any) -> Result:
+    """Train, and return what came of it."""
+    from transformers import TrainerCallback
+
+    sizes = []
+
+    class Watch(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            if isinstance(trainer, BalancedMixin):
+                sizes.append(trainer.balancer.batch_sizes)
+
+    trainer.add_callback(Watch())
+    trainer.train(**how)
+    steps = [entry for entry in trainer.state.log_history if "learning_rate" in entry]
+    return Result(
+        flat(trainer.model),
+        [entry["loss"] for entry in steps],
+        [entry["learning_rate"] for entry in steps],
+        sizes,
+        trainer.state.num_input_tokens_seen,
+    )
+
+
+def on_the_cluster(rank: int, folder: str) -> dict[str, Result]:
+    """Return every case as the ranks train it, under plans that change at every step."""
+    offline(folder)
+    return {
+        name: run(make(folder, case, balancing={"policy": Restless()}))
+        for name, case in CASES.items()
+    }
+
+
+def alone(rank: int, folder: str) -> dict[str, Result]:
+    """Return every case as plain Trainer in one process makes it, with batches of all ranks."""
+    offline(folder)
+    return {
+        name: run(
+            make(
+                folder,
+                case,
+                balancing=None,
+                per_device_train_batch_size=case.batch_size * WORLD_SIZE,
+            )
+        )
+        for name, case in CASES.items()
+    }
+
+
+def resumed(rank: int, folder: str) -> dict[str, Result]:
+    """Return a training of 10 steps, one that stops after 7, and what goes on from there."""
+    offline(folder)
+    case = Case(num_accumulated=2)
+    balancing = {"policy": Restless()}
+    saves = {"save_strategy": "steps", "save_steps": 7}
+    found = {"unbroken": run(make(folder, case, balancing=balancing))}
+    first = make(folder, case, balancing=balancing, **saves)
+    first.add_callback(_stops_after(7))
+    found["first"] = run(first)
+    again = make(folder, case, balancing=balancing, **saves)
+    found["resumed"] = run(again, resume_from_checkpoint=f"{folder}/checkpoint-7")
+    found["epoch anew"] = run(
+        make(folder, case, balancing=balancing, ignore_data_skip=True, **saves),
+        resume_from_checkpoint=f"{folder}/checkpoint-7",
+    )
+    return found
+
+
+def _stops_after(num_steps: int) -> Any:
+    from transformers import TrainerCallback
+
+    class Stop(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_training_stop = state.global_step >= num_steps
+
+    return Stop()
+
+
+SINGLE = Case(gpt, num_accumulated=2, num_samples=60)
+
+
+def in_single(rank: int, folder: str) -> dict[str, torch.Tensor]:
+    """Return parameters in single precision: balanced, and of a plain Trainer with as many."""
+    offline(folder)
+    return {
+        "balanced": run(make(folder, SINGLE, balancing={"policy": Restless()})).parameters,
+        "plain": run(make(folder, SINGLE, balancing=None)).parameters,
+    }
+
+
+def in_single_alone(rank: int, folder: str) -> torch.Tensor:
+    """Return the same of one process."""
+    offline(folder)
+    size = SINGLE.batch_size * WORLD_SIZE
+    return run(make(folder, SINGLE, balancing=None, per_device_train_batch_size=size)).parameters
+
+
+def refused(rank: int, folder: str) -> dict[str, str]:
+    """Return the errors of trainers that are set up for what is not balanced."""
+    offline(folder)
+    found = {}
+    for name, case, balancing, more in (
+        ("auto_find_batch_size", Case(), {}, {"auto_find_batch_size": True}),
+        ("average_tokens", Case(), {}, {"average_tokens_across_devices": False}),
+        ("global_batch_size", Case(), {"global_batch_size": 6}, {}),
+        ("loss_reduction", Case(), {"loss_reduction": "sum"}, {}),
+        ("process_group", Case(), {"process_group": None}, {}),
+        ("deaf", Case(Deaf), {}, {}),
+        ("batch_rebalance", Case(), {}, {"train_sampling_strategy": "batch_rebalance"}),
+        ("no labels", Case(_no_labels), {}, {"label_names": ["labels"]}),
+    ):
+        try:
+            trainer = make(folder, case, balancing=balancing, **more)
+            if name == "no labels":
+                trainer.data_collator = lambda rows: {
+                    "input_ids": torch.stack([row["input_ids"] for row in rows])
+                }
+            run(trainer)
+        except ValueError as error:
+            found[name] = str(error)
+    return found
+
+
+def _no_labels() -> Any:
+    return gpt()
+
+
+def beside(rank: int, folder: str) -> dict[str, Any]:
+    """Return what evaluation and a loader asked for outside of training give."""
+    offline(folder)
+    trainer = make(folder, Case(num_samples=12), balancing={"policy": Equal()})
+    trainer.eval_dataset = Sentences(20)
+    trainer.args.set_evaluate(strategy="epoch", batch_size=3, delay=0)
+    outside = trainer.get_train_dataloader()
+    kept = trainer.balancer
+    run(trainer)
+    losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    again = run(trainer)  # a second training with the same trainer: from where the first ended
+    return {
+        "outside": type(outside).__name__,
+        "balancer before": kept,
+        "evaluations": losses,
+        "again": len(again.losses),
+    }

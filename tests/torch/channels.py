@@ -1,0 +1,41 @@
+"""Stand-ins around a channel, for its tests."""
+
+from __future__ import annotations
+
+import threading
+from queue import Queue
+
+FAST = {"heartbeat_s": 0.05, "deadline_s": 0.4}
+
+
+class Listener:
+    """Puts everything that it is told into queues."""
+
+    def __init__(self):
+        self.messages = Queue()
+        self.losses = Queue()
+
+    def received(self, peer, message):
+        self.messages.put((peer, message))
+        if message == {"please": "raise"}:
+            raise KeyError("a receiver's own mistake")
+
+    def lost(self, peer, problem):
+        self.losses.put((peer, problem))
+
+    def tick(self):
+        """Nothing is due."""
+
+
+def rendezvous(world_size):
+    """Return a ``share`` for threads: rank 0's value for everybody."""
+    box, there = [], threading.Event()
+
+    def share(value):
+        if value is not None:
+            box.append(value)
+            there.set()
+        assert there.wait(10)
+        return box[0]
+
+    return share

@@ -1,0 +1,268 @@
+"""Loops with scalers, several optimizers, forwards and backwards, and recomputed activations.
+
+Each returns what is compared with one process that has the whole batch, for DDP and for FSDP2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from time import sleep
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.fsdp import FSDPModule
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+from evenstep.events import StepMeasured
+from evenstep.policies import Fixed
+from evenstep.torch import Balancer, Bounds, Runtime
+
+from .matrix import BATCH_SIZE, QUIET, UNEVEN, flat, network, parameters, samples, wrapped
+
+WRAPS = ("ddp", "fsdp2")
+GLOBAL = 3 * BATCH_SIZE
+
+
+def stock() -> DataLoader:
+    return DataLoader(samples(torch.float64), batch_size=BATCH_SIZE)
+
+
+def wholes() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield the global batches."""
+    x, y = samples(torch.float64).tensors
+    for first in range(0, len(x), GLOBAL):
+        yield x[first : first + GLOBAL], y[first : first + GLOBAL]
+
+
+def difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    return float((ours - theirs).norm() / theirs.norm())
+
+
+def trained_with_scaler(
+    model: nn.Module, batches: Iterable[Any], *, overflow: Callable[[], bool]
+) -> tuple[torch.Tensor, list[bool], float]:
+    """Train with a scaler whose second step overflows where ``overflow`` says so.
+
+    Returns:
+        The parameters, which steps left them as they were, and the scale at the end.
+    """
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    skipped = []
+    for step, (x, y) in enumerate(batches):
+        before = parameters(model)
+        loss = functional.cross_entropy(model(x), y)
+        if step == 1 and overflow():
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        skipped.append(torch.equal(before, parameters(model)))
+    return parameters(model), skipped, scaler.get_scale()
+
+
+def scaler(wrap: str) -> dict[str, Any]:
+    """One rank overflows in one step; all skip it, and go on like one process that did."""
+    with Balancer(policy=Fixed(UNEVEN), runtime=QUIET) as balancer:
+        model, loader = balancer.prepare(wrapped(network(torch.float64), wrap), stock())
+        ours, skipped, scale = trained_with_scaler(
+            model, loader, overflow=lambda: dist.get_rank() == 2
+        )
+    theirs, _, their_scale = trained_with_scaler(
+        network(torch.float64), wholes(), overflow=lambda: True
+    )
+    return {
+        "error": difference(ours, theirs),
+        "skipped": skipped,
+        "scales": (scale, their_scale),
+    }
+
+
+class Pair(nn.Module):
+    """A generator from 12 numbers to 12, or a critic from 12 to one."""
+
+    def __init__(self, seed: int, width: int) -> None:
+        torch.manual_seed(seed)
+        super().__init__()
+        self.first, self.last = nn.Linear(12, 16), nn.Linear(16, width)
+        self.double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(self.first(x)))
+
+
+def play(
+    generator: nn.Module,
+    critic: nn.Module,
+    batches: Iterable[Any],
+    weight: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """Train a generator against a critic; return the parameters of both."""
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (generator, critic)]
+    ones = functional.binary_cross_entropy_with_logits
+    for noise, real in batches:
+        made = generator(noise)
+        scores = critic(real), critic(made.detach())
+        loss = ones(scores[0], torch.ones_like(scores[0]))
+        loss = loss + ones(scores[1], torch.zeros_like(scores[1]))
+        weight(loss).backward()
+        optimizers[1].step()
+        optimizers[1].zero_grad()
+        score = critic(made)
+        weight(ones(score, torch.ones_like(score))).backward()
+        optimizers[0].step()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+    return torch.cat([parameters(generator), parameters(critic)])
+
+
+def gan(wrap: str) -> dict[str, Any]:
+    """Two models, two optimizers, two backwards a step, one of them through both models."""
+    numbers = torch.randn(2, 4 * GLOBAL, 12, generator=torch.Generator().manual_seed(3)).double()
+    pairs = TensorDataset(*numbers)
+    with Balancer(policy=Fixed(UNEVEN), runtime=QUIET) as balancer:
+        generator, critic, loader = balancer.prepare(
+            wrapped(Pair(1, 12), wrap),
+            wrapped(Pair(2, 1), wrap),
+            DataLoader(pairs, batch_size=BATCH_SIZE),
+            weighting="loss",
+        )
+        ours = play(generator, critic, loader, balancer.weight)
+    batches = DataLoader(pairs, batch_size=GLOBAL)
+    return {"error": difference(ours, play(Pair(1, 12), Pair(2, 1), batches, lambda loss: loss))}
+
+
+def several_forwards(wrap: str) -> dict[str, Any]:
+    """Two views of each sample go through the model before one backward."""
+
+    def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        first, second = model(x), model(x.flip(1))
+        return functional.cross_entropy(first + second, y) + ((first - second) ** 2).mean()
+
+    errors = []
+    with Balancer(policy=Fixed(UNEVEN), runtime=QUIET) as balancer:
+        model, loader = balancer.prepare(wrapped(network(torch.float64), wrap), stock())
+        for (x, y), whole in zip(loader, wholes(), strict=True):
+            loss_of(model, x, y).backward()
+            alone = network(torch.float64)
+            loss_of(alone, *whole).backward()
+            errors.append(difference(flat(model), flat(alone)))
+            model.zero_grad()
+    return {"error": max(errors)}
+
+
+def waiting(model: nn.Module, *, sync: bool) -> AbstractContextManager[Any]:
+    """Return the wrapper's own way to put the reduction off."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(sync)
+        return nullcontext()
+    return nullcontext() if sync else model.no_sync()
+
+
+def own_accumulation(wrap: str, *, steps: bool) -> dict[str, Any]:
+    """The user accumulates over two global batches, each loss divided by two."""
+    errors = []
+    bounds = Bounds(max=5) if steps else Bounds()
+    alone = network(torch.float64)
+    with Balancer(policy=Fixed(UNEVEN), bounds=bounds, runtime=QUIET) as balancer:
+        model, loader = balancer.prepare(wrapped(network(torch.float64), wrap), stock())
+        looped = loader.steps() if steps else ([batch] for batch in loader)
+        for number, (step, (x, y)) in enumerate(zip(looped, wholes(), strict=True)):
+            is_second = number % 2 == 1
+            (functional.cross_entropy(alone(x), y) / 2).backward()
+            with waiting(model, sync=is_second):
+                for mine, classes in step:
+                    (functional.cross_entropy(model(mine), classes) / 2).backward()
+            if is_second:
+                errors.append(difference(flat(model), flat(alone)))
+                model.zero_grad()
+                alone.zero_grad()
+    return {"error": max(errors)}
+
+
+class Recomputed(nn.Module):
+    """Its first half runs again in the backward; a rank may be slow in it."""
+
+    def __init__(self, *, reentrant: bool, seconds: float) -> None:
+        torch.manual_seed(4)
+        super().__init__()
+        self.first, self.last = nn.Linear(12, 16).double(), nn.Linear(16, 5).double()
+        self.reentrant, self.seconds = reentrant, seconds
+
+    def half(self, x: torch.Tensor) -> torch.Tensor:
+        sleep(self.seconds)
+        return torch.tanh(self.first(x))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()  # without it, reentrant checkpointing sees no gradient
+        return self.last(checkpoint(self.half, x, use_reentrant=self.reentrant))
+
+
+def recomputed(wrap: str, *, reentrant: bool) -> dict[str, Any]:
+    """Return the error, and the compute time of the last step by rank."""
+    times: list[tuple[float, ...]] = []
+
+    def hook(event: object) -> None:
+        if isinstance(event, StepMeasured):
+            times.append(event.compute_s)
+
+    runtime = Runtime(line_every=None, hooks=(hook,))
+    seconds = 0.05 if dist.get_rank() == 0 else 0.0
+    bounds = Bounds(max=7) if wrap == "fsdp2" else Bounds()
+    errors = []
+    with Balancer(policy=Fixed(UNEVEN), bounds=bounds, runtime=runtime) as balancer:
+        module = wrapped(Recomputed(reentrant=reentrant, seconds=seconds), wrap)
+        model, loader = balancer.prepare(module, stock())
+        looped = loader.steps() if wrap == "fsdp2" else ([batch] for batch in loader)
+        for step, (x, y) in zip(looped, wholes(), strict=True):
+            for mine, classes in step:
+                functional.cross_entropy(model(mine), classes).backward()
+            alone = Recomputed(reentrant=False, seconds=0.0)
+            functional.cross_entropy(alone(x), y).backward()
+            errors.append(difference(flat(model), flat(alone)))
+            model.zero_grad()
+    return {"error": max(errors), "compute_s": times[-1] if times else None}
+
+
+def compressed(rank: int, uneven: bool) -> float:
+    """Return the error of gradients that DDP sends in half precision."""
+    model = DistributedDataParallel(network(torch.float64))
+    model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    errors = []
+    policy = Fixed(UNEVEN) if uneven else "equal"
+    with Balancer(policy=policy, runtime=QUIET) as balancer:
+        model, loader = balancer.prepare(model, stock())
+        for (x, y), whole in zip(loader, wholes(), strict=True):
+            functional.cross_entropy(model(x), y).backward()
+            alone = network(torch.float64)
+            functional.cross_entropy(alone(whole[0]), whole[1]).backward()
+            errors.append(difference(flat(model), flat(alone)))
+            model.zero_grad()
+    return max(errors)
+
+
+LOOPS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "scaler": scaler,
+    "gan": gan,
+    "several forwards": several_forwards,
+    "own accumulation": lambda wrap: own_accumulation(wrap, steps=False),
+    "own accumulation of steps": lambda wrap: own_accumulation(wrap, steps=True),
+    "reentrant": lambda wrap: recomputed(wrap, reentrant=True),
+    "not reentrant": lambda wrap: recomputed(wrap, reentrant=False),
+}
+
+
+def found_in(rank: int) -> dict[Any, Any]:
+    """Return what each loop found, by name and wrapper."""
+    found: dict[Any, Any] = {uneven: compressed(rank, uneven) for uneven in (False, True)}
+    return found | {(name, wrap): loop(wrap) for name, loop in LOOPS.items() for wrap in WRAPS}

@@ -1,0 +1,330 @@
+"""What the workers of the FSDP2 tests run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import warnings
+from time import sleep
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+from evenstep.events import StepMeasured
+from evenstep.exceptions import WorkerLostError
+from evenstep.policies import Fixed
+from evenstep.torch import Balancer, Bounds, Runtime
+
+from .loops import text_of
+from .matrix import BATCH_SIZE, QUIET, flat, network, parameters, samples
+
+PER_SAMPLE_S = (0.001, 0.01)  # in forward and backward together, by rank
+
+
+class _Slow(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, seconds: float) -> torch.Tensor:
+        ctx.seconds = seconds
+        sleep(seconds)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        sleep(ctx.seconds)
+        return grads[0], None
+
+
+class SlowLayer(nn.Module):
+    """A layer that takes its time per sample, half in the forward, half in the backward."""
+
+    def __init__(self, per_sample_s: float) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.seconds = per_sample_s / 2
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.linear(_Slow.apply(x, len(x) * self.seconds)))
+
+
+def slow_model(rank: int) -> nn.Module:
+    """Return five layers, each sharded, which together take this rank's time."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*[SlowLayer(PER_SAMPLE_S[rank] / 5) for _ in range(5)])
+    for layer in model:
+        fully_shard(layer)
+    return fully_shard(model)
+
+
+def slow_stock(num_steps: int) -> DataLoader:
+    return DataLoader(TensorDataset(torch.randn(40 * num_steps, 4)), batch_size=20)
+
+
+def measured(rank: int, policy: Any, num_steps: int) -> dict[str, Any]:
+    """Return every rank's least compute time, sizes at the end, and this rank's micro-batches."""
+    steps: list[StepMeasured] = []
+
+    def hook(event: object) -> None:
+        if isinstance(event, StepMeasured):
+            steps.append(event)
+
+    runtime, counts = Runtime(line_every=None, hooks=(hook,)), []
+    with Balancer(policy=policy, runtime=runtime) as balancer:
+        model, loader = balancer.prepare(slow_model(rank), slow_stock(num_steps))
+        for step in loader.steps():
+            for (x,) in step:
+                model(x).square().mean().backward()
+            counts.append(step.num_micro_batches)
+        sizes = balancer.batch_sizes
+    times = list(zip(*(step.compute_s for step in steps), strict=True))
+    return {"compute_s": [min(mine) for mine in times], "sizes": sizes, "counts": counts}
+
+
+def clock(rank: int) -> dict[str, Any]:
+    """Return what is measured at sizes that were given, and where `auto` takes them."""
+    return {
+        "given": measured(rank, Fixed((20, 20)), 6),
+        "auto": measured(rank, "auto", 16),
+    }
+
+
+def plain_loop(rank: int, policy: Any) -> tuple[list[str], set[tuple[int, ...]], int]:
+    """Return the warnings of a plain loop, its sizes, and how many steps were measured."""
+    steps: list[object] = []
+    runtime = Runtime(line_every=None, hooks=(steps.append,))
+    sizes = set()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with Balancer(policy=policy, runtime=runtime) as balancer:
+            model, loader = balancer.prepare(slow_model(rank), slow_stock(4))
+            for (x,) in loader:
+                model(x).square().mean().backward()
+                sizes.add(balancer.batch_sizes)
+    num_measured = sum(isinstance(step, StepMeasured) for step in steps)
+    return [str(warning.message) for warning in caught], sizes, num_measured
+
+
+def plain_loops(rank: int) -> list[Any]:
+    return [plain_loop(rank, policy) for policy in ("auto", Fixed((30, 10)))]
+
+
+def sharded(mesh: Any = None) -> nn.Module:
+    """Return the network of the matrix, sharded layer by layer."""
+    model = network(torch.float64)
+    for layer in list(model.children()):
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def stock() -> DataLoader:
+    return DataLoader(samples(torch.float64), batch_size=BATCH_SIZE)
+
+
+def partly() -> None:
+    model = network(torch.float64)
+    fully_shard(model.head)
+    Balancer(runtime=QUIET).prepare(model, stock())
+
+
+def other_ranks() -> None:
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp"))
+    Balancer(runtime=QUIET).prepare(sharded(mesh["tp"]), stock())
+
+
+def older() -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    model = FullyShardedDataParallel(network(torch.float64), device_id=torch.device("cpu"))
+    Balancer(runtime=QUIET).prepare(model, stock())
+
+
+def own_divide_factor() -> None:
+    model = sharded()
+    model.head.set_gradient_divide_factor(1.0)
+    Balancer(runtime=QUIET).prepare(model, stock())
+
+
+def single_samples() -> None:
+    _, loader = Balancer(runtime=QUIET, bounds=Bounds(min=1)).prepare(sharded(), stock())
+    next(loader.steps())
+
+
+def too_few() -> None:
+    bounds = Bounds(vary="count", granularity=8)
+    _, loader = Balancer(runtime=QUIET, bounds=bounds).prepare(sharded(), stock())
+    next(loader.steps())
+
+
+def sync_batch_norm() -> None:
+    model = nn.Sequential(network(torch.float64), nn.SyncBatchNorm(5).double())
+    _, loader = Balancer(runtime=QUIET).prepare(fully_shard(model), stock())
+    next(loader.steps())
+
+
+MISTAKES = {
+    "sync batch norm": (sync_batch_norm, "have no SyncBatchNorm, at which ranks with fewer"),
+    "partly": (partly, "be sharded as a whole, got Net, only parts of which are. Call"),
+    "other ranks": (other_ranks, "an FSDP model sharded over [0]. Give the mesh's data-parallel"),
+    "older": (older, "with FSDP1's `FullyShardedDataParallel`. Shard the model with"),
+    "own divide factor": (own_divide_factor, "must be left alone with a balancer"),
+    "single samples": (single_samples, "leave room for 2 micro-batches of 1 on every rank, got 1"),
+    "too few": (too_few, "must be at least 32, the summed `min_batch_size` in whole granules"),
+}
+
+
+def mistakes(rank: int) -> dict[str, str]:
+    """Return the error's text of every mistake."""
+    return {name: text_of(mistake) for name, (mistake, _) in MISTAKES.items()}
+
+
+def interrupted(rank: int) -> list[float]:
+    """Return the errors of steps between evaluations, states saved, and a loop that was left."""
+    errors = []
+    policy = Fixed((11, 5))
+    x, y = samples(torch.float64).tensors
+    with Balancer(policy=policy, bounds=Bounds(max=3), runtime=QUIET) as balancer:
+        model, loader = balancer.prepare(sharded(), stock())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        alone = network(torch.float64)
+        theirs = torch.optim.SGD(alone.parameters(), lr=0.1)
+        for step in loader.steps():  # left in the middle of a step, nothing reduced yet
+            for mine, classes in step:
+                functional.cross_entropy(model(mine), classes).backward()
+                break
+            break
+        model.zero_grad()
+        for number, step in enumerate(loader.steps()):
+            for mine, classes in step:
+                functional.cross_entropy(model(mine), classes).backward()
+            part = slice(16 * number, 16 * number + 16)
+            functional.cross_entropy(alone(x[part]), y[part]).backward()
+            errors.append(float((flat(model) - flat(alone)).norm() / flat(alone).norm()))
+            for one in (optimizer, theirs):
+                one.step()
+                one.zero_grad()
+            with torch.no_grad():
+                errors.append(float((model(x[:4]) - alone(x[:4])).norm()))
+            assert all(dist.tensor.DTensor is type(p) for p in model.state_dict().values())
+    errors.append(float((parameters(model) - parameters(alone)).norm()))
+    return errors
+
+
+def hybrid(rank: int) -> list[float]:
+    """Return errors where two groups of two ranks shard, and each shard is held twice."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    x, y = samples(torch.float64).tensors
+    errors = []
+    bounds = Bounds(vary="count", granularity=2)
+    policy = Fixed((16, 4, 4, 8))
+    with Balancer(policy=policy, bounds=bounds, runtime=QUIET) as balancer:
+        model, loader = balancer.prepare(sharded(mesh), stock())
+        for number, step in enumerate(loader.steps()):
+            for mine, classes in step:
+                functional.cross_entropy(model(mine), classes).backward()
+            alone, part = network(torch.float64), slice(32 * number, 32 * number + 32)
+            functional.cross_entropy(alone(x[part]), y[part]).backward()
+            errors.append(float((flat(model) - flat(alone)).norm() / flat(alone).norm()))
+            model.zero_grad()
+    return errors
+
+
+class SlowNet(nn.Module):
+    """Two layers cut across two ranks, one that is not, and ranks of unlike speed."""
+
+    def __init__(self, seconds_per_sample: float) -> None:
+        torch.manual_seed(0)
+        super().__init__()
+        self.first, self.last = nn.Linear(12, 16).double(), nn.Linear(16, 12).double()
+        self.head = nn.Linear(12, 5).double()
+        self.seconds = seconds_per_sample
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        sleep(self.seconds * len(x))
+        return self.head(self.last(torch.tanh(self.first(x))))
+
+
+def tensor_parallel(rank: int) -> dict[str, Any]:
+    """Return, of two data-parallel by two tensor-parallel ranks, what each saw and learnt."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    model = SlowNet(0.001 if rank < 2 else 0.008)
+    plan = {"first": ColwiseParallel(), "last": RowwiseParallel()}
+    parallelize_module(model, mesh["tp"], plan)
+    for layer in model.children():
+        fully_shard(layer, mesh=mesh["dp"])
+    fully_shard(model, mesh=mesh["dp"])
+
+    x, y = samples(torch.float64).tensors
+    data = TensorDataset(x, y, torch.arange(len(x)))
+    # Unlike generators: each tensor-parallel rank would draw an order of its own.
+    order = torch.Generator().manual_seed(rank)
+    seen, sizes, errors, events = [], [], [], []
+    runtime = Runtime(line_every=None, hooks=(events.append,))
+    group = mesh["dp"].get_group()
+    with Balancer(runtime=runtime, process_group=group) as balancer:
+        stock = DataLoader(data, batch_size=6, shuffle=True, generator=order)
+        model, loader = balancer.prepare(model, stock)
+        for _ in range(2):
+            for step in loader.steps():
+                mine = []
+                for part, classes, numbers in step:
+                    mine += numbers.tolist()
+                    functional.cross_entropy(model(part), classes).backward()
+                seen.append(mine)
+                sizes.append(balancer.batch_sizes)
+                everybody: list[Any] = [None, None]
+                dist.all_gather_object(everybody, mine, group=group)
+                numbers = torch.tensor([number for one in everybody for number in one])
+                alone = SlowNet(0.0)
+                functional.cross_entropy(alone(x[numbers]), y[numbers]).backward()
+                errors.append(float((flat(model) - flat(alone)).norm() / flat(alone).norm()))
+                model.zero_grad()
+    return {"seen": seen, "sizes": sizes, "error": max(errors), "events": len(events)}
+
+
+def without_data_parallel_group() -> None:
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+    model = network(torch.float64)
+    parallelize_module(model, mesh["tp"], {"hidden": ColwiseParallel()})
+    Balancer(runtime=QUIET).prepare(model, stock())
+
+
+MISTAKES["without data parallel group"] = (
+    without_data_parallel_group,
+    "Net with parameters on a device mesh, and not by FSDP2. Call `fully_shard(model, mesh=",
+)
+
+
+def lost(rank: int, steps: bool, sent: signal.Signals, folder: str) -> str:
+    """Return what the others are told when rank 1 is killed or stopped in the middle of a step."""
+    logging.getLogger("evenstep").addHandler(logging.FileHandler(f"{folder}/{rank}.log"))
+    runtime = Runtime(line_every=None, deadline_s=1.5, heartbeat_s=0.2)
+    model = slow_model(rank)
+    calls: list[int] = []
+
+    def fail(layer: nn.Module, inputs: Any) -> None:
+        calls.append(1)
+        if len(calls) == 6:
+            os.kill(os.getpid(), sent)
+
+    if rank == 1:
+        model[2].register_forward_pre_hook(fail)
+    try:
+        with Balancer(policy=Fixed((20, 20)), runtime=runtime) as balancer:
+            model, loader = balancer.prepare(model, slow_stock(8))
+            for step in loader.steps() if steps else ([batch] for batch in loader):
+                for (x,) in step:
+                    model(x).square().mean().backward()
+    except WorkerLostError as error:
+        return f"{error.rank}: {error}"
+    return "nothing happened"

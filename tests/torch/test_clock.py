@@ -1,0 +1,116 @@
+"""What counts as a rank's own time, on a clock that tells the time it is told."""
+
+import pytest
+
+from evenstep.torch._clock import BlindMeter, HostClock, LeadMeter, StepMeter
+
+
+class Watch:
+    """A clock that stands still between calls of ``pass_by``."""
+
+    def __init__(self):
+        self.now_s = 0.0
+
+    def __call__(self):
+        return self.now_s
+
+    def pass_by(self, seconds):
+        self.now_s += seconds
+
+
+@pytest.fixture
+def watch():
+    return Watch()
+
+
+def test_waits_are_left_out(watch):
+    """Those inside, those after earlier backwards of the step; what follows the last is past it."""
+    meter = StepMeter(HostClock(watch))
+    meter.begin()
+    watch.pass_by(1.0)
+    begin = meter.clock.mark()
+    watch.pass_by(10.0)
+    meter.exclude(begin, meter.clock.mark())
+    for _ in range(2):
+        watch.pass_by(1.0)
+        meter.end()
+        watch.pass_by(100.0)
+        meter.waited()
+
+    assert meter.take().seconds() == pytest.approx(3.0)
+
+
+def test_the_last_gradient_ends_a_backward_that_waited_inside(watch):
+    """And the next backward's end is its own again."""
+    meter = StepMeter(HostClock(watch))
+    meter.begin()
+    watch.pass_by(1.0)
+    meter.grad_ready()
+    watch.pass_by(10.0)
+    meter.end()
+    meter.waited()
+    first = meter.take().seconds()
+    watch.pass_by(1.0)
+    meter.end()
+
+    assert first == pytest.approx(1.0)
+    assert meter.take().seconds() == pytest.approx(2.0)
+
+
+def test_the_lead_stands_for_the_whole(watch):
+    """Five samples in 2 s make 3.2 s of eight; the last backward, with its waits, says nothing."""
+    meter = LeadMeter(HostClock(watch))
+    meter.begin()
+    watch.pass_by(2.0)
+    meter.end()
+    meter.waited()
+    meter.begin_last(done=5, num_samples=8)
+    watch.pass_by(50.0)
+    begin = meter.clock.mark()
+    watch.pass_by(50.0)
+    meter.exclude(begin, meter.clock.mark())
+    meter.end()
+    meter.waited()
+
+    assert meter.take().seconds() == pytest.approx(3.2)
+
+
+def test_a_wait_within_the_lead_is_left_out_of_it(watch):
+    """As that for the others' counts of tokens is, before it is scaled."""
+    meter = LeadMeter(HostClock(watch))
+    meter.begin()
+    watch.pass_by(1.0)
+    begin = meter.clock.mark()
+    watch.pass_by(7.0)
+    meter.exclude(begin, meter.clock.mark())
+    meter.begin_last(done=4, num_samples=8)
+    meter.end()
+
+    assert meter.take().seconds() == pytest.approx(2.0)
+
+
+def test_a_single_micro_batch_has_no_time(watch):
+    """Nor has a step without a backward, nor one after a step that had both."""
+    meter = LeadMeter(HostClock(watch))
+    meter.begin()
+    meter.begin_last(done=4, num_samples=8)
+    without_backward = meter.take()
+    meter.end()
+    both = meter.take()
+    meter.begin()
+    meter.begin_last(done=0, num_samples=8)
+    meter.end()
+
+    assert without_backward is None
+    assert both is not None
+    assert meter.take() is None
+
+
+def test_what_cannot_be_told_apart_has_no_time(watch):
+    """A plain loop with FSDP2: rather nothing than a time that is mostly waiting."""
+    meter = BlindMeter(HostClock(watch))
+    meter.begin()
+    watch.pass_by(1.0)
+    meter.end()
+
+    assert meter.take() is None

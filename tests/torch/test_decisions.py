@@ -1,0 +1,197 @@
+"""A broken policy never stops training: the last good plan stays, and that is said."""
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, final
+
+import numpy as np
+import pytest
+
+from evenstep import Decision
+from evenstep.control import Job, Planner, Report
+from evenstep.events import MeasurementRejected, PolicyFailed, Rebalanced
+from evenstep.policies import AbstractPolicy
+from evenstep.torch._decisions import Decisions
+
+
+class Ranks:
+    """Takes in what is announced to the ranks, and the events."""
+
+    def __init__(self):
+        self.plans, self.answered, self.events = [], [], []
+
+    def announce(self, plan):
+        if not self.plans or self.plans[-1].epoch != plan.epoch:
+            self.plans.append(plan)
+
+    def publish(self, index):
+        self.answered.append(index)
+
+    def later(self, call):
+        call()
+
+
+@final
+@dataclass(frozen=True)
+class Scripted(AbstractPolicy[Any]):
+    """Gives whatever its script says, one entry an update: a value, or a function to call."""
+
+    script: tuple[Any, ...]
+    name = "scripted"
+
+    def init(self, cluster):
+        return Decision(np.array([8, 8]), 0, "start")
+
+    def update(self, cluster, timings, state):
+        given = self.script[min(self.calls(timings), len(self.script) - 1)]
+        return given(cluster, timings, state) if callable(given) else given
+
+    def calls(self, timings):
+        return round(float(timings.data_s[0]))  # the tests number their steps there
+
+
+def good(*sizes, state=0, reason="fine"):
+    return Decision(np.array(sizes), state, reason)
+
+
+def run(policy, num_steps, *, clock=None, change=None):
+    """Run some steps of two ranks; return what the ranks and rank 0's sinks got."""
+    ranks = Ranks()
+    settings = {} if clock is None else {"clock": clock}
+    decisions = Decisions(2, lag=0, announcer=ranks, emit=ranks.events.append, **settings)
+    decisions.planner = Planner(policy, Job(2, 16))
+    ranks.announce(decisions.planner.plan)
+    for step in range(num_steps):
+        sizes = ranks.plans[-1].batch_size
+        for rank in (0, 1):
+            report = Report(step, sizes[rank], 16, compute_s=0.1, data_s=max(step - 1.0, 0.0))
+            report = change(report, rank) if change else report
+            decisions.take(rank, step, [report], early=True)
+    assert ranks.answered == list(range(num_steps)), "training did not go on"
+    return ranks
+
+
+def failures(ranks):
+    return [event for event in ranks.events if isinstance(event, PolicyFailed)]
+
+
+def explode(cluster, timings, state):
+    raise RuntimeError("a mistake")
+
+
+def scribble(cluster, timings, state):
+    cluster.min_batch_size[:] = 100
+    return good(8, 8)
+
+
+BROKEN = {
+    "raises": explode,
+    "wrong sum": good(8, 9),
+    "negative": good(-1, 17),
+    "fractions": Decision(np.array([7.5, 8.5]), 0, "halves"),
+    "NaN": Decision(np.array([np.nan, 8.0]), 0, "no number"),
+    "truth values": Decision(np.array([True, False]), 0, "yes"),
+    "wrong shape": good(16),
+    "a list": Decision([8, 8], 0, "no array"),
+    "None": None,
+    "no decision": (8, 8),
+    "writes into its inputs": scribble,
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)
+def test_the_last_good_plan_stays(broken):
+    """Before it, after it, and the next good decision counts again."""
+    ranks = run(Scripted((good(7, 9), broken, broken, good(6, 10))), 6)
+
+    assert [plan.batch_size for plan in ranks.plans] == [(8, 8), (7, 9), (6, 10)]
+    assert [failure.step for failure in failures(ranks)] == [2, 3]
+
+
+def test_a_state_of_nan_breaks_only_what_follows_from_it():
+    """Sizes made of it are refused, whatever they are."""
+
+    def poisoned(cluster, timings, state):
+        sizes = np.array([7, 9]) + state
+        return Decision(sizes if np.isnan(state) else sizes.astype(int), np.nan, "poisoned")
+
+    ranks = run(Scripted((poisoned,)), 5)
+
+    assert [plan.batch_size for plan in ranks.plans] == [(8, 8), (7, 9)]
+    assert len(failures(ranks)) == 3
+
+
+def test_changed_timings_reach_nobody_else():
+    """What a policy writes into its timings is not what is told of the step."""
+
+    def scribble_times(cluster, timings, state):
+        timings.compute_s[:] = 1e9
+        return good(7, 9)
+
+    ranks = run(Scripted((scribble_times,)), 3)
+    told = [event.compute_s for event in ranks.events if hasattr(event, "compute_s")]
+
+    assert told == [(0.1, 0.1)] * 3
+
+
+def test_a_reason_may_be_anything():
+    """It travels as text."""
+    ranks = run(Scripted((good(7, 9, reason=object()),)), 3)
+
+    assert isinstance(ranks.plans[-1].reason, str)
+    assert failures(ranks) == []
+
+
+def test_a_policy_that_takes_seconds_is_asked_rarely():
+    """It costs a twentieth of the time and not all of it, and is told of."""
+    now_s, asked_s = [0.0], []
+
+    def slow(cluster, timings, state):
+        asked_s.append(now_s[0])
+        now_s[0] += 2.0
+        return good(7 + len(asked_s) % 2, 9 - len(asked_s) % 2)
+
+    def clock():
+        now_s[0] += 0.4  # so a step takes 0.8 s
+        return now_s[0]
+
+    ranks = run(Scripted((slow,)), 250, clock=clock)
+
+    assert all(later - earlier >= 40 for earlier, later in pairwise(asked_s))
+    assert len(asked_s) >= 3
+    assert "it took 2.4 s to decide, which all ranks waited for" in failures(ranks)[0].problem
+    assert len([event for event in ranks.events if isinstance(event, Rebalanced)]) >= 3
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), 0.0, -1.0, float("inf"), -float("inf")])
+@pytest.mark.parametrize("field", ["compute_s", "data_s"])
+def test_a_time_that_cannot_be_is_told_and_not_planned_by(field, seconds):
+    """From one rank, in the middle: the plan stays, and the next step counts again."""
+
+    def change(report, rank):
+        wrong = rank == 1 and report.step in (2, 3)
+        return replace(report, **{field: seconds}) if wrong else report
+
+    ranks = run(Scripted((good(7, 9), good(6, 10), good(5, 11), good(4, 12))), 5, change=change)
+    rejected = [(e.step, e.rank) for e in ranks.events if isinstance(e, MeasurementRejected)]
+
+    if (field, seconds) == ("data_s", 0.0):  # nobody waited: a good figure
+        assert rejected == []
+    else:
+        assert rejected == [(2, 1), (3, 1)]
+        assert [plan.batch_size for plan in ranks.plans] == [(8, 8), (7, 9), (4, 12)]
+    assert failures(ranks) == []
+
+
+def test_a_late_report_makes_the_step_a_late_one():
+    """Everybody learns whether all were there before the step's last collective."""
+    ranks = Ranks()
+    decisions = Decisions(2, lag=0, announcer=ranks, emit=ranks.events.append)
+    decisions.planner = Planner(Scripted((good(8, 8),)), Job(2, 16))
+    known = []
+    for step, early in enumerate((True, False, True)):
+        decisions.take(0, step, [], early=True)
+        decisions.take(1, step, [], early=early)
+        known.append(decisions.all_early)
+
+    assert known == [True, False, True]

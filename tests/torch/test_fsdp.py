@@ -1,0 +1,131 @@
+"""FSDP2: the clock, unlike counts without a hang, what is refused. Gradients: ``test_matrix``."""
+
+import signal
+
+import pytest
+
+from evenstep.testing import run_workers
+
+from .sharded import (
+    MISTAKES,
+    PER_SAMPLE_S,
+    clock,
+    hybrid,
+    interrupted,
+    lost,
+    mistakes,
+    plain_loops,
+    tensor_parallel,
+)
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="module")
+def clocks():
+    """What was measured, by rank."""
+    return run_workers(2, clock)
+
+
+def test_the_clock_reads_computing_alone(clocks):
+    """A rank that takes 20 ms, and waits for one at 200 ms in each step, reads 20 and not 200."""
+    fast, slow = clocks[0]["given"]["compute_s"]
+
+    # A tenth less than that at least: the first layer has no backward for its input.
+    assert 0.9 * 20 * PER_SAMPLE_S[0] <= fast < 4 * 20 * PER_SAMPLE_S[0]
+    assert 0.9 * 20 * PER_SAMPLE_S[1] <= slow < 1.3 * 20 * PER_SAMPLE_S[1]
+
+
+def test_every_local_batch_is_cut_in_two(clocks):
+    """No more, so that the forwards stay large; the last one is not measured."""
+    assert all(found["given"]["counts"] == [2] * 6 for found in clocks)
+
+
+def test_the_times_are_right_enough_to_balance_by(clocks):
+    """Speeds of 10 : 1 make sizes of about 36 : 4; what is read as waiting keeps them equal."""
+    fast, slow = clocks[0]["auto"]["sizes"]
+
+    assert fast + slow == 40
+    assert 30 <= fast <= 38
+
+
+def test_a_plain_loop_measures_nothing_and_says_so():
+    """Rather than balance by times that are mostly waiting; sizes that were given stay exact."""
+    (warned, sizes, measured), (silent, given, _) = run_workers(2, plain_loops)[0]
+
+    assert len(warned) == 1
+    assert "nothing is measured" in warned[0]
+    assert "`loader.steps()`" in warned[0]
+    assert sizes == {(20, 20)}
+    assert measured == 0
+    assert silent == []
+    assert given == {(30, 10)}
+
+
+@pytest.fixture(scope="module")
+def refused():
+    """Error texts by mistake."""
+    return run_workers(2, mistakes)[0]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_refused(refused, mistake):
+    """With the remedy, rather than a wrong gradient, a wrong time or a hang."""
+    assert MISTAKES[mistake][1] in refused[mistake]
+
+
+def test_evaluations_states_and_abandoned_steps_in_between():
+    """Parameters kept whole during a step are given up after it: nothing trains on old ones."""
+    assert max(run_workers(2, interrupted)[0]) <= 1e-12
+
+
+def test_hybrid_sharding_is_exact():
+    """Sharded within pairs, replicated across them: the data-parallel ranks are all four."""
+    assert max(run_workers(4, hybrid)[0]) <= 1e-12
+
+
+@pytest.fixture(scope="module")
+def four():
+    """What two data-parallel by two tensor-parallel ranks found, by rank: 0 and 1 are peers."""
+    return run_workers(4, tensor_parallel)
+
+
+def test_tensor_parallel_ranks_get_the_same_batches(four):
+    """Under plans that change, and though each would draw an order of its own."""
+    assert four[0]["seen"] == four[1]["seen"]
+    assert four[2]["seen"] == four[3]["seen"]
+    epoch = [number for rank in (0, 2) for step in four[rank]["seen"][:8] for number in step]
+    assert sorted(epoch) == list(range(96))
+    assert len(set(four[0]["sizes"])) > 1
+
+
+def test_only_the_data_parallel_dimension_is_balanced(four):
+    """Two sizes that add up to the global batch, more for the faster pair, and exact gradients."""
+    assert all(found["sizes"] == four[0]["sizes"] for found in four)
+    assert all(sum(sizes) == 12 and len(sizes) == 2 for sizes in four[0]["sizes"])
+    assert four[0]["sizes"][-1][0] > four[0]["sizes"][-1][1]
+    assert max(found["error"] for found in four) <= 1e-12
+
+
+def test_one_of_all_ranks_speaks(four):
+    """The events of a run come once, from the first of the ranks that decide."""
+    assert [found["events"] > 0 for found in four] == [True, False, False, False]
+
+
+@pytest.mark.parametrize("steps", [True, False])
+def test_a_killed_rank_is_named(steps, tmp_path):
+    """Its peer waits in FSDP2's collectives then, whose error names a port."""
+    found = run_workers(2, lost, steps, signal.SIGKILL, str(tmp_path), check=False)
+
+    assert str(found[0]).startswith("1: Rank 1 on")
+
+
+@pytest.mark.parametrize("steps", [True, False])
+def test_a_stopped_rank_ends_those_that_wait_for_it(steps, tmp_path):
+    """Nothing interrupts their collective: the process ends, and its log says why."""
+    run_workers(
+        2, lost, steps, signal.SIGSTOP, str(tmp_path), check=False, stop_after=1, timeout_s=30
+    )
+
+    assert "This process waits in vain and is ended" in (tmp_path / "0.log").read_text()
+    assert "Rank 1 on" in (tmp_path / "0.log").read_text()

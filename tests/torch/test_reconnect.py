@@ -1,0 +1,170 @@
+"""A connection that breaks between two living ranks costs nothing but a warning."""
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from evenstep.torch._channel import StarChannel
+from evenstep.torch._meeting import connect_star
+from evenstep.torch._process import has_ended, process_name
+
+from .channels import Listener, rendezvous
+
+LASTING = {"heartbeat_s": 0.05, "deadline_s": 10.0, "reconnect_s": 5.0}
+
+
+@pytest.fixture
+def star():
+    """Two channels over real connections that can be made again: rank 0's, rank 1's, listeners."""
+    opened = []
+
+    def make(**settings):
+        share, stars = rendezvous(2), {}
+
+        def join(rank):
+            stars[rank] = connect_star(rank, 2, share, addresses=["127.0.0.1"])
+
+        threads = [threading.Thread(target=join, args=(rank,)) for rank in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        watch = LASTING | settings
+        channels = [StarChannel(stars[r].connections, star=stars[r], **watch) for r in (0, 1)]
+        opened.extend(channels)
+        listeners = Listener(), Listener()
+        for channel, listener in zip(channels, listeners, strict=True):
+            channel.start(listener)
+        return channels, listeners, stars
+
+    yield make
+    for channel in reversed(opened):
+        channel.close()
+
+
+def cut(channel, peer):
+    """Break a connection, if it is not broken already."""
+    with contextlib.suppress(OSError):
+        channel._peers[peer].connection.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("end", [0, 1])
+def test_a_connection_that_breaks_is_made_again(star, caplog, end):
+    """Whichever end it breaks at, every message arrives once and in order, and a person is told."""
+    (first, second), (at_first, at_second), _ = star()
+    broken = (first, second)[end]
+    for number in range(200):
+        first.send(1, {"down": number})
+        second.send(0, {"up": number})
+        if number in (50, 51, 120):
+            cut(broken, 1 - end)
+
+    up = [at_first.messages.get(timeout=10) for _ in range(200)]
+    down = [at_second.messages.get(timeout=10) for _ in range(200)]
+
+    assert up == [(1, {"up": number}) for number in range(200)]
+    assert down == [(0, {"down": number}) for number in range(200)]
+    assert at_first.losses.empty()
+    assert at_second.losses.empty()
+    assert "was made again" in caplog.text
+
+
+def test_a_message_cut_in_the_middle_arrives_whole(star):
+    """The half that came over the broken connection is forgotten."""
+    (first, _), (at_first, at_second), _ = star()
+    first.send(1, {"n": 0})
+    assert at_second.messages.get(timeout=5) == (0, {"n": 0})
+    half = first._peers[1]
+    with half._lock:
+        half._unsure.append(b'{"n": 1}')
+        half.connection.sendall(struct.pack("!IQ", 8, 0) + b'{"n"')
+    cut(first, 1)
+    first.send(1, {"n": 2})
+
+    assert at_second.messages.get(timeout=5) == (0, {"n": 1})
+    assert at_second.messages.get(timeout=5) == (0, {"n": 2})
+    assert at_first.losses.empty()
+
+
+def test_one_that_cannot_be_made_again_is_a_loss_in_time(star):
+    """If the way to rank 0 is closed for good, both say so by the limit."""
+    (first, _), (at_first, at_second), stars = star(reconnect_s=0.3)
+    stars[0].server.shutdown(socket.SHUT_RDWR)
+    cut(first, 1)
+
+    assert at_first.losses.get(timeout=5)[0] == 1
+    peer, problem = at_second.losses.get(timeout=5)
+    assert peer == 0
+    assert "it made no new one within 0." in problem
+
+
+def test_a_channel_closed_on_purpose_is_no_break(star):
+    """Its peer knows at once, and does not try to reach it."""
+    (_, second), (at_first, _), _ = star(reconnect_s=1000)
+
+    second.close()
+
+    assert at_first.losses.get(timeout=5) == (
+        1,
+        "its connection closed: it ended, was killed or cut off",
+    )
+
+
+def test_what_arrived_is_not_kept(star):
+    """Whatever comes back says how much that is."""
+    (first, second), (at_first, at_second), _ = star()
+    for number in range(100):
+        first.send(1, {"n": number})
+    for _ in range(100):
+        at_second.messages.get(timeout=5)
+    second.send(0, {"counted": "with everything that is sent"})
+    at_first.messages.get(timeout=5)
+
+    assert len(first._peers[1]._unsure) == 0
+
+
+def test_strangers_at_the_door_disturb_nobody(star):
+    """Silent ones, loud ones, and one who knows a rank but not the token."""
+    (first, _), (at_first, at_second), stars = star()
+    port = stars[0].meeting.port
+    silent = socket.create_connection(("127.0.0.1", port))
+    for text in (b"GET / HTTP/1.1\r\n\r\n", b"\0" * 5000, _greeting(token="guessed", rank=1)):
+        with socket.create_connection(("127.0.0.1", port)) as loud:
+            loud.sendall(text)
+            loud.settimeout(5)
+            with contextlib.suppress(ConnectionError):
+                assert loud.recv(1) == b""  # turned away
+    first.send(1, {"still": "here"})
+
+    assert at_second.messages.get(timeout=5) == (0, {"still": "here"})
+    assert at_first.losses.empty()
+    silent.close()
+
+
+def _greeting(**said):
+    text = json.dumps({"received": 0, "process": None, **said}).encode()
+    return struct.pack("!I", len(text)) + text
+
+
+def test_a_process_that_ended_is_known_to_have():
+    """By its name on this machine, as a zombie too; one elsewhere cannot be told."""
+    here = process_name()
+    machine = here.rpartition("/")[0]
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    name = f"{machine}/{child.pid}"
+    alive = has_ended(name, here)
+    child.stdin.close()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a zombie until somebody waits for it
+    zombie = has_ended(name, here)
+    child.wait()
+
+    assert (alive, zombie, has_ended(name, here)) == (False, True, True)
+    assert not has_ended(f"another/{child.pid}", here)
+    assert not has_ended(None, here)

@@ -1,0 +1,264 @@
+"""Units one by one: how they are counted, summed, waited for, and what is refused."""
+
+import math
+import socket
+import threading
+from collections import UserDict
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from evenstep.policies import Fixed
+from evenstep.torch import Balancer, Bounds
+from evenstep.torch._channel import StarChannel
+from evenstep.torch._clock import HostClock, StepMeter
+from evenstep.torch._compile_watch import CompileWatch
+from evenstep.torch._conductor import StepConductor
+from evenstep.torch._memory import NoMemory
+from evenstep.torch._prepared import PreparedModels
+from evenstep.torch._replay import Replay
+from evenstep.torch._step import MicroBatch, with_units
+from evenstep.torch._unit_sums import UnitSums
+from evenstep.torch._units import UnitCounter, count_tokens
+from evenstep.torch._weighting import Backward, scale
+
+from .unit_runs import QUIET
+from .units import Case, flat_gradient, pairs, reference
+
+
+class Clock:
+    """A clock that stands still."""
+
+    now_s = 0.0
+
+    def __call__(self):
+        return self.now_s
+
+
+class LateUnits:
+    """A sum that arrives 5 seconds after it is asked for."""
+
+    def __init__(self, clock):
+        self.clock = clock
+
+    def add(self, step, units):
+        class Sum:
+            total = None
+
+        return Sum()
+
+    def wait(self, unit_sum):
+        self.clock.now_s += 5.0
+        unit_sum.total = 8.0
+
+
+class Idle:
+    """An exchange that only keeps what is reported."""
+
+    slowest_s = None
+
+    def __init__(self, clock):
+        self.units = LateUnits(clock)
+        self.reports = []
+
+    def report(self, step, reports, *, early):
+        self.reports += reports
+
+
+def test_waiting_for_others_units_is_no_time_of_ones_own():
+    """A rank is not taken for slow because another one's data came late."""
+    clock = Clock()
+    exchange = Idle(clock)
+    conductor = StepConductor(
+        exchange,
+        StepMeter(HostClock(clock)),
+        NoMemory(),
+        world_size=2,
+        loss_reduction="mean",
+        settle_s=0.0,
+        exact=False,
+        watch=CompileWatch(),
+    )
+    conductor.begin_step(0, num_samples=4, global_num_samples=8, data_s=0.0, units=2.0)
+    conductor.begin_forward(num_samples=4, is_last=True, units=2.0)
+    clock.now_s += 1.0
+    weight = conductor.weight()
+    assert clock.now_s == 1.0  # the forward has what it needs
+
+    assert weight() == 2.0 * 2 / 8.0
+    conductor.backward_done()
+    conductor.end_epoch()
+
+    assert exchange.reports[0].compute_s == pytest.approx(1.0)
+
+
+class Nobody:
+    """An owner whose workers are all there."""
+
+    def check(self): ...
+
+    def check_left(self): ...
+
+
+def test_the_sum_is_the_same_bits_everywhere():
+    """Over a real connection, whoever is first."""
+    one, other = socket.socketpair()
+    changed = threading.Condition()
+    channels = [
+        StarChannel({1 - rank: end}, heartbeat_s=1.0, deadline_s=9.0)
+        for rank, end in enumerate((one, other))
+    ]
+    sums = [UnitSums(rank, 2, channels[rank], changed, owner=Nobody()) for rank in (0, 1)]
+    for rank in (0, 1):
+        receiver = type("Receiver", (), {"received": staticmethod(sums[rank].received)})
+        receiver.lost = receiver.tick = staticmethod(lambda *_: None)
+        channels[rank].start(receiver)
+
+    first = [sums[rank].add(0, (0.1, 0.2)[rank]) for rank in (0, 1)]
+    second = [sums[rank].add(1, (0.1, 0.2)[rank]) for rank in (1, 0)]
+    for rank in (0, 1):
+        sums[rank].wait(first[rank])
+        sums[1 - rank].wait(second[rank])
+
+    assert {each.total for each in (*first, *second)} == {math.fsum((0.1, 0.2))}
+    for channel in channels:
+        channel.close()
+
+
+def train_alone(case, **settings):
+    """Return each step's gradient in this process alone."""
+    torch.manual_seed(0)
+    found = []
+    with Balancer(policy=Fixed((24,)), runtime=QUIET, unit=case.unit, **settings) as balancer:
+        model = case.model().double()
+        model, loader = balancer.prepare(model, DataLoader(case.data(), batch_size=24))
+        for step in loader.steps():
+            model.zero_grad()
+            for batch in step:
+                case.loss(model, batch).backward()
+            found.append(flat_gradient(model))
+    return found
+
+
+def test_one_process_with_micro_batches_counts_units_too():
+    """And a step without any learns nothing, rather than a NaN."""
+    case = Case(data=lambda: pairs(range(24, 48)))
+
+    ours = train_alone(case, bounds=Bounds(max=5))
+
+    for mine, (theirs, _) in zip(ours, reference(case), strict=True):
+        assert (mine - theirs).norm() <= 1e-12 * (theirs.norm() or 1.0)
+
+
+def test_parts_of_a_micro_batch_are_counted_anew():
+    """However it is cut, and a stand-in has none."""
+    counter = UnitCounter(lambda batch: float(sum(batch)))
+
+    parts, units = with_units([MicroBatch([1, 2, 3], 3), MicroBatch([5], 0)], counter)
+
+    assert [part.units for part in parts] == [6.0, 0.0]
+    assert units == 6.0
+    assert with_units([MicroBatch([1], 1)], None)[1] is None
+
+
+class Forwards:
+    """Hears of forwards, of which those of more than 2 samples run out of memory."""
+
+    def __init__(self):
+        self.units = []
+
+    def begin_forward(self, *, num_samples, is_last, units):
+        self.units.append(units)
+
+    def ran_out_of_memory(self, limit, *, num_samples, again):
+        self.units.clear()  # it was in the forward of the first part
+
+    def loss(self, batch):
+        if len(batch) > 2:
+            raise torch.OutOfMemoryError("out of memory")
+        return batch.sum() / (batch != 0).sum()
+
+
+def test_what_is_cut_for_memory_is_weighted_by_units_still():
+    """Each part by its own, and the mean loss of the step as well."""
+    batch = torch.tensor([1.0, 0.0, 5.0, 0.0, 0.0, 3.0])
+    forwards = Forwards()
+    replay = Replay(PreparedModels(), forwards)
+    parts, _ = with_units([MicroBatch(batch, 6)], UnitCounter(lambda x: (x != 0).sum()))
+
+    loss = replay.run(parts, forwards.loss, lambda loss: None)
+
+    assert sum(forwards.units) == 3.0
+    assert len(forwards.units) > 2
+    assert float(loss) == pytest.approx(3.0)
+
+
+IDS = torch.tensor([[5, 6, 7, 8], [5, 6, 0, 0]])
+MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+COPIED = torch.where(MASK == 1, IDS, -100)
+OTHERS = torch.tensor([[1, -100, 2, -100], [-100, 3, -100, -100]])
+
+
+@pytest.mark.parametrize(
+    ("batch", "units"),
+    [
+        ({"input_ids": IDS, "attention_mask": MASK, "labels": COPIED}, 3 + 1),
+        ({"input_ids": IDS, "labels": OTHERS}, 3),
+        ({"input_ids": IDS, "labels": COPIED, "shift_labels": OTHERS}, 3),
+        ({"input_ids": IDS, "labels": OTHERS[:, :3]}, 3),  # encoder and decoder
+        ({"input_ids": IDS, "labels": torch.tensor([1, -100])}, 1),  # one a sample
+        ({"pixel_values": torch.zeros(2, 3), "labels": torch.tensor([0.5, 1.5])}, 2),
+        ({"input_ids": IDS, "attention_mask": MASK}, 6),
+        (UserDict(labels=OTHERS), 3),
+    ],
+    ids=["causal", "masked", "shifted", "seq2seq", "class", "regression", "mask", "kin of a dict"],
+)
+def test_tokens_are_what_the_model_is_asked_for(batch, units):
+    """The first token of a row is never predicted by a causal model: nobody counts it."""
+    assert count_tokens(batch) == units
+
+
+@pytest.mark.parametrize("batch", [(IDS, COPIED), {"input_ids": IDS}, {"labels": [1]}, 3])
+def test_a_batch_without_targets_by_name_is_refused(batch):
+    """With a function to write instead."""
+    with pytest.raises(ValueError, match=r"labels.*Balancer\(unit=lambda batch"):
+        UnitCounter("tokens")(batch)
+
+
+@pytest.mark.parametrize("given", [-1, math.nan, math.inf, torch.ones(2), "many", None])
+def test_a_count_that_is_none_is_refused(given):
+    """A negative or infinite weight would train, and wrongly."""
+    with pytest.raises(ValueError, match="return one finite number of at least 0"):
+        UnitCounter(lambda batch: given)(None)
+
+
+@pytest.mark.parametrize("given", [3, 3.0, torch.tensor(3), torch.tensor([3.0]), True + 2])
+def test_a_count_may_be_any_number(given):
+    """Of Python or of torch."""
+    assert UnitCounter(lambda batch: given)(None) == 3.0
+
+
+@pytest.mark.parametrize("unit", ["words", None, 5])
+def test_a_unit_that_is_none_is_refused(unit):
+    """At once, by name."""
+    with pytest.raises(ValueError, match=r'must be "samples", "tokens" or a function of a batch'):
+        Balancer(unit=unit)
+
+
+def test_a_sum_needs_no_unit():
+    """Counting twice would be wrong, so it is said."""
+    with pytest.raises(ValueError, match=r"`loss_reduction=\"sum\"`.*leave `unit` out"):
+        Balancer(unit="tokens", loss_reduction="sum")
+
+
+@pytest.mark.parametrize("grad", [math.nan, math.inf, 1.0])
+def test_a_weight_of_zero_keeps_nan_out(grad):
+    """0 * NaN is NaN: a mean over nothing must not reach the others' parameters."""
+    source = torch.ones(2, requires_grad=True)
+    backward = Backward(lambda: None, lambda: None, first_order=True)
+    for weight in (0.0, lambda: 0.0):
+        source.grad = None
+        scale(source * 1, weight, backward)[0].backward(torch.full((2,), grad))
+
+        assert torch.equal(source.grad, torch.zeros(2))

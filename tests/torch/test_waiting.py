@@ -1,0 +1,190 @@
+"""A rank that waits for one which is lost or hangs hears of it, wherever it waits."""
+
+import socket
+import threading
+from queue import Queue
+
+import pytest
+
+from evenstep.control import Job, Planner
+from evenstep.events import WorkerLost
+from evenstep.exceptions import WorkerLostError
+from evenstep.torch._channel import StarChannel
+from evenstep.torch._exchange import Exchange
+
+from .exchanges import Shifting, pairs, reports_of
+
+
+@pytest.fixture
+def star():
+    """Two exchanges over a pair of sockets, with what rank 0 emitted."""
+    with pairs() as make:
+        yield make
+
+
+def test_a_lost_worker_is_an_error_for_everybody_who_waits():
+    """With its rank and host, and an event on rank 0."""
+    one, other = socket.socketpair()
+    emitted = Queue()
+    channel = StarChannel({1: one}, heartbeat_s=0.05, deadline_s=5.0)
+    exchange = Exchange(0, ["a", "b"], channel, emit=emitted.put)
+    exchange.start()
+    exchange.lead(Planner(Shifting(), Job(2, 16)))
+    exchange.at(0)
+    exchange.report(0, reports_of(0, 0, 8))
+    other.close()
+
+    with pytest.raises(WorkerLostError, match=r"Rank 1 on b was lost.*last checkpoint") as caught:
+        exchange.at(1)
+    exchange.close()
+
+    assert caught.value.rank == 1
+    assert isinstance(emitted.get(timeout=1), WorkerLost)
+
+
+def alone(**settings):
+    """Return rank 0's exchange of a pair, and the other end of its connection."""
+    one, other = socket.socketpair()
+    channel = StarChannel({1: one}, heartbeat_s=0.02, deadline_s=5.0)
+    exchange = Exchange(0, ["a", "b"], channel, emit=lambda event: None, **settings)
+    exchange.start()
+    exchange.lead(Planner(Shifting(), Job(2, 16)))
+    exchange.at(0)
+    return exchange, other
+
+
+def test_a_main_thread_stuck_in_a_collective_is_ended():
+    """It would wait for half an hour, and nothing can interrupt it."""
+    ended = Queue()
+    exchange, other = alone(grace_s=0.1, abort=ended.put, is_stuck=lambda thread_id: True)
+
+    exchange.enter_collective()
+    other.close()
+
+    assert "Rank 1 on b was lost" in ended.get(timeout=5)
+    exchange.close()
+
+
+def test_a_broken_collective_whose_error_is_handled_ends_nobody():
+    """The handler may be saving a checkpoint: it runs outside of the backward."""
+    ended, ticks = Queue(), Queue()
+    exchange, other = alone(grace_s=0.0, abort=ended.put)
+    tick = exchange.tick
+    exchange.tick = lambda: (tick(), ticks.put(exchange._error))
+
+    exchange.enter_collective()  # and never left: an error was raised in there
+    other.close()
+    while ticks.get(timeout=5) is None:
+        pass
+    ticks.get(timeout=5)
+
+    assert ended.empty()
+    assert exchange.verdict(within_s=1).rank == 1
+    exchange.close()
+
+
+def test_outside_of_a_collective_nobody_is_ended():
+    """An evaluation or a checkpoint may finish; the next step raises the error."""
+    ended, ticks = Queue(), Queue()
+    exchange, other = alone(grace_s=0.0, abort=ended.put)
+    tick = exchange.tick
+    exchange.tick = lambda: (tick(), ticks.put(exchange._error))
+
+    exchange.enter_collective()
+    exchange.leave_collective()
+    other.close()
+    while ticks.get(timeout=5) is None:
+        pass
+    ticks.get(timeout=5)  # one more, with the loss known and the grace over
+
+    assert ended.empty()
+    with pytest.raises(WorkerLostError, match="Rank 1 on b"):
+        exchange.check()
+    exchange.close()
+
+
+def wait_for(condition):
+    """Wait until something that other threads bring about holds."""
+    done = threading.Event()
+    deadline = threading.Timer(10, done.set)
+    deadline.start()
+    while not condition() and not done.is_set():
+        done.wait(0.01)
+    deadline.cancel()
+    assert condition()
+
+
+def test_a_rank_that_hangs_is_an_error_where_it_is_waited_for(star):
+    """Its heartbeats go on; past `hang_s` the others hear who it is, and where."""
+    both, emitted = star(hang_s=0.5)
+    for rank in (0, 1):
+        both[rank].at(0)
+    both[0].report(0, reports_of(0, 0, 8))
+
+    with pytest.raises(
+        WorkerLostError, match=r"Rank 1 on b.*not finished step 0.*hang_s"
+    ) as caught:
+        both[0].at(1)
+
+    assert "test_waiting.py" in str(caught.value)  # this very thread plays both ranks
+    assert isinstance(emitted.get(timeout=5), WorkerLost)
+    wait_for(lambda: both[1]._error is not None)
+    with pytest.raises(WorkerLostError, match=r"Rank 1 on b"):
+        both[1].check()
+
+
+def test_nobody_hangs_while_nobody_waits(star):
+    """Between two steps all may take their time."""
+    both, _ = star(hang_s=0.15)
+    for rank in (0, 1):
+        both[rank].at(0)
+        both[rank].report(0, reports_of(rank, 0, 8))
+    looks = Queue()
+    look, both[0]._patrol.look = both[0]._patrol.look, lambda arrived: looks.put(look(arrived))
+    found = [looks.get(timeout=5) for _ in range(10)]
+
+    assert found == [None] * 10
+    assert both[0].at(1) == both[1].at(1)
+
+
+def test_a_wait_for_late_ranks_lasts_while_they_wait_for_nobody(star):
+    """They are seen to be elsewhere, so this rank can stay where a loss has a name."""
+    both, _ = star()
+    for rank in (0, 1):
+        both[rank].at(0)
+    both[0].report(0, reports_of(0, 0, 8))
+    answers = Queue()
+    waiting = threading.Thread(target=lambda: answers.put(both[0].settle(0, limit_s=0.4)))
+    waiting.start()
+    wait_for(lambda: both[0]._patrol.is_elsewhere(0))
+    waiting.join(0.8)  # past the limit
+    assert waiting.is_alive()
+    both[1].report(0, reports_of(1, 0, 8))
+
+    assert answers.get(timeout=5) is True
+
+
+def test_a_wait_for_late_ranks_ends_if_they_may_wait_for_this_one(star):
+    """In a collective, say: then this rank has to go there."""
+    both, _ = star()
+    for rank in (0, 1):
+        both[rank].at(0)
+    both[1]._patrol.thread_id = -1  # nobody can tell where that is
+    both[0].report(0, reports_of(0, 0, 8))
+    both[0]._patrol.received = lambda peer, message: True  # and no answer is taken
+
+    assert both[0].settle(0, limit_s=0.4) is False
+
+
+def test_everybody_learns_whether_a_report_came_late(star):
+    """Past its last collective: a wait for it inside the backward would have been in vain."""
+    both, _ = star()
+    told = []
+    for step, early in enumerate((True, False, True)):
+        for rank in (0, 1):
+            both[rank].at(step)
+            both[rank].report(step, reports_of(rank, step, 8), early=early or rank == 0)
+        both[1].at(step + 1)
+        told.append((both[0].all_early, both[1].all_early))
+
+    assert told == [(True, True), (False, False), (True, True)]
