@@ -9,12 +9,15 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from evenstep.events import SizesHeld, StepMeasured
 from evenstep.policies import Fixed
 from evenstep.torch import Balancer, Bounds, Runtime
+from evenstep.torch._compiled import hooks_on
 
 from .models import WithBuffers
 from .plans import Greedy, Restless
@@ -50,6 +53,10 @@ FORMS: dict[str, tuple[Callable[..., nn.Module], Callable[..., nn.Module] | None
         torch.compile,
     ),
 }
+SHARDED: dict[str, Callable[..., nn.Module]] = {
+    "torch.compile(fully_shard(model))": lambda m, **how: torch.compile(fully_shard(m), **how),
+    "fully_shard(model), model.compile()": lambda m, **how: fully_shard(_in_place(m, **how)),
+}
 MICRO = ("torch.compile(DDP(model))", "DDP(torch.compile(model))")
 
 
@@ -62,7 +69,11 @@ def numbered(num_samples: int) -> DataLoader:
 
 
 def gradient(module: nn.Module) -> torch.Tensor:
-    return torch.cat([parameter.grad.flatten() for parameter in module.parameters()])
+    whole = (
+        parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
+        for parameter in module.parameters()
+    )
+    return torch.cat([grad.flatten() for grad in whole])
 
 
 def fresh() -> Any:
@@ -80,7 +91,7 @@ def exact(rank: int, form: str, loop: str = "plain") -> dict[str, Any]:
     torch.manual_seed(0)
     inner, alone = WithBuffers().double(), WithBuffers().double()
     alone.load_state_dict(inner.state_dict())
-    before, after = FORMS[form]
+    before, after = FORMS[form] if form in FORMS else (SHARDED[form], None)
     stock = numbered(2 * BATCH_SIZE * 8)
     x, y = stock.dataset.tensors
     errors, ends = [], []
@@ -109,7 +120,7 @@ def exact(rank: int, form: str, loop: str = "plain") -> dict[str, Any]:
         "callbacks": len(ends) / num_forwards,
         "graphs": backend.frame_count,
         "breaks of ours": [reason for reason in breaks if "evenstep" in reason],
-        "untouched": not any("_evenstep" in str(vars(part)) for part in inner.modules()),
+        "left": [hook for part in model.modules() for hook in hooks_on(part)],
     }
 
 
@@ -140,6 +151,7 @@ def timed(rank: int, form: str, late_s: float = 0.06) -> dict[str, list[float]]:
 def all_forms(rank: int) -> dict[str, dict[str, Any]]:
     found = {form: exact(rank, form) for form in FORMS}
     found |= {f"{form}, micro-batches": exact(rank, form, "steps") for form in MICRO}
+    found |= {form: exact(rank, form, "steps") for form in SHARDED}
     return found
 
 
@@ -279,7 +291,19 @@ def limits(rank: int) -> dict[str, Any]:
             model = torch.compile(make().double(), backend=(backend := fresh()))
             found[name] = loop_over(rank, model, policy=Greedy(), num_samples=16 * 7)[-1]
     found["graphs, normed"] = backend.frame_count
+    found["marked without need"] = marked_without_need(rank)
     return found
+
+
+def marked_without_need(rank: int) -> list[bool]:
+    """Return for every forward of a model that is not compiled whether its input was marked."""
+    fresh()
+    model, marked = WithBuffers().double(), []
+    model.register_forward_pre_hook(
+        lambda module, inputs: marked.append(hasattr(inputs[0], "_dynamo_weak_dynamic_indices"))
+    )
+    loop_over(rank, DistributedDataParallel(model), num_samples=16 * 3)
+    return marked
 
 
 def slow_compiler(rank: int) -> tuple[int, bool]:
@@ -296,8 +320,8 @@ def slow_compiler(rank: int) -> tuple[int, bool]:
     with Balancer(policy=Restless(), runtime=runtime) as balancer:
         model, loader = balancer.prepare(model, numbered(16 * 8))
         for number, (x, y) in enumerate(loader):
-            if number == 4:
-                torch._dynamo.reset()
             sleep(0.01 * rank)  # expected late, so that the other waits where losses have a name
+            if number == 4 and rank == 1:
+                torch._dynamo.reset()
             nn.functional.cross_entropy(model(x), y).backward()
         return number + 1, balancer._link._run.conductor._may_settle

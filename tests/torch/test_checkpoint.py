@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from evenstep.exceptions import CheckpointError, EvenstepWarning
-from evenstep.testing import run_workers
 from evenstep.torch import Checkpoint
 
-from .checkpoints import Training, apart, plain_net, same, sharded
+from .checkpoints import Training, plain_net, same
 
 
 @pytest.fixture(scope="module")
@@ -336,23 +335,3 @@ def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(tmp_path):
 
     with pytest.raises(CheckpointError, match=r"file/c/.*Not a directory"):
         Checkpoint(tmp_path / "file" / "c", model=plain_net()).save(1)
-
-
-@pytest.mark.cluster
-@pytest.mark.parametrize(("before", "after"), [("fsdp", "ddp"), ("ddp", "fsdp")])
-def test_any_world_size_and_wrapping_loads_what_another_saved(tmp_path, before, after):
-    """Sharded over 3 and whole on 2, or the other way round: the same parameters and moments."""
-    folder = str(tmp_path)
-    saved = run_workers(3 if before == "fsdp" else 2, sharded, folder, 5, before)
-    loaded = run_workers(2 if before == "fsdp" else 3, sharded, folder, None, after)
-
-    for step, tensors in loaded:
-        assert step == 5
-        assert all(map(torch.equal, tensors, saved[0][1]))
-
-
-@pytest.mark.cluster
-def test_folders_that_are_not_shared_are_noticed(tmp_path):
-    """Before anything is trusted to them, on every rank."""
-    for message in run_workers(2, apart, str(tmp_path)):
-        assert "is not the same folder on all ranks: rank 1 does not see" in message

@@ -1,0 +1,30 @@
+"""A checkpoint loads on another number of ranks, and under another wrapping."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from evenstep.testing import run_workers
+
+from .checkpoints import apart, sharded
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(("before", "after"), [("fsdp", "ddp"), ("ddp", "fsdp")])
+def test_any_world_size_and_wrapping_loads_what_another_saved(tmp_path, before, after):
+    """Sharded over 3 and whole on 2, or the other way round: the same parameters and moments."""
+    folder = str(tmp_path)
+    saved = run_workers(3 if before == "fsdp" else 2, sharded, folder, 5, before)
+    loaded = run_workers(2 if before == "fsdp" else 3, sharded, folder, None, after)
+
+    for step, tensors in loaded:
+        assert step == 5
+        assert all(map(torch.equal, tensors, saved[0][1]))
+
+
+@pytest.mark.cluster
+def test_folders_that_are_not_shared_are_noticed(tmp_path):
+    """Before anything is trusted to them, on every rank."""
+    for message in run_workers(2, apart, str(tmp_path)):
+        assert "is not the same folder on all ranks: rank 1 does not see" in message
