@@ -22,7 +22,7 @@ def output_of(command):
             command, capture_output=True, text=True, check=False, timeout=120, env=environment
         )
         # Seen now and then under load, cause not proven: after the script is through, the process
-        # aborts while Python shuts down. A thread of gloo's that DDP keeps alive is suspected.
+        # aborts while Python shuts down, with plain DDP as well: docs/faults.md says why.
         if "terminate called without an active exception" not in result.stderr:
             break
     assert result.returncode == 0, result.stderr

@@ -176,3 +176,16 @@ def test_a_file_that_was_deleted_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError, match="the file was deleted"):
         sink(REBALANCED)
     sink.close()
+
+
+def test_reopening_takes_off_a_cut_line_and_nothing_else(tmp_path):
+    """Longer than one look from the end, and whether there was a whole line before it or not."""
+    path = tmp_path / "events.jsonl"
+    whole = "".join(json.dumps({"event": "x", "n": n, "text": "y" * 100}) + "\n" for n in range(9))
+    for kept in (whole, ""):
+        path.write_text(kept + "z" * 200_000)
+        JsonLines(path).close()
+
+        text = path.read_text()
+        assert text.startswith(kept + '{"event": "Schema"')
+        assert "z" not in text[len(kept) :].replace("Schema", "")

@@ -268,3 +268,15 @@ def test_an_adapters_own_keys_are_left_alone():
     loader.load_state_dict(state)
 
     assert loader.state_dict() == STATES["indexed"][1]
+
+
+@pytest.mark.parametrize("first", ["state", "skip"])
+def test_a_state_and_a_skip_do_not_mix(first):
+    """Either says where the next epoch begins; together, one of them would come an epoch late."""
+    state, loader = after(indexed(), 3), indexed()
+    ways = [lambda: loader.load_state_dict(state), lambda: loader.skip(2)]
+    one, other = ways if first == "state" else reversed(ways)
+    one()
+
+    with pytest.raises(ValueError, match="in one way where its next epoch begins"):
+        other()

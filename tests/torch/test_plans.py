@@ -42,6 +42,25 @@ def test_a_plan_for_later_leaves_the_steps_before_it_alone():
     assert sizes == [4, 6, 6]
 
 
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_loader_that_waits_forgets_what_it_can_no_longer_need(begun):
+    """While others train, plans come and go; it shares its next step as those that saw all."""
+    book, whole = PlanBook(0, 8), PlanBook(0, 8)
+    if begun:
+        book.apply(Plan(0, 0, (4, 4)), 0)
+        whole.apply(Plan(0, 0, (4, 4)), 0)
+    for k in range(1, 200):
+        plan = Plan(k, k, (2 + k % 5, 6 - k % 5))
+        book.hear(plan, now=k - 1)
+        whole.hear(plan)
+
+    assert len(book._entries) + len(book._heard) <= 3
+    for each in (book, whole):
+        each.apply(Plan(198, 198, (5, 3)), 198)
+    shares = [each.share(StepSpan(199, 0, 8), whole=True) for each in (book, whole)]
+    assert shares[0].equals(shares[1])
+
+
 def test_plans_heard_before_the_first_plan_point_count():
     """Ranks hear them at different times, and all the same share it the same way."""
     early, late = PlanBook(0, 8), PlanBook(0, 8)

@@ -191,3 +191,31 @@ def test_other_errors_pass():
 def test_what_counts_as_a_lack_of_memory(error, wanted):
     """Torch's own error and what backends without one say."""
     assert is_out_of_memory(error) is wanted
+
+
+def test_one_failure_does_not_cap_at_what_happened_to_be_seen():
+    """Small steps that went well before are no reason for a limit below the half."""
+    memory = Memory(100)
+    _, x, weights, attempts, closure, through = replay(memory)
+    attempts.run([MicroBatch(x[:3], 3)], closure, through)
+    attempts.run([MicroBatch(x, 12)], closure, through)
+    memory.most = 8
+
+    attempts.run([MicroBatch(x, 12)], closure, through)
+
+    assert weights.limits == [6]
+
+
+@pytest.mark.parametrize("most", [3, 100])
+def test_a_sum_is_added_up(most):
+    """The loss of a step does not depend on how it was cut."""
+    model, weights = nn.Linear(4, 2), Weights(12)
+    attempts = Replay(Models(model), weights, loss_reduction="sum")
+
+    def closure(batch):
+        Memory(most).check(len(batch))
+        return model(batch).sum() * 0 + len(batch)
+
+    loss = attempts.run([MicroBatch(torch.ones(12, 4), 12)], closure, lambda loss: None)
+
+    assert float(loss) == 12.0

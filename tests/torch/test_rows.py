@@ -55,6 +55,18 @@ def test_lists_of_samples_are_cut():
     assert [len(part) for part in split_rows(samples, 6, (4, 2))] == [4, 2]
 
 
+def test_samples_in_tuples_are_cut_as_a_whole():
+    """`tuple(zip(*samples))`, as detection models collate: no target is looked into."""
+    images = tuple(torch.zeros(3, 8, 8) for _ in range(4))
+    boxes = tuple({"boxes": torch.zeros(count, 4)} for count in (4, 1, 2, 4))
+
+    parts = split_rows((images, boxes), 4, (1, 3))
+
+    assert [[len(field) for field in part] for part in parts] == [[1, 1], [3, 3]]
+    assert [len(target["boxes"]) for target in parts[1][1]] == [1, 2, 4]
+    assert len(repeat_rows((images, boxes), 4, 9)[0]) == 9
+
+
 def test_what_is_not_per_sample_goes_to_every_part():
     """A scalar, a text, a mask over positions."""
     batch = {"x": X, "scale": torch.tensor(2.0), "task": "a", "mask": torch.ones(9, 9)}

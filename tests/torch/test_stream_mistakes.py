@@ -26,6 +26,12 @@ def test_streams_of_unlike_lengths_are_an_error_on_all_ranks():
         once(lambda rank: DataLoader(Numbers(10 + 5 * rank)))
 
 
+def test_unlike_numbers_of_workers_are_an_error_on_all_ranks():
+    """A stream that splits itself among them has another order with another number."""
+    with pytest.raises(RuntimeError, match=r"as many loader workers, and they have \[1, 2\]"):
+        once(lambda rank: DataLoader(Numbers(32), num_workers=1 + rank))
+
+
 def test_streams_that_begin_unlike_are_warned_about():
     """With the kind that fits."""
     with pytest.warns(EvenstepWarning, match="first ones differ.*stream='sharded'"):

@@ -244,7 +244,8 @@ class Planner:
             return []
         capacity = np.array([report.capacity_bytes for report in reports])
         peaks = np.array([report.peak_bytes for report in reports])
-        ran = self._largest(timings.batch_size)  # a peak belongs to the largest forward
+        told = np.array([report.largest_forward for report in reports])
+        ran = np.where(told > 0, told, self._largest(timings.batch_size))  # whose the peak was
         self._peaks = self._memory.update(self._peaks, ran, peaks, capacity)
         return self._tighten(reports[0].step, capacity)
 

@@ -21,6 +21,8 @@ class Report:
         capacity_bytes: memory the device offers; 0 where nobody reads it.
         limit: most samples that one forward of this worker may have from now on, found by trial
             or by running out of memory; None where nothing new is known.
+        largest_forward: samples of the largest forward, to which ``peak_bytes`` belongs; 0 is
+            what the plan says.
         again: whether memory ran out and parts of the step ran again, so that its time says
             nothing.
         holds: whether this worker asks for no other sizes, as each costs a compilation and it has
@@ -38,6 +40,7 @@ class Report:
     holds: bool = False
     limit: int | None = None
     again: bool = False
+    largest_forward: int = 0
 
     def problem(self) -> str | None:
         """Return what is wrong with the figures, or None if they can be planned by."""

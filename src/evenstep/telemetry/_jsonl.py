@@ -11,6 +11,8 @@ from typing import Any
 
 from ..events import SCHEMA_VERSION, Event, to_record
 
+_BLOCK = 1 << 16
+
 
 class JsonLines:
     """Appends every event to ``path``, one JSON object a line, flushed at once.
@@ -59,9 +61,19 @@ class JsonLines:
 
 def _drop_cut_line(path: Path) -> None:
     """Take off what a killed run left of its last line; the next one would be glued to it."""
-    if path.exists():
-        whole = path.read_bytes()
-        path.write_bytes(whole[: whole.rfind(b"\n") + 1])
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end:  # from the end, and in place: whole lines are never at stake
+            first = max(end - _BLOCK, 0)
+            file.seek(first)
+            newline = file.read(end - first).rfind(b"\n")
+            if newline >= 0:
+                end = first + newline + 1
+                break
+            end = first
+        file.truncate(end)
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:

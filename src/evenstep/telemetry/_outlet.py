@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from queue import SimpleQueue
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from time import monotonic
 
 from ..events import Event, Hook
@@ -96,8 +97,9 @@ class Outlet:
 
     def _num_waiting(self) -> int:
         num_waiting = 0
-        while not self._queue.empty():
-            num_waiting += self._queue.get() is not None
+        with suppress(Empty):  # the sink's thread may take some of it yet
+            while True:
+                num_waiting += self._queue.get_nowait() is not None
         self.end()  # should it ever come back
         return num_waiting
 

@@ -82,7 +82,8 @@ class Balancer:
             their class weights' sum. A forward then weighs by its units. Plans count samples
             still.
         loss_reduction: what the user's loss does over the units of a forward, ``"mean"`` or
-            ``"sum"``. Nothing in the tensors tells them apart.
+            ``"sum"``. Nothing in the tensors tells them apart. A sum is left as plain DDP has it,
+            which averages over ranks: the sum over the global batch over their number.
         bounds: limits on every worker's samples.
         runtime: heartbeats, deadlines, the line for people, how memory is read.
         run_dir: folder for ``events.jsonl``, written by rank 0; None writes none.
@@ -418,6 +419,7 @@ class Balancer:
         prepared.attempts = Replay(
             self._models,
             self._link,
+            loss_reduction=self._loss_reduction,
             smallest=lambda: self._job(cuts=True).smallest,
             probe_up_to=size if self._bounds.max == "probe" else None,
         )

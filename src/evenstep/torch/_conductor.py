@@ -40,7 +40,7 @@ class _Step:
     num_forwards: int = 0
     num_backwards: int = 0
     num_done: int = 0  # samples of the forwards so far
-    limit: int | None = None  # most samples of a forward, if this step has taught it
+    largest: int = 0  # samples of its largest forward
     again: bool = False  # whether memory ran out in it
     on_last_forward: bool = False
     reported: bool = False
@@ -104,6 +104,7 @@ class StepConductor:
         self._in_vain = False  # whether it did in the step under way, and nobody came
         self._pending: list[tuple[_Step, PendingTime, int]] = []
         self._handed_out_s: float | None = None
+        self._limit: int | None = None  # most samples that one forward of this rank may have
         self.num_steps = 0
         self._seen = 0, 0  # samples of this rank: in the finished steps, and in the last of them
         self._num_blind = 0  # steps in a row without a backward through a balanced output
@@ -190,6 +191,7 @@ class StepConductor:
             if self._gather is not None:  # here the collectives of sharded models begin
                 self._exchange.enter_collective()
         step.num_done += num_samples
+        step.largest = max(step.largest, num_samples)
 
     def _make_whole(self) -> None:
         """Gather parameters that are kept in shards: what follows is this rank's own time."""
@@ -199,9 +201,12 @@ class StepConductor:
             self._exchange.leave_collective()
 
     def found_limit(self, limit: int) -> None:
-        """Pass on, with this step's report, how many samples one forward may have."""
-        assert self._step is not None
-        self._step.limit = limit
+        """Pass on, with every report from now on, how many samples one forward may have.
+
+        With every one, because a step that some rank could not time is never complete.
+        """
+        self._limit = limit
+        self._memory.reset()  # the peak of what was tried, or failed, is no step's own
 
     def ran_out_of_memory(self, limit: int, *, num_samples: int, again: bool) -> None:
         """Take a forward back that did not fit, or with ``again`` all of the step so far."""
@@ -210,7 +215,7 @@ class StepConductor:
         assert step is not None
         step.again = True
         if again:
-            step.num_forwards = step.num_backwards = step.num_done = 0
+            step.num_forwards = step.num_backwards = step.num_done = step.largest = 0
         else:
             step.num_forwards -= 1
             step.num_done -= num_samples
@@ -342,6 +347,7 @@ class StepConductor:
             peak_bytes=peak_bytes,
             capacity_bytes=self._memory.capacity_bytes(),
             holds=self._compiling.holds,
-            limit=step.limit,
+            limit=self._limit,
+            largest_forward=step.largest,
             again=step.again,
         )

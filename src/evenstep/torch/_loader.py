@@ -183,7 +183,10 @@ class BalancedLoader:
         """
         good = self._form().read(state)
         if not self._count.begun:  # a run under way counts on: plans are numbered by its steps
-            self._count.value = good["steps_of_run"]
+            # The most of several loaders', of which one may have waited since it was resumed.
+            self._count.value = max(self._count.value, good["steps_of_run"])
+        if self._num_skipped:
+            raise _both_ways()
         self._resume = good
 
     def skip(self, num_steps: int) -> None:
@@ -193,7 +196,8 @@ class BalancedLoader:
         ``state_dict`` was kept, ``load_state_dict`` knows both.
 
         Raises:
-            ValueError: the epoch has no step after so many.
+            ValueError: the epoch has no step after so many, or a state was loaded that says
+                where to begin.
         """
         if not 0 <= num_steps < self._num_steps:
             raise invalid(
@@ -202,6 +206,8 @@ class BalancedLoader:
                 num_steps,
                 "Count the steps of one epoch only.",
             )
+        if self._resume is not None:
+            raise _both_ways()
         self._num_skipped = num_steps
 
     def close(self) -> None:
@@ -304,7 +310,7 @@ class BalancedLoader:
     def _hear(self, plan: Plan) -> None:
         with self._changed:
             try:
-                if self._book.hear(plan):
+                if self._book.hear(plan, now=self._count.value):
                     self._source.replan()
             except Exception as error:  # raised at the next plan point, where it can be seen
                 self._problem = error
@@ -315,6 +321,15 @@ def _source(loader: DataLoader[Any], changed: Condition) -> BatchSource:
     if loader.num_workers == 0:
         return InlineSource(loader, pin=pin)
     return PrefetchSource(loader, changed=changed, pin=pin)
+
+
+def _both_ways() -> ValueError:
+    return invalid(
+        "BalancedLoader",
+        "be told in one way where its next epoch begins",
+        "`load_state_dict` and `skip` both",
+        "Load the state alone: it knows the step.",
+    )
 
 
 def _weak_listener(loader: weakref.ref[BalancedLoader]) -> Callable[[Plan], None]:

@@ -54,8 +54,13 @@ class PlanBook:
         self._entries: list[tuple[Plan, Deal, IntArray]] = []
         self._heard: list[Plan] = []
 
-    def hear(self, plan: Plan) -> bool:
+    def hear(self, plan: Plan, *, now: int = 0) -> bool:
         """Take note of a plan for the steps ahead; return whether it was new and put to use.
+
+        Args:
+            plan: comes after the one heard last.
+            now: the earliest step of the run that can still be asked for. What cannot be in force
+                then is forgotten: a loader may wait for long while others train.
 
         Raises:
             RuntimeError: the plan before it was never heard of.
@@ -63,6 +68,8 @@ class PlanBook:
         """
         if not self._entries:
             self._heard.append(plan)
+            while len(self._heard) > 1 and self._heard[1].first_step <= now:
+                del self._heard[0]
             return False
         newest, deal, _ = self._entries[-1]
         if plan.epoch <= newest.epoch:
@@ -70,6 +77,7 @@ class PlanBook:
         if plan.epoch > newest.epoch + 1:
             raise RuntimeError(f"plan {plan.epoch} came after plan {newest.epoch}: one is missing")
         self._append(plan, deal.move(self._sizes(plan)))
+        self._forget(now)
         return True
 
     def apply(self, plan: Plan, step: int) -> None:
@@ -81,7 +89,10 @@ class PlanBook:
             for later in self._heard:
                 self.hear(later)
             self._heard.clear()
-        while len(self._entries) > 1 and self._entries[1][0].first_step <= step:
+        self._forget(step)
+
+    def _forget(self, now: int) -> None:
+        while len(self._entries) > 1 and self._entries[1][0].first_step <= now:
             del self._entries[0]
 
     def share(self, span: StepSpan, *, whole: bool) -> Share | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -83,6 +84,7 @@ class Replay:
     Args:
         models: those of the run.
         listener: is told of forwards and limits.
+        loss_reduction: what a loss does over the samples of a forward, ``"mean"`` or ``"sum"``.
         smallest: gives the samples that one forward needs at least, positive.
         probe_up_to: find by trial, before the first forward, which size up to this one fits; None
             does without.
@@ -97,11 +99,13 @@ class Replay:
         models: ReplayModels,
         listener: ReplayListener,
         *,
+        loss_reduction: str = "mean",
         smallest: Callable[[], int] = lambda: 1,
         probe_up_to: int | None = None,
     ) -> None:
         self._models = models
         self._listener = listener
+        self._sums = loss_reduction == "sum"
         self._least = smallest
         self._probe_up_to = probe_up_to
         self._smallest = 1
@@ -118,7 +122,7 @@ class Replay:
         closure: Closure,
         through: Callable[[torch.Tensor], Any],
     ) -> torch.Tensor:
-        """Run all of a step and return the mean loss over its samples here, detached.
+        """Run all of a step and return the loss over its samples here, detached.
 
         Args:
             parts: the step's micro-batches.
@@ -143,7 +147,8 @@ class Replay:
             error, loss, in_backward = self._attempt(part, closure, through, is_last=is_last)
             if error is None:
                 assert loss is not None
-                self._went_well.add(part.num_samples)
+                if part.num_samples:
+                    self._went_well.add(part.num_samples)
                 losses.append((loss, part.num_samples if part.units is None else part.units))
                 continue
             again = in_backward and self._touched(fresh=fresh and not losses)
@@ -159,7 +164,7 @@ class Replay:
                 queue = self._cut(parts)
             else:
                 queue[len(losses) :] = self._cut(queue[len(losses) :])
-        return _mean(losses)
+        return self._loss(losses)
 
     def _probe(
         self,
@@ -218,6 +223,16 @@ class Replay:
             self._models.forget_forward()
             return error.with_traceback(None), None, in_backward
 
+    def _loss(self, losses: Sequence[tuple[torch.Tensor, float]]) -> torch.Tensor:
+        """Return the loss over all samples; of a stand-in alone, that of the stand-in."""
+        counted = [pair for pair in losses if pair[1]]
+        if not counted:
+            return losses[0][0]
+        if self._sums:
+            return torch.stack([loss for loss, _ in counted]).sum()
+        count = math.fsum(size for _, size in counted)
+        return torch.stack([size / count * loss for loss, size in counted]).sum()
+
     def _touched(self, *, fresh: bool) -> bool:
         """Tell whether a backward that failed may have changed a gradient."""
         if not fresh:
@@ -249,8 +264,7 @@ class Replay:
 
     def _lower(self, failed: int) -> None:
         self._went_well = {size for size in self._went_well if size < failed}
-        smaller = max(self._went_well, default=failed // 2)
-        self.limit = max(smaller, self._smallest)
+        self.limit = max(failed // 2, self._smallest, *self._went_well)
 
     def _cut(self, parts: Sequence[MicroBatch]) -> list[MicroBatch]:
         """Return the parts within the limit, the last of them safe to synchronise in."""
@@ -274,14 +288,3 @@ def _split(part: MicroBatch, sizes: Sequence[int]) -> list[MicroBatch]:
         replace(part, batch=batch, num_samples=size)
         for batch, size in zip(batches, sizes, strict=True)
     ]
-
-
-def _mean(losses: Sequence[tuple[torch.Tensor, float]]) -> torch.Tensor:
-    """Return the mean over samples; that of a stand-in, which has none, is the mean of losses."""
-    count = sum(size for _, size in losses)
-    weights = [size / count if count else 1 / len(losses) for _, size in losses]
-    total = torch.zeros_like(losses[0][0])
-    for (loss, size), weight in zip(losses, weights, strict=True):
-        if size or not count:
-            total += weight * loss
-    return total

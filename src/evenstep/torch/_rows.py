@@ -68,22 +68,20 @@ def _selected(batch: Any, num_samples: int, rows: slice | list[int]) -> Any:
 def _is_per_sample(item: Any, num_samples: int) -> bool:
     """Tell whether ``item`` has one entry per sample.
 
-    A list as long as the batch may hold fields instead, in a batch of as many samples as fields:
-    tensors in it that are as long themselves say so.
+    A list or tuple as long as the batch may hold fields instead, in a batch of as many samples as
+    fields: if all of its entries are as long themselves, it is taken for that.
     """
     if isinstance(item, torch.Tensor):
         return item.dim() > 0 and len(item) == num_samples
-    if not isinstance(item, list) or len(item) != num_samples:
+    if not isinstance(item, (list, tuple)) or hasattr(item, "_fields") or len(item) != num_samples:
         return False
-    return not any(
-        isinstance(entry, torch.Tensor) and _is_per_sample(entry, num_samples) for entry in item
-    )
+    return not all(_is_per_sample(entry, num_samples) for entry in item)
 
 
 def _take(item: Any, rows: slice | list[int]) -> Any:
     if isinstance(item, torch.Tensor) or isinstance(rows, slice):
         return item[rows]
-    return [item[row] for row in rows]
+    return type(item)([item[row] for row in rows])
 
 
 def _rebuild(item: Any, visit: Callable[[Any], Any]) -> Any:

@@ -173,7 +173,8 @@ class Step:
                 with a gradient scaler.
 
         Returns:
-            The mean loss over this rank's samples, detached.
+            The loss over this rank's samples, detached: their mean or, with
+            ``loss_reduction="sum"``, their sum.
 
         Raises:
             RuntimeError: memory ran out where no smaller part would help, or where a backward

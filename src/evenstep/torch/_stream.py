@@ -166,7 +166,7 @@ class StreamLoader:
                 stacklevel=2,
             )
         if not self._count.begun:  # a run under way counts on
-            self._count.value = good["steps_of_run"]
+            self._count.value = max(self._count.value, good["steps_of_run"])
         self._resume = good
 
     def close(self) -> None:
@@ -291,11 +291,11 @@ class StreamLoader:
         return _read(self._side.gather(self._stock(mark))())
 
     def _stock(self, mark: int = 0) -> list[int]:
-        return [self._reader.stock, int(self._reader.ended), mark]
+        return [self._reader.stock, int(self._reader.ended), mark, self._form.num_readers]
 
 
 def _read(rows: list[list[int]]) -> list[Stock]:
-    return [Stock(num_samples, bool(ended), mark) for num_samples, ended, mark in rows]
+    return [Stock(stock, bool(ended), mark, readers) for stock, ended, mark, readers in rows]
 
 
 def _reader(

@@ -18,12 +18,14 @@ class Stock:
     Attributes:
         num_samples: samples it has read and not handed out.
         ended: whether there are no more.
-        mark: made of its first sample; -1 if none could be made, -2 if there is no sample.
+        mark: made of its first samples; -1 if none could be made, -2 if there is no sample.
+        num_readers: processes among which it splits its stream.
     """
 
     num_samples: int
     ended: bool
     mark: int
+    num_readers: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,13 @@ class SameStream:
         return [sum(sizes)] * len(sizes)
 
     def problem(self, stocks: Sequence[Stock]) -> str | None:
+        readers = [stock.num_readers for stock in stocks]
+        if len(set(readers)) > 1:  # among whom a stream splits itself is part of its order
+            return (
+                f"with `stream='same'` all ranks need as many loader workers, and they have "
+                f"{readers}: each would read another order. Give "
+                f"`DataLoader(num_workers={min(readers)})` on all of them."
+            )
         left = [min(stock.num_samples, self.global_batch_size) for stock in stocks]
         if len(set(left)) == 1:
             return None
