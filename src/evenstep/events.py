@@ -131,6 +131,21 @@ class PolicyFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class PolicySlow:
+    """The policy took so long to decide, twice in a row, that it is not asked for a while.
+
+    Attributes:
+        step: optimizer step whose timings it was given, from 0.
+        decide_s: seconds of the newest decision, which all ranks waited for. It counts.
+        rest_s: seconds from then on for which the sizes stay.
+    """
+
+    step: int
+    decide_s: float
+    rest_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryCapped:
     """A worker's largest batch size became known, or changed.
 
@@ -212,6 +227,7 @@ Event = (
     | Rebalanced
     | MeasurementRejected
     | PolicyFailed
+    | PolicySlow
     | MemoryCapped
     | MemoryShort
     | SizesHeld

@@ -21,8 +21,8 @@ def output_of(command):
         result = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=120, env=environment
         )
-        # Seen now and then under load, cause not proven: after the script is through, the process
-        # aborts while Python shuts down, with plain DDP as well: docs/faults.md says why.
+        # Now and then, after the script is through, torch aborts the process while Python shuts
+        # down, with plain DDP as well: docs/faults.md says why.
         if "terminate called without an active exception" not in result.stderr:
             break
     assert result.returncode == 0, result.stderr

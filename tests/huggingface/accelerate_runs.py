@@ -272,6 +272,58 @@ def bare(rank: int, folder: str) -> tuple[list[int], list[int], list[int]]:
     return seen[0], seen[1], told.epochs
 
 
+class Numbered(Told):
+    """A sampler with an order for each epoch that it is told."""
+
+    epoch = 0
+
+    def __iter__(self) -> Any:
+        generator = torch.Generator().manual_seed(self.epoch)
+        return iter(torch.randperm(12, generator=generator).tolist())
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+def at_the_end(rank: int, folder: str, prepare: bool) -> tuple[list[Any], dict[str, list[Any]]]:
+    """Return the orders of three epochs, and of the third alone after a restart.
+
+    Args:
+        rank: this process.
+        folder: passed on.
+        prepare: whether the sampler is Accelerate's own, which counts epochs itself.
+    """
+    offline(folder)
+    states: dict[str, Any] = {}
+    accelerator, model, loader = _numbered(prepare)
+    orders = []
+    for epoch in range(3):
+        order: list[int] = []
+        for batch in _trained(accelerator, model, loader):
+            order += batch["input_ids"].flatten().tolist()
+            if epoch == 1 and loader.end_of_dataloader:
+                states["in the last batch"] = loader.state_dict()
+        orders.append(order)
+        if epoch == 1:
+            states["after the loop"] = loader.state_dict()
+    loader.close()
+    found = {}
+    for name, state in states.items():
+        accelerator, model, loader = _numbered(prepare)
+        loader.load_state_dict(state)
+        batches = list(_trained(accelerator, model, loader))
+        found[name] = [each for batch in batches for each in batch["input_ids"].flatten().tolist()]
+        loader.close()
+    return orders, found
+
+
+def _numbered(prepare: bool) -> tuple[Any, Any, Any]:
+    accelerator, model, _, loader, _ = prepared(Case(num_samples=12), 2)
+    if not prepare:
+        loader = DataLoader(Sentences(12), batch_size=2, sampler=Numbered())
+    return accelerator, *balance(accelerator, model, loader, runtime=QUIET)
+
+
 def _trained(accelerator: Any, model: Any, loader: Any) -> Any:
     for batch in loader:
         accelerator.backward(model(**batch)["loss"])

@@ -10,6 +10,7 @@ from .accelerate_runs import (
     CASES,
     WORLD_SIZE,
     alone,
+    at_the_end,
     bare,
     gathered,
     on_the_cluster,
@@ -43,6 +44,15 @@ def test_a_saved_state_holds_the_position(tmp_path):
     unbroken, again = run_workers(WORLD_SIZE, resumed, str(tmp_path))[0]
 
     assert distance(again, unbroken) <= 1e-9
+
+
+@pytest.mark.parametrize("prepare", [False, True])
+def test_a_state_of_an_epochs_end_goes_on_with_the_next(tmp_path, prepare):
+    """Saved in its last batch, as after it: no order is repeated, whoever counts the epochs."""
+    orders, found = run_workers(1, at_the_end, str(tmp_path), prepare)[0]
+
+    assert len({tuple(order) for order in orders}) == 3
+    assert found == {"in the last batch": orders[2], "after the loop": orders[2]}
 
 
 def test_gathering_uneven_rows_is_refused(tmp_path):

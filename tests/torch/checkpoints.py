@@ -115,6 +115,41 @@ def sharded(rank: int, folder: str, step: int | None, kind: str) -> tuple[int | 
     return loaded, [each.detach().clone() for each in whole]
 
 
+class Refusing:
+    """Takes up no state on one rank.
+
+    Args:
+        error: raised there; None elsewhere.
+    """
+
+    def __init__(self, error: Exception | None) -> None:
+        self.error = error
+        self.num_loaded = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"n": self.num_loaded}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.error is not None:
+            raise self.error
+        self.num_loaded += 1
+
+
+def refused_on_one(rank: int, folder: str, error: Exception) -> tuple[str, bool]:
+    """Load where rank 1 refuses; return the error, and whether the model is as it was."""
+    torch.manual_seed(0)
+    Checkpoint(folder, model=plain_net(), others={"mine": Refusing(None)}).save(1)
+    model = plain_net()
+    before = [parameter.clone() for parameter in model.parameters()]
+    part = Refusing(error if rank == 1 else None)
+    try:
+        Checkpoint(folder, model=model, others={"mine": part}).load()
+    except (CheckpointError, ValueError) as problem:
+        same_still = all(map(torch.equal, model.parameters(), before))
+        return f"{type(problem).__name__}: {problem}", same_still
+    return "nothing happened", False
+
+
 def apart(rank: int, folder: str) -> str:
     """Save into a folder of each rank's own; return the error."""
     mine = Path(folder) / str(rank)

@@ -13,6 +13,7 @@ from time import monotonic, sleep
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -261,3 +262,44 @@ def block(event: Any) -> None:
 def refuse(event: Any) -> None:
     """Be a sink that fails."""
     raise KeyError("a mistake of the user's")
+
+
+def log_after_the_backward(rank: int) -> str:
+    """Rank 1 has one backward more than foreseen, and all wait in C++ after theirs."""
+    dataset = TensorDataset(torch.randn(64, 4))
+    runtime = Runtime(heartbeat_s=0.1, deadline_s=0.8, hang_s=6.0, line_every=None)
+    try:
+        with Balancer(policy="equal", runtime=runtime) as balancer:
+            loader = DataLoader(dataset, batch_size=4)
+            model, loader = balancer.prepare(nn.Linear(4, 1), loader)
+            for step, (x,) in enumerate(loader):
+                sleep(0.1 * rank)
+                loss = model(x).mean()
+                if (rank, step) == (1, 4):
+                    with model.no_sync():
+                        loss.backward(retain_graph=True)
+                loss.backward()
+                dist.all_reduce(loss.detach().clone(), async_op=True).wait()
+    except WorkerLostError as error:
+        return str(error)
+    return "nothing happened"
+
+
+def lose_one_in_an_evaluation(rank: int, sent: signal.Signals, folder: str) -> str:
+    """Rank 1 dies or stops before the mean; return the error of the other."""
+    logging.getLogger("evenstep").addHandler(logging.FileHandler(f"{folder}/{rank}.log"))
+    dataset = TensorDataset(torch.randn(16, 4))
+    balancer = Balancer(runtime=WATCHFUL)
+    model, loader = balancer.prepare(nn.Linear(4, 1), DataLoader(dataset, batch_size=4))
+    evaluation = balancer.prepare_eval(DataLoader(dataset, batch_size=4))
+    for (x,) in loader:
+        model(x).mean().backward()
+    for (x,) in evaluation:
+        evaluation.add("norm", x.norm())
+    if rank == 1:
+        os.kill(os.getpid(), sent)
+    try:
+        evaluation.mean()
+    except WorkerLostError as error:
+        return str(error)
+    return "nothing happened"

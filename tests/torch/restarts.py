@@ -12,12 +12,22 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from evenstep.events import EstimatesRestored
 from evenstep.torch import Balancer, Checkpoint, Drain, Runtime
 
+from .matrix import QUIET, samples
 from .runs import Sleepy
+from .sharded import SlowNet
 
 
 def speeds(rank: int, state: dict[str, Any] | None, slow: int) -> tuple[Any, ...]:
@@ -84,3 +94,26 @@ def bereft(rank: int, folder: str) -> None:
             if step == 2:
                 os.kill(os.getpid(), signal.SIGTERM)
                 threading.Event().wait(15)  # nothing that a lost worker would end
+
+
+def drained_by_four(rank: int) -> list[tuple[int, bool]]:
+    """Return each step of two by two ranks and whether it was to be the last; rank 3 is told.
+
+    Nobody leaves before six more steps, so that the test cannot hang.
+    """
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    model = SlowNet(0.0)
+    parallelize_module(model, mesh["tp"], {"first": ColwiseParallel(), "last": RowwiseParallel()})
+    fully_shard(model, mesh=mesh["dp"])
+    group = mesh["dp"].get_group()
+    found = []
+    with Balancer(runtime=QUIET, process_group=group) as balancer, Drain(balancer) as drain:
+        stock = DataLoader(samples(torch.float64), batch_size=6)
+        model, loader = balancer.prepare(model, stock)
+        for step in loader.steps():
+            if rank == 3 and len(found) == 2:
+                signal.raise_signal(signal.SIGTERM)
+            for part, classes in step:
+                functional.cross_entropy(model(part), classes).backward()
+            found.append((len(found), drain.requested))
+    return found

@@ -1,6 +1,7 @@
 """Messages arrive whole and in order; a peer that is gone or silent is named once."""
 
 import socket
+import struct
 import threading
 from queue import Queue
 
@@ -48,6 +49,27 @@ def test_a_receiver_that_raises_does_not_end_the_channel(pair, caplog):
     assert at_second.messages.get(timeout=5) == (0, {"please": "raise"})
     assert at_second.messages.get(timeout=5) == (0, {"and": "go on"})
     assert "The exchange failed on a message" in caplog.text
+
+
+def test_a_thread_that_fails_is_a_loss_of_all_and_goes_on_ticking(pair, caplog):
+    """Both ends hear of it: nobody waits for messages that nobody reads."""
+    (first, second), (at_first, at_second) = pair
+
+    def fail(*args):
+        raise KeyError("a mistake of ours")
+
+    first._read = fail
+    second.send(0, {"to": "nobody"})
+
+    assert at_first.losses.get(timeout=5) == (
+        1,
+        "the thread that talks to it failed (KeyError('a mistake of ours'))",
+    )
+    assert at_second.losses.get(timeout=5)[0] == 0
+    assert "The exchange between the ranks broke down" in caplog.text
+    ticked = threading.Event()
+    at_first.tick = ticked.set
+    assert ticked.wait(5)
 
 
 def test_a_closed_connection_is_noticed_at_once(pair):
@@ -158,18 +180,37 @@ def test_an_address_that_nobody_reaches_is_an_error_with_a_remedy():
         connect_star(1, 2, lambda value: meeting, addresses=[], timeout_s=1)
 
 
+def test_whoever_answers_nonsense_is_not_rank_zero():
+    """Somebody else may listen there."""
+
+    def answer():
+        connection, _ = server.accept()
+        connection.sendall(struct.pack("!I", 2) + b"[]")
+        connection.recv(1)
+        connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        meeting = {"addresses": ["127.0.0.1"], "port": server.getsockname()[1]}
+        threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises(ConnectionError, match="Rank 1 cannot reach rank 0"):
+            connect_star(
+                1, 2, lambda value: {**meeting, "token": "t", "process": None}, addresses=[]
+            )
+
+
 def test_ranks_that_never_come_are_named():
     """Rank 0 does not wait for ever."""
     with pytest.raises(ConnectionError, match=r"Ranks \[1, 2\] did not reach rank 0"):
         connect_star(0, 3, lambda value: value, addresses=["127.0.0.1"], timeout_s=0.2)
 
 
-def test_a_stranger_is_turned_away():
+@pytest.mark.parametrize("text", [b"x" * 36, struct.pack("!I", 4000) + b"[" * 4000])
+def test_a_stranger_is_turned_away(text):
     """A connection without the token is closed, and the rank behind it still counts as missing."""
 
     def share(meeting):
         with socket.create_connection(("127.0.0.1", meeting["port"])) as stranger:
-            stranger.sendall(b"x" * 36)
+            stranger.sendall(text)
         return meeting
 
     with pytest.raises(ConnectionError, match=r"Ranks \[1\]"):

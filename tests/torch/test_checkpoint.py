@@ -161,6 +161,18 @@ def test_a_damaged_checkpoint_is_replaced_when_its_step_comes_again(two, tmp_pat
     assert same(again.everything(), training.everything())
 
 
+def test_a_checkpoint_known_to_be_damaged_does_not_count(two, tmp_path):
+    """It goes before any good one does."""
+    root = copied(two[0], tmp_path / "root")
+    spoil(root / "step-00000004", (0, 0.5, 1))
+    training = Training(root)
+    with pytest.warns(EvenstepWarning):
+        assert training.checkpoint.load() == 2
+    training.checkpoint.save(6)
+
+    assert sorted(path.name for path in root.iterdir()) == ["step-00000002", "step-00000006"]
+
+
 def sealed(folder):
     """Make the checksums fit what the files hold now, as a forger would."""
     written = json.loads((folder / "manifest.json").read_text())

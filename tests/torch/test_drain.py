@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from evenstep.testing import run_workers
 from evenstep.torch import Balancer, Drain
 
-from .restarts import bereft, drained
+from .restarts import bereft, drained, drained_by_four
 
 
 @pytest.mark.cluster
@@ -25,6 +25,15 @@ def test_all_ranks_stop_after_the_same_step(tmp_path, told):
 
     resumed = run_workers(2, drained, str(tmp_path), told, 7)
     assert resumed == [([7, 8], 7)] * 2
+
+
+@pytest.mark.cluster
+def test_a_notice_reaches_every_tensor_parallel_rank_in_the_same_step():
+    """Also those whose own data-parallel group was told nothing."""
+    found = run_workers(4, drained_by_four)
+
+    assert all(steps == found[0] for steps in found)
+    assert [step for step, requested in found[0] if requested] == list(range(3, 8))
 
 
 def test_one_process_stops_too(tmp_path):

@@ -13,20 +13,41 @@ from hypothesis import strategies as st
 
 from evenstep.control import Job, Planner, Report
 from evenstep.exceptions import EvenstepWarning
-from evenstep.policies import Auto
+from evenstep.policies import (
+    Auto,
+    Deadband,
+    DynamicBatching,
+    Equal,
+    Every,
+    Fixed,
+    Lbb,
+    LbBsp2020,
+    RoundTo,
+)
 from evenstep.testing import run_workers
 from evenstep.torch import Balancer
 from evenstep.torch._estimates import Estimates
 
 from .restarts import speeds
 
+POLICIES = (
+    Auto(),
+    Deadband(LbBsp2020(), 0.1),
+    DynamicBatching(),
+    Equal(),
+    Every(Lbb(), 2),
+    Fixed((5, 10, 15)),
+    LbBsp2020(),
+    Lbb(),
+    RoundTo(Lbb(), 2),
+)
 WORKERS = ("n1 cuda GPU-a", "n1 cuda GPU-b", "n2 cpu")
 
 
-def learnt(policy=None):
+def learnt(policy=None, *, num_steps=20):
     """What a planner has learnt about three workers."""
     planner = Planner(policy or Auto(), Job(3, 30))
-    for step in range(20):
+    for step in range(num_steps):
         sizes = planner.plan.batch_size
         reports = [
             Report(step, b, 30, 0.001 + b * 0.001 * (rank + 1), 0.0) for rank, b in enumerate(sizes)
@@ -48,6 +69,18 @@ def begun(state, workers):
     planner = Planner(Auto(), Job(len(workers), 30))
     event = Estimates.read(state).apply(planner, workers)
     return planner, event
+
+
+@pytest.mark.parametrize("num_steps", range(6))
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
+def test_every_policy_goes_on_from_what_it_saved(policy, num_steps):
+    """After however many steps, infinities in its state included."""
+    state = Estimates(WORKERS, learnt(policy, num_steps=num_steps)).state_dict()
+    estimates = Estimates.read(written_and_read(state))
+    planner = Planner(policy, Job(3, 30))
+
+    assert estimates.apply(planner, WORKERS).policy == "resumed"
+    assert planner.plan.batch_size == tuple(estimates.learnt["batch_size"])
 
 
 def test_estimates_follow_host_and_device():

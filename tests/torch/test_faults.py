@@ -15,7 +15,7 @@ from evenstep.telemetry import read_events
 from evenstep.testing import WorkerFailed, run_workers
 from evenstep.torch import Runtime
 
-from . import faults
+from . import faults, own_collectives
 from .faults import WATCHFUL, hang_in_the_all_reduce, leave_early, train
 
 pytestmark = pytest.mark.cluster
@@ -50,6 +50,50 @@ def test_a_collective_that_hangs_does_not_hold_the_others_for_ever(tmp_path):
         text = (tmp_path / f"{rank}.log").read_text()
         assert "Rank 2 on " in text
         assert "waits in vain and is ended" in text
+
+
+def test_a_wait_for_a_late_rank_is_no_deadlock_where_that_one_waits_too():
+    """In `Work.wait()`, which nobody sees, after a backward more than was foreseen."""
+    results = run_workers(2, faults.log_after_the_backward, timeout_s=40, check=False)
+
+    assert results == ["nothing happened"] * 2
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_worker_lost_in_an_evaluation_is_named(sent, tmp_path):
+    """A collective of the balancer's own breaks or hangs like any other."""
+    results = run_workers(
+        2,
+        faults.lose_one_in_an_evaluation,
+        sent,
+        str(tmp_path),
+        timeout_s=20,
+        check=False,
+        stop_after=1 if sent == signal.SIGSTOP else 2,
+    )
+
+    if sent == signal.SIGKILL:
+        assert "Rank 1 on " in results[0]
+    else:
+        assert "died without a word" in str(results[0])
+        text = (tmp_path / "0.log").read_text()
+        assert "Rank 1 on " in text
+        assert "waits in vain and is ended" in text
+
+
+def test_all_collectives_of_the_balancers_own_are_watched():
+    """Whoever is stuck in one is seen to be, and is noted to be out again after."""
+    found = run_workers(2, own_collectives.watch, timeout_s=60)[1]
+
+    assert found == {
+        "share": (True, ["in", "out"]),
+        "share_indices": (True, ["in", "out"]),
+        "collect": (True, ["in", "out"]),
+        "gather": (True, ["in", "out"] * 2),
+        "sum": (True, ["in", "out"]),
+        "agree": (True, ["in", "out"] * 2),
+        "peers' share_indices": (True, ["in", "out"]),
+    }
 
 
 def test_a_rank_that_leaves_early_is_named():

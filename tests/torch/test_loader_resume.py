@@ -82,3 +82,37 @@ def test_a_checkpoint_of_another_global_batch_is_refused():
 
     with pytest.raises(ValueError, match="global batch size 4, got 2"):
         alone(DataLoader(Items(8), batch_size=4)).load_state_dict(state)
+
+
+class Numbered:
+    """An order for each epoch's number, which it is told."""
+
+    def __init__(self):
+        self.epoch = 0
+
+    def __len__(self):
+        return 12
+
+    def __iter__(self):
+        generator = torch.Generator().manual_seed(self.epoch)
+        return iter(torch.randperm(12, generator=generator).tolist())
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+
+def test_after_a_finished_epoch_the_sampler_keeps_what_it_was_told():
+    """By the script, before the first loop after a restart."""
+    orders = []
+    loader = alone(DataLoader(Items(12), batch_size=4, sampler=Numbered()))
+    for epoch in range(2):
+        loader.sampler.set_epoch(epoch)
+        orders.append([batch[0].tolist() for batch in loader])
+        if epoch == 0:
+            state = loader.state_dict()
+    again = alone(DataLoader(Items(12), batch_size=4, sampler=Numbered()))
+    again.load_state_dict(state)
+    again.sampler.set_epoch(1)
+
+    assert orders[0] != orders[1]
+    assert [batch[0].tolist() for batch in again] == orders[1]

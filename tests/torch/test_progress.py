@@ -1,8 +1,10 @@
 """Who keeps the others waiting is named in time, and nobody who only takes a break with all."""
 
 import threading
+from dataclasses import replace
 
 import pytest
+import torch
 
 from evenstep.torch._progress import ProgressWatch
 from evenstep.torch._stuck import Place, place_of
@@ -118,6 +120,7 @@ def test_without_a_limit_nobody_hangs():
     [
         ({"r1": USERS, "r2": USERS}, True),
         ({"r1": USERS, "r2": WAITING}, False),
+        ({"r1": USERS, "r2": replace(USERS, past_backward=True)}, False),
         ({"r1": USERS}, False),
     ],
 )
@@ -150,3 +153,50 @@ def test_a_place_is_the_users_own_line():
     assert place.text.endswith(" in users_function")
     assert not place.in_collective
     assert not place.compiling
+
+
+def test_one_that_may_wait_unseen_is_not_the_one_to_blame():
+    """Past its backward it may wait in C++, where it looks like anybody."""
+    past = replace(USERS, past_backward=True)
+
+    assert Watched().wait(200, missing(0, 2), r0=past, r2=USERS)[0][0] == 2
+
+
+def test_a_backend_at_work_is_compiling():
+    """Dynamo calls it while it converts a frame."""
+    seen = []
+
+    def backend(graph, inputs):
+        seen.append(place_of(threading.get_ident()))
+        return graph.forward
+
+    torch.compile(lambda x: x + 1, backend=backend)(torch.ones(3))
+
+    assert [place.compiling for place in seen] == [True]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_model_that_runs_is_not_compiling(backend):
+    """Though files of the compiler's are on its stack."""
+    seen = []
+
+    @torch.compiler.disable
+    def look():
+        seen.append(place_of(threading.get_ident()))
+
+    def forward(x):
+        look()
+        return look_inside(x) + 1
+
+    @torch.library.custom_op(f"evenstep_tests::look_{backend}", mutates_args=())
+    def look_inside(x: torch.Tensor) -> torch.Tensor:
+        seen.append(place_of(threading.get_ident()))
+        return x.clone()
+
+    look_inside.register_fake(torch.empty_like)
+    compiled = torch.compile(forward, backend=backend)
+    compiled(torch.ones(3))
+    seen.clear()
+    compiled(torch.ones(3))
+
+    assert [place.compiling for place in seen] == [False, False]

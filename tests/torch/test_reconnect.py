@@ -17,6 +17,7 @@ from evenstep.torch._process import has_ended, process_name
 
 from .channels import Listener, rendezvous
 
+DEEP = struct.pack("!I", 4000) + b"[" * 4000  # more than Python's parser follows
 LASTING = {"heartbeat_s": 0.05, "deadline_s": 10.0, "reconnect_s": 5.0}
 
 
@@ -135,7 +136,7 @@ def test_strangers_at_the_door_disturb_nobody(star):
     (first, _), (at_first, at_second), stars = star()
     port = stars[0].meeting.port
     silent = socket.create_connection(("127.0.0.1", port))
-    for text in (b"GET / HTTP/1.1\r\n\r\n", b"\0" * 5000, _greeting(token="guessed", rank=1)):
+    for text in (b"GET / HTTP/1.1\r\n\r\n", b"\0" * 5000, DEEP, _greeting(token="guessed", rank=1)):
         with socket.create_connection(("127.0.0.1", port)) as loud:
             loud.sendall(text)
             loud.settimeout(5)
@@ -146,6 +147,19 @@ def test_strangers_at_the_door_disturb_nobody(star):
     assert at_second.messages.get(timeout=5) == (0, {"still": "here"})
     assert at_first.losses.empty()
     silent.close()
+
+
+def test_a_connection_that_is_listened_to_no_more_can_be_forgotten(star):
+    """Unknown, or closed already."""
+    (first, _), (_, at_second), _ = star()
+    one, other = socket.socketpair()
+    other.close()
+    for connection in (one, other):
+        first._forget(connection)
+    one.close()
+    first.send(1, {"still": "here"})
+
+    assert at_second.messages.get(timeout=5) == (0, {"still": "here"})
 
 
 def _greeting(**said):

@@ -11,6 +11,7 @@ from evenstep.events import WorkerLost
 from evenstep.exceptions import WorkerLostError
 from evenstep.torch._channel import StarChannel
 from evenstep.torch._exchange import Exchange
+from evenstep.torch._losses import Bracket
 
 from .exchanges import Shifting, pairs, reports_of
 
@@ -188,3 +189,82 @@ def test_everybody_learns_whether_a_report_came_late(star):
         told.append((both[0].all_early, both[1].all_early))
 
     assert told == [(True, True), (False, False), (True, True)]
+
+
+def test_a_wait_for_late_ranks_ends_once_they_are_past_a_backward(star):
+    """They may wait for this one then, in C++, where nobody sees it."""
+    both, _ = star()
+    for rank in (0, 1):
+        both[rank].at(0)
+    both[1].enter_collective(backward_of=0)
+    both[1].leave_collective()
+    both[0].report(0, reports_of(0, 0, 8))
+    answers = Queue()
+    waiting = threading.Thread(
+        target=lambda: answers.put(both[0].settle(0, limit_s=0.4)), daemon=True
+    )
+    waiting.start()
+
+    assert answers.get(timeout=5) is False
+
+
+def test_a_policy_that_never_comes_back_is_noticed(star):
+    """On rank 0's training thread too, whose heartbeats go on."""
+    both, _ = star(hang_s=0.5)
+    gate, planner = threading.Event(), both[0]._decisions.planner
+    observe = planner.observe
+
+    def never(*args, **kwargs):
+        gate.wait(30)
+        return observe(*args, **kwargs)
+
+    def lead():
+        both[0].at(0)
+        both[0].report(0, reports_of(0, 0, 8))
+
+    planner.observe = never
+    both[1].at(0)
+    both[1].report(0, reports_of(1, 0, 8))
+    wait_for(lambda: both[0]._decisions.newest == 0)
+    leading = threading.Thread(target=lead)
+    leading.start()
+    try:
+        with pytest.raises(WorkerLostError, match=r"Rank 0 on a was lost.*in never") as caught:
+            both[1].at(1)
+    finally:
+        gate.set()
+        leading.join(5)
+
+    assert caught.value.rank == 0
+
+
+def test_a_collective_of_the_balancers_own_names_who_broke_it():
+    """Before a run is open its error stays as it is; later it is the loss that is behind it."""
+    exchange, other = alone()
+    bracket = Bracket()
+    with pytest.raises(RuntimeError, match="port 4711"), bracket():
+        raise RuntimeError("port 4711")
+    bracket.watch = exchange
+    other.close()
+
+    with pytest.raises(WorkerLostError, match="Rank 1 on b was lost") as caught, bracket():
+        raise RuntimeError("port 4711")
+    assert str(caught.value.__cause__) == "port 4711"
+    with pytest.raises(WorkerLostError), bracket():  # known before: nobody goes in
+        pytest.fail("a collective without the lost worker never ends")
+    assert exchange.verdict(within_s=0) is None, "it is outside again"
+    exchange.close()
+
+
+def test_a_collective_inside_of_another_leaves_that_one_noted():
+    """As between the forward and the backward of a sharded model."""
+    exchange, other = alone()
+    bracket = Bracket()
+    bracket.watch = exchange
+    exchange.enter_collective()
+    with bracket():
+        pass
+
+    other.close()
+    assert exchange.verdict(within_s=5).rank == 1
+    exchange.close()

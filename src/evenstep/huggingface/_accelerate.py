@@ -121,7 +121,7 @@ class AcceleratedLoader:
         self._loader = loader
         self._accelerator = accelerator
         self._device = device
-        self._resumed = False
+        self._in_last_batch = False
         self.balancer = balancer
         self.iteration = 0
         self.end_of_dataloader = False
@@ -157,14 +157,12 @@ class AcceleratedLoader:
 
         state = self._accelerator.gradient_state
         self.end_of_dataloader = False
-        if not self._resumed:
-            set_epoch(self._loader, self.iteration)
-        self._resumed = False
+        set_epoch(self._loader, self.iteration)
         state._add_dataloader(self)
         try:
             with closing(iter(self._loader)) as batches:  # type: ignore[type-var]
                 for batch in batches:
-                    self.end_of_dataloader = self._is_at_end()
+                    self.end_of_dataloader = self._in_last_batch = self._is_at_end()
                     if self._device is None:
                         yield batch
                     else:
@@ -173,6 +171,7 @@ class AcceleratedLoader:
                         )
             self.iteration += 1
         finally:
+            self._in_last_batch = False
             state._remove_dataloader(self)
 
     def set_epoch(self, epoch: int) -> None:
@@ -180,8 +179,12 @@ class AcceleratedLoader:
         self.iteration = epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where training stands, of plain values; the same on every rank."""
-        return {**self._loader.state_dict(), "iteration": self.iteration}
+        """Return where training stands, of plain values; the same on every rank.
+
+        From inside the loop over an epoch's last batch, the next loop is that of the next epoch.
+        """
+        iteration = self.iteration + self._in_last_batch
+        return {**self._loader.state_dict(), "iteration": iteration}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Have the next loop go on from ``state``, on every rank.
@@ -191,7 +194,6 @@ class AcceleratedLoader:
         """
         self._loader.load_state_dict(state)
         self.iteration = state.get("iteration", 0)
-        self._resumed = bool(state["order"]) and not self._is_at_end()
 
     def close(self) -> None:
         """End the run on this rank: the balancer, the loader, its workers."""

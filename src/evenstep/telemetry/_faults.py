@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 
-from ..events import Event, MeasurementRejected, PolicyFailed
+from ..events import Event, MeasurementRejected, PolicyFailed, PolicySlow
 
 
 class FaultLog:
-    """Logs a warning for the first failure of the policy, and of every rank's measurements.
+    """Logs a warning for the policy's first failure and first rest, and each rank's measurements.
 
     Not for each: a policy that fails once mostly fails at every step, and the events have them
     all. Goes through the logger ``evenstep``, which reaches standard error unless it is set up
@@ -16,14 +16,21 @@ class FaultLog:
     """
 
     def __init__(self) -> None:
-        self._told: set[int | None] = set()
+        self._told: set[int | str] = set()
 
     def __call__(self, event: Event) -> None:
         """Log ``event`` if it is the first of its kind."""
         match event:
             case PolicyFailed(step=step, problem=problem):
                 text = f"Step {step}: the policy failed, and the last good plan stays ({problem})."
-                self._tell(None, text)
+                self._tell("failed", text)
+            case PolicySlow(step=step, decide_s=decide_s, rest_s=rest_s):
+                text = (
+                    f"Step {step}: the policy took {decide_s:.1f} s to decide, which all ranks "
+                    f"waited for, and not for the first time. It is asked again after "
+                    f"{rest_s:.0f} s; until then the sizes stay."
+                )
+                self._tell("slow", text)
             case MeasurementRejected(step=step, rank=rank, problem=problem):
                 text = (
                     f"Step {step}: rank {rank} measured what cannot be, and the plan stays: "
@@ -31,7 +38,7 @@ class FaultLog:
                 )
                 self._tell(rank, text)
 
-    def _tell(self, whose: int | None, text: str) -> None:
+    def _tell(self, whose: int | str, text: str) -> None:
         if whose not in self._told:
             self._told.add(whose)
             logging.getLogger("evenstep").warning("%s Training goes on; this is said once.", text)

@@ -15,6 +15,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import Protocol
@@ -147,6 +148,25 @@ class StarChannel:
             self._star.server.close()
 
     def _run(self, receiver: Receiver) -> None:
+        try:
+            self._serve(receiver)
+        except Exception as error:
+            if self._closing.is_set():
+                return  # closed under a thread that had not come to its end
+            logging.getLogger("evenstep").exception("The exchange between the ranks broke down.")
+            self._give_up(f"the thread that talks to it failed ({error!r})", receiver)
+
+    def _give_up(self, problem: str, receiver: Receiver) -> None:
+        """Lose everybody, and act on that until the close."""
+        for peer in self._peers.values():
+            peer.break_off()  # first of all: whoever hears of a loss should take this rank for it
+        for number in self._peers:
+            self._lose(number, problem, receiver)
+        while not self._closing.wait(self._heartbeat_s):
+            self._make_calls(self._clock())
+            self._guard(receiver.tick)
+
+    def _serve(self, receiver: Receiver) -> None:
         selector = self._selector
         for number, peer in self._peers.items():
             selector.register(peer.connection, selectors.EVENT_READ, number)
@@ -206,7 +226,7 @@ class StarChannel:
         peer = self._peers[number]
         messages = peer.receive()
         if messages is None:
-            self._selector.unregister(peer.connection)
+            self._forget(peer.connection)
             peer.break_off()
             if self._star is None or peer.is_leaving:
                 self._lose(number, _CLOSED, receiver)
@@ -271,22 +291,27 @@ class StarChannel:
             peer = self._peers.get(greeting.rank)
             if peer is None or greeting.rank in self._gone:
                 raise ValueError("nobody who is missed")
-            self._selector.unregister(newcomer.connection)
+            self._forget(newcomer.connection)
             del self._newcomers[newcomer]
             if greeting.rank not in self._broken:  # the break was noticed there first
-                self._selector.unregister(peer.connection)
+                self._forget(peer.connection)
                 peer.break_off()
                 self._broken[greeting.rank] = self._clock()
             connection = newcomer.welcome(peer.num_received)
-        except (OSError, ValueError):
+        except Exception:  # strangers send anything
             self._turn_away(newcomer)
             return
         self._resume(greeting.rank, connection, greeting.num_received)
 
     def _turn_away(self, newcomer: Newcomer) -> None:
         if self._newcomers.pop(newcomer, None) is not None:
-            self._selector.unregister(newcomer.connection)
+            self._forget(newcomer.connection)
         newcomer.connection.close()
+
+    def _forget(self, connection: socket.socket) -> None:
+        """Listen no more to a connection, which may be unknown or closed already."""
+        with suppress(KeyError, ValueError):
+            self._selector.unregister(connection)
 
     def _resume(self, number: int, connection: socket.socket, num_arrived: int) -> None:
         now_s = self._clock()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,6 +19,7 @@ from ..exceptions import CheckpointError, EvenstepWarning, invalid
 from . import _step_folder as disk
 from ._plain import check_plain
 
+_T = TypeVar("_T")
 _PLAIN = "plain.pt"  # whatever is not the model's nor the optimizer's
 
 
@@ -133,7 +136,8 @@ class Checkpoint:
         plain = _together(lambda: self._plain_bytes(step), path)
         _together(lambda: self._begin(step) if _rank() == 0 else None, path)
         _together(lambda: _check_shared(path), path)
-        self._tensors.save(path)
+        states = _on_all(self._tensors.collect, path)
+        self._tensors.save(path, states)
         digests = _together(lambda: _digests(path), path)
         merged = {name: summed for part in digests for name, summed in part.items()}
         _together(lambda: self._finish(step, plain[0], merged) if _rank() == 0 else None, path)
@@ -143,7 +147,8 @@ class Checkpoint:
         """Load the newest complete checkpoint and return its step; None if there is none yet.
 
         Collective; before the first loop over the loader. A damaged one is skipped with a
-        warning.
+        warning. What goes wrong on one rank is raised on all, and leaves model, optimizer and
+        parts as they were.
 
         Raises:
             CheckpointError: there are checkpoints and all are damaged, or the one found is of
@@ -189,7 +194,11 @@ class Checkpoint:
         disk.write(file, plain)
         digests = {**digests, _PLAIN: disk.digest(file)}
         disk.seal(self._root, step, world_size=_world_size(), digests=digests)
-        for _, path in disk.complete_folders(self._root)[self._keep :]:
+        # First what is of no use, so that it does not count for one to fall back on.
+        self._known_broken.discard(disk.complete_folder(self._root, step))
+        folders = [path for _, path in disk.complete_folders(self._root)]
+        good = [path for path in folders if path not in self._known_broken]
+        for path in [*(set(folders) & self._known_broken), *good[self._keep :]]:
             shutil.rmtree(path)
 
     def _plain_bytes(self, step: int) -> bytes:
@@ -210,23 +219,55 @@ class Checkpoint:
         return None
 
     def _take(self, path: Path) -> None:
-        plain = torch.load(path / _PLAIN, weights_only=True, map_location="cpu")
-        saved = {name.removeprefix("part.") for name in plain if name.startswith("part.")}
-        if missing := sorted(self._plain.keys() - saved):
-            raise CheckpointError(
-                f"`{path}` was saved without {missing}. Load it as it was saved, or leave out "
-                f"what starts anew.",
-                path,
-            )
-        if unused := sorted(saved - self._plain.keys()):
+        """Load all of a checkpoint, or raise on all ranks and leave everything as it was.
+
+        A file that can no longer be read after its checksum was right is beyond this promise.
+        """
+        plain = _on_all(lambda: self._read_plain(path), path)
+        if unused := sorted(_part_names(plain) - self._plain.keys()):
             warnings.warn(
                 f"`{path}` holds {unused} as well, which nobody asked for: not loaded.",
                 EvenstepWarning,
                 stacklevel=3,
             )
+        before = self._parts_now()
+        try:
+            with self._tensors.begun():
+                states = _on_all(lambda: self._tensors.places(path), path)
+                _on_all(lambda: self._load_parts(plain), path)
+                self._tensors.load(path, states)
+        except BaseException:
+            for name, state in before.items():
+                with suppress(Exception):  # what matters is being raised already
+                    self._plain[name].load_state_dict(state)
+            raise
+
+    def _read_plain(self, path: Path) -> dict[str, Any]:
+        """Return what is neither the model's nor the optimizer's, once it is what is asked for."""
+        plain: dict[str, Any] = torch.load(path / _PLAIN, weights_only=True, map_location="cpu")
+        if missing := sorted(self._plain.keys() - _part_names(plain)):
+            raise CheckpointError(
+                f"`{path}` was saved without {missing}. Load it as it was saved, or leave out "
+                f"what starts anew.",
+                path,
+            )
+        return plain
+
+    def _load_parts(self, plain: dict[str, Any]) -> None:
         for name, part in self._plain.items():
             part.load_state_dict(plain[f"part.{name}"])
-        self._tensors.load(path)
+
+    def _parts_now(self) -> dict[str, Any]:
+        """Return copies of the parts' states, of all that have one before a run begins."""
+        states = {}
+        for name, part in self._plain.items():
+            with suppress(Exception):
+                states[name] = copy.deepcopy(part.state_dict())
+        return states
+
+
+def _part_names(plain: Mapping[str, Any]) -> set[str]:
+    return {name.removeprefix("part.") for name in plain if name.startswith("part.")}
 
 
 def _saved(state: Any) -> bytes:
@@ -257,15 +298,20 @@ def _share(call: Callable[[], Any], path: Path) -> Any:
     return _together(lambda: call() if _rank() == 0 else None, path)[0]
 
 
+def _on_all(call: Callable[[], _T], path: Path) -> _T:
+    """Return what ``call`` gives on this rank, once it is known to have gone well on every one."""
+    held: list[_T] = []
+    _together(lambda: held.append(call()), path)
+    return held[0]
+
+
 def _together(call: Callable[[], Any], path: Path) -> list[Any]:
     """Return what ``call`` gives on every rank, or raise on all what it raised on any."""
     value, problem = None, None
     try:
         value = call()
-    except (CheckpointError, ValueError) as error:
-        problem = error
-    except OSError as error:
-        problem = CheckpointError(f"`{path}`: {error}.", path)
+    except Exception as error:  # whatever it is, the others wait
+        problem = _portable(error, path)
     answers = [(value, problem)]
     if _world_size() > 1:
         answers = [(None, None)] * _world_size()
@@ -274,6 +320,18 @@ def _together(call: Callable[[], Any], path: Path) -> list[Any]:
         if raised is not None:
             raise raised
     return [answer for answer, _ in answers]
+
+
+def _portable(error: Exception, path: Path) -> Exception:
+    """Return an error that says the same on another rank, of a kind that is documented."""
+    if isinstance(error, OSError):
+        return CheckpointError(f"`{path}`: {error}.", path)
+    said = type(error) is ValueError and all(type(each) is str for each in error.args)
+    if said or type(error) is CheckpointError:
+        return error
+    problem = CheckpointError(f"`{path}`: on rank {_rank()}, {type(error).__name__}: {error}", path)
+    problem.__cause__ = error  # for this rank's own traceback; pickling leaves it out
+    return problem
 
 
 def _rank() -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 
@@ -15,6 +14,7 @@ from ._compile_watch import CompileWatch
 from ._exchange import Exchange
 from ._memory import MemoryReader
 from ._peers import PeerGroup
+from ._under_way import StepUnderWay
 from ._unit_sums import UnitSum
 from ._weighting import Weight
 
@@ -24,26 +24,6 @@ _LATE_S = 0.002
 _LATE_SHARE = 0.03
 
 _BLIND_STEPS = 5  # a few, as warming-up steps and skipped ones are no mistake
-
-
-@dataclass(slots=True)
-class _Step:
-    """What is known of the step under way."""
-
-    number: int
-    num_samples: int
-    global_num_samples: int
-    data_s: float
-    wall_s: float | None
-    units: float | None = None
-    unit_sum: UnitSum | None = None
-    num_forwards: int = 0
-    num_backwards: int = 0
-    num_done: int = 0  # samples of the forwards so far
-    largest: int = 0  # samples of its largest forward
-    again: bool = False  # whether memory ran out in it
-    on_last_forward: bool = False
-    reported: bool = False
 
 
 class StepConductor:
@@ -97,12 +77,12 @@ class StepConductor:
         self._loss_reduction = loss_reduction
         self._settle_s = settle_s
         self._exact = exact
-        self._step: _Step | None = None
+        self._step: StepUnderWay | None = None
         self._weight: Weight | None = None
         self._backwards_per_forward = 0  # 0: not known, or not the same for every forward
         self._may_settle = True
         self._in_vain = False  # whether it did in the step under way, and nobody came
-        self._pending: list[tuple[_Step, PendingTime, int]] = []
+        self._pending: list[tuple[StepUnderWay, PendingTime, int]] = []
         self._handed_out_s: float | None = None
         self._limit: int | None = None  # most samples that one forward of this rank may have
         self.num_steps = 0
@@ -123,7 +103,7 @@ class StepConductor:
         """Finish the step under way and return the plan of ``step``: the plan point."""
         self._finish()
         plan = self._exchange.at(step)
-        self.plan = plan if self._peers is None else self._peers.agree(plan)
+        self.plan = plan if self._peers is None else self._peers.agree(plan, self._exchange)
         if self._in_vain:  # for somebody slow, or for somebody who waited for this rank?
             self._may_settle = self._exchange.all_early
             self._in_vain = False
@@ -162,7 +142,7 @@ class StepConductor:
         now_s = perf_counter()
         wall_s = None if self._handed_out_s is None else now_s - self._handed_out_s
         self._handed_out_s = now_s
-        self._step = _Step(step, num_samples, global_num_samples, data_s, wall_s)
+        self._step = StepUnderWay(step, num_samples, global_num_samples, data_s, wall_s)
         self._compiling.begin_step()
         if units is not None:
             self._step.units = units
@@ -245,7 +225,7 @@ class StepConductor:
             if self._settle_s:
                 self._settle(step, compute_s)
         if self._settle_s:
-            self._exchange.enter_collective()
+            self._exchange.enter_collective(backward_of=step.number)
 
     def reduced(self) -> None:
         """Note that the collectives of a backward are over."""
@@ -269,7 +249,7 @@ class StepConductor:
         total = unit_sum.total
         return units * self._world_size / total if total else 0.0
 
-    def _settle(self, step: _Step, compute_s: float | None) -> None:
+    def _settle(self, step: StepUnderWay, compute_s: float | None) -> None:
         """Let a rank that will wait for the others anyway do it where a loss has a name.
 
         Only where that wait is expected to be long: the news that all are done comes a moment
@@ -297,7 +277,7 @@ class StepConductor:
         self._backwards_per_forward = 0 if rest else each
         self.num_steps += 1
 
-    def _watch(self, step: _Step) -> None:
+    def _watch(self, step: StepUnderWay) -> None:
         """Warn once if steps go by whose gradient nobody weighted and whose time nobody took."""
         self._num_blind = 0 if step.num_backwards else self._num_blind + 1
         if self._num_blind == _BLIND_STEPS:
@@ -309,7 +289,7 @@ class StepConductor:
                 stacklevel=2,
             )
 
-    def _report(self, step: _Step, *, early: bool = True) -> float | None:
+    def _report(self, step: StepUnderWay, *, early: bool = True) -> float | None:
         """Send what is complete of this step, and of earlier ones that a device was late with.
 
         Args:
@@ -336,7 +316,7 @@ class StepConductor:
         self._exchange.report(step.number, ready, early=early)
         return ready[-1].compute_s if ready else None
 
-    def _make_report(self, step: _Step, compute_s: float, peak_bytes: int) -> Report:
+    def _make_report(self, step: StepUnderWay, compute_s: float, peak_bytes: int) -> Report:
         return Report(
             step=step.number,
             batch_size=step.num_samples,

@@ -10,12 +10,14 @@ from time import monotonic
 from typing import Any, Protocol
 
 from ..control import Learnt, Plan, Planner, Report
-from ..events import Event, Hook, PolicyFailed
+from ..events import Event, Hook, PolicyFailed, PolicySlow
 
-# Everybody waits for a decision. One that takes longer is asked for so rarely that it costs a
-# twentieth of the time.
+# Everybody waits for a decision. A policy that takes longer is asked so rarely that it costs a
+# twentieth of the time; but never less often than once a minute, as speeds change.
 _SLOW_S = 0.5
+_SLOW_IN_A_ROW = 2  # one may be a pause of this process, and no fault of the policy
 _REST_TIMES = 19
+_LONGEST_REST_S = 60.0
 
 
 class Announcer(Protocol):
@@ -69,6 +71,8 @@ class Decisions:
         self._measured: defaultdict[int, dict[int, Report]] = defaultdict(dict)
         self._late: set[int] = set()  # steps that somebody reported past its collectives
         self._rest_until_s = 0.0
+        self._num_slow = 0  # in a row
+        self._deciding: int | None = None  # the step being decided after
 
     def take(self, rank: int, step: int, reports: Sequence[Report], *, early: bool) -> None:
         """Take in a rank's message for ``step``, and decide if it is the last."""
@@ -80,7 +84,11 @@ class Decisions:
             self._arrived[step].add(rank)
             if len(self._arrived[step]) == self._world_size:
                 del self._arrived[step]
-                self._decide(step)
+                self._deciding = step
+                try:
+                    self._decide(step)
+                finally:
+                    self._deciding = None
 
     def learnt(self) -> Learnt | None:
         """Return what the planner has learnt; None before there is one."""
@@ -94,7 +102,13 @@ class Decisions:
             return max(self._arrived, default=-1)
 
     def incomplete(self) -> tuple[int, frozenset[int]] | None:
-        """Return the oldest such step and who has reported it, without waiting for a decision."""
+        """Return the oldest such step and who has reported it, without waiting for a decision.
+
+        While one is made, the others wait for rank 0: it has not finished that step.
+        """
+        deciding = self._deciding
+        if deciding is not None:
+            return deciding, frozenset(range(1, self._world_size))
         if not self._lock.acquire(blocking=False):
             return None
         try:
@@ -131,24 +145,22 @@ class Decisions:
     def _observe(
         self, planner: Planner, reports: list[Report], step: int, *, next_step: int
     ) -> tuple[Event, ...]:
-        """Have the planner decide, unless it took too long the last time."""
+        """Have the planner decide, unless its last decisions took too long."""
         began_s = self._clock()
+        ask = began_s >= self._rest_until_s
         try:
-            ask = began_s >= self._rest_until_s
             events = planner.observe(reports, next_step=next_step, ask=ask).events
         except Exception as error:  # training that could go on goes on, with the last plan
             events = (PolicyFailed(step, f"{type(error).__name__}: {error}"),)
         ended_s = self._clock()
         took_s = ended_s - began_s
-        if took_s <= _SLOW_S:
+        if ask:
+            self._num_slow = self._num_slow + 1 if took_s > _SLOW_S else 0
+        if not ask or self._num_slow < _SLOW_IN_A_ROW:
             return events
-        rest_s = _REST_TIMES * took_s
+        rest_s = min(_REST_TIMES * took_s, _LONGEST_REST_S)
         self._rest_until_s = ended_s + rest_s
-        problem = (
-            f"it took {took_s:.1f} s to decide, which all ranks waited for; it is asked again "
-            f"after {rest_s:.0f} s, so that this costs no more than a twentieth of the time"
-        )
-        return (*events, PolicyFailed(step, problem))
+        return (*events, PolicySlow(step, took_s, rest_s))
 
     def _account(
         self, planner: Planner, reports: list[Report], plan: Plan, events: tuple[Event, ...]

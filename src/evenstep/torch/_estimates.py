@@ -82,13 +82,15 @@ class Estimates:
         learnt = {name: _as_arrays(value) for name, value in written.items()}
         template = {
             "policy": "",
-            "policy_state": learnt["policy_state"],
             "global_batch_size": 0,
             "batch_size": np.zeros(len(workers), np.int64),
             "times": AffineFilter().init(len(workers)),
             "memory": MemoryModel().init(len(workers)),
         }
-        if not workers or not alike(learnt, template):
+        # Of its own state only the policy knows what is right, infinities included: it is tried
+        # before a run goes on from it.
+        foreseen = {name: value for name, value in learnt.items() if name != "policy_state"}
+        if not workers or "policy_state" not in learnt or not alike(foreseen, template):
             raise ValueError
         return cls(workers, learnt)
 

@@ -14,6 +14,7 @@ from ..events import Hook, WorkerLost
 from ..exceptions import WorkerLostError
 from ._channel import Message, StarChannel
 from ._decisions import Decisions, read_plan
+from ._losses import lost_worker
 from ._progress import Patrol
 from ._stuck import end_process, is_in_collective
 from ._unit_sums import UnitSums
@@ -165,7 +166,7 @@ class Exchange:
         Called when this rank's own backward is done and a collective would make it wait for the
         others anyway: here a lost worker raises an error with its name, there it would hang. It
         may be this rank that a late one waits for, in a collective that comes before its report:
-        hence the limit. It is lifted for as long as the late ranks are seen to wait for nobody.
+        hence the limit. It is lifted while the late ranks are seen to be short of a backward's end.
 
         Returns:
             Whether the answer came in time.
@@ -204,10 +205,16 @@ class Exchange:
             self._fail(rank, f"it ended its run after step {last_step}, others had not")
         return self._error
 
-    def enter_collective(self) -> None:
-        """Note that the calling thread goes where it cannot hear of a loss."""
-        self._patrol.thread_id = threading.get_ident()
+    def enter_collective(self, *, backward_of: int | None = None) -> bool:
+        """Note that the calling thread goes into a collective; return if it was in none.
+
+        Args:
+            backward_of: the step, at the end of a backward; None elsewhere.
+        """
+        self._patrol.entered(backward_of)
+        was_outside = self._collective_s is None
         self._collective_s = monotonic()
+        return was_outside
 
     def leave_collective(self) -> None:
         """Note that it is back."""
@@ -329,15 +336,8 @@ class Exchange:
     def _fail(self, rank: int, problem: str) -> None:
         if self._error is not None:
             return
-        host = self._hosts[rank]
-        done = self._newest
-        error = WorkerLostError(
-            rank,
-            f"Rank {rank} on {host} was lost: {problem}. The last step complete on all ranks is "
-            f"{done}. Restart the run from its last checkpoint (torchrun does with "
-            f"`--max-restarts`); if the worker was only slow, raise `Runtime(deadline_s=...)`, "
-            f"or `hang_s` where a step took too long.",
-        )
+        host, done = self._hosts[rank], self._newest
+        error = lost_worker(rank, host, problem, done=done)
         if self._rank == 0 and self._channel is not None:
             # Before anything else: once the main thread knows, this process may end at any time,
             # and the others would take rank 0 for the one that was lost.

@@ -251,7 +251,7 @@ class BalancedLoader:
         if not late:
             self._source.open()
         if resume is not None:
-            order = self._order.redraw(resume["order"], resume["fingerprint"])
+            order = self._order.redraw(resume["order"], resume["fingerprint"], finished=finished)
             if not finished:
                 return order
         if late:

@@ -80,13 +80,20 @@ class GlobalOrder:
         """
         return self._agree(_chance(self.sampler) if self._is_root else [])
 
-    def redraw(self, before: list[int], fingerprint: int) -> IntArray:
+    def redraw(self, before: list[int], fingerprint: int, *, finished: bool = False) -> IntArray:
         """Draw a past order again, from what ``state`` gave back then. Collective.
+
+        Args:
+            before: from ``state``.
+            fingerprint: checksum of the order.
+            finished: whether the next one is drawn right after. That is of the epoch which the
+                sampler has been told, unless it counts epochs itself.
 
         Raises:
             RuntimeError: it is not the order of back then.
         """
         training = torch.get_rng_state()
+        told = getattr(self.sampler, "epoch", None)
         if self._is_root:
             _set_chance(self.sampler, before)
         try:
@@ -100,6 +107,10 @@ class GlobalOrder:
                 "skipped and repeated. Give it a `torch.Generator` as its only source of chance, "
                 "and the data set and seed of back then."
             )
+        counts = getattr(self.sampler, "epoch", None) != before[0]
+        may_tell = told is not None and hasattr(self.sampler, "set_epoch")
+        if finished and self._is_root and may_tell and not counts:
+            self.sampler.set_epoch(told)  # type: ignore[attr-defined]
         return order
 
     def state(self) -> list[int]:

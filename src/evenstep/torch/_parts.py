@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,15 +51,27 @@ class Tensors:
         # A parent lends several models their names; they do not notice.
         self._model: nn.Module = models[""] if "" in models else nn.ModuleDict(models)
 
-    def save(self, path: Path) -> None:
-        """Write them into ``path``. Collective.
+    def collect(self) -> dict[str, Any]:
+        """Return what is to be written, and leave it as it is. On every rank.
+
+        An optimizer that has not stepped yet has nothing.
+
+        Raises:
+            ValueError: a setting of the optimizer's would not load again.
+        """
+        with ExitStack() as held:
+            for optimizer in self._optimizers.values():
+                held.enter_context(_unbegun(optimizer))
+            states = self._states()
+        check_plain("optimizer", list(_leaves(states)))
+        return states
+
+    def save(self, path: Path, states: dict[str, Any]) -> None:
+        """Write what ``collect`` gave into ``path``. Collective.
 
         Raises:
             CheckpointError: a rank could not write.
-            ValueError: a setting of the optimizer's would not load again.
         """
-        states = self._states()
-        check_plain("optimizer", list(_leaves(states)))
         try:
             with _quiet():
                 save(states, storage_writer=FileSystemWriter(path), no_dist=_is_alone())
@@ -68,19 +80,43 @@ class Tensors:
                 f"`{path}` could not be written: {_cause(error)}", path
             ) from error
 
-    def load(self, path: Path) -> None:
-        """Load them from ``path``. Collective.
+    def places(self, path: Path) -> dict[str, Any]:
+        """Return where ``load`` is to put what is in ``path``. On every rank.
 
         Raises:
             CheckpointError: what is there belongs to another model or optimizer.
         """
-        states, reader = self._states(), SafeReader(path)
-        saved = reader.read_metadata().state_dict_metadata
+        saved = SafeReader(path).read_metadata().state_dict_metadata
+        states = self._states()
         _drop_unused(states, saved)
         _check_names(path, states, saved)
+        return states
+
+    @contextmanager
+    def begun(self) -> Iterator[None]:
+        """Give optimizers that had no state yet none again, should anything be raised inside."""
+        unbegun = [each for each in self._optimizers.values() if not each.state]
+        try:
+            yield
+        except BaseException:
+            for optimizer in unbegun:
+                optimizer.state.clear()
+            raise
+
+    def load(self, path: Path, states: dict[str, Any]) -> None:
+        """Load them from ``path`` into what ``places`` gave. Collective.
+
+        Raises:
+            CheckpointError: what is there is of other shapes, or cannot be read.
+        """
         try:
             with _quiet():
-                load(states, storage_reader=reader, planner=SafePlanner(), no_dist=_is_alone())
+                load(
+                    states,
+                    storage_reader=SafeReader(path),
+                    planner=SafePlanner(),
+                    no_dist=_is_alone(),
+                )
         except CheckpointException as error:
             cause = _cause(error)
             raise CheckpointError(
@@ -101,6 +137,24 @@ class Tensors:
             state = get_optimizer_state_dict(self._model, optimizer)
             states[f"optimizer {name}".strip()] = state
         return states
+
+
+@contextmanager
+def _unbegun(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Keep torch from stepping an optimizer without a state in order to give it one.
+
+    It does so where no parameter has a gradient. Adam would count that step from then on.
+    """
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    if optimizer.state or any(each.grad is not None for each in parameters):
+        yield
+        return
+    least = min(parameters, key=torch.Tensor.numel)
+    least.grad = torch.zeros_like(least)
+    try:
+        yield
+    finally:
+        least.grad = None
 
 
 def _leaves(state: Any) -> Iterator[Any]:

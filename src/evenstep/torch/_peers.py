@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,17 @@ from torch import nn
 
 from ..control import Plan
 from ..exceptions import invalid
+from ._losses import Bracket
+
+
+class Notice(Protocol):
+    """Says whether a rank was told to stop.
+
+    Attributes:
+        stopping: as of the newest plan point.
+    """
+
+    stopping: bool
 
 
 class PeerGroup:
@@ -24,16 +35,19 @@ class PeerGroup:
 
     Args:
         ranks: their global ranks, the one that leads first; this one among them.
+        bracket: goes around the collectives.
     """
 
-    def __init__(self, ranks: list[int]) -> None:
+    def __init__(self, ranks: list[int], bracket: Bracket) -> None:
         self.ranks = ranks
+        self._bracket = bracket
         self.follows = dist.get_rank() != ranks[0]
         self._group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
         self._changed = threading.Lock()
         self._news: list[Plan] = []
         self._listeners: list[Callable[[Plan], None]] = []
         self._last: torch.Tensor | None = None
+        self._flag: torch.Tensor | None = None
 
     def subscribe(self, listener: Callable[[Plan], None]) -> None:
         """On a rank that follows: have ``listener`` told of every plan of the leader's."""
@@ -44,15 +58,27 @@ class PeerGroup:
         with self._changed:
             self._news.append(plan)
 
-    def agree(self, plan: Plan) -> Plan:
-        """Return the leader's plan, once the listeners heard of all up to it: the plan point."""
+    def agree(self, plan: Plan, notice: Notice) -> Plan:
+        """Return the leader's plan, once the listeners heard of all up to it: the plan point.
+
+        Args:
+            plan: this rank's own.
+            notice: what this rank's balanced group knows, each group of its own ranks alone. A
+                notice to any of the peers' groups becomes one to all.
+        """
+        flag = torch.tensor([int(notice.stopping)])
+        with self._bracket():
+            dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._group)
+        notice.stopping = bool(flag.item())
+        self._flag = flag  # a thread of gloo's may hold it last
         told: list[Any] = [None]
         if not self.follows:
             with self._changed:
                 news = [new for new in self._news if new.epoch <= plan.epoch]
                 self._news = [new for new in self._news if new.epoch > plan.epoch]
             told = [(news, plan)]
-        dist.broadcast_object_list(told, src=self.ranks[0], group=self._group)
+        with self._bracket():
+            dist.broadcast_object_list(told, src=self.ranks[0], group=self._group)
         news, agreed = told[0]
         for new in news:
             for listener in tuple(self._listeners):
@@ -62,11 +88,12 @@ class PeerGroup:
     def share_indices(self, indices: list[int]) -> list[int]:
         """Return the leader's integers."""
         count = torch.tensor([len(indices)])
-        dist.broadcast(count, src=self.ranks[0], group=self._group)
-        values = torch.zeros(int(count), dtype=torch.int64)
-        if not self.follows:
-            values = torch.tensor(indices, dtype=torch.int64)
-        dist.broadcast(values, src=self.ranks[0], group=self._group)
+        with self._bracket():
+            dist.broadcast(count, src=self.ranks[0], group=self._group)
+            values = torch.zeros(int(count), dtype=torch.int64)
+            if not self.follows:
+                values = torch.tensor(indices, dtype=torch.int64)
+            dist.broadcast(values, src=self.ranks[0], group=self._group)
         self._last = values  # as ``SideGroup`` does: a thread of gloo's may hold it last
         return list(map(int, values.tolist()))
 
@@ -75,7 +102,7 @@ class PeerGroup:
         if self._group in dist.distributed_c10d._world.pg_map:
             dist.destroy_process_group(self._group)
         del self._group
-        self._last = None
+        self._last = self._flag = None
 
 
 def peers_of(module: nn.Module, balanced: set[int]) -> list[int]:

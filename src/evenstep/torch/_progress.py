@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from time import monotonic
 
 from ._channel import Message, StarChannel
@@ -89,9 +90,10 @@ class ProgressWatch:
     def _judge(self, missing: frozenset[int]) -> Finding:
         known = {rank: self._places[rank] for rank in sorted(missing) if rank in self._places}
         free = [rank for rank, place in known.items() if not place.in_collective]
-        rank = (free or sorted(missing))[0]  # the others may be waiting for that one themselves
+        before = [rank for rank in free if not known[rank].past_backward]
+        rank = (before or free or sorted(missing))[0]  # the others may be waiting for that one
         place = known.get(rank)
-        elsewhere = len(free) == len(missing)
+        elsewhere = len(before) == len(missing)
         if self._hang_s is None:
             return Finding(self._step, missing, elsewhere)
         where = f"it is {place.text}" if place else "where it is, it does not say"
@@ -124,6 +126,7 @@ class Patrol:
 
     Attributes:
         thread_id: the training thread's.
+        backward_step: the newest step of which this process has ended a backward.
         heartbeat_s: as given.
     """
 
@@ -138,6 +141,7 @@ class Patrol:
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.thread_id = 0
+        self.backward_step = -1
         self._rank = rank
         self._ranks = frozenset(range(len(hosts)))
         self._channel = channel
@@ -158,7 +162,7 @@ class Patrol:
             return None
         for rank in finding.missing:
             if rank == self._rank:
-                self._watch.heard(rank, finding.step, place_of(self.thread_id))
+                self._watch.heard(rank, finding.step, self._place(finding.step))
             else:
                 self._send(rank, {"where": finding.step})
         if finding.elsewhere:
@@ -178,7 +182,7 @@ class Patrol:
         """Take in a message if it is about places; return whether it was."""
         match message:
             case {"where": step}:
-                self._send(peer, {"at": step, "place": asdict(place_of(self.thread_id))})
+                self._send(peer, {"at": step, "place": asdict(self._place(step))})
             case {"at": step, "place": place}:
                 self._watch.heard(peer, step, Place(**place))
             case {"elsewhere": step}:
@@ -186,6 +190,17 @@ class Patrol:
             case _:
                 return False
         return True
+
+    def entered(self, backward_of: int | None) -> None:
+        """Note that the training thread enters a collective; of which step's backward, if any."""
+        self.thread_id = threading.get_ident()
+        if backward_of is not None:
+            self.backward_step = backward_of
+
+    def _place(self, step: int) -> Place:
+        """Return where this process is, which was asked about ``step``."""
+        past_backward = self.backward_step >= step
+        return replace(place_of(self.thread_id), past_backward=past_backward)
 
     def _send(self, rank: int, message: Message) -> None:
         if self._channel is not None and rank != self._rank:

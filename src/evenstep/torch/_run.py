@@ -116,6 +116,7 @@ class Run:
         for outlet in self._outlets:
             outlet.start()
         self.exchange.start()
+        side.watch_by(self.exchange)
         if self._is_first:
             self._lead(planner, settings, facts)
 

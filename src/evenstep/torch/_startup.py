@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ._channel import StarChannel
+from ._losses import Bracket, CollectiveWatch
 from ._meeting import connect_star
 from ._options import Runtime
 from ._peers import PeerGroup, peers_of
@@ -61,6 +62,7 @@ class SideGroup:
             ranks, backend="gloo", use_local_synchronization=process_group is not None
         )
         self._last: torch.Tensor | None = None
+        self._bracket = Bracket()
         self.peers: PeerGroup | None = None
         atexit.register(self.close)  # for a balancer that never comes to its first step
 
@@ -71,7 +73,11 @@ class SideGroup:
         """
         ranks = peers_of(module, self._ranks)
         if len(ranks) > 1 and self.peers is None:
-            self.peers = PeerGroup(ranks)
+            self.peers = PeerGroup(ranks, self._bracket)
+
+    def watch_by(self, watch: CollectiveWatch) -> None:
+        """Have the loss of a worker noticed in all that follows."""
+        self._bracket.watch = watch
 
     def close(self) -> None:
         """End the group's threads, unless somebody has ended the group before.
@@ -91,17 +97,19 @@ class SideGroup:
     def share(self, value: Any) -> Any:
         """Return on every rank what rank 0 was called with."""
         box = [value]
-        dist.broadcast_object_list(box, src=self._first, group=self._group)
+        with self._bracket():
+            dist.broadcast_object_list(box, src=self._first, group=self._group)
         return box[0]
 
     def share_indices(self, indices: list[int] | None) -> list[int]:
         """Return on every rank the integers that rank 0 was called with: a tensor, not objects."""
         count = torch.tensor([len(indices) if indices is not None else 0])
-        dist.broadcast(count, src=self._first, group=self._group)
-        values = torch.zeros(int(count), dtype=torch.int64)
-        if indices is not None:
-            values = torch.tensor(indices, dtype=torch.int64)
-        dist.broadcast(values, src=self._first, group=self._group)
+        with self._bracket():
+            dist.broadcast(count, src=self._first, group=self._group)
+            values = torch.zeros(int(count), dtype=torch.int64)
+            if indices is not None:
+                values = torch.tensor(indices, dtype=torch.int64)
+            dist.broadcast(values, src=self._first, group=self._group)
         self._last = values
         agreed = list(map(int, values.tolist()))
         return agreed if self.peers is None else self.peers.share_indices(agreed)
@@ -109,18 +117,21 @@ class SideGroup:
     def collect(self, value: Any) -> list[Any]:
         """Return on every rank what each rank was called with, in order."""
         values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, value, group=self._group)
+        with self._bracket():
+            dist.all_gather_object(values, value, group=self._group)
         return values
 
     def gather(self, numbers: list[int]) -> Callable[[], list[list[int]]]:
         """Send ``numbers``, as many on every rank, and return what waits for everybody's."""
         mine = torch.tensor(numbers, dtype=torch.int64)
         rows = [torch.empty_like(mine) for _ in range(self.world_size)]
-        work = dist.all_gather(rows, mine, group=self._group, async_op=True)
+        with self._bracket():
+            work = dist.all_gather(rows, mine, group=self._group, async_op=True)
 
         def wait() -> list[list[int]]:
             if work is not None:
-                work.wait()
+                with self._bracket():
+                    work.wait()
             self._last = mine
             return [list(map(int, row.tolist())) for row in rows]
 
@@ -128,7 +139,8 @@ class SideGroup:
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum over ranks of a CPU tensor."""
-        dist.all_reduce(values, group=self._group)
+        with self._bracket():
+            dist.all_reduce(values, group=self._group)
         self._last = values
         return values
 
@@ -142,6 +154,9 @@ class Alone:
 
     def join(self, module: nn.Module) -> None:
         """Do nothing: a rank that is not balanced gets its batches from nobody."""
+
+    def watch_by(self, watch: CollectiveWatch) -> None:
+        """Do nothing: there is nobody to lose."""
 
     def close(self) -> None:
         """Do nothing."""

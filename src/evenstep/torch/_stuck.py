@@ -16,7 +16,15 @@ _STDLIB = Path(sysconfig.get_path("stdlib")).as_posix() + "/"
 _COLLECTIVES = ("torch/autograd/graph.py", "torch/nn/parallel/distributed.py")
 _ANYBODYS = "torch/distributed/distributed_c10d.py"
 _FSDP = "/torch/distributed/fsdp/_fully_shard/"
-_COMPILERS = ("/torch/_dynamo/", "/torch/_inductor/", "/torch/_functorch/", "/triton/")
+_OWN = (f"{_OURS}torch/_startup.py", f"{_OURS}torch/_peers.py")
+# Only what runs while something is compiled: other files of the compilers, such as `eval_frame.py`,
+# are on the stack whenever a compiled model runs.
+_COMPILERS = (
+    "/torch/_dynamo/convert_frame.py",
+    "/torch/_inductor/async_compile.py",
+    "/torch/_inductor/compile_fx.py",
+    "/triton/compiler/",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,24 +34,29 @@ class Place:
     Attributes:
         text: the innermost line of the user's own, for people.
         in_collective: whether it may be waiting for others: a backward, DDP, ``torch.distributed``.
+            False is no proof: a wait for a work in flight has no Python frame of its own.
         compiling: whether it is inside a compiler of torch's.
+        past_backward: whether it has ended a backward of the step that it was asked about. After
+            one it may be waiting for anybody; before, all that it can wait for was done by those
+            who have ended theirs.
     """
 
     text: str
     in_collective: bool
     compiling: bool
+    past_backward: bool = False
 
 
 def is_in_collective(thread_id: int) -> bool:
-    """Tell whether the thread's innermost Python code is a backward's, DDP's or FSDP2's own.
+    """Tell whether the thread's innermost Python code is a backward's, DDP's, FSDP2's or our own.
 
-    An error raised in there leaves no note that it is over, and its handler may be saving a
-    checkpoint: that must not be ended.
+    Our own are the balancer's collectives outside of the steps. An error raised in there leaves no
+    note that it is over, and its handler may be saving a checkpoint: that must not be ended.
     """
     frame = sys._current_frames().get(thread_id)
     if frame is None or not _file(frame).endswith(_ANYBODYS):
-        return frame is not None and _file(frame).endswith(_COLLECTIVES)
-    while frame is not None and _FSDP not in _file(frame):
+        return frame is not None and _file(frame).endswith((*_COLLECTIVES, *_OWN))
+    while frame is not None and _FSDP not in (file := _file(frame)) and file not in _OWN:
         frame = frame.f_back
     return frame is not None
 
@@ -61,7 +74,7 @@ def place_of(thread_id: int) -> Place:
         if not text and not _is_machinery(file):
             text = f"at {file}:{frame.f_lineno} in {frame.f_code.co_name}"
         frame = frame.f_back
-    waits = innermost.endswith(_COLLECTIVES) or "/torch/distributed/" in innermost
+    waits = innermost.endswith((*_COLLECTIVES, *_OWN)) or "/torch/distributed/" in innermost
     return Place(text or f"in {innermost}", waits, compiling)
 
 
