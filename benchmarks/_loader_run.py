@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from evenstep.control import Plan
-from evenstep.torch._loader import BalancedLoader
-from evenstep.torch._plans import PlanBook
-from evenstep.torch._step import StepSpan
+from evenstep.torch._data._loader import BalancedLoader
+from evenstep.torch._data._plans import PlanBook
+from evenstep.torch._data._step import StepSpan
 
 
 @dataclass(frozen=True, slots=True)

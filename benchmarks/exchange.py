@@ -21,8 +21,8 @@ from evenstep.control import Bounds, Job, Plan, Planner, Report
 from evenstep.policies import by_name
 from evenstep.testing import run_workers
 from evenstep.torch import Balancer, Runtime
-from evenstep.torch._exchange import Exchange
-from evenstep.torch._startup import WorkerFacts, gather_facts, open_channel, open_side
+from evenstep.torch._exchange._exchange import Exchange
+from evenstep.torch._exchange._startup import WorkerFacts, gather_facts, open_channel, open_side
 
 
 def bare(rank: int, policy: str, num_steps: int) -> list[float]:

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from evenstep.events import SizesHeld, StepMeasured
 from evenstep.policies import Fixed
 from evenstep.torch import Balancer, Bounds, Runtime
-from evenstep.torch._compiled import hooks_on
+from evenstep.torch._model._compiled import hooks_on
 
 from .models import WithBuffers
 from .plans import Greedy, Restless

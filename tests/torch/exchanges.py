@@ -13,8 +13,8 @@ import numpy as np
 from evenstep import Decision
 from evenstep.control import Job, Planner, Report
 from evenstep.policies import AbstractPolicy
-from evenstep.torch._channel import StarChannel
-from evenstep.torch._exchange import Exchange
+from evenstep.torch._exchange._channel import StarChannel
+from evenstep.torch._exchange._exchange import Exchange
 
 
 @final

@@ -14,8 +14,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from evenstep.control import Plan
-from evenstep.torch._loader import BalancedLoader
-from evenstep.torch._step import StepCount
+from evenstep.torch._data._loader import BalancedLoader
+from evenstep.torch._data._step import StepCount
 
 
 class Items(Dataset):

@@ -10,10 +10,10 @@ import torch.distributed as dist
 
 from evenstep.control import Job, Planner
 from evenstep.policies import Auto
-from evenstep.torch._losses import Bracket
-from evenstep.torch._peers import PeerGroup
-from evenstep.torch._startup import SideGroup
-from evenstep.torch._stuck import is_in_collective
+from evenstep.torch._exchange._losses import Bracket
+from evenstep.torch._exchange._peers import PeerGroup
+from evenstep.torch._exchange._startup import SideGroup
+from evenstep.torch._exchange._stuck import is_in_collective
 
 
 class Noting:

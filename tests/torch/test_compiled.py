@@ -12,8 +12,8 @@ from evenstep.events import StepMeasured
 from evenstep.exceptions import EvenstepWarning
 from evenstep.testing import run_workers
 from evenstep.torch import Balancer, Runtime
-from evenstep.torch._compile_watch import CompileWatch
-from evenstep.torch._compiled import Surround, compiled_parts, hooks_on, is_compiled
+from evenstep.torch._model._compile_watch import CompileWatch
+from evenstep.torch._model._compiled import Surround, compiled_parts, hooks_on, is_compiled
 
 from .compiled_runs import (
     FORMS,

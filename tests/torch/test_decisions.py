@@ -11,7 +11,7 @@ from evenstep import Decision
 from evenstep.control import Job, Planner, Report
 from evenstep.events import MeasurementRejected, PolicyFailed, PolicySlow, Rebalanced
 from evenstep.policies import AbstractPolicy
-from evenstep.torch._decisions import Decisions
+from evenstep.torch._exchange._decisions import Decisions
 
 
 class Ranks:

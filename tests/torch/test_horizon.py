@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenstep.torch._horizon import Horizon, StepWork
-from evenstep.torch._pack import Packed
-from evenstep.torch._plans import Share
-from evenstep.torch._step import StepSpan
+from evenstep.torch._data._horizon import Horizon, StepWork
+from evenstep.torch._data._pack import Packed
+from evenstep.torch._data._plans import Share
+from evenstep.torch._data._step import StepSpan
 
 
 def share(*slots, forwards=None):

@@ -18,7 +18,7 @@ from torch.utils.data import (
 
 from evenstep.testing import run_workers
 from evenstep.torch import Balancer, Runtime
-from evenstep.torch._step import StepCount
+from evenstep.torch._data._step import StepCount
 
 from .loader_fakes import FixedPlan, Items, RandomPlans, Ranks, alone, flat
 

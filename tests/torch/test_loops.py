@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from evenstep.testing import run_workers
-from evenstep.torch._models import BufferHook
+from evenstep.torch._model._models import BufferHook
 
 from .hard_loops import LOOPS as HARD_LOOPS
 from .hard_loops import WRAPS, found_in

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from evenstep.torch._assemble import Assembly, Run, collate_chunk
-from evenstep.torch._pack import pack
+from evenstep.torch._data._assemble import Assembly, Run, collate_chunk
+from evenstep.torch._data._pack import pack
 
 from .test_loader_order import assert_same
 

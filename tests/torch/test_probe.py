@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from evenstep.torch._probe import probe
-from evenstep.torch._step import MicroBatch
+from evenstep.torch._data._step import MicroBatch
+from evenstep.torch._memory._probe import probe
 
 
 def limit(fits, *, held=4, most=64, smallest=1, model=None):

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from evenstep.torch._replay import Replay, is_out_of_memory
-from evenstep.torch._step import MicroBatch
+from evenstep.torch._data._step import MicroBatch
+from evenstep.torch._memory._replay import Replay, is_out_of_memory
 
 
 class Memory:

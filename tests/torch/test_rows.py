@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from evenstep.torch._rows import repeat_rows, split_rows
+from evenstep.torch._memory._rows import repeat_rows, split_rows
 
 Pair = namedtuple("Pair", "x y")
 

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 
 from evenstep.exceptions import EvenstepWarning
 from evenstep.testing import run_workers
-from evenstep.torch._step import StepCount
+from evenstep.torch._data._step import StepCount
 
 from . import stream_runs
 from .loader_fakes import Items

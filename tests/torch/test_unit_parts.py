@@ -11,17 +11,17 @@ from torch.utils.data import DataLoader
 
 from evenstep.policies import Fixed
 from evenstep.torch import Balancer, Bounds
-from evenstep.torch._channel import StarChannel
 from evenstep.torch._clock import HostClock, StepMeter
-from evenstep.torch._compile_watch import CompileWatch
 from evenstep.torch._conductor import StepConductor
-from evenstep.torch._memory import NoMemory
-from evenstep.torch._prepared import PreparedModels
-from evenstep.torch._replay import Replay
-from evenstep.torch._step import MicroBatch, with_units
-from evenstep.torch._unit_sums import UnitSums
-from evenstep.torch._units import UnitCounter, count_tokens
-from evenstep.torch._weighting import Backward, scale
+from evenstep.torch._data._step import MicroBatch, with_units
+from evenstep.torch._exchange._channel import StarChannel
+from evenstep.torch._exchange._unit_sums import UnitSums
+from evenstep.torch._memory._memory import NoMemory
+from evenstep.torch._memory._replay import Replay
+from evenstep.torch._model._compile_watch import CompileWatch
+from evenstep.torch._model._prepared import PreparedModels
+from evenstep.torch._model._units import UnitCounter, count_tokens
+from evenstep.torch._model._weighting import Backward, scale
 
 from .unit_runs import QUIET
 from .units import Case, flat_gradient, pairs, reference

@@ -9,9 +9,9 @@ import pytest
 from evenstep.control import Job, Planner
 from evenstep.events import WorkerLost
 from evenstep.exceptions import WorkerLostError
-from evenstep.torch._channel import StarChannel
-from evenstep.torch._exchange import Exchange
-from evenstep.torch._losses import Bracket
+from evenstep.torch._exchange._channel import StarChannel
+from evenstep.torch._exchange._exchange import Exchange
+from evenstep.torch._exchange._losses import Bracket
 
 from .exchanges import Shifting, pairs, reports_of
 

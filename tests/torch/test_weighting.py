@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from evenstep.torch._weighting import Backward, InertHook, OutputHook, feeds_back, scale
+from evenstep.torch._model._weighting import Backward, InertHook, OutputHook, feeds_back, scale
 
 Pair = namedtuple("Pair", "first second")
 

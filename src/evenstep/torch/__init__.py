@@ -7,16 +7,16 @@ except ModuleNotFoundError as error:
 
 from ..control import Bounds as Bounds
 from ._balancer import Balancer as Balancer
-from ._check_loss import LossCheck as LossCheck
-from ._check_loss import check_loss as check_loss
-from ._checkpoint import Checkpoint as Checkpoint
-from ._drain import Drain as Drain
-from ._eval import EvalLoader as EvalLoader
-from ._loader import BalancedLoader as BalancedLoader
-from ._memory import MemoryReader as MemoryReader
+from ._checkpoint._checkpoint import Checkpoint as Checkpoint
+from ._checkpoint._drain import Drain as Drain
+from ._data._eval import EvalLoader as EvalLoader
+from ._data._loader import BalancedLoader as BalancedLoader
+from ._data._step import Step as Step
+from ._data._stream import StreamLoader as StreamLoader
+from ._memory._memory import MemoryReader as MemoryReader
+from ._model._check_loss import LossCheck as LossCheck
+from ._model._check_loss import check_loss as check_loss
 from ._options import Runtime as Runtime
-from ._step import Step as Step
-from ._stream import StreamLoader as StreamLoader
 
 __all__ = [
     "BalancedLoader",

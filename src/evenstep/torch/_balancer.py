@@ -17,14 +17,20 @@ from torch.utils.data import DataLoader
 from ..control import Bounds, Job, Plan
 from ..exceptions import WorkerLostError, invalid
 from ..policies import AbstractPolicy, Equal, Fixed, by_name
-from ._compile_watch import CompileWatch
-from ._compiled import check_compiled
-from ._estimates import Estimates
-from ._eval import EvalLoader, is_lockstep
-from ._global_batch import agreed_batch_size, check_tail
+from ._checkpoint._estimates import Estimates
+from ._data._eval import EvalLoader, is_lockstep
+from ._data._global_batch import agreed_batch_size, check_tail
+from ._data._loader import BalancedLoader
+from ._data._step import StepCount
+from ._data._stream import StreamLoader
+from ._data._stream_prepare import balanced_loader, check_full_steps, check_is_loader, num_steps_of
+from ._data._stream_terms import StreamKind
+from ._exchange._startup import Alone, SideGroup, open_side
 from ._link import RunLink
-from ._loader import BalancedLoader
-from ._models import (
+from ._memory._replay import Replay
+from ._model._compile_watch import CompileWatch
+from ._model._compiled import check_compiled
+from ._model._models import (
     BalancedModel,
     Weighting,
     check_unprepared,
@@ -33,19 +39,13 @@ from ._models import (
     warn_batch_norm,
     with_ddp,
 )
+from ._model._prepared import PreparedModels
+from ._model._running_stats import average_running_stats
+from ._model._units import Unit, counter_of
+from ._model._weighting import Backward, scale
+from ._model._wrapping import Wrapping
 from ._options import Runtime
-from ._prepared import PreparedModels
-from ._replay import Replay
 from ._run import Run, RunSettings
-from ._running_stats import average_running_stats
-from ._startup import Alone, SideGroup, open_side
-from ._step import StepCount
-from ._stream import StreamLoader
-from ._stream_prepare import balanced_loader, check_full_steps, check_is_loader, num_steps_of
-from ._stream_terms import StreamKind
-from ._units import Unit, counter_of
-from ._weighting import Backward, scale
-from ._wrapping import Wrapping
 
 _VERDICT_S = 2.0
 

@@ -10,13 +10,13 @@ from time import perf_counter
 from ..control import Plan, Report
 from ..exceptions import EvenstepWarning
 from ._clock import AbstractClock, PendingTime, StepMeter
-from ._compile_watch import CompileWatch
-from ._exchange import Exchange
-from ._memory import MemoryReader
-from ._peers import PeerGroup
+from ._exchange._exchange import Exchange
+from ._exchange._peers import PeerGroup
+from ._exchange._unit_sums import UnitSum
+from ._memory._memory import MemoryReader
+from ._model._compile_watch import CompileWatch
+from ._model._weighting import Weight
 from ._under_way import StepUnderWay
-from ._unit_sums import UnitSum
-from ._weighting import Weight
 
 # From which expected wait on a rank lets itself be told of the others in Python: past what the
 # news takes to travel, and past what a step varies by itself.

@@ -7,10 +7,10 @@ from typing import Protocol
 
 from ..control import Plan
 from ..exceptions import WorkerLostError, invalid
+from ._checkpoint._estimates import Estimates
 from ._clock import StepMeter
-from ._estimates import Estimates
+from ._model._weighting import Weight
 from ._run import Run
-from ._weighting import Weight
 
 
 class OpenRun(Protocol):

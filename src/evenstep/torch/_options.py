@@ -7,7 +7,7 @@ from typing import Literal
 
 from ..events import Hook
 from ..exceptions import invalid
-from ._memory import MemoryReader
+from ._memory._memory import MemoryReader
 
 
 @dataclass(frozen=True, slots=True)

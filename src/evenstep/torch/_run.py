@@ -15,15 +15,15 @@ from ..control import Job, Plan, Planner
 from ..events import Hook, RunEnded, RunStarted
 from ..policies import AbstractPolicy
 from ..telemetry import Fanout, FaultLog, JsonLines, Outlet, ProgressLine, close_all
+from ._checkpoint._estimates import Estimates
 from ._clock import AbstractClock, CudaClock, HostClock
-from ._compile_watch import CompileWatch
 from ._conductor import StepConductor
-from ._estimates import Estimates
-from ._exchange import Exchange
-from ._memory import CudaMemory, MemoryReader, NoMemory
+from ._exchange._exchange import Exchange
+from ._exchange._startup import Alone, SideGroup, WorkerFacts, gather_facts, open_channel
+from ._memory._memory import CudaMemory, MemoryReader, NoMemory
+from ._model._compile_watch import CompileWatch
+from ._model._wrapping import Wrapping
 from ._options import Runtime
-from ._startup import Alone, SideGroup, WorkerFacts, gather_facts, open_channel
-from ._wrapping import Wrapping
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""What outlives a run: model, optimizer, loader and balancer, saved together."""

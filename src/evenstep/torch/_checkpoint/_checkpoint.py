@@ -1,0 +1,342 @@
+"""Model, optimizer, loader and balancer on the disk: together, all or nothing."""
+
+from __future__ import annotations
+
+import copy
+import io
+import shutil
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ...exceptions import CheckpointError, EvenstepWarning, invalid
+from . import _step_folder as disk
+from ._plain import check_plain
+
+_T = TypeVar("_T")
+_PLAIN = "plain.pt"  # whatever is not the model's nor the optimizer's
+
+
+class HasState(Protocol):
+    """A loader, a balancer, a scheduler, a scaler: anything whose state can be taken and given."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, of plain values and tensors."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
+        """Take a state up."""
+        ...
+
+
+class Checkpoint:
+    """Saves and loads all that a run needs to go on, on any number of ranks.
+
+    Usage:
+        checkpoint = Checkpoint(
+            "runs/first/checkpoints",
+            model=model,
+            optimizer=optimizer,
+            loader=loader,
+            balancer=balancer,
+        )
+        step = checkpoint.load() or 0
+        for x, y in loader:
+            ...
+            step += 1
+            if step % 100 == 0:
+                checkpoint.save(step)
+
+    Model and optimizer are written by ``torch.distributed.checkpoint``, each rank its part, so
+    DDP and FSDP2 models go on at any world size; the keys are those of the plain model. What the
+    others hold is written by rank 0, and is the same for all ranks.
+
+    Atomic: everything is written into a folder beside, brought to the disk with a SHA-256 of
+    every file, and renamed. A process that dies meanwhile leaves the checkpoint before in force.
+    Where the file system did lose something, the checksums tell: ``load`` warns, and takes the
+    one before. Nothing is unpickled but tensors and plain values (``weights_only=True``).
+
+    Right for folders that every rank sees as the same one, such as NFS. Not saved are the random
+    generators of the ranks: dropout draws other numbers after a restart.
+
+    Args:
+        folder: holds the checkpoints, in folders named after their steps. Made if it is not
+            there.
+        model: the model, prepared or plain; several go by names.
+        optimizer: its optimizer, or all of them by name. None saves none.
+        loader: the prepared loader.
+        balancer: the balancer: what it has learnt.
+        others: schedulers, gradient scalers and the like, by name.
+        keep: how many checkpoints stay, the newest, at least 1. With 2, a damaged one costs no
+            more than the steps between two.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        model: nn.Module | Mapping[str, nn.Module],
+        optimizer: torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer] | None = None,
+        loader: HasState | None = None,
+        balancer: HasState | None = None,
+        others: Mapping[str, HasState] | None = None,
+        keep: int = 2,
+    ) -> None:
+        if keep < 1:
+            raise invalid(
+                "Checkpoint(keep=...)", "be at least 1", keep, "2 outlives a damaged one."
+            )
+        named = {"loader": loader, "balancer": balancer, **(others or {})}
+        for name, part in named.items():
+            if part is not None and not hasattr(part, "load_state_dict"):
+                raise invalid(
+                    f"Checkpoint({name}=...)",
+                    "have `state_dict` and `load_state_dict`",
+                    type(part).__name__,
+                    "Give the loader that `prepare` returned, or wrap what is to be saved.",
+                )
+        if taken := {"loader", "balancer"} & (others or {}).keys():
+            raise invalid(
+                "Checkpoint(others=...)",
+                "use names of its own",
+                sorted(taken),
+                "Give these by their own arguments.",
+            )
+        # Here, as it imports half a second of torch's that many a script never needs.
+        from .._model._parts import Tensors
+
+        self._root = Path(folder)
+        self._tensors = Tensors(model, optimizer)
+        self._plain = {name: part for name, part in named.items() if part is not None}
+        self._keep = keep
+        self._known_broken: set[Path] = set()
+
+    def save(self, step: int) -> Path:
+        """Write a checkpoint and return its folder. Collective: all ranks, after the same step.
+
+        Args:
+            step: optimizer steps done so far, at least 0.
+
+        Raises:
+            CheckpointError: it could not be written, on any rank; the ones before stay.
+            ValueError: ``step`` is negative, or a part's state would not load again.
+        """
+        if step < 0:
+            raise invalid("Checkpoint.save(step)", "be at least 0", step, "Count steps from 0.")
+        path = disk.partial_folder(self._root, step)
+        plain = _together(lambda: self._plain_bytes(step), path)
+        _together(lambda: self._begin(step) if _rank() == 0 else None, path)
+        _together(lambda: _check_shared(path), path)
+        states = _on_all(self._tensors.collect, path)
+        self._tensors.save(path, states)
+        digests = _together(lambda: _digests(path), path)
+        merged = {name: summed for part in digests for name, summed in part.items()}
+        _together(lambda: self._finish(step, plain[0], merged) if _rank() == 0 else None, path)
+        return disk.complete_folder(self._root, step)
+
+    def load(self) -> int | None:
+        """Load the newest complete checkpoint and return its step; None if there is none yet.
+
+        Collective; before the first loop over the loader. A damaged one is skipped with a
+        warning. What goes wrong on one rank is raised on all, and leaves model, optimizer and
+        parts as they were.
+
+        Raises:
+            CheckpointError: there are checkpoints and all are damaged, or the one found is of
+                another model or lacks a part.
+            ValueError: a part refuses its state, such as a loader with another global batch.
+        """
+        found = _share(lambda: disk.complete_folders(self._root), self._root)
+        problem: CheckpointError | None = None
+        for step, path in found:
+            problem = self._problem(path)
+            if problem is None:
+                self._take(path)
+                return int(step)
+            self._known_broken.add(path)
+            if _rank() == 0:
+                warnings.warn(
+                    f"{problem} The checkpoint before it is taken, if there is one.",
+                    EvenstepWarning,
+                    stacklevel=2,
+                )
+        if problem is not None:
+            raise CheckpointError(
+                f"`{self._root}` holds no checkpoint that can be loaded. The oldest: {problem}",
+                problem.path,
+            ) from problem
+        return None
+
+    def _begin(self, step: int) -> None:
+        for newer, path in disk.complete_folders(self._root):
+            if newer > step and path in self._known_broken:
+                shutil.rmtree(path)
+            elif newer > step:
+                raise CheckpointError(
+                    f"`{path}` is newer than the step {step} to be saved. Call `load` before "
+                    f"training, or give a new run a folder of its own.",
+                    path,
+                )
+        disk.begin(self._root, step)
+
+    def _finish(self, step: int, plain: bytes, digests: dict[str, str]) -> None:
+        """Write the rest, seal it, and let the oldest go."""
+        file = disk.partial_folder(self._root, step) / _PLAIN
+        disk.write(file, plain)
+        digests = {**digests, _PLAIN: disk.digest(file)}
+        disk.seal(self._root, step, world_size=_world_size(), digests=digests)
+        # First what is of no use, so that it does not count for one to fall back on.
+        self._known_broken.discard(disk.complete_folder(self._root, step))
+        folders = [path for _, path in disk.complete_folders(self._root)]
+        good = [path for path in folders if path not in self._known_broken]
+        for path in [*(set(folders) & self._known_broken), *good[self._keep :]]:
+            shutil.rmtree(path)
+
+    def _plain_bytes(self, step: int) -> bytes:
+        """Return the states of everything but model and optimizer, which load as they are."""
+        states = {name: part.state_dict() for name, part in self._plain.items()}
+        for name, state in states.items():
+            check_plain(name, state)
+        return _saved({"step": step, **{f"part.{name}": state for name, state in states.items()}})
+
+    def _problem(self, path: Path) -> CheckpointError | None:
+        """Return what is wrong with a checkpoint, the same on all ranks."""
+        try:
+            manifest = _share(lambda: disk.read_manifest(path), path)
+            names = sorted(manifest.digests)[_rank() :: _world_size()]
+            _together(lambda: disk.check_files(path, manifest, names), path)
+        except CheckpointError as error:
+            return error
+        return None
+
+    def _take(self, path: Path) -> None:
+        """Load all of a checkpoint, or raise on all ranks and leave everything as it was.
+
+        A file that can no longer be read after its checksum was right is beyond this promise.
+        """
+        plain = _on_all(lambda: self._read_plain(path), path)
+        if unused := sorted(_part_names(plain) - self._plain.keys()):
+            warnings.warn(
+                f"`{path}` holds {unused} as well, which nobody asked for: not loaded.",
+                EvenstepWarning,
+                stacklevel=3,
+            )
+        before = self._parts_now()
+        try:
+            with self._tensors.begun():
+                states = _on_all(lambda: self._tensors.places(path), path)
+                _on_all(lambda: self._load_parts(plain), path)
+                self._tensors.load(path, states)
+        except BaseException:
+            for name, state in before.items():
+                with suppress(Exception):  # what matters is being raised already
+                    self._plain[name].load_state_dict(state)
+            raise
+
+    def _read_plain(self, path: Path) -> dict[str, Any]:
+        """Return what is neither the model's nor the optimizer's, once it is what is asked for."""
+        plain: dict[str, Any] = torch.load(path / _PLAIN, weights_only=True, map_location="cpu")
+        if missing := sorted(self._plain.keys() - _part_names(plain)):
+            raise CheckpointError(
+                f"`{path}` was saved without {missing}. Load it as it was saved, or leave out "
+                f"what starts anew.",
+                path,
+            )
+        return plain
+
+    def _load_parts(self, plain: dict[str, Any]) -> None:
+        for name, part in self._plain.items():
+            part.load_state_dict(plain[f"part.{name}"])
+
+    def _parts_now(self) -> dict[str, Any]:
+        """Return copies of the parts' states, of all that have one before a run begins."""
+        states = {}
+        for name, part in self._plain.items():
+            with suppress(Exception):
+                states[name] = copy.deepcopy(part.state_dict())
+        return states
+
+
+def _part_names(plain: Mapping[str, Any]) -> set[str]:
+    return {name.removeprefix("part.") for name in plain if name.startswith("part.")}
+
+
+def _saved(state: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(state, file)
+    return file.getvalue()
+
+
+def _digests(path: Path) -> dict[str, str]:
+    """Return the checksums of what this rank wrote, and on rank 0 of the index."""
+    mine = list(path.glob(f"__{_rank()}_*"))
+    if _rank() == 0:
+        mine.append(path / ".metadata")
+    return {file.name: disk.digest(file) for file in mine}
+
+
+def _check_shared(path: Path) -> None:
+    if not path.is_dir():
+        raise CheckpointError(
+            f"`{path.parent}` is not the same folder on all ranks: rank {_rank()} does not see "
+            f"what rank 0 made. Give a folder that all of them share.",
+            path,
+        )
+
+
+def _share(call: Callable[[], Any], path: Path) -> Any:
+    """Return on every rank what ``call`` gives on rank 0."""
+    return _together(lambda: call() if _rank() == 0 else None, path)[0]
+
+
+def _on_all(call: Callable[[], _T], path: Path) -> _T:
+    """Return what ``call`` gives on this rank, once it is known to have gone well on every one."""
+    held: list[_T] = []
+    _together(lambda: held.append(call()), path)
+    return held[0]
+
+
+def _together(call: Callable[[], Any], path: Path) -> list[Any]:
+    """Return what ``call`` gives on every rank, or raise on all what it raised on any."""
+    value, problem = None, None
+    try:
+        value = call()
+    except Exception as error:  # whatever it is, the others wait
+        problem = _portable(error, path)
+    answers = [(value, problem)]
+    if _world_size() > 1:
+        answers = [(None, None)] * _world_size()
+        dist.all_gather_object(answers, (value, problem))
+    for _, raised in answers:
+        if raised is not None:
+            raise raised
+    return [answer for answer, _ in answers]
+
+
+def _portable(error: Exception, path: Path) -> Exception:
+    """Return an error that says the same on another rank, of a kind that is documented."""
+    if isinstance(error, OSError):
+        return CheckpointError(f"`{path}`: {error}.", path)
+    said = type(error) is ValueError and all(type(each) is str for each in error.args)
+    if said or type(error) is CheckpointError:
+        return error
+    problem = CheckpointError(f"`{path}`: on rank {_rank()}, {type(error).__name__}: {error}", path)
+    problem.__cause__ = error  # for this rank's own traceback; pickling leaves it out
+    return problem
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def _world_size() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1

@@ -1,0 +1,26 @@
+"""Whether a state can be read again without running code that a file asks for."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import torch
+
+from ...exceptions import invalid
+
+
+def check_plain(argument: str, state: Any) -> None:
+    """Raise unless ``state`` loads again as it is written, with ``weights_only=True``."""
+    file = io.BytesIO()
+    try:
+        torch.save(state, file)
+        file.seek(0)
+        torch.load(file, weights_only=True)
+    except Exception as error:  # pickle's and torch's own, of many kinds
+        raise invalid(
+            f"Checkpoint({argument}=...)",
+            "have a state of plain values and tensors",
+            str(error).splitlines()[0],
+            "Give it a `state_dict` that `torch.load(weights_only=True)` reads.",
+        ) from error

@@ -1,0 +1,179 @@
+"""A checkpoint's folder on disk: written beside, sealed with checksums, renamed into place."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...exceptions import CheckpointError
+
+MANIFEST = "manifest.json"
+_FORMAT = "evenstep-checkpoint-1"
+_PARTIAL = ".partial-"
+_COMPLETE = re.compile(r"step-(\d{8,15})")
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a complete checkpoint consists of.
+
+    Attributes:
+        step: optimizer steps that led to it.
+        world_size: ranks that wrote it.
+        digests: SHA-256 of every other file, by name.
+    """
+
+    step: int
+    world_size: int
+    digests: dict[str, str]
+
+
+def partial_folder(root: Path, step: int) -> Path:
+    """Return where the checkpoint of ``step`` is written."""
+    return root / f"{_PARTIAL}{step:08d}"
+
+
+def complete_folder(root: Path, step: int) -> Path:
+    """Return where the checkpoint of ``step`` is once it is complete."""
+    return root / f"step-{step:08d}"
+
+
+def complete_folders(root: Path) -> list[tuple[int, Path]]:
+    """Return the steps of all checkpoints that are in place, the newest first."""
+    if not root.is_dir():
+        return []
+    found = [(_COMPLETE.fullmatch(path.name), path) for path in root.iterdir()]
+    return sorted(((int(match[1]), path) for match, path in found if match), reverse=True)
+
+
+def begin(root: Path, step: int) -> Path:
+    """Make an empty folder to write to, and clear away what died half-written."""
+    root.mkdir(parents=True, exist_ok=True)
+    for path in root.glob(f"{_PARTIAL}*"):
+        shutil.rmtree(path)
+    path = partial_folder(root, step)
+    path.mkdir()
+    return path
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    summed = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while piece := file.read(_PIECE):
+                summed.update(piece)
+    except OSError as error:
+        raise CheckpointError(f"`{path}` cannot be read: {error}.", path) from error
+    return summed.hexdigest()
+
+
+def seal(root: Path, step: int, *, world_size: int, digests: Mapping[str, str]) -> None:
+    """Write the manifest, have all of it on the disk, and put the folder into its place.
+
+    The rename comes last and is all or nothing: a folder of that name is complete, as far as the
+    file system keeps its promises; where it does not, the checksums tell.
+    """
+    path = partial_folder(root, step)
+    body = {
+        "format": _FORMAT,
+        "step": step,
+        "world_size": world_size,
+        "files": dict(sorted(digests.items())),
+    }
+    write(path / MANIFEST, json.dumps({"body": body, "sha256": _sum(body)}).encode())
+    _sync(path)
+    final = complete_folder(root, step)
+    if final.exists():  # of this step already, found broken or written twice
+        aside = root / f"{_PARTIAL}old-{step:08d}"
+        final.rename(aside)
+        path.rename(final)
+        shutil.rmtree(aside)
+    else:
+        path.rename(final)
+    _sync(root)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Return what the checkpoint in ``path`` consists of.
+
+    Raises:
+        CheckpointError: the manifest is missing, damaged, or none.
+    """
+    file = path / MANIFEST
+    try:
+        written = json.loads(file.read_bytes())
+    except FileNotFoundError as error:
+        problem = "is missing: the folder is no complete checkpoint, or was made by something else"
+        raise CheckpointError(f"`{file}` {problem}.", file) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"`{file}` is damaged or no manifest: {error}.", file) from error
+    try:
+        return _manifest(written)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"`{file}` is damaged or no manifest of evenstep's: its own checksum or format is off.",
+            file,
+        ) from error
+
+
+def check_files(path: Path, manifest: Manifest, names: Iterable[str]) -> None:
+    """Raise unless the files of these names are what the manifest says.
+
+    Raises:
+        CheckpointError: one of them is missing, truncated or changed.
+    """
+    for name in names:
+        if not (path / name).is_file():
+            raise CheckpointError(f"`{path / name}` is missing.", path / name)
+        if digest(path / name) != manifest.digests[name]:
+            raise CheckpointError(
+                f"`{path / name}` is damaged: its checksum is not the one it was written with.",
+                path / name,
+            )
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file and have it on the disk."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _manifest(written: Any) -> Manifest:
+    body = written["body"]
+    if written["sha256"] != _sum(body) or body["format"] != _FORMAT:
+        raise ValueError
+    names = list(body["files"])
+    if any(Path(name).name != name for name in names):
+        raise ValueError  # nothing outside of the folder is a part of it
+    return Manifest(int(body["step"]), int(body["world_size"]), dict(body["files"]))
+
+
+def _sum(body: Any) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _sync(folder: Path) -> None:
+    """Have the names in ``folder`` on the disk, where folders can be synced at all."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except PermissionError:  # Windows
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,1 @@
+"""How batches reach the loop: order, plans, loader workers, streams, evaluation."""

@@ -1,0 +1,348 @@
+"""The user's DataLoader, one global step an iteration, of which every rank gets its part."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, closing, nullcontext
+from threading import Condition
+from time import perf_counter
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from ..._types import IntArray
+from ...control import Plan
+from ...exceptions import invalid
+from ._assemble import pinner_of
+from ._loader_state import OrderedForm
+from ._order import GlobalOrder, ShareInts, num_steps_of
+from ._plans import PlanBook, Share
+from ._prefetch import PrefetchSource
+from ._protocols import PlanSource, StepListener
+from ._source import BatchSource, FetchCounts, InlineSource
+from ._step import Attempts, Step, StepCount, StepSpan, with_units
+
+
+class BalancedLoader:
+    r"""Hands out this rank's part of every global step, as the newest plan cuts it.
+
+    Step $k$ of an epoch trains on positions $[kB, (k+1)B)$ of one order, whatever the plan says;
+    the plan says only which rank computes which of them. So every sample counts exactly once an
+    epoch, and what is trained on does not depend on the plans, nor on the number of ranks.
+
+    The user's loader is kept: data set, sampler (on rank 0, for all), ``collate_fn``, workers and
+    what sets them up. Two things differ. The order of samples within a rank is that of their
+    positions. And a ``collate_fn`` other than torch's runs in a thread of the training process,
+    since samples are known to share a batch only when its plan is: one that computes for long
+    takes that time from training, and one that draws random numbers draws them there.
+
+    A plan point is where the loop comes back for the next step. The batch handed out there always
+    has the size of the plan in force, with workers that fetch ahead too.
+
+    Iterating gives this rank's batch of every step; a rank without samples in a step gets one of
+    them as a stand-in, of weight 0. ``steps`` gives steps that consist of micro-batches.
+
+    Args:
+        loader: the user's own. Given the same generators, one process sees the very batches that
+            torch's loader gives.
+        rank: this process.
+        world_size: number of processes.
+        global_batch_size: samples of a step over all ranks.
+        plans: where plans come from.
+        listener: whom to tell how a step goes.
+        share: broadcast of rank 0's integers; called by all ranks at the start of an epoch.
+        no_sync: entered around all but the last micro-batch of a step; may be set later.
+        count: steps of the run so far, shared by loaders which are used in turn.
+        counter: counts the units in a batch that is handed out; None where they are samples.
+
+    Attributes:
+        no_sync: as given.
+        attempts: what ``Step.backward`` runs by; set by whoever knows the models.
+
+    Raises:
+        ValueError: the loader cannot be balanced; the message names the remedy.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        *,
+        rank: int,
+        world_size: int,
+        global_batch_size: int,
+        plans: PlanSource,
+        listener: StepListener,
+        share: ShareInts,
+        no_sync: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        count: StepCount | None = None,
+        counter: Callable[[Any], float] | None = None,
+    ) -> None:
+        self._order = GlobalOrder(
+            loader,
+            rank=rank,
+            world_size=world_size,
+            share=share,
+            global_batch_size=global_batch_size,
+        )
+        self._num_steps = num_steps_of(self._order.num_samples, global_batch_size, loader.drop_last)
+        self._loader = loader
+        self._global_batch_size = global_batch_size
+        self._plans = plans
+        self._listener = listener
+        self._count = StepCount() if count is None else count
+        self._counter = counter
+        self.no_sync = no_sync
+        self.attempts: Attempts | None = None
+
+        self._changed = Condition()
+        self._book = PlanBook(rank, global_batch_size)
+        self._problem: Exception | None = None
+        self._source = _source(loader, self._changed)
+        self._iteration = 0
+        self._num_begun = 0
+        self._num_taken = 0
+        self._resume: dict[str, Any] | None = None
+        self._num_skipped = 0
+        plans.subscribe(_weak_listener(weakref.ref(self)))
+        weakref.finalize(self, _close, self._source, os.getpid())
+
+    @property
+    def dataset(self) -> Any:
+        """The user's data set."""
+        return self._loader.dataset
+
+    @property
+    def sampler(self) -> Any:
+        """The user's sampler; its ``set_epoch`` counts on rank 0."""
+        return self._order.sampler
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of an epoch that are trained on, over all ranks."""
+        return min(self._order.num_samples, self._num_steps * self._global_batch_size)
+
+    @property
+    def tail_batch_size(self) -> int | None:
+        """Samples of the short last step over all ranks; None if every step is full."""
+        return self.num_samples % self._global_batch_size or None
+
+    @property
+    def fetch_counts(self) -> FetchCounts:
+        """How many samples this rank asked for so far, and how many it used."""
+        return self._source.counts
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the user's loader has under ``name``, such as ``collate_fn``."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __len__(self) -> int:
+        """Return the global steps of an epoch."""
+        return self._num_steps
+
+    def __iter__(self) -> Iterator[Any]:
+        with closing(self._steps(whole=True)) as steps:
+            for step in steps:
+                yield from step
+
+    def steps(self) -> Iterator[Step]:
+        """Return an iterator over the epoch's steps, each to be iterated for its micro-batches."""
+        return self._steps(whole=False)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Pass ``epoch`` on to the sampler if it wants to know; others reshuffle by themselves."""
+        if hasattr(self.sampler, "set_epoch"):
+            self.sampler.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where training stands: what was handed out, not what was fetched ahead.
+
+        The same on every rank, of plain values, and free of the number of ranks. At any time: from
+        inside a loop, after it, and before the first, where it is what was loaded, if anything.
+        """
+        if self._resume is not None:
+            return {**self._resume}
+        return self._form().write(
+            epochs_begun=self._num_begun,
+            steps_taken=self._num_taken,
+            steps_of_run=self._count.value,
+            order=self._order.state(),
+            fingerprint=self._order.fingerprint,
+        )
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Have the next iteration go on from ``state``, on every rank.
+
+        A loop under way is left as it is; the one after it begins where ``state`` says.
+
+        Raises:
+            ValueError: ``state`` is damaged, foreign, or of another global batch or data set.
+        """
+        good = self._form().read(state)
+        if not self._count.begun:  # a run under way counts on: plans are numbered by its steps
+            # The most of several loaders', of which one may have waited since it was resumed.
+            self._count.value = max(self._count.value, good["steps_of_run"])
+        if self._num_skipped:
+            raise _both_ways()
+        self._resume = good
+
+    def skip(self, num_steps: int) -> None:
+        """Have the next iteration leave out the first steps of its epoch, on every rank.
+
+        For drivers that count steps themselves and draw the epoch's order by its number; where
+        ``state_dict`` was kept, ``load_state_dict`` knows both.
+
+        Raises:
+            ValueError: the epoch has no step after so many, or a state was loaded that says
+                where to begin.
+        """
+        if not 0 <= num_steps < self._num_steps:
+            raise invalid(
+                "BalancedLoader.skip(num_steps=...)",
+                f"be at least 0 and less than the epoch's {self._num_steps} steps",
+                num_steps,
+                "Count the steps of one epoch only.",
+            )
+        if self._resume is not None:
+            raise _both_ways()
+        self._num_skipped = num_steps
+
+    def close(self) -> None:
+        """Stop workers and threads, and end an iteration under way; iterating starts them anew."""
+        self._iteration += 1
+        self._source.close()
+
+    def _steps(self, *, whole: bool) -> Generator[Step, None, None]:
+        self._source.end()  # of a loop that was left and is still referred to
+        self._iteration += 1
+        iteration = self._iteration
+        try:
+            self._listener.begin_epoch(cuts=not whole)
+            order = self._begin_epoch()
+            spans = self._spans()
+            self._source.begin(order, spans, self._share_of(whole=whole))
+            for span in spans:
+                yield self._take(span)
+                if self._iteration != iteration:
+                    raise RuntimeError(
+                        "the loader was closed or iterated anew, so this iteration cannot go on"
+                    )
+        finally:
+            if self._iteration == iteration:  # not if another loop has begun meanwhile
+                self._source.end()
+                self._listener.end_epoch()
+
+    def _form(self) -> OrderedForm:
+        return OrderedForm(self._global_batch_size, self._order.num_samples, self._num_steps)
+
+    def _begin_epoch(self) -> IntArray:
+        """Start what fetches, draw the order or the checkpoint's again, and set the position."""
+        resume, self._resume = self._resume, None
+        if resume is not None:
+            self._num_begun, self._num_taken = resume["epochs_begun"], resume["steps_taken"]
+            resume = resume if resume["order"] else None  # it was written before the first epoch
+        finished = self._num_taken == self._num_steps
+        # Opening draws from the sampler's generator: once an epoch, or once a run if workers
+        # persist. After a finished epoch, the former is the next one's.
+        late = resume is not None and finished and not self._loader.persistent_workers
+        if not late:
+            self._source.open()
+        if resume is not None:
+            order = self._order.redraw(resume["order"], resume["fingerprint"], finished=finished)
+            if not finished:
+                return order
+        if late:
+            self._source.open()
+        self._num_begun += 1
+        self._num_taken, self._num_skipped = self._num_skipped, 0
+        return self._order.draw()
+
+    def _spans(self) -> list[StepSpan]:
+        total, size, taken = self.num_samples, self._global_batch_size, self._num_taken
+        firsts = range(taken * size, total, size)
+        return [
+            StepSpan(self._count.value + k, first, min(size, total - first))
+            for k, first in enumerate(firsts)
+        ]
+
+    def _take(self, span: StepSpan) -> Step:
+        self._count.check_turn(span.step)
+        self._count.begun = True
+        plan = self._plans.at(span.step)
+        began_s = perf_counter()
+        with self._changed:
+            if self._problem is not None:
+                raise self._problem
+            self._book.apply(plan, span.step)
+            self._source.replan()
+        parts, data_s = self._source.take(span), perf_counter() - began_s
+        parts, units = with_units(parts, self._counter)
+        step = Step(
+            parts,
+            span.num_samples,
+            listener=self._listener,
+            no_sync=lambda: self.no_sync(),
+            attempts=self.attempts,
+        )
+        self._num_taken += 1
+        self._count.value += 1
+        self._listener.begin_step(
+            span.step,
+            num_samples=step.num_samples,
+            global_num_samples=span.num_samples,
+            data_s=data_s,
+            units=units,
+        )
+        return step
+
+    def _share_of(self, *, whole: bool) -> Callable[[StepSpan], Share | None]:
+        changed, book = self._changed, self._book  # not `self`, which the source must not keep
+
+        def share_of(span: StepSpan) -> Share | None:
+            with changed:
+                return book.share(span, whole=whole)
+
+        return share_of
+
+    def _hear(self, plan: Plan) -> None:
+        with self._changed:
+            try:
+                if self._book.hear(plan, now=self._count.value):
+                    self._source.replan()
+            except Exception as error:  # raised at the next plan point, where it can be seen
+                self._problem = error
+
+
+def _source(loader: DataLoader[Any], changed: Condition) -> BatchSource:
+    pin = pinner_of(loader)
+    if loader.num_workers == 0:
+        return InlineSource(loader, pin=pin)
+    return PrefetchSource(loader, changed=changed, pin=pin)
+
+
+def _both_ways() -> ValueError:
+    return invalid(
+        "BalancedLoader",
+        "be told in one way where its next epoch begins",
+        "`load_state_dict` and `skip` both",
+        "Load the state alone: it knows the step.",
+    )
+
+
+def _weak_listener(loader: weakref.ref[BalancedLoader]) -> Callable[[Plan], None]:
+    """Return a listener that keeps no loader alive."""
+
+    def hear(plan: Plan) -> None:
+        if (alive := loader()) is not None:
+            alive._hear(plan)
+
+    return hear
+
+
+def _close(source: BatchSource, process: int) -> None:
+    """Close ``source`` where it was made: forked children collect their copy of a loader too."""
+    if os.getpid() == process:
+        source.close()

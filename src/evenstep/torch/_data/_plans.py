@@ -1,0 +1,138 @@
+"""Which samples of a step are this rank's, replayed from the sequence of plans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..._types import IntArray
+from ...control import Plan
+from ...exceptions import invalid
+from ...order import Deal
+from ._step import StepSpan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Share:
+    """This rank's part of one step under one plan.
+
+    Attributes:
+        slots: its samples, counted from the first of the step, ascending.
+        forwards: how many of them each of its forwards gets, one after the other.
+    """
+
+    slots: IntArray
+    forwards: tuple[int, ...]
+
+    def equals(self, other: Share) -> bool:
+        """Return whether it is the same samples in the same forwards."""
+        return self.forwards == other.forwards and (
+            self.slots is other.slots or np.array_equal(self.slots, other.slots)
+        )
+
+    def fetched(self) -> IntArray:
+        """Return the slots to fetch: its own or, if it has none, the step's first to stand in."""
+        return self.slots if len(self.slots) else np.zeros(1, np.int64)
+
+
+class PlanBook:
+    """The plans from the one in force on, each with its deal.
+
+    Every rank learns every plan and moves the same deal along, hence they agree who owns a slot
+    without a word. The first plan is the one in force when the first step was asked for, the same
+    on all ranks; what was heard before waits until then.
+
+    Args:
+        rank: whose share is asked for.
+        global_batch_size: samples of a full step.
+    """
+
+    def __init__(self, rank: int, global_batch_size: int) -> None:
+        self._rank = rank
+        self._global_batch_size = global_batch_size
+        self._entries: list[tuple[Plan, Deal, IntArray]] = []
+        self._heard: list[Plan] = []
+
+    def hear(self, plan: Plan, *, now: int = 0) -> bool:
+        """Take note of a plan for the steps ahead; return whether it was new and put to use.
+
+        Args:
+            plan: comes after the one heard last.
+            now: the earliest step of the run that can still be asked for. What cannot be in force
+                then is forgotten: a loader may wait for long while others train.
+
+        Raises:
+            RuntimeError: the plan before it was never heard of.
+            ValueError: its sizes do not add up to the global batch.
+        """
+        if not self._entries:
+            self._heard.append(plan)
+            while len(self._heard) > 1 and self._heard[1].first_step <= now:
+                del self._heard[0]
+            return False
+        newest, deal, _ = self._entries[-1]
+        if plan.epoch <= newest.epoch:
+            return False
+        if plan.epoch > newest.epoch + 1:
+            raise RuntimeError(f"plan {plan.epoch} came after plan {newest.epoch}: one is missing")
+        self._append(plan, deal.move(self._sizes(plan)))
+        self._forget(now)
+        return True
+
+    def apply(self, plan: Plan, step: int) -> None:
+        """Put into force what the plan point of ``step`` says, and forget what came before."""
+        if self._entries:
+            self.hear(plan)
+        else:
+            self._append(plan, Deal.fresh(self._sizes(plan)))
+            for later in self._heard:
+                self.hear(later)
+            self._heard.clear()
+        self._forget(step)
+
+    def _forget(self, now: int) -> None:
+        while len(self._entries) > 1 and self._entries[1][0].first_step <= now:
+            del self._entries[0]
+
+    def share(self, span: StepSpan, *, whole: bool) -> Share | None:
+        """Return this rank's part of a step; None while no plan is in force.
+
+        Args:
+            span: the step.
+            whole: whether it goes through one forward, however large it is.
+        """
+        if not self._entries:
+            return None
+        plan, _, slots = next(
+            (entry for entry in reversed(self._entries) if entry[0].first_step <= span.step),
+            self._entries[0],
+        )
+        if span.num_samples < self._global_batch_size:
+            slots = self._tail(plan, span.num_samples)
+        size = len(slots)
+        return Share(slots, (size,) if whole else plan.forwards(self._rank, size))
+
+    def _append(self, plan: Plan, deal: Deal) -> None:
+        self._entries.append((plan, deal, deal.slots(self._rank)))
+
+    def _sizes(self, plan: Plan) -> IntArray:
+        if sum(plan.batch_size) != self._global_batch_size:
+            raise invalid(
+                "Plan(batch_size=...)",
+                f"add up to the global batch of {self._global_batch_size}",
+                plan.batch_size,
+                "Plan all of its samples, and no more.",
+            )
+        return np.array(plan.batch_size, np.int64)
+
+    def _tail(self, plan: Plan, num_samples: int) -> IntArray:
+        if plan.tail is None or sum(plan.tail) != num_samples:
+            raise invalid(
+                "Plan(tail=...)",
+                f"add up to the {num_samples} samples of the short last step",
+                plan.tail,
+                "Plan the tail as well, or set `DataLoader(drop_last=True)`.",
+            )
+        first = sum(plan.tail[: self._rank])
+        return np.arange(first, first + plan.tail[self._rank], dtype=np.int64)

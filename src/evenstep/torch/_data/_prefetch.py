@@ -1,0 +1,207 @@
+"""Batches fetched ahead by loader workers, and put together as late as the plan allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from threading import Condition, Thread, current_thread
+from time import monotonic
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from ..._types import IntArray
+from ._assemble import Assembly
+from ._crew import Crew
+from ._horizon import Horizon, StepWork
+from ._pack import Packed
+from ._source import FetchCounts, ShareOf, worker_generator
+from ._step import MicroBatch, StepSpan
+from ._worker import Chunk, Failure
+
+
+class PrefetchSource:
+    """Samples by the loader workers, batches by a thread.
+
+    Workers are asked for what this rank owns under the newest plan, the nearest step first, and
+    for no more than two chunks each at a time, so what a new plan adds is on its way within
+    milliseconds. The batch of the next step is made in the background under the plan then in
+    force, and made again if that changes; its samples are in the order of their positions, so the
+    same plans give the same batches.
+
+    Three threads meet here, all under ``changed``: the training thread (everything public), the
+    one that receives chunks, and the one that makes batches. ``replan`` may come from any.
+
+    Args:
+        loader: the user's, with at least one worker.
+        changed: guards the plans and all state here.
+        pin: moves a batch to pinned memory, in the background.
+    """
+
+    def __init__(
+        self, loader: DataLoader[Any], *, changed: Condition, pin: Callable[[Any], Any]
+    ) -> None:
+        assert loader.prefetch_factor is not None  # torch fills it in where there are workers
+        self._loader = loader
+        self._changed = changed
+        self._pin = pin
+        self._assembly = Assembly.of(loader.collate_fn)
+        self._horizon = Horizon(
+            num_steps=max(2, loader.num_workers * loader.prefetch_factor),
+            num_workers=loader.num_workers,
+        )
+        self._crew: Crew | None = None
+        self._maker: Thread | None = None
+        self._order: IntArray | None = None
+        self._share_of: ShareOf | None = None
+        self._tasks: dict[int, tuple[StepWork, IntArray]] = {}
+        self._problem: Exception | None = None
+        self._closing = False
+        self.counts = FetchCounts()
+
+    def open(self) -> None:
+        if self._crew is not None:
+            return
+        self._closing, self._problem = False, None
+        self._tasks.clear()
+        self._crew = Crew(
+            self._loader,
+            generator=worker_generator(self._loader),
+            merge=self._assembly.merge,
+            deliver=self._deliver,
+            fail=self._fail,
+        )
+        self._maker = Thread(target=self._make_batches, name="evenstep-collate", daemon=True)
+        self._maker.start()
+
+    def begin(self, order: IntArray, spans: Sequence[StepSpan], share_of: ShareOf) -> None:
+        with self._changed:
+            self._order, self._share_of = order, share_of
+            self._horizon.begin(spans)
+            self.replan()
+
+    def replan(self) -> None:
+        with self._changed:
+            if self._share_of is not None:
+                self._horizon.replan(self._share_of)
+                self._ask()
+                self._changed.notify_all()
+
+    def take(self, span: StepSpan) -> list[MicroBatch]:
+        with self._changed:
+            work = self._horizon.first
+            assert work is not None
+            assert work.span is span
+            self._wait_for(work)
+            assert work.made is not None
+            self.counts.used += len(work.share.fetched())
+            self._horizon.drop_first()
+            self.replan()
+            made = work.made[1]
+        if isinstance(made, Exception):
+            raise made
+        return made
+
+    def end(self) -> None:
+        with self._changed:
+            self._horizon.begin([])
+            self._order = self._share_of = None
+        if not self._loader.persistent_workers or self._problem is not None:
+            self.close()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closing = True
+            self._horizon.begin([])
+            self._share_of = None
+            self._changed.notify_all()
+        crew, self._crew = self._crew, None
+        if crew is not None:
+            crew.stop()
+        maker, self._maker = self._maker, None
+        # A forgotten loader is closed where it is collected, which may be in that very thread.
+        if maker is not None and maker is not current_thread():
+            maker.join()
+
+    def _wait_for(self, work: StepWork) -> None:
+        """Wait until the batches of ``work`` are made of what it owns."""
+        limit_s = self._loader.timeout  # 0 is none
+        deadline_s = monotonic() + limit_s
+        while not work.is_made():
+            if self._problem is not None:
+                raise self._problem
+            left_s = deadline_s - monotonic()
+            if limit_s and left_s <= 0:
+                raise RuntimeError(f"DataLoader timed out after {limit_s} seconds")
+            self._changed.wait(left_s if limit_s else None)
+
+    def _ask(self) -> None:
+        """Give workers with room the most urgent tasks there are."""
+        if self._crew is None or self._closing:
+            return
+        assert self._order is not None
+        while self._crew.has_room() and (wanted := self._horizon.ask()) is not None:
+            work, slots = wanted
+            number = self._crew.send(self._order[work.span.first + slots].tolist())
+            self._tasks[number] = wanted
+            self.counts.requested += len(slots)
+
+    def _deliver(self, chunk: Chunk) -> None:
+        content = chunk.content
+        if isinstance(content, Packed) and content.num_shared and self._is_crowded():
+            content = content.local()
+        with self._changed:
+            if self._crew is None:  # closed meanwhile
+                return
+            work, slots = self._tasks.pop(chunk.number)
+            self._crew.done(chunk.number)
+            self._horizon.learn(len(slots), chunk.fetch_s)
+            if isinstance(content, Failure):
+                self._problem = self._problem or content.error()
+            else:
+                work.store(slots, content)
+            if self._order is not None:
+                self._ask()
+            if self._problem or (work is self._horizon.first and work.is_complete()):
+                self._changed.notify_all()
+
+    def _is_crowded(self) -> bool:
+        with self._changed:
+            return self._horizon.is_crowded()
+
+    def _fail(self, problem: Exception) -> None:
+        with self._changed:
+            self._problem = self._problem or problem
+            self._changed.notify_all()
+
+    def _make_batches(self) -> None:
+        while self._is_due():
+            self._make_next()  # a frame of its own, which keeps no batch while there is no work
+
+    def _is_due(self) -> bool:
+        """Wait until the next step's batches can be made, or return False: there is an end."""
+        with self._changed:
+            while not self._closing:
+                work = self._horizon.first
+                if work is not None and work.is_complete() and not work.is_made():
+                    return True
+                del work
+                self._changed.wait()
+            return False
+
+    def _make_next(self) -> None:
+        with self._changed:
+            work = self._horizon.first
+            if work is None or not work.is_complete():  # another plan has come in between
+                return
+            share, runs = work.share, work.runs()
+        made: list[MicroBatch] | Exception
+        try:
+            made = [
+                MicroBatch(self._pin(self._assembly.batch(part)), size)
+                for part, size in zip(runs, share.forwards, strict=True)
+            ]
+        except Exception as error:
+            made = error
+        with self._changed:
+            work.made = share, made
+            self._changed.notify_all()

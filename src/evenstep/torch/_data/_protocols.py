@@ -1,0 +1,77 @@
+"""What the loader asks of whoever decides, and whom it tells how a step goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from ...control import Plan
+
+
+class PlanSource(Protocol):
+    """Where plans come from.
+
+    All ranks are given the same plans, and all of them: ``subscribe`` leaves none out, so that
+    each rank replays who owns which sample from the integers alone.
+    """
+
+    def at(self, step: int) -> Plan:
+        """Return the plan of optimizer step ``step``, counted over the run; block until known.
+
+        Called once a step, when the loop comes back for it: the step before is done.
+        """
+        ...
+
+    def subscribe(self, listener: Callable[[Plan], None]) -> None:
+        """Call ``listener``, from any thread, with every later plan as soon as it is known.
+
+        In the order of their epochs; the loader starts to fetch what it gained. The listener
+        neither blocks nor raises, and never calls back into the source.
+        """
+        ...
+
+
+class StepListener(Protocol):
+    """Who times and weights the steps. Called from the training thread only."""
+
+    def begin_epoch(self, *, cuts: bool) -> None:
+        """Hear that a loop over the loader begins, before its first plan is asked for.
+
+        Args:
+            cuts: whether it is a loop over ``loader.steps()``, which may cut local batches.
+        """
+        ...
+
+    def begin_step(
+        self,
+        step: int,
+        *,
+        num_samples: int,
+        global_num_samples: int,
+        data_s: float,
+        units: float | None = None,
+    ) -> None:
+        """Hear that the batch of ``step`` is about to be handed out.
+
+        Args:
+            step: optimizer step, counted over the run.
+            num_samples: this rank's share; 0 if what it gets is a stand-in of weight 0.
+            global_num_samples: samples of the step over all ranks.
+            data_s: seconds spent waiting for input, without waiting for the plan.
+            units: this rank's units of the step; None where they are samples.
+        """
+        ...
+
+    def begin_forward(self, *, num_samples: int, is_last: bool, units: float | None = None) -> None:
+        """Hear that a batch for one forward is handed out next: plain loops, one a step.
+
+        Args:
+            num_samples: samples in it that count; 0 for a stand-in of weight 0.
+            is_last: whether the step's backward after it is the one that synchronises.
+            units: units in it; None where they are samples.
+        """
+        ...
+
+    def end_epoch(self) -> None:
+        """Hear that the loop is over: at the end of the epoch, or where the user left it."""
+        ...

@@ -1,0 +1,131 @@
+"""Where the batches of an epoch come from; without workers, from the training process itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import DataLoader
+
+from ..._types import IntArray
+from ._plans import Share
+from ._step import MicroBatch, StepSpan
+
+ShareOf = Callable[[StepSpan], Share | None]
+"""A rank's part of a step under the newest plan; None while there is none."""
+
+
+@dataclass(slots=True)
+class FetchCounts:
+    """How many samples a rank asked its data set for, and how many of them it trained on.
+
+    What was asked for and not used is the price of fetching ahead while plans change.
+
+    Attributes:
+        requested: samples asked for.
+        used: samples handed out, stand-ins of weight 0 included.
+    """
+
+    requested: int = 0
+    used: int = 0
+
+
+class BatchSource(Protocol):
+    """Where the batches of an epoch come from."""
+
+    counts: FetchCounts
+
+    def open(self) -> None:
+        """Start what fetches, if it is not running, and draw its seed when torch's would."""
+        ...
+
+    def begin(self, order: IntArray, spans: Sequence[StepSpan], share_of: ShareOf) -> None:
+        """Get ready for these steps, in this order of the data set's indices."""
+        ...
+
+    def replan(self) -> None:
+        """Hear that shares of the steps ahead may have changed."""
+        ...
+
+    def take(self, span: StepSpan) -> list[MicroBatch]:
+        """Return the batches of a step, which is the next one."""
+        ...
+
+    def end(self) -> None:
+        """Let go of the epoch, wherever it stands."""
+        ...
+
+    def close(self) -> None:
+        """Stop everything, threads and processes; ``open`` starts afresh."""
+        ...
+
+
+class InlineSource:
+    """Fetches and collates when asked, as torch's loader does with ``num_workers=0``."""
+
+    def __init__(self, loader: DataLoader[Any], *, pin: Callable[[Any], Any]) -> None:
+        self._loader = loader
+        self._pin = pin
+        self._order: IntArray | None = None
+        self._share_of: ShareOf | None = None
+        self.counts = FetchCounts()
+
+    def open(self) -> None:
+        worker_generator(self._loader)  # torch's loader draws it without workers too
+
+    def begin(self, order: IntArray, spans: Sequence[StepSpan], share_of: ShareOf) -> None:
+        self._order, self._share_of = order, share_of
+
+    def replan(self) -> None: ...
+
+    def take(self, span: StepSpan) -> list[MicroBatch]:
+        assert self._order is not None
+        assert self._share_of is not None
+        share = self._share_of(span)
+        assert share is not None  # the plan of this step is in force
+        indices = self._order[span.first + share.fetched()].tolist()
+        samples = fetch(self._loader.dataset, indices)
+        self.counts.requested += len(samples)
+        self.counts.used += len(samples)
+        batches = (self._loader.collate_fn(part) for part in deal_out(samples, share))
+        return [
+            MicroBatch(self._pin(batch), size)
+            for batch, size in zip(batches, share.forwards, strict=True)
+        ]
+
+    def end(self) -> None:
+        self._order = self._share_of = None
+
+    def close(self) -> None:
+        self.end()
+
+
+def deal_out(items: list[Any], share: Share) -> list[list[Any]]:
+    """Return ``items``, one for each fetched slot, forward by forward."""
+    parts, first = [], 0
+    for size in share.forwards:
+        parts.append(items[first : first + max(size, 1)])  # at least the stand-in
+        first += size
+    return parts
+
+
+def fetch(dataset: Any, indices: list[int]) -> list[Any]:
+    """Return the samples of ``indices``, in one go if the data set knows how to."""
+    if getattr(dataset, "__getitems__", None):
+        return list(dataset.__getitems__(indices))
+    return [dataset[index] for index in indices]
+
+
+def worker_generator(loader: DataLoader[Any]) -> torch.Generator:
+    """Return a generator that draws the seed of the workers, and draw it from the loader's own.
+
+    Where and when torch's loader does: given the same generators, the workers have the same seeds
+    and a single process sees the same order.
+    """
+    source = torch.default_generator if loader.generator is None else loader.generator
+    copy = torch.Generator()
+    copy.set_state(source.get_state())
+    torch.empty((), dtype=torch.int64, device="cpu").random_(generator=source)
+    return copy

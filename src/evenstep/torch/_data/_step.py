@@ -1,0 +1,204 @@
+"""One step as the training loop meets it: where it lies, and its micro-batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+
+from ...control._cut import cut as cut
+from ...exceptions import invalid
+from ._protocols import StepListener
+
+
+@dataclass(slots=True)
+class StepCount:
+    """Optimizer steps handed out so far in the run; loaders used in turn share one.
+
+    Attributes:
+        value: how many, and so the number of the next.
+        begun: whether any was, in this process: from then on it only counts.
+    """
+
+    value: int = 0
+    begun: bool = False
+
+    def check_turn(self, step: int) -> None:
+        """Raise unless ``step`` is the next one: another loader has taken steps meanwhile.
+
+        Raises:
+            RuntimeError: it is not.
+        """
+        if step != self.value:
+            raise RuntimeError(
+                "Another loader of this balancer was iterated meanwhile. Every iteration is a step "
+                "of the whole cluster, so loaders take turns: end one loop before the next, or "
+                "make one loader of both data sets."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class StepSpan:
+    """Where a step lies in the run and in its epoch's order.
+
+    Attributes:
+        step: optimizer step, counted over the run, from 0.
+        first: its first position in the order.
+        num_samples: how many positions it has over all ranks.
+    """
+
+    step: int
+    first: int
+    num_samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """What one forward gets.
+
+    Attributes:
+        batch: as the user's ``collate_fn`` made it.
+        num_samples: samples in it that count; 0 for a stand-in of weight 0.
+        counter: counts the units in a batch; None where they are samples.
+        units: what it counted in this one, and 0 in a stand-in. Whoever cuts a micro-batch makes
+            the parts by ``dataclasses.replace``, which counts them anew.
+    """
+
+    batch: Any
+    num_samples: int
+    counter: Callable[[Any], float] | None = None
+    units: float | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.counter is not None:
+            units = self.counter(self.batch) if self.num_samples else 0.0
+            object.__setattr__(self, "units", units)
+
+
+def with_units(
+    parts: list[MicroBatch], counter: Callable[[Any], float] | None
+) -> tuple[list[MicroBatch], float | None]:
+    """Return a step's micro-batches with their units, and the sum; None where they are samples."""
+    if counter is None:
+        return parts, None
+    counted = [replace(part, counter=counter) for part in parts]
+    return counted, math.fsum(part.units or 0.0 for part in counted)
+
+
+class Attempts(Protocol):
+    """Runs the forwards and backwards of a step, over again where memory runs out."""
+
+    @property
+    def probes(self) -> bool:
+        """Whether a trial of what fits is still to come."""
+        ...
+
+    def run(
+        self,
+        parts: Sequence[MicroBatch],
+        closure: Callable[[Any], torch.Tensor],
+        through: Callable[[torch.Tensor], Any],
+    ) -> torch.Tensor:
+        """Run all of a step and return the mean loss over this rank's samples, detached."""
+        ...
+
+
+class Step:
+    """One global step of this rank: iterate over it for the micro-batches.
+
+    Gradients are synchronised once, in the backward of the last micro-batch. ``backward`` does
+    the same with the loop inside, and cuts what does not fit into memory.
+
+    Usage:
+        for step in loader.steps():
+            for x, y in step:
+                loss_fn(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    Attributes:
+        num_samples: this rank's samples of the step.
+        global_num_samples: the step's samples over all ranks.
+        num_micro_batches: how many forwards it takes here; ranks may differ. At least 1.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[MicroBatch],
+        global_num_samples: int,
+        *,
+        listener: StepListener,
+        no_sync: Callable[[], AbstractContextManager[Any]],
+        attempts: Attempts | None = None,
+    ) -> None:
+        self._parts = parts
+        self._attempts = attempts
+        self._listener = listener
+        self._no_sync = no_sync
+        self.num_samples = sum(part.num_samples for part in parts)
+        self.global_num_samples = global_num_samples
+        self.num_micro_batches = len(parts)
+
+    @property
+    def micro_batches(self) -> tuple[MicroBatch, ...]:
+        """What the forwards will get, for whoever has to count in all of it before the first."""
+        return tuple(self._parts)
+
+    def backward(
+        self,
+        closure: Callable[[Any], torch.Tensor],
+        *,
+        through: Callable[[torch.Tensor], Any] = torch.Tensor.backward,
+    ) -> torch.Tensor:
+        """Run forward and backward of every micro-batch, and survive running out of memory.
+
+        What does not fit is cut into smaller parts and run again: the step keeps its samples and
+        its gradient, this worker's cap falls, and training goes on. With ``Bounds(max="probe")``
+        the first call finds by trial how many samples fit.
+
+        Usage:
+            for step in loader.steps():
+                loss = step.backward(lambda batch: loss_fn(model(batch[0]), batch[1]))
+                optimizer.step()
+                optimizer.zero_grad()
+
+        Args:
+            closure: from a batch, as ``collate_fn`` made it, to its loss. It may be called more
+                than once for a sample, and has no other effects.
+            through: runs the backward of a loss: ``lambda loss: scaler.scale(loss).backward()``
+                with a gradient scaler.
+
+        Returns:
+            The loss over this rank's samples, detached: their mean or, with
+            ``loss_reduction="sum"``, their sum.
+
+        Raises:
+            RuntimeError: memory ran out where no smaller part would help, or where a backward
+                cannot be taken back; the message says what would do.
+        """
+        if self._attempts is None:
+            raise RuntimeError("`Step.backward` needs a model: `prepare` it with the loader.")
+        return self._attempts.run(self._parts, closure, through)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._attempts is not None and self._attempts.probes:
+            raise invalid(
+                "Bounds(max='probe')",
+                "be used with `step.backward(closure)`, which can try what fits",
+                "a loop over the step's micro-batches",
+                "Write `for step in loader.steps(): step.backward(lambda batch: ...)`, or give "
+                "`Bounds(max=...)` a number.",
+            )
+        *early, last = self._parts
+        for part in early:
+            self._listener.begin_forward(
+                num_samples=part.num_samples, is_last=False, units=part.units
+            )
+            with self._no_sync():
+                yield part.batch
+        self._listener.begin_forward(num_samples=last.num_samples, is_last=True, units=last.units)
+        yield last.batch

@@ -1,0 +1,135 @@
+"""The loader that fits the user's data: by index, or a stream of a kind that the user names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, get_args
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from ...exceptions import invalid
+from .._exchange._startup import Alone, SideGroup
+from .._link import RunLink
+from ._loader import BalancedLoader
+from ._step import StepCount
+from ._stream import StreamLoader
+from ._stream_terms import StreamKind
+
+
+def check_is_loader(loader: object) -> None:
+    """Raise for what is neither a module nor a ``DataLoader``."""
+    if not isinstance(loader, DataLoader):
+        raise invalid(
+            "Balancer.prepare(...)",
+            "be given torch modules and `DataLoader`s",
+            type(loader).__name__,
+            "Pass loaders themselves; optimizers and schedulers stay as they are.",
+        )
+
+
+def balanced_loader(
+    loader: DataLoader[Any],
+    stream: StreamKind | None,
+    *,
+    side: SideGroup | Alone,
+    global_batch_size: int,
+    link: RunLink,
+    no_sync: Callable[[], AbstractContextManager[Any]],
+    counter: Callable[[Any], float] | None,
+    count: StepCount,
+    beside: Sequence[BalancedLoader | StreamLoader] = (),
+) -> BalancedLoader | StreamLoader:
+    """Return ``loader`` as one whose every iteration is a global step.
+
+    Args:
+        loader: the user's own.
+        stream: who reads what of a stream.
+        side: the ranks.
+        global_batch_size: samples of a step over all ranks.
+        link: where plans come from, and whom to tell how a step goes.
+        no_sync: entered around all but the last micro-batch of a step.
+        counter: counts the units in a batch.
+        count: steps of the run so far.
+        beside: the loaders that are used in turn with it.
+
+    Raises:
+        ValueError: it cannot be balanced, or nobody said how ranks read the stream.
+        RuntimeError: the run has begun.
+    """
+    if link.plan() is not None:
+        raise RuntimeError("The run has begun: `prepare` all loaders before the first loop.")
+    made: BalancedLoader | StreamLoader
+    if stream is None and not isinstance(loader.dataset, IterableDataset):
+        made = BalancedLoader(
+            loader,
+            rank=side.rank,
+            world_size=side.world_size,
+            global_batch_size=global_batch_size,
+            plans=link,
+            listener=link,
+            share=side.share_indices,
+            no_sync=no_sync,
+            counter=counter,
+            count=count,
+        )
+    else:
+        made = StreamLoader(
+            loader,
+            kind=_said(stream, loader),
+            side=side,
+            global_batch_size=global_batch_size,
+            plans=link,
+            listener=link,
+            no_sync=no_sync,
+            counter=counter,
+            count=count,
+        )
+    for other in beside[:1]:
+        _check_fits(other, made)
+    return made
+
+
+def _said(stream: StreamKind | None, loader: DataLoader[Any]) -> StreamKind:
+    """Return what the user said of a stream, or raise: nothing in it tells who reads what."""
+    if stream is not None and stream in get_args(StreamKind):
+        return stream
+    raise invalid(
+        "Balancer.prepare(stream=...)",
+        f'be "same" or "sharded" for the {type(loader.dataset).__name__}',
+        repr(stream),
+        'Say who reads what: "same" if every rank reads all samples in one order, "sharded" if '
+        "each reads samples of its own. With data that is read by index, leave it out.",
+    )
+
+
+def check_full_steps(loader: BalancedLoader | StreamLoader) -> None:
+    """Raise for a model with local BatchNorm on a stream whose steps may have too few samples."""
+    if isinstance(loader, StreamLoader) and not loader.drop_last:
+        raise invalid(
+            "Balancer.prepare(loader, stream=...)",
+            "have full steps only, for the model's BatchNorm",
+            "a stream that may end with fewer than 2 samples for a rank",
+            "Set `DataLoader(drop_last=True)`, or use GroupNorm.",
+        )
+
+
+def num_steps_of(loader: BalancedLoader | StreamLoader) -> int:
+    """Return the steps of an epoch; 0 where nobody knows them."""
+    try:
+        return len(loader)
+    except TypeError:
+        return 0
+
+
+def _check_fits(first: BalancedLoader | StreamLoader, other: BalancedLoader | StreamLoader) -> None:
+    """Raise unless two loaders can be trained on in turn, under the same plans."""
+    tails = first.tail_batch_size or 0, other.tail_batch_size or 0
+    if tails[0] != tails[1]:
+        raise invalid(
+            "Balancer.prepare(loader)",
+            f"end an epoch as the balancer's first loader does, with {tails[0]} samples in a short "
+            f"last step",
+            tails[1],
+            "Set `DataLoader(drop_last=True)` on both, or make a balancer for each.",
+        )

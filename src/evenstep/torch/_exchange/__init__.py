@@ -1,0 +1,1 @@
+"""How ranks agree: connections, reports, plans, and who fell silent."""

@@ -1,0 +1,178 @@
+"""Rank 0's half of the exchange: collect what all ranks report, and have the planner decide."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import monotonic
+from typing import Any, Protocol
+
+from ...control import Learnt, Plan, Planner, Report
+from ...events import Event, Hook, PolicyFailed, PolicySlow
+
+# Everybody waits for a decision. A policy that takes longer is asked so rarely that it costs a
+# twentieth of the time; but never less often than once a minute, as speeds change.
+_SLOW_S = 0.5
+_SLOW_IN_A_ROW = 2  # one may be a pause of this process, and no fault of the policy
+_REST_TIMES = 19
+_LONGEST_REST_S = 60.0
+
+
+class Announcer(Protocol):
+    """Tells all ranks what was decided."""
+
+    def announce(self, plan: Plan) -> None:
+        """Tell everybody of a plan, if it is new."""
+
+    def publish(self, index: int) -> None:
+        """Let the newest plan be the answer to step ``index``."""
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Make ``call`` when nobody waits for anything."""
+
+
+class Decisions:
+    """Decides as soon as the last report of a step is there, on the thread that brought it.
+
+    Args:
+        world_size: number of workers.
+        lag: steps by which a plan trails its measurement.
+        announcer: tells all ranks.
+        emit: takes every event.
+        clock: monotonic seconds.
+
+    Attributes:
+        planner: decides; set before the first report.
+        slowest_s: compute time of the slowest rank in the newest step.
+        all_early: whether all ranks reported the newest step before its last collective.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        *,
+        lag: int,
+        announcer: Announcer,
+        emit: Hook,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self.planner: Planner | None = None
+        self.slowest_s: float | None = None
+        self.all_early = True
+        self._world_size = world_size
+        self._lag = lag
+        self._announcer = announcer
+        self._emit = emit
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._arrived: defaultdict[int, set[int]] = defaultdict(set)
+        self._measured: defaultdict[int, dict[int, Report]] = defaultdict(dict)
+        self._late: set[int] = set()  # steps that somebody reported past its collectives
+        self._rest_until_s = 0.0
+        self._num_slow = 0  # in a row
+        self._deciding: int | None = None  # the step being decided after
+
+    def take(self, rank: int, step: int, reports: Sequence[Report], *, early: bool) -> None:
+        """Take in a rank's message for ``step``, and decide if it is the last."""
+        with self._lock:
+            if not early:
+                self._late.add(step)
+            for report in reports:
+                self._measured[report.step][rank] = report
+            self._arrived[step].add(rank)
+            if len(self._arrived[step]) == self._world_size:
+                del self._arrived[step]
+                self._deciding = step
+                try:
+                    self._decide(step)
+                finally:
+                    self._deciding = None
+
+    def learnt(self) -> Learnt | None:
+        """Return what the planner has learnt; None before there is one."""
+        with self._lock:
+            return None if self.planner is None else self.planner.learnt()
+
+    @property
+    def newest(self) -> int:
+        """The newest step that somebody has reported and somebody has not; -1 if there is none."""
+        with self._lock:
+            return max(self._arrived, default=-1)
+
+    def incomplete(self) -> tuple[int, frozenset[int]] | None:
+        """Return the oldest such step and who has reported it, without waiting for a decision.
+
+        While one is made, the others wait for rank 0: it has not finished that step.
+        """
+        deciding = self._deciding
+        if deciding is not None:
+            return deciding, frozenset(range(1, self._world_size))
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            step = min(self._arrived, default=None)
+            return None if step is None else (step, frozenset(self._arrived[step]))
+        finally:
+            self._lock.release()
+
+    def _decide(self, step: int) -> None:
+        """Show the planner what is complete and publish what it says; then keep the books."""
+        planner = self.planner
+        assert planner is not None
+        books: list[Callable[[], None]] = []
+        complete = [
+            index for index, known in self._measured.items() if len(known) == self._world_size
+        ]
+        for index in sorted(complete):
+            known = self._measured.pop(index)
+            reports = [known[rank] for rank in range(self._world_size)]
+            if not any(report.problem() for report in reports):
+                self.slowest_s = max(report.compute_s for report in reports)
+            before = planner.plan
+            events = self._observe(planner, reports, index, next_step=step + 1 + self._lag)
+            self._announcer.announce(planner.plan)
+            books.append(partial(self._account, planner, reports, before, events))
+        for index in [index for index in self._measured if index < step - 8]:
+            del self._measured[index]  # a rank had no measurement of it, and never will
+        self.all_early = step not in self._late
+        self._late.discard(step)
+        self._announcer.publish(step)
+        for book in books:
+            self._announcer.later(book)
+
+    def _observe(
+        self, planner: Planner, reports: list[Report], step: int, *, next_step: int
+    ) -> tuple[Event, ...]:
+        """Have the planner decide, unless its last decisions took too long."""
+        began_s = self._clock()
+        ask = began_s >= self._rest_until_s
+        try:
+            events = planner.observe(reports, next_step=next_step, ask=ask).events
+        except Exception as error:  # training that could go on goes on, with the last plan
+            events = (PolicyFailed(step, f"{type(error).__name__}: {error}"),)
+        ended_s = self._clock()
+        took_s = ended_s - began_s
+        if ask:
+            self._num_slow = self._num_slow + 1 if took_s > _SLOW_S else 0
+        if not ask or self._num_slow < _SLOW_IN_A_ROW:
+            return events
+        rest_s = min(_REST_TIMES * took_s, _LONGEST_REST_S)
+        self._rest_until_s = ended_s + rest_s
+        return (*events, PolicySlow(step, took_s, rest_s))
+
+    def _account(
+        self, planner: Planner, reports: list[Report], plan: Plan, events: tuple[Event, ...]
+    ) -> None:
+        measured = planner.account(reports, plan)
+        for event in (measured, *events) if measured else events:
+            self._emit(event)
+
+
+def read_plan(written: dict[str, Any]) -> Plan:
+    """Return the plan that was sent: JSON knows lists, a plan holds tuples."""
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in written.items()
+    }
+    return Plan(**values)

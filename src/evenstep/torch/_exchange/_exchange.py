@@ -1,0 +1,350 @@
+"""Reports to rank 0, plans back: every rank applies the same integers in the same step."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, fields
+from operator import attrgetter
+from time import monotonic
+
+from ...control import Learnt, Plan, Planner, Report
+from ...events import Hook, WorkerLost
+from ...exceptions import WorkerLostError
+from ._channel import Message, StarChannel
+from ._decisions import Decisions, read_plan
+from ._losses import lost_worker
+from ._progress import Patrol
+from ._stuck import end_process, is_in_collective
+from ._unit_sums import UnitSums
+
+_REPORT = attrgetter(*(field.name for field in fields(Report)))
+
+# The books of a step are kept this much later, in the middle of the next one: at once, they
+# would take Python's lock from the main thread on its way through the optimizer.
+_BOOKS_S = 0.005
+
+
+class Exchange:
+    """One rank's side of the exchange.
+
+    Every rank sends one message for every step, with whatever measurements are complete. When all
+    have arrived, rank 0 decides and answers with the plan. The plan of step ``s`` is the one
+    decided after the messages of step ``s - 1 - lag``: with lag 0 (CPU) step k decides k + 1; with
+    lag 1 (CUDA) nobody waits for a device, and step k usually decides k + 2.
+
+    Messages and decisions run on the channel's thread, or on the caller's where its own report is
+    the last one; both while the all-reduce and the optimizer of the same step keep the caller
+    busy, so that the plan point finds the answer there.
+
+    Args:
+        rank: this process.
+        hosts: host name of every rank, for errors.
+        channel: connections to the others; None with one process.
+        lag: steps by which a plan trails its measurement, 0 or 1.
+        emit: takes every event, on rank 0.
+        heartbeat_s: seconds between two calls of ``tick``.
+        hang_s: seconds for which a rank may keep others waiting in a step; None is any time.
+        grace_s: seconds after the loss of a worker for which the main thread may still come out of
+            a collective. After that the process is ended: a collective with a lost peer blocks
+            for half an hour, and gloo's cannot be interrupted.
+        abort: ends the process with a message.
+        is_stuck: tells whether a thread sits in a collective of torch's, by its number.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        hosts: Sequence[str],
+        channel: StarChannel | None,
+        *,
+        lag: int = 0,
+        emit: Hook,
+        heartbeat_s: float = 1.0,
+        hang_s: float | None = None,
+        grace_s: float = 3.0,
+        abort: Callable[[str], None] | None = None,
+        is_stuck: Callable[[int], bool] | None = None,
+    ) -> None:
+        self._rank = rank
+        self._hosts = tuple(hosts)
+        self._channel = channel
+        self._lag = lag
+        self._emit = emit
+        self._grace_s = grace_s
+        self._abort = abort or end_process
+        self._is_stuck = is_stuck or is_in_collective
+        self._plan: Plan | None = None
+        self._plans: dict[int, Plan] = {}  # by the step after which each was decided
+        self._newest = -2
+        self.slowest_s: float | None = None  # compute time of the slowest, in the newest step
+        self.all_early = True  # whether all reported the newest step before its last collective
+        self._changed = threading.Condition()  # `_newest` grew, or a worker was lost
+        self.units = UnitSums(rank, len(hosts), channel, self._changed, owner=self)
+        self._decisions = Decisions(len(hosts), lag=lag, announcer=self, emit=emit)  # on rank 0
+        self._left: dict[int, int] = {}
+        self._listeners: list[Callable[[Plan], None]] = []
+        self._error: WorkerLostError | None = None
+        self._error_s = 0.0
+        self._collective_s: float | None = None  # since when the training thread is in one
+        self._first_step: int | None = None
+        self._last_step = -1
+        self._patrol = Patrol(rank, self._hosts, channel, hang_s=hang_s, heartbeat_s=heartbeat_s)
+        self._told = False  # this very process was told to end
+        self._stop_asked = False
+        self._stop_from: int | None = None  # all ranks learn with this step that one asked
+        self.stopping = False  # as of the newest plan point, so the same on all ranks
+
+    def start(self) -> None:
+        """Start listening. Before this, nothing is sent or received."""
+        if self._channel is not None:
+            self._channel.start(self)
+
+    def lead(self, planner: Planner) -> None:
+        """On rank 0: plan with ``planner`` and tell everybody its first plan."""
+        self._decisions.planner = planner
+        self.announce(planner.plan)
+        self.publish(-1)
+
+    def subscribe(self, listener: Callable[[Plan], None]) -> None:
+        """Have ``listener`` called with every new plan, from whichever thread learns of it."""
+        self._listeners.append(listener)
+
+    def report(self, step: int, reports: Sequence[Report], *, early: bool = True) -> None:
+        """Send this rank's one message for ``step``.
+
+        Args:
+            step: the step under way.
+            reports: the measurements that are complete.
+            early: whether it comes before its last collective.
+        """
+        self._last_step = step
+        if self._rank != 0 and self._channel is not None:
+            rows = [_REPORT(report) for report in reports]
+            message: Message = {"step": step, "reports": rows}
+            message |= {} if early else {"late": True}
+            self._channel.send(0, {**message, "stop": True} if self._stop_asked else message)
+            self.check_left()
+        else:
+            self._take(0, step, reports, early=early)
+
+    def at(self, step: int) -> Plan:
+        """Return the plan of ``step``, once it is decided: the plan point.
+
+        Raises:
+            WorkerLostError: a worker that is needed for it was lost.
+        """
+        self._collective_s = None
+        self._patrol.thread_id = threading.get_ident()
+        if self._first_step is None:  # of this process: a resumed run counts on
+            self._first_step = step
+        index = step - 1 - self._lag
+        if index < self._first_step:
+            index = -1
+        self._await(index, limit_s=None)
+        with self._changed:
+            for old in [key for key in self._plans if key < index]:
+                del self._plans[old]
+            self.stopping = self._stop_from is not None and self._stop_from <= index
+            return self._plans[index]
+
+    def ask_to_stop(self) -> None:
+        """Have all ranks agree to stop: ``stopping`` is set at the same plan point on each.
+
+        It travels with the messages of the steps. May be called from a signal handler.
+        """
+        self._told = self._stop_asked = True
+
+    def learnt(self) -> Learnt | None:
+        """Return what the planner has learnt; None on ranks that have none."""
+        return self._decisions.learnt()
+
+    def settle(self, step: int, *, limit_s: float) -> bool:
+        """Wait until all ranks have reported ``step`` and the answer is here, at most ``limit_s``.
+
+        Called when this rank's own backward is done and a collective would make it wait for the
+        others anyway: here a lost worker raises an error with its name, there it would hang. It
+        may be this rank that a late one waits for, in a collective that comes before its report:
+        hence the limit. It is lifted while the late ranks are seen to be short of a backward's end.
+
+        Returns:
+            Whether the answer came in time.
+
+        Raises:
+            WorkerLostError: a worker was lost.
+        """
+        while not self._await(step, limit_s=limit_s):
+            if not self._patrol.is_elsewhere(step):
+                return False
+            limit_s = self._patrol.heartbeat_s
+        return True
+
+    def check(self) -> None:
+        """Raise if a worker was lost.
+
+        Raises:
+            WorkerLostError: a worker was lost.
+        """
+        if self._error is not None:
+            raise self._error
+
+    def verdict(self, *, within_s: float) -> WorkerLostError | None:
+        """Return the loss of a worker, if one becomes known in time.
+
+        For somebody whose collective broke: a rank that ended its run is to blame for that too.
+        None at once if no collective was under way.
+        """
+        if self._collective_s is None:
+            return None
+        if self._channel is not None:  # a connection that broke is given time to be made again
+            within_s += self._channel.reconnect_s
+        with self._changed:
+            self._changed.wait_for(lambda: self._error or self._left, timeout=within_s)
+        for rank, last_step in tuple(self._left.items()):
+            self._fail(rank, f"it ended its run after step {last_step}, others had not")
+        return self._error
+
+    def enter_collective(self, *, backward_of: int | None = None) -> bool:
+        """Note that the calling thread goes into a collective; return if it was in none.
+
+        Args:
+            backward_of: the step, at the end of a backward; None elsewhere.
+        """
+        self._patrol.entered(backward_of)
+        was_outside = self._collective_s is None
+        self._collective_s = monotonic()
+        return was_outside
+
+    def leave_collective(self) -> None:
+        """Note that it is back."""
+        self._collective_s = None
+
+    def close(self) -> None:
+        """Say goodbye and stop. May be called again."""
+        self._collective_s = None
+        if self._channel is not None:
+            self._channel.send_all({"bye": self._last_step})
+            self._channel.close()
+            self._channel = None
+
+    def received(self, peer: int, message: Message) -> None:
+        """Take in a report (rank 0) or a plan (the others), units, a loss or a goodbye."""
+        match message:
+            case {"step": step, "reports": rows}:
+                self._stop_asked |= message.get("stop", False)
+                early = not message.get("late", False)
+                self._take(peer, step, [Report(*row) for row in rows], early=early)
+            case {"plan": plan}:
+                self.announce(read_plan(plan))
+            case {"after": index, "slowest_s": slowest_s}:
+                self.slowest_s = slowest_s
+                self.all_early = not message.get("late", False)
+                if message.get("stop") and self._stop_from is None:
+                    self._stop_from = index
+                self.publish(index)
+            case {"lost": rank, "problem": problem}:
+                self._fail(rank, problem)
+            case {"bye": last_step}:
+                with self._changed:
+                    self._left[peer] = last_step
+                    self._changed.notify_all()
+                self.check_left()
+            case _ if not self.units.received(peer, message):
+                self._patrol.received(peer, message)
+
+    def lost(self, peer: int, problem: str) -> None:
+        """Take notice of a broken or silent connection."""
+        if peer not in self._left:
+            self._fail(peer, problem)
+
+    def tick(self) -> None:
+        """Look who keeps the others waiting, on rank 0; act on a loss.
+
+        End the process if a worker was lost and the main thread cannot come by to say so.
+        """
+        if self._rank == 0 and self._error is None:
+            hung = self._patrol.look(self._decisions.incomplete() or self.units.incomplete())
+            if hung is not None:
+                self._fail(*hung)
+        if self._error is not None and self._told:
+            # Nobody is left to agree with, and whoever said so waits: torchrun does, before it
+            # starts the workers anew.
+            self._abort(f"{self._error} This process was told to end as well.")
+        if self._error is None or (since_s := self._collective_s) is None:
+            return
+        late = monotonic() - max(self._error_s, since_s) > self._grace_s
+        if late and self._is_stuck(self._patrol.thread_id):
+            self._abort(str(self._error))
+
+    def _take(self, rank: int, step: int, reports: Sequence[Report], *, early: bool) -> None:
+        self._decisions.take(rank, step, reports, early=early)
+        self.check_left()
+
+    def announce(self, plan: Plan) -> None:
+        """Tell everybody of a plan, if it is new. None may be left out: ranks replay them all."""
+        if self._plan is not None and self._plan.epoch == plan.epoch:
+            return
+        if self._rank == 0 and self._channel is not None:
+            self._channel.send_all({"plan": asdict(plan)})
+        self._plan = plan
+        for listener in tuple(self._listeners):
+            listener(plan)
+
+    def publish(self, index: int) -> None:
+        """Let the newest plan be the answer to step ``index``."""
+        assert self._plan is not None
+        if self._rank == 0 and self._stop_asked and self._stop_from is None:
+            self._stop_from = index
+        stop = {} if self._stop_from is None else {"stop": True}
+        if self._rank == 0:
+            self.slowest_s = self._decisions.slowest_s
+            self.all_early = self._decisions.all_early
+        if self._rank == 0 and self._channel is not None:
+            late = {} if self.all_early else {"late": True}
+            self._channel.send_all({"after": index, "slowest_s": self.slowest_s, **stop, **late})
+        with self._changed:
+            self._plans[index] = self._plan
+            self._newest = index
+            self._changed.notify_all()
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Make ``call`` when nobody waits for anything."""
+        if self._channel is None:
+            call()
+        else:
+            self._channel.call_later(call, delay_s=_BOOKS_S)
+
+    def _await(self, index: int, *, limit_s: float | None) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: self._newest >= index or self._error, timeout=limit_s)
+            if self._newest < index:
+                self.check()
+            return self._newest >= index
+
+    def check_left(self) -> None:
+        """Take notice if somebody is needed who has ended its run."""
+        ahead = self._decisions.newest
+        if self._rank != 0:
+            ahead = self._last_step if self._newest < self._last_step else -1
+        for rank, last_step in tuple(self._left.items()):
+            waiting = self.units.step_without(rank)
+            at = ahead if waiting is None else waiting
+            if ahead > last_step or waiting is not None:
+                self._fail(rank, f"it ended its run after step {last_step}, others are at {at}")
+
+    def _fail(self, rank: int, problem: str) -> None:
+        if self._error is not None:
+            return
+        host, done = self._hosts[rank], self._newest
+        error = lost_worker(rank, host, problem, done=done)
+        if self._rank == 0 and self._channel is not None:
+            # Before anything else: once the main thread knows, this process may end at any time,
+            # and the others would take rank 0 for the one that was lost.
+            self._channel.send_all({"lost": rank, "problem": problem})
+            self._emit(WorkerLost(done, rank, host, problem))
+        self._error_s = monotonic()
+        self._error = error
+        with self._changed:
+            self._changed.notify_all()
+        logging.getLogger("evenstep").critical("%s", error)

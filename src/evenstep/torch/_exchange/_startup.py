@@ -1,0 +1,263 @@
+"""Once at the start: who runs where, the side group, the star of connections."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from .._options import Runtime
+from ._channel import StarChannel
+from ._losses import Bracket, CollectiveWatch
+from ._meeting import connect_star
+from ._peers import PeerGroup, peers_of
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """What the others should know about a worker.
+
+    Attributes:
+        host: its host name.
+        device: its device, such as ``"cpu"`` or ``"cuda:0 NVIDIA H200"``.
+        lag: steps by which its measurements trail, 0 or 1.
+        identity: host and device, as they go by through restarts: ranks are renumbered, and every
+            process may call its own card ``"cuda:0"``.
+    """
+
+    host: str
+    device: str
+    lag: int
+    identity: str
+
+    @classmethod
+    def here(cls, device: torch.device, *, lag: int) -> WorkerFacts:
+        """Return the facts of this process."""
+        host = socket.gethostname()
+        return cls(host, describe_device(device), lag, f"{host} {_identity(device)}")
+
+
+class SideGroup:
+    """All ranks once more, over gloo: for the few things said outside of the steps.
+
+    Args:
+        process_group: whose ranks; None is the default group. Collective: every rank of the
+            default group makes it in the same order.
+    """
+
+    def __init__(self, process_group: dist.ProcessGroup | None) -> None:
+        ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
+        self.rank = dist.get_rank(process_group)
+        self.world_size = len(ranks)
+        self._first = ranks[0]
+        self._ranks = set(ranks)
+        self._group = dist.new_group(
+            ranks, backend="gloo", use_local_synchronization=process_group is not None
+        )
+        self._last: torch.Tensor | None = None
+        self._bracket = Bracket()
+        self.peers: PeerGroup | None = None
+        atexit.register(self.close)  # for a balancer that never comes to its first step
+
+    def join(self, module: nn.Module) -> None:
+        """Share every batch with the ranks that hold other parts of ``module``, if any do.
+
+        Collective over those.
+        """
+        ranks = peers_of(module, self._ranks)
+        if len(ranks) > 1 and self.peers is None:
+            self.peers = PeerGroup(ranks, self._bracket)
+
+    def watch_by(self, watch: CollectiveWatch) -> None:
+        """Have the loss of a worker noticed in all that follows."""
+        self._bracket.watch = watch
+
+    def close(self) -> None:
+        """End the group's threads, unless somebody has ended the group before.
+
+        A thread of gloo's may hold the last reference to a tensor that Python knows. If it lets go
+        while Python shuts down, the process aborts: so the threads end here, and until then the
+        newest tensor is kept.
+        """
+        atexit.unregister(self.close)
+        if self._group in dist.distributed_c10d._world.pg_map:
+            dist.destroy_process_group(self._group)
+        del self._group
+        self._last = None
+        if self.peers is not None:
+            self.peers.close()
+
+    def share(self, value: Any) -> Any:
+        """Return on every rank what rank 0 was called with."""
+        box = [value]
+        with self._bracket():
+            dist.broadcast_object_list(box, src=self._first, group=self._group)
+        return box[0]
+
+    def share_indices(self, indices: list[int] | None) -> list[int]:
+        """Return on every rank the integers that rank 0 was called with: a tensor, not objects."""
+        count = torch.tensor([len(indices) if indices is not None else 0])
+        with self._bracket():
+            dist.broadcast(count, src=self._first, group=self._group)
+            values = torch.zeros(int(count), dtype=torch.int64)
+            if indices is not None:
+                values = torch.tensor(indices, dtype=torch.int64)
+            dist.broadcast(values, src=self._first, group=self._group)
+        self._last = values
+        agreed = list(map(int, values.tolist()))
+        return agreed if self.peers is None else self.peers.share_indices(agreed)
+
+    def collect(self, value: Any) -> list[Any]:
+        """Return on every rank what each rank was called with, in order."""
+        values: list[Any] = [None] * self.world_size
+        with self._bracket():
+            dist.all_gather_object(values, value, group=self._group)
+        return values
+
+    def gather(self, numbers: list[int]) -> Callable[[], list[list[int]]]:
+        """Send ``numbers``, as many on every rank, and return what waits for everybody's."""
+        mine = torch.tensor(numbers, dtype=torch.int64)
+        rows = [torch.empty_like(mine) for _ in range(self.world_size)]
+        with self._bracket():
+            work = dist.all_gather(rows, mine, group=self._group, async_op=True)
+
+        def wait() -> list[list[int]]:
+            if work is not None:
+                with self._bracket():
+                    work.wait()
+            self._last = mine
+            return [list(map(int, row.tolist())) for row in rows]
+
+        return wait
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the sum over ranks of a CPU tensor."""
+        with self._bracket():
+            dist.all_reduce(values, group=self._group)
+        self._last = values
+        return values
+
+
+class Alone:
+    """The side group of a single process."""
+
+    rank = 0
+    world_size = 1
+    peers = None
+
+    def join(self, module: nn.Module) -> None:
+        """Do nothing: a rank that is not balanced gets its batches from nobody."""
+
+    def watch_by(self, watch: CollectiveWatch) -> None:
+        """Do nothing: there is nobody to lose."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def share(self, value: Any) -> Any:
+        """Return ``value``."""
+        return value
+
+    def share_indices(self, indices: list[int] | None) -> list[int]:
+        """Return ``indices``."""
+        return indices or []
+
+    def collect(self, value: Any) -> list[Any]:
+        """Return ``value`` alone."""
+        return [value]
+
+    def gather(self, numbers: list[int]) -> Callable[[], list[list[int]]]:
+        """Return what returns ``numbers`` alone."""
+        return lambda: [numbers]
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Return ``values``."""
+        return values
+
+
+def open_side(process_group: dist.ProcessGroup | None) -> SideGroup | Alone:
+    """Return the side group, or its stand-in without a process group or with one process.
+
+    Raises:
+        RuntimeError: a launcher started several processes, which do not know of each other yet.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise RuntimeError(
+                f"A launcher started {os.environ['WORLD_SIZE']} processes, and each would train "
+                f"alone: call `torch.distributed.init_process_group()` before `prepare`."
+            )
+        return Alone()
+    if dist.get_world_size(process_group) == 1:
+        return Alone()
+    return SideGroup(process_group)
+
+
+def open_channel(
+    side: SideGroup | Alone, facts: list[WorkerFacts], runtime: Runtime
+) -> StarChannel | None:
+    """Connect every rank with rank 0; None with one process."""
+    if side.world_size == 1:
+        return None
+    star = connect_star(
+        side.rank,
+        side.world_size,
+        side.share,
+        addresses=_addresses(facts, runtime.address),
+    )
+    return StarChannel(
+        star.connections,
+        heartbeat_s=runtime.heartbeat_s,
+        deadline_s=runtime.deadline_s,
+        star=star,
+    )
+
+
+def gather_facts(side: SideGroup | Alone, mine: WorkerFacts) -> list[WorkerFacts]:
+    """Return everybody's facts, by rank."""
+    rows = side.collect((mine.host, mine.device, mine.lag, mine.identity))
+    return [WorkerFacts(*row) for row in rows]
+
+
+def describe_device(device: torch.device) -> str:
+    """Return the device with its model's name, where it has one."""
+    if device.type == "cuda":
+        return f"{device} {torch.cuda.get_device_name(device)}"
+    return str(device)
+
+
+def _identity(device: torch.device) -> str:
+    """Return a name of the device that no other on its host has, where it can be told."""
+    if device.type == "cuda":
+        return f"cuda {torch.cuda.get_device_properties(device).uuid}"
+    return device.type
+
+
+def _addresses(facts: list[WorkerFacts], given: str | None) -> list[str]:
+    """Return addresses of this host, best first.
+
+    ``MASTER_ADDR`` is set by every launcher to a name of rank 0's host that all can resolve; with
+    ``WORLD_SIZE`` it is all of the environment that evenstep reads.
+    """
+    if given is not None:
+        return [given]
+    if len({worker.host for worker in facts}) == 1:
+        return ["127.0.0.1"]
+    name = socket.gethostname()
+    found = [os.environ.get("MASTER_ADDR", ""), *_quietly(lambda: [socket.getfqdn(), name])]
+    found += _quietly(lambda: socket.gethostbyname_ex(name)[2])
+    return list(dict.fromkeys(address for address in found if address))
+
+
+def _quietly(resolve: Callable[[], list[str]]) -> list[str]:
+    try:
+        return resolve()
+    except OSError:
+        return []  # a host that cannot resolve its own name has others still

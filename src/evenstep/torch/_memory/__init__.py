@@ -1,0 +1,1 @@
+"""What fits: peaks that are read, limits found by trial, forwards run again in parts."""

@@ -1,0 +1,127 @@
+"""Find by trial how many samples one forward of a rank can hold."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+
+from .._data._step import MicroBatch
+from ._lack import free_memory, is_out_of_memory
+from ._rows import repeat_rows
+
+Closure = Callable[[Any], torch.Tensor]
+"""The user's forward: from a micro-batch to its loss."""
+
+_MARGIN = 0.9  # of what was found: fragmentation, longer sequences, an evaluation in between
+
+
+def probe(
+    part: MicroBatch,
+    closure: Closure,
+    through: Callable[[torch.Tensor], Any],
+    *,
+    most: int,
+    smallest: int,
+    models: Iterable[torch.nn.Module],
+    no_sync: Callable[[], AbstractContextManager[Any]],
+    forget: Callable[[], None],
+) -> int | None:
+    """Return the most samples that one forward should get, or None if ``most`` of them fit.
+
+    Runs forward and backward at doubling sizes, made by repeating the samples at hand, until one
+    does not fit; then halves the interval to within a tenth. A tenth is left free. Gradients are
+    thrown away; buffers (running statistics) and the random state are put back. Other ranks are
+    not needed for any of it: nothing is synchronised.
+
+    Right where memory grows with the number of samples, whatever is in them. Wrong where it
+    depends on their lengths: probe on the longest, or set `Bounds(max=...)`. Optimizer state that
+    is made in the first step comes on top: what then runs out is cut by ``Replay``.
+
+    Args:
+        part: a micro-batch of real samples.
+        closure: from a batch to its loss.
+        through: runs the backward of a loss.
+        most: largest size worth knowing, at least 1.
+        smallest: samples that one forward needs at least.
+        models: whose gradients and buffers are put back.
+        no_sync: entered around the backwards.
+        forget: called after a forward that broke off.
+
+    Raises:
+        RuntimeError: not even ``smallest`` samples fit.
+    """
+    held = max(part.num_samples, 1)
+
+    def fits(size: int) -> bool:
+        fitted = _fits(repeat_rows(part.batch, held, size), closure, through, no_sync=no_sync)
+        if not fitted:
+            forget()
+        free_memory()
+        return fitted
+
+    with _kept(list(models)):
+        good = _largest(fits, start=max(min(held, most), smallest), most=most)
+    if good == most:
+        return None
+    if good < smallest:
+        raise RuntimeError(
+            f"Not even {smallest} samples fit into this worker's memory. Use a smaller model, "
+            f"activation checkpointing, or leave this worker out."
+        )
+    return max(int(_MARGIN * good), smallest)
+
+
+def _largest(fits: Callable[[int], bool], *, start: int, most: int) -> int:
+    """Return a size that fits and is within a tenth of the largest; 0 if none does."""
+    good, bad, size = 0, None, start
+    while bad is None and good < most:
+        if fits(size):
+            good, size = size, min(2 * size, most)
+        else:
+            bad = size
+    while bad is not None and bad - good > max(1, good // 10):
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if fits(middle) else (good, middle)
+    return good
+
+
+def _fits(
+    batch: Any,
+    closure: Closure,
+    through: Callable[[torch.Tensor], Any],
+    *,
+    no_sync: Callable[[], AbstractContextManager[Any]],
+) -> bool:
+    try:
+        with no_sync():
+            through(closure(batch))
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        traceback.clear_frames(error.__traceback__)
+        return False
+    return True
+
+
+@contextmanager
+def _kept(modules: list[torch.nn.Module]) -> Iterator[None]:
+    """Put gradients, buffers and the random state back at the end."""
+    parameters = [parameter for module in modules for parameter in module.parameters()]
+    buffers = [buffer for module in modules for buffer in module.buffers()]
+    grads, values = [p.grad for p in parameters], [b.clone() for b in buffers]
+    devices = {p.device.index for p in parameters if p.device.type == "cuda"}
+    try:
+        with torch.random.fork_rng(devices=sorted(devices)):
+            for parameter in parameters:
+                parameter.grad = None
+            yield
+    finally:
+        for parameter, grad in zip(parameters, grads, strict=True):
+            parameter.grad = grad
+        with torch.no_grad():
+            for buffer, value in zip(buffers, values, strict=True):
+                buffer.copy_(value)

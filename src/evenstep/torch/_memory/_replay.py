@@ -1,0 +1,290 @@
+"""Run a step's micro-batches, and run them again in smaller parts where memory ran out."""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+
+from ...exceptions import invalid
+from .._data._step import MicroBatch, cut
+from ._lack import free_memory, is_out_of_memory
+from ._probe import Closure, probe
+from ._rows import split_rows
+
+
+class ReplayListener(Protocol):
+    """Who weights the forwards, and passes on what was found not to fit."""
+
+    def begin_forward(self, *, num_samples: int, is_last: bool, units: float | None = None) -> None:
+        """Hear that a forward comes next."""
+
+    def found_limit(self, limit: int) -> None:
+        """Hear that one forward of this rank gets no more than ``limit`` samples from now on."""
+
+    def ran_out_of_memory(self, limit: int, *, num_samples: int, again: bool) -> None:
+        """Hear that the forward under way did not fit.
+
+        Args:
+            limit: most samples that one forward of this rank gets from now on.
+            num_samples: how many it had.
+            again: whether the step starts over, so that what ran of it does not count.
+        """
+
+
+class ReplayModels(Protocol):
+    """The models whose gradients are at stake."""
+
+    @property
+    def can_run_again(self) -> bool:
+        """Whether one rank may repeat a forward that broke off, without the others."""
+
+    @property
+    def synchronise(self) -> bool:
+        """Whether the last backward of a step synchronises."""
+
+    def no_sync(self) -> AbstractContextManager[Any]:
+        """Return a context for backwards that do not synchronise."""
+
+    def modules(self) -> list[torch.nn.Module]:
+        """Return the modules."""
+
+    def parameters(self) -> Iterable[torch.nn.Parameter]:
+        """Return the parameters."""
+
+    def expect_forward(self) -> None:
+        """Hear that a forward comes next, which may break off."""
+
+    def forget_forward(self) -> None:
+        """Undo what a forward that broke off has prepared for synchronising."""
+
+
+class Replay:
+    r"""Runs forward and backward of every micro-batch, and survives running out of memory.
+
+    What did not fit is cut into smaller parts and run again: the step keeps its samples, and the
+    weights of the parts add up to the same gradient. The gradient is put back to what it was:
+    untouched if memory ran out in the forward, else from nothing, where the step began without
+    gradients (``zero_grad(set_to_none=True)``, torch's default).
+
+    A backward that synchronises cannot be taken back once others have had a part of it. So a
+    forward larger than any that went well on this rank is not the one to synchronise: a stand-in
+    of weight 0 does that after it. A size that went well before goes straight, and costs nothing
+    more than a plain loop; if that one fails in the middle of its backward, nothing can help, and
+    the error says so.
+
+    Right for plain modules and DDP. Where forwards are collectives, as with FSDP2, one rank cannot
+    repeat them: the error passes. Random numbers are drawn anew when parts run again.
+
+    Args:
+        models: those of the run.
+        listener: is told of forwards and limits.
+        loss_reduction: what a loss does over the samples of a forward, ``"mean"`` or ``"sum"``.
+        smallest: gives the samples that one forward needs at least, positive.
+        probe_up_to: find by trial, before the first forward, which size up to this one fits; None
+            does without.
+
+    Attributes:
+        limit: most samples in one forward; None as long as none failed.
+        probes: whether a trial is still to come.
+    """
+
+    def __init__(
+        self,
+        models: ReplayModels,
+        listener: ReplayListener,
+        *,
+        loss_reduction: str = "mean",
+        smallest: Callable[[], int] = lambda: 1,
+        probe_up_to: int | None = None,
+    ) -> None:
+        self._models = models
+        self._listener = listener
+        self._sums = loss_reduction == "sum"
+        self._least = smallest
+        self._probe_up_to = probe_up_to
+        self._smallest = 1
+        self._went_well: set[int] = set()
+        self.limit: int | None = None
+
+    @property
+    def probes(self) -> bool:
+        return self._probe_up_to is not None
+
+    def run(
+        self,
+        parts: Sequence[MicroBatch],
+        closure: Closure,
+        through: Callable[[torch.Tensor], Any],
+    ) -> torch.Tensor:
+        """Run all of a step and return the loss over its samples here, detached.
+
+        Args:
+            parts: the step's micro-batches.
+            closure: from a batch to its loss.
+            through: runs the backward of a loss.
+
+        Raises:
+            RuntimeError: memory ran out where no smaller part would help, or where the gradient
+                could not be put back.
+        """
+        self._smallest = self._least()
+        if self._probe_up_to is not None and parts[0].num_samples:
+            self._probe(parts[0], closure, through, most=self._probe_up_to)
+        fresh = all(parameter.grad is None for parameter in self._models.parameters())
+        queue = self._cut(parts)
+        losses: list[tuple[torch.Tensor, float]] = []
+        while len(losses) < len(queue):
+            part, is_last = queue[len(losses)], len(losses) == len(queue) - 1
+            self._listener.begin_forward(
+                num_samples=part.num_samples, is_last=is_last, units=part.units
+            )
+            error, loss, in_backward = self._attempt(part, closure, through, is_last=is_last)
+            if error is None:
+                assert loss is not None
+                if part.num_samples:
+                    self._went_well.add(part.num_samples)
+                losses.append((loss, part.num_samples if part.units is None else part.units))
+                continue
+            again = in_backward and self._touched(fresh=fresh and not losses)
+            self._check(error, part, fresh=fresh, again=again, is_last=is_last)
+            self._lower(part.num_samples)
+            self._listener.ran_out_of_memory(
+                self.limit or 1, num_samples=part.num_samples, again=again
+            )
+            if again:
+                for parameter in self._models.parameters():
+                    parameter.grad = None
+                losses.clear()
+                queue = self._cut(parts)
+            else:
+                queue[len(losses) :] = self._cut(queue[len(losses) :])
+        return self._loss(losses)
+
+    def _probe(
+        self,
+        part: MicroBatch,
+        closure: Closure,
+        through: Callable[[torch.Tensor], Any],
+        *,
+        most: int,
+    ) -> None:
+        if not self._models.can_run_again:
+            raise invalid(
+                "Bounds(max='probe')",
+                "be used with plain modules and DDP",
+                "a model whose forward is a collective, which no rank can try alone",
+                "Give `Bounds(max=...)` a number.",
+            )
+        self._probe_up_to = None
+        self._models.expect_forward()
+        limit = probe(
+            part,
+            closure,
+            through,
+            most=most,
+            smallest=self._smallest,
+            models=self._models.modules(),
+            no_sync=self._models.no_sync,
+            forget=self._models.forget_forward,
+        )
+        if limit is not None:
+            self.limit = limit
+            self._listener.found_limit(limit)
+
+    def _attempt(
+        self,
+        part: MicroBatch,
+        closure: Closure,
+        through: Callable[[torch.Tensor], Any],
+        *,
+        is_last: bool,
+    ) -> tuple[RuntimeError | None, torch.Tensor | None, bool]:
+        """Return the lack of memory if there was one, the loss, and whether the backward ran."""
+        loss = None
+        self._models.expect_forward()
+        try:
+            with nullcontext() if is_last else self._models.no_sync():
+                loss = closure(part.batch)
+                through(loss)
+            return None, loss.detach(), True
+        except RuntimeError as error:
+            if not (is_out_of_memory(error) and self._models.can_run_again):
+                raise
+            traceback.clear_frames(error.__traceback__)  # they hold what filled the memory
+            in_backward = loss is not None
+            del loss
+            free_memory()
+            self._models.forget_forward()
+            return error.with_traceback(None), None, in_backward
+
+    def _loss(self, losses: Sequence[tuple[torch.Tensor, float]]) -> torch.Tensor:
+        """Return the loss over all samples; of a stand-in alone, that of the stand-in."""
+        counted = [pair for pair in losses if pair[1]]
+        if not counted:
+            return losses[0][0]
+        if self._sums:
+            return torch.stack([loss for loss, _ in counted]).sum()
+        count = math.fsum(size for _, size in counted)
+        return torch.stack([size / count * loss for loss, size in counted]).sum()
+
+    def _touched(self, *, fresh: bool) -> bool:
+        """Tell whether a backward that failed may have changed a gradient."""
+        if not fresh:
+            return True
+        return any(parameter.grad is not None for parameter in self._models.parameters())
+
+    def _check(
+        self, error: RuntimeError, part: MicroBatch, *, fresh: bool, again: bool, is_last: bool
+    ) -> None:
+        """Raise where running again would not help, or not be right."""
+        size = part.num_samples
+        if size <= self._smallest:
+            raise RuntimeError(
+                f"A forward of {size} samples ran out of memory, and no smaller one is possible. "
+                f"Use a smaller model, activation checkpointing, or leave this worker out."
+            ) from error
+        if again and is_last:
+            raise RuntimeError(
+                f"Memory ran out in a backward of {size} samples that was already being reduced "
+                f"with the other workers, so it cannot be taken back. Set "
+                f"`Bounds(max={size // 2})`, or restart from the last checkpoint."
+            ) from error
+        if again and not fresh:
+            raise RuntimeError(
+                "Memory ran out in a backward after gradients of earlier steps had been "
+                "accumulated, which cannot be taken back. Clear them before every step with "
+                "`optimizer.zero_grad(set_to_none=True)`, or set `Bounds(max=...)`."
+            ) from error
+
+    def _lower(self, failed: int) -> None:
+        self._went_well = {size for size in self._went_well if size < failed}
+        self.limit = max(failed // 2, self._smallest, *self._went_well)
+
+    def _cut(self, parts: Sequence[MicroBatch]) -> list[MicroBatch]:
+        """Return the parts within the limit, the last of them safe to synchronise in."""
+        pieces = [piece for part in parts for piece in _pieces(part, self.limit)]
+        last = pieces[-1].num_samples
+        if self._models.synchronise and last > max(self._smallest, *self._went_well, 0):
+            rest = last - self._smallest
+            stand_in, _ = split_rows(pieces[-1].batch, last, (self._smallest, rest))
+            pieces.append(replace(pieces[-1], batch=stand_in, num_samples=0))
+        return pieces
+
+
+def _pieces(part: MicroBatch, limit: int | None) -> list[MicroBatch]:
+    sizes = cut(part.num_samples, limit)
+    return [part] if len(sizes) == 1 else _split(part, sizes)
+
+
+def _split(part: MicroBatch, sizes: Sequence[int]) -> list[MicroBatch]:
+    batches = split_rows(part.batch, part.num_samples, sizes)
+    return [
+        replace(part, batch=batch, num_samples=size)
+        for batch, size in zip(batches, sizes, strict=True)
+    ]

@@ -1,0 +1,101 @@
+"""Cut a collated batch by its samples: what a forward that did not fit is made smaller by."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from typing import Any
+
+import torch
+
+from ...exceptions import invalid
+
+
+def split_rows(batch: Any, num_samples: int, sizes: Sequence[int]) -> list[Any]:
+    """Return ``batch`` in parts of ``sizes`` samples, one after the other.
+
+    Right for what collates samples along the first dimension: tensors, and lists of one entry per
+    sample, in dicts, lists, tuples, named tuples and dataclasses. What has no entry per sample
+    is passed to every part. Tensors are views: nothing is copied.
+
+    Args:
+        batch: a collated batch.
+        num_samples: how many samples it holds.
+        sizes: of the parts, positive, adding up to ``num_samples``.
+
+    Raises:
+        ValueError: nothing in the batch has one entry per sample.
+    """
+    parts, first = [], 0
+    for size in sizes:
+        parts.append(_selected(batch, num_samples, slice(first, first + size)))
+        first += size
+    return parts
+
+
+def repeat_rows(batch: Any, num_samples: int, wanted: int) -> Any:
+    """Return a batch of ``wanted`` samples: those of ``batch``, over and over.
+
+    Raises:
+        ValueError: nothing in the batch has one entry per sample.
+    """
+    return _selected(batch, num_samples, [row % num_samples for row in range(wanted)])
+
+
+def _selected(batch: Any, num_samples: int, rows: slice | list[int]) -> Any:
+    found = False
+
+    def visit(item: Any) -> Any:
+        nonlocal found
+        if _is_per_sample(item, num_samples):
+            found = True
+            return _take(item, rows)
+        return _rebuild(item, visit)
+
+    selected = visit(batch)
+    if not found:
+        raise invalid(
+            "Step.backward(...)",
+            f"get batches that can be cut: tensors or lists with one entry for each of the "
+            f"{num_samples} samples",
+            f"a {type(batch).__name__} without any",
+            "Have `collate_fn` lay samples along the first dimension, or set `Bounds(max=...)`.",
+        )
+    return selected
+
+
+def _is_per_sample(item: Any, num_samples: int) -> bool:
+    """Tell whether ``item`` has one entry per sample.
+
+    A list or tuple as long as the batch may hold fields instead, in a batch of as many samples as
+    fields: if all of its entries are as long themselves, it is taken for that.
+    """
+    if isinstance(item, torch.Tensor):
+        return item.dim() > 0 and len(item) == num_samples
+    if not isinstance(item, (list, tuple)) or hasattr(item, "_fields") or len(item) != num_samples:
+        return False
+    return not all(_is_per_sample(entry, num_samples) for entry in item)
+
+
+def _take(item: Any, rows: slice | list[int]) -> Any:
+    if isinstance(item, torch.Tensor) or isinstance(rows, slice):
+        return item[rows]
+    return type(item)([item[row] for row in rows])
+
+
+def _rebuild(item: Any, visit: Callable[[Any], Any]) -> Any:
+    """Return ``item`` with its members visited, in a container of the same type."""
+    if isinstance(item, MutableMapping):
+        made = copy.copy(item)
+        made.update({key: visit(entry) for key, entry in item.items()})
+        return made
+    if isinstance(item, Mapping):
+        return type(item)({key: visit(entry) for key, entry in item.items()})  # type: ignore[call-arg]
+    if isinstance(item, (list, tuple)):
+        members = [visit(entry) for entry in item]
+        return type(item)(*members) if hasattr(item, "_fields") else type(item)(members)
+    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        fields = {f.name: visit(getattr(item, f.name)) for f in dataclasses.fields(item)}
+        return dataclasses.replace(item, **fields)
+    return item

@@ -1,0 +1,159 @@
+"""A watch on what is compiled in training: its stalls are no timings, its graphs are limited.
+
+Sizes that change cost graphs: one for any size where the batch dimension is marked as dynamic, one
+for each where ``torch.compile(dynamic=False)`` asks for it. At ``torch._dynamo.config``'s
+``recompile_limit`` torch gives up and runs the model uncompiled, with no more than a line in a log.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from ...exceptions import EvenstepWarning
+
+# Compilations of one piece of code that are left when the sizes are held: for the short last step
+# of an epoch, and for a plan that was on its way already.
+_RESERVE = 2
+
+
+class CompileWatch:
+    """Notices compilations in this process while it trains; costs nothing where there are none.
+
+    torch calls back at the start of each compilation: forward, backward, autotuning of kernels,
+    recording of CUDA graphs. Whoever is compiled in a step, that step's time is not the model's.
+    What is compiled in the forward of a balanced model is counted by its code: compiled for a
+    second size or more, and close to the limit, the sizes are to be held.
+
+    Attributes:
+        marks: whether a balanced model as a whole is compiled, so that its inputs are marked.
+        has_parts: whether one has compiled parts, whose own inputs are marked.
+        varies: whether sizes change at all, so that there is something to mark.
+        on_cuda: whether models compute there, where cudnn may tune for every new size.
+        holds: whether another size might leave a model uncompiled.
+    """
+
+    def __init__(self) -> None:
+        self.marks = False
+        self.has_parts = False
+        self.holds = False
+        self._places: list[Callable[[], None]] = []
+        self.varies = True
+        self.on_cuda = False
+        self._handler: Any = None
+        self._stalled = False
+        self._in_forward = False
+        self._num_samples = 0  # of the micro-batch under way; 0 outside of steps
+        self._sizes: defaultdict[int, set[int]] = defaultdict(set)  # by piece of code
+        self._tuned: set[int] = set()  # sizes that convolutions were tuned for
+        self._tell = ""
+
+    @property
+    def stalled(self) -> bool:
+        """Whether something was compiled, or tuned, in the step under way."""
+        return self._stalled or (self._handler is not None and not self._is_heard())
+
+    def before_steps(self, place: Callable[[], None]) -> None:
+        """Have ``place`` called before every step: hooks follow a model that is compiled late."""
+        self._places.append(place)
+
+    def begin_step(self) -> None:
+        """Begin to look at a step, and say once what was found in those before."""
+        self._stalled = False
+        self._listen()
+        for place in self._places:
+            place()
+        if self._tell:
+            text, self._tell = self._tell, ""
+            warnings.warn(text, EvenstepWarning, stacklevel=2)
+
+    def begin_forward(self, num_samples: int) -> None:
+        """Note the size of the next forward."""
+        self._num_samples = num_samples
+        self._in_forward = False
+        if self.on_cuda and torch.backends.cudnn.benchmark and num_samples not in self._tuned:
+            self._stalled = True
+            self._tuned.add(num_samples)
+
+    def end_step(self) -> None:
+        """Note that what follows is not training."""
+        self._num_samples = 0
+        self._in_forward = False
+
+    def enter(self, module: nn.Module, inputs: Any, keywords: Any) -> None:
+        """Note that a balanced model's forward begins, and mark its inputs if it is compiled."""
+        if not self._num_samples:
+            return
+        self._in_forward = True
+        if self.marks:
+            self.mark(module, inputs, keywords)
+
+    def leave(self, module: nn.Module, inputs: Any, keywords: Any, output: Any) -> Any:
+        """Note that it is over."""
+        self._in_forward = False
+        return output
+
+    def mark(self, module: nn.Module, inputs: Any, keywords: Any) -> None:
+        """Mark the batch dimension of tensors as dynamic, so that no size gets its own graph.
+
+        Weakly: where a model needs a fixed size, it is compiled with that and nothing is refused.
+        At the model and not in the loader, as marks do not survive ``batch.to(device)``.
+        """
+        size = self._num_samples
+        if size < 2 or not self.varies:  # torch takes 0 and 1 for constants
+            return
+        for leaf in tree_leaves((inputs, keywords)):
+            if isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.shape[0] == size:
+                torch._dynamo.maybe_mark_dynamic(leaf, 0)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._places.clear()
+        if self._handler is not None and self._is_heard():
+            self._handler.remove_start_callback(self._noticed)
+
+    def _listen(self) -> None:
+        """Ask to be called back; nothing can be compiled before torch's compiler is imported."""
+        if self._handler is None:
+            if "torch._dynamo" not in sys.modules:
+                return
+            self._handler = torch._dynamo.callback.callback_handler
+        if not self._is_heard():
+            self._handler.register_start_callback(self._noticed)
+
+    def _is_heard(self) -> bool:
+        """Tell whether torch will call back: a reset of its compiler forgets us."""
+        return self._noticed in self._handler.start_callbacks
+
+    def _noticed(self, *_: Any) -> None:
+        """Be called back by torch, in the middle of a forward or a backward."""
+        self._stalled = True
+        if self._in_forward and torch.is_grad_enabled():
+            self.marks |= not self.has_parts  # a model that was compiled after it was prepared
+            self._count()
+
+    def _count(self) -> None:
+        compiling = torch._guards.CompileContext.current_compile_id()
+        if compiling is None or compiling.frame_id is None or compiling.frame_compile_id is None:
+            return
+        sizes = self._sizes[compiling.frame_id]
+        sizes.add(self._num_samples)
+        limit = torch._dynamo.config.recompile_limit
+        left = limit - (compiling.frame_compile_id + 1)
+        if len(sizes) > 1 and left <= _RESERVE and not self.holds:
+            self.holds = True
+            self._tell = (
+                f"A balanced model was compiled {compiling.frame_compile_id + 1} times, for the "
+                f"batch sizes {sorted(sizes)} among others. At {limit} times torch would run it "
+                f"uncompiled with only a line in a log, so all sizes stay as they are from here "
+                f"on. Have the model use its batch size as a tensor shape only, raise "
+                f"`torch._dynamo.config.recompile_limit`, or keep one shape with "
+                f"`Bounds(vary='count', granularity=...)` in a loop over `loader.steps()`."
+            )

@@ -1,0 +1,224 @@
+"""Models under ``torch.compile``: how they are told, and how the balancer's hooks stay outside.
+
+Whatever of ours runs at a forward (the weight, the clock, the marks on inputs) runs outside of what
+is compiled: traced, it would split graphs and leave guards on what changes at every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
+
+from ...exceptions import invalid
+from ._weighting import InertHook
+
+_IN_PLACE = "_compiled_call_impl"  # where `Module.compile()` keeps what it made
+_BEHIND, _HOOKS = "_evenstep_behind", "_evenstep_hooks"  # what ours stands around, and its hooks
+
+_REASON = (
+    "evenstep's hooks run outside of graphs. Compile before `prepare`, not what it returned: "
+    "`balancer.prepare(torch.compile(model), loader)`."
+)
+
+Before = Callable[[nn.Module, Any, Any], None]
+After = Callable[[nn.Module, Any, Any, Any], Any]
+
+
+def inside(module: nn.Module) -> nn.Module:
+    """Return the module that ``torch.compile`` was given; ``module`` itself if it was not."""
+    original = module._modules.get("_orig_mod")
+    return module if original is None else original
+
+
+def ddp_of(module: nn.Module) -> DistributedDataParallel | None:
+    """Return the DDP that ``module`` is, compiled or not; None if it is none."""
+    inner = inside(module)
+    return inner if isinstance(inner, DistributedDataParallel) else None
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Tell whether ``module`` as a whole is compiled."""
+    return inside(module) is not module or _in_place(module) is not None
+
+
+def compiled_parts(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the outermost modules in ``module`` that are compiled, itself included."""
+    if is_compiled(module):
+        yield module
+        return
+    for child in module.children():
+        yield from compiled_parts(child)
+
+
+def check_compiled(module: nn.Module) -> None:
+    """Raise if ``module`` is compiled in a way that leaves no clean time or no exact weight.
+
+    Raises:
+        ValueError: a DDP with a static graph inside of what is compiled, or one whose reduction
+            is compiled into the backward.
+    """
+    ddp = ddp_of(module)
+    if ddp is not None and ddp.static_graph and is_compiled(module):
+        raise invalid(
+            "Balancer.prepare(model)",
+            "be `DDP(torch.compile(model), static_graph=True)`, or do without a static graph",
+            "`torch.compile(DDP(model, static_graph=True))`, where waiting for other ranks "
+            "cannot be told from this rank's own time",
+            "Compile the model inside of DDP, or leave out `static_graph`.",
+        )
+    if ddp is not None and getattr(ddp, "_use_python_reducer", False):
+        raise invalid(
+            "Balancer.prepare(model)",
+            "be a DDP that reduces gradients by itself",
+            'one made under `torch._dynamo.config.optimize_ddp = "python_reducer"`, which '
+            "compiles the reduction into the backward",
+            "Leave the setting at True, torch's default, when making the DDP.",
+        )
+
+
+def hooks_on(module: nn.Module) -> Iterator[Any]:
+    """Yield the balancer's hooks on ``module``, wherever they are placed."""
+    registered = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+    placed = getattr(module.__dict__.get(_IN_PLACE), _HOOKS, ())
+    for hook in (*registered, *placed):
+        if isinstance(hook, Untraced):
+            yield hook.hook
+
+
+class Untraced:
+    """A hook that compilers leave alone; in a copy or a pickle of the model nothing is left of it.
+
+    Args:
+        hook: what is called.
+
+    Attributes:
+        hook: as given.
+        call: the same, untraced.
+    """
+
+    def __init__(self, hook: Callable[..., Any]) -> None:
+        self.hook = hook
+        self.call = torch.compiler.disable(hook, reason=_REASON)  # type: ignore[no-untyped-call]
+
+    def __reduce__(self) -> tuple[type[InertHook], tuple[()]]:
+        return InertHook, ()
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the hook, untraced."""
+        return self.call(*args)
+
+
+class Surround:
+    """What is called before and after a module's forward, outside of what is compiled of it.
+
+    Forward hooks serve where the module is not compiled, and on what ``torch.compile(model)``
+    returns, whose own call is not. After ``model.compile()`` hooks are part of the graph; then,
+    and for a module inside of a compiled one, the calls stand around the compiled call instead.
+
+    Args:
+        module: the module.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self._before: list[Untraced] = []
+        self._after: list[Untraced] = []
+        self._handles: list[RemovableHandle] = []
+        self._call: Any = None
+
+    def before(self, hook: Before, *, first: bool = False) -> None:
+        """Have ``hook`` called with module, arguments and keywords before every forward.
+
+        From the next ``place`` on, as with ``after``.
+
+        Args:
+            hook: called for what it does; what it returns is ignored.
+            first: whether it comes before all others.
+        """
+        self.release()
+        self._before.insert(0 if first else len(self._before), Untraced(hook))
+
+    def after(self, hook: After) -> None:
+        """Have ``hook`` called with the output too after every forward, and its answer taken."""
+        self.release()
+        self._after.append(Untraced(hook))
+
+    def place(self, *, traced: bool = False) -> None:
+        """Put the calls where they belong now; repeated, as a model may be compiled late.
+
+        Args:
+            traced: whether the module is called from inside of a compiled one.
+        """
+        present = self.module.__dict__.get(_IN_PLACE)
+        if present is not None and present is self._call:
+            return
+        if present is None and not traced:
+            if not self._handles:
+                self._register()
+            return
+        self._take_off()
+        self._call = _around(self.module, present, tuple(self._before), tuple(self._after))
+        self.module.__dict__[_IN_PLACE] = self._call
+
+    def release(self) -> None:
+        """Leave the module as it was."""
+        self._take_off()
+        if self._call is not None and self.module.__dict__.get(_IN_PLACE) is self._call:
+            _restore(self.module, self._call)
+        self._call = None
+
+    def _register(self) -> None:
+        """Register hooks; the first of ours goes before all of the user's."""
+        for position, hook in enumerate(self._before):
+            self._handles.append(
+                self.module.register_forward_pre_hook(hook, prepend=not position, with_kwargs=True)
+            )
+        for hook in self._after:
+            self._handles.append(self.module.register_forward_hook(hook, with_kwargs=True))
+
+    def _take_off(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+
+def _around(
+    module: nn.Module,
+    present: Callable[..., Any] | None,
+    before: tuple[Untraced, ...],
+    after: tuple[Untraced, ...],
+) -> Callable[..., Any]:
+    """Return a call of ``module`` with ours around it, which compilers step over."""
+
+    def call(*args: Any, **keywords: Any) -> Any:
+        for hook in before:
+            hook.call(module, args, keywords)
+        output = (present or module._call_impl)(*args, **keywords)
+        for hook in after:
+            output = hook.call(module, args, keywords, output)
+        return output
+
+    # This frame alone is stepped over: what it calls is compiled as if it were not there.
+    stepped_over = torch.compiler.disable(call, recursive=False)  # type: ignore[no-untyped-call]
+    setattr(stepped_over, _BEHIND, present)
+    setattr(stepped_over, _HOOKS, (*before, *after))
+    return stepped_over  # type: ignore[no-any-return]
+
+
+def _restore(module: nn.Module, call: Any) -> None:
+    present = getattr(call, _BEHIND)
+    if present is None:
+        del module.__dict__[_IN_PLACE]
+    else:
+        module.__dict__[_IN_PLACE] = present
+
+
+def _in_place(module: nn.Module) -> Any:
+    """Return what ``module.compile()`` made, also from behind ours; None if it was not called."""
+    call = module.__dict__.get(_IN_PLACE)
+    return getattr(call, _BEHIND, call)

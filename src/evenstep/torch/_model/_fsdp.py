@@ -1,0 +1,165 @@
+"""FSDP2: which ranks average its gradients, and the settings under which counts may differ.
+
+Gathering a layer's parameters and scattering its gradients are collectives in the middle of
+forward and backward, so ranks with unlike numbers of micro-batches would wait for each other for
+ever. They do not if parameters are gathered once, at the start of the step, kept whole until the
+last backward, and gradients are reduced in that one alone: no collective comes in between, which
+also makes the time of all that precedes the last backward this rank's own. The price: full
+parameters and unreduced gradients stay in memory during a step of several micro-batches.
+
+Wrong, and refused, where a rank's gradients are not averaged over just the balanced ranks.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...exceptions import invalid
+
+_OTHER_KIND = "Shard the model with `torch.distributed.fsdp.fully_shard` (FSDP2), or use DDP."
+
+
+def fsdp_layers(module: nn.Module) -> list[Any]:
+    """Return the modules on which ``fully_shard`` was called, the outermost first."""
+    kind = _loaded("FSDPModule")
+    return [] if kind is None else [part for part in module.modules() if isinstance(part, kind)]
+
+
+def check_fsdp(module: nn.Module, process_group: torch.distributed.ProcessGroup | None) -> None:
+    """Raise unless FSDP2 averages all gradients of ``module`` over the balanced ranks alone.
+
+    Args:
+        module: with at least one layer sharded by ``fully_shard``.
+        process_group: the ranks among which batches are split; None is all of them.
+
+    Raises:
+        ValueError: it does not; the message names the remedy.
+    """
+    layers = fsdp_layers(module)
+    if getattr(module, "_orig_mod", module) is not layers[0]:
+        raise invalid(
+            "Balancer.prepare(model)",
+            "be sharded as a whole",
+            f"{type(module).__name__}, only parts of which are",
+            "Call `fully_shard(model)` on the model itself too, after its layers: nobody averages "
+            "the gradients of the rest.",
+        )
+    ours = torch.distributed.get_process_group_ranks(process_group or torch.distributed.group.WORLD)
+    for group in _param_groups(layers):
+        theirs = group.mesh_info.mesh.mesh.flatten().tolist()
+        if sorted(theirs) != sorted(ours):
+            raise invalid(
+                "Balancer.prepare(model)",
+                f"average gradients over the balancer's ranks, {ours}",
+                f"an FSDP model sharded over {theirs}",
+                "Give the mesh's data-parallel group to the balancer: "
+                "`Balancer(process_group=mesh['dp'].get_group())`, for a mesh with that name.",
+            )
+        if group.gradient_divide_factor is not None:
+            raise invalid(
+                "FSDPModule.set_gradient_divide_factor(...)",
+                "be left alone with a balancer, which weights the plain mean over ranks",
+                group.gradient_divide_factor,
+                "Leave it out, and scale the loss instead.",
+            )
+
+
+def fsdp_device(module: nn.Module) -> torch.device | None:
+    """Return where FSDP2 computes, whatever memory it keeps its shards in; None without it."""
+    layers = fsdp_layers(module)
+    return layers[0]._get_fsdp_state()._device if layers else None
+
+
+def refuse_other_kinds(module: nn.Module) -> None:
+    """Raise for FSDP1, whose steps cannot be told apart, and for tensor parallelism without FSDP2.
+
+    Raises:
+        ValueError: the message names the remedy.
+    """
+    kind = _loaded("FullyShardedDataParallel")
+    if kind is not None and any(isinstance(part, kind) for part in module.modules()):
+        raise invalid(
+            "Balancer.prepare(model)",
+            "be plain, in DDP or sharded by FSDP2",
+            f"{type(module).__name__} with FSDP1's `FullyShardedDataParallel`",
+            _OTHER_KIND,
+        )
+    if not fsdp_layers(module) and any(hasattr(p, "device_mesh") for p in module.parameters()):
+        raise invalid(
+            "Balancer.prepare(model)",
+            "average its gradients over the balanced ranks",
+            f"{type(module).__name__} with parameters on a device mesh, and not by FSDP2",
+            "Call `fully_shard(model, mesh=mesh['dp'])` over the mesh's data-parallel dimension.",
+        )
+
+
+class Shards:
+    """A model's FSDP2 layers, led through steps in which ranks differ in their forwards.
+
+    Args:
+        layers: as ``fsdp_layers`` returns them.
+    """
+
+    def __init__(self, layers: list[Any]) -> None:
+        self._layers = layers
+        self._kept = False
+
+    def keep(self) -> None:
+        """Keep parameters whole from a forward to the last backward, from now on."""
+        self._kept = True
+        for layer in self._layers:
+            layer.set_reshard_after_forward(False, recurse=False)
+
+    def gather(self) -> None:
+        """Make all parameters whole, and wait for it. Collective; nothing where they are.
+
+        All are asked for at once, and the wait queues up behind them on the device's stream.
+        """
+        handles = [layer.unshard(async_op=True) for layer in self._layers]
+        for handle in handles:
+            handle.wait()
+
+    def reshard(self) -> None:
+        """Give up whole parameters, as after a loop that was left in the middle of a step."""
+        if self._kept:
+            for layer in self._layers:
+                layer.reshard()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Reduce nothing and give up no parameter in the backwards inside."""
+        self._synchronise(on=False)
+        try:
+            yield
+        finally:
+            self._synchronise(on=True)
+
+    def _synchronise(self, *, on: bool) -> None:
+        for layer in self._layers:
+            layer.set_requires_gradient_sync(on, recurse=False)
+            layer.set_reshard_after_backward(on, recurse=False)
+
+
+def _param_groups(layers: list[Any]) -> Iterator[Any]:
+    """Return what FSDP2 gathers and reduces together.
+
+    Torch names neither a public way to a layer's mesh nor to its divide factor; a test holds this
+    one for the pinned version, and 2.7 has one group where later ones have a list.
+    """
+    for layer in layers:
+        state = layer._get_fsdp_state()
+        groups = getattr(state, "_fsdp_param_groups", None)
+        if groups is None:
+            groups = [state._fsdp_param_group]
+        yield from (group for group in groups if group is not None)
+
+
+def _loaded(name: str) -> Any:
+    """Return a class of FSDP's if anybody has imported it: else no model can be of it."""
+    return getattr(sys.modules.get("torch.distributed.fsdp"), name, None)

@@ -1,0 +1,266 @@
+"""What is asked of a model before it is balanced, and the hooks it gets."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+
+from ...exceptions import EvenstepWarning, invalid
+from .._link import RunLink
+from ._compile_watch import CompileWatch
+from ._compiled import (
+    Surround,
+    check_compiled,
+    compiled_parts,
+    ddp_of,
+    hooks_on,
+    inside,
+    is_compiled,
+)
+from ._fsdp import Shards, check_fsdp, fsdp_device, fsdp_layers, refuse_other_kinds
+from ._nested import NestedBackwards
+from ._weighting import Backward, InertHook, OutputHook, Weight
+
+Weighting = Literal["output", "loss"]
+
+
+class BalancedModel:
+    """A user's model with the balancer's hooks on it; the model object stays the user's own.
+
+    Args:
+        module: the model; wrapped into DDP by the caller where it was plain.
+        backward: told of every backward.
+        weight: gives the weight of the forward under way.
+        weighting: ``"output"`` scales what the model returns, ``"loss"`` leaves that to
+            ``Balancer.weight``.
+        watch: told of every forward, and marks what compiled models are given.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        backward: Backward,
+        weight: Callable[[], Weight | None],
+        weighting: Weighting,
+        watch: CompileWatch,
+    ) -> None:
+        self.module = module
+        self.ddp = ddp_of(module)
+        self.shards = Shards(layers) if (layers := fsdp_layers(module)) else None
+        self._nested: NestedBackwards | None = None
+        self._watch = watch
+        self._outer = Surround(module)
+        self._inner: Surround | None = None  # what DDP wraps, if its buffers are timed
+        self.broadcasts: list[None] = []  # of DDP's buffers, since somebody last cleared it
+        self._outer.before(watch.enter)
+        self._outer.after(watch.leave)
+        if weighting == "output":
+            hook = OutputHook(weight, backward)
+            self._outer.before(hook.before)
+            self._outer.after(hook)
+        self._parts = [Surround(part) for part in compiled_parts(module) if part is not self.module]
+        for part in self._parts:
+            part.before(watch.mark)
+        watch.marks |= is_compiled(module)
+        watch.has_parts |= bool(self._parts)
+        self.place()
+
+    def time_buffers(self, link: RunLink) -> None:
+        """Keep DDP's broadcast of buffers, which waits for rank 0, out of the compute time."""
+        ddp = self.ddp
+        if ddp is None or not ddp.broadcast_buffers:
+            return
+        if not any(True for _ in ddp.module.buffers()):
+            return
+
+        begun: list[Any] = []
+        self._inner = _at(self._parts, ddp.module) or Surround(ddp.module)
+        self._outer.before(BufferHook(link, begun, entry=True), first=True)
+        done = BufferHook(link, begun, entry=False, broadcasts=self.broadcasts)
+        self._inner.before(done, first=True)
+        self.place()
+
+    def place(self) -> None:
+        """Put the hooks where they belong: a model may be compiled after it was prepared."""
+        if self.ddp is not None and self.ddp.static_graph:
+            check_compiled(self.module)
+        self._outer.place()
+        if self._inner is not None:
+            self._inner.place(traced=is_compiled(self.module))
+        for part in self._parts:
+            part.place()
+
+    def time_nested(self, link: RunLink, backward: Backward) -> None:
+        """Take the end of own backward where backwards nest, before DDP's wait inside them.
+
+        Not for FSDP2, whose time ends before the last backward, nor for compiled modules, in which
+        nothing nests and a hook may cost a compilation.
+        """
+        if self.ddp is not None and self.shards is None and not self.compiles:
+            self._nested = NestedBackwards(self.ddp.module, backward, link.meter)
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the model, or a part of it, is compiled."""
+        return bool(self._parts) or is_compiled(self.module)
+
+    @property
+    def broadcasts_buffers(self) -> bool:
+        """Whether DDP hands rank 0's buffers to all ranks at each forward."""
+        return self.ddp is not None and self.ddp.broadcast_buffers
+
+    def release(self) -> None:
+        """Take the hooks off: the model is a plain one again, and nothing keeps it alive."""
+        for surround in (self._outer, self._inner, *self._parts):
+            if surround is not None:
+                surround.release()
+        if self._nested is not None:
+            self._nested.release()
+        if self.shards is not None:
+            self.shards.reshard()
+
+    def no_sync(self) -> AbstractContextManager[Any] | None:
+        """Return a context in which a backward does not synchronise; None for plain modules."""
+        if self.shards is not None:
+            return self.shards.no_sync()
+        return None if self.ddp is None else self.ddp.no_sync()
+
+
+def _at(surrounds: list[Surround], module: nn.Module) -> Surround | None:
+    return next((surround for surround in surrounds if surround.module is module), None)
+
+
+class BufferHook:
+    """Measures from DDP's entry to the inner module's: the broadcast of buffers lies between.
+
+    Two of them, one at each place, share what the first has noted. Objects and not methods, so
+    that a copy of the model gets something inert instead.
+
+    Args:
+        link: the run.
+        begun: the mark at the entry; emptied at the inner module's.
+        entry: whether this one sits at the entry.
+        broadcasts: grows by one whenever the broadcast is over.
+    """
+
+    def __init__(
+        self,
+        link: RunLink,
+        begun: list[Any],
+        *,
+        entry: bool,
+        broadcasts: list[None] | None = None,
+    ) -> None:
+        self._link = link
+        self._begun = begun
+        self._entry = entry
+        self._broadcasts = [] if broadcasts is None else broadcasts
+
+    def __reduce__(self) -> tuple[type[InertHook], tuple[()]]:
+        return InertHook, ()  # copies and pickles of the model leave the run behind
+
+    def __call__(self, module: nn.Module, inputs: Any, keywords: Any = None) -> None:
+        """Note the entry, or leave the time since then out."""
+        meter = self._link.meter()
+        self._link.collective(entered=self._entry)
+        if not self._entry:
+            self._broadcasts.append(None)
+        if self._entry:
+            self._begun[:] = [] if meter is None else [meter.clock.mark()]
+        elif meter is not None and self._begun:  # not where the inner module is called by itself
+            meter.exclude(self._begun.pop(), meter.clock.mark())
+
+
+def check_unprepared(module: nn.Module) -> None:
+    """Raise if ``module``, or the model inside a DDP, carries the hooks already."""
+    ddp = ddp_of(module)
+    for layer in (module, inside(module), module if ddp is None else ddp.module):
+        if any(isinstance(hook, OutputHook) for hook in hooks_on(layer)):
+            raise invalid(
+                "Balancer.prepare(model)",
+                "be given each model once",
+                f"{type(module).__name__} a second time, whose gradient would be weighted twice",
+                "Keep the model that the first call returned.",
+            )
+
+
+def with_ddp(
+    module: nn.Module, world_size: int, process_group: torch.distributed.ProcessGroup | None
+) -> nn.Module:
+    """Return ``module`` as it is if it averages gradients or is alone, else in a DDP."""
+    if world_size > 1:
+        refuse_other_kinds(module)
+    if fsdp_layers(module):
+        check_fsdp(module, process_group)
+        return module
+    if (ddp := ddp_of(module)) is not None:
+        _check_group(ddp, process_group)
+        return module
+    if world_size == 1:
+        return module
+    device = device_of(module)
+    ids = [device.index] if device.type == "cuda" and device.index is not None else None
+    return DistributedDataParallel(module, device_ids=ids, process_group=process_group)
+
+
+def _check_group(
+    module: DistributedDataParallel, process_group: torch.distributed.ProcessGroup | None
+) -> None:
+    """Raise unless the model averages over the very ranks among which batches are split."""
+    theirs = torch.distributed.get_process_group_ranks(module.process_group)
+    ours = torch.distributed.get_process_group_ranks(process_group or torch.distributed.group.WORLD)
+    if theirs != ours:
+        raise invalid(
+            "Balancer.prepare(model)",
+            f"average gradients over the balancer's ranks, {ours}",
+            f"a DDP over {theirs}",
+            "Give the same group to `Balancer(process_group=...)`.",
+        )
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Return where ``module`` computes; a model without parameters has nothing to train."""
+    if (device := fsdp_device(module)) is not None:
+        return device
+    for parameter in module.parameters():
+        return parameter.device
+    raise invalid(
+        "Balancer.prepare(model)",
+        "have parameters",
+        f"{type(module).__name__} without any",
+        "Prepare the model that is trained.",
+    )
+
+
+def has_local_batch_norm(module: nn.Module) -> bool:
+    """Tell whether a layer normalises over the rank's own samples alone."""
+    return any(
+        isinstance(layer, _BatchNorm) and not isinstance(layer, nn.SyncBatchNorm)
+        for layer in module.modules()
+    )
+
+
+def warn_batch_norm(module: nn.Module) -> None:
+    """Say what no weight can repair, and the remedy on this device."""
+    if not has_local_batch_norm(module):
+        return
+    remedy = (
+        "Convert it with `torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)` before DDP"
+        if device_of(module).type == "cuda"
+        else "Use GroupNorm instead: SyncBatchNorm does not run on a CPU"
+    )
+    warnings.warn(
+        f"{type(module).__name__} has local BatchNorm, which normalises each rank's samples by "
+        f"themselves: with uneven batches the result differs from the equal split, and no weight "
+        f"repairs that. {remedy}. Every rank gets at least 2 samples meanwhile, and "
+        f"`balancer.average_buffers()` makes one set of running statistics for evaluation.",
+        EvenstepWarning,
+        stacklevel=4,
+    )

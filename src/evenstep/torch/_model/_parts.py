@@ -1,0 +1,242 @@
+"""The tensors of a checkpoint: models and optimizers, whole or sharded, under their plain names."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from ...exceptions import CheckpointError, invalid
+from .._checkpoint._plain import check_plain
+from .._checkpoint._safe_read import SafePlanner, SafeReader
+
+
+class Tensors:
+    """Models and optimizers as ``torch.distributed.checkpoint`` sees them.
+
+    Args:
+        model: one, or several by name.
+        optimizer: one, several by name, or None.
+
+    Raises:
+        ValueError: they are no modules or no optimizers.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Mapping[str, nn.Module],
+        optimizer: torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer] | None,
+    ) -> None:
+        models = _named("model", model, nn.Module)
+        self._optimizers: dict[str, torch.optim.Optimizer] = (
+            {} if optimizer is None else _named("optimizer", optimizer, torch.optim.Optimizer)
+        )
+        # A parent lends several models their names; they do not notice.
+        self._model: nn.Module = models[""] if "" in models else nn.ModuleDict(models)
+
+    def collect(self) -> dict[str, Any]:
+        """Return what is to be written, and leave it as it is. On every rank.
+
+        An optimizer that has not stepped yet has nothing.
+
+        Raises:
+            ValueError: a setting of the optimizer's would not load again.
+        """
+        with ExitStack() as held:
+            for optimizer in self._optimizers.values():
+                held.enter_context(_unbegun(optimizer))
+            states = self._states()
+        check_plain("optimizer", list(_leaves(states)))
+        return states
+
+    def save(self, path: Path, states: dict[str, Any]) -> None:
+        """Write what ``collect`` gave into ``path``. Collective.
+
+        Raises:
+            CheckpointError: a rank could not write.
+        """
+        try:
+            with _quiet():
+                save(states, storage_writer=FileSystemWriter(path), no_dist=_is_alone())
+        except CheckpointException as error:
+            raise CheckpointError(
+                f"`{path}` could not be written: {_cause(error)}", path
+            ) from error
+
+    def places(self, path: Path) -> dict[str, Any]:
+        """Return where ``load`` is to put what is in ``path``. On every rank.
+
+        Raises:
+            CheckpointError: what is there belongs to another model or optimizer.
+        """
+        saved = SafeReader(path).read_metadata().state_dict_metadata
+        states = self._states()
+        _drop_unused(states, saved)
+        _check_names(path, states, saved)
+        return states
+
+    @contextmanager
+    def begun(self) -> Iterator[None]:
+        """Give optimizers that had no state yet none again, should anything be raised inside."""
+        unbegun = [each for each in self._optimizers.values() if not each.state]
+        try:
+            yield
+        except BaseException:
+            for optimizer in unbegun:
+                optimizer.state.clear()
+            raise
+
+    def load(self, path: Path, states: dict[str, Any]) -> None:
+        """Load them from ``path`` into what ``places`` gave. Collective.
+
+        Raises:
+            CheckpointError: what is there is of other shapes, or cannot be read.
+        """
+        try:
+            with _quiet():
+                load(
+                    states,
+                    storage_reader=SafeReader(path),
+                    planner=SafePlanner(),
+                    no_dist=_is_alone(),
+                )
+        except CheckpointException as error:
+            cause = _cause(error)
+            raise CheckpointError(
+                f"`{path}` does not fit this model and optimizer: {cause}", path
+            ) from error
+        set_model_state_dict(self._model, states["model"])
+        for name, optimizer in self._optimizers.items():
+            set_optimizer_state_dict(
+                self._model,
+                optimizer,
+                states[f"optimizer {name}".strip()],
+                options=StateDictOptions(strict=False),  # names were compared above
+            )
+
+    def _states(self) -> dict[str, Any]:
+        states: dict[str, Any] = {"model": get_model_state_dict(self._model)}
+        for name, optimizer in self._optimizers.items():
+            state = get_optimizer_state_dict(self._model, optimizer)
+            states[f"optimizer {name}".strip()] = state
+        return states
+
+
+@contextmanager
+def _unbegun(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Keep torch from stepping an optimizer without a state in order to give it one.
+
+    It does so where no parameter has a gradient. Adam would count that step from then on.
+    """
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    if optimizer.state or any(each.grad is not None for each in parameters):
+        yield
+        return
+    least = min(parameters, key=torch.Tensor.numel)
+    least.grad = torch.zeros_like(least)
+    try:
+        yield
+    finally:
+        least.grad = None
+
+
+def _leaves(state: Any) -> Iterator[Any]:
+    """Yield everything in a nested state that is no tensor."""
+    if isinstance(state, dict):
+        for value in state.values():
+            yield from _leaves(value)
+    elif isinstance(state, (list, tuple)):
+        for value in state:
+            yield from _leaves(value)
+    elif not isinstance(state, torch.Tensor):
+        yield state
+
+
+def _named(argument: str, given: Any, kind: type[Any]) -> dict[str, Any]:
+    """Return what was given by name, a single one as ``""``."""
+    named = dict(given) if isinstance(given, Mapping) else {"": given}
+    for value in named.values():
+        if not isinstance(value, kind):
+            raise invalid(
+                f"Checkpoint({argument}=...)",
+                f"be one {kind.__name__}, or several by name",
+                type(value).__name__,
+                "Schedulers and the like go into `others`.",
+            )
+    return named
+
+
+def _drop_unused(states: dict[str, Any], saved: Iterable[str]) -> None:
+    """Ask for no state of parameters that had none, as they never had a gradient."""
+    known = set(saved)
+    for part, state in states.items():
+        if part == "model" or "state" not in state:
+            continue
+        state["state"] = {
+            name: values
+            for name, values in state["state"].items()
+            if any(f"{part}.state.{name}.{key}" in known for key in values)
+        }
+
+
+def _check_names(path: Path, states: dict[str, Any], saved: Iterable[str]) -> None:
+    """Raise unless all that was saved is asked for, and the other way round."""
+    saved = set(saved)
+    asked = set(_names(states))
+    # A scheduler adds settings to the groups: one that is made later will do so.
+    lost = sorted(name for name in saved - asked if ".param_groups." not in name)
+    missing = sorted(asked - saved)
+    if lost or missing:
+        which = f"it lacks {missing[0]!r}" if missing else f"it has {lost[0]!r}"
+        raise CheckpointError(
+            f"`{path}` is of another model or optimizer: {which}, one of "
+            f"{len(lost) + len(missing)} names that differ. Build both as they were saved.",
+            path,
+        )
+
+
+def _names(state: Any, prefix: str = "") -> Iterable[str]:
+    """Yield the names under which torch's checkpoints keep the values of a nested state."""
+    if isinstance(state, dict):
+        items: Iterable[tuple[Any, Any]] = state.items()
+    elif isinstance(state, list) and any(isinstance(v, (dict, torch.Tensor)) for v in state):
+        items = enumerate(state)
+    else:
+        yield prefix.removesuffix(".")
+        return
+    for key, value in items:
+        yield from _names(value, f"{prefix}{key}.")
+
+
+def _cause(error: CheckpointException) -> str:
+    rank, (problem, _) = min(error.failures.items())
+    return f"on rank {rank}, {type(problem).__name__}: {problem}"
+
+
+def _is_alone() -> bool:
+    return not (dist.is_available() and dist.is_initialized())
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave out torch's word that there is one process only: we know."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield

@@ -1,0 +1,117 @@
+"""What a step owes to how the models are wrapped: plain, in DDP, sharded by FSDP2.
+
+- Plain and DDP synchronise in the last backward, at its end. A rank's own time goes from the
+  hand-out to the end of its own backward.
+- FSDP2 in loops over ``loader.steps()`` gathers before the first forward and reduces all through
+  the last backward. Own time goes from the hand-out of the first micro-batch to that of the last,
+  and is scaled to the local batch; so every rank needs two micro-batches.
+- FSDP2 in plain loops synchronises all through the step, and has no time of its own that could
+  be told from waiting.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from ...control import Bounds
+from ...exceptions import EvenstepWarning, invalid
+from ...policies import AbstractPolicy, Equal, Fixed
+from .._clock import AbstractClock, BlindMeter, LeadMeter, StepMeter
+from ._fsdp import Shards
+
+if TYPE_CHECKING:
+    from ._models import BalancedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapping:
+    """How the models of a run are wrapped, and which kind of loop they run in.
+
+    Attributes:
+        shards: one for each model that FSDP2 shards over more than one rank.
+        cuts: whether the loop takes micro-batches.
+    """
+
+    shards: tuple[Shards, ...]
+    cuts: bool
+
+    @classmethod
+    def of(
+        cls, models: Sequence[BalancedModel], bounds: Bounds, *, world_size: int, cuts: bool
+    ) -> Wrapping:
+        """Return how ``models`` are wrapped; a single rank waits for nobody.
+
+        Raises:
+            ValueError: they, or what is to vary, do not go with the kind of loop.
+        """
+        if not cuts and bounds.vary == "count":
+            raise invalid(
+                "Balancer(bounds=Bounds(vary='count'))",
+                "be used in a loop over `loader.steps()`",
+                "`for batch in loader`",
+                "Loop over the steps and their micro-batches: `for step in loader.steps(): for "
+                "batch in step: ...`.",
+            )
+        if world_size == 1:
+            return cls((), cuts)
+        if cuts:
+            for model in models:
+                _refuse_sync_batch_norm(model.module)
+        return cls(tuple(model.shards for model in models if model.shards is not None), cuts)
+
+    @property
+    def min_forwards(self) -> int:
+        """Fewest micro-batches of a rank in a step, for its time to be known."""
+        return 2 if self.shards and self.cuts else 1
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether collectives run in the middle of forwards and backwards."""
+        return bool(self.shards)
+
+    def open(self, policy: AbstractPolicy[Any]) -> None:
+        """Get the models ready, and say what cannot be measured.
+
+        Args:
+            policy: for which no time is missing if it does without.
+        """
+        if self.cuts:
+            for part in self.shards:
+                part.keep()
+        elif self.shards and not isinstance(policy, Equal | Fixed):
+            warnings.warn(
+                "FSDP2 waits for other ranks in the middle of every forward and backward, so in "
+                "`for batch in loader` nobody can tell computing from waiting: nothing is "
+                "measured, and the batch sizes stay as they are. Loop over `loader.steps()`, "
+                "where the time is clean, or name what is meant: `Balancer(policy='equal')`.",
+                EvenstepWarning,
+                stacklevel=2,
+            )
+
+    def gather(self) -> None:
+        """Make all parameters whole, in loops that keep them so. Collective."""
+        if self.cuts:
+            for part in self.shards:
+                part.gather()
+
+    def meter(self, clock: AbstractClock) -> StepMeter:
+        """Return what measures a rank's own time, as far as there is such a thing."""
+        if not self.shards:
+            return StepMeter(clock)
+        return LeadMeter(clock) if self.cuts else BlindMeter(clock)
+
+
+def _refuse_sync_batch_norm(module: nn.Module) -> None:
+    """Raise for a collective in the forward: ranks with unlike counts would wait for ever."""
+    if any(isinstance(layer, nn.SyncBatchNorm) for layer in module.modules()):
+        raise invalid(
+            "A model in a loop over `loader.steps()`",
+            "have no SyncBatchNorm, at which ranks with fewer micro-batches are waited for in vain",
+            f"{type(module).__name__} with it",
+            "Use `for batch in loader`, where every rank has one forward, or GroupNorm.",
+        )
