@@ -65,6 +65,9 @@ class SideGroup:
         self._bracket = Bracket()
         self.peers: PeerGroup | None = None
         atexit.register(self.close)  # for a balancer that never comes to its first step
+        # Until all are connected: one that refuses its part and leaves at once would break the
+        # others' way in, with an error of gloo's in the place of their own.
+        self.sum(torch.zeros(1))
 
     def join(self, module: nn.Module) -> None:
         """Share every batch with the ranks that hold other parts of ``module``, if any do.
