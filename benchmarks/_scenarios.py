@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evenstep import AffineTime, Cluster, allocate
+from evenstep import Cluster, sim
 from evenstep.policies import AbstractPolicy
-from tests.policies.simulated import follow, sizes_of
 
 NAMES = ("static", "step", "drift", "burst", "jitter", "diurnal", "correlated", "square")
 
@@ -50,19 +49,8 @@ def scenario(name: str, world_size: int = 8, num_steps: int = 600, seed: int = 0
 def regret(policy: AbstractPolicy, given: Scenario, global_batch_size: int = 512) -> float:
     """Return mean step time over that of the plan that knows all but the jitter, less 1."""
     cluster = Cluster(len(given.intercept_s), global_batch_size)
-    decisions = follow(policy, cluster, given.intercept_s, given.slope_s, factors=given.jitter)
-    best, sizes = [], sizes_of(decisions)[:-1]
-    for step, slope_s in enumerate(given.slope_s):
-        if step and np.array_equal(slope_s, given.slope_s[step - 1]):
-            best.append(best[-1])
-        else:
-            best.append(allocate(AffineTime(given.intercept_s, slope_s), cluster))
-
-    def mean_s(batch_size: np.ndarray) -> float:
-        times = (given.intercept_s + given.slope_s * batch_size) * given.jitter
-        return float(times.max(axis=1).mean())
-
-    return mean_s(sizes) / mean_s(np.array(best)) - 1
+    times = {"intercept_s": given.intercept_s, "slope_s": given.slope_s, "jitter": given.jitter}
+    return sim.run(policy, cluster, **times).regret(sim.oracle(cluster, **times))
 
 
 def _step(draw: np.random.Generator, num_steps: int, world_size: int) -> np.ndarray:

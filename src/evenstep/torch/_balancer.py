@@ -19,13 +19,14 @@ from ..exceptions import WorkerLostError, invalid
 from ..policies import AbstractPolicy, Equal, Fixed, by_name
 from ._checkpoint._estimates import Estimates
 from ._data._eval import EvalLoader, is_lockstep
-from ._data._global_batch import agreed_batch_size, check_tail
+from ._data._global_batch import agreed_batch_size
 from ._data._loader import BalancedLoader
 from ._data._step import StepCount
 from ._data._stream import StreamLoader
-from ._data._stream_prepare import balanced_loader, check_full_steps, check_is_loader, num_steps_of
+from ._data._stream_prepare import balanced_loader, check_is_loader, num_steps_of
 from ._data._stream_terms import StreamKind
 from ._exchange._startup import Alone, SideGroup, open_side
+from ._job import job_of
 from ._link import RunLink
 from ._memory._replay import Replay
 from ._model._compile_watch import CompileWatch
@@ -35,7 +36,6 @@ from ._model._models import (
     Weighting,
     check_unprepared,
     device_of,
-    has_local_batch_norm,
     warn_batch_norm,
     with_ddp,
 )
@@ -429,33 +429,16 @@ class Balancer:
 
     def _job(self, *, cuts: bool, min_forwards: int = 1) -> Job:
         assert self._side is not None
-        assert self._loaders
         assert self._global_batch_size is not None
-        size, smallest = self._global_batch_size, 1
-        tail_size, tail_smallest = self._loaders[0].tail_batch_size or 0, 0
-        compiles = any(model.compiles for model in self._models)
-        if self._side.world_size > 1 and compiles:  # a single sample costs a graph of its own
-            smallest = min(2, size // self._side.world_size) * min_forwards
-            tail_smallest = 2 if tail_size >= 2 * self._side.world_size else 0
-        if self._side.world_size > 1 and any(
-            has_local_batch_norm(model.module) for model in self._models
-        ):
-            smallest = min(2, size // self._side.world_size) * min_forwards
-            tail_smallest = 2 if tail_size else 0
-            check_full_steps(self._loaders[-1])
-            check_tail(tail_size, self._side.world_size, self._bounds)
-        job = Job(
+        return job_of(
+            self._models,
+            self._loaders,
+            self._bounds,
             world_size=self._side.world_size,
-            global_batch_size=size,
-            tail_size=tail_size,
-            bounds=self._bounds,
-            smallest=smallest,
-            tail_smallest=tail_smallest,
+            global_batch_size=self._global_batch_size,
             cuts=cuts,
             min_forwards=min_forwards,
         )
-        job.cluster(job.caps())  # raises here, on every rank, rather than on rank 0 alone
-        return job
 
     def _open(self, listeners: list[Callable[[Plan], None]], *, cuts: bool) -> Run:
         """Open the run at its first step, when devices and the kind of loop are known."""

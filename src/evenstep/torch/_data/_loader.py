@@ -182,11 +182,9 @@ class BalancedLoader:
             ValueError: ``state`` is damaged, foreign, or of another global batch or data set.
         """
         good = self._form().read(state)
-        if not self._count.begun:  # a run under way counts on: plans are numbered by its steps
-            # The most of several loaders', of which one may have waited since it was resumed.
-            self._count.value = max(self._count.value, good["steps_of_run"])
         if self._num_skipped:
             raise _both_ways()
+        self._count.go_on_from(good["steps_of_run"])
         self._resume = good
 
     def skip(self, num_steps: int) -> None:

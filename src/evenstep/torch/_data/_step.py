@@ -27,6 +27,14 @@ class StepCount:
     value: int = 0
     begun: bool = False
 
+    def go_on_from(self, step: int) -> None:
+        """Count on from what a checkpoint says; a run under way counts on as it is.
+
+        The most of several loaders', of which one may have waited since it was resumed.
+        """
+        if not self.begun:  # plans are numbered by the steps
+            self.value = max(self.value, step)
+
     def check_turn(self, step: int) -> None:
         """Raise unless ``step`` is the next one: another loader has taken steps meanwhile.
 

@@ -165,8 +165,7 @@ class StreamLoader:
                 EvenstepWarning,
                 stacklevel=2,
             )
-        if not self._count.begun:  # a run under way counts on
-            self._count.value = max(self._count.value, good["steps_of_run"])
+        self._count.go_on_from(good["steps_of_run"])
         self._resume = good
 
     def close(self) -> None:

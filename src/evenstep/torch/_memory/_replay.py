@@ -108,7 +108,7 @@ class Replay:
         self._sums = loss_reduction == "sum"
         self._least = smallest
         self._probe_up_to = probe_up_to
-        self._smallest = 1
+        self._smallest = 0
         self._went_well: set[int] = set()
         self.limit: int | None = None
 
@@ -133,7 +133,8 @@ class Replay:
             RuntimeError: memory ran out where no smaller part would help, or where the gradient
                 could not be put back.
         """
-        self._smallest = self._least()
+        if not self._smallest:  # not before the first step: then all models are there
+            self._smallest = self._least()
         if self._probe_up_to is not None and parts[0].num_samples:
             self._probe(parts[0], closure, through, most=self._probe_up_to)
         fresh = all(parameter.grad is None for parameter in self._models.parameters())

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ...exceptions import invalid
+from .._containers import rebuild
 
 
 def split_rows(batch: Any, num_samples: int, sizes: Sequence[int]) -> list[Any]:
@@ -51,7 +50,7 @@ def _selected(batch: Any, num_samples: int, rows: slice | list[int]) -> Any:
         if _is_per_sample(item, num_samples):
             found = True
             return _take(item, rows)
-        return _rebuild(item, visit)
+        return rebuild(item, visit)
 
     selected = visit(batch)
     if not found:
@@ -82,20 +81,3 @@ def _take(item: Any, rows: slice | list[int]) -> Any:
     if isinstance(item, torch.Tensor) or isinstance(rows, slice):
         return item[rows]
     return type(item)([item[row] for row in rows])
-
-
-def _rebuild(item: Any, visit: Callable[[Any], Any]) -> Any:
-    """Return ``item`` with its members visited, in a container of the same type."""
-    if isinstance(item, MutableMapping):
-        made = copy.copy(item)
-        made.update({key: visit(entry) for key, entry in item.items()})
-        return made
-    if isinstance(item, Mapping):
-        return type(item)({key: visit(entry) for key, entry in item.items()})  # type: ignore[call-arg]
-    if isinstance(item, (list, tuple)):
-        members = [visit(entry) for entry in item]
-        return type(item)(*members) if hasattr(item, "_fields") else type(item)(members)
-    if dataclasses.is_dataclass(item) and not isinstance(item, type):
-        fields = {f.name: visit(getattr(item, f.name)) for f in dataclasses.fields(item)}
-        return dataclasses.replace(item, **fields)
-    return item

@@ -13,14 +13,14 @@ output fed back into the model, side losses kept on a module.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from ...exceptions import invalid
+from .._containers import rebuild
 
 Weight = float | Callable[[], float]
 """What a gradient is multiplied by: known in the forward, or asked for in the backward."""
@@ -110,38 +110,16 @@ def scale(value: Any, weight: Weight, backward: Backward) -> tuple[Any, int]:
                 return item
             count += 1
             return _OutputScale.apply(item, weight, backward)  # type: ignore[no-untyped-call]
-        return _rebuild(item, visit)
+        return rebuild(item, visit, _without_hidden_tensors)
 
     return visit(value), count
 
 
-def _rebuild(item: Any, visit: Callable[[Any], Any]) -> Any:
-    """Return ``item`` with its members visited, in a container of the same type."""
-    if isinstance(item, MutableMapping):
-        made = copy.copy(item)
-        for key in list(item):
-            made[key] = visit(item[key])
-        return made
-    if isinstance(item, Mapping):
-        return type(item)({key: visit(entry) for key, entry in item.items()})  # type: ignore[call-arg]
-    if isinstance(item, tuple):
-        members = [visit(entry) for entry in item]
-        return type(item)(*members) if hasattr(item, "_fields") else type(item)(members)
-    if isinstance(item, list):
-        made_list = copy.copy(item)
-        made_list[:] = [visit(entry) for entry in item]
-        return made_list
-    if dataclasses.is_dataclass(item) and not isinstance(item, type):
-        made_value: Any = copy.copy(item)
-        for field in dataclasses.fields(item):
-            object.__setattr__(made_value, field.name, visit(getattr(item, field.name)))
-        return made_value
-    _refuse_hidden_tensors(item)
-    return item
+def _without_hidden_tensors(item: Any) -> Any:
+    """Return ``item``, or raise if tensors sit where nobody can weight them.
 
-
-def _refuse_hidden_tensors(item: Any) -> None:
-    """Raise if tensors sit where nobody can weight them, as in `torch.distributions`."""
+    As in `torch.distributions`.
+    """
     hidden = getattr(item, "__dict__", {}).values()
     if any(isinstance(entry, torch.Tensor) and entry.requires_grad for entry in hidden):
         raise invalid(
@@ -151,6 +129,7 @@ def _refuse_hidden_tensors(item: Any) -> None:
             "Return the tensors themselves, or prepare with `prepare(..., weighting='loss')` and "
             "use `balancer.weight(loss)`.",
         )
+    return item
 
 
 def feeds_back(inputs: Any) -> bool:

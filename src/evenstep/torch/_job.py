@@ -1,0 +1,62 @@
+"""What a run plans for, from the models and loaders that were prepared for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..control import Bounds, Job
+from ._data._global_batch import check_tail
+from ._data._loader import BalancedLoader
+from ._data._stream import StreamLoader
+from ._data._stream_prepare import check_full_steps
+from ._model._models import BalancedModel, has_local_batch_norm
+
+
+def job_of(
+    models: Sequence[BalancedModel],
+    loaders: Sequence[BalancedLoader | StreamLoader],
+    bounds: Bounds,
+    *,
+    world_size: int,
+    global_batch_size: int,
+    cuts: bool,
+    min_forwards: int,
+) -> Job:
+    """Return what is planned for, with the smallest local batches that the models can take.
+
+    Local BatchNorm cannot normalise a single sample, and a single sample costs a compiled model a
+    graph of its own: both get at least two, where the global batch has them.
+
+    Args:
+        models: all that are trained, perhaps none yet.
+        loaders: used in turn, at least one.
+        bounds: the user's limits.
+        world_size: number of workers.
+        global_batch_size: samples of a full step.
+        cuts: whether the loop takes micro-batches.
+        min_forwards: fewest forwards of a rank in a step.
+
+    Raises:
+        ValueError: no split is possible. Here on every rank, rather than later on rank 0 alone.
+    """
+    tail_size, smallest, tail_smallest = loaders[0].tail_batch_size or 0, 1, 0
+    has_norm = any(has_local_batch_norm(model.module) for model in models)
+    compiles = any(model.compiles for model in models)
+    if world_size > 1 and (has_norm or compiles):
+        smallest = min(2, global_batch_size // world_size) * min_forwards
+        tail_smallest = 2 if (has_norm and tail_size) or tail_size >= 2 * world_size else 0
+    if world_size > 1 and has_norm:
+        check_full_steps(loaders[-1])
+        check_tail(tail_size, world_size, bounds)
+    job = Job(
+        world_size=world_size,
+        global_batch_size=global_batch_size,
+        tail_size=tail_size,
+        bounds=bounds,
+        smallest=smallest,
+        tail_smallest=tail_smallest,
+        cuts=cuts,
+        min_forwards=min_forwards,
+    )
+    job.cluster(job.caps())
+    return job
