@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -38,30 +40,29 @@ def train(rank, where, most, *, bounds=None, sizes=None):
     """Return parameters, the samples that counted here, forward sizes and caps after an epoch.
 
     Rank 0 holds ``most`` samples in the ``"forward"``, or breaks off in the ``"backward"`` of the
-    first forward that has more.
+    first forward that has more. ``"inside"`` and ``"straight"`` fail once at a size that went well
+    before, the fourth forward of ``most``: inside the model, or past it.
     """
     model, optimizer = _fresh()
     loader = DataLoader(samples(), batch_size=B // WORLD_SIZE)
     policy = Restless() if sizes is None else Fixed(sizes)
-    seen, tried, broken = [], [], []
+    seen, tried = [], []
+    fails = Failures(where if rank == 0 else None, most, tried)
     with Balancer(B, policy=policy, bounds=bounds or Bounds(), runtime=QUIET) as balancer:
         net, loader = balancer.prepare(DistributedDataParallel(model), loader)
 
         def closure(batch):
             x, y, _ = batch
             tried.append(len(x))
-            if rank == 0 and where == "forward" and len(x) > most:
-                raise torch.OutOfMemoryError("CUDA out of memory")
-            loss = nn.functional.cross_entropy(net(x), y)
-            if rank == 0 and where == "late" and len(x) > most:
-                raise torch.OutOfMemoryError("CUDA out of memory")
+            fails.at("forward")
+            with fails.inside(model.inner):
+                loss = nn.functional.cross_entropy(net(x), y)
+            fails.at("late")
+            fails.at("straight")
             return loss
 
         def through(loss):
-            if rank == 0 and where == "backward" and tried[-1] > most and not broken:
-                broken.append(True)
-                list(model.parameters())[-1].grad = torch.ones(5, dtype=torch.float64)
-                raise torch.OutOfMemoryError("CUDA out of memory")
+            fails.at("backward", model)
             loss.backward()
 
         for step in loader.steps():
@@ -74,6 +75,35 @@ def train(rank, where, most, *, bounds=None, sizes=None):
         plan = balancer._link.plan()
         caps = None if plan.max_forward is None else plan.max_forward[0]
     return [p.detach() for p in model.parameters()], seen, tried, caps
+
+
+class Failures:
+    """Raises torch's error at one place of a step; nowhere where ``where`` is None."""
+
+    def __init__(self, where, most, tried):
+        self.where, self.most, self.tried, self.broken = where, most, tried, False
+
+    def at(self, place, model=None):
+        if place == self.where and self._is_due(place):
+            self.broken = True
+            if model is not None:  # in the middle of the backward
+                list(model.parameters())[-1].grad = torch.ones(5, dtype=torch.float64)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    @contextmanager
+    def inside(self, layer):
+        """Have ``layer`` fail if the place is the middle of the model's forward."""
+        handle = layer.register_forward_hook(lambda *_: self.at("inside"))
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def _is_due(self, place):
+        if place in ("inside", "straight"):
+            return self.tried.count(self.most) == 4 and not self.broken
+        once = place == "backward" and self.broken
+        return self.tried[-1] > self.most and not once
 
 
 def _fresh():

@@ -26,6 +26,31 @@ def test_training_goes_on_with_the_same_result(where):
         torch.testing.assert_close(one, wanted, rtol=1e-9, atol=1e-12)
 
 
+def test_a_size_that_went_well_before_may_fail_in_a_later_forward():
+    """Where it would have synchronised: it is cut, and the result stays."""
+    sizes = (B // WORLD_SIZE,) * WORLD_SIZE
+    results = run_workers(WORLD_SIZE, later, "inside", sizes)
+
+    assert max(results[0][2][-3:]) < sizes[0], "it never ran out"
+    for one, other, wanted in zip(results[0][0], results[1][0], alone(), strict=True):
+        assert torch.equal(one, other)
+        torch.testing.assert_close(one, wanted, rtol=1e-9, atol=1e-12)
+
+
+def test_past_that_forward_the_error_says_what_to_do():
+    """DDP is set on reducing it: an error with the remedy, and no mixed-up collective."""
+    sizes = (B // WORLD_SIZE,) * WORLD_SIZE
+    failed = run_workers(WORLD_SIZE, later, "straight", sizes, check=False)[0]
+
+    assert "past a forward of 16 samples" in str(failed)
+    assert "Bounds(max=8)" in str(failed)
+
+
+def later(rank, where, sizes):
+    """Return what ``train`` does with these sizes, of which the fourth forward fails."""
+    return train(rank, where, sizes[0], sizes=sizes)
+
+
 def test_the_cap_is_known_to_the_planner():
     """After it ran out once, rank 0 is given no larger forward than what went well."""
     (_, _, tried, cap), *_ = run_workers(WORLD_SIZE, train, "forward", 7)

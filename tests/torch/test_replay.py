@@ -53,7 +53,11 @@ class Models:
     def parameters(self):
         return self.module.parameters()
 
+    expects_reduction = False
+
     def expect_forward(self): ...
+
+    def end_forward(self): ...
 
     def forget_forward(self):
         self.forgotten += 1

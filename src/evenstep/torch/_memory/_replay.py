@@ -57,8 +57,15 @@ class ReplayModels(Protocol):
     def parameters(self) -> Iterable[torch.nn.Parameter]:
         """Return the parameters."""
 
+    @property
+    def expects_reduction(self) -> bool:
+        """Whether a forward is through after which only a reduction can follow."""
+
     def expect_forward(self) -> None:
         """Hear that a forward comes next, which may break off."""
+
+    def end_forward(self) -> None:
+        """Hear that it has not."""
 
     def forget_forward(self) -> None:
         """Undo what a forward that broke off has prepared for synchronising."""
@@ -75,8 +82,8 @@ class Replay:
     A backward that synchronises cannot be taken back once others have had a part of it. So a
     forward larger than any that went well on this rank is not the one to synchronise: a stand-in
     of weight 0 does that after it. A size that went well before goes straight, and costs nothing
-    more than a plain loop; if that one fails in the middle of its backward, nothing can help, and
-    the error says so.
+    more than a plain loop; if that one fails past its forward, nothing can help, and the error
+    says so.
 
     Right for plain modules and DDP. Where forwards are collectives, as with FSDP2, one rank cannot
     repeat them: the error passes. Random numbers are drawn anew when parts run again.
@@ -213,6 +220,7 @@ class Replay:
             with nullcontext() if is_last else self._models.no_sync():
                 loss = closure(part.batch)
                 through(loss)
+            self._models.end_forward()
             return None, loss.detach(), True
         except RuntimeError as error:
             if not (is_out_of_memory(error) and self._models.can_run_again):
@@ -250,10 +258,11 @@ class Replay:
                 f"A forward of {size} samples ran out of memory, and no smaller one is possible. "
                 f"Use a smaller model, activation checkpointing, or leave this worker out."
             ) from error
-        if again and is_last:
+        if is_last and (again or self._models.expects_reduction):
             raise RuntimeError(
-                f"Memory ran out in a backward of {size} samples that was already being reduced "
-                f"with the other workers, so it cannot be taken back. Set "
+                f"Memory ran out past a forward of {size} samples, a size that had gone well "
+                f"before: DDP reduces its backward with the other workers, so it cannot be taken "
+                f"back. Set "
                 f"`Bounds(max={size // 2})`, or restart from the last checkpoint."
             ) from error
         if again and not fresh:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Literal
@@ -58,7 +59,8 @@ class BalancedModel:
         self._watch = watch
         self._outer = Surround(module)
         self._inner: Surround | None = None  # what DDP wraps, if its buffers are timed
-        self.broadcasts: list[None] = []  # of DDP's buffers, since somebody last cleared it
+        # Whether DDP has broadcast its buffers since somebody last cleared this; one entry says it.
+        self.broadcasts: deque[None] = deque(maxlen=1)
         self._outer.before(watch.enter)
         self._outer.after(watch.leave)
         if weighting == "output":
@@ -147,7 +149,7 @@ class BufferHook:
         link: the run.
         begun: the mark at the entry; emptied at the inner module's.
         entry: whether this one sits at the entry.
-        broadcasts: grows by one whenever the broadcast is over.
+        broadcasts: gets an entry whenever the broadcast is over.
     """
 
     def __init__(
@@ -156,12 +158,12 @@ class BufferHook:
         begun: list[Any],
         *,
         entry: bool,
-        broadcasts: list[None] | None = None,
+        broadcasts: deque[None] | None = None,
     ) -> None:
         self._link = link
         self._begun = begun
         self._entry = entry
-        self._broadcasts = [] if broadcasts is None else broadcasts
+        self._broadcasts = deque[None](maxlen=1) if broadcasts is None else broadcasts
 
     def __reduce__(self) -> tuple[type[InertHook], tuple[()]]:
         return InertHook, ()  # copies and pickles of the model leave the run behind

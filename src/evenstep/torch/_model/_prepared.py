@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from ._models import BalancedModel
 
 
 class PreparedModels(list[BalancedModel]):
     """All models that a balancer has prepared, in the order in which they came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._through = False
+        self._hooks: list[RemovableHandle] = []
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -46,18 +53,39 @@ class PreparedModels(list[BalancedModel]):
 
     def expect_forward(self) -> None:
         """Hear that a forward comes next, which may break off."""
+        self.end_forward()
+        self._through = False
         for model in self:
             model.broadcasts.clear()
+            if model.ddp is not None and not model.compiles:
+                self._hooks.append(model.module.register_forward_hook(self._note))
+
+    def end_forward(self) -> None:
+        """Hear that it has not, and that its backward is over too."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def _note(self, *_: Any) -> None:
+        self._through = True
+
+    @property
+    def expects_reduction(self) -> bool:
+        """Whether a DDP's forward is through, which may have set the reducer on its backward.
+
+        DDP offers no way back from there that would not rebuild its buckets, on this rank alone.
+        """
+        if any(model.ddp is not None and model.compiles for model in self):
+            return True  # a hook would be compiled along, so nobody knows
+        return self._through
 
     def forget_forward(self) -> None:
-        """Undo what a forward that broke off has prepared for synchronising.
+        """Undo what a forward that broke off has left in DDP.
 
-        DDP's reducer would take the next backward for the one to reduce. And its next forward would
-        broadcast buffers once more, on this rank alone, if the one that broke off had come so far.
-        Both attributes are DDP's own; a test holds them for the pinned version.
+        If it came as far as the broadcast of buffers, the next one would broadcast them once more,
+        on this rank alone. The attribute is DDP's own; a test holds it for the pinned version.
         """
+        self.end_forward()
         for model in self:
-            if model.ddp is not None:
-                model.ddp.reducer._reset_state()
-                if model.broadcasts:
-                    model.ddp.require_forward_param_sync = False
+            if model.ddp is not None and model.broadcasts:
+                model.ddp.require_forward_param_sync = False
