@@ -9,7 +9,13 @@ import pytest
 
 from evenstep import Decision
 from evenstep.control import Job, Planner, Report
-from evenstep.events import MeasurementRejected, PolicyFailed, PolicySlow, Rebalanced
+from evenstep.events import (
+    MeasurementRejected,
+    PolicyFailed,
+    PolicySlow,
+    Rebalanced,
+    StepMeasured,
+)
 from evenstep.policies import AbstractPolicy
 from evenstep.torch._exchange._decisions import Decisions
 
@@ -228,3 +234,69 @@ def test_a_late_report_makes_the_step_a_late_one():
         known.append(decisions.all_early)
 
     assert known == [True, False, True]
+
+
+class Busy(Ranks):
+    """Ranks that leave no time for books until they are asked to take it."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def later(self, call):
+        self.calls.append(call)
+
+    def keep_books(self):
+        while self.calls:
+            self.calls.pop(0)()
+
+
+def level_run(ranks, *, lag=0, num_steps=3, after_each=lambda: None, news_in=None):
+    """Have two ranks end steps level, but for one, under a policy that moves a sample each time."""
+    moves = [replace(good(7 - n, 9 + n), level=1.0) for n in range(5)]
+    decisions = Decisions(2, lag=lag, announcer=ranks, emit=ranks.events.append)
+    decisions.planner = Planner(Scripted(tuple(moves)), Job(2, 16), warm_up_steps=0)
+    decisions.planner._level = 1.0
+    ranks.announce(decisions.planner.plan)
+    in_force = {}
+    for step in range(num_steps):
+        in_force[step] = decisions.planner.plan.epoch
+        for rank in (0, 1):
+            report = Report(step, 8, 16, compute_s=0.1, data_s=float(step))
+            if step == news_in:
+                report = replace(report, capacity_bytes=10**9)
+            decisions.take(rank, step, [report], early=True)
+        after_each()
+    return in_force
+
+
+def test_after_a_level_step_the_answer_comes_before_the_policy():
+    """It is asked when there is time; its plan is in force one plan point later."""
+    ranks = Busy()
+    level_run(ranks, num_steps=1)
+    assert (ranks.answered, len(ranks.plans)) == ([0], 1)
+
+    ranks.keep_books()
+    assert [plan.first_step for plan in ranks.plans] == [0, 2]
+
+
+def test_no_plan_is_left_out_where_there_is_no_time_for_books():
+    """A step put off is made up for with the next one, and its plan is announced by itself."""
+    ranks = Busy()
+    level_run(ranks, num_steps=4, news_in=2)
+    assert [plan.epoch for plan in ranks.plans] == [0, 1, 2, 3]
+    ranks.keep_books()
+
+    assert [plan.epoch for plan in ranks.plans] == [0, 1, 2, 3, 4]
+    assert [event.step for event in ranks.events if isinstance(event, StepMeasured)] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_step_is_told_with_the_plan_it_ran_under(lag):
+    """Not with the newest one."""
+    ranks = Busy()
+    level_run(ranks, lag=lag, num_steps=5, after_each=ranks.keep_books)
+    told = {e.step: e.plan_epoch for e in ranks.events if isinstance(e, StepMeasured)}
+
+    # Shown after step k, decided in the books of k, published with k + 1, in force lag later.
+    assert told == {step: max(step - 1 - lag, 0) for step in range(5)}

@@ -13,8 +13,6 @@ from ..events import (
     EstimatesRestored,
     Event,
     MeasurementRejected,
-    MemoryCapped,
-    MemoryShort,
     PolicyFailed,
     Rebalanced,
     SizesHeld,
@@ -23,9 +21,10 @@ from ..events import (
 from ..policies import AbstractPolicy
 from ..timemodels import MemoryModel
 from ._job import Job
-from ._learnt import Learnt, Start, columns, rows
+from ._learnt import Learnt, Start, columns
 from ._plan import Plan
-from ._report import Report
+from ._report import Report, apart
+from ._room import Room
 from ._tail import split_tail
 from ._whatif import WhatIf
 
@@ -54,6 +53,8 @@ class Planner:
       good plan stays in force.
     - Memory: caps that were given, and those modelled from the peaks of the sizes visited,
       whichever is smaller, bound what the policy may plan.
+    - A step that all workers ended level, by the policy's own measure, leaves the plan as it is,
+      and the policy is shown it when nobody waits (``catch_up``).
 
     It reads no clock and talks to nobody: reports in, a plan and events out.
 
@@ -77,19 +78,15 @@ class Planner:
     ) -> None:
         self._policy = policy
         self._job = job
-        self._memory = memory or MemoryModel()
-        self._peaks = self._memory.init(job.world_size)
-        self._limits = np.full(job.world_size, job.global_batch_size)  # found by the workers
-        self._caps = job.caps()
-        self._cluster = job.cluster(self._caps)
+        self._room = Room(job, memory or MemoryModel())
         self._what_if = WhatIf(job.world_size)
         self._warm_up_steps = warm_up_steps
         self._num_measured = 0
         self._held = False  # because a worker asked for it
-        self._overfull = False  # whether the global batch exceeds what is known to fit
-        decision = policy.init(self._cluster)
+        self._put_off: tuple[Sequence[Report], int] | None = None
+        decision = policy.init(self._room.cluster)
         self._check(decision)
-        self._state = decision.state
+        self._adopt(decision)
         self.plan = self._make_plan(0, 0, decision)
 
     def observe(self, reports: Sequence[Report], *, next_step: int, ask: bool = True) -> Outcome:
@@ -100,21 +97,38 @@ class Planner:
             next_step: the first step that can still use a new plan.
             ask: whether to ask the policy; if not, the plan stays.
         """
+        caught_up = self.catch_up(ask=ask).events
         step = reports[0].step
         bad = [(rank, report.problem()) for rank, report in enumerate(reports)]
         rejected = tuple(
             MeasurementRejected(step, rank, problem) for rank, problem in bad if problem
         )
-        limited = self._learn_limits(reports)
-        if rejected:
-            return Outcome(self.plan, (*limited, *rejected))
-        timings = _timings(reports)
-        self._num_measured += 1
-        events = limited + self._learn_memory(reports, timings) + self._hold(reports)
-        counts = self._num_measured > self._warm_up_steps or self._outgrown()
-        free = not self._held or self._outgrown()  # what does not fit has to change
-        if ask and free and self._is_full(timings) and counts and not self._overfull:
-            events += self._decide(step, next_step, timings)
+        limited = self._room.limited(reports)
+        events = [*caught_up, *limited, *rejected]
+        if not rejected and ask and not limited and self._is_level(reports):
+            self._put_off = reports, next_step + 1
+        elif not rejected:
+            events += self._learn(reports, next_step, ask=ask)
+        return Outcome(self.plan, tuple(events))
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a step was put off that the policy has not been shown."""
+        return self._put_off is not None
+
+    def catch_up(self, *, ask: bool = True) -> Outcome:
+        """Show the policy the step that was put off, if one was: nobody is waiting.
+
+        What it makes of that holds from the plan point after the next. ``observe`` does this
+        itself if need be.
+
+        Args:
+            ask: as for ``observe``.
+        """
+        if self._put_off is None:
+            return Outcome(self.plan, ())
+        (reports, next_step), self._put_off = self._put_off, None
+        events = self._learn(reports, next_step, ask=ask)
         return Outcome(self.plan, tuple(events))
 
     def account(self, reports: Sequence[Report], plan: Plan) -> StepMeasured | None:
@@ -135,7 +149,7 @@ class Planner:
         compute_s = np.where(timings.batch_size > 0, timings.compute_s, 0.0)
         makespan_s = float(compute_s.max())
         idle_s = makespan_s - compute_s
-        costs = self._what_if.costs(self._cluster, timings) if self._is_full(timings) else None
+        costs = self._what_if.costs(self._room.cluster, timings) if self._is_full(timings) else None
         return StepMeasured(
             step=reports[0].step,
             plan_epoch=plan.epoch,
@@ -158,7 +172,7 @@ class Planner:
             "global_batch_size": self._job.global_batch_size,
             "batch_size": np.array(self.plan.batch_size, np.int64),
             "times": self._what_if.state,
-            "memory": self._peaks,
+            "memory": self._room.peaks,
         }
 
     def restore(self, learnt: Learnt, former: IntArray) -> EstimatesRestored:
@@ -181,46 +195,39 @@ class Planner:
         times = columns(learnt["times"], self._what_if.fresh(world_size), former)
         self._what_if.restore(times)
         if num_before == world_size:
-            self._peaks = rows(learnt["memory"], self._memory.init(world_size), former)
-            self._fit_memory()
+            self._room.restore(learnt["memory"], former)
         same = num_before == world_size and bool((former == np.arange(world_size)).all())
-        known, start = self._what_if.known(), Start(self._policy, self._cluster, self._check)
+        known, start = self._what_if.known(), Start(self._policy, self._room.cluster, self._check)
         asked = learnt["policy"], learnt["global_batch_size"]
         same &= asked == (repr(self._policy), self._job.global_batch_size)
         how, decision = start.resumed(learnt, known) if same else start.rehearsed(known)
-        self._state = decision.state
+        self._adopt(decision)
         self.plan = self._make_plan(0, 0, decision)
         return EstimatesRestored(tuple((former >= 0).tolist()), how, self.plan.batch_size)
 
-    def _fit_memory(self) -> None:
-        """Hold the sizes to the peaks that are known from before."""
-        if not (self._peaks[0] > 0).any():
-            return
-        caps = self._modelled_caps()
-        try:
-            self._cluster = self._job.cluster(caps)
-        except ValueError:  # of peaks that will not come again, perhaps: measured anew
-            self._peaks = self._memory.init(self._job.world_size)
-        else:
-            self._caps = caps
+    def _learn(self, reports: Sequence[Report], next_step: int, *, ask: bool) -> list[Event]:
+        """Take a step in that can be planned by, and ask the policy if it counts."""
+        timings = _timings(reports)
+        self._num_measured += 1
+        events = self._room.measured(reports, timings, self.plan) + self._hold(reports)
+        outgrown = self._room.is_outgrown_by(self.plan)
+        counts = self._num_measured > self._warm_up_steps or outgrown
+        free = not self._held or outgrown  # what does not fit has to change
+        if ask and free and self._is_full(timings) and counts and not self._room.overfull:
+            events += self._decide(reports[0].step, next_step, timings)
+        return events
 
-    def _modelled_caps(self) -> IntArray:
-        """Return the largest sizes, by what was given and by the peaks."""
-        given = self._job.caps()
-        total = np.full(self._job.world_size, self._job.global_batch_size)
-        limit = total if given is None else given
-        caps: IntArray = np.minimum(self._memory.caps(self._peaks, limit), limit)
-        held: IntArray = np.minimum(caps, self._limits)
-        return held
+    def _adopt(self, decision: Decision[Any]) -> None:
+        self._state, self._level = decision.state, decision.level
 
     def _decide(self, step: int, next_step: int, timings: StepTimings) -> list[Event]:
         """Ask the policy; keep the last good plan if it fails."""
         try:
-            decision = self._policy.update(self._cluster, timings, self._state)
+            decision = self._policy.update(self._room.cluster, timings, self._state)
             self._check(decision)
         except Exception as error:  # the policy may be anybody's: training goes on
             return [PolicyFailed(step, f"{type(error).__name__}: {error}")]
-        self._state = decision.state
+        self._adopt(decision)
         plan = self._make_plan(self.plan.epoch + 1, next_step, decision)
         if (plan.batch_size, plan.max_forward) == (self.plan.batch_size, self.plan.max_forward):
             return []
@@ -235,58 +242,16 @@ class Planner:
         self._held = True
         return [SizesHeld(reports[0].step, asking[0], self.plan.batch_size)]
 
+    def _is_level(self, reports: Sequence[Report]) -> bool:
+        """Tell whether the policy need not see this full step at once."""
+        is_full = reports[0].global_num_samples == self._job.global_batch_size
+        return self._level > 0 and is_full and apart(reports) <= self._level
+
     def _is_full(self, timings: StepTimings) -> bool:
         return int(timings.batch_size.sum()) == self._job.global_batch_size
 
-    def _learn_memory(self, reports: Sequence[Report], timings: StepTimings) -> list[Event]:
-        """Take in the peaks of a step; tighten or relax the caps they imply."""
-        if not any(report.capacity_bytes and report.peak_bytes for report in reports):
-            return []
-        capacity = np.array([report.capacity_bytes for report in reports])
-        peaks = np.array([report.peak_bytes for report in reports])
-        told = np.array([report.largest_forward for report in reports])
-        ran = np.where(told > 0, told, self._largest(timings.batch_size))  # whose the peak was
-        self._peaks = self._memory.update(self._peaks, ran, peaks, capacity)
-        return self._tighten(reports[0].step, capacity)
-
-    def _learn_limits(self, reports: Sequence[Report]) -> list[Event]:
-        """Take in what workers found not to fit."""
-        if not any(report.limit for report in reports):
-            return []
-        found = [r.limit or limit for r, limit in zip(reports, self._limits.tolist(), strict=True)]
-        if found == self._limits.tolist():
-            return []
-        self._limits = np.minimum(self._limits, found)
-        return self._tighten(reports[0].step, np.array([r.capacity_bytes for r in reports]))
-
-    def _tighten(self, step: int, capacity: IntArray) -> list[Event]:
-        """Plan within what is known to fit, or let nothing grow if that is too little for all."""
-        caps = self._modelled_caps()
-        before = np.full(len(caps), self._job.global_batch_size)
-        before = before if self._caps is None else self._caps
-        changed = np.flatnonzero(caps != before)
-        if not len(changed):
-            return []
-        try:
-            cluster = self._job.cluster(caps)
-        except ValueError as error:  # what runs has to go on running, but nothing may grow
-            told, self._overfull = self._overfull, True
-            return [] if told else [MemoryShort(step, str(error))]
-        self._caps, self._cluster, self._overfull = caps, cluster, False
-        return [MemoryCapped(step, int(r), int(caps[r]), int(capacity[r])) for r in changed]
-
-    def _outgrown(self) -> bool:
-        """Tell whether the plan in force exceeds what is known to fit."""
-        held = np.array(self.plan.batch_size, dtype=np.int64)
-        return self._caps is not None and bool((self._largest(held) > self._caps).any())
-
-    def _largest(self, batch_size: IntArray) -> IntArray:
-        """Return the largest single forward of every worker under the plan in force."""
-        forwards = (self.plan.forwards(r, int(size)) for r, size in enumerate(batch_size))
-        return np.array([max(sizes) for sizes in forwards], dtype=np.int64)
-
     def _make_plan(self, epoch: int, first_step: int, decision: Decision[Any]) -> Plan:
-        caps = self._caps
+        caps = self._room.caps
         tail = None
         if self._job.tail_size:
             limit = None if self._job.cuts else caps
@@ -304,13 +269,13 @@ class Planner:
             batch_size=tuple(decision.batch_size.tolist()),
             tail=None if tail is None else tuple(tail.tolist()),
             max_forward=None if max_forward is None else tuple(max_forward.tolist()),
-            granularity=tuple(self._cluster.granularity.tolist()) if self._job.cuts else None,
+            granularity=tuple(self._room.cluster.granularity.tolist()) if self._job.cuts else None,
             reason=str(decision.reason),  # anybody's policy: it has to survive the way
         )
 
     def _check(self, decision: Decision[Any]) -> None:
         """Raise unless the sizes can be run as they are."""
-        sizes, cluster = decision.batch_size, self._cluster
+        sizes, cluster = decision.batch_size, self._room.cluster
         name = type(self._policy).__name__
         if not np.issubdtype(sizes.dtype, np.integer) or sizes.shape != (cluster.world_size,):
             raise ValueError(f"{name} gave {sizes!r}, not {cluster.world_size} integers")
@@ -319,6 +284,8 @@ class Planner:
                 f"{name} gave {sizes.tolist()}, which add up to {sizes.sum()} and not to the "
                 f"global batch of {cluster.global_batch_size}"
             )
+        if not 0 <= decision.level <= 1:
+            raise ValueError(f"{name} gave a level of {decision.level!r}, not a share in [0, 1]")
         outside = (sizes < cluster.min_batch_size) | (sizes > cluster.max_batch_size)
         if outside.any():
             rank = int(np.argmax(outside))

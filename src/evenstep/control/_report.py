@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -51,3 +52,18 @@ class Report:
         if not (math.isfinite(self.data_s) and self.data_s >= 0):
             return f"data_s is {self.data_s}, and has to be finite and at least 0"
         return None
+
+
+def apart(reports: Sequence[Report]) -> float:
+    """Return by how much the first worker ended before the last, as a share of the last's time.
+
+    Infinite where one says more than a time, or had nothing to compute: never level.
+
+    Plain numbers, and no arrays: everybody waits, and right after an idle moment the first
+    operation on an array takes a tenth of a millisecond.
+    """
+    for report in reports:
+        if not report.batch_size or report.holds or report.capacity_bytes:
+            return math.inf
+    times = [report.compute_s for report in reports]
+    return 1 - min(times) / max(times)

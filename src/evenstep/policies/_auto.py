@@ -80,7 +80,7 @@ class Auto(AbstractPolicy[dict[str, Any]]):
     def init(self, cluster: Cluster) -> Decision[dict[str, Any]]:
         equal = equal_split(cluster)
         state = {"held": equal, "filter": self.filter.init(cluster.world_size)}
-        return Decision(equal, state, "equal: nothing measured yet")
+        return Decision(equal, state, "equal: nothing measured yet", self.min_saving)
 
     def update(
         self, cluster: Cluster, timings: StepTimings, state: dict[str, Any]
@@ -95,7 +95,9 @@ class Auto(AbstractPolicy[dict[str, Any]]):
             wanted, reason = self._leave_equal(times, equal, cluster, fitted)
         else:
             wanted, reason = self._go_on(times, held, equal, cluster, fitted)
-        return Decision(wanted, {"held": wanted, "filter": fitted}, reason)
+        # Where all ended within that of each other, no split would have saved more: in any other
+        # one somebody has more than now, and takes no less than now.
+        return Decision(wanted, {"held": wanted, "filter": fitted}, reason, self.min_saving)
 
     def _leave_equal(
         self, times: AffineTime, equal: IntArray, cluster: Cluster, fitted: dict[str, Any]

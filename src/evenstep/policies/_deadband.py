@@ -44,7 +44,7 @@ class Deadband(AbstractPolicy[dict[str, Any]]):
     def init(self, cluster: Cluster) -> Decision[dict[str, Any]]:
         first = self.policy.init(cluster)
         state = {"held": first.batch_size, "inner": first.state}
-        return Decision(first.batch_size, state, first.reason)
+        return Decision(first.batch_size, state, first.reason, first.level)
 
     def update(
         self, cluster: Cluster, timings: StepTimings, state: dict[str, Any]
@@ -54,6 +54,6 @@ class Deadband(AbstractPolicy[dict[str, Any]]):
         change = float((abs(wanted.batch_size - held) / np.maximum(held, 1)).max())
         if 0 < change <= self.threshold:
             reason = f"held: change of {change:.1%} within {self.threshold:.1%}"
-            return Decision(held, {"held": held, "inner": wanted.state}, reason)
+            return Decision(held, {"held": held, "inner": wanted.state}, reason, wanted.level)
         state = {"held": wanted.batch_size, "inner": wanted.state}
-        return Decision(wanted.batch_size, state, wanted.reason)
+        return Decision(wanted.batch_size, state, wanted.reason, wanted.level)

@@ -24,7 +24,7 @@ class Equal(AbstractPolicy[None]):
     name: ClassVar[str] = "equal"
 
     def init(self, cluster: Cluster) -> Decision[None]:
-        return Decision(equal_split(cluster), None, "equal: the same batch for every worker")
+        return Decision(equal_split(cluster), None, "equal: the same batch for every worker", 1.0)
 
     def update(self, cluster: Cluster, timings: StepTimings, state: None) -> Decision[None]:
         return self.init(cluster)

@@ -42,7 +42,7 @@ class Every(AbstractPolicy[dict[str, Any]]):
     def init(self, cluster: Cluster) -> Decision[dict[str, Any]]:
         first = self.policy.init(cluster)
         state = {"held": first.batch_size, "inner": first.state, "num_steps": 0}
-        return Decision(first.batch_size, state, first.reason)
+        return Decision(first.batch_size, state, first.reason, first.level)
 
     def update(
         self, cluster: Cluster, timings: StepTimings, state: dict[str, Any]
@@ -54,6 +54,5 @@ class Every(AbstractPolicy[dict[str, Any]]):
             batch_size = refit(state["held"], cluster)
             reason = f"held: step {num_steps} of {self.num_steps}"
         left = num_steps % self.num_steps
-        return Decision(
-            batch_size, {"held": batch_size, "inner": wanted.state, "num_steps": left}, reason
-        )
+        state = {"held": batch_size, "inner": wanted.state, "num_steps": left}
+        return Decision(batch_size, state, reason, wanted.level)

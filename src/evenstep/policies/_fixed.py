@@ -61,13 +61,13 @@ class Fixed(AbstractPolicy[None]):
                 f"{list(self.batch_size)}, which add up to {sum(self.batch_size)}",
                 "Change the sizes, or the global batch and the bounds.",
             )
-        return Decision(wanted, None, "fixed: as given")
+        return Decision(wanted, None, "fixed: as given", 1.0)
 
     def update(self, cluster: Cluster, timings: StepTimings, state: None) -> Decision[None]:
         wanted = self._sizes(cluster)
         if is_feasible(wanted, cluster):
-            return Decision(wanted, None, "fixed: as given")
-        return Decision(refit(wanted, cluster), None, "fixed: cut to the bounds in force")
+            return Decision(wanted, None, "fixed: as given", 1.0)
+        return Decision(refit(wanted, cluster), None, "fixed: cut to the bounds in force", 1.0)
 
     def _sizes(self, cluster: Cluster) -> IntArray:
         if len(self.batch_size) != cluster.world_size:

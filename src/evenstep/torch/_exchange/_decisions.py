@@ -9,7 +9,7 @@ from functools import partial
 from time import monotonic
 from typing import Any, Protocol
 
-from ...control import Learnt, Plan, Planner, Report
+from ...control import Learnt, Outcome, Plan, Planner, Report
 from ...events import Event, Hook, PolicyFailed, PolicySlow
 
 # Everybody waits for a decision. A policy that takes longer is asked so rarely that it costs a
@@ -66,10 +66,12 @@ class Decisions:
         self._announcer = announcer
         self._emit = emit
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # books are kept under it too, at once in a single process
         self._arrived: defaultdict[int, set[int]] = defaultdict(set)
         self._measured: defaultdict[int, dict[int, Report]] = defaultdict(dict)
         self._late: set[int] = set()  # steps that somebody reported past its collectives
+        self._first: Plan | None = None
+        self._in_force: dict[int, Plan] = {}  # by step, from the first that was published on
         self._rest_until_s = 0.0
         self._num_slow = 0  # in a row
         self._deciding: int | None = None  # the step being decided after
@@ -121,6 +123,7 @@ class Decisions:
         """Show the planner what is complete and publish what it says; then keep the books."""
         planner = self.planner
         assert planner is not None
+        first = self._first = self._first or planner.plan
         books: list[Callable[[], None]] = []
         complete = [
             index for index, known in self._measured.items() if len(known) == self._world_size
@@ -130,30 +133,39 @@ class Decisions:
             reports = [known[rank] for rank in range(self._world_size)]
             if not any(report.problem() for report in reports):
                 self.slowest_s = max(report.compute_s for report in reports)
-            before = planner.plan
-            events = self._observe(planner, reports, index, next_step=step + 1 + self._lag)
-            self._announcer.announce(planner.plan)
-            books.append(partial(self._account, planner, reports, before, events))
-        for index in [index for index in self._measured if index < step - 8]:
-            del self._measured[index]  # a rank had no measurement of it, and never will
+            ran = self._in_force.pop(index, first)
+            events = self._catch_up(planner, index)
+            observe = partial(planner.observe, reports, next_step=step + 1 + self._lag)
+            events += self._ask(observe, index)
+            books.append(partial(self._account, planner, reports, ran, events))
+        for books_of in (self._measured, self._in_force):
+            for index in [index for index in books_of if index < step - 8]:
+                del books_of[index]  # a rank had no measurement of it, and never will
         self.all_early = step not in self._late
         self._late.discard(step)
+        self._in_force[step + 1 + self._lag] = planner.plan
         self._announcer.publish(step)
         for book in books:
             self._announcer.later(book)
 
-    def _observe(
-        self, planner: Planner, reports: list[Report], step: int, *, next_step: int
-    ) -> tuple[Event, ...]:
-        """Have the planner decide, unless its last decisions took too long."""
+    def _catch_up(self, planner: Planner, step: int) -> tuple[Event, ...]:
+        """Have the planner make up for a step that it put off, before it is shown another."""
+        if not planner.is_behind:
+            return ()
+        return self._ask(planner.catch_up, step)
+
+    def _ask(self, planning: Callable[..., Outcome], step: int) -> tuple[Event, ...]:
+        """Have the planner decide and tell its plan; the policy may rest if it takes too long."""
         began_s = self._clock()
         ask = began_s >= self._rest_until_s
         try:
-            events = planner.observe(reports, next_step=next_step, ask=ask).events
+            events = planning(ask=ask).events
         except Exception as error:  # training that could go on goes on, with the last plan
             events = (PolicyFailed(step, f"{type(error).__name__}: {error}"),)
         ended_s = self._clock()
         took_s = ended_s - began_s
+        if self.planner is not None:
+            self._announcer.announce(self.planner.plan)
         if ask:
             self._num_slow = self._num_slow + 1 if took_s > _SLOW_S else 0
         if not ask or self._num_slow < _SLOW_IN_A_ROW:
@@ -163,9 +175,11 @@ class Decisions:
         return (*events, PolicySlow(step, took_s, rest_s))
 
     def _account(
-        self, planner: Planner, reports: list[Report], plan: Plan, events: tuple[Event, ...]
+        self, planner: Planner, reports: list[Report], ran: Plan, events: tuple[Event, ...]
     ) -> None:
-        measured = planner.account(reports, plan)
+        with self._lock:
+            events += self._catch_up(planner, reports[0].step)
+            measured = planner.account(reports, ran)
         for event in (measured, *events) if measured else events:
             self._emit(event)
 

@@ -6,8 +6,9 @@ is compiled: traced, it would split graphs and leave guards on what changes at e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+import abc
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -85,32 +86,60 @@ def hooks_on(module: nn.Module) -> Iterator[Any]:
     """Yield the balancer's hooks on ``module``, wherever they are placed."""
     registered = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
     placed = getattr(module.__dict__.get(_IN_PLACE), _HOOKS, ())
-    for hook in (*registered, *placed):
-        if isinstance(hook, Untraced):
-            yield hook.hook
+    for group in (*registered, *placed):
+        if isinstance(group, AbstractUntraced):
+            yield from group.hooks
 
 
-class Untraced:
-    """A hook that compilers leave alone; in a copy or a pickle of the model nothing is left of it.
+class AbstractUntraced(abc.ABC):
+    """Hooks that compilers leave alone; in a copy or a pickle of the model nothing is left of them.
+
+    One object for all of a place: torch takes as long to come to a hook as most of them run.
 
     Args:
-        hook: what is called.
+        hooks: called one after the other.
 
     Attributes:
-        hook: as given.
-        call: the same, untraced.
+        hooks: as given.
+        call: calls them, untraced.
     """
 
-    def __init__(self, hook: Callable[..., Any]) -> None:
-        self.hook = hook
-        self.call = torch.compiler.disable(hook, reason=_REASON)  # type: ignore[no-untyped-call]
+    def __init__(self, hooks: Sequence[Callable[..., Any]]) -> None:
+        self.hooks = tuple(hooks)
+        self.call = torch.compiler.disable(self._run, reason=_REASON)  # type: ignore[no-untyped-call]
 
     def __reduce__(self) -> tuple[type[InertHook], tuple[()]]:
         return InertHook, ()
 
+    @final
     def __call__(self, *args: Any) -> Any:
-        """Call the hook, untraced."""
-        return self.call(*args)
+        """Call the hooks, untraced."""
+        # Around a compiler that is not there, the way takes longer than the hooks.
+        return self.call(*args) if torch.compiler.is_compiling() else self._run(*args)
+
+    @abc.abstractmethod
+    def _run(self, *args: Any) -> Any:
+        """Call the hooks."""
+
+
+@final
+class BeforeHooks(AbstractUntraced):
+    """Those of a forward's beginning, whose answers are ignored."""
+
+    def _run(self, *args: Any) -> None:
+        for hook in self.hooks:
+            hook(*args)
+
+
+@final
+class AfterHooks(AbstractUntraced):
+    """Those of a forward's end, each of which gets the answer of the one before as the output."""
+
+    def _run(self, *args: Any) -> Any:
+        *known, output = args
+        for hook in self.hooks:
+            output = hook(*known, output)
+        return output
 
 
 class Surround:
@@ -126,8 +155,9 @@ class Surround:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self._before: list[Untraced] = []
-        self._after: list[Untraced] = []
+        self._first: list[Before] = []
+        self._before: list[Before] = []
+        self._after: list[After] = []
         self._handles: list[RemovableHandle] = []
         self._call: Any = None
 
@@ -138,15 +168,15 @@ class Surround:
 
         Args:
             hook: called for what it does; what it returns is ignored.
-            first: whether it comes before all others.
+            first: whether it comes before all others, the user's included.
         """
         self.release()
-        self._before.insert(0 if first else len(self._before), Untraced(hook))
+        (self._first if first else self._before).append(hook)
 
     def after(self, hook: After) -> None:
         """Have ``hook`` called with the output too after every forward, and its answer taken."""
         self.release()
-        self._after.append(Untraced(hook))
+        self._after.append(hook)
 
     def place(self, *, traced: bool = False) -> None:
         """Put the calls where they belong now; repeated, as a model may be compiled late.
@@ -162,7 +192,8 @@ class Surround:
                 self._register()
             return
         self._take_off()
-        self._call = _around(self.module, present, tuple(self._before), tuple(self._after))
+        before = BeforeHooks((*self._first, *self._before))
+        self._call = _around(self.module, present, before, AfterHooks(self._after))
         self.module.__dict__[_IN_PLACE] = self._call
 
     def release(self) -> None:
@@ -173,13 +204,13 @@ class Surround:
         self._call = None
 
     def _register(self) -> None:
-        """Register hooks; the first of ours goes before all of the user's."""
-        for position, hook in enumerate(self._before):
-            self._handles.append(
-                self.module.register_forward_pre_hook(hook, prepend=not position, with_kwargs=True)
-            )
-        for hook in self._after:
-            self._handles.append(self.module.register_forward_hook(hook, with_kwargs=True))
+        before, after = self.module.register_forward_pre_hook, self.module.register_forward_hook
+        if self._first:
+            self._handles.append(before(BeforeHooks(self._first), prepend=True, with_kwargs=True))
+        if self._before:
+            self._handles.append(before(BeforeHooks(self._before), with_kwargs=True))
+        if self._after:
+            self._handles.append(after(AfterHooks(self._after), with_kwargs=True))
 
     def _take_off(self) -> None:
         for handle in self._handles:
@@ -188,25 +219,19 @@ class Surround:
 
 
 def _around(
-    module: nn.Module,
-    present: Callable[..., Any] | None,
-    before: tuple[Untraced, ...],
-    after: tuple[Untraced, ...],
+    module: nn.Module, present: Callable[..., Any] | None, before: BeforeHooks, after: AfterHooks
 ) -> Callable[..., Any]:
     """Return a call of ``module`` with ours around it, which compilers step over."""
 
     def call(*args: Any, **keywords: Any) -> Any:
-        for hook in before:
-            hook.call(module, args, keywords)
+        before.call(module, args, keywords)
         output = (present or module._call_impl)(*args, **keywords)
-        for hook in after:
-            output = hook.call(module, args, keywords, output)
-        return output
+        return after.call(module, args, keywords, output)
 
     # This frame alone is stepped over: what it calls is compiled as if it were not there.
     stepped_over = torch.compiler.disable(call, recursive=False)  # type: ignore[no-untyped-call]
     setattr(stepped_over, _BEHIND, present)
-    setattr(stepped_over, _HOOKS, (*before, *after))
+    setattr(stepped_over, _HOOKS, (before, after))
     return stepped_over  # type: ignore[no-any-return]
 
 

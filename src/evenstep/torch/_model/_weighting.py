@@ -14,7 +14,7 @@ output fed back into the model, side losses kept on a module.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -150,18 +150,20 @@ def feeds_back(inputs: Any) -> bool:
     return False
 
 
-def _tensors(item: Any) -> Iterator[torch.Tensor]:
-    if isinstance(item, torch.Tensor):
-        yield item
-    elif isinstance(item, Mapping):
-        for entry in item.values():
-            yield from _tensors(entry)
-    elif isinstance(item, (tuple, list)):
-        for entry in item:
-            yield from _tensors(entry)
-    elif dataclasses.is_dataclass(item) and not isinstance(item, type):
-        for field in dataclasses.fields(item):
-            yield from _tensors(getattr(item, field.name))
+def _tensors(item: Any) -> list[torch.Tensor]:
+    """Return the tensors in nested containers; at every forward, so without recursion."""
+    found, queue = [], [item]
+    while queue:
+        item = queue.pop()
+        if isinstance(item, torch.Tensor):
+            found.append(item)
+        elif isinstance(item, (tuple, list)):
+            queue.extend(item)
+        elif isinstance(item, (dict, Mapping)):
+            queue.extend(item.values())
+        elif dataclasses.is_dataclass(item) and not isinstance(item, type):
+            queue.extend(getattr(item, field.name) for field in dataclasses.fields(item))
+    return found
 
 
 class OutputHook:

@@ -1,0 +1,153 @@
+"""After a step that all ended level nobody waits for the policy, and it misses nothing."""
+
+from dataclasses import dataclass, replace
+from typing import final
+
+import numpy as np
+import pytest
+
+from evenstep import Decision
+from evenstep.control import Job, Planner, Report
+from evenstep.events import PolicyFailed, Rebalanced
+from evenstep.policies import AbstractPolicy, Auto, Deadband, Equal, Every, Fixed, RoundTo
+
+
+@final
+@dataclass(frozen=True)
+class Shown(AbstractPolicy[tuple[float, ...]]):
+    """Keeps what it is shown, and moves a sample whenever the first worker's time is odd."""
+
+    level: float = 0.1
+    name = "shown"
+
+    def init(self, cluster):
+        return Decision(np.array([8, 8]), (), "start", self.level)
+
+    def update(self, cluster, timings, state):
+        seconds = float(timings.compute_s[0])
+        sizes = np.array([7, 9]) if round(seconds) % 2 else np.array([8, 8])
+        return Decision(sizes, (*state, seconds), "moved", self.level)
+
+
+def reports(step, first_s, second_s, **changed):
+    """Return what two workers with 8 samples each say of a step."""
+    return [
+        replace(Report(step, 8, 16, first_s, 0.0), **changed),
+        Report(step, 8, 16, second_s, 0.0),
+    ]
+
+
+def planner_of(policy):
+    return Planner(policy, Job(2, 16), warm_up_steps=0)
+
+
+def shown(planner):
+    return planner.learnt()["policy_state"]
+
+
+def test_a_level_step_is_shown_when_nobody_waits():
+    """The plan stays; what the policy makes of the step holds one plan point later."""
+    planner = planner_of(Shown())
+    first = planner.plan
+
+    outcome = planner.observe(reports(0, 95.0, 100.0), next_step=1)
+    assert (outcome.plan, outcome.events) == (first, ())
+    assert planner.is_behind
+    assert shown(planner) == ()
+
+    late = planner.catch_up()
+    assert shown(planner) == (95.0,)
+    assert [type(event) for event in late.events] == [Rebalanced]
+    assert late.plan.first_step == 2
+    assert not planner.is_behind
+    assert planner.catch_up().events == ()
+
+
+def test_any_other_step_is_shown_at_once():
+    """Beyond the policy's own measure."""
+    planner = planner_of(Shown())
+
+    outcome = planner.observe(reports(0, 89.0, 100.0), next_step=1)
+
+    assert outcome.plan.first_step == 1
+    assert shown(planner) == (89.0,)
+
+
+def test_the_next_step_makes_up_for_it():
+    """In the simulator nobody is idle: no step is left out, and none comes out of turn."""
+    planner = planner_of(Shown())
+
+    for step, seconds in enumerate((96.0, 98.0, 50.0)):
+        planner.observe(reports(step, seconds, 100.0), next_step=step + 1)
+
+    assert shown(planner) == (96.0, 98.0, 50.0)
+
+
+@pytest.mark.parametrize(
+    "news",
+    [{"holds": True}, {"capacity_bytes": 10**9, "peak_bytes": 10}, {"limit": 9}],
+    ids=["asks to hold", "tells its memory", "found a limit"],
+)
+def test_who_says_more_than_a_time_is_heard_at_once(news):
+    """However level the step, and whatever is level to the policy."""
+    planner = planner_of(Shown(level=1.0))
+
+    planner.observe(reports(0, 96.0, 100.0, **news), next_step=1)
+
+    assert not planner.is_behind
+
+
+def test_a_worker_without_samples_is_never_level():
+    """It would take part if the policy asked it to."""
+    planner = planner_of(Shown())
+    idle = [Report(0, 16, 16, 1.0, 0.0), Report(0, 0, 16, 1.0, 0.0)]
+
+    planner.observe(idle, next_step=1)
+
+    assert not planner.is_behind
+
+
+def test_a_resting_policy_is_not_asked():
+    """Neither at once nor later, if it takes too long."""
+    planner = planner_of(Shown())
+
+    planner.observe(reports(0, 96.0, 100.0), next_step=1, ask=False)
+    assert not planner.is_behind
+
+    planner.observe(reports(1, 96.0, 100.0), next_step=2)
+    planner.catch_up(ask=False)
+    assert shown(planner) == ()
+
+
+@pytest.mark.parametrize("level", [-0.1, 1.5, float("nan")])
+def test_a_level_out_of_range_fails_by_name(level):
+    """As sizes that cannot be do."""
+    planner = planner_of(Shown())
+    planner._policy = Shown(level)
+
+    (failed,) = planner.observe(reports(0, 50.0, 100.0), next_step=1).events
+
+    assert isinstance(failed, PolicyFailed)
+    assert "level" in failed.problem
+
+
+@pytest.mark.parametrize(
+    ("policy", "level"),
+    [
+        (Auto(), 0.01),
+        (Equal(), 1.0),
+        (Fixed((8, 8)), 1.0),
+        (Deadband(Auto(min_saving=0.02), 0.1), 0.02),
+        (Every(Auto(), 4), 0.01),
+        (RoundTo(Auto(), 4), 0.01),
+    ],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_policies_say_what_is_level_to_them(policy, level):
+    """First, and after a step; what wraps a policy asks that."""
+    planner = planner_of(policy)
+    assert planner._level == level
+
+    planner.observe(reports(0, 10.0, 100.0), next_step=1)
+
+    assert planner._level == level
