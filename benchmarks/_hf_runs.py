@@ -43,18 +43,21 @@ def gpt() -> Any:
 
 
 def slowed(model: Any, slope_s: float) -> Any:
-    """Return the model with forwards in training that end no sooner than ``slope_s`` a row."""
+    """Return the model, of which a forward and its backward take at least ``slope_s`` a row.
+
+    It sleeps before the first block's backward ends, as a slower device would be late with both:
+    what comes after that, the embedding's gradient, is all that is not slowed.
+    """
     ends_s: list[float] = []
 
     def begin(module: Any, inputs: Any, keywords: Any) -> None:
         ends_s[:] = [perf_counter() + slope_s * len(keywords["input_ids"])]
 
-    def end(module: Any, inputs: Any, output: Any) -> None:
-        if module.training:
-            sleep(max(0.0, ends_s[0] - perf_counter()))
+    def end(module: Any, to_inputs: Any, to_outputs: Any) -> None:
+        sleep(max(0.0, ends_s[0] - perf_counter()))
 
     model.register_forward_pre_hook(begin, with_kwargs=True)
-    model.register_forward_hook(end)
+    model.transformer.h[0].register_full_backward_hook(end)
     return model
 
 

@@ -55,6 +55,7 @@ FORMS: dict[str, tuple[Callable[..., nn.Module], Callable[..., nn.Module] | None
 }
 SHARDED: dict[str, Callable[..., nn.Module]] = {
     "torch.compile(fully_shard(model))": lambda m, **how: torch.compile(fully_shard(m), **how),
+    "fully_shard(torch.compile(model))": lambda m, **how: fully_shard(torch.compile(m, **how)),
     "fully_shard(model), model.compile()": lambda m, **how: fully_shard(_in_place(m, **how)),
 }
 MICRO = ("torch.compile(DDP(model))", "DDP(torch.compile(model))")

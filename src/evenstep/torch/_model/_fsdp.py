@@ -42,7 +42,7 @@ def check_fsdp(module: nn.Module, process_group: torch.distributed.ProcessGroup 
         ValueError: it does not; the message names the remedy.
     """
     layers = fsdp_layers(module)
-    if getattr(module, "_orig_mod", module) is not layers[0]:
+    if layers[0] not in (module, getattr(module, "_orig_mod", None)):
         raise invalid(
             "Balancer.prepare(model)",
             "be sharded as a whole",
