@@ -17,12 +17,13 @@ from .loader_fakes import FixedPlan, Items, RandomPlans, Ranks, Recorder, alone
 
 def test_every_batch_is_announced_before_it_is_handed_out():
     """Step numbers run on over epochs, sizes are those handed out, and the loop's end is told."""
-    loader = alone(DataLoader(Items(10), batch_size=4))
+    listener = Recorder()
+    loader = alone(DataLoader(Items(10), batch_size=4), listener=listener)
     for _ in range(2):
         for _ in loader:
             pass
 
-    calls = loader._listener.calls
+    calls = listener.calls
     assert [call for call in calls if call[0] == "step"] == [
         ("step", 0, 4, 4),
         ("step", 1, 4, 4),
@@ -37,11 +38,12 @@ def test_every_batch_is_announced_before_it_is_handed_out():
 
 def test_a_loop_that_is_left_early_is_over():
     """The listener hears of it at once, and the next loop is the next epoch."""
-    loader = alone(DataLoader(Items(10), batch_size=4))
+    listener = Recorder()
+    loader = alone(DataLoader(Items(10), batch_size=4), listener=listener)
     for _ in loader:
         break
 
-    assert loader._listener.calls[-1] == ("end",)
+    assert listener.calls[-1] == ("end",)
     assert len(list(loader)) == 3
 
 
@@ -67,9 +69,11 @@ def test_steps_cut_large_batches_into_micro_batches(num_workers):
         yield
         log.append("together")
 
+    listener = Recorder()
     loader = alone(
         DataLoader(Items(17), batch_size=10, num_workers=num_workers),
         FixedPlan(10, tail=(7,), max_forward=(4,)),
+        listener=listener,
         no_sync=no_sync,
     )
     steps = []
@@ -82,7 +86,7 @@ def test_steps_cut_large_batches_into_micro_batches(num_workers):
         [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9]],
         [[10, 11, 12, 13], [14, 15, 16]],
     ]
-    forwards = [call for call in loader._listener.calls if call[0] == "forward"]
+    forwards = [call for call in listener.calls if call[0] == "forward"]
     assert forwards == [
         ("forward", 4, False),
         ("forward", 3, False),
@@ -125,6 +129,34 @@ def test_only_one_iteration_at_a_time():
     with pytest.raises(RuntimeError, match="iterated anew"):
         next(older)
     assert next(newer)[0].tolist() == [2, 3]
+
+
+def test_a_closed_loader_ends_the_loop_under_way():
+    """It cannot go on, and says so; the next one can begin."""
+    loader = alone(DataLoader(Items(8), batch_size=2))
+    older = iter(loader)
+    next(older)
+    loader.close()
+
+    with pytest.raises(RuntimeError, match="was closed"):
+        next(older)
+    assert len(list(loader)) == 4
+
+
+class Probing:
+    probes = True
+
+
+def test_a_loop_that_is_refused_is_over_at_once():
+    """Also while somebody looks at the error, which keeps its frames alive."""
+    listener = Recorder()
+    loader = alone(DataLoader(Items(8), batch_size=2), listener=listener)
+    loader.attempts = Probing()
+
+    with pytest.raises(ValueError, match=r"step\.backward\(closure\)") as caught:
+        next(iter(loader))
+    assert listener.calls[-1] == ("end",)
+    assert caught.tb is not None
 
 
 def test_a_source_of_plans_keeps_no_loader_alive():

@@ -170,6 +170,16 @@ def test_persistent_workers_live_on(persistent):
     assert (processes[0] == processes[1]) == persistent
 
 
+def test_workers_of_a_loop_that_was_left_give_way():
+    """Somebody may still refer to it: the next loop has workers of its own all the same."""
+    loader = alone(DataLoader(Items(16), batch_size=4, num_workers=1))
+    loops = [iter(loader), iter(loader)]
+    processes = {int(next(loop)[1][0]) for loop in loops}
+    loader.close()
+
+    assert len(processes) == 2
+
+
 def pop(samples):
     return default_collate([{"label": sample.pop("label"), "more": len(sample)} for sample in
                             samples])  # fmt: skip

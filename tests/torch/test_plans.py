@@ -31,6 +31,18 @@ def test_a_new_plan_moves_only_what_it_must():
     assert set(slots[2]) > {8, 9, 10, 11}
 
 
+def test_a_plan_point_tells_whether_shares_may_have_changed():
+    """Not if it says what was known: nothing ahead has to be looked at again."""
+    book = PlanBook(0, 8)
+    first, heard, other = Plan(0, 0, (4, 4)), Plan(1, 1, (2, 6)), Plan(2, 2, (7, 1))
+
+    assert book.apply(first, 0)
+    assert not book.apply(first, 1)
+    book.hear(heard)
+    assert not book.apply(heard, 1)
+    assert book.apply(other, 2)
+
+
 def test_a_plan_for_later_leaves_the_steps_before_it_alone():
     """With a device that runs ahead, the newest plan is often for the step after next."""
     book = PlanBook(0, 8)

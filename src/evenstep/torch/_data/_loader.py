@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, closing, nullcontext
-from threading import Condition
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from threading import Condition, RLock
 from time import perf_counter
 from typing import Any
 
@@ -16,9 +17,10 @@ from ..._types import IntArray
 from ...control import Plan
 from ...exceptions import invalid
 from ._assemble import pinner_of
+from ._handing_out import HandingOut, batches_of
 from ._loader_state import OrderedForm
 from ._order import GlobalOrder, ShareInts, num_steps_of
-from ._plans import PlanBook, Share
+from ._plans import PlanBook
 from ._prefetch import PrefetchSource
 from ._protocols import PlanSource, StepListener
 from ._source import BatchSource, FetchCounts, InlineSource
@@ -90,17 +92,16 @@ class BalancedLoader:
         self._loader = loader
         self._global_batch_size = global_batch_size
         self._plans = plans
-        self._listener = listener
         self._count = StepCount() if count is None else count
+        self._handing_out = HandingOut(listener, self._count)
         self._counter = counter
         self.no_sync = no_sync
         self.attempts: Attempts | None = None
 
-        self._changed = Condition()
+        self._lock = RLock()  # plans are heard of from any thread
         self._book = PlanBook(rank, global_batch_size)
         self._problem: Exception | None = None
-        self._source = _source(loader, self._changed)
-        self._iteration = 0
+        self._source = _source(loader, Condition(self._lock))
         self._num_begun = 0
         self._num_taken = 0
         self._resume: dict[str, Any] | None = None
@@ -144,9 +145,7 @@ class BalancedLoader:
         return self._num_steps
 
     def __iter__(self) -> Iterator[Any]:
-        with closing(self._steps(whole=True)) as steps:
-            for step in steps:
-                yield from step
+        return batches_of(self._steps(whole=True))
 
     def steps(self) -> Iterator[Step]:
         """Return an iterator over the epoch's steps, each to be iterated for its micro-batches."""
@@ -210,28 +209,18 @@ class BalancedLoader:
 
     def close(self) -> None:
         """Stop workers and threads, and end an iteration under way; iterating starts them anew."""
-        self._iteration += 1
+        self._handing_out.cut_off()
         self._source.close()
 
     def _steps(self, *, whole: bool) -> Generator[Step, None, None]:
-        self._source.end()  # of a loop that was left and is still referred to
-        self._iteration += 1
-        iteration = self._iteration
-        try:
-            self._listener.begin_epoch(cuts=not whole)
+        with self._handing_out.loop(self._source.end, cuts=not whole) as loop:
             order = self._begin_epoch()
             spans = self._spans()
-            self._source.begin(order, spans, self._share_of(whole=whole))
+            # The book's, as the source must not keep the loader alive.
+            self._source.begin(order, spans, partial(self._book.share, whole=whole))
             for span in spans:
                 yield self._take(span)
-                if self._iteration != iteration:
-                    raise RuntimeError(
-                        "the loader was closed or iterated anew, so this iteration cannot go on"
-                    )
-        finally:
-            if self._iteration == iteration:  # not if another loop has begun meanwhile
-                self._source.end()
-                self._listener.end_epoch()
+                self._handing_out.check(loop)
 
     def _form(self) -> OrderedForm:
         return OrderedForm(self._global_batch_size, self._order.num_samples, self._num_steps)
@@ -271,42 +260,20 @@ class BalancedLoader:
         self._count.begun = True
         plan = self._plans.at(span.step)
         began_s = perf_counter()
-        with self._changed:
+        with self._lock:
             if self._problem is not None:
                 raise self._problem
-            self._book.apply(plan, span.step)
-            self._source.replan()
+            if self._book.apply(plan, span.step):
+                self._source.replan()
         parts, data_s = self._source.take(span), perf_counter() - began_s
         parts, units = with_units(parts, self._counter)
-        step = Step(
-            parts,
-            span.num_samples,
-            listener=self._listener,
-            no_sync=lambda: self.no_sync(),
-            attempts=self.attempts,
-        )
         self._num_taken += 1
-        self._count.value += 1
-        self._listener.begin_step(
-            span.step,
-            num_samples=step.num_samples,
-            global_num_samples=span.num_samples,
-            data_s=data_s,
-            units=units,
+        return self._handing_out.next_step(
+            self, parts, span.num_samples, data_s=data_s, units=units
         )
-        return step
-
-    def _share_of(self, *, whole: bool) -> Callable[[StepSpan], Share | None]:
-        changed, book = self._changed, self._book  # not `self`, which the source must not keep
-
-        def share_of(span: StepSpan) -> Share | None:
-            with changed:
-                return book.share(span, whole=whole)
-
-        return share_of
 
     def _hear(self, plan: Plan) -> None:
-        with self._changed:
+        with self._lock:
             try:
                 if self._book.hear(plan, now=self._count.value):
                     self._source.replan()

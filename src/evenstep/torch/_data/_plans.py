@@ -43,6 +43,8 @@ class PlanBook:
     without a word. The first plan is the one in force when the first step was asked for, the same
     on all ranks; what was heard before waits until then.
 
+    One thread at a time may add plans; any may ask for a share meanwhile.
+
     Args:
         rank: whose share is asked for.
         global_batch_size: samples of a full step.
@@ -51,7 +53,8 @@ class PlanBook:
     def __init__(self, rank: int, global_batch_size: int) -> None:
         self._rank = rank
         self._global_batch_size = global_batch_size
-        self._entries: list[tuple[Plan, Deal, IntArray]] = []
+        # Replaced and never changed, so that whoever looks at it needs no lock.
+        self._entries: tuple[tuple[Plan, Deal, Share], ...] = ()
         self._heard: list[Plan] = []
 
     def hear(self, plan: Plan, *, now: int = 0) -> bool:
@@ -80,20 +83,26 @@ class PlanBook:
         self._forget(now)
         return True
 
-    def apply(self, plan: Plan, step: int) -> None:
-        """Put into force what the plan point of ``step`` says, and forget what came before."""
+    def apply(self, plan: Plan, step: int) -> bool:
+        """Put into force what the plan point of ``step`` says, and forget what came before.
+
+        Returns:
+            Whether it was new, so that shares may have changed.
+        """
         if self._entries:
-            self.hear(plan)
+            is_new = self.hear(plan)
         else:
+            is_new = True
             self._append(plan, Deal.fresh(self._sizes(plan)))
             for later in self._heard:
                 self.hear(later)
             self._heard.clear()
         self._forget(step)
+        return is_new
 
     def _forget(self, now: int) -> None:
         while len(self._entries) > 1 and self._entries[1][0].first_step <= now:
-            del self._entries[0]
+            self._entries = self._entries[1:]
 
     def share(self, span: StepSpan, *, whole: bool) -> Share | None:
         """Return this rank's part of a step; None while no plan is in force.
@@ -102,19 +111,22 @@ class PlanBook:
             span: the step.
             whole: whether it goes through one forward, however large it is.
         """
-        if not self._entries:
+        entries = self._entries
+        if not entries:
             return None
-        plan, _, slots = next(
-            (entry for entry in reversed(self._entries) if entry[0].first_step <= span.step),
-            self._entries[0],
-        )
+        for entry in reversed(entries):  # it stays with the first if none has begun
+            if entry[0].first_step <= span.step:
+                break
+        plan, _, share = entry
         if span.num_samples < self._global_batch_size:
-            slots = self._tail(plan, span.num_samples)
-        size = len(slots)
-        return Share(slots, (size,) if whole else plan.forwards(self._rank, size))
+            share = self._tail(plan, span.num_samples)
+        if whole:
+            return share
+        return Share(share.slots, plan.forwards(self._rank, len(share.slots)))
 
     def _append(self, plan: Plan, deal: Deal) -> None:
-        self._entries.append((plan, deal, deal.slots(self._rank)))
+        share = _in_one_forward(deal.slots(self._rank))
+        self._entries = (*self._entries, (plan, deal, share))
 
     def _sizes(self, plan: Plan) -> IntArray:
         if sum(plan.batch_size) != self._global_batch_size:
@@ -126,7 +138,7 @@ class PlanBook:
             )
         return np.array(plan.batch_size, np.int64)
 
-    def _tail(self, plan: Plan, num_samples: int) -> IntArray:
+    def _tail(self, plan: Plan, num_samples: int) -> Share:
         if plan.tail is None or sum(plan.tail) != num_samples:
             raise invalid(
                 "Plan(tail=...)",
@@ -135,4 +147,8 @@ class PlanBook:
                 "Plan the tail as well, or set `DataLoader(drop_last=True)`.",
             )
         first = sum(plan.tail[: self._rank])
-        return np.arange(first, first + plan.tail[self._rank], dtype=np.int64)
+        return _in_one_forward(np.arange(first, first + plan.tail[self._rank], dtype=np.int64))
+
+
+def _in_one_forward(slots: IntArray) -> Share:
+    return Share(slots, (len(slots),))

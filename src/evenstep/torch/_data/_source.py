@@ -14,7 +14,7 @@ from ._plans import Share
 from ._step import MicroBatch, StepSpan
 
 ShareOf = Callable[[StepSpan], Share | None]
-"""A rank's part of a step under the newest plan; None while there is none."""
+"""A rank's part of a step under the newest plan, for any thread; None while there is none."""
 
 
 @dataclass(slots=True)
@@ -85,14 +85,15 @@ class InlineSource:
         assert self._share_of is not None
         share = self._share_of(span)
         assert share is not None  # the plan of this step is in force
-        indices = self._order[span.first + share.fetched()].tolist()
+        step_order = self._order[span.first : span.first + span.num_samples]
+        indices = step_order[share.fetched()].tolist()
         samples = fetch(self._loader.dataset, indices)
         self.counts.requested += len(samples)
         self.counts.used += len(samples)
-        batches = (self._loader.collate_fn(part) for part in deal_out(samples, share))
+        collate = self._loader.collate_fn
         return [
-            MicroBatch(self._pin(batch), size)
-            for batch, size in zip(batches, share.forwards, strict=True)
+            MicroBatch(self._pin(collate(part)), size)
+            for part, size in zip(deal_out(samples, share), share.forwards, strict=True)
         ]
 
     def end(self) -> None:

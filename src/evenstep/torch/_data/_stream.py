@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
 from typing import Any
 
@@ -15,6 +15,7 @@ from ...control import Plan
 from ...exceptions import EvenstepWarning, invalid
 from .._exchange._startup import Alone, SideGroup
 from ._assemble import pinner_of
+from ._handing_out import HandingOut, batches_of
 from ._protocols import PlanSource, StepListener
 from ._step import Attempts, MicroBatch, Step, StepCount, with_units
 from ._stream_read import StreamReader
@@ -84,15 +85,14 @@ class StreamLoader:
         self._terms = terms_of(kind, global_batch_size)
         self._reader = _reader(loader, kind, side.world_size, global_batch_size)
         self._plans = plans
-        self._listener = listener
         self._count = StepCount() if count is None else count
+        self._handing_out = HandingOut(listener, self._count)
         self._counter = counter
         self.no_sync = no_sync
         self.attempts: Attempts | None = None
 
         num_readers = max(loader.num_workers, 1)
         self._form = StateForm(kind, global_batch_size, num_readers, side.world_size)
-        self._iteration = 0
         self._at = Position(passed=[0] * side.world_size)
         self._next_step = 0
         self._stocks: Callable[[], list[list[int]]] | None = None
@@ -124,9 +124,7 @@ class StreamLoader:
         return full + (rest > 0 and not self._loader.drop_last)
 
     def __iter__(self) -> Iterator[Any]:
-        with closing(self._steps(whole=True)) as steps:
-            for step in steps:
-                yield from step
+        return batches_of(self._steps(whole=True))
 
     def steps(self) -> Iterator[Step]:
         """Return an iterator over the epoch's steps, each to be iterated for its micro-batches."""
@@ -170,27 +168,16 @@ class StreamLoader:
 
     def close(self) -> None:
         """Stop workers, and end an iteration under way; iterating starts them anew."""
-        self._iteration += 1
+        self._handing_out.cut_off()
         self._stocks = None
         self._reader.close()
 
     def _steps(self, *, whole: bool) -> Generator[Step, None, None]:
-        self._reader.end()  # of a loop that was left and is still referred to
-        self._iteration += 1
-        iteration = self._iteration
-        try:
-            self._listener.begin_epoch(cuts=not whole)
+        with self._handing_out.loop(self._reader.end, cuts=not whole) as loop:
             self._begin_epoch()
             while (step := self._next(whole=whole)) is not None:
                 yield step
-                if self._iteration != iteration:
-                    raise RuntimeError(
-                        "the loader was closed or iterated anew, so this iteration cannot go on"
-                    )
-        finally:
-            if self._iteration == iteration:  # not if another loop has begun meanwhile
-                self._reader.end()
-                self._listener.end_epoch()
+                self._handing_out.check(loop)
 
     def _begin_epoch(self) -> None:
         """Open the stream, at its begin or where the checkpoint stands, and look at its start."""
@@ -215,7 +202,7 @@ class StreamLoader:
         """Raise or warn if the begin of the streams shows a mistake."""
         if (problem := self._terms.problem(stocks)) is not None:
             raise RuntimeError(problem)
-        doubt = self._terms.doubt(stocks) if self._iteration == 1 else None
+        doubt = self._terms.doubt(stocks) if self._handing_out.newest == 1 else None
         if doubt is not None:
             warnings.warn(doubt, EvenstepWarning, stacklevel=5)
 
@@ -251,7 +238,7 @@ class StreamLoader:
 
     def _take(self, sizes: tuple[int, ...], plan: Plan, *, whole: bool) -> Step:
         began_s = perf_counter()
-        rank, step, mine = self._side.rank, self._count.value, sizes[self._side.rank]
+        rank, mine = self._side.rank, sizes[self._side.rank]
         portion = self._terms.portion(sizes, rank)
         forwards = (mine,) if whole else plan.forwards(rank, mine)
         batches = self._reader.take(portion.num_passed, portion.first, forwards)
@@ -260,25 +247,10 @@ class StreamLoader:
         data_s = perf_counter() - began_s
         parts, units = with_units(parts, self._counter)
         self._at.steps_taken += 1
-        self._count.value += 1
-        self._next_step = self._count.value
+        self._next_step = self._count.value + 1
         passed = self._terms.passed(sizes)
         self._at.passed = [old + new for old, new in zip(self._at.passed, passed, strict=True)]
-        taken = Step(
-            parts,
-            sum(sizes),
-            listener=self._listener,
-            no_sync=lambda: self.no_sync(),
-            attempts=self.attempts,
-        )
-        self._listener.begin_step(
-            step,
-            num_samples=mine,
-            global_num_samples=sum(sizes),
-            data_s=data_s,
-            units=units,
-        )
-        return taken
+        return self._handing_out.next_step(self, parts, sum(sizes), data_s=data_s, units=units)
 
     def _announce(self, batch_size: int) -> None:
         """Read ahead, and tell the others what is in stock for the next step."""
