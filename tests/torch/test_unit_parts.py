@@ -16,6 +16,7 @@ from evenstep.torch._conductor import StepConductor
 from evenstep.torch._data._step import MicroBatch, with_units
 from evenstep.torch._exchange._channel import StarChannel
 from evenstep.torch._exchange._unit_sums import UnitSums
+from evenstep.torch._machine import NoReader
 from evenstep.torch._memory._memory import NoMemory
 from evenstep.torch._memory._replay import Replay
 from evenstep.torch._model._compile_watch import CompileWatch
@@ -74,6 +75,7 @@ def test_waiting_for_others_units_is_no_time_of_ones_own():
         exchange,
         StepMeter(HostClock(clock)),
         NoMemory(),
+        NoReader(),
         world_size=2,
         loss_reduction="mean",
         settle_s=0.0,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .._types import Decision, IntArray, StepTimings
+from .._types import Decision, IntArray, Resources, StepTimings
 from ..events import (
     EstimatesRestored,
     Event,
@@ -296,8 +296,12 @@ class Planner:
 
 
 def _timings(reports: Sequence[Report]) -> StepTimings:
+    free_cpu = [report.free_cpu for report in reports]
+    memory = [report.free_memory_bytes for report in reports]
+    known = None not in free_cpu
     return StepTimings(
         np.array([report.batch_size for report in reports]),
         np.array([report.compute_s for report in reports], dtype=np.float64),
         data_s=np.array([report.data_s for report in reports], dtype=np.float64),
+        resources=Resources(np.array(free_cpu, np.float64), np.array(memory)) if known else None,
     )

@@ -28,6 +28,9 @@ class Report:
             nothing.
         holds: whether this worker asks for no other sizes, as each costs a compilation and it has
             had as many as it can.
+        free_cpu: idle share of this machine's CPU since the report before, in [0, 1]; None where
+            nobody reads it.
+        free_memory_bytes: memory that is not in use on this machine; likewise.
     """
 
     step: int
@@ -42,6 +45,8 @@ class Report:
     limit: int | None = None
     again: bool = False
     largest_forward: int = 0
+    free_cpu: float | None = None
+    free_memory_bytes: int = 0
 
     def problem(self) -> str | None:
         """Return what is wrong with the figures, or None if they can be planned by."""

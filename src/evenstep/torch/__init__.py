@@ -13,6 +13,7 @@ from ._data._eval import EvalLoader as EvalLoader
 from ._data._loader import BalancedLoader as BalancedLoader
 from ._data._step import Step as Step
 from ._data._stream import StreamLoader as StreamLoader
+from ._machine import MachineReader as MachineReader
 from ._memory._memory import MemoryReader as MemoryReader
 from ._model._check_loss import LossCheck as LossCheck
 from ._model._check_loss import check_loss as check_loss
@@ -26,6 +27,7 @@ __all__ = [
     "Drain",
     "EvalLoader",
     "LossCheck",
+    "MachineReader",
     "MemoryReader",
     "Runtime",
     "Step",

@@ -13,6 +13,7 @@ from ._clock import AbstractClock, PendingTime, StepMeter
 from ._exchange._exchange import Exchange
 from ._exchange._peers import PeerGroup
 from ._exchange._unit_sums import UnitSum
+from ._machine import MachineReader
 from ._memory._memory import MemoryReader
 from ._model._compile_watch import CompileWatch
 from ._model._weighting import Weight
@@ -41,6 +42,7 @@ class StepConductor:
         exchange: carries reports and plans.
         meter: measures own compute time.
         memory: reads peaks.
+        machine: reads what the machine has to spare.
         world_size: number of workers.
         loss_reduction: ``"mean"`` or ``"sum"``, what the user's loss does over samples.
         settle_s: longest wait for late ranks inside a backward; 0 where collectives do not hold
@@ -58,6 +60,7 @@ class StepConductor:
         exchange: Exchange,
         meter: StepMeter,
         memory: MemoryReader,
+        machine: MachineReader,
         *,
         world_size: int,
         loss_reduction: str,
@@ -73,6 +76,7 @@ class StepConductor:
         self.meter = meter
         self._exchange = exchange
         self._memory = memory
+        self._machine = machine
         self._world_size = world_size
         self._loss_reduction = loss_reduction
         self._settle_s = settle_s
@@ -317,6 +321,7 @@ class StepConductor:
         return ready[-1].compute_s if ready else None
 
     def _make_report(self, step: StepUnderWay, compute_s: float, peak_bytes: int) -> Report:
+        free_cpu, free_memory_bytes = self._machine.read() or (None, 0)
         return Report(
             step=step.number,
             batch_size=step.num_samples,
@@ -330,4 +335,6 @@ class StepConductor:
             limit=self._limit,
             largest_forward=step.largest,
             again=step.again,
+            free_cpu=free_cpu,
+            free_memory_bytes=free_memory_bytes,
         )

@@ -7,6 +7,7 @@ from typing import Literal
 
 from ..events import Hook
 from ..exceptions import invalid
+from ._machine import MachineReader
 from ._memory._memory import MemoryReader
 
 
@@ -37,6 +38,10 @@ class Runtime:
         memory: reads this rank's memory, so that no plan exceeds what fits: anything with the
             methods of ``MemoryReader``. None reads the CUDA device, and nothing on a CPU.
 
+        machine: reads what this rank's machine has to spare, for policies that foresee speeds by
+            it: anything with the methods of ``MachineReader``. None asks psutil, and only where
+            the policy wants to know.
+
     Raises:
         ValueError: a number is out of range.
     """
@@ -49,6 +54,7 @@ class Runtime:
     address: str | None = None
     memory: MemoryReader | None = None
     hang_s: float | None = 540.0
+    machine: MachineReader | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.heartbeat_s <= self.deadline_s / 3:

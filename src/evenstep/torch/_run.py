@@ -13,13 +13,14 @@ import torch
 
 from ..control import Job, Plan, Planner
 from ..events import Hook, RunEnded, RunStarted
-from ..policies import AbstractPolicy
+from ..policies import AbstractPolicy, reads_resources
 from ..telemetry import Fanout, FaultLog, JsonLines, Outlet, ProgressLine, close_all
 from ._checkpoint._estimates import Estimates
 from ._clock import AbstractClock, CudaClock, HostClock
 from ._conductor import StepConductor
 from ._exchange._exchange import Exchange
 from ._exchange._startup import Alone, SideGroup, WorkerFacts, gather_facts, open_channel
+from ._machine import MachineReader, NoReader, PsutilReader
 from ._memory._memory import CudaMemory, MemoryReader, NoMemory
 from ._model._compile_watch import CompileWatch
 from ._model._wrapping import Wrapping
@@ -105,6 +106,7 @@ class Run:
             self.exchange,
             settings.wrapping.meter(_clock_of(device)),
             runtime.memory or _memory_of(device),
+            _machine_of(settings),
             world_size=side.world_size,
             loss_reduction=settings.loss_reduction,
             settle_s=min(runtime.deadline_s + 2 * runtime.heartbeat_s, 10.0) if settle else 0.0,
@@ -175,6 +177,12 @@ def _open_file(run_dir: Path) -> JsonLines | None:
 
 def _clock_of(device: torch.device) -> AbstractClock:
     return CudaClock(device) if device.type == "cuda" else HostClock()
+
+
+def _machine_of(settings: RunSettings) -> MachineReader:
+    if not reads_resources(settings.policy):
+        return NoReader()
+    return settings.runtime.machine or PsutilReader()
 
 
 def _memory_of(device: torch.device) -> MemoryReader:

@@ -1,0 +1,39 @@
+"""What the machine under a rank has to spare: CPU and memory, as NARX wants to know."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import psutil  # type: ignore[import-untyped]
+
+
+class MachineReader(Protocol):
+    """Reads one worker's machine. Anything with this method will do."""
+
+    def read(self) -> tuple[float, int] | None:
+        """Return the idle share of the CPU since the last call, in [0, 1], and free bytes.
+
+        None where nobody knows.
+        """
+
+
+class PsutilReader:
+    """Reads the whole host by psutil: in a container that is the host's load, not its quota.
+
+    Some 0.1 ms a call, which is why nobody asks who need not.
+    """
+
+    def __init__(self) -> None:
+        psutil.cpu_percent(interval=None)  # the first call has nothing to compare with
+
+    def read(self) -> tuple[float, int]:
+        """Return the idle share of all cores since the last call, and the available memory."""
+        busy = psutil.cpu_percent(interval=None) / 100
+        return min(max(1 - busy, 0.0), 1.0), int(psutil.virtual_memory().available)
+
+
+class NoReader:
+    """For policies that do not ask."""
+
+    def read(self) -> None:
+        """Return None: nobody knows."""
