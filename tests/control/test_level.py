@@ -6,7 +6,7 @@ from typing import final
 import numpy as np
 import pytest
 
-from evenstep import Decision
+from evenstep import Decision, StepTimings
 from evenstep.control import Job, Planner, Report
 from evenstep.events import PolicyFailed, Rebalanced
 from evenstep.policies import AbstractPolicy, Auto, Deadband, Equal, Every, Fixed, RoundTo
@@ -151,3 +151,26 @@ def test_policies_say_what_is_level_to_them(policy, level):
     planner.observe(reports(0, 10.0, 100.0), next_step=1)
 
     assert planner._level == level
+
+
+@pytest.mark.parametrize(
+    "policy", [Auto(), Deadband(Auto(), 0.02)], ids=lambda p: p.name
+)
+def test_times_as_arrays_are_as_good_as_reports(policy):
+    """A simulation gets the plans that a run gets."""
+    by_report, by_array = planner_of(policy), planner_of(policy)
+    noise = np.random.default_rng(1).lognormal(0, 0.02, (60, 2))
+
+    for step, factors in enumerate(noise):
+        assert by_report.plan == by_array.plan
+        sizes = np.array(by_report.plan.batch_size)
+        seconds = sizes * factors * (1.0 if step < 30 else np.array([1.0, 3.0]))
+        told = [
+            Report(step, int(size), 16, float(taken_s), 0.0)
+            for size, taken_s in zip(sizes, seconds, strict=True)
+        ]
+        by_report.observe(told, next_step=step + 1)
+        timings = StepTimings(sizes, seconds, np.zeros(2))
+        by_array.observe_timings(step, timings, next_step=step + 1)
+
+    assert by_report.plan.epoch > 0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -83,7 +84,7 @@ class Planner:
         self._warm_up_steps = warm_up_steps
         self._num_measured = 0
         self._held = False  # because a worker asked for it
-        self._put_off: tuple[Sequence[Report], int] | None = None
+        self._put_off: Callable[..., list[Event]] | None = None
         decision = policy.init(self._room.cluster)
         self._check(decision)
         self._adopt(decision)
@@ -106,10 +107,29 @@ class Planner:
         limited = self._room.limited(reports)
         events = [*caught_up, *limited, *rejected]
         if not rejected and ask and not limited and self._is_level(reports):
-            self._put_off = reports, next_step + 1
+            self._put_off = partial(self._learn_from, reports, next_step + 1)
         elif not rejected:
-            events += self._learn(reports, next_step, ask=ask)
+            events += self._learn_from(reports, next_step, ask=ask)
         return Outcome(self.plan, tuple(events))
+
+    def observe_timings(self, step: int, timings: StepTimings, *, next_step: int) -> Outcome:
+        """Return the same for a full step whose times come as arrays, with no word on memory.
+
+        For a simulation of thousands of workers, where a report each would take longer than the
+        policy.
+
+        Args:
+            step: the step that was measured.
+            timings: of all workers.
+            next_step: the first step that can still use a new plan.
+        """
+        events = self.catch_up().events
+        times, sizes = timings.compute_s, timings.batch_size
+        if self._level > 0 and sizes.all() and times.min() >= (1 - self._level) * times.max():
+            self._put_off = partial(self._learn, step, timings, next_step + 1)
+        else:
+            events += tuple(self._learn(step, timings, next_step, ask=True))
+        return Outcome(self.plan, events)
 
     @property
     def is_behind(self) -> bool:
@@ -127,8 +147,8 @@ class Planner:
         """
         if self._put_off is None:
             return Outcome(self.plan, ())
-        (reports, next_step), self._put_off = self._put_off, None
-        events = self._learn(reports, next_step, ask=ask)
+        learn, self._put_off = self._put_off, None
+        events = learn(ask=ask)
         return Outcome(self.plan, tuple(events))
 
     def account(self, reports: Sequence[Report], plan: Plan) -> StepMeasured | None:
@@ -205,17 +225,21 @@ class Planner:
         self.plan = self._make_plan(0, 0, decision)
         return EstimatesRestored(tuple((former >= 0).tolist()), how, self.plan.batch_size)
 
-    def _learn(self, reports: Sequence[Report], next_step: int, *, ask: bool) -> list[Event]:
-        """Take a step in that can be planned by, and ask the policy if it counts."""
-        timings = _timings(reports)
-        self._num_measured += 1
+    def _learn_from(self, reports: Sequence[Report], next_step: int, *, ask: bool) -> list[Event]:
+        """Take in all that can be planned by."""
+        step, timings = reports[0].step, _timings(reports)
         events = self._room.measured(reports, timings, self.plan) + self._hold(reports)
+        return events + self._learn(step, timings, next_step, ask=ask)
+
+    def _learn(self, step: int, timings: StepTimings, next_step: int, *, ask: bool) -> list[Event]:
+        """Ask the policy about a step if it counts."""
+        self._num_measured += 1
         outgrown = self._room.is_outgrown_by(self.plan)
         counts = self._num_measured > self._warm_up_steps or outgrown
         free = not self._held or outgrown  # what does not fit has to change
         if ask and free and self._is_full(timings) and counts and not self._room.overfull:
-            events += self._decide(reports[0].step, next_step, timings)
-        return events
+            return self._decide(step, next_step, timings)
+        return []
 
     def _adopt(self, decision: Decision[Any]) -> None:
         self._state, self._level = decision.state, decision.level

@@ -118,5 +118,7 @@ class Room:
 
 def _largest(plan: Plan, batch_size: IntArray) -> IntArray:
     """Return the largest single forward of every worker under ``plan``."""
+    if plan.max_forward is None:
+        return batch_size
     forwards = (plan.forwards(r, int(size)) for r, size in enumerate(batch_size))
     return np.array([max(sizes) for sizes in forwards], dtype=np.int64)
