@@ -153,9 +153,7 @@ def test_policies_say_what_is_level_to_them(policy, level):
     assert planner._level == level
 
 
-@pytest.mark.parametrize(
-    "policy", [Auto(), Deadband(Auto(), 0.02)], ids=lambda p: p.name
-)
+@pytest.mark.parametrize("policy", [Auto(), Deadband(Auto(), 0.02)], ids=lambda p: p.name)
 def test_times_as_arrays_are_as_good_as_reports(policy):
     """A simulation gets the plans that a run gets."""
     by_report, by_array = planner_of(policy), planner_of(policy)

@@ -158,7 +158,8 @@ def test_a_split_is_held_exactly_as_long_as_the_best_would_not_pay(seed, granula
     decisions = follow(policy, cluster, intercept_s, slopes_s, factors=noise)
     settled, changes = decisions[2:], 0
     for before, after in pairwise(settled):
-        times = policy.filter.times(after.state["filter"])
+        fitted = policy.filter.times(after.state["filter"])
+        times = policy.bank.forecast(after.state["bank"], fitted)
         best_s = makespan_s(times, allocate(times, cluster))
         pays = 1 - best_s / makespan_s(times, before.batch_size) >= policy.min_saving
         changes += pays

@@ -1,5 +1,7 @@
 """Policies are found by name."""
 
+from inspect import isabstract, isclass
+
 import pytest
 
 from evenstep import policies
@@ -10,8 +12,10 @@ from evenstep.policies import by_name
     ("name", "cls"),
     [
         ("auto", policies.Auto),
+        ("dbs", policies.Dbs),
         ("dynamic-batching", policies.DynamicBatching),
         ("equal", policies.Equal),
+        ("lb-bsp-2018", policies.LbBsp2018),
         ("lb-bsp-2020", policies.LbBsp2020),
         ("lbb", policies.Lbb),
         ("evenstep.policies:Lbb", policies.Lbb),
@@ -43,11 +47,8 @@ def test_a_wrong_name_is_answered_with_what_would_do(name, message):
 
 def test_every_policy_has_a_name_of_its_own():
     """Two alike would make one of them unreachable."""
-    names = [
-        getattr(policies, public).name
-        for public in policies.__all__
-        if public not in ("AbstractPolicy", "by_name")
-    ]
+    public = (getattr(policies, name) for name in policies.__all__)
+    names = [value.name for value in public if isclass(value) and not isabstract(value)]
 
     assert all(names)
     assert len(set(names)) == len(names)

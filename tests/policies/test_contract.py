@@ -5,6 +5,7 @@ import inspect
 import pytest
 
 from evenstep import policies
+from evenstep.prediction import Ema, Last
 from evenstep.testing import AdaptivePolicyContract, PolicyContract
 
 # A policy that cannot be built without arguments, such as a wrapper, gets its instance here.
@@ -20,8 +21,16 @@ EXPORTED = [
     for cls in (getattr(policies, name) for name in policies.__all__)
     if inspect.isclass(cls) and not inspect.isabstract(cls) and cls not in BY_ITSELF
 ]
+# Settings that take another way than the defaults: epochs short enough to end, the rule for CPUs.
+OTHERS = [
+    policies.Dbs(num_steps=1),
+    policies.Dbs(num_steps=3),
+    policies.LbBsp2018(predictor=Last()),
+    policies.LbBsp2020(predictor=Ema()),
+]
 ADAPTIVE = [
     policies.Auto(),
+    policies.Dbs(num_steps=5),
     policies.Deadband(policies.Auto(), 0.01),
     policies.Deadband(policies.DynamicBatching(), 0.01),
     policies.Deadband(policies.Lbb(), 0.01),
@@ -29,6 +38,8 @@ ADAPTIVE = [
     policies.Every(policies.Auto(), 5),
     policies.Every(policies.DynamicBatching(), 5),
     policies.Every(policies.Lbb(), 5),
+    policies.LbBsp2018(),
+    policies.LbBsp2020(predictor=Ema()),
     policies.Lbb(),
     policies.RoundTo(policies.Auto(), 1),
 ]
@@ -41,7 +52,7 @@ def name_of(policy):
 
 
 class TestEveryPolicy(PolicyContract):
-    @pytest.fixture(params=EXPORTED, ids=name_of)
+    @pytest.fixture(params=EXPORTED + OTHERS, ids=name_of)
     def policy(self, request):
         return request.param
 

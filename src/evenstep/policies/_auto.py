@@ -14,6 +14,7 @@ from .._types import Cluster, Decision, IntArray, StepTimings
 from ..exceptions import invalid
 from ..prediction import AffineFilter
 from ..timemodels import AffineTime
+from ._bank import Bank
 from ._base import AbstractPolicy
 from ._splits import equal_split, refit, within_reach
 
@@ -21,11 +22,13 @@ from ._splits import equal_split, refit, within_reach
 @final
 @dataclass(frozen=True, slots=True)
 class Auto(AbstractPolicy[dict[str, Any]]):
-    r"""The split that ends earliest by the times fitted so far, adopted if it saves enough.
+    r"""The split that ends earliest by what is foreseen, adopted if it saves enough.
 
-    $b = \arg\min_b \max_r (a_r + c_r b_r)$ over the integers that the cluster allows, with
-    $a_r, c_r$ from ``AffineFilter`` and the minimum exact. The split in force stays unless the
-    best one is predicted to shorten the step by at least ``min_saving``.
+    $b = \arg\min_b \max_r (a_r + c_r b_r)$ over the integers that the cluster allows, the minimum
+    exact: $a_r$ from ``AffineFilter``, and $c_r$ as ``Bank`` foresees it, which weighs that filter
+    against trends, periods, averages and the last step by what following each would have cost.
+    The split in force stays unless the best one is predicted to shorten the step by at least
+    ``min_saving``.
 
     Leaving the equal split takes more: the saving has to exceed what noise alone would pretend,
     $(2 + \sqrt{2 \ln W})$ standard errors of the slowest worker's estimate. Of $W$ equal workers
@@ -37,6 +40,9 @@ class Auto(AbstractPolicy[dict[str, Any]]):
     Without noise the second plan is near the best and the third within 2 %: one size gives a
     speed, two a fixed cost as well. A single slow step changes nothing, a lasting change is
     followed after its second step, or after its first where changes have proved lasting before.
+    Load that comes and goes by the clock is foreseen after one period and a half, up to 256 steps.
+    In the long run nothing is worse than any one forecast, or than the equal split, by more than
+    the bound in ``Bank``.
     Wrong where no line fits (see ``AffineFilter``), and where resizing costs more than a step
     saves: wrap it in ``Deadband`` or ``Every``, or raise ``min_saving``.
 
@@ -50,6 +56,7 @@ class Auto(AbstractPolicy[dict[str, Any]]):
         reach: most by which one plan multiplies or divides a batch size, above 1. A line through
             sizes around 50 knows little about size 1: what is asked for on the way there tells.
         filter: what estimates the times.
+        bank: what foresees the next step from them.
 
     Raises:
         ValueError: ``min_saving`` or ``reach`` is out of range.
@@ -64,6 +71,7 @@ class Auto(AbstractPolicy[dict[str, Any]]):
     min_saving: float = 0.01
     reach: float = 4.0
     filter: AffineFilter = field(default_factory=AffineFilter)
+    bank: Bank = field(default_factory=Bank)
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_saving < 1:
@@ -79,7 +87,11 @@ class Auto(AbstractPolicy[dict[str, Any]]):
 
     def init(self, cluster: Cluster) -> Decision[dict[str, Any]]:
         equal = equal_split(cluster)
-        state = {"held": equal, "filter": self.filter.init(cluster.world_size)}
+        state = {
+            "held": equal,
+            "filter": self.filter.init(cluster.world_size),
+            "bank": self.bank.init(cluster),
+        }
         return Decision(equal, state, "equal: nothing measured yet", self.min_saving)
 
     def update(
@@ -87,20 +99,44 @@ class Auto(AbstractPolicy[dict[str, Any]]):
     ) -> Decision[dict[str, Any]]:
         fitted = self.filter.update(state["filter"], timings.batch_size, timings.compute_s)
         held, equal = refit(state["held"], cluster), equal_split(cluster)
-        times = self.filter.times(fitted)
+        times, bank = self.filter.times(fitted), state["bank"]
         if times is None:
             rank = int(np.argmin(fitted["num_steps"]))
             wanted, reason = held, f"held: rank {rank} was given no samples so far"
-        elif np.array_equal(held, equal):
-            wanted, reason = self._leave_equal(times, equal, cluster, fitted)
         else:
-            wanted, reason = self._go_on(times, held, equal, cluster, fitted)
+            bank = self._learn(bank, cluster, timings, times, fitted)
+            foreseen = self.bank.forecast(bank, times)
+            choose = self._leave_equal if np.array_equal(held, equal) else self._go_on
+            wanted, reason = choose(foreseen, held, equal, cluster, fitted)
         # Where all ended within that of each other, no split would have saved more: in any other
         # one somebody has more than now, and takes no less than now.
-        return Decision(wanted, {"held": wanted, "filter": fitted}, reason, self.min_saving)
+        state = {"held": wanted, "filter": fitted, "bank": bank}
+        return Decision(wanted, state, reason, self.min_saving)
+
+    def _learn(
+        self,
+        bank: dict[str, Any],
+        cluster: Cluster,
+        timings: StepTimings,
+        times: AffineTime,
+        fitted: dict[str, Any],
+    ) -> dict[str, Any]:
+        """Show the bank what every worker took per sample, less its fixed cost."""
+        ran, size = timings.batch_size > 0, np.maximum(timings.batch_size, 1)
+        fixed_s = np.minimum(times.intercept_s, 0.9 * timings.compute_s)
+        costs = np.where(ran, (timings.compute_s - fixed_s) / size, np.nan)
+        usual = np.where(self.filter.holds_back(fitted), np.nan, costs)
+        return self.bank.update(
+            bank, cluster, times, costs, usual=usual, resources=timings.resources
+        )
 
     def _leave_equal(
-        self, times: AffineTime, equal: IntArray, cluster: Cluster, fitted: dict[str, Any]
+        self,
+        times: AffineTime,
+        held: IntArray,
+        equal: IntArray,
+        cluster: Cluster,
+        fitted: dict[str, Any],
     ) -> tuple[IntArray, str]:
         """Return a better split than the equal one if it saves more than noise pretends."""
         needed, each_s = self.min_saving, times.seconds(equal)

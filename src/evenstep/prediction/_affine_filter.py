@@ -175,6 +175,11 @@ class AffineFilter:
         np.divide(np.sqrt(variance), mean, out=error, where=measured)
         return error
 
+    def holds_back(self, state: dict[str, Any]) -> Mask:
+        """Tell whose last reading was taken for a passing one so far, ``(world_size,)``."""
+        held: Mask = abs(state["jumps"]["open"]) == 1
+        return held
+
     def noise(self, state: dict[str, Any]) -> FloatArray:
         """Return the relative standard deviation of a single step, learnt, ``(world_size,)``."""
         lines = Lines(state["lines"])

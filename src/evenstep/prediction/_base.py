@@ -14,8 +14,9 @@ class AbstractPredictor(abc.ABC, Generic[State]):
     The series may be speeds in samples per second or costs in seconds per sample: a predictor
     knows no units, and gives $c$ times the forecast for $c$ times the values. Like a policy it is
     an immutable value: hyperparameters live on ``self``, everything that changes lives in
-    ``State``, nested tuples and dicts of arrays and plain values, none of them NaN. It reads no clock and draws no
-    random numbers but by a seed of its own, so the same series gives the same forecasts.
+    ``State``, nested tuples and dicts of arrays and plain values, none of them NaN. It reads no
+    clock and draws no random numbers but by a seed of its own, so the same series gives the same
+    forecasts.
 
     A worker that was not measured in a step has a NaN there and keeps its forecast. Workers do
     not see each other: a permutation of the workers permutes the forecasts.

@@ -6,11 +6,20 @@ except ModuleNotFoundError as error:
     message = "`evenstep.testing` needs pytest: `pip install evenstep[testing]`."
     raise ImportError(message) from error
 
-pytest.register_assert_rewrite("evenstep.testing._policy_contract")
+pytest.register_assert_rewrite(
+    "evenstep.testing._policy_contract", "evenstep.testing._predictor_contract"
+)
 
 from ._policy_contract import AdaptivePolicyContract as AdaptivePolicyContract  # noqa: E402
 from ._policy_contract import PolicyContract as PolicyContract  # noqa: E402
+from ._predictor_contract import PredictorContract as PredictorContract  # noqa: E402
 from ._workers import WorkerFailed as WorkerFailed  # noqa: E402
 from ._workers import run_workers as run_workers  # noqa: E402
 
-__all__ = ["AdaptivePolicyContract", "PolicyContract", "WorkerFailed", "run_workers"]
+__all__ = [
+    "AdaptivePolicyContract",
+    "PolicyContract",
+    "PredictorContract",
+    "WorkerFailed",
+    "run_workers",
+]

@@ -1,0 +1,186 @@
+"""Many ways to foresee the next step, each trusted by what following it would have cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import numpy as np
+
+from .._types import Cluster, FloatArray, Resources
+from ..exceptions import invalid
+from ..prediction import AbstractPredictor, Ar, Ema, Holt, Last, LocalLevel, Seasonal, WindowMedian
+from ..timemodels import AffineTime
+from ._level import level_splits
+from ._splits import equal_split
+
+_LARGEST_LOSS = 1.0  # a step twice as long as needed: more would only say that it was odd
+
+
+@dataclass(frozen=True, slots=True)
+class Expert:
+    """One predictor of a worker's cost per sample, and how much it is trusted beforehand.
+
+    Attributes:
+        predictor: foresees the costs.
+        prior: weight before anything is known, relative to the filter's 1, positive.
+    """
+
+    predictor: AbstractPredictor[Any]
+    prior: float
+
+
+def _usual() -> tuple[Expert, ...]:
+    # The filter averages where nothing changes, so slow averages are rarely the best: what they
+    # would hold back in the first step after a change is kept small.
+    return (
+        Expert(Seasonal(), 0.5),
+        Expert(Holt(alpha=0.5, beta=0.2, damping=0.98), 0.2),
+        Expert(Last(), 0.2),
+        Expert(Ema(0.6), 0.02),
+        Expert(Ema(0.3), 0.02),
+        Expert(Ema(0.1), 0.02),
+        Expert(WindowMedian(5), 0.02),
+        Expert(LocalLevel(), 0.02),
+        Expert(Ar(), 0.02),
+    )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Bank:
+    r"""A mixture of splits, each of which one expert would have chosen.
+
+    After a step every worker's time at its size gives its time at any size, so the makespan
+    $m_e$ that the split of expert $e$ *would* have had is known, and so is the best one, $m^*$.
+    With the loss $\ell_e = \min(m_e / m^* - 1, 1)$ the weights follow
+
+    $$w_e \gets (1 - \alpha) \frac{w_e e^{-\eta \ell_e}}{\sum_f w_f e^{-\eta \ell_f}} +
+    \alpha p_e,$$
+
+    and the next split is $\sum_e w_e b_e$. A makespan is convex in the sizes, so the mixture's is
+    never above the mean of the experts' own, and over $T$ steps its summed loss is at most
+
+    $$\sum_k \ell_{e_k} + \frac{\eta T}{8} + \frac{1}{\eta} \Bigl( (s + 1) \ln \frac{1}{\alpha p} +
+    T \ln \frac{1}{1 - \alpha} \Bigr)$$
+
+    for every sequence $e_k$ of experts that changes $s$ times, $p$ the smallest prior among them:
+    fixed share. Losses of a good expert are far below 1, where the weights do much better than
+    the term $\eta T / 8$ says.
+
+    The experts: the filter; every predictor in ``experts``, on the costs per sample that its
+    fixed costs leave; and the equal split, so that in the long run nothing is worse than that.
+
+    Args:
+        experts: beside the filter and the equal split.
+        rate: $\eta$, positive.
+        share: $\alpha$, in (0, 1): how fast an expert that was wrong can come back.
+        equal: prior of the equal split, positive.
+
+    Raises:
+        ValueError: an argument is out of range.
+
+    References:
+        M. Herbster and M. Warmuth, "Tracking the best expert", 1998; for convex losses N.
+        Cesa-Bianchi and G. Lugosi, *Prediction, Learning, and Games*, 2006, theorem 5.2.
+    """
+
+    experts: tuple[Expert, ...] = field(default_factory=_usual)
+    rate: float = 8.0
+    share: float = 0.01
+    equal: float = 0.02
+
+    def __post_init__(self) -> None:
+        if not (self.rate > 0 and self.equal > 0 and all(e.prior > 0 for e in self.experts)):
+            raise invalid(
+                "Bank(rate=..., equal=..., experts=...)",
+                "have a positive rate and positive priors",
+                (self.rate, self.equal, *(expert.prior for expert in self.experts)),
+                "8 and 0.02 suit most clusters.",
+            )
+        if not 0 < self.share < 1:
+            raise invalid("Bank(share=...)", "be in (0, 1)", self.share, "Use 0.01.")
+
+    def init(self, cluster: Cluster) -> dict[str, Any]:
+        """Return the state before the first step: nobody but the equal split has said anything."""
+        prior = self._prior()
+        splits = np.zeros((len(prior), cluster.world_size))  # which cost nothing: no blame yet
+        splits[-1] = equal_split(cluster)
+        return {
+            "weights": prior,
+            "splits": splits,
+            "experts": tuple(e.predictor.init(cluster.world_size) for e in self.experts),
+        }
+
+    def update(
+        self,
+        state: dict[str, Any],
+        cluster: Cluster,
+        times: AffineTime,
+        costs: FloatArray,
+        *,
+        usual: FloatArray,
+        resources: Resources | None = None,
+    ) -> dict[str, Any]:
+        """Return the state after one more step, leaving ``state`` as it is.
+
+        Args:
+            state: from ``init`` or ``update``.
+            cluster: what is planned for.
+            times: the filter's estimate, after the step.
+            costs: seconds per sample in the step, less fixed costs, positive; NaN where a worker
+                had no samples, ``(world_size,)``.
+            usual: the same, with NaN also where the filter takes a reading for a passing one.
+            resources: what the machines have to spare now.
+        """
+        weights = self._reweighted(state, cluster, times, costs)
+        known = tuple(
+            # A passing reading is nothing to average, but whoever knows the clock has to count.
+            one.predictor.update(s, costs if isinstance(one.predictor, _RAW) else usual, resources)
+            for one, s in zip(self.experts, state["experts"], strict=True)
+        )
+        slopes = np.stack([times.slope_s, *self._forecasts(known, times.slope_s)])
+        splits = level_splits(times.intercept_s, slopes, cluster)
+        equal = equal_split(cluster).astype(np.float64)
+        return {"weights": weights, "splits": np.vstack([splits, equal]), "experts": known}
+
+    def forecast(self, state: dict[str, Any], times: AffineTime) -> AffineTime:
+        """Return the lines under which the mixture's split ends level: the bank's own forecast."""
+        mixture = state["weights"] @ state["splits"]
+        size = np.maximum(mixture, 1e-9)
+        level_s = float((times.slope_s * mixture + times.intercept_s).mean())
+        slope_s = np.maximum(level_s - times.intercept_s, 0.05 * level_s) / size
+        return AffineTime(times.intercept_s, slope_s)
+
+    def _prior(self) -> FloatArray:
+        prior = np.array([1.0, *(expert.prior for expert in self.experts), self.equal])
+        normal: FloatArray = prior / prior.sum()
+        return normal
+
+    def _reweighted(
+        self, state: dict[str, Any], cluster: Cluster, times: AffineTime, costs: FloatArray
+    ) -> FloatArray:
+        ran = ~np.isnan(costs)
+        actual = np.where(ran, costs, times.slope_s)
+        best = level_splits(times.intercept_s, actual[np.newaxis], cluster)
+        tried = np.vstack([state["splits"], best])
+        makespans = np.where(tried > 0, times.intercept_s + actual * tried, 0.0).max(axis=1)
+        loss = np.clip(makespans[:-1] / makespans[-1] - 1, 0.0, _LARGEST_LOSS)
+        weights = state["weights"] * np.exp(-self.rate * (loss - loss.min()))
+        mixed: FloatArray = (1 - self.share) * weights / weights.sum() + self.share * self._prior()
+        return mixed
+
+    def _forecasts(self, known: Sequence[Any], slope_s: FloatArray) -> list[FloatArray]:
+        """Return every expert's costs; the filter's where it has none of its own."""
+        forecasts = []
+        for one, state in zip(self.experts, known, strict=True):
+            costs = one.predictor.predict(state)
+            own = np.isfinite(costs)
+            if isinstance(one.predictor, Seasonal):
+                own &= one.predictor.periods(state) > 0
+            forecasts.append(np.where(own, costs, slope_s))
+        return forecasts
+
+
+_RAW = (Last, Seasonal)

@@ -1,0 +1,160 @@
+"""The bank of forecasts: level splits, weights by what would have been, and the regret bound."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenstep import AffineTime, Cluster
+from evenstep.policies._bank import Bank, Expert
+from evenstep.policies._level import level_splits
+from evenstep.prediction import Ema, Last
+
+COSTS = st.lists(st.floats(1e-4, 1e-1), min_size=1, max_size=7)
+
+
+def by_bisection(intercept_s, slope_s, cluster):
+    """Return the level split the dull way: what fits into a time, for ever better times."""
+    low, high = 0.0, float((intercept_s + slope_s * cluster.global_batch_size).max()) + 1.0
+    for _ in range(200):
+        middle = (low + high) / 2
+        fits = np.clip(
+            (middle - intercept_s) / slope_s, cluster.min_batch_size, cluster.max_batch_size
+        )
+        low, high = (middle, high) if fits.sum() < cluster.global_batch_size else (low, middle)
+    return fits
+
+
+@given(costs=COSTS, data=st.data())
+def test_a_level_split_is_what_fits_into_the_shortest_time(costs, data):
+    """Within any bounds: against bisection over the time."""
+    slope_s = np.array(costs)
+    each = st.lists(st.integers(0, 40), min_size=len(costs), max_size=len(costs))
+    lo = np.array(data.draw(each))
+    hi = lo + np.array(data.draw(each))
+    total = data.draw(st.integers(max(int(lo.sum()), 1), max(int(hi.sum()), 1)))
+    if hi.sum() < 1:
+        return
+    cluster = Cluster(len(costs), total, min_batch_size=lo, max_batch_size=hi)
+    intercept_s = np.array(data.draw(st.lists(st.floats(0, 0.5), min_size=7, max_size=7)))
+    intercept_s = intercept_s[: len(costs)]
+
+    (split,) = level_splits(intercept_s, slope_s[np.newaxis], cluster)
+
+    assert split.sum() == pytest.approx(total)
+    expected = by_bisection(intercept_s, slope_s, cluster)
+    assert split == pytest.approx(expected, rel=1e-6, abs=1e-6 * total)
+
+
+def test_many_forecasts_are_split_as_each_by_itself():
+    """No forecast's bounds pin another's workers."""
+    draw = np.random.default_rng(3)
+    slopes_s, intercept_s = draw.uniform(1e-3, 1e-1, (20, 6)), draw.uniform(0, 0.2, 6)
+    cluster = Cluster(6, 200, min_batch_size=5, max_batch_size=60)
+
+    together = level_splits(intercept_s, slopes_s, cluster)
+
+    for slope_s, split in zip(slopes_s, together, strict=True):
+        (alone,) = level_splits(intercept_s, slope_s[np.newaxis], cluster)
+        assert split == pytest.approx(alone)
+
+
+def played(bank, costs, filtered, cluster):
+    """Return the weights after every step of these costs, and what mixture and experts lost."""
+    state, weights, lost, losses = bank.init(cluster), [], [], []
+    for cost, slope_s in zip(costs, filtered, strict=True):
+        best = level_splits(np.zeros(len(cost)), cost[np.newaxis], cluster)[0]
+        mixture = state["weights"] @ state["splits"]
+        lost.append((cost * mixture).max() / (cost * best).max() - 1)
+        losses.append((cost * state["splits"]).max(axis=1) / (cost * best).max() - 1)
+        times = AffineTime(np.zeros(len(cost)), slope_s)
+        state = bank.update(state, cluster, times, cost, usual=cost)
+        weights.append(state["weights"])
+    return np.array(weights)[1:], np.array(lost)[1:], np.array(losses)[1:]  # foreseen ones
+
+
+def load(num_steps, draw):
+    """Return costs that are steady, then flip at every step, then are steady again."""
+    costs = np.tile([1e-2, 2e-2, 1e-2, 4e-2], (num_steps, 1))
+    third = num_steps // 3
+    costs[third : 2 * third : 2] *= [1.0, 3.0, 1.0, 1.0]
+    return costs * draw.lognormal(0, 0.02, costs.shape)
+
+
+def test_who_foresees_best_is_followed_and_another_takes_over():
+    """A filter that is always wrong loses to the last value at once; and back, as it is right."""
+    costs = np.tile([1e-2, 2e-2, 4e-2], (120, 1))
+    filtered = costs[:, ::-1].copy()
+    filtered[60:] = costs[60:]
+    swapped = costs.copy()
+    swapped[60:] = costs[60:] * np.where(np.arange(60) % 2, 1.0, 3.0)[:, np.newaxis] ** [1, 0, 0]
+    filtered[60:] = np.roll(swapped[60:], -1, axis=0)  # it alone knows what comes
+    bank = Bank(experts=(Expert(Last(), 0.2), Expert(Ema(0.1), 0.02)))
+
+    weights, _, _ = played(bank, swapped, filtered, Cluster(3, 96))
+
+    assert weights[10, 1] > 0.8
+    assert weights[-1, 0] > 0.8
+
+
+def test_the_mixture_costs_no_more_than_its_parts():
+    """A makespan is convex in the sizes."""
+    costs = load(90, np.random.default_rng(1000))
+    bank = Bank()
+
+    weights, lost, losses = played(bank, costs, np.roll(costs, 1, axis=0), Cluster(4, 128))
+
+    assert (lost[1:] <= (weights[:-1] * losses[1:]).sum(axis=1) + 1e-9).all()
+
+
+@pytest.mark.parametrize("seed", range(1000, 1004))
+def test_the_regret_is_within_its_bound(seed):
+    """Against the best sequence of experts with two changes, found by looking back."""
+    bank, draw = Bank(), np.random.default_rng(seed)
+    costs = load(300, draw)
+    _, lost, losses = played(bank, costs, np.roll(costs, 1, axis=0), Cluster(4, 128))
+    clipped = np.clip(losses, 0, 1)
+    best, third, num_steps = 0.0, 100, len(lost)
+    for part in range(3):
+        best += clipped[part * third : (part + 1) * third].sum(axis=0).min()
+
+    least = min(bank._prior())
+    bound = best + bank.rate * num_steps / 8
+    bound += 3 * math.log(1 / (bank.share * least)) / bank.rate
+    bound -= num_steps * math.log(1 - bank.share) / bank.rate
+
+    assert np.clip(lost, 0, 1).sum() <= bound
+    assert np.clip(lost, 0, 1).sum() <= 1.5 * best + 3  # what it does in fact
+
+
+def test_the_forecast_is_the_one_under_which_the_mixture_is_level():
+    """So the exact solver finds the mixture again, in whole samples."""
+    from evenstep import allocate
+
+    costs, cluster = load(40, np.random.default_rng(5)), Cluster(4, 4096)
+    bank, state = Bank(), Bank().init(cluster)
+    times = AffineTime(np.full(4, 0.3), costs.mean(axis=0))
+    for cost in costs:
+        state = bank.update(state, cluster, times, cost, usual=cost)
+
+    split = allocate(bank.forecast(state, times), cluster)
+
+    assert abs(split - state["weights"] @ state["splits"]).max() <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rate": 0.0}, r"Bank\(rate"),
+        ({"equal": 0.0}, r"Bank\(rate"),
+        ({"experts": (Expert(Last(), 0.0),)}, r"Bank\(rate"),
+        ({"share": 0.0}, r"Bank\(share"),
+        ({"share": 1.0}, r"Bank\(share"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings, message):
+    """By name."""
+    with pytest.raises(ValueError, match=message):
+        Bank(**settings)
