@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._types import FloatArray, IntArray
-from ..exceptions import invalid
 from ._base import AbstractTimeModel, bisect_batch
+from ._checks import alike, costs
 
 
 @final
@@ -22,8 +22,8 @@ class AffineTime(AbstractTimeModel):
     its fixed cost, which lets a costly worker sit out where its smallest batch is 0.
 
     Right for a CPU, and for a GPU past saturation. Wrong below saturation, where a GPU takes
-    about the same time for any batch, and where kernels come in tiles: ``TableTime`` holds any
-    curve.
+    about the same time for any batch (``PiecewiseTime``), and where kernels come in tiles
+    (``StaircaseTime``); ``TableTime`` holds any curve.
 
     Args:
         intercept_s: fixed cost $a$ of a step in seconds, finite and at least 0,
@@ -44,15 +44,9 @@ class AffineTime(AbstractTimeModel):
     _flat: NDArray[np.bool_] | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        intercept = _costs("intercept_s", self.intercept_s)
-        slope = _costs("slope_s", self.slope_s)
-        if intercept.shape != slope.shape:
-            raise invalid(
-                "AffineTime(slope_s=...)",
-                f"have the shape {intercept.shape} of `intercept_s`",
-                slope.shape,
-                "Give one value per worker.",
-            )
+        intercept = costs("AffineTime(intercept_s=...)", self.intercept_s)
+        slope = costs("AffineTime(slope_s=...)", self.slope_s)
+        alike("AffineTime(slope_s=...)", slope, other="intercept_s", like=intercept)
         flat = slope == 0
         # Past the frozen guard: the fields as arrays of our own, and what `largest_batch` divides
         # by, worked out once because the solver calls it many times.
@@ -85,25 +79,3 @@ class AffineTime(AbstractTimeModel):
             batch = batch + more - less
         # A slope below the resolution of its intercept: whole runs of sizes take equal times.
         return bisect_batch(self.seconds, budget_s, most=most)
-
-
-def _costs(name: str, value: FloatArray) -> FloatArray:
-    costs = np.array(value, np.float64)
-    costs.flags.writeable = False
-    valid = np.isfinite(costs) & (costs >= 0)
-    if costs.ndim != 1 or not costs.size:
-        raise invalid(
-            f"AffineTime({name}=...)",
-            "have shape (world_size,)",
-            costs.shape,
-            "Give one value per worker.",
-        )
-    if not valid.all():
-        rank = int(np.argmin(valid))
-        raise invalid(
-            f"AffineTime({name}=...)",
-            "be finite and at least 0 on every rank",
-            f"{costs[rank]} on rank {rank}",
-            "Leave out what was not measured, and cut a fitted cost off at 0.",
-        )
-    return costs

@@ -1,0 +1,66 @@
+"""Time models of every kind with random values, easy ones and awkward ones."""
+
+import numpy as np
+
+from evenstep.timemodels import (
+    AffineTime,
+    CubicTime,
+    JoinedTime,
+    PiecewiseTime,
+    StaircaseTime,
+    TableTime,
+)
+
+REACH = 60  # as far as the tables go
+
+
+def costs(random, world_size):
+    """Plain costs, whole ones that tie, none at all, and slopes below an intercept's last bit."""
+    plain = random.uniform(0, 5, world_size)
+    awkward = random.choice([0.0, 1.0, 0.1, 1e-17, 1e9], world_size)
+    return np.where(random.random(world_size) < 0.5, plain, awkward)
+
+
+def affine(random, world_size):
+    return AffineTime(costs(random, world_size), costs(random, world_size))
+
+
+def piecewise(random, world_size):
+    saturation = random.integers(0, REACH + 10, world_size)
+    return PiecewiseTime(costs(random, world_size), saturation, costs(random, world_size))
+
+
+def staircase(random, world_size):
+    tile = random.integers(1, REACH + 10, world_size)
+    return StaircaseTime(costs(random, world_size), costs(random, world_size), tile)
+
+
+def cubic(random, world_size):
+    coefficients = random.normal(size=(world_size, 4)) * [1e-4, 1e-2, 1, 10]
+    coefficients[:, 3] += 40
+    coefficients[random.random(world_size) < 0.3, :2] = 0
+    return CubicTime(coefficients, random.integers(1, REACH + 10, world_size))
+
+
+def table(random, world_size):
+    shape = world_size, REACH
+    steps = np.cumsum(random.exponential(size=shape) * (random.random(shape) < 0.4), axis=1)
+    return TableTime(np.concatenate([np.zeros((world_size, 1)), steps], axis=1))
+
+
+def joined(random, world_size):
+    first = int(random.integers(1, world_size)) if world_size > 1 else 1
+    sizes = [size for size in (first, world_size - first) if size]
+    order = random.permutation(world_size)
+    parts = [random.choice([affine, piecewise, staircase, cubic])(random, size) for size in sizes]
+    return JoinedTime(parts, np.split(order, [first])[: len(parts)])
+
+
+DRAWN = {
+    AffineTime: affine,
+    CubicTime: cubic,
+    JoinedTime: joined,
+    PiecewiseTime: piecewise,
+    StaircaseTime: staircase,
+    TableTime: table,
+}
