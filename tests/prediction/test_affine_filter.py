@@ -188,3 +188,13 @@ def test_settings_out_of_range_are_named(settings):
     """The message names class and argument."""
     with pytest.raises(ValueError, match=rf"`AffineFilter\({next(iter(settings))}=..."):
         AffineFilter(**settings)
+
+
+def test_a_cost_per_sample_never_vanishes():
+    """A thousand steps whose time does not depend on their size leave something to divide by."""
+    draw = np.random.default_rng(0)
+    steps = ((draw.integers(20, 80, 3), np.full(3, 0.1)) for _ in range(1000))
+
+    times = AffineFilter().times(learn(steps))
+
+    assert (times.slope_s * 50 >= 1e-5 * 0.1).all()

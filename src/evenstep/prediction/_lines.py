@@ -179,7 +179,8 @@ def correct(lines: Lines, reading: Reading, *, contrast: Mask) -> Lines:
     # Kept possible: a positive time, a fixed cost that is not negative, and a slope that one
     # reading does not take away: at a batch of 1 there is next to nothing of it to be seen.
     level = np.maximum(intercept + slope * batch, 0.05 * reading.seconds)
-    slope = np.maximum(slope, 0.1 * lines.slope_s)
+    # Nor a thousand, each by nine tenths: below a share of the time it would be lost in rounding.
+    slope = np.maximum(slope, np.maximum(0.1 * lines.slope_s, 1e-3 * level / batch))
     after.intercept_s[:] = np.maximum(level - slope * batch, 0.0)
     after.slope_s[:] = (level - after.intercept_s) / batch
     return after

@@ -1,26 +1,88 @@
-"""What every simulated worker needs for any batch, step by step."""
+"""What every simulated worker needs for any batch, step by step, and who is there."""
 
 from __future__ import annotations
 
+import abc
 from dataclasses import dataclass
+from typing import Any, final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from .._types import Cluster, FloatArray, IntArray
+from .._types import FloatArray, IntArray
 from ..exceptions import invalid
+from ..timemodels import AbstractTimeModel, AffineTime
+from ._saturated import SaturatedTime
+
+BoolArray = NDArray[np.bool_]
 
 
+class AbstractWorkload(abc.ABC):
+    """Times of workers over a run, in two parts: what could be foreseen, and luck.
+
+    Workers are numbered through the whole run; in a step only its members take part, and they
+    have ranks in that order. What could be foreseen is what an ``oracle`` plans by.
+    """
+
+    __slots__ = ()
+
+    @property
+    @abc.abstractmethod
+    def world_size(self) -> int:
+        """Number of workers over the whole run."""
+
+    @property
+    @abc.abstractmethod
+    def num_steps(self) -> int:
+        """Steps for which times are given."""
+
+    @abc.abstractmethod
+    def members(self, step: int) -> IntArray:
+        """Return the workers that take part in ``step``, ascending, at least one."""
+
+    @abc.abstractmethod
+    def times(self, step: int) -> AbstractTimeModel:
+        """Return what the members need in ``step``, luck apart."""
+
+    @abc.abstractmethod
+    def repeats(self, step: int) -> bool:
+        """Tell whether members and times, luck apart, are those of the step before."""
+
+    @abc.abstractmethod
+    def seconds(self, step: int, batch_size: IntArray) -> FloatArray:
+        """Return what every worker needs in ``step`` for its samples, both ``(world_size,)``."""
+
+    @abc.abstractmethod
+    def chunk_s(self, step: int, worker: int, num_samples: int, *, again: bool) -> float:
+        """Return what one worker needs for a part of its samples.
+
+        Args:
+            step: when.
+            worker: who.
+            num_samples: samples of this forward, at least 1.
+            again: whether it has computed others in this step.
+        """
+
+
+@final
 @dataclass(frozen=True, slots=True, eq=False)
-class Workload:
-    r"""Times of workers over a run: $t_{kr}(b) = (a_r + c_{kr} b) \, j_{kr}$, and 0 at $b = 0$.
+class Workload(AbstractWorkload):
+    r"""Straight lines, flat at first where a device has to fill up, and jitter.
+
+    $t_{kr}(b) = (a_r + c_{kr} \max(b, s_r)) \, j_{kr}$, and 0 at $b = 0$. A step in several
+    forwards pays $a_r$ once, and each forward costs $c_{kr} \max(n, s_r)$.
 
     The jitter is luck that nobody can plan for; slopes may change from step to step and can, in
-    principle, be foreseen. That line decides what an ``oracle`` knows.
+    principle, be foreseen.
 
     Args:
         intercept_s: fixed cost $a$ of a step in seconds, finite, at least 0, ``(world_size,)``.
         slope_s: cost $c$ of one sample in seconds, finite, positive, ``(num_steps, world_size)``.
         jitter: factors $j$, finite, positive, likewise; None is 1 throughout.
+        saturation: samples $s$ up to which any batch takes the same time, integers of at least 0,
+            ``(world_size,)``; None is 0, a line all the way.
+        presence: whether a worker takes part, ``(num_steps, world_size)``, at least one in every
+            step; None is always.
 
     Raises:
         ValueError: an argument has another shape or is out of range; the message names the first
@@ -30,6 +92,8 @@ class Workload:
     intercept_s: FloatArray
     slope_s: FloatArray
     jitter: FloatArray | None = None
+    saturation: IntArray | None = None
+    presence: BoolArray | None = None
 
     def __post_init__(self) -> None:
         intercept = np.array(self.intercept_s, np.float64)
@@ -38,57 +102,94 @@ class Workload:
             _refuse("intercept_s", "have shape (world_size,)", intercept.shape)
         if slope.ndim != 2 or slope.shape[1] != len(intercept) or not len(slope):
             _refuse("slope_s", f"have shape (num_steps, {len(intercept)})", slope.shape)
-        _check_values("intercept_s", intercept, intercept >= 0, "at least 0")
-        _check_values("slope_s", slope, slope > 0, "positive")
-        jitter = np.ones_like(slope) if self.jitter is None else np.array(self.jitter, np.float64)
-        if jitter.shape != slope.shape:
-            _refuse("jitter", f"have the shape {slope.shape} of `slope_s`", jitter.shape)
-        _check_values("jitter", jitter, jitter > 0, "positive")
-        for name, value in (("intercept_s", intercept), ("slope_s", slope), ("jitter", jitter)):
+        check_values("Workload(intercept_s=...)", intercept, intercept >= 0, "at least 0")
+        check_values("Workload(slope_s=...)", slope, slope > 0, "positive")
+        jitter = jitter_of("Workload(jitter=...)", self.jitter, slope.shape)
+        fields = {"intercept_s": intercept, "slope_s": slope, "jitter": jitter}
+        fields["saturation"] = _saturation(self.saturation, intercept.shape)
+        fields["presence"] = _presence(self.presence, slope.shape)
+        for name, value in fields.items():
             value.flags.writeable = False
             object.__setattr__(self, name, value)
 
     @property
     def world_size(self) -> int:
-        """Number of workers."""
         return int(self.slope_s.shape[1])
 
     @property
     def num_steps(self) -> int:
-        """Steps for which times are given."""
         return len(self.slope_s)
 
+    def members(self, step: int) -> IntArray:
+        assert self.presence is not None
+        return np.flatnonzero(self.presence[step])
+
+    def times(self, step: int) -> AbstractTimeModel:
+        assert self.saturation is not None
+        here = self.members(step)
+        line = AffineTime(self.intercept_s[here], self.slope_s[step, here])
+        flat = self.saturation[here]
+        return SaturatedTime(line, flat) if (flat > 1).any() else line
+
+    def repeats(self, step: int) -> bool:
+        assert self.presence is not None
+        both = (self.slope_s, self.presence)
+        return step > 0 and all(np.array_equal(each[step], each[step - 1]) for each in both)
+
     def seconds(self, step: int, batch_size: IntArray) -> FloatArray:
-        """Return what every worker needs in ``step`` for its samples, ``(world_size,)``."""
         assert self.jitter is not None
-        line = (self.intercept_s + self.slope_s[step] * batch_size) * self.jitter[step]
+        assert self.saturation is not None
+        counted = np.maximum(batch_size, self.saturation)
+        line = (self.intercept_s + self.slope_s[step] * counted) * self.jitter[step]
         times: FloatArray = np.where(batch_size > 0, line, 0.0)
         return times
 
-    def check(self, cluster: Cluster) -> None:
-        """Raise unless ``cluster`` has as many workers."""
-        if cluster.world_size != self.world_size:
-            raise invalid(
-                "sim.run(cluster=...)",
-                f"have the {self.world_size} workers of `intercept_s`",
-                cluster.world_size,
-                "Give one column of times per worker.",
-            )
+    def chunk_s(self, step: int, worker: int, num_samples: int, *, again: bool) -> float:
+        assert self.jitter is not None
+        assert self.saturation is not None
+        counted = max(num_samples, int(self.saturation[worker]))
+        fixed_s = 0.0 if again else float(self.intercept_s[worker])
+        seconds = fixed_s + float(self.slope_s[step, worker]) * counted
+        return seconds * float(self.jitter[step, worker])
 
 
-def _refuse(name: str, rule: str, value: object) -> None:
-    raise invalid(f"Workload({name}=...)", rule, value, "Give times by step and worker.")
+def jitter_of(name: str, value: FloatArray | None, shape: tuple[int, ...]) -> FloatArray:
+    """Return checked factors of ``shape``; ones where none are given."""
+    jitter = np.ones(shape) if value is None else np.array(value, np.float64)
+    if jitter.shape != shape:
+        remedy = "Give one factor per step and worker."
+        raise invalid(name, f"have the shape {shape} of the times", jitter.shape, remedy)
+    check_values(name, jitter, jitter > 0, "positive")
+    return jitter
 
 
-def _check_values(name: str, value: FloatArray, good: np.ndarray, rule: str) -> None:
+def check_values(name: str, value: FloatArray, good: BoolArray, rule: str) -> None:
+    """Raise, with the first step and worker, unless all is finite and ``good``."""
     valid = good & np.isfinite(value)
     if valid.all():
         return
     where = tuple(int(index) for index in np.argwhere(~valid)[0])
     place = f"worker {where[-1]}" + (f" in step {where[0]}" if len(where) == 2 else "")
-    raise invalid(
-        f"Workload({name}=...)",
-        f"be finite and {rule}",
-        f"{value[where]} for {place}",
-        "Leave out steps that were not measured.",
-    )
+    remedy = "Leave out steps that were not measured."
+    raise invalid(name, f"be finite and {rule}", f"{value[where]} for {place}", remedy)
+
+
+def _saturation(value: IntArray | None, shape: tuple[int, ...]) -> NDArray[Any]:
+    samples = np.zeros(shape, np.int64) if value is None else np.array(value)
+    if samples.shape != shape or samples.dtype.kind not in "iu" or (samples < 0).any():
+        _refuse("saturation", f"be {shape[0]} integers >= 0", value)
+    return samples
+
+
+def _presence(value: BoolArray | None, shape: tuple[int, ...]) -> NDArray[Any]:
+    presence = np.ones(shape, np.bool_) if value is None else np.array(value)
+    if presence.shape != shape or presence.dtype != np.bool_:
+        _refuse("presence", f"be booleans of the shape {shape} of `slope_s`", presence.shape)
+    empty = ~presence.any(axis=1)
+    if empty.any():
+        _refuse("presence", "hold a worker in every step", f"none in step {int(empty.argmax())}")
+    return presence
+
+
+def _refuse(name: str, rule: str, value: object) -> None:
+    raise invalid(f"Workload({name}=...)", rule, value, "Give times by step and worker.")

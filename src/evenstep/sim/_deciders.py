@@ -1,0 +1,134 @@
+"""Who plans a simulated run: a policy in the trainer's own planner, or somebody who knows."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import numpy as np
+
+from .._minmax import allocate
+from .._types import Cluster, FloatArray, IntArray, StepTimings
+from ..control import Bounds, Job, Planner, Report
+from ..events import PolicyFailed
+from ..exceptions import invalid
+from ..policies import AbstractPolicy
+from ._workload import AbstractWorkload
+
+
+class AbstractDecider(abc.ABC):
+    """Gives the plan of a step, and is told how it went."""
+
+    @abc.abstractmethod
+    def plan(self, step: int, members: IntArray) -> tuple[IntArray, str]:
+        """Return the members' batch sizes, ``(num_members,)``, and why they are such."""
+
+    @abc.abstractmethod
+    def tell(self, step: int, batch_size: IntArray, compute_s: FloatArray) -> None:
+        """Take in what the members computed in ``step``, both ``(num_members,)``."""
+
+
+class PolicyDecider(AbstractDecider):
+    """A policy, planned for by the ``Planner`` that trains on rank 0.
+
+    When workers leave or join, another planner takes over for those who are there, as after an
+    elastic restart: it takes up what the last one has learnt, as far as the workers are the same.
+
+    Args:
+        policy: decides.
+        cluster: of all workers of the run.
+        elastic: whether workers leave or join.
+    """
+
+    def __init__(self, policy: AbstractPolicy[Any], cluster: Cluster, *, elastic: bool) -> None:
+        self._policy, self._cluster, self._elastic = policy, cluster, elastic
+        self._members = np.empty(0, np.int64)
+        self._planner: Planner | None = None
+
+    def plan(self, step: int, members: IntArray) -> tuple[IntArray, str]:
+        if self._planner is None or not np.array_equal(members, self._members):
+            self._planner = self._restarted(step, members)
+            self._members = members
+        plan = self._planner.plan
+        return np.array(plan.batch_size, np.int64), plan.reason
+
+    def tell(self, step: int, batch_size: IntArray, compute_s: FloatArray) -> None:
+        assert self._planner is not None
+        ran_under = self._planner.plan
+        timings = StepTimings(batch_size, compute_s, np.zeros(len(batch_size)))
+        for event in self._planner.observe_timings(step, timings, next_step=step + 1).events:
+            if isinstance(event, PolicyFailed):
+                raise invalid(
+                    "sim.run(policy=...)",
+                    "keep the contract of policies in every step",
+                    f"{type(self._policy).__name__}, which failed in step {step}: {event}",
+                    "Run `evenstep.testing.PolicyContract` on it.",
+                )
+        if self._elastic:  # what a restart goes by; nobody else reads it here
+            total = int(batch_size.sum())
+            pairs = zip(batch_size.tolist(), compute_s.tolist(), strict=True)
+            reports = [Report(step, size, total, seconds, 0.0) for size, seconds in pairs]
+            self._planner.account(reports, ran_under)
+
+    def _restarted(self, step: int, members: IntArray) -> Planner:
+        planner = Planner(self._policy, _job(among(self._cluster, members, step)), warm_up_steps=0)
+        if self._planner is not None:
+            place = {int(worker): rank for rank, worker in enumerate(self._members)}
+            former = np.array([place.get(int(worker), -1) for worker in members], np.int64)
+            planner.restore(self._planner.learnt(), former)
+        return planner
+
+
+class OracleDecider(AbstractDecider):
+    """The best split for what every step will take, luck apart."""
+
+    def __init__(self, workload: AbstractWorkload, cluster: Cluster) -> None:
+        self._workload, self._cluster = workload, cluster
+        self._last = -2, np.empty(0, np.int64)
+
+    def plan(self, step: int, members: IntArray) -> tuple[IntArray, str]:
+        before, best = self._last
+        if before != step - 1 or not self._workload.repeats(step):
+            best = allocate(self._workload.times(step), among(self._cluster, members, step))
+        self._last = step, best
+        return best, "foreseen"
+
+    def tell(self, step: int, batch_size: IntArray, compute_s: FloatArray) -> None:
+        """Nothing to be learnt."""
+
+
+def among(cluster: Cluster, members: IntArray, step: int) -> Cluster:
+    """Return the cluster of the workers that are there.
+
+    Raises:
+        ValueError: their bounds leave no way to split the global batch.
+    """
+    if len(members) == cluster.world_size:
+        return cluster
+    try:
+        return Cluster(
+            len(members),
+            cluster.global_batch_size,
+            cluster.min_batch_size[members],
+            cluster.max_batch_size[members],
+            cluster.granularity[members],
+        )
+    except ValueError as error:
+        raise invalid(
+            "sim.run(cluster=...)",
+            f"leave a way to split among the {len(members)} workers of step {step}",
+            str(error),
+            "Widen the bounds, or keep more workers.",
+        ) from error
+
+
+def _job(cluster: Cluster) -> Job:
+    def each(sizes: IntArray) -> tuple[int, ...]:
+        return tuple(sizes.tolist())
+
+    bounds = Bounds(
+        min=each(cluster.min_batch_size),
+        max=each(np.maximum(cluster.max_batch_size, 1)),
+        granularity=each(cluster.granularity),
+    )
+    return Job(cluster.world_size, cluster.global_batch_size, bounds=bounds)

@@ -1,0 +1,124 @@
+"""One round of a simulated run: what goes on between two barriers."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .._types import FloatArray, IntArray
+from ..sync import AbstractScheme
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Round:
+    """What the workers of a round did between two barriers.
+
+    Attributes:
+        batch_size: samples computed, ``(num_steps, num_workers)``.
+        compute_s: seconds computed for, likewise.
+        end_s: when each was done, from the start of the round, ``(num_workers,)``.
+        staleness: as in ``SimReport``, ``(num_steps,)``.
+        num_moves: claims and hand-overs.
+        shown_size: samples of one local step, as a policy is shown them, ``(num_workers,)``.
+        shown_s: seconds of one local step, their mean, likewise.
+    """
+
+    batch_size: IntArray
+    compute_s: FloatArray
+    end_s: FloatArray
+    staleness: IntArray
+    num_moves: int
+    shown_size: IntArray
+    shown_s: FloatArray
+
+
+def as_planned(single_s: FloatArray, batch_size: IntArray, local_steps: IntArray) -> Round:
+    """Return a round in which every worker computes what was planned, and then waits.
+
+    A worker's local steps are spread evenly over the steps of the round: local step h of n goes
+    by the times of step ``h * num_steps // n``.
+
+    Args:
+        single_s: what one local step takes, ``(num_steps, num_workers)``.
+        batch_size: samples of every local step, ``(num_workers,)``.
+        local_steps: steps that each worker takes before all are averaged, likewise.
+    """
+    num_steps = len(single_s)
+    edges = np.arange(num_steps + 1)[:, np.newaxis] * local_steps
+    begun = -(-edges // num_steps)  # local steps that have begun by the end of each step
+    counts = np.diff(begun, axis=0)
+    compute_s: FloatArray = counts * single_s
+    end_s: FloatArray = compute_s.sum(axis=0)
+    return Round(
+        batch_size=counts * batch_size,
+        compute_s=compute_s,
+        end_s=end_s,
+        staleness=begun[1:].max(axis=1) - 1,
+        num_moves=0,
+        shown_size=batch_size,
+        shown_s=end_s / local_steps,
+    )
+
+
+def in_turns(
+    scheme: AbstractScheme[Any],
+    batch_size: IntArray,
+    speeds: FloatArray,
+    chunk_s: Callable[[int, int, bool], float],
+) -> Round:
+    """Return a step in which samples may change hands.
+
+    Whoever is ready takes its turn, the lower rank first at the same moment. A rank's speed is
+    known as that of its newest chunk, the fixed cost of the step apart.
+
+    Args:
+        scheme: says whose turn brings what.
+        batch_size: the plan, ``(num_workers,)``.
+        speeds: samples per second as known so far, NaN where they are not, updated in place,
+            likewise.
+        chunk_s: what a rank needs for so many samples, and whether it has computed some before.
+    """
+    state, num_workers = scheme.begin(batch_size), len(batch_size)
+    ran, (compute_s, end_s) = np.zeros(num_workers, np.int64), np.zeros((2, num_workers))
+    ready = [(0.0, rank, 0.0) for rank in range(num_workers)]  # when, who, its speed if measured
+    ended: set[int] = set()
+    num_moves = 0
+    while ready:
+        now_s, rank, speed = heapq.heappop(ready)
+        speeds[rank] = speed or speeds[rank]
+        turn = scheme.turn(state, rank, filled(speeds))
+        state, chunk = turn.state, turn.chunk
+        for other in ended.intersection(turn.woken):
+            heapq.heappush(ready, (now_s, other, 0.0))
+        ended.difference_update(turn.woken)
+        if chunk is None:
+            ended.add(rank)
+            continue
+        seconds = chunk_s(rank, chunk.num_samples, bool(ran[rank]))
+        num_moves += chunk.is_moved
+        ran[rank] += chunk.num_samples
+        compute_s[rank] += seconds
+        end_s[rank] = now_s + chunk.cost_s + seconds
+        moving_s = chunk_s(rank, chunk.num_samples, True)
+        heapq.heappush(ready, (float(end_s[rank]), rank, chunk.num_samples / max(moving_s, 1e-12)))
+    return Round(
+        batch_size=ran[np.newaxis],
+        compute_s=compute_s[np.newaxis],
+        end_s=end_s,
+        staleness=np.zeros(1, np.int64),
+        num_moves=num_moves,
+        shown_size=ran,
+        shown_s=compute_s,
+    )
+
+
+def filled(speeds: FloatArray) -> FloatArray:
+    """Return ``speeds`` with the mean of the known in the place of each NaN; ones if none is."""
+    unknown = np.isnan(speeds)
+    if not unknown.any():
+        return speeds
+    return np.where(unknown, 1.0 if unknown.all() else np.nanmean(speeds), speeds)

@@ -1,0 +1,128 @@
+"""Lines of a trace file, read and checked one by one."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ..exceptions import invalid
+
+COLUMNS = ("step", "worker", "seconds", "samples")
+_ONE_OBJECT = "Write one object with named columns per line."
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one worker did in one step, and the line that says so, from 1."""
+
+    line: int
+    step: int
+    worker: int
+    seconds: float
+    samples: int
+
+
+def read_rows(file: Path) -> Iterator[Row]:
+    """Yield the rows of a trace file, in its order.
+
+    Raises:
+        ValueError: a line is no such row.
+    """
+    kinds = {".csv": _csv, ".jsonl": _json_lines}
+    if file.suffix not in kinds:
+        raise invalid(
+            "read_trace(path=...)", "end in .csv or .jsonl", repr(str(file)), "Rename the file."
+        )
+    try:
+        for line, entry in kinds[file.suffix](file):
+            _check_columns(file, line, entry)
+            yield Row(
+                line,
+                _whole(file, line, entry, "step", least=0),
+                _whole(file, line, entry, "worker", least=0),
+                _seconds(file, line, entry),
+                _whole(file, line, entry, "samples", least=1),
+            )
+    except UnicodeDecodeError as error:
+        raise invalid(
+            "read_trace(path=...)", "be text in UTF-8", f"{file.name}: {error}", "Convert it."
+        ) from error
+
+
+def refuse(file: Path, line: int, rule: str, got: object, remedy: str) -> NoReturn:
+    """Raise the error for a line of a trace."""
+    raise invalid("read_trace(path=...)", rule, f"{got} in line {line} of {file.name}", remedy)
+
+
+def _csv(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    with file.open(encoding="utf-8", newline="") as lines:
+        reader = csv.reader(lines, strict=True)
+        try:
+            header = next(reader, [])
+            _check_columns(file, 1, dict.fromkeys(header))
+            if len(header) > len(COLUMNS):
+                refuse(file, 1, "have each column once", ", ".join(header), "Drop one.")
+            for cells in reader:
+                if not cells:
+                    continue
+                if len(cells) != len(header):
+                    rule = f"hold {len(header)} values in every row"
+                    refuse(file, reader.line_num, rule, len(cells), "Fill in what is missing.")
+                yield reader.line_num, dict(zip(header, cells, strict=True))
+        except csv.Error as error:
+            refuse(file, reader.line_num, "be CSV", f"{error}", "Quote nothing: all are numbers.")
+
+
+def _json_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    with file.open(encoding="utf-8") as lines:
+        for number, text in enumerate(lines, start=1):
+            if not text.strip():
+                continue
+            try:
+                entry = json.loads(text)
+            except json.JSONDecodeError as error:
+                refuse(file, number, "hold JSON in every line", repr(error.msg), _ONE_OBJECT)
+            if not isinstance(entry, dict):
+                refuse(file, number, "hold JSON objects alone", text.strip(), _ONE_OBJECT)
+            yield number, entry
+
+
+def _check_columns(file: Path, line: int, entry: dict[str, Any]) -> None:
+    rule = f"have the columns {', '.join(COLUMNS)} and no others"
+    unknown = [name for name in entry if name not in COLUMNS]
+    missing = [name for name in COLUMNS if name not in entry]
+    if unknown:
+        refuse(file, line, rule, f"{unknown[0]!r} as well", "Leave it out of the file.")
+    if missing:
+        refuse(file, line, rule, f"no {missing[0]!r}", "Record it for every worker and step.")
+
+
+def _whole(file: Path, line: int, entry: dict[str, Any], name: str, *, least: int) -> int:
+    value = entry[name]
+    number = None
+    if isinstance(value, str) and value.strip().lstrip("-").isdecimal():
+        number = int(value)
+    elif type(value) is int:
+        number = value
+    if number is None or number < least:
+        remedy = "Leave out a worker that computed nothing." if least else "Count from 0."
+        refuse(file, line, f"give {name!r} as an integer >= {least}", repr(value), remedy)
+    return number
+
+
+def _seconds(file: Path, line: int, entry: dict[str, Any]) -> float:
+    value = entry["seconds"]
+    try:
+        seconds = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if not (math.isfinite(seconds) and seconds > 0):
+        remedy = "Leave out steps that were not measured."
+        rule = "give 'seconds' as a positive, finite number"
+        refuse(file, line, rule, repr(value), remedy)
+    return seconds

@@ -1,0 +1,137 @@
+"""Scenarios are the same for the same arguments, and eight of them for ever."""
+
+import numpy as np
+import pytest
+
+from evenstep import sim
+from tests.sim import reference_scenarios
+
+EIGHT = sim.scenario_names()[:8]
+NEW = sim.scenario_names()[8:]
+
+# Sums of intercept_s, slope_s and jitter at seed 0 with the defaults, as first published.
+PUBLISHED = {
+    "static": (0.08968462699246735, 10.591909731858411, 4800.669336215533),
+    "step": (0.08968462699246735, 11.988289266517848, 4800.669336215533),
+    "drift": (0.08968462699246735, 11.761817779290784, 4800.669336215533),
+    "burst": (0.08968462699246735, 12.906660108413433, 4800.669336215533),
+    "jitter": (0.08968462699246735, 10.591909731858411, 4943.401886021711),
+    "diurnal": (0.08968462699246735, 10.59190973185841, 4800.669336215533),
+    "correlated": (0.08968462699246735, 12.842275200000707, 4800.669336215533),
+    "square": (0.08968462699246735, 10.684152886540959, 4800.669336215533),
+}
+
+
+def arrays(given):
+    return given.intercept_s, given.slope_s, given.jitter
+
+
+@pytest.mark.parametrize("name", EIGHT)
+@pytest.mark.parametrize(
+    ("world_size", "num_steps", "seed"), [(8, 600, 0), (8, 600, 19), (3, 40, 7), (1, 1, 1000)]
+)
+def test_the_eight_are_those_of_the_reference(name, world_size, num_steps, seed):
+    """To the last bit: what is reported on one is reported on the other."""
+    expected = reference_scenarios.scenario(name, world_size, num_steps, seed)
+
+    for ours, theirs in zip(
+        arrays(sim.scenario(name, world_size, num_steps, seed)), expected, strict=True
+    ):
+        assert ours.dtype == theirs.dtype
+        assert np.array_equal(ours, theirs)
+
+
+def test_the_eight_have_the_names_of_the_reference():
+    """In their order, too."""
+    assert EIGHT == reference_scenarios.NAMES
+
+
+@pytest.mark.parametrize("name", EIGHT)
+def test_the_numbers_are_those_published(name):
+    """Another numpy may not draw other ones, or tables could not be compared."""
+    given = sim.scenario(name)
+
+    found = tuple(array.sum() for array in arrays(given))
+    assert found == pytest.approx(PUBLISHED[name], rel=1e-12)
+
+
+@pytest.mark.parametrize("name", sim.scenario_names())
+@pytest.mark.parametrize(("world_size", "num_steps"), [(1, 1), (2, 5), (7, 30)])
+def test_every_scenario_can_be_run(name, world_size, num_steps):
+    """At any size, and by seed."""
+    given = sim.scenario(name, world_size, num_steps, seed=3)
+    cluster = given.cluster(32 * world_size)
+
+    report = sim.run_on("auto", cluster, given.workload)
+    again = sim.run_on("auto", cluster, sim.scenario(name, world_size, num_steps, 3).workload)
+
+    assert given.name == name
+    assert (given.world_size, given.num_steps) == (world_size, num_steps)
+    assert (report.batch_size.sum(axis=1) == 32 * world_size).all()
+    assert np.array_equal(report.step_s, again.step_s)
+    assert np.array_equal(report.batch_size, again.batch_size)
+
+
+@pytest.mark.parametrize("name", sim.scenario_names())
+def test_seeds_differ_and_values_stay(name):
+    """Another seed is another draw; a scenario is not changed by whoever reads it."""
+    assert not np.array_equal(sim.scenario(name).slope_s, sim.scenario(name, seed=1).slope_s)
+    with pytest.raises(ValueError, match="read-only"):
+        sim.scenario(name).slope_s[0] = 1.0
+
+
+def test_spot_workers_leave_and_come_back():
+    """Every second one; the others are there in every step."""
+    presence = sim.scenario("spot", 6, 2000).presence
+
+    assert presence[:, ::2].all()
+    left = (presence[:-1] & ~presence[1:]).any(axis=0)
+    came = (~presence[:-1] & presence[1:]).any(axis=0)
+    assert left.tolist() == came.tolist() == [False, True] * 3
+
+
+def test_saturated_devices_are_flat_at_first():
+    """Any batch up to its saturation takes as long."""
+    given = sim.scenario("saturated")
+    one = given.workload.seconds(0, np.ones(8, np.int64))
+
+    assert (given.saturation > 1).all()
+    assert np.array_equal(one, given.workload.seconds(0, given.saturation))
+    assert (given.workload.seconds(0, given.saturation + 1) > one).all()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 5, 8, 100])
+def test_caps_hold_96_samples_a_worker(world_size):
+    """So that 64 a worker, as in the other scenarios, always fit, whoever has to take them."""
+    given = sim.scenario("capped", world_size)
+    cluster = given.cluster(96 * world_size)
+
+    assert cluster.max_batch_size.max() <= 192
+    assert (sim.run_on("auto", cluster, given.workload).batch_size <= given.max_batch_size).all()
+    with pytest.raises(ValueError, match="max_batch_size"):
+        given.cluster(200 * world_size)
+
+
+def test_mixed_workers_are_orders_apart():
+    """The slowest GPU is twenty times as fast as the fastest CPU, and costs more to start."""
+    given = sim.scenario("mixed")
+
+    assert (given.slope_s[:, 1::2].min() / given.slope_s[:, ::2].max()) > 20
+    assert given.intercept_s[::2].min() >= 0.005 >= given.intercept_s[1::2].max()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"name": "storm"}, "name"),
+        ({"name": "burst", "world_size": 0}, "world_size"),
+        ({"name": "burst", "world_size": 2.0}, "world_size"),
+        ({"name": "spot", "num_steps": 0}, "num_steps"),
+        ({"name": "burst", "seed": -1}, "seed"),
+        ({"name": "burst", "seed": "0"}, "seed"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(arguments, match):
+    """Each by its name."""
+    with pytest.raises(ValueError, match=rf"scenario\({match}=...\)"):
+        sim.scenario(**arguments)
