@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -152,7 +151,7 @@ class Checkpoint:
 
         Raises:
             CheckpointError: there are checkpoints and all are damaged, or the one found is of
-                another model or lacks a part.
+                another model, was renamed or lacks a part.
             ValueError: a part refuses its state, such as a loader with another global batch.
         """
         found = _share(lambda: disk.complete_folders(self._root), self._root)
@@ -160,7 +159,7 @@ class Checkpoint:
         for step, path in found:
             problem = self._problem(path)
             if problem is None:
-                self._take(path)
+                self._take(path, step)
                 return int(step)
             self._known_broken.add(path)
             if _rank() == 0:
@@ -179,7 +178,7 @@ class Checkpoint:
     def _begin(self, step: int) -> None:
         for newer, path in disk.complete_folders(self._root):
             if newer > step and path in self._known_broken:
-                shutil.rmtree(path)
+                disk.remove(path)
             elif newer > step:
                 raise CheckpointError(
                     f"`{path}` is newer than the step {step} to be saved. Call `load` before "
@@ -199,14 +198,16 @@ class Checkpoint:
         folders = [path for _, path in disk.complete_folders(self._root)]
         good = [path for path in folders if path not in self._known_broken]
         for path in [*(set(folders) & self._known_broken), *good[self._keep :]]:
-            shutil.rmtree(path)
+            disk.remove(path)
 
     def _plain_bytes(self, step: int) -> bytes:
         """Return the states of everything but model and optimizer, which load as they are."""
         states = {name: part.state_dict() for name, part in self._plain.items()}
         for name, state in states.items():
             check_plain(name, state)
-        return _saved({"step": step, **{f"part.{name}": state for name, state in states.items()}})
+        file = io.BytesIO()
+        torch.save({"step": step, **{f"part.{name}": states[name] for name in states}}, file)
+        return file.getvalue()
 
     def _problem(self, path: Path) -> CheckpointError | None:
         """Return what is wrong with a checkpoint, the same on all ranks."""
@@ -218,12 +219,12 @@ class Checkpoint:
             return error
         return None
 
-    def _take(self, path: Path) -> None:
+    def _take(self, path: Path, step: int) -> None:
         """Load all of a checkpoint, or raise on all ranks and leave everything as it was.
 
         A file that can no longer be read after its checksum was right is beyond this promise.
         """
-        plain = _on_all(lambda: self._read_plain(path), path)
+        plain = _on_all(lambda: self._read_plain(path, step), path)
         if unused := sorted(_part_names(plain) - self._plain.keys()):
             warnings.warn(
                 f"`{path}` holds {unused} as well, which nobody asked for: not loaded.",
@@ -235,23 +236,34 @@ class Checkpoint:
             with self._tensors.begun():
                 states = _on_all(lambda: self._tensors.places(path), path)
                 _on_all(lambda: self._load_parts(plain), path)
-                self._tensors.load(path, states)
+                _on_all(lambda: self._load_tensors(path, states), path)
         except BaseException:
             for name, state in before.items():
                 with suppress(Exception):  # what matters is being raised already
                     self._plain[name].load_state_dict(state)
             raise
 
-    def _read_plain(self, path: Path) -> dict[str, Any]:
+    def _read_plain(self, path: Path, step: int) -> dict[str, Any]:
         """Return what is neither the model's nor the optimizer's, once it is what is asked for."""
-        plain: dict[str, Any] = torch.load(path / _PLAIN, weights_only=True, map_location="cpu")
-        if missing := sorted(self._plain.keys() - _part_names(plain)):
+        with disk.reading(path / _PLAIN):
+            plain: dict[str, Any] = torch.load(path / _PLAIN, weights_only=True, map_location="cpu")
+            then, names = int(plain["step"]), _part_names(plain)
+        if then != step:
+            raise CheckpointError(
+                f"`{path}` was saved after step {then} and renamed since. Give it back its name.",
+                path,
+            )
+        if missing := sorted(self._plain.keys() - names):
             raise CheckpointError(
                 f"`{path}` was saved without {missing}. Load it as it was saved, or leave out "
                 f"what starts anew.",
                 path,
             )
         return plain
+
+    def _load_tensors(self, path: Path, states: dict[str, Any]) -> None:
+        with disk.reading(path):
+            self._tensors.load(path, states)
 
     def _load_parts(self, plain: dict[str, Any]) -> None:
         for name, part in self._plain.items():
@@ -268,12 +280,6 @@ class Checkpoint:
 
 def _part_names(plain: Mapping[str, Any]) -> set[str]:
     return {name.removeprefix("part.") for name in plain if name.startswith("part.")}
-
-
-def _saved(state: Any) -> bytes:
-    file = io.BytesIO()
-    torch.save(state, file)
-    return file.getvalue()
 
 
 def _digests(path: Path) -> dict[str, str]:

@@ -21,6 +21,13 @@ def check_plain(argument: str, state: Any) -> None:
         raise invalid(
             f"Checkpoint({argument}=...)",
             "have a state of plain values and tensors",
-            str(error).splitlines()[0],
+            reason(error),
             "Give it a `state_dict` that `torch.load(weights_only=True)` reads.",
         ) from error
+
+
+def reason(error: Exception) -> str:
+    """Return the one line that says it: torch's advice on what to trust stands around it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if "Unpickler error: " in line]
+    return [*telling, *lines, type(error).__name__][0]

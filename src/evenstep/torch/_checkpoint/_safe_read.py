@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import pickle
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -14,6 +15,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import ReadItem
 
 from ...exceptions import CheckpointError
+from ._step_folder import reading
 
 # What torch's own index of a checkpoint is made of, and nothing that does anything.
 _ALLOWED = {
@@ -35,6 +37,10 @@ _ALLOWED = {
 }
 
 
+_LOADERS: dict[int, Any] = {**pickle._Unpickler.dispatch}  # by the byte that asks for each
+_BUILD = pickle.BUILD[0]  # gives a state to an object
+
+
 class SafeReader(FileSystemReader):
     """Torch's reader of a folder, whose index is a pickle of harmless classes or refused.
 
@@ -49,17 +55,20 @@ class SafeReader(FileSystemReader):
             CheckpointError: it names what no index of torch's does.
         """
         path = Path(self.path) / ".metadata"
-        try:
-            metadata = _Unpickler(io.BytesIO(path.read_bytes()), path).load()
-        except CheckpointError:
-            raise
-        except Exception as error:  # a pickle that is none fails in every way there is
-            raise CheckpointError(
-                f"`{path}` is no index of a checkpoint: {error}.", path
-            ) from error
+        with reading(path):
+            return self._metadata(_Unpickler(io.BytesIO(path.read_bytes()), path).load(), path)
+
+    def _metadata(self, metadata: Any, path: Path) -> Metadata:
         if not isinstance(metadata, Metadata):
             raise CheckpointError(f"`{path}` is no index of a checkpoint.", path)
-        if metadata.storage_meta is None:
+        for stored in (metadata.storage_data or {}).values():
+            if Path(stored.relative_path).name != stored.relative_path:
+                raise CheckpointError(
+                    f"`{path}` reads from `{stored.relative_path}`, outside of its folder: it is "
+                    f"refused.",
+                    path,
+                )
+        if not isinstance(metadata.storage_meta, StorageMeta):
             metadata.storage_meta = StorageMeta()
         metadata.storage_meta.load_id = self.load_id
         return metadata
@@ -75,12 +84,18 @@ class SafePlanner(DefaultLoadPlanner):
         super().load_bytes(read_item, value)
 
 
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(pickle._Unpickler):
+    """Python's own: slower than C's, which gives nobody a say in what a file changes."""
+
+    stack: list[Any]
+
     def __init__(self, file: io.BytesIO, path: Path) -> None:
         super().__init__(file)
         self._path = path
 
     def find_class(self, module: str, name: str) -> Any:
+        if module == "pathlib._local":  # where Python 3.13 has its paths
+            module = "pathlib"
         if name not in _ALLOWED.get(module, ()):
             raise CheckpointError(
                 f"`{self._path}` asks for `{module}.{name}`, which no index of a checkpoint needs: "
@@ -88,3 +103,14 @@ class _Unpickler(pickle.Unpickler):
                 self._path,
             )
         return super().find_class(module, name)
+
+    def load_build(self) -> None:
+        # A state given to a class, or to a function, would be in force in all of the process:
+        # with `Path.__fspath__` replaced, the next save removes any folder the file likes.
+        if isinstance(self.stack[-2], type) or not is_dataclass(self.stack[-2]):
+            raise CheckpointError(
+                f"`{self._path}` changes more than its own values: it is refused.", self._path
+            )
+        _LOADERS[_BUILD](self)
+
+    dispatch: ClassVar[dict[int, Any]] = {**_LOADERS, _BUILD: load_build}

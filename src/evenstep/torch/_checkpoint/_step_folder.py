@@ -7,17 +7,19 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...exceptions import CheckpointError
+from ._plain import reason
 
 MANIFEST = "manifest.json"
 _FORMAT = "evenstep-checkpoint-1"
 _PARTIAL = ".partial-"
-_COMPLETE = re.compile(r"step-(\d{8,15})")
+_COMPLETE = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,14})")  # what `complete_folder` gives
 _PIECE = 1 << 20
 
 
@@ -47,10 +49,15 @@ def complete_folder(root: Path, step: int) -> Path:
 
 
 def complete_folders(root: Path) -> list[tuple[int, Path]]:
-    """Return the steps of all checkpoints that are in place, the newest first."""
-    if not root.is_dir():
+    """Return the steps of all checkpoints that are in place, the newest first.
+
+    Raises:
+        OSError: ``root`` is there, and cannot be read or is no folder.
+    """
+    try:
+        found = [(_COMPLETE.fullmatch(path.name), path) for path in root.iterdir()]
+    except FileNotFoundError:
         return []
-    found = [(_COMPLETE.fullmatch(path.name), path) for path in root.iterdir()]
     return sorted(((int(match[1]), path) for match, path in found if match), reverse=True)
 
 
@@ -58,7 +65,7 @@ def begin(root: Path, step: int) -> Path:
     """Make an empty folder to write to, and clear away what died half-written."""
     root.mkdir(parents=True, exist_ok=True)
     for path in root.glob(f"{_PARTIAL}*"):
-        shutil.rmtree(path)
+        remove(path)
     path = partial_folder(root, step)
     path.mkdir()
     return path
@@ -100,10 +107,34 @@ def seal(root: Path, step: int, *, world_size: int, digests: Mapping[str, str]) 
         aside = root / f"{_PARTIAL}old-{step:08d}"
         final.rename(aside)
         path.rename(final)
-        shutil.rmtree(aside)
+        remove(aside)
     else:
         path.rename(final)
     _sync(root)
+
+
+def remove(path: Path) -> None:
+    """Remove a folder with all that is in it; of anything else in its place, the name alone."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Have whatever goes wrong inside name the file: torch and pickle fail in every way there is.
+
+    Raises:
+        CheckpointError: something went wrong.
+    """
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:
+        problem = f"{type(error).__name__}: {reason(error)}"
+        raise CheckpointError(f"`{path}` cannot be read: {problem}.", path) from error
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -114,6 +145,8 @@ def read_manifest(path: Path) -> Manifest:
     """
     file = path / MANIFEST
     try:
+        if file.exists() and not file.is_file():  # to read from a pipe is to wait for ever
+            raise CheckpointError(f"`{file}` is no file.", file)
         written = json.loads(file.read_bytes())
     except FileNotFoundError as error:
         problem = "is missing: the folder is no complete checkpoint, or was made by something else"
@@ -122,7 +155,7 @@ def read_manifest(path: Path) -> Manifest:
         raise CheckpointError(f"`{file}` is damaged or no manifest: {error}.", file) from error
     try:
         return _manifest(written)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"`{file}` is damaged or no manifest of evenstep's: its own checksum or format is off.",
             file,
@@ -157,10 +190,12 @@ def _manifest(written: Any) -> Manifest:
     body = written["body"]
     if written["sha256"] != _sum(body) or body["format"] != _FORMAT:
         raise ValueError
-    names = list(body["files"])
-    if any(Path(name).name != name for name in names):
+    step, world_size, digests = body["step"], body["world_size"], body["files"]
+    if (type(step), type(world_size), type(digests)) != (int, int, dict):
+        raise TypeError
+    if any(Path(name).name != name for name in digests):
         raise ValueError  # nothing outside of the folder is a part of it
-    return Manifest(int(body["step"]), int(body["world_size"]), dict(body["files"]))
+    return Manifest(step, world_size, digests)
 
 
 def _sum(body: Any) -> str:
