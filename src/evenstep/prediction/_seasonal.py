@@ -115,7 +115,7 @@ class Seasonal(AbstractPredictor[dict[str, Any]]):
         found = period.copy()
         if len(workers):
             series = history[-known:, workers].astype(np.float64)
-            # Single odd steps are nothing that could come again: a median of three is blind to them.
+            # Single odd steps are nothing that comes again: a median of three is blind to them.
             smooth = np.median(np.stack([series[:-2], series[1:-1], series[2:]]), axis=0)
             found[workers] = _period(smooth, largest, self.evidence)
         return found
