@@ -188,3 +188,18 @@ def test_the_reach_is_a_factor():
     """The message gives class and argument, rule, value and remedy."""
     with pytest.raises(ValueError, match=r"`Auto\(reach=...\)` must be above 1, got 1\.0\. 4 is"):
         Auto(reach=1.0)
+
+
+@pytest.mark.parametrize("noise_share", [0.0, 0.02])
+@pytest.mark.parametrize("seed", range(4))
+def test_one_slow_step_moves_nobody(seed, noise_share):
+    """Three times as slow, once: no forecast of the bank makes the next plan another one."""
+    intercept_s, slope_s = unlike_workers(seed)
+    factors = jitter(noise_share, 61, 8, seed)
+    factors[60, seed] *= 3
+
+    before, after = sizes_of(follow(Auto(), EIGHT, intercept_s, [slope_s] * 61, factors=factors))[
+        -2:
+    ]
+
+    assert (abs(after - before) <= 0.05 * before).all()

@@ -136,8 +136,10 @@ class Bank:
         """
         weights = self._reweighted(state, cluster, times, costs)
         known = tuple(
-            # A passing reading is nothing to average, but whoever knows the clock has to count.
-            one.predictor.update(s, costs if isinstance(one.predictor, _RAW) else usual, resources)
+            # A passing reading is nothing to go by, but who knows the clock may know it too.
+            one.predictor.update(
+                s, costs if isinstance(one.predictor, Seasonal) else usual, resources
+            )
             for one, s in zip(self.experts, state["experts"], strict=True)
         )
         slopes = np.stack([times.slope_s, *self._forecasts(known, times.slope_s)])
@@ -181,6 +183,3 @@ class Bank:
                 own &= one.predictor.periods(state) > 0
             forecasts.append(np.where(own, costs, slope_s))
         return forecasts
-
-
-_RAW = (Last, Seasonal)
