@@ -134,12 +134,11 @@ def test_a_level_out_of_range_fails_by_name(level):
 @pytest.mark.parametrize(
     ("policy", "level"),
     [
-        (Auto(), 0.01),
         (Equal(), 1.0),
         (Fixed((8, 8)), 1.0),
-        (Deadband(Auto(min_saving=0.02), 0.1), 0.02),
-        (Every(Auto(), 4), 0.01),
-        (RoundTo(Auto(), 4), 0.01),
+        (Deadband(Shown(0.02), 0.1), 0.02),
+        (Every(Shown(0.02), 4), 0.02),
+        (RoundTo(Shown(0.02), 4), 0.02),
     ],
     ids=lambda value: getattr(value, "name", str(value)),
 )

@@ -203,3 +203,29 @@ def test_one_slow_step_moves_nobody(seed, noise_share):
     ]
 
     assert (abs(after - before) <= 0.05 * before).all()
+
+
+def test_what_is_level_grows_with_noise_up_to_a_tenth():
+    """To equal workers, that much apart is no news; 1 % where there is no noise."""
+    cluster, slopes_s = Cluster(2, 64), [np.array([0.01, 0.01])] * 200
+
+    levels = [
+        follow(Auto(), cluster, 0.0, slopes_s, factors=jitter(share, 200, 2, seed=1))[-1].level
+        for share in (0.0, 0.01, 0.02, 0.2)
+    ]
+
+    assert levels[0] == pytest.approx(0.014, abs=0.002)  # the filter trusts no clock beyond 0.2 %
+    assert levels[1] == pytest.approx(0.03, abs=0.008)
+    assert levels[2] == pytest.approx(0.05, abs=0.012)
+    assert levels[3] == 0.1
+
+
+def test_where_load_goes_by_the_clock_every_step_is_news():
+    """A flip that is foreseen comes after steps that were level."""
+    wave = np.where(np.arange(200) // 15 % 2, 0.01, 0.02)
+    slopes_s = np.column_stack([wave, np.full(200, 0.02)])
+
+    decisions = follow(Auto(), Cluster(2, 64), 0.0, slopes_s)
+
+    assert decisions[5].level > 0
+    assert decisions[-1].level == 0

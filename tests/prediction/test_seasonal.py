@@ -52,14 +52,16 @@ def test_flips_are_foreseen():
 
 
 @pytest.mark.parametrize(
-    "kind", ["steady", "one lasting change", "a random walk", "single odd steps"]
+    "kind", ["constant", "steady", "one lasting change", "a random walk", "single odd steps"]
 )
 @pytest.mark.parametrize("seed", range(3))
 def test_what_does_not_come_again_has_no_period(kind, seed):
     """At most now and then by chance; the forecast is the last value."""
     draw = np.random.default_rng(seed)
     values = draw.lognormal(0, 0.02, (400, WORLD_SIZE))
-    if kind == "one lasting change":
+    if kind == "constant":
+        values[:] = 0.01
+    elif kind == "one lasting change":
         values[150:] *= 2
     elif kind == "a random walk":
         values = np.exp(np.cumsum(0.03 * draw.standard_normal(values.shape), axis=0))

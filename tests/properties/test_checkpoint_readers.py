@@ -70,6 +70,7 @@ def test_a_manifest_is_read_or_refused(body, raw):
             assert raw is not None or not is_body(body)
             return
         assert raw is None
+        assert is_body(body)
         assert (manifest.step, manifest.world_size) == (body["step"], body["world_size"])
         assert same(manifest.digests, body["files"])
         for name in manifest.digests:

@@ -18,6 +18,8 @@ from ._bank import Bank
 from ._base import AbstractPolicy
 from ._splits import equal_split, refit, within_reach
 
+_MOST_APART = 0.1  # past that, noise or not, it is looked into at once
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -108,10 +110,19 @@ class Auto(AbstractPolicy[dict[str, Any]]):
             foreseen = self.bank.forecast(bank, times)
             choose = self._leave_equal if np.array_equal(held, equal) else self._go_on
             wanted, reason = choose(foreseen, held, equal, cluster, fitted)
-        # Where all ended within that of each other, no split would have saved more: in any other
-        # one somebody has more than now, and takes no less than now.
         state = {"held": wanted, "filter": fitted, "bank": bank}
-        return Decision(wanted, state, reason, self.min_saving)
+        return Decision(wanted, state, reason, self._level(fitted, bank))
+
+    def _level(self, fitted: dict[str, Any], bank: dict[str, Any]) -> float:
+        """Return how far apart workers may end for that to be no news.
+
+        By the least saving: in any other split somebody has more than now, and takes no less than
+        now, so no split could have saved more. And by what noise alone does to two of them. But
+        where somebody's load comes and goes by the clock, the next step may not be as this one.
+        """
+        if self.bank.knows_a_period(bank):
+            return 0.0
+        return min(self.min_saving + 2 * float(self.filter.noise(fitted).max()), _MOST_APART)
 
     def _learn(
         self,

@@ -155,6 +155,13 @@ class Bank:
         slope_s = np.maximum(level_s - times.intercept_s, 0.05 * level_s) / size
         return AffineTime(times.intercept_s, slope_s)
 
+    def knows_a_period(self, state: dict[str, Any]) -> bool:
+        """Tell whether some worker's load has proved periodic."""
+        return any(
+            isinstance(one.predictor, Seasonal) and one.predictor.periods(known).any()
+            for one, known in zip(self.experts, state["experts"], strict=True)
+        )
+
     def _prior(self) -> FloatArray:
         prior = np.array([1.0, *(expert.prior for expert in self.experts), self.equal])
         normal: FloatArray = prior / prior.sum()

@@ -13,6 +13,7 @@ from ._base import AbstractPredictor
 
 _EVERY = 8  # steps between two looks at the same worker
 _MOST_AT_ONCE = 128  # workers looked at in one step
+_LEAST_CHANGE = 1e-4  # summed squares: one change by 1 %. What never changes has every period
 _LEAST_STRETCH = 20  # steps compared: fewer agree by chance
 
 
@@ -134,7 +135,8 @@ def _period(series: FloatArray, largest: int, evidence: float) -> IntArray:
     changes = np.cumsum(np.diff(series, axis=0) ** 2, axis=0)
     # Of the same stretch: from step p on, against the step before.
     beside = changes[-1] - np.vstack([np.zeros((2, changes.shape[1])), changes])[lags]
-    ratio = at_lag[_EVERY:] / np.maximum(beside[_EVERY:], 1e-12)
+    ratio = at_lag[_EVERY:] / np.maximum(beside[_EVERY:], 1e-300)
+    ratio[beside[_EVERY:] < _LEAST_CHANGE] = np.inf
     least = ratio.min(axis=0)
     # The first that is about as good: twice a period is one as well, and knows less of today.
     period: IntArray = np.argmax(ratio <= least + 0.05, axis=0) + _EVERY
