@@ -120,7 +120,7 @@ class Auto(AbstractPolicy[dict[str, Any]]):
         now, so no split could have saved more. And by what noise alone does to two of them. But
         where somebody's load comes and goes by the clock, the next step may not be as this one.
         """
-        if self.bank.knows_a_period(bank):
+        if self.bank.goes_by_the_clock(bank):
             return 0.0
         return min(self.min_saving + 2 * float(self.filter.noise(fitted).max()), _MOST_APART)
 

@@ -155,11 +155,16 @@ class Bank:
         slope_s = np.maximum(level_s - times.intercept_s, 0.05 * level_s) / size
         return AffineTime(times.intercept_s, slope_s)
 
-    def knows_a_period(self, state: dict[str, Any]) -> bool:
-        """Tell whether some worker's load has proved periodic."""
+    def goes_by_the_clock(self, state: dict[str, Any]) -> bool:
+        """Tell whether a period is known of some worker, and has proved the best forecast."""
+        weights = state["weights"]
         return any(
-            isinstance(one.predictor, Seasonal) and one.predictor.periods(known).any()
-            for one, known in zip(self.experts, state["experts"], strict=True)
+            isinstance(one.predictor, Seasonal)
+            and weight == weights.max()
+            and one.predictor.periods(known).any()
+            for one, known, weight in zip(
+                self.experts, state["experts"], weights[1:-1], strict=True
+            )
         )
 
     def _prior(self) -> FloatArray:
