@@ -37,7 +37,7 @@ def staircase(random, world_size):
 
 def cubic(random, world_size):
     coefficients = random.normal(size=(world_size, 4)) * [1e-4, 1e-2, 1, 10]
-    coefficients[:, 3] += 40
+    coefficients[:, 3] = 40 + abs(coefficients[:, 3])  # some size takes time, however it falls
     coefficients[random.random(world_size) < 0.3, :2] = 0
     return CubicTime(coefficients, random.integers(1, REACH + 10, world_size))
 
