@@ -1,4 +1,4 @@
-"""NARX against the average on recordings of real CPU contention, as `benchmarks.record` makes."""
+"""NARX against the average on recordings of real CPU contention, as `benchmarks._record` makes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks._common import Row, main
+from benchmarks._common import Row, main, progress
 from evenstep import Resources
 from evenstep.prediction import Ema, Narx
 from evenstep.sim import read_trace
@@ -62,6 +62,8 @@ def compare(stem: str, *, shuffled: bool) -> Row:
 def rows(options: argparse.Namespace) -> Iterator[Row]:
     """Yield both answers for every recording."""
     stems = sorted(p.stem for p in TRACES.glob("*.csv") if not p.stem.endswith("-resources"))
+    if not stems:
+        progress(f"nothing to compare: `python -m benchmarks._record {TRACES / 'hogs'}` records")
     for stem in stems:
         yield compare(stem, shuffled=False)
         yield compare(stem, shuffled=True)

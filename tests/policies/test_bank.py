@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from evenstep import AffineTime, Cluster
 from evenstep.policies._bank import Bank, Expert
 from evenstep.policies._level import level_splits
-from evenstep.prediction import Ema, Last
+from evenstep.prediction import Ema, Last, Seasonal
 
 COSTS = st.lists(st.floats(1e-4, 1e-1), min_size=1, max_size=7)
 
@@ -158,3 +158,20 @@ def test_settings_out_of_range_are_refused(settings, message):
     """By name."""
     with pytest.raises(ValueError, match=message):
         Bank(**settings)
+
+
+def test_a_period_is_the_clock_only_where_it_is_the_best_forecast():
+    """In noise a period is found by chance now and then, and nobody should go by it."""
+    wave = np.where(np.arange(120) // 10 % 2, 0.01, 0.02)
+    costs, cluster = np.column_stack([wave, np.full(120, 0.02)]), Cluster(2, 64)
+    bank = Bank(experts=(Expert(Last(), 0.2), Expert(Seasonal(), 0.5)))
+    state = bank.init(cluster)
+    assert not bank.goes_by_the_clock(state)
+    for cost in costs:
+        times = AffineTime(np.zeros(2), cost)
+        state = bank.update(state, cluster, times, cost, usual=cost)
+
+    assert bank.experts[1].predictor.periods(state["experts"][1]).any()
+    for best in range(4):  # the filter, the last value, the period, the equal split
+        weights = np.where(np.arange(4) == best, 0.4, 0.2)
+        assert bank.goes_by_the_clock({**state, "weights": weights}) == (best == 2)

@@ -117,8 +117,9 @@ class Auto(AbstractPolicy[dict[str, Any]]):
         """Return how far apart workers may end for that to be no news.
 
         By the least saving: in any other split somebody has more than now, and takes no less than
-        now, so no split could have saved more. And by what noise alone does to two of them. But
-        where somebody's load comes and goes by the clock, the next step may not be as this one.
+        now, so no split could have saved more. And by what noise alone does to two of them: a
+        change that small is answered a step later. But where somebody's load comes and goes by
+        the clock, the next step may not be as this one.
         """
         if self.bank.goes_by_the_clock(bank):
             return 0.0

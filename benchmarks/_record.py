@@ -5,7 +5,7 @@ waits for the others; hogs spin on cores for some steps at a time, by seed. Writ
 what ``evenstep.sim.read_trace`` reads, and beside it what psutil said was free on the worker's
 core at the end of every step, for ``benchmarks.narx``.
 
-    python -m benchmarks.record benchmarks/traces/hogs --steps 600
+    python -m benchmarks._record benchmarks/traces/hogs --steps 600
 """
 
 from __future__ import annotations
