@@ -149,7 +149,10 @@ def test_as_long_as_a_worker_was_never_measured_nothing_changes():
 @pytest.mark.parametrize("granularity", [1, 8])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_split_is_held_exactly_as_long_as_the_best_would_not_pay(seed, granularity):
-    """By the solver itself, which `update` calls only to make a change."""
+    """By the solver itself, which `update` calls only to make a change.
+
+    A step that ended level makes none: the next one has to confirm it.
+    """
     policy, cluster = Auto(), Cluster(8, 512, max_batch_size=120, granularity=granularity)
     intercept_s, slope_s = unlike_workers(seed)
     slopes_s = np.repeat([slope_s, slope_s[::-1], slope_s], 40, axis=0)
@@ -164,8 +167,10 @@ def test_a_split_is_held_exactly_as_long_as_the_best_would_not_pay(seed, granula
         pays = 1 - best_s / makespan_s(times, before.batch_size) >= policy.min_saving
         changes += pays
 
-        assert pays == (not after.reason.startswith("held"))
-        assert pays or after.batch_size is before.batch_size
+        waits = after.reason.startswith("held: level")
+        assert waits <= (pays and before.level > 0)
+        assert (pays and not waits) == (not after.reason.startswith("held"))
+        assert (pays and not waits) or after.batch_size is before.batch_size
 
     assert 2 <= changes <= 60
 
@@ -218,6 +223,20 @@ def test_what_is_level_grows_with_noise_up_to_a_tenth():
     assert levels[1] == pytest.approx(0.03, abs=0.008)
     assert levels[2] == pytest.approx(0.05, abs=0.012)
     assert levels[3] == 0.1
+
+
+def test_a_change_within_the_noise_waits_for_one_more_step_at_most():
+    """A step that ends level changes nothing by itself; the one after it decides, level or not."""
+    noise = jitter(0.03, 1000, 2, seed=1)
+    slopes_s = np.repeat([[0.01, 0.01], [0.01, 0.0106]] * 5, 100, axis=0)
+
+    decisions = follow(Auto(), Cluster(2, 2000), 0.0, slopes_s, factors=noise)
+    waiting = [n for n, each in enumerate(decisions) if each.reason.startswith("held: level")]
+
+    assert waiting
+    for n in waiting:
+        assert decisions[n].level == 0
+        assert n + 1 not in waiting
 
 
 def test_where_load_goes_by_the_clock_every_step_is_news():

@@ -23,26 +23,18 @@ def workers(seed=0, num_steps=60, *, jitter=0.02):
 
 @pytest.mark.parametrize("name", ["auto", "equal", "dynamic-batching", "lb-bsp-2020", "lbb"])
 def test_it_is_the_plain_loop(name):
-    """A policy that is asked by hand, step after step, gives the same sizes and times.
-
-    Of a step that was level to it, it hears after the next one.
-    """
+    """A policy that is asked by hand, step after step, gives the same sizes and times."""
     times, policy = workers(), by_name(name)
     report = sim.run(name, CLUSTER, **times)
 
-    decision, put_off = policy.init(CLUSTER), None
+    decision = policy.init(CLUSTER)
     for step, (slope_s, luck) in enumerate(zip(times["slope_s"], times["jitter"], strict=True)):
         sizes = decision.batch_size
         compute_s = (times["intercept_s"] + slope_s * sizes) * luck
         assert report.batch_size[step].tolist() == sizes.tolist()
         assert report.step_s[step] == compute_s.max()
         timings = StepTimings(sizes, compute_s, np.zeros(4))
-        if put_off is not None:
-            decision, put_off = policy.update(CLUSTER, put_off, decision.state), None
-        if decision.level and compute_s.min() >= (1 - decision.level) * compute_s.max():
-            put_off = timings
-        else:
-            decision = policy.update(CLUSTER, timings, decision.state)
+        decision = policy.update(CLUSTER, timings, decision.state)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -54,8 +54,8 @@ class Planner:
       good plan stays in force.
     - Memory: caps that were given, and those modelled from the peaks of the sizes visited,
       whichever is smaller, bound what the policy may plan.
-    - A step that all workers ended level, by the policy's own measure, leaves the plan as it is,
-      and the policy is shown it when nobody waits (``catch_up``).
+    - A policy may promise to keep the sizes after a step that all workers end level
+      (``Decision.level``): it is shown such a step when nobody waits (``catch_up``).
 
     It reads no clock and talks to nobody: reports in, a plan and events out.
 
@@ -124,8 +124,7 @@ class Planner:
             next_step: the first step that can still use a new plan.
         """
         events = self.catch_up().events
-        times, sizes = timings.compute_s, timings.batch_size
-        if self._level > 0 and sizes.all() and times.min() >= (1 - self._level) * times.max():
+        if self._level > 0 and timings.apart <= self._level:
             self._put_off = partial(self._learn, step, timings, next_step + 1)
         else:
             events += tuple(self._learn(step, timings, next_step, ask=True))
@@ -139,8 +138,8 @@ class Planner:
     def catch_up(self, *, ask: bool = True) -> Outcome:
         """Show the policy the step that was put off, if one was: nobody is waiting.
 
-        What it makes of that holds from the plan point after the next. ``observe`` does this
-        itself if need be.
+        The sizes stay, as it has promised; should it break its word, what it changes holds from
+        the plan point after the next. ``observe`` does this itself if need be.
 
         Args:
             ask: as for ``observe``.

@@ -19,6 +19,7 @@ from ._base import AbstractPolicy
 from ._splits import equal_split, refit, within_reach
 
 _MOST_APART = 0.1  # past that, noise or not, it is looked into at once
+_STEPS_TO_KNOW_NOISE = 10  # of every worker; until then it is a guess
 
 
 @final
@@ -42,6 +43,7 @@ class Auto(AbstractPolicy[dict[str, Any]]):
     Without noise the second plan is near the best and the third within 2 %: one size gives a
     speed, two a fixed cost as well. A single slow step changes nothing, a lasting change is
     followed after its second step, or after its first where changes have proved lasting before.
+    A step that all end within its noise of each other changes nothing by itself.
     Load that comes and goes by the clock is foreseen after one period and a half, up to 256 steps.
     In the long run nothing is worse than any one forecast, or than the equal split, by more than
     the bound in ``Bank``.
@@ -93,6 +95,7 @@ class Auto(AbstractPolicy[dict[str, Any]]):
             "held": equal,
             "filter": self.filter.init(cluster.world_size),
             "bank": self.bank.init(cluster),
+            "level": self.min_saving,
         }
         return Decision(equal, state, "equal: nothing measured yet", self.min_saving)
 
@@ -110,19 +113,26 @@ class Auto(AbstractPolicy[dict[str, Any]]):
             foreseen = self.bank.forecast(bank, times)
             choose = self._leave_equal if np.array_equal(held, equal) else self._go_on
             wanted, reason = choose(foreseen, held, equal, cluster, fitted)
-        state = {"held": wanted, "filter": fitted, "bank": bank}
-        return Decision(wanted, state, reason, self._level(fitted, bank))
+        level = self._level(fitted, bank)
+        if timings.apart <= state["level"] and held is state["held"]:
+            if not np.array_equal(wanted, held):  # the next step has to confirm it
+                level, reason = 0.0, f"held: level to {state['level']:.1%}, not yet: {reason}"
+            wanted = held
+        state = {"held": wanted, "filter": fitted, "bank": bank, "level": level}
+        return Decision(wanted, state, reason, level)
 
     def _level(self, fitted: dict[str, Any], bank: dict[str, Any]) -> float:
-        """Return how far apart workers may end for that to be no news.
+        """Return how far apart workers may end for that alone to change nothing.
 
         By the least saving: in any other split somebody has more than now, and takes no less than
-        now, so no split could have saved more. And by what noise alone does to two of them: a
-        change that small is answered a step later. But where somebody's load comes and goes by
+        now, so no split could have saved more. And by what noise alone does to two of them: one
+        step cannot tell a change that small from it. But where somebody's load comes and goes by
         the clock, the next step may not be as this one.
         """
         if self.bank.goes_by_the_clock(bank):
             return 0.0
+        if fitted["num_steps"].min() < _STEPS_TO_KNOW_NOISE:
+            return self.min_saving
         return min(self.min_saving + 2 * float(self.filter.noise(fitted).max()), _MOST_APART)
 
     def _learn(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
+import numpy as np
+
 from .._types import Cluster, Decision, StepTimings
 from ..exceptions import invalid
 from ._base import AbstractPolicy
@@ -55,4 +57,6 @@ class Every(AbstractPolicy[dict[str, Any]]):
             reason = f"held: step {num_steps} of {self.num_steps}"
         left = num_steps % self.num_steps
         state = {"held": batch_size, "inner": wanted.state, "num_steps": left}
-        return Decision(batch_size, state, reason, wanted.level)
+        # A promise to keep what it wants says nothing about sizes that wait for their turn.
+        level = wanted.level if np.array_equal(wanted.batch_size, batch_size) else 0.0
+        return Decision(batch_size, state, reason, level)

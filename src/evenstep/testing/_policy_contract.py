@@ -145,6 +145,24 @@ class PolicyContract:
 
         assert after.batch_size.sum() == 96
 
+    @pytest.mark.parametrize("seed", range(30))
+    def test_a_level_step_leaves_the_sizes(self, policy: AbstractPolicy[Any], seed: int) -> None:
+        """As promised by ``Decision.level``: whatever came before, and whoever was first."""
+        rng = np.random.default_rng(seed)
+        cluster = Cluster(int(rng.integers(2, 6)), int(rng.integers(40, 200)))
+        slopes_s, noise = rng.lognormal(-4, rng.choice([0.02, 1.0]), cluster.world_size), 0.03
+        decision = policy.init(cluster)
+        for step in range(40):
+            luck = rng.lognormal(0, noise, cluster.world_size) * (slopes_s if step > 20 else 0.01)
+            steady = timed(decision.batch_size, luck)
+            ended_s = rng.uniform(1 - min(decision.level, 0.99), 1, cluster.world_size)
+            level = timed(decision.batch_size, 1 / decision.batch_size * ended_s / ended_s.max())
+            if decision.level > 0 and level.apart <= decision.level:
+                kept = policy.update(cluster, level, decision.state)
+
+                assert kept.batch_size.tolist() == decision.batch_size.tolist(), kept.reason
+            decision = policy.update(cluster, steady, decision.state)
+
     @pytest.mark.parametrize("num_steps", [0, 1, 3])
     def test_decisions_are_plain(self, policy: AbstractPolicy[Any], num_steps: int) -> None:
         """The state fits any checkpoint, and the reason says something."""
