@@ -1,7 +1,7 @@
 """Record how fast workers really compute while other processes come and go on their cores.
 
 Every worker has a core of its own where there are enough, computes so many samples a step, and
-waits for the others; hogs spin on cores for some steps at a time, by seed. Writes two tables:
+waits for the others; hogs spin on the cores for some seconds at a time. Writes two tables:
 what ``evenstep.sim.read_trace`` reads, and beside it what psutil said was free on the worker's
 core at the end of every step, for ``benchmarks.narx``.
 
@@ -28,6 +28,8 @@ import psutil
 from benchmarks._common import progress
 
 CONTEXT = get_context("forkserver")
+HOGS_PER_CORE = 2
+AWAY_S, THERE_S = (1.0, 8.0), (1.0, 8.0)  # a hog stays away and comes back, between these
 GAP_S = 0.02  # where a step would reduce gradients: the core is free, unless somebody hogs it
 
 
@@ -58,14 +60,14 @@ def compute(link: Connection, core: int, samples: int) -> None:
         link.send(perf_counter() - began_s)
 
 
-def hog(link: Connection, core: int) -> None:
-    """Spin on ``core`` for as long as told."""
+def hog(link: Connection, core: int, seed: int) -> None:
+    """Spin on ``core`` now and then, by a clock of its own, until told to end."""
     os.sched_setaffinity(0, {core})
-    spinning: Any = False
-    while spinning is not None:
-        while spinning and not link.poll():
+    draw = np.random.default_rng(seed)
+    while not link.poll(draw.uniform(*AWAY_S)):
+        until_s = perf_counter() + draw.uniform(*THERE_S)
+        while perf_counter() < until_s and not link.poll():
             sum(range(1000))
-        spinning = link.recv()
 
 
 @contextmanager
@@ -86,36 +88,21 @@ def started(targets: list[tuple[Any, ...]]) -> Iterator[list[Connection]]:
             process.join(10)
 
 
-def schedule(num_steps: int, num_cores: int, seed: int) -> np.ndarray:
-    """Return how many hogs spin on each core in each step, ``(num_steps, num_cores)``."""
-    draw, hogs = np.random.default_rng(seed), np.zeros((num_steps, num_cores), np.int64)
-    for core in range(num_cores):
-        step = 0
-        while step < num_steps:
-            length = int(draw.integers(8, 40))
-            hogs[step : step + length, core] = draw.choice([0, 0, 1, 2])
-            step += length
-    return hogs
-
-
 def record(num_workers: int, samples: int, num_steps: int, seed: int) -> Recording:
     """Return what ``num_workers`` measured while hogs came and went."""
     cores = sorted(os.sched_getaffinity(0))
-    hogs = schedule(num_steps, len(cores), seed)
     of_worker = [cores[k % len(cores)] for k in range(num_workers)]
     shape = (num_steps, num_workers)
     seconds, free, memory = np.zeros(shape), np.zeros(shape), np.zeros(shape, np.int64)
-    spinners = [(hog, core) for core in cores for _ in range(2)]
+    spinners = [(hog, core, seed + n) for n, core in enumerate(HOGS_PER_CORE * cores)]
     with (
         started([(compute, core, samples) for core in of_worker]) as workers,
-        started(spinners) as spinning,
+        started(spinners),
     ):
         psutil.cpu_percent(percpu=True)
         for step in range(num_steps):
             if step % 50 == 0:
                 progress(f"step {step} of {num_steps}")
-            for k, link in enumerate(spinning):
-                link.send(bool(hogs[step, k // 2] > k % 2))
             sleep(GAP_S)
             for link in workers:
                 link.send(True)
@@ -147,7 +134,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("stem", type=Path, help="where to write, without an ending")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--samples", type=int, default=64, help="of each worker in each step")
+    parser.add_argument("--samples", type=int, default=192, help="of each worker in each step")
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--seed", type=int, default=0, help="of the hogs")
     options = parser.parse_args()

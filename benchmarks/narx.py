@@ -61,10 +61,9 @@ def compare(stem: str, *, shuffled: bool) -> Row:
 
 def rows(options: argparse.Namespace) -> Iterator[Row]:
     """Yield both answers for every recording."""
-    stems = sorted(p.stem for p in TRACES.glob("*.csv") if not p.stem.endswith("-resources"))
-    if not stems:
-        progress(f"nothing to compare: `python -m benchmarks._record {TRACES / 'hogs'}` records")
-    for stem in stems:
+    for path in sorted(TRACES.glob("*-resources.csv")):
+        stem = path.stem.removesuffix("-resources")
+        progress(stem)
         yield compare(stem, shuffled=False)
         yield compare(stem, shuffled=True)
 

@@ -178,6 +178,19 @@ class SizesHeld:
 
 
 @dataclass(frozen=True, slots=True)
+class ClaimsSwitched:
+    """A part of every step's samples is up for claims from now on, or no longer.
+
+    Attributes:
+        step: optimizer step after which it was decided, from 0.
+        on: whether it is.
+    """
+
+    step: int
+    on: bool
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryShort:
     """By the model of their memory, the workers together do not fit the global batch.
 
@@ -231,6 +244,7 @@ Event = (
     | MemoryCapped
     | MemoryShort
     | SizesHeld
+    | ClaimsSwitched
     | WorkerLost
     | RunEnded
 )

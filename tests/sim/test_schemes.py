@@ -75,7 +75,7 @@ def test_stealing_leaves_calm_workers_alone():
 
     assert steal.num_moves[10:].mean() < 1
     assert claim.num_moves.mean() > 10
-    assert claim.regret(best_s) > steal.regret(best_s) + 0.01
+    assert claim.regret(best_s) > steal.regret(best_s) + 0.005
 
 
 def test_claims_cost_what_they_cost():
@@ -101,7 +101,7 @@ def test_a_rank_that_turns_slow_gives_its_rest_away():
     for scheme, bar in ((Stealing(), 1.5), (Hybrid(), 1.7), (Hybrid(first=0.1), 1.1)):
         step_s = sim.run(plan, Cluster(4, 400), **times, scheme=scheme).step_s
         assert step_s[10] < bar * ideal_s
-        assert step_s[9] < 1.02 * 0.1
+        assert step_s[9] < 1.03 * 0.1
 
 
 def test_a_hopelessly_slow_rank_cannot_hold_up_the_step():

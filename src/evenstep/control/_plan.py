@@ -22,6 +22,8 @@ class Plan:
             limit. Loops over ``loader.steps()`` cut larger local batches into micro-batches.
         granularity: samples that those micro-batches keep together, one per rank; None is 1.
         reason: the policy's own words.
+        first: samples that each rank begins with, one per rank, while those left of a full step
+            are up for claims; None where every rank computes its own.
     """
 
     epoch: int
@@ -31,6 +33,7 @@ class Plan:
     max_forward: tuple[int, ...] | None = None
     granularity: tuple[int, ...] | None = None
     reason: str = ""
+    first: tuple[int, ...] | None = None
 
     def forwards(self, rank: int, num_samples: int) -> tuple[int, ...]:
         """Return how many of its ``num_samples`` each forward of ``rank`` gets in a step."""
@@ -39,3 +42,10 @@ class Plan:
             self.max_forward[rank] if self.max_forward else None,
             self.granularity[rank] if self.granularity else 1,
         )
+
+    @property
+    def tile(self) -> int | None:
+        """Samples that keep together on all ranks; None if those differ, so no claim is for all."""
+        if self.granularity is None:
+            return 1
+        return self.granularity[0] if len(set(self.granularity)) == 1 else None

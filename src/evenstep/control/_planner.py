@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from .._types import Decision, IntArray, Resources, StepTimings
 from ..events import (
+    ClaimsSwitched,
     EstimatesRestored,
     Event,
     MeasurementRejected,
@@ -21,6 +22,7 @@ from ..events import (
 )
 from ..policies import AbstractPolicy
 from ..timemodels import MemoryModel
+from ._claims import ClaimSwitch
 from ._job import Job
 from ._learnt import Learnt, Start, columns
 from ._plan import Plan
@@ -64,6 +66,7 @@ class Planner:
         job: what is planned for.
         memory: how peaks become caps; the default suits most models.
         warm_up_steps: steps at the start that the policy is not shown; none in a simulation.
+        claims: says when samples of a step are up for claims; None is never.
 
     Raises:
         ValueError: the bounds leave no way to split the global batch.
@@ -76,12 +79,14 @@ class Planner:
         memory: MemoryModel | None = None,
         *,
         warm_up_steps: int = 1,
+        claims: ClaimSwitch | None = None,
     ) -> None:
         self._policy = policy
         self._job = job
         self._room = Room(job, memory or MemoryModel())
         self._what_if = WhatIf(job.world_size)
         self._warm_up_steps = warm_up_steps
+        self.claims = claims
         self._num_measured = 0
         self._held = False  # because a worker asked for it
         self._put_off: Callable[..., list[Event]] | None = None
@@ -110,6 +115,7 @@ class Planner:
             self._put_off = partial(self._learn_from, reports, next_step + 1)
         elif not rejected:
             events += self._learn_from(reports, next_step, ask=ask)
+        events += self._follow_switch(step, next_step)
         return Outcome(self.plan, tuple(events))
 
     def observe_timings(self, step: int, timings: StepTimings, *, next_step: int) -> Outcome:
@@ -165,6 +171,8 @@ class Planner:
         timings = _timings(reports)
         if self._num_measured > self._warm_up_steps:
             self._what_if.observe(timings)
+            if self.claims is not None and self._is_full(timings):
+                self.claims.observe(timings, claimed=plan.first is not None)
         compute_s = np.where(timings.batch_size > 0, timings.compute_s, 0.0)
         makespan_s = float(compute_s.max())
         idle_s = makespan_s - compute_s
@@ -257,6 +265,17 @@ class Planner:
         self.plan = plan
         return [Rebalanced(plan.first_step, plan.epoch, plan.batch_size, plan.reason)]
 
+    def _follow_switch(self, step: int, next_step: int) -> list[Event]:
+        """Put the samples of the steps to come up for claims, or no longer."""
+        if self.claims is None:
+            return []
+        plan = self.claims.marked(self.plan)
+        is_on = plan.first is not None
+        if is_on == (self.plan.first is not None):
+            return []
+        self.plan = replace(plan, epoch=plan.epoch + 1, first_step=next_step)
+        return [ClaimsSwitched(step, is_on)]
+
     def _hold(self, reports: Sequence[Report]) -> list[Event]:
         """Keep the sizes from the first report on that asks for it."""
         asking = [rank for rank, report in enumerate(reports) if report.holds]
@@ -286,7 +305,7 @@ class Planner:
                 granularity=self._job.tail_granularity,
             )
         max_forward = self._job.max_forward(decision.batch_size, caps)
-        return Plan(
+        plan = Plan(
             epoch=epoch,
             first_step=first_step,
             batch_size=tuple(decision.batch_size.tolist()),
@@ -295,6 +314,7 @@ class Planner:
             granularity=tuple(self._room.cluster.granularity.tolist()) if self._job.cuts else None,
             reason=str(decision.reason),  # anybody's policy: it has to survive the way
         )
+        return plan if self.claims is None else self.claims.marked(plan)
 
     def _check(self, decision: Decision[Any]) -> None:
         """Raise unless the sizes can be run as they are."""

@@ -13,11 +13,14 @@ from ._stealing import Piece as Piece
 from ._stealing import Progress as Progress
 from ._stealing import Stealing as Stealing
 from ._stealing import StealingState as StealingState
+from ._step_claims import Claim as Claim
+from ._step_claims import StepClaims as StepClaims
 
 __all__ = [
     "AbstractScheme",
     "Bsp",
     "Chunk",
+    "Claim",
     "Factoring",
     "Hybrid",
     "HybridState",
@@ -27,5 +30,6 @@ __all__ = [
     "Progress",
     "Stealing",
     "StealingState",
+    "StepClaims",
     "Turn",
 ]

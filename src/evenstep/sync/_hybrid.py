@@ -40,6 +40,8 @@ class Hybrid(AbstractScheme[HybridState]):
     that was right costs some claims; one that was wrong up to a factor of about $1 / p$ is made
     up for within the step.
 
+    The defaults were chosen where a claim costs a hundredth of the step.
+
     Right where load changes faster than a plan can follow, and a claim costs little against that.
     Wrong on calm workers: each claim is one more forward and one more request, for nothing. The
     samples of the step, and so its gradient, are the same either way.
@@ -47,6 +49,8 @@ class Hybrid(AbstractScheme[HybridState]):
     Args:
         first: $p$, the part of the plan that is not up for claims, in [0, 1]. At 1 it is ``Bsp``.
         factoring: how large a claim is.
+        least: smallest claim, as a share of what the rank would have of the whole step, in
+            [0, 1]. Smaller ones are mostly cost, and larger ones end too far apart.
         claim_s: seconds that a claim takes its rank, at least 0: the request, and a forward's own
             fixed cost.
 
@@ -59,15 +63,18 @@ class Hybrid(AbstractScheme[HybridState]):
 
     moves_samples: ClassVar[bool] = True
 
-    first: float = 0.5
-    factoring: Factoring = field(default_factory=Factoring)
+    first: float = 0.4
+    factoring: Factoring = field(default_factory=lambda: Factoring(0.9))
     claim_s: float = 0.0
+    least: float = 0.05
 
     def __post_init__(self) -> None:
         if not 0 <= self.first <= 1:
-            remedy = "0.5 makes up for a rank at half its speed."
+            remedy = "0.4 makes up for a rank at 0.4 times its speed."
             raise invalid("Hybrid(first=...)", "be in [0, 1]", self.first, remedy)
         check_cost("Hybrid(claim_s=...)", self.claim_s)
+        if not 0 <= self.least <= 1:
+            raise invalid("Hybrid(least=...)", "be in [0, 1]", self.least, "0.05 is a twentieth.")
 
     def local_steps(self, step_s: FloatArray) -> IntArray:
         return np.ones(len(step_s), np.int64)
@@ -94,7 +101,10 @@ class Hybrid(AbstractScheme[HybridState]):
         start, remaining = state.next_slot, state.num_slots - state.next_slot
         if not remaining or state.left[rank]:
             return Turn(None, state)
-        size = self.factoring.next_claim(remaining, np.where(state.left, 0.0, speeds), rank)
+        going = np.where(state.left, 0.0, speeds)
+        size = self.factoring.next_claim(remaining, going, rank)
+        least = int(self.least * state.num_slots * speeds[rank] / going.sum())
+        size = min(remaining, max(size, least)) if size else 0
         if not size:
             left = state.left.copy()
             left[rank] = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import TextIO
 
-from ..events import Event, MemoryCapped, MemoryShort, SizesHeld, StepMeasured
+from ..events import ClaimsSwitched, Event, MemoryCapped, MemoryShort, SizesHeld, StepMeasured
 
 
 class ProgressLine:
@@ -45,6 +45,9 @@ class ProgressLine:
                     f"step {step}: sizes stay as they are: another one might run the model of rank "
                     f"{rank} uncompiled"
                 )
+            case ClaimsSwitched(step=step, on=on):
+                now = "claim the rest of each step" if on else "compute what was planned for them"
+                self._say(f"step {step}: workers {now}")
             case MemoryCapped(step=step, rank=rank, max_batch_size=most):
                 self._say(f"step {step}: rank {rank} fits at most {most} samples")
 

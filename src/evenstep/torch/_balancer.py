@@ -459,6 +459,7 @@ class Balancer:
             run_dir=self._run_dir,
             estimates=self._link.estimates,
             watch=self._watch,
+            counts_units=self._counter is not None,
         )
         self._watch.on_cuda = settings.device.type == "cuda"
         by_size = self._side.world_size > 1 and self._bounds.vary == "size"

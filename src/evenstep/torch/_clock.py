@@ -92,6 +92,8 @@ class StepMeter:
         self._waits: list[tuple[Any, Any]] = []
         self._wait_after: tuple[Any, Any] | None = None
         self._newest_grad: Any = None
+        self._paused: Any = None
+        self._paused_s = 0.0
 
     def begin(self) -> None:
         """Start a step: its batch is being handed out."""
@@ -105,6 +107,17 @@ class StepMeter:
             done: samples of the forwards before it.
             num_samples: samples of the step on this rank.
         """
+
+    def pause(self) -> None:
+        """Wait until the backwards so far are done: what follows is a wait, until ``resume``."""
+        if self._end is not None:
+            self.clock.wait(self._end)
+        self._paused, self._paused_s = self.clock.mark(), perf_counter()
+
+    def resume(self) -> float:
+        """Return how many seconds that took."""
+        self.exclude(self._paused, self.clock.mark())
+        return perf_counter() - self._paused_s
 
     def exclude(self, begin: Any, end: Any) -> None:
         """Leave the time between two marks out: it was spent waiting for others."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
 
 from ..control import Plan, Report
-from ..exceptions import EvenstepWarning
+from ._blind import BlindWatch
 from ._clock import AbstractClock, PendingTime, StepMeter
 from ._exchange._exchange import Exchange
 from ._exchange._peers import PeerGroup
@@ -23,8 +22,6 @@ from ._under_way import StepUnderWay
 # news takes to travel, and past what a step varies by itself.
 _LATE_S = 0.002
 _LATE_SHARE = 0.03
-
-_BLIND_STEPS = 5  # a few, as warming-up steps and skipped ones are no mistake
 
 
 class StepConductor:
@@ -91,7 +88,7 @@ class StepConductor:
         self._limit: int | None = None  # most samples that one forward of this rank may have
         self.num_steps = 0
         self._seen = 0, 0  # samples of this rank: in the finished steps, and in the last of them
-        self._num_blind = 0  # steps in a row without a backward through a balanced output
+        self._blind = BlindWatch()
         self.plan: Plan | None = None  # of the step under way, or of the last one
 
     @property
@@ -176,6 +173,21 @@ class StepConductor:
                 self._exchange.enter_collective()
         step.num_done += num_samples
         step.largest = max(step.largest, num_samples)
+
+    def begin_claim(self) -> None:
+        """Stop the clock: this rank asks for more, or waits for samples.
+
+        Not before a device is done with what it was given: one that runs behind would claim all
+        there is for work that it has not begun.
+        """
+        self.meter.pause()
+
+    def end_claim(self, num_samples: int) -> None:
+        """Go on with what was claimed; the wait counts as one for input."""
+        step = self._step
+        assert step is not None
+        step.num_samples += num_samples
+        step.data_s += self.meter.resume()
 
     def _make_whole(self) -> None:
         """Gather parameters that are kept in shards: what follows is this rank's own time."""
@@ -276,22 +288,10 @@ class StepConductor:
         self._compiling.end_step()
         if not step.reported:
             self._report(step, early=False)
-        self._watch(step)
+        self._blind.end_step(step.num_backwards)
         each, rest = divmod(step.num_backwards, max(step.num_forwards, 1))
         self._backwards_per_forward = 0 if rest else each
         self.num_steps += 1
-
-    def _watch(self, step: StepUnderWay) -> None:
-        """Warn once if steps go by whose gradient nobody weighted and whose time nobody took."""
-        self._num_blind = 0 if step.num_backwards else self._num_blind + 1
-        if self._num_blind == _BLIND_STEPS:
-            warnings.warn(
-                f"No backward came through a balanced model in the last {_BLIND_STEPS} steps, so "
-                f"their gradients were not weighted and nothing was measured. Call the model that "
-                f"`prepare` returned, or with `weighting='loss'` use `balancer.weight(loss)`.",
-                EvenstepWarning,
-                stacklevel=2,
-            )
 
     def _report(self, step: StepUnderWay, *, early: bool = True) -> float | None:
         """Send what is complete of this step, and of earlier ones that a device was late with.

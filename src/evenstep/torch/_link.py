@@ -7,6 +7,7 @@ from typing import Protocol
 
 from ..control import Plan
 from ..exceptions import WorkerLostError, invalid
+from ..sync import Claim
 from ._checkpoint._estimates import Estimates
 from ._clock import StepMeter
 from ._model._weighting import Weight
@@ -87,6 +88,20 @@ class RunLink:
             data_s=data_s,
             units=units,
         )
+
+    def claim(
+        self, step: int, *, speed: float | None = None, own: bool = False
+    ) -> tuple[Claim, ...]:
+        """Pass a claim on to the exchange."""
+        return self._opened().exchange.claims.claim(step, speed=speed, own=own)
+
+    def begin_claim(self) -> None:
+        """Pass the claim on to the conductor."""
+        self._opened().conductor.begin_claim()
+
+    def end_claim(self, num_samples: int) -> None:
+        """Pass what it gave on to the conductor."""
+        self._opened().conductor.end_claim(num_samples)
 
     def begin_forward(self, *, num_samples: int, is_last: bool, units: float | None = None) -> None:
         """Pass the forward on to the conductor."""

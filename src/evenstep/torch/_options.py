@@ -7,6 +7,7 @@ from typing import Literal
 
 from ..events import Hook
 from ..exceptions import invalid
+from ..sync import Hybrid
 from ._machine import MachineReader
 from ._memory._memory import MemoryReader
 
@@ -37,10 +38,13 @@ class Runtime:
             one (``MASTER_ADDR``, then the host's own names).
         memory: reads this rank's memory, so that no plan exceeds what fits: anything with the
             methods of ``MemoryReader``. None reads the CUDA device, and nothing on a CPU.
-
         machine: reads what this rank's machine has to spare, for policies that foresee speeds by
             it: anything with the methods of ``MachineReader``. None asks psutil, and only where
             the policy wants to know.
+        claims: in loops over ``loader.steps()``, whether ranks begin each step with a part of what
+            was planned for them and claim the rest as they go. ``"auto"``, with the policy
+            ``"auto"`` alone: while that is faster. A ``Hybrid``: always, in its way. ``"off"``:
+            never.
 
     Raises:
         ValueError: a number is out of range.
@@ -55,6 +59,7 @@ class Runtime:
     memory: MemoryReader | None = None
     hang_s: float | None = 540.0
     machine: MachineReader | None = None
+    claims: Literal["auto", "off"] | Hybrid = "auto"
 
     def __post_init__(self) -> None:
         if not 0 < self.heartbeat_s <= self.deadline_s / 3:
@@ -84,4 +89,11 @@ class Runtime:
                 'be "newest" or "exact"',
                 repr(self.freshness),
                 'Use "newest" unless every step must decide the very next.',
+            )
+        if not (isinstance(self.claims, Hybrid) or self.claims in ("auto", "off")):
+            raise invalid(
+                "Runtime(claims=...)",
+                'be "auto", "off" or a `Hybrid`',
+                repr(self.claims),
+                '"auto" claims while that is faster.',
             )

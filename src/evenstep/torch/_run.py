@@ -16,6 +16,7 @@ from ..events import Hook, RunEnded, RunStarted
 from ..policies import AbstractPolicy, reads_resources
 from ..telemetry import Fanout, FaultLog, JsonLines, Outlet, ProgressLine, close_all
 from ._checkpoint._estimates import Estimates
+from ._claiming import claims_of
 from ._clock import AbstractClock, CudaClock, HostClock
 from ._conductor import StepConductor
 from ._exchange._exchange import Exchange
@@ -42,6 +43,7 @@ class RunSettings:
         run_dir: folder for the events; None is nowhere.
         estimates: what an earlier run has learnt about the workers.
         watch: notices what is compiled.
+        counts_units: whether the loss is a mean over something else than samples.
     """
 
     policy: AbstractPolicy[Any]
@@ -54,6 +56,7 @@ class RunSettings:
     run_dir: Path | None
     estimates: Estimates
     watch: CompileWatch
+    counts_units: bool
 
 
 class Run:
@@ -73,7 +76,7 @@ class Run:
     ) -> None:
         runtime, device = settings.runtime, settings.device
         # On every rank, though rank 0 alone uses it: what it refuses, all of them should hear.
-        planner = Planner(settings.policy, settings.job)
+        planner = _planner_of(settings, has_peers=side.peers is not None)
         self._is_first = side.rank == 0
         self._speaks = self._is_first and not (side.peers is not None and side.peers.follows)
         self._outlets: list[Outlet] = []
@@ -173,6 +176,17 @@ def _open_file(run_dir: Path) -> JsonLines | None:
             error,
         )
         return None
+
+
+def _planner_of(settings: RunSettings, *, has_peers: bool) -> Planner:
+    claims = claims_of(
+        settings.policy,
+        settings.job,
+        settings.runtime,
+        counts_units=settings.counts_units,
+        has_peers=has_peers,
+    )
+    return Planner(settings.policy, settings.job, claims=claims)
 
 
 def _clock_of(device: torch.device) -> AbstractClock:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any, Protocol
 
 from ._protocols import StepListener
-from ._step import Attempts, MicroBatch, Step, StepCount
+from ._step import Attempts, Portions, Step, StepCount
 
 
 class StepLoader(Protocol):
@@ -77,7 +77,7 @@ class HandingOut:
     def next_step(
         self,
         loader: StepLoader,
-        parts: Sequence[MicroBatch],
+        portions: Portions,
         global_num_samples: int,
         *,
         data_s: float,
@@ -87,13 +87,13 @@ class HandingOut:
 
         Args:
             loader: whose step it is.
-            parts: its micro-batches.
+            portions: what this rank computes of it.
             global_num_samples: its samples over all ranks.
             data_s: seconds spent waiting for input.
             units: this rank's units of it; None where they are samples.
         """
         step = Step(
-            parts,
+            portions,
             global_num_samples,
             listener=self._listener,
             no_sync=lambda: loader.no_sync(),

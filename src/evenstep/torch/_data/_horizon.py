@@ -31,6 +31,7 @@ class StepWork:
         self.share = share
         self.made: tuple[Share, list[MicroBatch] | Exception] | None = None
         self.num_shared = 0
+        self.handed_out = False  # more of it may be claimed
         self._asked = np.zeros(span.num_samples, np.bool_)
         self._here = np.zeros(span.num_samples, np.bool_)
         self._row = np.zeros(span.num_samples, np.int64)
@@ -75,11 +76,23 @@ class StepWork:
         """Return where the samples of each of its forwards lie, in their order."""
         slots, first, forwards = self.share.fetched().tolist(), 0, []
         for size in self.share.forwards:
-            forwards.append(list(self._runs(slots[first : first + max(size, 1)])))
+            forwards.append(list(self.runs_of(slots[first : first + max(size, 1)])))
             first += size
         return forwards
 
-    def _runs(self, slots: Sequence[int]) -> Iterator[Run]:
+    def want(self, slots: IntArray) -> IntArray:
+        """Return which of these slots nobody asked for yet, which counts as having asked."""
+        missing = slots[~self._asked[slots]]
+        self._asked[missing] = True
+        self._todo = np.setdiff1d(self._todo, missing)
+        return missing
+
+    def has(self, slots: IntArray) -> bool:
+        """Return whether the samples of these slots are here."""
+        return bool(self._here[slots].all())
+
+    def runs_of(self, slots: Sequence[int]) -> Iterator[Run]:
+        """Yield where the samples of these slots lie, at least one, all here."""
         chunk, begin, end = self._chunk[slots[0]], 0, -1
         for slot in slots:
             row = int(self._row[slot])
@@ -155,6 +168,10 @@ class Horizon:
         sample_s = max(fetch_s / num_samples, 1e-9)
         old_s = sample_s if self._sample_s is None else self._sample_s
         self._sample_s = 0.8 * old_s + 0.2 * sample_s
+
+    def fetch_s(self, num_samples: int) -> float:
+        """Return in how many seconds workers would fetch so many, behind a chunk under way."""
+        return _CHUNK_S + num_samples * (self._sample_s or 0.0) / self._num_workers
 
     def _chunk_size(self, num_todo: int) -> int:
         if self._sample_s is None:

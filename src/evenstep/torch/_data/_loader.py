@@ -17,6 +17,7 @@ from ..._types import IntArray
 from ...control import Plan
 from ...exceptions import invalid
 from ._assemble import pinner_of
+from ._claimed import Claimed
 from ._handing_out import HandingOut, batches_of
 from ._loader_state import OrderedForm
 from ._order import GlobalOrder, ShareInts, num_steps_of
@@ -24,7 +25,7 @@ from ._plans import PlanBook
 from ._prefetch import PrefetchSource
 from ._protocols import PlanSource, StepListener
 from ._source import BatchSource, FetchCounts, InlineSource
-from ._step import Attempts, Step, StepCount, StepSpan, with_units
+from ._step import Attempts, Fixed, Portions, Step, StepCount, StepSpan, with_units
 
 
 class BalancedLoader:
@@ -92,6 +93,7 @@ class BalancedLoader:
         self._loader = loader
         self._global_batch_size = global_batch_size
         self._plans = plans
+        self._listener = listener
         self._count = StepCount() if count is None else count
         self._handing_out = HandingOut(listener, self._count)
         self._counter = counter
@@ -219,7 +221,7 @@ class BalancedLoader:
             # The book's, as the source must not keep the loader alive.
             self._source.begin(order, spans, partial(self._book.share, whole=whole))
             for span in spans:
-                yield self._take(span)
+                yield self._take(span, whole=whole)
                 self._handing_out.check(loop)
 
     def _form(self) -> OrderedForm:
@@ -255,7 +257,7 @@ class BalancedLoader:
             for k, first in enumerate(firsts)
         ]
 
-    def _take(self, span: StepSpan) -> Step:
+    def _take(self, span: StepSpan, *, whole: bool) -> Step:
         self._count.check_turn(span.step)
         self._count.begun = True
         plan = self._plans.at(span.step)
@@ -265,11 +267,16 @@ class BalancedLoader:
                 raise self._problem
             if self._book.apply(plan, span.step):
                 self._source.replan()
-        parts, data_s = self._source.take(span), perf_counter() - began_s
+        (parts, feed), data_s = self._source.take(span), perf_counter() - began_s
         parts, units = with_units(parts, self._counter)
+        portions: Portions = Fixed(parts)
+        if not whole and self._book.has_claims(span):
+            portions = Claimed(
+                parts, span, feed=feed, book=self._book, plans=self._plans, listener=self._listener
+            )
         self._num_taken += 1
         return self._handing_out.next_step(
-            self, parts, span.num_samples, data_s=data_s, units=units
+            self, portions, span.num_samples, data_s=data_s, units=units
         )
 
     def _hear(self, plan: Plan) -> None:

@@ -10,6 +10,7 @@ from ..._types import IntArray
 from ...control import Plan
 from ...exceptions import invalid
 from ...order import Deal
+from ...sync import Claim
 from ._step import StepSpan
 
 
@@ -19,7 +20,8 @@ class Share:
 
     Attributes:
         slots: its samples, counted from the first of the step, ascending.
-        forwards: how many of them each of its forwards gets, one after the other.
+        forwards: how many of them each of its forwards gets, one after the other. Fewer than
+            there are slots where the others are up for claims.
     """
 
     slots: IntArray
@@ -34,6 +36,10 @@ class Share:
     def fetched(self) -> IntArray:
         """Return the slots to fetch: its own or, if it has none, the step's first to stand in."""
         return self.slots if len(self.slots) else np.zeros(1, np.int64)
+
+    def begun(self) -> IntArray:
+        """Return those of them that the forwards begin with."""
+        return self.fetched()[: sum(max(size, 1) for size in self.forwards)]
 
 
 class PlanBook:
@@ -111,18 +117,59 @@ class PlanBook:
             span: the step.
             whole: whether it goes through one forward, however large it is.
         """
-        entries = self._entries
-        if not entries:
+        if not self._entries:
             return None
-        for entry in reversed(entries):  # it stays with the first if none has begun
-            if entry[0].first_step <= span.step:
-                break
-        plan, _, share = entry
+        plan, _, share = self._entry(span)
         if span.num_samples < self._global_batch_size:
             share = self._tail(plan, span.num_samples)
         if whole:
             return share
-        return Share(share.slots, plan.forwards(self._rank, len(share.slots)))
+        num_samples = len(share.slots)
+        if num_samples and self.has_claims(span):
+            num_samples = self._begins_with(plan)
+            if not num_samples:
+                return Share(share.slots, ())
+        return Share(share.slots, plan.forwards(self._rank, num_samples))
+
+    def has_claims(self, span: StepSpan) -> bool:
+        """Return whether samples of a step are up for claims; never in the short last one."""
+        is_full = span.num_samples == self._global_batch_size
+        return is_full and self._entry(span)[0].first is not None
+
+    def claimed(self, span: StepSpan, claim: Claim) -> IntArray:
+        """Return the slots of a claim in a full step."""
+        _, deal, _ = self._entry(span)
+        return deal.slots(claim.owner)[claim.start : claim.stop]
+
+    def kept(self, span: StepSpan) -> IntArray:
+        """Return the slots that are this rank's as well, but for a later forward."""
+        plan, _, share = self._entry(span)
+        assert plan.first is not None
+        return share.slots[self._begins_with(plan) : plan.first[self._rank]]
+
+    def forwards(self, span: StepSpan, num_samples: int) -> tuple[int, ...]:
+        """Return how many of ``num_samples`` each forward gets."""
+        return self._entry(span)[0].forwards(self._rank, num_samples)
+
+    def tile(self, span: StepSpan) -> int:
+        """Return how many samples keep together."""
+        return self._entry(span)[0].tile or 1
+
+    def _begins_with(self, plan: Plan) -> int:
+        """Return the samples of the first forwards where others are up for claims: all but one.
+
+        Or all but as many as keep together.
+        """
+        assert plan.first is not None
+        return max(plan.first[self._rank] - (plan.tile or 1), 0)
+
+    def _entry(self, span: StepSpan) -> tuple[Plan, Deal, Share]:
+        """Return what is in force in a step; the first if none has begun."""
+        entries = self._entries
+        for entry in reversed(entries):
+            if entry[0].first_step <= span.step:
+                return entry
+        return entries[0]
 
     def _append(self, plan: Plan, deal: Deal) -> None:
         share = _in_one_forward(deal.slots(self._rank))

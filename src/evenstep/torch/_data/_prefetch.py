@@ -7,6 +7,7 @@ from threading import Condition, Thread, current_thread
 from time import monotonic
 from typing import Any
 
+import numpy as np
 from torch.utils.data import DataLoader
 
 from ..._types import IntArray
@@ -14,7 +15,7 @@ from ._assemble import Assembly
 from ._crew import Crew
 from ._horizon import Horizon, StepWork
 from ._pack import Packed
-from ._source import FetchCounts, ShareOf, worker_generator
+from ._source import Feed, FetchCounts, ShareOf, worker_generator
 from ._step import MicroBatch, StepSpan
 from ._worker import Chunk, Failure
 
@@ -86,20 +87,48 @@ class PrefetchSource:
                 self._ask()
                 self._changed.notify_all()
 
-    def take(self, span: StepSpan) -> list[MicroBatch]:
+    def take(self, span: StepSpan) -> tuple[list[MicroBatch], Feed]:
         with self._changed:
             work = self._horizon.first
             assert work is not None
             assert work.span is span
-            self._wait_for(work)
+            self._wait_until(work.is_made)
             assert work.made is not None
-            self.counts.used += len(work.share.fetched())
+            self.counts.used += len(work.share.begun())
             self._horizon.drop_first()
+            work.handed_out = True
             self.replan()
             made = work.made[1]
         if isinstance(made, Exception):
             raise made
-        return made
+        return made, WorkFeed(self, work)
+
+    def request(self, work: StepWork, slots: IntArray) -> bool:
+        """Ask for samples of a step under way, before all others; return whether all are here."""
+        with self._changed:
+            missing = work.want(slots)
+            if self._crew is None or self._order is None:
+                return False
+            for part in np.array_split(missing, min(len(missing), self._loader.num_workers) or 1):
+                if len(part):
+                    number = self._crew.send(self._order[work.span.first + part].tolist())
+                    self._tasks[number] = work, part
+            self.counts.requested += len(missing)
+            return work.has(slots)
+
+    def fetch_s(self, num_samples: int) -> float:
+        """Return in how many seconds workers would have fetched so many samples."""
+        with self._changed:
+            return self._horizon.fetch_s(num_samples)
+
+    def collated(self, work: StepWork, slots: IntArray) -> Any:
+        """Return a batch of samples of a step under way, as soon as they are here."""
+        self.request(work, slots)
+        with self._changed:
+            self._wait_until(lambda: work.has(slots))
+            runs = list(work.runs_of(slots.tolist()))
+            self.counts.used += len(slots)
+        return self._pin(self._assembly.batch(runs))
 
     def end(self) -> None:
         with self._changed:
@@ -122,11 +151,11 @@ class PrefetchSource:
         if maker is not None and maker is not current_thread():
             maker.join()
 
-    def _wait_for(self, work: StepWork) -> None:
-        """Wait until the batches of ``work`` are made of what it owns."""
+    def _wait_until(self, is_done: Callable[[], bool]) -> None:
+        """Wait for what workers and threads are at, as long as the user's loader would."""
         limit_s = self._loader.timeout  # 0 is none
         deadline_s = monotonic() + limit_s
-        while not work.is_made():
+        while not is_done():
             if self._problem is not None:
                 raise self._problem
             left_s = deadline_s - monotonic()
@@ -161,7 +190,8 @@ class PrefetchSource:
                 work.store(slots, content)
             if self._order is not None:
                 self._ask()
-            if self._problem or (work is self._horizon.first and work.is_complete()):
+            is_next = work is self._horizon.first and work.is_complete()
+            if self._problem or is_next or work.handed_out:
                 self._changed.notify_all()
 
     def _is_crowded(self) -> bool:
@@ -205,3 +235,25 @@ class PrefetchSource:
         with self._changed:
             work.made = share, made
             self._changed.notify_all()
+
+
+class WorkFeed:
+    """Samples of one step under way: those fetched for it, and what workers fetch at once.
+
+    Args:
+        source: fetches.
+        work: the step.
+    """
+
+    def __init__(self, source: PrefetchSource, work: StepWork) -> None:
+        self._source = source
+        self._work = work
+
+    def request(self, slots: IntArray) -> bool:
+        return self._source.request(self._work, slots)
+
+    def fetch_s(self, num_samples: int) -> float:
+        return self._source.fetch_s(num_samples)
+
+    def batch(self, slots: IntArray) -> Any:
+        return self._source.collated(self._work, slots)

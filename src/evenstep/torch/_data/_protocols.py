@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ...control import Plan
+from ...sync import Claim
 
 
 class PlanSource(Protocol):
@@ -27,6 +28,18 @@ class PlanSource(Protocol):
 
         In the order of their epochs; the loader starts to fetch what it gained. The listener
         neither blocks nor raises, and never calls back into the source.
+        """
+        ...
+
+    def claim(
+        self, step: int, *, speed: float | None = None, own: bool = False
+    ) -> tuple[Claim, ...]:
+        """Return what this rank computes next of the step under way; nothing if it is done.
+
+        Args:
+            step: one whose plan has samples up for claims.
+            speed: samples per second of its newest samples in this step, if there were any.
+            own: whether to get all that is left of its own part.
         """
         ...
 
@@ -70,6 +83,14 @@ class StepListener(Protocol):
             is_last: whether the step's backward after it is the one that synchronises.
             units: units in it; None where they are samples.
         """
+        ...
+
+    def begin_claim(self) -> None:
+        """Hear that this rank asks for more of the step under way, or waits for its samples."""
+        ...
+
+    def end_claim(self, num_samples: int) -> None:
+        """Hear that it goes on, with so many samples more."""
         ...
 
     def end_epoch(self) -> None:

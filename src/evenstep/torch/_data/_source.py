@@ -32,6 +32,22 @@ class FetchCounts:
     used: int = 0
 
 
+class Feed(Protocol):
+    """Samples of the step under way, beyond those it began with."""
+
+    def request(self, slots: IntArray) -> bool:
+        """Have samples on their way that are wanted soon; return whether all are here."""
+        ...
+
+    def fetch_s(self, num_samples: int) -> float:
+        """Return in how many seconds so many samples would be here."""
+        ...
+
+    def batch(self, slots: IntArray) -> Any:
+        """Return a batch of samples, ascending, as soon as they are here."""
+        ...
+
+
 class BatchSource(Protocol):
     """Where the batches of an epoch come from."""
 
@@ -49,8 +65,8 @@ class BatchSource(Protocol):
         """Hear that shares of the steps ahead may have changed."""
         ...
 
-    def take(self, span: StepSpan) -> list[MicroBatch]:
-        """Return the batches of a step, which is the next one."""
+    def take(self, span: StepSpan) -> tuple[list[MicroBatch], Feed]:
+        """Return the batches that a step begins with, which is the next one, and its others."""
         ...
 
     def end(self) -> None:
@@ -80,27 +96,73 @@ class InlineSource:
 
     def replan(self) -> None: ...
 
-    def take(self, span: StepSpan) -> list[MicroBatch]:
+    def take(self, span: StepSpan) -> tuple[list[MicroBatch], Feed]:
         assert self._order is not None
         assert self._share_of is not None
         share = self._share_of(span)
         assert share is not None  # the plan of this step is in force
-        step_order = self._order[span.first : span.first + span.num_samples]
-        indices = step_order[share.fetched()].tolist()
-        samples = fetch(self._loader.dataset, indices)
-        self.counts.requested += len(samples)
-        self.counts.used += len(samples)
-        collate = self._loader.collate_fn
-        return [
-            MicroBatch(self._pin(collate(part)), size)
+        feed = InlineFeed(
+            self._loader,
+            self._order[span.first : span.first + span.num_samples],
+            pin=self._pin,
+            counts=self.counts,
+        )
+        samples = feed.samples(share.begun())
+        parts = [
+            MicroBatch(feed.collated(part), size)
             for part, size in zip(deal_out(samples, share), share.forwards, strict=True)
         ]
+        return parts, feed
 
     def end(self) -> None:
         self._order = self._share_of = None
 
     def close(self) -> None:
         self.end()
+
+
+class InlineFeed:
+    """Fetches and collates samples of one step when asked.
+
+    Args:
+        loader: the user's.
+        indices: what the slots of the step are in the data set.
+        pin: moves a batch to pinned memory.
+        counts: of what is fetched.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        indices: IntArray,
+        *,
+        pin: Callable[[Any], Any],
+        counts: FetchCounts,
+    ) -> None:
+        self._loader = loader
+        self._indices = indices
+        self._pin = pin
+        self._counts = counts
+
+    def request(self, slots: IntArray) -> bool:
+        return True  # as soon as it is asked for them: nobody fetches meanwhile
+
+    def fetch_s(self, num_samples: int) -> float:
+        return 0.0
+
+    def batch(self, slots: IntArray) -> Any:
+        return self.collated(self.samples(slots))
+
+    def samples(self, slots: IntArray) -> list[Any]:
+        """Return samples, which count as used."""
+        samples = fetch(self._loader.dataset, self._indices[slots].tolist())
+        self._counts.requested += len(samples)
+        self._counts.used += len(samples)
+        return samples
+
+    def collated(self, samples: list[Any]) -> Any:
+        """Return the batch of samples."""
+        return self._pin(self._loader.collate_fn(samples))
 
 
 def deal_out(items: list[Any], share: Share) -> list[list[Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -115,6 +115,46 @@ class Attempts(Protocol):
         ...
 
 
+class Portions(Protocol):
+    """What a rank computes of a step, forward by forward.
+
+    Attributes:
+        num_samples: samples so far.
+        num_forwards: forwards so far, at least 1.
+    """
+
+    num_samples: int
+    num_forwards: int
+
+    def __iter__(self) -> Iterator[tuple[MicroBatch, bool]]:
+        """Yield what every forward gets, and whether it is the last."""
+        ...
+
+    def whole(self) -> Sequence[MicroBatch]:
+        """Return all of it, for whoever has to know that before the first forward."""
+        ...
+
+
+class Fixed:
+    """What is known from the start.
+
+    Args:
+        parts: what the forwards get, at least one.
+    """
+
+    def __init__(self, parts: Sequence[MicroBatch]) -> None:
+        self._parts = parts
+        self.num_samples = sum(part.num_samples for part in parts)
+        self.num_forwards = len(parts)
+
+    def __iter__(self) -> Iterator[tuple[MicroBatch, bool]]:
+        last = self.num_forwards - 1
+        yield from ((part, index == last) for index, part in enumerate(self._parts))
+
+    def whole(self) -> Sequence[MicroBatch]:
+        return self._parts
+
+
 class Step:
     """One global step of this rank: iterate over it for the micro-batches.
 
@@ -129,32 +169,41 @@ class Step:
             optimizer.zero_grad()
 
     Attributes:
-        num_samples: this rank's samples of the step.
         global_num_samples: the step's samples over all ranks.
-        num_micro_batches: how many forwards it takes here; ranks may differ. At least 1.
     """
 
     def __init__(
         self,
-        parts: Sequence[MicroBatch],
+        portions: Portions,
         global_num_samples: int,
         *,
         listener: StepListener,
         no_sync: Callable[[], AbstractContextManager[Any]],
         attempts: Attempts | None = None,
     ) -> None:
-        self._parts = parts
+        self._portions = portions
         self._attempts = attempts
         self._listener = listener
         self._no_sync = no_sync
-        self.num_samples = sum(part.num_samples for part in parts)
         self.global_num_samples = global_num_samples
-        self.num_micro_batches = len(parts)
+
+    @property
+    def num_samples(self) -> int:
+        """This rank's samples of the step; so far, where it may claim more."""
+        return self._portions.num_samples
+
+    @property
+    def num_micro_batches(self) -> int:
+        """How many forwards it takes here, at least 1; likewise. Ranks may differ."""
+        return self._portions.num_forwards
 
     @property
     def micro_batches(self) -> tuple[MicroBatch, ...]:
-        """What the forwards will get, for whoever has to count in all of it before the first."""
-        return tuple(self._parts)
+        """What the forwards will get, for whoever has to count in all of it before the first.
+
+        Whoever asks for it claims no more than was planned.
+        """
+        return tuple(self._portions.whole())
 
     def backward(
         self,
@@ -190,7 +239,7 @@ class Step:
         """
         if self._attempts is None:
             raise RuntimeError("`Step.backward` needs a model: `prepare` it with the loader.")
-        return self._attempts.run(self._parts, closure, through)
+        return self._attempts.run(self._portions.whole(), closure, through)
 
     def __iter__(self) -> Iterator[Any]:
         if self._attempts is not None and self._attempts.probes:
@@ -201,12 +250,9 @@ class Step:
                 "Write `for step in loader.steps(): step.backward(lambda batch: ...)`, or give "
                 "`Bounds(max=...)` a number.",
             )
-        *early, last = self._parts
-        for part in early:
+        for part, is_last in self._portions:
             self._listener.begin_forward(
-                num_samples=part.num_samples, is_last=False, units=part.units
+                num_samples=part.num_samples, is_last=is_last, units=part.units
             )
-            with self._no_sync():
+            with nullcontext() if is_last else self._no_sync():
                 yield part.batch
-        self._listener.begin_forward(num_samples=last.num_samples, is_last=True, units=last.units)
-        yield last.batch

@@ -17,7 +17,7 @@ from .._exchange._startup import Alone, SideGroup
 from ._assemble import pinner_of
 from ._handing_out import HandingOut, batches_of
 from ._protocols import PlanSource, StepListener
-from ._step import Attempts, MicroBatch, Step, StepCount, with_units
+from ._step import Attempts, Fixed, MicroBatch, Step, StepCount, with_units
 from ._stream_read import StreamReader
 from ._stream_state import Position, StateForm
 from ._stream_terms import Stock, StreamKind, terms_of
@@ -250,7 +250,9 @@ class StreamLoader:
         self._next_step = self._count.value + 1
         passed = self._terms.passed(sizes)
         self._at.passed = [old + new for old, new in zip(self._at.passed, passed, strict=True)]
-        return self._handing_out.next_step(self, parts, sum(sizes), data_s=data_s, units=units)
+        return self._handing_out.next_step(
+            self, Fixed(parts), sum(sizes), data_s=data_s, units=units
+        )
 
     def _announce(self, batch_size: int) -> None:
         """Read ahead, and tell the others what is in stock for the next step."""

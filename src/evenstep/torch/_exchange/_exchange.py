@@ -13,6 +13,7 @@ from ...control import Learnt, Plan, Planner, Report
 from ...events import Hook, WorkerLost
 from ...exceptions import WorkerLostError
 from ._channel import Message, StarChannel
+from ._claims import Claims
 from ._decisions import Decisions, read_plan
 from ._losses import lost_worker
 from ._progress import Patrol
@@ -82,6 +83,7 @@ class Exchange:
         self.all_early = True  # whether all reported the newest step before its last collective
         self._changed = threading.Condition()  # `_newest` grew, or a worker was lost
         self.units = UnitSums(rank, len(hosts), channel, self._changed, owner=self)
+        self.claims = Claims(rank, channel, self._changed, owner=self, plan_of=self._plan_of)
         self._decisions = Decisions(len(hosts), lag=lag, announcer=self, emit=emit)  # on rank 0
         self._left: dict[int, int] = {}
         self._listeners: list[Callable[[Plan], None]] = []
@@ -104,6 +106,7 @@ class Exchange:
     def lead(self, planner: Planner) -> None:
         """On rank 0: plan with ``planner`` and tell everybody its first plan."""
         self._decisions.planner = planner
+        self.claims.scheme = None if planner.claims is None else planner.claims.scheme
         self.announce(planner.plan)
         self.publish(-1)
 
@@ -139,15 +142,23 @@ class Exchange:
         self._patrol.thread_id = threading.get_ident()
         if self._first_step is None:  # of this process: a resumed run counts on
             self._first_step = step
-        index = step - 1 - self._lag
-        if index < self._first_step:
-            index = -1
+        index = self._index_of(step)
         self._await(index, limit_s=None)
         with self._changed:
             for old in [key for key in self._plans if key < index]:
                 del self._plans[old]
             self.stopping = self._stop_from is not None and self._stop_from <= index
             return self._plans[index]
+
+    def _index_of(self, step: int) -> int:
+        """Return the step after which the plan of ``step`` is decided; -1 is before all."""
+        index = step - 1 - self._lag
+        return -1 if self._first_step is None or index < self._first_step else index
+
+    def _plan_of(self, step: int) -> Plan:
+        """Return the plan of a step which some rank has begun: it was published."""
+        with self._changed:
+            return self._plans[self._index_of(step)]
 
     def ask_to_stop(self) -> None:
         """Have all ranks agree to stop: ``stopping`` is set at the same plan point on each.
@@ -250,7 +261,9 @@ class Exchange:
                     self._left[peer] = last_step
                     self._changed.notify_all()
                 self.check_left()
-            case _ if not self.units.received(peer, message):
+            case _ if not (
+                self.units.received(peer, message) or self.claims.received(peer, message)
+            ):
                 self._patrol.received(peer, message)
 
     def lost(self, peer: int, problem: str) -> None:
@@ -294,6 +307,8 @@ class Exchange:
     def publish(self, index: int) -> None:
         """Let the newest plan be the answer to step ``index``."""
         assert self._plan is not None
+        with self._changed:  # before anybody can claim by it
+            self._plans[index] = self._plan
         if self._rank == 0 and self._stop_asked and self._stop_from is None:
             self._stop_from = index
         stop = {} if self._stop_from is None else {"stop": True}
@@ -304,7 +319,6 @@ class Exchange:
             late = {} if self.all_early else {"late": True}
             self._channel.send_all({"after": index, "slowest_s": self.slowest_s, **stop, **late})
         with self._changed:
-            self._plans[index] = self._plan
             self._newest = index
             self._changed.notify_all()
 
@@ -329,6 +343,8 @@ class Exchange:
             ahead = self._last_step if self._newest < self._last_step else -1
         for rank, last_step in tuple(self._left.items()):
             waiting = self.units.step_without(rank)
+            if waiting is None and rank == 0:
+                waiting = self.claims.awaited
             at = ahead if waiting is None else waiting
             if ahead > last_step or waiting is not None:
                 self._fail(rank, f"it ended its run after step {last_step}, others are at {at}")

@@ -1,0 +1,146 @@
+"""What the workers of the tests of claims run."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from evenstep.events import ClaimsSwitched, StepMeasured
+from evenstep.policies import Auto, Equal, Fixed
+from evenstep.sync import Hybrid
+from evenstep.torch import Balancer, Bounds, Runtime
+
+from .counts import Linear, stock
+from .loops import text_of
+from .matrix import flat, wrapped
+from .plans import Restless
+
+BY_FOUR = Bounds(vary="count", granularity=4)
+CLAIMS = Runtime(line_every=None, claims=Hybrid(first=0.25))
+
+
+class Slow(torch.autograd.Function):
+    """Nothing, but that its backward takes a while."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, seconds: float) -> torch.Tensor:
+        ctx.seconds = seconds
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        time.sleep(ctx.seconds)
+        return grad, None
+
+
+def run(
+    wrap: str,
+    num_samples: int,
+    policy: Any,
+    *,
+    bounds: Bounds | None = None,
+    runtime: Runtime = CLAIMS,
+    all_at_once: bool = False,
+    sample_s: float = 0.0,
+    **options: Any,
+) -> dict[str, Any]:
+    """Return what an epoch gave here: rows of every forward, samples, errors, counts."""
+    rows: list[list[int]] = []
+    seen, errors, said = [], [], []
+    x = stock(num_samples).dataset.tensors[0]
+    size = 16 * dist.get_world_size()
+    with Balancer(policy=policy, bounds=bounds or Bounds(), runtime=runtime) as balancer:
+        model, loader = balancer.prepare(wrapped(Linear(), wrap), stock(num_samples, **options))
+        for number, step in enumerate(loader.steps()):
+            rows.append([])
+            parts = (part.batch for part in step.micro_batches) if all_at_once else step
+            if all_at_once:
+                rows[-1] = [part.num_samples for part in step.micro_batches]
+                list(parts)
+                step.backward(lambda batch: (model(batch[0]) ** 2).mean())
+                seen += torch.cat([part.batch[1] for part in step.micro_batches]).tolist()
+            else:
+                for mine, numbers in parts:
+                    rows[-1].append(len(mine))
+                    if step.num_samples:
+                        seen += numbers.tolist()
+                    (Slow.apply(model(mine), sample_s * len(mine)) ** 2).mean().backward()
+            said.append((step.num_samples, step.num_micro_batches, balancer.num_samples))
+            alone = Linear()
+            (alone(x[size * number : size * number + size]) ** 2).mean().backward()
+            errors.append(float((flat(model) - flat(alone)).norm() / flat(alone).norm()))
+            model.zero_grad()
+        counts = loader.fetch_counts
+    return {
+        "rows": rows,
+        "seen": seen,
+        "error": max(errors),
+        "said": said,
+        "fetched": (counts.requested, counts.used),
+    }
+
+
+def epochs(rank: int) -> dict[str, Any]:
+    """Return what came of epochs with short last steps: wrappers, workers, plans that change."""
+    tail, slow = 48 * 6 + 13, 0.002 * (rank == 2)
+    return {
+        "restless": run("ddp", tail, Restless()),
+        "restless, workers": run("ddp", tail, Restless(), num_workers=2),
+        "restless, fsdp2": run("fsdp2", tail, Restless()),
+        "count": run("ddp", tail, Restless(), bounds=BY_FOUR),
+        "count, workers": run("ddp", tail, Restless(), bounds=BY_FOUR, num_workers=1),
+        "one is slow": run("ddp", tail, Equal(), sample_s=slow),
+        "one is slow, workers": run("ddp", tail, Equal(), sample_s=slow, num_workers=2),
+        "one is slow, count": run("ddp", tail, Equal(), sample_s=slow, bounds=BY_FOUR),
+        "one has nothing": run("ddp", tail, Fixed((24, 24, 0)), bounds=Bounds(min=0)),
+        "all at once": run("ddp", tail, Restless(), all_at_once=True),
+    }
+
+
+def by_auto(rank: int) -> tuple[list[ClaimsSwitched], int]:
+    """Return when `auto` switched claims, and how many steps were measured."""
+    events: list[Any] = []
+    runtime = Runtime(line_every=None, hooks=(events.append,))
+    with Balancer(policy=Auto(), runtime=runtime) as balancer:
+        model, loader = balancer.prepare(DistributedDataParallel(Linear()), stock(32 * 40))
+        for number, step in enumerate(loader.steps()):
+            slow = 4.0 if number % 3 == rank else 1.0
+            for mine, _ in step:
+                (Slow.apply(model(mine), 0.0005 * slow * len(mine)) ** 2).mean().backward()
+            model.zero_grad()
+    switched = [event for event in events if isinstance(event, ClaimsSwitched)]
+    return switched, sum(isinstance(event, StepMeasured) for event in events)
+
+
+def opened(claims: Any, *, plain: bool = False, **settings: Any) -> None:
+    model = settings.pop("model", Linear)()
+    balancer = Balancer(runtime=Runtime(line_every=None, claims=claims), **settings)
+    _, loader = balancer.prepare(DistributedDataParallel(model), stock(96))
+    next(iter(loader) if plain else loader.steps())
+
+
+MISTAKES = {
+    "plain loop": (dict(plain=True), "got a loop over `loader`. Loop over `loader.steps()`"),
+    "units": (dict(unit=lambda batch: 1.0), "got a unit other than samples"),
+    "probe": (dict(bounds=Bounds(max="probe")), "got `Bounds(max='probe')`"),
+    "norm": (
+        dict(model=lambda: nn.Sequential(Linear(), nn.BatchNorm1d(2)).double()),
+        'Use `Bounds(vary="count")`',
+    ),
+}
+
+
+def mistakes(rank: int) -> dict[str, str]:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return {
+            name: text_of(lambda given=given: opened(Hybrid(), **given))
+            for name, (given, _) in MISTAKES.items()
+        }

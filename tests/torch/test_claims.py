@@ -1,0 +1,118 @@
+"""Claims in real training: each sample once, the same gradient, and less waiting."""
+
+from itertools import chain
+
+import pytest
+
+from evenstep.testing import run_workers
+from evenstep.torch import Runtime
+
+from .claims import MISTAKES, by_auto, epochs, mistakes
+
+pytestmark = pytest.mark.cluster
+
+TAIL = 48 * 6 + 13
+EPOCHS = (
+    "restless",
+    "restless, workers",
+    "restless, fsdp2",
+    "count",
+    "count, workers",
+    "one is slow",
+    "one is slow, workers",
+    "one is slow, count",
+    "one has nothing",
+    "all at once",
+)
+
+
+@pytest.fixture(scope="module")
+def found():
+    """What each of three ranks says about every epoch."""
+    return run_workers(3, epochs)
+
+
+@pytest.mark.parametrize("epoch", EPOCHS)
+def test_each_sample_is_trained_on_once(found, epoch):
+    """Whoever computed it, in the short last step too."""
+    seen = chain.from_iterable(each[epoch]["seen"] for each in found)
+
+    assert sorted(seen) == list(range(TAIL))
+
+
+@pytest.mark.parametrize("epoch", EPOCHS)
+def test_the_gradient_is_that_of_one_process(found, epoch):
+    """In every step: 1e-12."""
+    assert max(each[epoch]["error"] for each in found) <= 1e-12
+
+
+@pytest.mark.parametrize("epoch", ["one is slow", "one is slow, workers", "one is slow, count"])
+def test_the_others_take_over_from_a_slow_rank(found, epoch):
+    """Within the very step, under a plan that gives all the same."""
+    counts = [[n for n, _, _ in each[epoch]["said"][1:-1]] for each in found]
+
+    assert max(counts[2]) < 16
+    assert min(map(sum, zip(*counts, strict=True))) == 48
+
+
+@pytest.mark.parametrize("epoch", ["count", "count, workers", "one is slow, count"])
+def test_counts_keep_their_shape(found, epoch):
+    """Forwards of four samples; what is left of a part may be fewer in the short last step."""
+    for each in found:
+        assert {size for rows in each[epoch]["rows"][:-1] for size in rows} == {4}
+
+
+@pytest.mark.parametrize("epoch", EPOCHS)
+def test_a_step_knows_what_it_had(found, epoch):
+    """When it is over: samples, forwards, and the balancer's own count."""
+    for each in found:
+        made = [(sum(rows), len(rows)) for rows in each[epoch]["rows"]]
+        for (samples, forwards, counted), (computed, ran) in zip(
+            each[epoch]["said"], made, strict=True
+        ):
+            assert samples == counted
+            assert forwards == ran
+            assert computed == max(samples, 1)
+
+
+def test_a_loop_that_wants_it_whole_gets_the_plan(found):
+    """`micro_batches` and `step.backward` know all before the first forward: nothing is claimed."""
+    sizes = [each["all at once"]["said"] for each in found]
+
+    assert all(sum(n for n, _, _ in step) == 48 for step in list(zip(*sizes, strict=True))[:-1])
+
+
+@pytest.mark.parametrize("epoch", ["restless, workers", "one is slow, workers"])
+def test_samples_are_fetched_ahead_and_others_on_demand(found, epoch):
+    """What was used was asked for; what is asked for in vain is what changed hands."""
+    requested, used = map(sum, zip(*(each[epoch]["fetched"] for each in found), strict=True))
+
+    assert used == TAIL
+    assert used <= requested <= 3 * TAIL
+
+
+def test_auto_tries_claims_where_workers_wait():
+    """One after the other is slow for a step, which no plan can foresee."""
+    switched, num_steps = run_workers(2, by_auto)[0]
+
+    assert switched[0].on
+    assert num_steps == 40
+
+
+@pytest.fixture(scope="module")
+def texts():
+    """What each mistake says."""
+    return run_workers(2, mistakes)[0]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_claims_that_cannot_be_are_refused(texts, mistake):
+    """With what stands against them, and the remedy."""
+    assert "Runtime(claims=Hybrid(...))" in texts[mistake]
+    assert MISTAKES[mistake][1] in texts[mistake]
+
+
+def test_a_wish_that_is_none_is_named():
+    """The message gives class and argument, rule, value and remedy."""
+    with pytest.raises(ValueError, match=r"`Runtime\(claims=...\)` must be .*, got 'on'"):
+        Runtime(claims="on")
