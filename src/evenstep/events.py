@@ -191,6 +191,23 @@ class ClaimsSwitched:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerUnhelpful:
+    """A worker costs more than it brings: its fixed costs alone outlast the others' whole step.
+
+    Attributes:
+        step: optimizer step after which it was noticed, from 0.
+        rank: which worker.
+        with_s: seconds of computing of a step under the best split with it.
+        without_s: the same without it.
+    """
+
+    step: int
+    rank: int
+    with_s: float
+    without_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryShort:
     """By the model of their memory, the workers together do not fit the global batch.
 
@@ -245,6 +262,7 @@ Event = (
     | MemoryShort
     | SizesHeld
     | ClaimsSwitched
+    | WorkerUnhelpful
     | WorkerLost
     | RunEnded
 )

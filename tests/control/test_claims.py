@@ -3,7 +3,10 @@
 import numpy as np
 
 from evenstep import StepTimings
+from evenstep.control import Bounds, Job, Planner, Report
 from evenstep.control._claims import ClaimSwitch
+from evenstep.events import ClaimsSwitched
+from evenstep.policies import Equal
 from evenstep.sync import Hybrid
 
 SIZES = np.array([8, 8])
@@ -93,3 +96,46 @@ def test_a_worker_without_samples_has_no_speed():
         switch.observe(timings, claimed=False)
 
     assert not switch.on
+
+
+def planner_of(switch, **bounds):
+    """A planner of two workers in a loop that takes micro-batches."""
+    job = Job(2, 64, cuts=True, bounds=Bounds(**bounds))
+    return Planner(Equal(), job, warm_up_steps=0, claims=switch)
+
+
+def step_of(planner, number, seconds):
+    """Run one step of it as the exchange would: decide, then keep the books."""
+    plan = planner.plan
+    reports = [Report(number, 32, 64, each, 0.0) for each in seconds]
+    outcome = planner.observe(reports, next_step=number + 1)
+    planner.account(reports, plan)
+    return outcome
+
+
+def test_a_plan_says_what_everybody_begins_with_while_claims_are_on():
+    """From the step after the books that turned them on, with an event, by a plan of its own."""
+    planner, events = planner_of(ClaimSwitch(Hybrid(first=0.25), adaptive=True)), []
+    assert planner.plan.first is None
+    for number in range(40):
+        seconds = (1.0, 2.0) if planner.plan.first is None else (1.6, 1.6)
+        events += step_of(planner, number, seconds).events
+    (switched,) = [event for event in events if isinstance(event, ClaimsSwitched)]
+
+    assert switched.on
+    assert planner.plan.first == (8, 8)
+    assert (planner.plan.epoch, planner.plan.first_step) == (1, switched.step + 1)
+
+
+def test_first_chunks_are_whole_tiles():
+    """Of forwards that all have one shape."""
+    switch = ClaimSwitch(Hybrid(first=0.3), adaptive=False)
+
+    assert planner_of(switch, vary="count", granularity=4).plan.first == (8, 8)
+
+
+def test_claims_stay_off_where_ranks_keep_other_numbers_of_samples_together():
+    """A claim is for anybody, so its tiles have to be everybody's."""
+    switch = ClaimSwitch(Hybrid(), adaptive=False)
+
+    assert planner_of(switch, granularity=(4, 8)).plan.first is None

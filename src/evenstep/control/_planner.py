@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .._types import Decision, IntArray, Resources, StepTimings
+from .._types import Decision, IntArray, StepTimings
 from ..events import (
     ClaimsSwitched,
     EstimatesRestored,
@@ -19,6 +19,7 @@ from ..events import (
     Rebalanced,
     SizesHeld,
     StepMeasured,
+    WorkerUnhelpful,
 )
 from ..policies import AbstractPolicy
 from ..timemodels import MemoryModel
@@ -26,7 +27,7 @@ from ._claims import ClaimSwitch
 from ._job import Job
 from ._learnt import Learnt, Start, columns
 from ._plan import Plan
-from ._report import Report, apart
+from ._report import Report, apart, timings_of
 from ._room import Room
 from ._tail import split_tail
 from ._whatif import WhatIf
@@ -168,7 +169,7 @@ class Planner:
         """
         if any(report.problem() for report in reports):
             return None
-        timings = _timings(reports)
+        timings = timings_of(reports)
         if self._num_measured > self._warm_up_steps:
             self._what_if.observe(timings)
             if self.claims is not None and self._is_full(timings):
@@ -190,6 +191,13 @@ class Planner:
             best_split_s=costs.best_s if costs else None,
             wall_s=reports[0].wall_s,
         )
+
+    def burden(self, step: int) -> WorkerUnhelpful | None:
+        """Return the worker that costs more than it brings, if there is one: nobody waits."""
+        found = self._what_if.burden(self._room.cluster)
+        if found is None:
+            return None
+        return WorkerUnhelpful(step, found.rank, found.with_s, found.without_s)
 
     def learnt(self) -> Learnt:
         """Return what the steps so far have taught: arrays and plain values, not to be changed."""
@@ -234,7 +242,7 @@ class Planner:
 
     def _learn_from(self, reports: Sequence[Report], next_step: int, *, ask: bool) -> list[Event]:
         """Take in all that can be planned by."""
-        step, timings = reports[0].step, _timings(reports)
+        step, timings = reports[0].step, timings_of(reports)
         events = self._room.measured(reports, timings, self.plan) + self._hold(reports)
         return events + self._learn(step, timings, next_step, ask=ask)
 
@@ -336,15 +344,3 @@ class Planner:
                 f"{name} gave rank {rank} {sizes[rank]} samples, outside "
                 f"{cluster.min_batch_size[rank]} to {cluster.max_batch_size[rank]}"
             )
-
-
-def _timings(reports: Sequence[Report]) -> StepTimings:
-    free_cpu = [report.free_cpu for report in reports]
-    memory = [report.free_memory_bytes for report in reports]
-    known = None not in free_cpu
-    return StepTimings(
-        np.array([report.batch_size for report in reports]),
-        np.array([report.compute_s for report in reports], dtype=np.float64),
-        data_s=np.array([report.data_s for report in reports], dtype=np.float64),
-        resources=Resources(np.array(free_cpu, np.float64), np.array(memory)) if known else None,
-    )

@@ -6,6 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from .._types import Resources, StepTimings
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -72,3 +76,16 @@ def apart(reports: Sequence[Report]) -> float:
             return math.inf
     times = [report.compute_s for report in reports]
     return 1 - min(times) / max(times)
+
+
+def timings_of(reports: Sequence[Report]) -> StepTimings:
+    """Return what all ranks say of a step, as arrays."""
+    free_cpu = [report.free_cpu for report in reports]
+    memory = [report.free_memory_bytes for report in reports]
+    known = None not in free_cpu
+    return StepTimings(
+        np.array([report.batch_size for report in reports]),
+        np.array([report.compute_s for report in reports], dtype=np.float64),
+        data_s=np.array([report.data_s for report in reports], dtype=np.float64),
+        resources=Resources(np.array(free_cpu, np.float64), np.array(memory)) if known else None,
+    )

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 
 from .._apportion import apportion
-from .._minmax import allocate
+from .._minmax import allocate, makespan_s
 from .._types import Cluster, FloatArray, StepTimings
 from ..prediction import AffineFilter
 from ..timemodels import AffineTime
+
+_WORTH_A_WORD = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,21 @@ class SplitCosts:
 
     equal_s: float
     best_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Burden:
+    """A worker without which the others would be faster.
+
+    Attributes:
+        rank: which one.
+        with_s: the best split's step with it.
+        without_s: the best split's step of the others.
+    """
+
+    rank: int
+    with_s: float
+    without_s: float
 
 
 class WhatIf:
@@ -80,3 +97,34 @@ class WhatIf:
             equal_s=float((luck * times.seconds(equal)).max()),
             best_s=float((luck * times.seconds(best)).max()),
         )
+
+    def burden(self, cluster: Cluster) -> Burden | None:
+        """Return the worker that costs more than it brings; None if there is none.
+
+        It needs longer for the fewest samples it can have than the others need for all. Looked
+        for where there are two workers at least, all measured; a fiftieth is no reason yet.
+
+        Args:
+            cluster: what is planned for.
+        """
+        times = self._filter.times(self._state)
+        if times is None or cluster.world_size < 2:
+            return None
+        fewest = np.maximum(cluster.min_batch_size, 1)
+        rank = int(np.argmax(times.seconds(fewest)))
+        rest = np.arange(cluster.world_size) != rank
+        if cluster.max_batch_size[rest].sum() < cluster.global_batch_size:
+            return None
+        others = Cluster(
+            cluster.world_size - 1,
+            cluster.global_batch_size,
+            min_batch_size=cluster.min_batch_size[rest],
+            max_batch_size=cluster.max_batch_size[rest],
+            granularity=cluster.granularity[rest],
+        )
+        least = AffineTime(times.intercept_s[rest], times.slope_s[rest])
+        without_s = makespan_s(least, allocate(least, others))
+        with_s = makespan_s(times, allocate(times, cluster))
+        if without_s > (1 - _WORTH_A_WORD) * with_s:
+            return None
+        return Burden(rank, with_s, without_s)

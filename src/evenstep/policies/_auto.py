@@ -16,6 +16,7 @@ from ..prediction import AffineFilter
 from ..timemodels import AffineTime
 from ._bank import Bank
 from ._base import AbstractPolicy
+from ._resize import resize_cost_s
 from ._splits import equal_split, refit, within_reach
 
 _MOST_APART = 0.1  # past that, noise or not, it is looked into at once
@@ -31,7 +32,8 @@ class Auto(AbstractPolicy[dict[str, Any]]):
     exact: $a_r$ from ``AffineFilter``, and $c_r$ as ``Bank`` foresees it, which weighs that filter
     against trends, periods, averages and the last step by what following each would have cost.
     The split in force stays unless the best one is predicted to shorten the step by at least
-    ``min_saving``.
+    ``min_saving``, and to save within ``horizon`` steps what a change costs
+    (``resize_cost_s``).
 
     Leaving the equal split takes more: the saving has to exceed what noise alone would pretend,
     $(2 + \sqrt{2 \ln W})$ standard errors of the slowest worker's estimate. Of $W$ equal workers
@@ -47,8 +49,7 @@ class Auto(AbstractPolicy[dict[str, Any]]):
     Load that comes and goes by the clock is foreseen after one period and a half, up to 256 steps.
     In the long run nothing is worse than any one forecast, or than the equal split, by more than
     the bound in ``Bank``.
-    Wrong where no line fits (see ``AffineFilter``), and where resizing costs more than a step
-    saves: wrap it in ``Deadband`` or ``Every``, or raise ``min_saving``.
+    Wrong where no line fits (see ``AffineFilter``).
 
     A worker at zero samples, which takes ``min_batch_size=0``, is not measured and keeps its
     last estimate: it comes back only as the others slow down. As long as one was never measured,
@@ -57,13 +58,15 @@ class Auto(AbstractPolicy[dict[str, Any]]):
     Args:
         min_saving: least predicted saving that is worth a change, as a share of the step, in
             [0, 1).
+        horizon: steps within which a change has to pay for itself, at least 1, where the first
+            step at new sizes is seen to take longer.
         reach: most by which one plan multiplies or divides a batch size, above 1. A line through
             sizes around 50 knows little about size 1: what is asked for on the way there tells.
         filter: what estimates the times.
         bank: what foresees the next step from them.
 
     Raises:
-        ValueError: ``min_saving`` or ``reach`` is out of range.
+        ValueError: ``min_saving``, ``horizon`` or ``reach`` is out of range.
 
     References:
         None of the papers' rules. The minimum over fitted lines is LBB's rapid step as well; the
@@ -74,6 +77,7 @@ class Auto(AbstractPolicy[dict[str, Any]]):
 
     min_saving: float = 0.01
     reach: float = 4.0
+    horizon: int = 100
     filter: AffineFilter = field(default_factory=AffineFilter)
     bank: Bank = field(default_factory=Bank)
 
@@ -86,6 +90,10 @@ class Auto(AbstractPolicy[dict[str, Any]]):
                 "0.01 asks for 1 % of the step.",
             )
 
+        if not self.horizon >= 1:
+            raise invalid(
+                "Auto(horizon=...)", "be at least 1", self.horizon, "100 steps suit most runs."
+            )
         if not self.reach > 1:
             raise invalid("Auto(reach=...)", "be above 1", self.reach, "4 is a factor of four.")
 
@@ -96,6 +104,7 @@ class Auto(AbstractPolicy[dict[str, Any]]):
             "filter": self.filter.init(cluster.world_size),
             "bank": self.bank.init(cluster),
             "level": self.min_saving,
+            "resize_s": 0.0,
         }
         return Decision(equal, state, "equal: nothing measured yet", self.min_saving)
 
@@ -105,6 +114,7 @@ class Auto(AbstractPolicy[dict[str, Any]]):
         fitted = self.filter.update(state["filter"], timings.batch_size, timings.compute_s)
         held, equal = refit(state["held"], cluster), equal_split(cluster)
         times, bank = self.filter.times(fitted), state["bank"]
+        resize_s = self._resize_s(timings, state)
         if times is None:
             rank = int(np.argmin(fitted["num_steps"]))
             wanted, reason = held, f"held: rank {rank} was given no samples so far"
@@ -112,13 +122,20 @@ class Auto(AbstractPolicy[dict[str, Any]]):
             bank = self._learn(bank, cluster, timings, times, fitted)
             foreseen = self.bank.forecast(bank, times)
             choose = self._leave_equal if np.array_equal(held, equal) else self._go_on
-            wanted, reason = choose(foreseen, held, equal, cluster, fitted)
+            pays = max(self.min_saving, resize_s / self.horizon / makespan_s(foreseen, held))
+            wanted, reason = choose(foreseen, held, equal, cluster, fitted, pays)
         level = self._level(fitted, bank)
         if timings.apart <= state["level"] and held is state["held"]:
             if not np.array_equal(wanted, held):  # the next step has to confirm it
                 level, reason = 0.0, f"held: level to {state['level']:.1%}, not yet: {reason}"
             wanted = held
-        state = {"held": wanted, "filter": fitted, "bank": bank, "level": level}
+        state = {
+            "held": wanted,
+            "filter": fitted,
+            "bank": bank,
+            "level": level,
+            "resize_s": resize_s,
+        }
         return Decision(wanted, state, reason, level)
 
     def _level(self, fitted: dict[str, Any], bank: dict[str, Any]) -> float:
@@ -134,6 +151,14 @@ class Auto(AbstractPolicy[dict[str, Any]]):
         if fitted["num_steps"].min() < _STEPS_TO_KNOW_NOISE:
             return self.min_saving
         return min(self.min_saving + 2 * float(self.filter.noise(fitted).max()), _MOST_APART)
+
+    def _resize_s(self, timings: StepTimings, state: dict[str, Any]) -> float:
+        """Return what a change costs, learnt from this step if it was the first after one."""
+        resize_s: float = state["resize_s"]
+        former = self.filter.times(state["filter"])
+        if former is None or np.array_equal(timings.batch_size, state["filter"]["batch_size"]):
+            return resize_s
+        return resize_cost_s(resize_s, timings, self.bank.forecast(state["bank"], former))
 
     def _learn(
         self,
@@ -159,9 +184,10 @@ class Auto(AbstractPolicy[dict[str, Any]]):
         equal: IntArray,
         cluster: Cluster,
         fitted: dict[str, Any],
+        needed: float,
     ) -> tuple[IntArray, str]:
         """Return a better split than the equal one if it saves more than noise pretends."""
-        needed, each_s = self.min_saving, times.seconds(equal)
+        each_s = times.seconds(equal)
         budget_s = (1 - needed) * each_s.max()
         # In any other split somebody has more than now, and takes no less than now.
         if each_s.min() > budget_s or not ends_within(times, cluster, float(budget_s)):
@@ -176,6 +202,7 @@ class Auto(AbstractPolicy[dict[str, Any]]):
         equal: IntArray,
         cluster: Cluster,
         fitted: dict[str, Any],
+        pays: float,
     ) -> tuple[IntArray, str]:
         """Return what follows an unequal split: the way back, a better one, or the same."""
         equal_s = makespan_s(times, equal)
@@ -185,7 +212,7 @@ class Auto(AbstractPolicy[dict[str, Any]]):
                 near = within_reach(held, cluster, self.reach)
                 back = apportion(equal.astype(np.float64), near)
                 return back, f"equal: nothing is sure to save {needed:.1%} against it"
-        return self._better(times, held, cluster, needed=self.min_saving)
+        return self._better(times, held, cluster, needed=pays)
 
     def _better(
         self, times: AffineTime, held: IntArray, cluster: Cluster, *, needed: float

@@ -5,7 +5,15 @@ from __future__ import annotations
 from statistics import fmean
 from typing import TextIO
 
-from ..events import ClaimsSwitched, Event, MemoryCapped, MemoryShort, SizesHeld, StepMeasured
+from ..events import (
+    ClaimsSwitched,
+    Event,
+    MemoryCapped,
+    MemoryShort,
+    SizesHeld,
+    StepMeasured,
+    WorkerUnhelpful,
+)
 
 
 class ProgressLine:
@@ -44,6 +52,11 @@ class ProgressLine:
                 self._say(
                     f"step {step}: sizes stay as they are: another one might run the model of rank "
                     f"{rank} uncompiled"
+                )
+            case WorkerUnhelpful(step=step, rank=rank, with_s=with_s, without_s=without_s):
+                self._say(
+                    f"step {step}: rank {rank} costs more than it brings: steps of {with_s:.3g} s "
+                    f"with it, {without_s:.3g} s without. Leave it out of the next start"
                 )
             case ClaimsSwitched(step=step, on=on):
                 now = "claim the rest of each step" if on else "compute what was planned for them"

@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any, Protocol
 
 from ...control import Learnt, Outcome, Plan, Planner, Report
-from ...events import Event, Hook, PolicyFailed, PolicySlow
+from ...events import Event, Hook, PolicyFailed, PolicySlow, WorkerUnhelpful
 
 # Everybody waits for a decision. A policy that takes longer is asked so rarely that it costs a
 # twentieth of the time; but never less often than once a minute, as speeds change.
@@ -18,6 +18,8 @@ _SLOW_S = 0.5
 _SLOW_IN_A_ROW = 2  # one may be a pause of this process, and no fault of the policy
 _REST_TIMES = 19
 _LONGEST_REST_S = 60.0
+
+_LOOK_EVERY = 50  # steps between two looks for a worker that costs more than it brings
 
 
 class Announcer(Protocol):
@@ -72,6 +74,8 @@ class Decisions:
         self._late: set[int] = set()  # steps that somebody reported past its collectives
         self._first: Plan | None = None
         self._in_force: dict[int, Plan] = {}  # by step, from the first that was published on
+        self._burden: int | None = None  # who was one at the last look
+        self._told: set[int] = set()
         self._rest_until_s = 0.0
         self._num_slow = 0  # in a row
         self._deciding: int | None = None  # the step being decided after
@@ -180,8 +184,21 @@ class Decisions:
         with self._lock:
             events += self._catch_up(planner, reports[0].step)
             measured = planner.account(reports, ran)
-        for event in (measured, *events) if measured else events:
+            told = self._look_for_burden(planner, reports[0].step)
+        for event in (measured, *events, *told) if measured else (*events, *told):
             self._emit(event)
+
+    def _look_for_burden(self, planner: Planner, step: int) -> tuple[WorkerUnhelpful, ...]:
+        """Return the worker that costs more than it brings, once, if two looks in a row say so."""
+        if step % _LOOK_EVERY:
+            return ()
+        found = planner.burden(step)
+        rank, before = None if found is None else found.rank, self._burden
+        self._burden = rank
+        if found is None or rank != before or rank in self._told:
+            return ()
+        self._told.add(found.rank)
+        return (found,)
 
 
 def read_plan(written: dict[str, Any]) -> Plan:

@@ -1,0 +1,58 @@
+"""What a change of sizes costs, and that `auto` changes less where it costs more."""
+
+import numpy as np
+import pytest
+
+from evenstep import AffineTime, Cluster
+from evenstep.policies import Auto
+from evenstep.policies._resize import resize_cost_s
+
+from .simulated import measured
+
+PAIR = AffineTime(np.zeros(2), np.array([0.01, 0.02]))
+
+
+def test_the_excess_of_first_steps_is_averaged():
+    """Three tenths of each; noise of a tenth is none; cheap ones let it decay."""
+    sizes = [20, 10]
+    slow, usual = measured(sizes, [1.2, 0.2]), measured(sizes, [0.21, 0.2])
+
+    assert resize_cost_s(0.0, slow, PAIR) == pytest.approx(0.3)
+    assert resize_cost_s(0.3, slow, PAIR) == pytest.approx(0.3 + 0.3 * 0.7)
+    assert resize_cost_s(1.0, usual, PAIR) == pytest.approx(0.7)
+
+
+def test_a_worker_without_samples_has_no_first_step():
+    """Its time means nothing."""
+    assert resize_cost_s(0.0, measured([20, 0], [0.2, np.nan]), PAIR) == 0
+
+
+def changes(first_step_s, num_steps=300):
+    """How often `auto` changes sizes under drift, where each first step takes so much longer."""
+    policy, cluster, rng = Auto(), Cluster(4, 256), np.random.default_rng(3)
+    decision, former, count = policy.init(cluster), None, 0
+    slope_s = np.array([0.01, 0.01, 0.02, 0.02])
+    for _ in range(num_steps):
+        slope_s = slope_s * np.exp(0.02 * rng.standard_normal(4))
+        sizes = decision.batch_size
+        is_new = former is not None and not np.array_equal(sizes, former)
+        decision = policy.update(
+            cluster, measured(sizes, slope_s * sizes + first_step_s * is_new), decision.state
+        )
+        count, former = count + is_new, sizes
+    return count
+
+
+def test_a_change_has_to_pay_for_what_it_costs():
+    """Steps take a second; where a first one takes ten more, sizes change a third as often."""
+    free, dear = changes(0.0), changes(10.0)
+
+    assert free > 60
+    assert 2 < dear < free / 3
+
+
+@pytest.mark.parametrize("horizon", [0, -1, float("nan")])
+def test_a_horizon_out_of_range_is_named(horizon):
+    """The message gives class and argument, rule, value and remedy."""
+    with pytest.raises(ValueError, match=r"Auto\(horizon=...\)` must be at least 1, got"):
+        Auto(horizon=horizon)
