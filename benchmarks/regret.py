@@ -11,14 +11,16 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 
 import numpy as np
 
 from benchmarks._common import Row, main, progress
 from benchmarks._rivals import AUTO, RIVALS
 from benchmarks._scenarios import NAMES, regret
-from evenstep.sim import scenario
+from evenstep.sim import Scenario, read_trace, scenario
 
+TRACES = Path(__file__).parent / "traces"
 BARS = dict(zip(NAMES, (0.5, 2, 6.5, 10, 1, 2, 2, 6), strict=True))
 WORLD_SIZES = (4, 8, 32)
 Task = tuple[str, str, int, int]  # rule, scenario, workers, seed
@@ -91,6 +93,39 @@ def against_all(pool: ProcessPoolExecutor, world_size: int, num_seeds: int) -> I
         )
 
 
+def mixture(seed: int) -> Scenario:
+    """Return eight workers, each of another scenario: who drifts beside who bursts."""
+    parts = [scenario(name, world_size=len(NAMES), seed=seed) for name in NAMES]
+
+    def mixed(field: str) -> np.ndarray:
+        """Worker k's column of scenario k."""
+        return np.stack([getattr(part, field)[..., k] for k, part in enumerate(parts)], axis=-1)
+
+    return Scenario("mixture", mixed("intercept_s"), mixed("slope_s"), mixed("jitter"))
+
+
+def untuned_percent(task: tuple[str, str, int]) -> float:
+    """Return one run's regret in percent on what nobody chose a constant by."""
+    who, name, seed = task
+    given = mixture(seed) if name == "mixture" else read_trace(TRACES / f"{name}.csv")
+    rule = AUTO if who == "auto" else RIVALS[who][0]
+    return 100 * regret(rule(given), given, 64 * given.world_size)
+
+
+def untuned(pool: ProcessPoolExecutor, num_seeds: int) -> Iterator[Row]:
+    """Compare `auto` with the others on a mixture, and on recorded contention."""
+    rules = ["auto", *RIVALS]
+    for name in ("mixture", "hogs", "contention"):
+        seeds = range(num_seeds if name == "mixture" else 1)
+        tasks = [(who, name, seed) for who in rules for seed in seeds]
+        found = np.array(list(pool.map(untuned_percent, tasks))).reshape(len(rules), -1)
+        means = dict(zip(rules, found.mean(axis=1).round(2).tolist(), strict=True))
+        best = min(value for who, value in means.items() if who != "auto")
+        what = "eight workers, each of another scenario" if name == "mixture" else f"trace {name}"
+        bar = "within 1 point of the best"
+        yield Row(f"{what}: regret in %", bar, means, means["auto"] <= best + 1)
+
+
 def rows(options: argparse.Namespace) -> Iterator[Row]:
     """Yield each answer as it is ready."""
     num_seeds = 2 if options.quick else options.seeds
@@ -98,6 +133,8 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
         if not options.quick:
             progress("the single rules, on the design's seeds")
             yield from straw_men(pool)
+        progress("what nobody tuned to")
+        yield from untuned(pool, num_seeds)
         for world_size in (8,) if options.quick else WORLD_SIZES:
             progress(f"all policies on {world_size} workers, {num_seeds} seeds")
             yield from against_all(pool, world_size, num_seeds)

@@ -16,6 +16,34 @@ from evenstep.cli._app import app
 OPTIONS = {
     "": ["--help", "--version"],
     "demo": ["--device", "--help", "--out", "--policy", "--speeds", "--steps", "--workers"],
+    "simulate": [
+        "--global-batch-size",
+        "--help",
+        "--intercepts",
+        "--jobs",
+        "--json",
+        "--markdown",
+        "--move-cost",
+        "--png",
+        "--policy",
+        "--scenario",
+        "--scheme",
+        "--seeds",
+        "--steps",
+        "--trace",
+        "--world-size",
+    ],
+    "plan": [
+        "--add",
+        "--global-batch-size",
+        "--help",
+        "--intercepts",
+        "--json",
+        "--max",
+        "--overhead",
+        "--run",
+        "--speeds",
+    ],
 }
 
 
@@ -50,8 +78,9 @@ def test_version_is_the_package_s():
 
 def test_help_names_the_commands():
     """Whoever types ``evenstep`` alone or with --help learns what there is."""
-    assert "demo" in run("--help").output
-    assert "demo" in run().output
+    for name in filter(None, OPTIONS):
+        assert name in run("--help").output
+        assert name in run().output
 
 
 @pytest.mark.parametrize(
@@ -84,6 +113,24 @@ def test_a_policy_is_found_in_the_current_folder(tmp_path):
     assert result.returncode == 2
     assert "--steps" in result.stdout  # refused after the policy, which was found
     assert "mine" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ["plan", "--speeds", "2,1", "--global-batch-size", "9"],
+        ["simulate", "--scenario", "static", "--steps", "3", "--seeds", "1", "--policy", "auto"],
+    ],
+)
+def test_numpy_is_enough(tmp_path, asked):
+    """Neither torch nor matplotlib is loaded, where they are installed or not."""
+    blocked = "import sys; sys.modules.update(dict.fromkeys(['torch', 'matplotlib', 'scipy']))"
+    script = f"{blocked}; from evenstep.cli import main; main()"
+    command = [sys.executable, "-c", script, *asked]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "workers" in result.stdout
 
 
 def test_a_missing_extra_is_named(monkeypatch):

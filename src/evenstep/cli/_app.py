@@ -8,6 +8,8 @@ import typer
 
 from .. import __version__
 from ._demo import demo
+from ._plan import plan
+from ._simulate import simulate
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -31,3 +33,5 @@ def evenstep(
 
 
 app.command("demo")(demo)
+app.command("simulate")(simulate)
+app.command("plan")(plan)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -13,6 +12,8 @@ import typer
 from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
+
+from ._common import import_from_here
 
 _NEEDED = ("torch", "matplotlib")
 
@@ -51,7 +52,7 @@ def demo(
     from ..demo._settings import choose
 
     if ":" in policy:
-        _import_from_here()
+        import_from_here()
     try:
         settings = choose(
             workers=workers,
@@ -74,16 +75,6 @@ def demo(
     except KeyboardInterrupt:
         console.print("\nStopped; all workers have ended.")
         raise typer.Exit(130) from None
-
-
-def _import_from_here() -> None:
-    """Find modules in the current folder, as ``python -m`` does and an installed script does not.
-
-    The workers are given it as well.
-    """
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
 
 
 def _count_cards() -> int:

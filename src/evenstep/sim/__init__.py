@@ -5,6 +5,7 @@ from ._comm import ConstantComm as ConstantComm
 from ._comm import NoComm as NoComm
 from ._comm import OverlappedComm as OverlappedComm
 from ._curves import CurveWorkload as CurveWorkload
+from ._named import scheme_by_name as scheme_by_name
 from ._report import SimReport as SimReport
 from ._run import oracle as oracle
 from ._run import oracle_on as oracle_on
@@ -14,6 +15,10 @@ from ._scenario import Scenario as Scenario
 from ._scenarios import scenario as scenario
 from ._scenarios import scenario_names as scenario_names
 from ._trace import read_trace as read_trace
+from ._trial import Standing as Standing
+from ._trial import Trial as Trial
+from ._trial import standings as standings
+from ._trial import trial as trial
 from ._workload import AbstractWorkload as AbstractWorkload
 from ._workload import Workload as Workload
 
@@ -26,6 +31,8 @@ __all__ = [
     "OverlappedComm",
     "Scenario",
     "SimReport",
+    "Standing",
+    "Trial",
     "Workload",
     "oracle",
     "oracle_on",
@@ -34,4 +41,7 @@ __all__ = [
     "run_on",
     "scenario",
     "scenario_names",
+    "scheme_by_name",
+    "standings",
+    "trial",
 ]

@@ -82,7 +82,7 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
     A last line that is cut short (the writer was killed, or is writing) is left out.
 
     Raises:
-        ValueError: the file was written by a newer schema, or a line inside it is no JSON.
+        ValueError: the file was written by a newer schema, or a line inside it is no event.
     """
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
@@ -92,7 +92,9 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
                 record = json.loads(line)
             except json.JSONDecodeError as error:
                 raise ValueError(f"{path}, line {number}: no JSON ({error}).") from error
-            if record.get("event") != "Schema":
+            if not isinstance(record, dict) or "event" not in record:
+                raise ValueError(f"{path}, line {number}: no event, an object with its name.")
+            if record["event"] != "Schema":
                 yield record
             elif record["version"] > SCHEMA_VERSION:
                 raise ValueError(

@@ -1,0 +1,150 @@
+"""What a recorded run tells of its workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .._types import FloatArray, IntArray
+from ..exceptions import invalid
+from ..prediction import AffineFilter
+from ..telemetry import read_events
+from ..timemodels import AffineTime
+
+WARM_UP = 1
+"""Steps at the start that are passed over, as in training: kernels are chosen, memory is found."""
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunTimes:
+    """What a recorded run tells of its workers, all arrays ``(world_size,)``.
+
+    Attributes:
+        times: fixed cost and cost per sample at the end of the run, as ``AffineFilter`` has them.
+        global_batch_size: samples per step.
+        names: host and device of every rank, empty where they were not recorded.
+        max_batch_size: the caps last known; None if none was.
+        overhead_s: median seconds of a step past its slowest worker's computing.
+        noise: relative standard deviation of a single step.
+        is_line_known: whether a worker was seen at two sizes or more. Where not, all of its time
+            is taken for cost per sample.
+        num_steps: measured steps that the estimates come from.
+        step_s: median seconds of the slowest worker's computing, as it was.
+    """
+
+    times: AffineTime
+    global_batch_size: int
+    names: tuple[str, ...]
+    max_batch_size: IntArray | None
+    overhead_s: float
+    noise: FloatArray
+    is_line_known: NDArray[np.bool_]
+    num_steps: int
+    step_s: float
+
+
+def read_run(path: str | Path) -> RunTimes:
+    """Return what the workers of a recorded run need for any batch.
+
+    From the last start in the file on, if training began more than once: earlier workers may
+    have been others. The first step is passed over where there are more.
+
+    Args:
+        path: a run's folder, as given to ``Balancer(run_dir=...)``, or its ``events.jsonl``.
+
+    Raises:
+        ValueError: there is no measured step, or one that cannot be.
+        OSError: the file cannot be read.
+    """
+    file = Path(path)
+    file = file / "events.jsonl" if file.is_dir() else file
+    start: Record | None = None
+    steps: list[Record] = []
+    caps: dict[int, int] = {}
+    for record in read_events(file):
+        match record["event"]:
+            case "RunStarted":
+                start, steps, caps = record, [], {}
+            case "StepMeasured":
+                steps.append(_checked(file, record, len(steps[0]["batch_size"]) if steps else None))
+            case "MemoryCapped":
+                caps[record["rank"]] = record["max_batch_size"]
+    if not steps:
+        remedy = "Train with `Balancer(run_dir=...)`, a few steps are enough."
+        raise invalid("read_run(path=...)", "hold a measured step", f"none in {file}", remedy)
+    return _estimated(file, start, steps, caps)
+
+
+def _estimated(
+    file: Path, start: Record | None, steps: list[Record], caps: dict[int, int]
+) -> RunTimes:
+    shown = steps[WARM_UP:] or steps
+    sizes = np.array([step["batch_size"] for step in shown], np.int64)
+    seconds = np.array([step["compute_s"] for step in shown], np.float64)
+    estimator = AffineFilter()
+    state = estimator.init(sizes.shape[1])
+    for batch_size, compute_s in zip(sizes, seconds, strict=True):
+        state = estimator.update(state, batch_size, compute_s)
+    times = estimator.times(state)
+    if times is None:
+        rank = int(np.argmin(state["num_steps"]))
+        rule = "measure every worker at least once"
+        remedy = "Record a run in which each has samples."
+        raise invalid("read_run(path=...)", rule, f"nothing of rank {rank} in {file}", remedy)
+    total = int(sizes[-1].sum()) if start is None else int(start["global_batch_size"])
+    names = () if start is None else tuple(zip(start["hosts"], start["devices"], strict=True))
+    return RunTimes(
+        times=times,
+        global_batch_size=total,
+        names=tuple(" ".join(pair) for pair in names),
+        max_batch_size=_caps(caps, sizes.shape[1], total),
+        overhead_s=_overhead_s(steps),
+        noise=estimator.noise(state),
+        is_line_known=sizes.max(axis=0) > np.where(sizes > 0, sizes, sizes.max()).min(axis=0),
+        num_steps=len(shown),
+        step_s=float(np.median([step["makespan_s"] for step in shown])),
+    )
+
+
+def _overhead_s(steps: Iterable[Record]) -> float:
+    """Return the median of what a step took past its computing; ``wall_s`` is of the one before."""
+    before: Record | None = None
+    past_s: list[float] = []
+    for step in steps:
+        follows = before is not None and step["step"] == before["step"] + 1
+        if before is not None and follows and step["wall_s"] is not None:
+            past_s.append(step["wall_s"] - before["makespan_s"])
+        before = step
+    return max(float(np.median(past_s)), 0.0) if past_s else 0.0
+
+
+def _caps(caps: dict[int, int], world_size: int, total: int) -> IntArray | None:
+    if not caps:
+        return None
+    return np.array([caps.get(rank, total) for rank in range(world_size)], np.int64)
+
+
+def _checked(file: Path, record: Record, world_size: int | None) -> Record:
+    """Return the record of a step whose sizes and times can be."""
+    step = record.get("step")
+    sizes, seconds = record.get("batch_size"), record.get("compute_s")
+    if not (isinstance(sizes, list) and isinstance(seconds, list) and sizes):
+        _refuse(file, "give batch sizes and times", f"{sizes} and {seconds} in step {step}")
+    if len(sizes) != len(seconds) or world_size not in (None, len(sizes)):
+        rule = "speak of as many workers in each step"
+        _refuse(file, rule, f"{len(sizes)} sizes and {len(seconds)} times in step {step}")
+    good = [size == 0 or (np.isfinite(s) and s > 0) for size, s in zip(sizes, seconds, strict=True)]
+    if not all(good) or min(sizes) < 0:
+        _refuse(file, "hold positive times", f"{seconds} for {sizes} samples in step {step}")
+    return record
+
+
+def _refuse(file: Path, rule: str, got: str) -> NoReturn:
+    raise invalid("read_run(path=...)", rule, f"{got} of {file}", "Leave that step out.")

@@ -1,0 +1,91 @@
+"""What the commands share: options read as lists, refusals, modules in the current folder."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+import typer
+from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
+
+from ..exceptions import invalid
+
+Number = TypeVar("Number", int, float)
+
+
+def fail(command: str, message: str, code: int) -> NoReturn:
+    """End the command with a message on stderr: what it printed so far may be read by a program."""
+    frame = Panel(Text(message), title=f"evenstep {command}", border_style="red")
+    Console(stderr=True).print(frame)
+    raise typer.Exit(code)
+
+
+def refused(command: str, option: str, rule: str, got: object, remedy: str) -> ValueError:
+    """Return the error for an option, in the form that all errors have."""
+    return invalid(f"evenstep {command} {option}", rule, got, remedy)
+
+
+def import_from_here() -> None:
+    """Find modules in the current folder, as ``python -m`` does and an installed script does not.
+
+    Processes that are started later are given it as well.
+    """
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+
+
+def names(command: str, option: str, text: str) -> tuple[str, ...]:
+    """Return what stands between the commas, each once and none empty."""
+    parts = tuple(part.strip() for part in text.split(","))
+    if not all(parts) or len(set(parts)) < len(parts):
+        remedy = "Put a single comma between two."
+        raise refused(command, option, "hold names, each of them once", repr(text), remedy)
+    return parts
+
+
+def numbers(command: str, option: str, text: str, *, positive: bool = True) -> tuple[float, ...]:
+    """Return the numbers between the commas, fractions such as 1/3 too."""
+    try:
+        found = tuple(float(Fraction(part.strip())) for part in text.split(","))
+    except (ValueError, ZeroDivisionError, OverflowError):
+        found = (math.nan,)
+    if not all(math.isfinite(number) and number >= 0 for number in found) or (
+        positive and 0 in found
+    ):
+        kind = "positive numbers" if positive else "numbers of at least 0"
+        remedy = "Write 100,80,20 say; fractions such as 1/3 will do."
+        raise refused(command, option, f"be {kind} with commas between", repr(text), remedy)
+    return found
+
+
+def counts(command: str, option: str, text: str) -> tuple[int, ...]:
+    """Return the whole numbers from 1 between the commas."""
+    found = numbers(command, option, text)
+    if any(number != int(number) for number in found):
+        remedy = "Samples come whole."
+        raise refused(command, option, "be whole numbers with commas between", repr(text), remedy)
+    return tuple(int(number) for number in found)
+
+
+def spread(
+    command: str, option: str, values: Sequence[Number], num_workers: int, *, like: str
+) -> tuple[Number, ...]:
+    """Return one value for each worker; a single one stands for all."""
+    if len(values) not in (1, num_workers):
+        rule = f"hold one number, or one for each of the {num_workers} workers of {like}"
+        raise refused(command, option, rule, f"{len(values)} of them", "Leave none out.")
+    return tuple(values) * (num_workers if len(values) == 1 else 1)
+
+
+def least(command: str, option: str, value: int, bound: int, remedy: str) -> int:
+    """Return ``value``, which has to be at least ``bound``."""
+    if value < bound:
+        raise refused(command, option, f"be at least {bound}", value, remedy)
+    return value

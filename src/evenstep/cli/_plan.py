@@ -1,0 +1,157 @@
+"""``evenstep plan``: what workers are worth, from their speeds or from a recorded run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from .. import AffineTime
+from .._types import IntArray
+from ..advice import RunTimes, advise, read_run
+from ._common import counts, fail, least, numbers, refused, spread
+from ._plan_text import Question, as_json, as_text
+
+
+def plan(
+    speeds: Annotated[
+        str | None, typer.Option(help="Samples per second of each worker: 100,80,20.")
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(help="Instead: a run's folder, Balancer(run_dir=...), or its events.jsonl."),
+    ] = None,
+    global_batch_size: Annotated[
+        int | None, typer.Option(help="Samples per step; that of the run where one is given.")
+    ] = None,
+    intercepts: Annotated[
+        str | None,
+        typer.Option(help="Seconds of a step before its first sample, one number or one each; 0."),
+    ] = None,
+    overhead: Annotated[
+        float | None,
+        typer.Option(help="Seconds of a step past computing: communication, optimizer; 0."),
+    ] = None,
+    max_batch: Annotated[
+        str | None,
+        typer.Option("--max", help="Most samples that fit, one number or one each; no cap."),
+    ] = None,
+    add: Annotated[
+        str | None,
+        typer.Option(help="Speeds of machines to add, each alone; like the fastest and slowest."),
+    ] = None,
+    as_json_: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+) -> None:
+    """Say how long a step takes, equal and balanced, who is worth keeping, what one more brings."""
+    try:
+        recorded = _recorded(speeds, run, intercepts)
+        question = _question(
+            recorded,
+            speeds=speeds,
+            intercepts=intercepts,
+            global_batch_size=global_batch_size,
+            overhead=overhead,
+            max_batch=max_batch,
+        )
+        times, caps = _newcomers(question, add)
+        advice = advise(
+            question.times,
+            question.global_batch_size,
+            max_batch_size=question.max_batch_size,
+            more=times,
+            more_max_batch_size=caps,
+            overhead_s=question.overhead_s,
+        )
+    except ValueError as error:
+        fail("plan", str(error), 2)
+    if as_json_:
+        typer.echo(json.dumps(as_json(question, advice, times), indent=2))
+    else:
+        typer.echo(as_text(question, advice, times))
+
+
+def _recorded(speeds: str | None, run: Path | None, intercepts: str | None) -> RunTimes | None:
+    """Return what a run tells, if that is what was asked for."""
+    if (speeds is None) == (run is None):
+        got = "neither" if run is None else "both"
+        remedy = "Write `--speeds 100,80,20 --global-batch-size 256`, or `--run DIR`."
+        raise refused("plan", "--speeds, --run", "be given, one of the two", got, remedy)
+    if run is None:
+        return None
+    if intercepts is not None:
+        remedy = "They are estimated; leave it out."
+        raise refused("plan", "--intercepts", "be left out with --run", intercepts, remedy)
+    try:
+        return read_run(run)
+    except OSError as error:
+        remedy = "Give what `Balancer(run_dir=...)` was given."
+        raise refused("plan", "--run", "name a recorded run", f"{run} ({error})", remedy) from error
+    except ValueError as error:
+        raise ValueError(f"`evenstep plan --run {run}`: {error}") from error
+
+
+def _question(
+    recorded: RunTimes | None,
+    *,
+    speeds: str | None,
+    intercepts: str | None,
+    global_batch_size: int | None,
+    overhead: float | None,
+    max_batch: str | None,
+) -> Question:
+    """Return the workers and what is asked of them, all checked."""
+    if recorded is None:
+        assert speeds is not None
+        times = _typed(speeds, intercepts)
+    else:
+        times = recorded.times
+    total = global_batch_size
+    if total is None:
+        if recorded is None:
+            remedy = "Write `--global-batch-size 256` say."
+            rule = "be given with --speeds"
+            raise refused("plan", "--global-batch-size", rule, "nothing", remedy)
+        total = recorded.global_batch_size
+    remedy = "Every worker computes a sample at least."
+    least("plan", "--global-batch-size", total, times.world_size, remedy)
+    overhead_s = recorded.overhead_s if recorded and overhead is None else overhead or 0.0
+    if not (np.isfinite(overhead_s) and overhead_s >= 0):
+        remedy = "0 counts computing alone."
+        raise refused("plan", "--overhead", "be seconds, at least 0", overhead_s, remedy)
+    caps = None if recorded is None else recorded.max_batch_size
+    if max_batch is not None:
+        given = counts("plan", "--max", max_batch)
+        caps = np.array(spread("plan", "--max", given, times.world_size, like="the plan"))
+    if caps is not None and caps.sum() < total:
+        rule = f"be at most {caps.sum()}, what the caps (`--max`) hold together"
+        remedy = "Lower it, or raise `--max`."
+        raise refused("plan", "--global-batch-size", rule, total, remedy)
+    return Question(times, total, caps, overhead_s, recorded)
+
+
+def _typed(speeds: str, intercepts: str | None) -> AffineTime:
+    found = numbers("plan", "--speeds", speeds)
+    fixed: tuple[float, ...] = (0.0,)
+    if intercepts is not None:
+        fixed = numbers("plan", "--intercepts", intercepts, positive=False)
+    fixed = spread("plan", "--intercepts", fixed, len(found), like="--speeds")
+    return AffineTime(np.array(fixed), 1 / np.array(found))
+
+
+def _newcomers(question: Question, add: str | None) -> tuple[AffineTime, IntArray | None]:
+    """Return the machines that might be added, and what fits on them.
+
+    Of typed speeds: their fixed costs are the median of the others', and nothing caps them.
+    """
+    times, caps = question.times, question.max_batch_size
+    if add is not None:
+        slope_s = 1 / np.array(numbers("plan", "--add", add))
+        usual_s = float(np.median(times.intercept_s))
+        return AffineTime(np.full(len(slope_s), usual_s), slope_s), None
+    order = np.argsort(times.slope_s, kind="stable")
+    ends = order[[0, -1]] if times.slope_s[order[0]] < times.slope_s[order[-1]] else order[:1]
+    like = AffineTime(times.intercept_s[ends], times.slope_s[ends])
+    return like, None if caps is None else caps[ends]

@@ -1,0 +1,189 @@
+"""The answer of ``evenstep plan``, for people and as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from .. import AffineTime
+from .._types import IntArray
+from ..advice import Advice, RunTimes, Split
+from ._text import number, percent, seconds, text_table
+
+LITTLE = 0.01
+"""A worker whose loss costs less than this is said to bring little."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Question:
+    """What was asked.
+
+    Attributes:
+        times: fixed cost and cost per sample of every worker.
+        global_batch_size: samples per step.
+        max_batch_size: caps, ``(world_size,)``; None is none.
+        overhead_s: seconds of a step past computing.
+        recorded: the run that they come from; None if they were typed.
+    """
+
+    times: AffineTime
+    global_batch_size: int
+    max_batch_size: IntArray | None
+    overhead_s: float
+    recorded: RunTimes | None
+
+
+def as_text(question: Question, advice: Advice, more: AffineTime) -> str:
+    """Return the answer in words and tables."""
+    parts = [
+        _head(question),
+        _splits(advice),
+        _workers(question, advice),
+        _added(advice, more),
+        *_notes(question, advice),
+    ]
+    return "\n\n".join(parts)
+
+
+def as_json(question: Question, advice: Advice, more: AffineTime) -> dict[str, Any]:
+    """Return the answer as plain values, times in seconds and shares as fractions of 1."""
+    times, caps = question.times, question.max_batch_size
+    workers = [
+        {
+            "rank": rank,
+            "name": _name(question, rank),
+            "samples_per_s": _finite(_speed(times, rank)),
+            "intercept_s": float(times.intercept_s[rank]),
+            "max_batch_size": None if caps is None else int(caps[rank]),
+            "equal_batch_size": advice.equal.batch_size[rank],
+            "batch_size": advice.balanced.batch_size[rank],
+            "step_without_s": None if without is None else without.step_s,
+            "brings": advice.brings(rank),
+            "worth_keeping": advice.worth_keeping[rank],
+        }
+        for rank, without in enumerate(advice.without)
+    ]
+    added = [
+        {
+            "samples_per_s": _finite(_speed(more, index)),
+            "intercept_s": float(more.intercept_s[index]),
+            "batch_size": split.batch_size[-1],
+            "step_s": split.step_s,
+            "step_shorter_by": advice.adds(index),
+        }
+        for index, split in enumerate(advice.more)
+    ]
+    return {
+        "global_batch_size": question.global_batch_size,
+        "overhead_s": question.overhead_s,
+        "equal": _split(advice.equal),
+        "balanced": _split(advice.balanced),
+        "best": _split(advice.best),
+        "workers": workers,
+        "add": added,
+    }
+
+
+def _split(split: Split) -> dict[str, Any]:
+    return {
+        "batch_size": list(split.batch_size),
+        "step_s": split.step_s,
+        "samples_per_s": split.samples_per_s,
+    }
+
+
+def _head(question: Question) -> str:
+    times, recorded = question.times, question.recorded
+    workers = "1 worker" if times.world_size == 1 else f"{times.world_size} workers"
+    text = f"{workers}, {question.global_batch_size} samples a step"
+    if recorded is not None:
+        text += f"; speeds from {recorded.num_steps} recorded steps, slowest worker "
+        text += f"{seconds(recorded.step_s)} in the median"
+    if question.overhead_s:
+        text += f"; {seconds(question.overhead_s)} of every step are not computing"
+    return text
+
+
+def _splits(advice: Advice) -> str:
+    named = [("equal split", advice.equal), ("balanced", advice.balanced)]
+    if out := _left_out(advice):
+        named.append((f"without {out}", advice.best))
+    rows = []
+    for name, split in named:
+        gain = f"{advice.equal.step_s / split.step_s:.2f}"
+        rows.append([name, seconds(split.step_s), number(split.samples_per_s), gain])
+    return text_table(["", "step", "samples/s", "times as fast"], rows)
+
+
+def _workers(question: Question, advice: Advice) -> str:
+    header = ["worker", "samples/s", "fixed cost", "equal", "balanced", "step without it", ""]
+    rows = []
+    for rank, without in enumerate(advice.without):
+        cost = seconds(float(question.times.intercept_s[rank]))
+        sizes = [str(split.batch_size[rank]) for split in (advice.equal, advice.balanced)]
+        speed = number(_speed(question.times, rank))
+        rows.append([_name(question, rank), speed, cost, *sizes, *_verdict(advice, rank, without)])
+    return text_table(header, rows)
+
+
+def _verdict(advice: Advice, rank: int, without: Split | None) -> tuple[str, str]:
+    """Return the step without a worker, and what that says of it."""
+    brings = advice.brings(rank)
+    if without is None or brings is None:
+        return "does not fit", "needed"
+    text = f"{seconds(without.step_s)} ({'+' if brings >= 0 else ''}{percent(brings)} %)"
+    if not advice.worth_keeping[rank]:
+        return text, "leave out"
+    return text, "brings little" if brings < LITTLE else "keep"
+
+
+def _added(advice: Advice, more: AffineTime) -> str:
+    rows = [
+        [
+            f"{number(_speed(more, index))} samples/s, {seconds(float(more.intercept_s[index]))} "
+            "fixed",
+            str(split.batch_size[-1]),
+            seconds(split.step_s),
+            f"{percent(advice.adds(index))} %",
+        ]
+        for index, split in enumerate(advice.more)
+    ]
+    return text_table(["one more machine", "balanced", "step", "shorter by"], rows)
+
+
+def _notes(question: Question, advice: Advice) -> Iterator[str]:
+    if out := _left_out(advice):
+        yield (
+            f"Fastest without worker {out}: one sample takes as long there as all of the global "
+            "batch takes the others."
+        )
+    recorded = question.recorded
+    if recorded is not None and not recorded.is_line_known.all():
+        ranks = [str(rank) for rank, known in enumerate(recorded.is_line_known) if not known]
+        yield (
+            f"Of worker {', '.join(ranks)} one batch size was seen: nothing is known of its fixed "
+            "cost, and 0 is assumed. A run with a policy that balances tells more."
+        )
+
+
+def _left_out(advice: Advice) -> str:
+    """Return the workers that are not worth keeping, nothing if all are."""
+    return ", ".join(str(rank) for rank, keep in enumerate(advice.worth_keeping) if not keep)
+
+
+def _name(question: Question, rank: int) -> str:
+    named = question.recorded.names if question.recorded else ()
+    return f"{rank} {named[rank]}" if named else str(rank)
+
+
+def _speed(times: AffineTime, rank: int) -> float:
+    """Return samples per second past the fixed cost; infinite where samples cost nothing."""
+    slope_s = float(times.slope_s[rank])
+    return 1 / slope_s if slope_s else math.inf
+
+
+def _finite(value: float) -> float | None:
+    """Return what JSON has a word for."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,107 @@
+"""``evenstep simulate``: any scenarios, policies and schemes against the plan that knows all."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ._board import as_json, as_markdown, as_text, board_of
+from ._common import fail, import_from_here, refused
+from ._contest import Contest, contest_of
+from ._progress import Progress
+from ._trials import play_all, tasks_of
+
+
+def simulate(
+    scenario: Annotated[
+        str | None, typer.Option(help="Names with commas between; the eight policies meet in.")
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(help="Names or module:Class, commas between; all that need no settings."),
+    ] = None,
+    scheme: Annotated[
+        str, typer.Option(help="bsp, hybrid, stealing, local-sgd or module:Class, commas between.")
+    ] = "bsp",
+    trace: Annotated[
+        list[Path] | None,
+        typer.Option(help="A recorded run, .csv or .jsonl; may be given several times."),
+    ] = None,
+    intercepts: Annotated[
+        str | None, typer.Option(help="Fixed seconds of a step in traces, one or one each; 0.")
+    ] = None,
+    world_size: Annotated[int | None, typer.Option(help="Workers of drawn scenarios; 8.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of drawn scenarios; 600.")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="How many, from 0, or a range such as 1000-1007; 4.")
+    ] = None,
+    global_batch_size: Annotated[
+        int | None, typer.Option(help="Samples per step; 64 a worker, or as a trace has it.")
+    ] = None,
+    move_cost: Annotated[
+        float, typer.Option(help="What a claim or hand-over takes, in steps of the best plan.")
+    ] = 0.01,
+    jobs: Annotated[int | None, typer.Option(help="Processes; one per CPU.")] = None,
+    as_json_: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+    png: Annotated[Path | None, typer.Option(help="Draw it into this file.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write a page with the table.")] = None,
+) -> None:
+    """Compare policies on simulated workers with the plan that knows the future."""
+    if png is not None and find_spec("matplotlib") is None:
+        fail("simulate", "`--png` needs matplotlib: `pip install evenstep[demo]`.", 1)
+    import_from_here()
+    try:
+        contest = contest_of(
+            scenario=scenario,
+            policy=policy,
+            scheme=scheme,
+            traces=trace or [],
+            intercepts=intercepts,
+            world_size=world_size,
+            steps=steps,
+            seeds=seeds,
+            global_batch_size=global_batch_size,
+            move_cost=move_cost,
+            jobs=jobs,
+        )
+        _check_files(png, markdown)
+    except ValueError as error:
+        fail("simulate", str(error), 2)
+    _run(contest, as_json_=as_json_, png=png, markdown=markdown)
+
+
+def _run(contest: Contest, *, as_json_: bool, png: Path | None, markdown: Path | None) -> None:
+    """Run what was asked for, print it, and write the files."""
+    tasks = tasks_of(contest.cases, contest.policies, contest.schemes, contest.move_cost)
+    try:
+        with Progress(len(tasks)) as progress:
+            done = play_all(tasks, jobs=contest.jobs, tell=progress.step)
+    except ValueError as error:
+        fail("simulate", str(error), 2)
+    except KeyboardInterrupt:
+        fail("simulate", "Stopped; nothing was written.", 130)
+    board = board_of(contest, done)
+    typer.echo(json.dumps(as_json(board), indent=2) if as_json_ else as_text(board))
+    try:
+        if png is not None:
+            from ._picture import save_picture
+
+            png.parent.mkdir(parents=True, exist_ok=True)
+            save_picture(png, board)
+        if markdown is not None:
+            markdown.parent.mkdir(parents=True, exist_ok=True)
+            markdown.write_text(as_markdown(board, png=png, page=markdown), encoding="utf-8")
+    except OSError as error:
+        fail("simulate", f"The table stands, but a file could not be written: {error}.", 1)
+
+
+def _check_files(png: Path | None, markdown: Path | None) -> None:
+    for option, file, suffix in (("--png", png, ".png"), ("--markdown", markdown, ".md")):
+        if file is not None and (file.suffix != suffix or file.is_dir()):
+            raise refused(
+                "simulate", option, f"name a file that ends in {suffix}", file, "Rename it."
+            )

@@ -1,0 +1,73 @@
+"""Schemes by the names that a command line gives them."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from ..exceptions import invalid
+from ..sync import AbstractScheme, Bsp, Hybrid, LocalSgd, Stealing
+
+SCHEMES: dict[str, Callable[[float], AbstractScheme[Any]]] = {
+    "bsp": lambda move_s: Bsp(),
+    "hybrid": lambda move_s: replace(Hybrid(), claim_s=move_s),
+    "stealing": lambda move_s: replace(Stealing(), hand_over_s=move_s),
+    "local-sgd": lambda move_s: LocalSgd(4),
+}
+
+
+def scheme_by_name(name: str, *, move_s: float = 0.0) -> AbstractScheme[Any]:
+    """Return the scheme called ``name``, with its defaults.
+
+    Args:
+        name: ``"bsp"``, ``"hybrid"``, ``"stealing"``, ``"local-sgd"`` (four steps, then the
+            mean), or ``"module:Class"`` for a class that is built without arguments.
+        move_s: seconds that a claim or a hand-over takes. A class of one's own knows its costs.
+
+    Raises:
+        ValueError: there is no such scheme, or it cannot be built without arguments.
+    """
+    if ":" in name:
+        return _imported(name)
+    if name not in SCHEMES:
+        raise invalid(
+            "scheme_by_name(name=...)",
+            f"be one of {', '.join(SCHEMES)} or 'module:Class'",
+            repr(name),
+            "Names are lower case, with hyphens.",
+        )
+    return SCHEMES[name](move_s)
+
+
+def _imported(name: str) -> AbstractScheme[Any]:
+    module, _, attribute = name.partition(":")
+    try:
+        value = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise invalid(
+            "scheme_by_name(name=...)",
+            "be 'module:Class' of something that can be imported",
+            f"{name!r} ({error})",
+            "Check the spelling, and that the module is on the Python path.",
+        ) from error
+    if not (inspect.isclass(value) and issubclass(value, AbstractScheme)):
+        raise invalid(
+            "scheme_by_name(name=...)",
+            "name a subclass of `AbstractScheme`",
+            f"{name!r}, which is {value!r}",
+            "Inherit from `evenstep.sync.AbstractScheme`.",
+        )
+    parameters = inspect.signature(value).parameters.values()
+    needed = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
+    if needed:
+        raise invalid(
+            "scheme_by_name(name=...)",
+            "name a scheme that needs no settings",
+            f"{name!r}, which needs {', '.join(needed)}",
+            "Give its fields defaults, or call `sim.run_on(scheme=...)` yourself.",
+        )
+    scheme: AbstractScheme[Any] = value()
+    return scheme

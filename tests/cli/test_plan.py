@@ -1,0 +1,199 @@
+"""``evenstep plan`` says what the pure part found, to people and to programs."""
+
+import json
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from evenstep.advice import advise, read_run
+from evenstep.cli._app import app
+from evenstep.timemodels import AffineTime
+from tests._snippets import ROOT
+
+TYPED = ["--speeds", "100,80,20", "--global-batch-size", "256"]
+RUN_STARTED = {
+    "event": "RunStarted",
+    "global_batch_size": 90,
+    "hosts": ["a", "b"],
+    "devices": ["cuda:0", "cpu"],
+}
+
+
+def plan(*arguments):
+    return CliRunner().invoke(app, ["plan", *map(str, arguments)])
+
+
+def answer(*arguments):
+    """What a program reads; stderr is no part of it."""
+    result = plan(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def recorded(folder, *extra):
+    """A run of two workers, one twice as fast, with a tenth of a second of overhead."""
+    sizes = [[45, 45]] * 3 + [[60, 30]] * 5
+    steps = [
+        {
+            "event": "StepMeasured",
+            "step": step,
+            "batch_size": [fast, slow],
+            "compute_s": [0.01 * fast, 0.02 * slow],
+            "makespan_s": max(0.01 * fast, 0.02 * slow),
+            "wall_s": 0.1 + (0.9 if step <= 3 else 0.6),
+        }
+        for step, (fast, slow) in enumerate(sizes)
+    ]
+    lines = [json.dumps(record) + "\n" for record in [RUN_STARTED, *extra, *steps]]
+    (folder / "events.jsonl").write_text("".join(lines))
+    return folder
+
+
+def test_the_json_is_what_was_found():
+    """Every figure once, in seconds and fractions of 1."""
+    found = answer(*TYPED, "--add", "50")
+    times = AffineTime([0.0] * 3, [1 / 100, 1 / 80, 1 / 20])
+    advice = advise(times, 256, more=AffineTime([0.0], [1 / 50]))
+
+    assert list(found) == [
+        "global_batch_size",
+        "overhead_s",
+        "equal",
+        "balanced",
+        "best",
+        "workers",
+        "add",
+    ]
+    assert found["balanced"] == {
+        "batch_size": list(advice.balanced.batch_size),
+        "step_s": advice.balanced.step_s,
+        "samples_per_s": advice.balanced.samples_per_s,
+    }
+    assert found["workers"][2] == {
+        "rank": 2,
+        "name": "2",
+        "samples_per_s": 20.0,
+        "intercept_s": 0.0,
+        "max_batch_size": None,
+        "equal_batch_size": 85,
+        "batch_size": 25,
+        "step_without_s": advice.without[2].step_s,
+        "brings": advice.brings(2),
+        "worth_keeping": True,
+    }
+    assert found["add"] == [
+        {
+            "samples_per_s": 50.0,
+            "intercept_s": 0.0,
+            "batch_size": advice.more[0].batch_size[-1],
+            "step_s": advice.more[0].step_s,
+            "step_shorter_by": advice.adds(0),
+        }
+    ]
+
+
+def test_the_tables_add_up():
+    """Sizes of both splits are the global batch, as printed."""
+    text = plan(*TYPED).stdout
+    rows = re.findall(r"^(\d)  +(\d+)  +0 ms +(\d+) +(\d+) .* (\w+)$", text, re.M)
+
+    assert [row[1] for row in rows] == ["100", "80", "20"]
+    assert sum(int(row[2]) for row in rows) == 256
+    assert sum(int(row[3]) for row in rows) == 256
+    assert {row[4] for row in rows} == {"keep"}
+
+
+def test_the_page_shows_what_is_printed():
+    """Its first example, to the letter."""
+    page = (ROOT / "docs" / "plan.md").read_text("utf-8")
+    command, _, printed = re.search(r"```console\n\$ (.*?)\n()(.*?)```", page, re.S).groups()
+
+    assert CliRunner().invoke(app, command.split()[1:]).stdout == printed
+
+
+def test_who_costs_more_than_he_brings_is_named():
+    """And what it would be without him."""
+    text = plan("--speeds", "1000,800,2", "--intercepts", ".01,.01,.9", *TYPED[2:]).stdout
+
+    assert "leave out" in text
+    assert "Fastest without worker 2:" in text
+    assert re.search(r"^without 2 +153 ms", text, re.M)
+
+
+def test_without_add_one_like_the_fastest_and_one_like_the_slowest():
+    """One line where all are alike; their fixed costs and caps with them."""
+    ends = answer(*TYPED, "--intercepts", ".1,.2,.3", "--max", "200,100,5")["add"]
+    alike = answer("--speeds", "5,5", "--global-batch-size", 8)["add"]
+
+    assert [(end["samples_per_s"], end["intercept_s"]) for end in ends] == [(100, 0.1), (20, 0.3)]
+    assert ends[1]["batch_size"] == 5
+    assert [one["batch_size"] for one in alike] == [2]
+
+
+def test_a_recorded_run_speaks_for_itself(tmp_path):
+    """Speeds, names, global batch, overhead and caps are its own."""
+    capped = {"event": "MemoryCapped", "rank": 1, "max_batch_size": 40}
+    folder = recorded(tmp_path, capped)
+    found, told = answer("--run", folder), read_run(folder)
+
+    assert [worker["name"] for worker in found["workers"]] == ["0 a cuda:0", "1 b cpu"]
+    assert found["global_batch_size"] == 90
+    assert found["overhead_s"] == pytest.approx(0.1) == told.overhead_s
+    assert found["balanced"]["batch_size"] == [60, 30]
+    assert found["balanced"]["step_s"] == pytest.approx(0.7, rel=0.02)
+    assert found["workers"][1]["max_batch_size"] == 40
+    assert found["workers"][0]["step_without_s"] is None
+    text = plan("--run", folder).stdout
+    assert "speeds from 7 recorded steps" in text
+    assert "does not fit  needed" in text
+
+
+def test_what_is_typed_beats_what_was_recorded(tmp_path):
+    """Explicit options win."""
+    options = ["--global-batch-size", 60, "--overhead", 0, "--max", 50]
+    found = answer("--run", recorded(tmp_path), *options)
+
+    assert (found["global_batch_size"], found["overhead_s"]) == (60, 0)
+    assert found["workers"][0]["max_batch_size"] == 50
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "--speeds, --run"),
+        (["--speeds", "1,2"], "--global-batch-size"),
+        (["--speeds", "1,fast", *TYPED[2:]], "1,fast"),
+        (["--speeds", "1,0", *TYPED[2:]], "positive numbers"),
+        (["--speeds", "1,,2", *TYPED[2:]], "positive numbers"),
+        (["--speeds", "1,inf", *TYPED[2:]], "positive numbers"),
+        (["--speeds", "1,2,3", "--global-batch-size", 2], "at least 3"),
+        ([*TYPED, "--intercepts", "1,2"], "each of the 3 workers"),
+        ([*TYPED, "--intercepts=-1"], "--intercepts"),
+        ([*TYPED, "--max", "1,2"], "--max"),
+        ([*TYPED, "--max", "1.5"], "whole numbers"),
+        ([*TYPED, "--max", "80"], "at most 240"),
+        ([*TYPED, "--overhead", "-1"], "--overhead"),
+        ([*TYPED, "--overhead", "nan"], "--overhead"),
+        ([*TYPED, "--add", "quick"], "--add"),
+        ([*TYPED, "--run", "x"], "one of the two"),
+        (["--run", "/no/such/run"], "/no/such/run"),
+        (["--run", "x", "--intercepts", "1"], "left out with --run"),
+    ],
+)
+def test_a_wrong_option_ends_with_the_remedy(arguments, words):
+    """Code 2, on stderr, so that nothing is read from stdout; the option and its value."""
+    result = plan(*arguments)
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert words in re.sub(r"[│\s]+", " ", result.stderr)
+
+
+def test_a_broken_run_is_named_with_its_line(tmp_path):
+    """The line of the file that is no event."""
+    file = recorded(tmp_path) / "events.jsonl"
+    file.write_text("nonsense\n" + file.read_text())
+    result = plan("--run", tmp_path)
+
+    assert result.exit_code == 2
+    assert "line 1" in re.sub(r"[│\s]+", " ", result.stderr)

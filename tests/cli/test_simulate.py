@@ -1,0 +1,292 @@
+"""``evenstep simulate`` compares what was asked for, and writes what it found."""
+
+import io
+import json
+import re
+import subprocess
+import sys
+import threading
+
+import pytest
+from typer.testing import CliRunner
+
+from evenstep import sim
+from evenstep.cli import _progress
+from evenstep.cli._app import app
+from evenstep.cli._contest import named_policies
+from evenstep.cli._text import number, percent
+from tests._snippets import ROOT
+
+SMALL = ["--steps", "20", "--seeds", "2", "--world-size", "4"]
+TRACE = ["step,worker,seconds,samples"] + [
+    f"{step},{worker},{0.02 * (1 + worker)},{20}" for step in range(12) for worker in range(3)
+]
+
+
+def simulate(*arguments):
+    return CliRunner().invoke(app, ["simulate", *map(str, arguments)])
+
+
+def answer(*arguments):
+    result = simulate(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.fixture
+def trace(tmp_path):
+    file = tmp_path / "lab.csv"
+    file.write_text("\n".join(TRACE) + "\n")
+    return file
+
+
+def test_every_combination_is_run_and_the_best_stands_first():
+    """Scenarios by seeds, policies, schemes; a line for each policy under each scheme."""
+    asked = ["--scenario", "burst,jitter", "--policy", "equal,lbb", "--scheme", "bsp,hybrid"]
+    found = answer(*asked, *SMALL)
+    runs, lines = found["runs"], found["standings"]
+
+    assert len({(r["scenario"], r["seed"], r["policy"], r["scheme"]) for r in runs}) == 16
+    assert len(runs) == 16
+    assert sorted(lines, key=lambda line: line["mean_regret"]) == lines
+    for line in lines:
+        mine = [r for r in runs if (r["policy"], r["scheme"]) == (line["policy"], line["scheme"])]
+        assert line["mean_regret"] == pytest.approx(sum(r["regret"] for r in mine) / 4)
+        assert set(line["regret"]) == {"burst", "jitter"}
+
+
+def test_a_run_is_what_the_simulator_says():
+    """The seeds from 0, 64 samples a worker."""
+    found = answer("--scenario", "burst", "--policy", "auto", *SMALL)["runs"]
+    given = sim.scenario("burst", 4, 20, seed=1)
+
+    assert found[1]["regret"] == sim.trial("auto", given, 256).regret
+    assert (found[1]["seed"], found[1]["global_batch_size"]) == (1, 256)
+
+
+def test_left_alone_it_takes_the_eight_and_all_policies():
+    """The scenarios that policies are compared on."""
+    found = answer("--steps", 2, "--seeds", 1, "--jobs", 1)
+
+    assert {line["policy"] for line in found["standings"]} == set(named_policies())
+    assert list(found["standings"][0]["regret"]) == list(sim.scenario_names()[:8])
+    assert {"auto", "equal", "dbs", "lb-bsp-2018"} <= set(named_policies())
+
+
+def test_several_processes_find_the_same():
+    """And in the same order."""
+    asked = ["--scenario", "static", "--policy", "equal,lbb", *SMALL]
+
+    assert answer(*asked, "--jobs", 2) == answer(*asked, "--jobs", 1)
+
+
+def test_a_trace_brings_workers_steps_and_global_batch(trace):
+    """Its fixed costs can be told."""
+    found = answer("--trace", trace, "--policy", "auto,equal")
+    fixed = answer("--trace", trace, "--policy", "equal", "--intercepts", "0.01")
+
+    assert {run["global_batch_size"] for run in found["runs"]} == {60}
+    assert found["standings"][0]["policy"] == "auto"
+    equal = next(run for run in found["runs"] if run["policy"] == "equal")
+    assert equal["step_s"] == pytest.approx(0.06)  # as recorded: 20 samples each
+    # The fast pay less for each sample that they take over, if a part of their time is fixed.
+    assert fixed["runs"][0]["best_step_s"] < found["runs"][0]["best_step_s"]
+    assert fixed["runs"][0]["seed"] is None
+
+
+def test_a_trace_may_stand_beside_scenarios(trace):
+    """In a column of its own; their samples per second are not averaged."""
+    text = simulate("--trace", trace, "--scenario", "static", "--policy", "equal", *SMALL).stdout
+
+    assert re.search(r"^policy +static +lab +mean +idle$", text, re.M)
+    assert "lab at 60 samples a step" in text
+
+
+def test_columns_that_say_nothing_are_left_out():
+    """Moves where samples move, staleness where ranks step alone, the scheme where not all BSP."""
+    asked = ["--scenario", "static", "--policy", "equal", *SMALL]
+
+    assert re.search(r"^policy +static +samples/s +idle$", simulate(*asked).stdout, re.M)
+    others = simulate(*asked, "--scheme", "hybrid,local-sgd", "--move-cost", "0.03").stdout
+    pattern = r"^policy +scheme +static +samples/s +idle +moves/step +staleness$"
+    assert re.search(pattern, others, re.M)
+    assert "takes 3.0 % of" in others
+
+
+def test_policies_and_schemes_of_one_s_own(tmp_path):
+    """From the current folder, by a program that is installed, in other processes too."""
+    lines = ["from evenstep.policies import Equal as Mine", "from evenstep.sync import Bsp as Own"]
+    (tmp_path / "mine.py").write_text("\n".join(lines) + "\n")
+    script = [sys.executable, "-P", "-c", "from evenstep.cli import main; main()"]
+    asked = ["simulate", "--policy", "mine:Mine,equal", "--scheme", "mine:Own", "--jobs", "2"]
+    result = subprocess.run(
+        [*script, *asked, "--scenario", "static", *SMALL, "--json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert (result.returncode, result.stderr) == (0, "")
+    mine, equal = json.loads(result.stdout)["standings"]
+    assert (mine["policy"], mine["scheme"]) == ("mine:Mine", "mine:Own")
+    assert mine["regret"] == equal["regret"]
+
+
+def test_a_page_and_a_picture_are_written(tmp_path):
+    """The page shows the picture from where it lies, the figures, and the command again."""
+    page, png = tmp_path / "docs" / "board.md", tmp_path / "docs" / "images" / "board.png"
+    asked = ["--scenario", "static,burst", "--policy", "equal,lbb", *SMALL]
+    printed = simulate(*asked, "--markdown", page, "--png", png).stdout
+    text = page.read_text()
+
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert "](images/board.png)" in text
+    assert "| policy | static | burst | mean | samples/s | idle |" in text
+    for line in printed.splitlines()[3:]:
+        assert f"| {' | '.join(line.split())} |" in text
+    command = re.search(r"^\$ evenstep (.*)$", text, re.M)[1].split()
+    page.unlink()
+    CliRunner().invoke(app, command)
+    assert page.read_text() == text
+
+
+def test_the_leaderboard_is_what_its_command_prints():
+    """Two of its policies in two scenarios: the page is of this code."""
+    page = (ROOT / "docs" / "leaderboard.md").read_text("utf-8")
+    names = re.search(r"^\| policy \| (.*) \|$", page, re.M)[1].split(" | ")
+    chosen = ["static", "jitter"]
+    found = answer("--scenario", ",".join(chosen), "--policy", "equal,dynamic-batching")
+
+    for line in found["standings"]:
+        row = re.search(rf"^\| {line['policy']} \| (.*) \|$", page, re.M)[1].split(" | ")
+        shown = dict(zip(names, row, strict=True))
+        assert {name: shown[name] for name in chosen} == {
+            name: percent(line["regret"][name]) for name in chosen
+        }
+    policies = re.findall(r"^\| ([a-z0-9-]+) \| \d", page, re.M)
+    assert sorted(policies) == sorted(named_policies())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--scenario", "storm"], "'storm'"),
+        (["--scenario", "burst,burst"], "each of them once"),
+        (["--scenario", "burst,"], "each of them once"),
+        (["--policy", "nonsense"], "'nonsense'"),
+        (["--policy", "no.such:Thing"], "imported"),
+        (["--policy", "fixed"], "--policy"),
+        (["--scheme", "asp"], "--scheme"),
+        (["--seeds", "0"], "--seeds"),
+        (["--seeds", "7-3"], "--seeds"),
+        (["--seeds", "few"], "--seeds"),
+        (["--steps", "0"], "--steps"),
+        (["--world-size", "0"], "--world-size"),
+        (["--global-batch-size", "0"], "--global-batch-size"),
+        (["--global-batch-size", "3"], "--global-batch-size"),
+        (["--scenario", "capped", "--global-batch-size", "9000"], "'capped'"),
+        (["--move-cost", "-1"], "--move-cost"),
+        (["--jobs", "0"], "--jobs"),
+        (["--intercepts", "1"], "come with --trace"),
+        (["--trace", "/no/such.csv"], "/no/such.csv"),
+        (["--png", "picture.jpg"], ".png"),
+        (["--markdown", "page.txt"], ".md"),
+    ],
+)
+def test_a_wrong_option_ends_with_the_remedy(arguments, words):
+    """Code 2, on stderr, before anything runs."""
+    result = simulate(*arguments)
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert words in re.sub(r"[│\s]+", " ", result.stderr)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--steps", 5), ("--world-size", 5), ("--seeds", 5), ("--intercepts", "1,2")],
+)
+def test_what_a_trace_has_by_itself_is_not_told(trace, option, value):
+    """Rather than passed over without a word."""
+    result = simulate("--trace", trace, option, value)
+
+    assert result.exit_code == 2
+    assert option in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "row", "words"),
+    [(3, "0,1,soon,20", "line 3"), (5, "5,0,0.1,20", "line 5"), (1, "step,worker", "line 1")],
+)
+def test_a_bad_trace_is_named_with_its_line(trace, line, row, words):
+    """The option, the file and the line."""
+    lines = list(TRACE)
+    lines[line - 1] = row
+    trace.write_text("\n".join(lines) + "\n")
+    said = re.sub(r"[│\s]+", " ", simulate("--trace", trace).stderr)
+
+    assert "--trace" in said
+    assert words in said
+
+
+def test_a_picture_without_matplotlib_is_refused_at_once(tmp_path, monkeypatch):
+    """With what to install, before anything runs."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = simulate("--png", tmp_path / "x.png")
+
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "pip install evenstep[demo]" in re.sub(r"[│\s]+", " ", result.stderr)
+
+
+def test_short_runs_are_quiet_and_long_ones_are_not():
+    """A line now and then where nobody looks on; stdout is for the table alone."""
+    quiet, said = io.StringIO(), _Heard()
+    with _progress.Progress(3, stream=quiet) as progress:
+        progress.step()
+    with _progress.Progress(3, stream=said, quiet_s=0.0) as progress:
+        progress.step()
+        assert said.heard.wait(30)
+
+    assert quiet.getvalue() == ""
+    assert "of 3 runs" in said.getvalue()
+
+
+def test_a_terminal_is_left_clean():
+    """The line is written over, and taken away in the end."""
+    terminal = _Heard(is_terminal=True)
+    with _progress.Progress(3, stream=terminal, quiet_s=0.0):
+        assert terminal.heard.wait(30)
+
+    assert "\n" not in terminal.getvalue()
+    assert terminal.getvalue().endswith(" \r")
+
+
+def test_what_is_left_is_said_in_words():
+    """Seconds, and minutes past ninety of them."""
+    assert _progress.describe(0, 9, 5.0) == "evenstep: 0 of 9 runs"
+    assert _progress.describe(2, 6, 5.0) == "evenstep: 2 of 6 runs, about 10 s left"
+    assert _progress.describe(1, 101, 6.0) == "evenstep: 1 of 101 runs, about 10 min left"
+
+
+def test_figures_have_as_many_digits_as_they_need():
+    """Shares as percent, and numbers, as the tables print them."""
+    shares = [0.0004, 0.0996, 0.0999, 1.386, -0.00001, -0.1602]
+
+    assert [percent(share) for share in shares] == ["0.0", "10", "10", "139", "0.0", "-16"]
+    assert [number(value) for value in (0, 0.25, 43.44, 3847.4)] == ["0", "0.25", "43.4", "3847"]
+
+
+class _Heard(io.StringIO):
+    """A stream that tells when something was written to it."""
+
+    def __init__(self, *, is_terminal=False):
+        super().__init__()
+        self.heard, self._is_terminal = threading.Event(), is_terminal
+
+    def isatty(self):
+        return self._is_terminal
+
+    def write(self, text):
+        count = super().write(text)
+        self.heard.set()
+        return count
