@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from evenstep import Cluster
+from evenstep import Cluster, allocate
 from evenstep.policies import Lbb
+from evenstep.timemodels import fit_cubic
 
 from .simulated import FOUR_GPUS, follow, measured
 
@@ -62,6 +63,34 @@ def test_known_fixed_costs_make_the_rapid_step_exact():
 
     assert spread(exact) < 0.01
     assert spread(blind) > 0.05
+
+
+def test_a_profile_gives_the_first_split_and_the_fixed_costs():
+    """LBB's cubic of every worker; fixed costs that are given count instead of the cubic's."""
+    sizes, intercept_s, slope_s = (
+        np.array([1, 32, 128, 256, 512]),
+        0.1,
+        np.array([1, 1, 2, 8]) * 1e-3,
+    )
+    cubic = fit_cubic([sizes] * 4, list(intercept_s + slope_s[:, np.newaxis] * sizes))
+    decisions = follow(Lbb(profile=cubic), FOUR, intercept_s, [slope_s, slope_s * [1, 4, 1, 1]])
+    first, _, rapid = (decision.batch_size for decision in decisions)
+    changed_s = intercept_s + slope_s * [1, 4, 1, 1] * rapid
+
+    assert first.tolist() == allocate(cubic, FOUR).tolist()
+    assert np.ptp(intercept_s + slope_s * first) < 0.02
+    assert decisions[2].reason.startswith("rapid")
+    assert np.ptp(changed_s) < 0.02
+    given = Lbb((0.0,) * 4, profile=cubic)
+    assert (follow(given, FOUR, intercept_s, [slope_s] * 2)[1].state["slope_s"] > slope_s).all()
+
+
+def test_a_profile_of_other_workers_is_refused():
+    """At the start, with the number that would do."""
+    cubic = fit_cubic([np.arange(1, 5)] * 2, [np.arange(1.0, 5.0)] * 2)
+
+    with pytest.raises(ValueError, match=r"`Lbb\(profile=...\)` must .* 4 workers, got 2"):
+        Lbb(profile=cubic).init(FOUR)
 
 
 def test_a_fixed_cost_above_the_time_leaves_a_positive_slope():

@@ -10,7 +10,7 @@ import numpy as np
 from .._minmax import allocate
 from .._types import Cluster, Decision, FloatArray, IntArray, StepTimings
 from ..exceptions import invalid
-from ..timemodels import AffineTime
+from ..timemodels import AffineTime, CubicTime
 from ._base import AbstractPolicy
 from ._held import see
 from ._moves import find_pair, moved, overshoots, spread
@@ -22,7 +22,8 @@ from ._splits import equal_split
 class Lbb(AbstractPolicy[dict[str, Any]]):
     r"""One granule at a time while nearly balanced, all at once when not.
 
-    Each step the straggler effect $SE = (\max t - \min t) / \mathrm{mean}\,t$ decides:
+    The first split is equal or, with a ``profile``, the one that it makes fastest. Then, each step,
+    the straggler effect $SE = (\max t - \min t) / \mathrm{mean}\,t$ decides:
 
     - $SE <$ ``fine``: nothing.
     - ``fine`` $\le SE <$ ``rapid``: the slowest worker gives one granule to the fastest.
@@ -44,7 +45,7 @@ class Lbb(AbstractPolicy[dict[str, Any]]):
     Chosen here, as the paper does not say: the length of the observation window; no fine move
     that would leave the fastest slower than the slowest was. The dropping of workers is what
     ``min_batch_size=0`` allows; a dropped one keeps its last slope, and one never measured has
-    the mean slope. Profiling itself is not part of the policy.
+    the mean slope. Profiling itself is not part of the policy: ``Balancer.profile`` does it.
 
     Args:
         intercept_s: profiled fixed cost of a step in seconds, one per rank, finite and at least
@@ -52,9 +53,12 @@ class Lbb(AbstractPolicy[dict[str, Any]]):
         fine: straggler effect from which fine moves are made, at least 0.
         rapid: straggler effect from which the lines are solved, above ``fine``.
         observation_steps: steps after a rapid one in which there is no other, at least 0.
+        profile: every worker's cubic, such as ``ClusterProfile.cubic()``. The first split is
+            solved from it, and its $p_0$ are the fixed costs where ``intercept_s`` gives none.
 
     Raises:
-        ValueError: an argument is out of range, or ``intercept_s`` does not suit the cluster.
+        ValueError: an argument is out of range, or ``intercept_s`` or ``profile`` does not suit
+            the cluster.
 
     References:
         Yao et al., J. Supercomputing 80:12247, 2024, by its preprint: thresholds FT and RT.
@@ -66,6 +70,7 @@ class Lbb(AbstractPolicy[dict[str, Any]]):
     fine: float = 0.05
     rapid: float = 0.3
     observation_steps: int = 5
+    profile: CubicTime | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.fine < self.rapid:
@@ -100,9 +105,19 @@ class Lbb(AbstractPolicy[dict[str, Any]]):
                 f"{len(given)} of them",
                 "Add or remove some.",
             )
-        held = equal_split(cluster)
+        held, reason = equal_split(cluster), "equal: nothing measured yet"
+        if self.profile is not None:
+            if self.profile.world_size != cluster.world_size:
+                raise invalid(
+                    "Lbb(profile=...)",
+                    f"speak of the cluster's {cluster.world_size} workers",
+                    self.profile.world_size,
+                    "Give one cubic per rank.",
+                )
+            held = allocate(self.profile, cluster)
+            reason = f"{self.profile.seconds(held).max():.3g} s by the profile"
         state = {"held": held, "waited": 0, "watch": 0, "slope_s": np.zeros(cluster.world_size)}
-        return Decision(held, state, "equal: nothing measured yet")
+        return Decision(held, state, reason)
 
     def update(
         self, cluster: Cluster, timings: StepTimings, state: dict[str, Any]
@@ -142,6 +157,8 @@ class Lbb(AbstractPolicy[dict[str, Any]]):
         intercept = np.zeros(len(step_s))
         if self.intercept_s is not None:
             intercept = np.array(self.intercept_s, np.float64)
+        elif self.profile is not None:
+            intercept = np.maximum(self.profile.coefficients[:, 3], 0.0)
         intercept = np.where(ran, np.minimum(intercept, 0.9 * step_s), intercept)
         slope = np.divide(step_s - intercept, batch_size, out=known.copy(), where=ran)
         return AffineTime(intercept, np.where(slope > 0, slope, slope[ran].mean()))

@@ -5,6 +5,7 @@ from ._base import AbstractTimeModel as AbstractTimeModel
 from ._base import bisect_batch as bisect_batch
 from ._best_fit import BestFit as BestFit
 from ._best_fit import best_fit as best_fit
+from ._cluster_profile import ClusterProfile as ClusterProfile
 from ._cubic import CubicTime as CubicTime
 from ._fits import fit_affine as fit_affine
 from ._fits import fit_cubic as fit_cubic
@@ -21,6 +22,7 @@ __all__ = [
     "AbstractTimeModel",
     "AffineTime",
     "BestFit",
+    "ClusterProfile",
     "CubicTime",
     "JoinedTime",
     "MemoryModel",

@@ -71,7 +71,7 @@ class Profile:
             ValueError: the text is no JSON, no profile, of a newer version, or its values are
                 none that a profile may have.
         """
-        record = _record(text)
+        record = read_record(text, owner="Profile", schema=SCHEMA, fields=FIELDS)
         return cls(**{name: record[name] for name in FIELDS})
 
 
@@ -138,22 +138,26 @@ def _refuse(
         raise invalid(name, rule + on, f"{value[at]} as measurement {at}", remedy)
 
 
-def _record(text: str) -> dict[str, Any]:
-    """Return the object in ``text``, its schema and names checked, its values not yet."""
-    name = "Profile.from_json(text=...)"
-    remedy = "Give what `Profile.to_json` returned."
+def read_record(text: str, *, owner: str, schema: str, fields: Sequence[str]) -> dict[str, Any]:
+    """Return the object in ``text``, its schema and names checked, its values not yet.
+
+    Raises:
+        ValueError: it is something else; the message names ``owner``.
+    """
+    name = f"{owner}.from_json(text=...)"
+    remedy = f"Give what `{owner}.to_json` returned."
     try:
         record = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise invalid(name, "be JSON", f"{text[:60]!r} ({error})", remedy) from error
-    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
+    if not isinstance(record, dict) or record.get("schema") != schema:
         got = repr(record.get("schema") if isinstance(record, dict) else record)[:60]
-        raise invalid(name, f'be an object of `"schema": "{SCHEMA}"`', got, remedy)
+        raise invalid(name, f'be an object of `"schema": "{schema}"`', got, remedy)
     version = record.get("version")
     if type(version) is not int or not 1 <= version <= VERSION:
         rule = f"be of a version from 1 to {VERSION}"
         raise invalid(name, rule, repr(version)[:60], "Upgrade evenstep, or profile anew.")
-    names = {"schema", "version", *FIELDS}
+    names = {"schema", "version", *fields}
     if record.keys() != names:
         got = f"{sorted(record.keys() ^ names)} missing or unknown"
         raise invalid(name, f"hold {sorted(names)} and nothing else", got, remedy)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +16,9 @@ from torch.utils.data import DataLoader
 
 from ..control import Bounds, Job, Plan
 from ..exceptions import WorkerLostError, invalid
-from ..policies import AbstractPolicy, Equal, Fixed, by_name
+from ..policies import AbstractPolicy, Equal, Fixed
+from ..timemodels import ClusterProfile
+from ._arguments import check_size, checked_policy, checked_reduction
 from ._checkpoint._estimates import Estimates
 from ._data._eval import EvalLoader, is_lockstep
 from ._data._global_batch import agreed_batch_size
@@ -28,6 +30,7 @@ from ._data._stream_terms import StreamKind
 from ._exchange._startup import Alone, SideGroup, open_side
 from ._job import job_of
 from ._link import RunLink
+from ._memory._probe import Closure
 from ._memory._replay import Replay
 from ._model._compile_watch import CompileWatch
 from ._model._compiled import check_compiled
@@ -45,6 +48,7 @@ from ._model._units import Unit, counter_of
 from ._model._weighting import Backward, scale
 from ._model._wrapping import Wrapping
 from ._options import Runtime
+from ._profile._profiler import Profiler, Request
 from ._run import Run, RunSettings
 
 _VERDICT_S = 2.0
@@ -105,24 +109,11 @@ class Balancer:
         run_dir: str | Path | None = None,
         process_group: torch.distributed.ProcessGroup | None = None,
     ) -> None:
-        if loss_reduction not in ("mean", "sum"):
-            raise invalid(
-                "Balancer(loss_reduction=...)",
-                'be "mean" or "sum"',
-                repr(loss_reduction),
-                "Say what the loss does over the samples of a batch.",
-            )
-        if global_batch_size is not None and global_batch_size < 1:
-            raise invalid(
-                "Balancer(global_batch_size=...)",
-                "be at least 1",
-                global_batch_size,
-                "Leave it out to take the loader's batch size times the number of workers.",
-            )
+        self._loss_reduction = checked_reduction(loss_reduction)
+        check_size(global_batch_size)
         self._global_batch_size = global_batch_size
-        self._policy = _checked(by_name(policy) if isinstance(policy, str) else policy)
+        self._policy = checked_policy(policy)
         self._counter = counter_of(unit, loss_reduction=loss_reduction)
-        self._loss_reduction = loss_reduction
         self._bounds = bounds
         self._runtime = runtime
         self._run_dir = None if run_dir is None else Path(run_dir)
@@ -218,6 +209,40 @@ class Balancer:
             lockstep=lambda: is_lockstep(lockstep, (model.module for model in models)),
             report=self._link.report_now,
         )
+
+    def profile(
+        self,
+        closure: Closure,
+        *,
+        sizes: Sequence[int] | None = None,
+        repeats: int = 3,
+        samples: Sequence[Any] | None = None,
+        through: Callable[[torch.Tensor], Any] = torch.Tensor.backward,
+        path: str | Path | None = None,
+    ) -> ClusterProfile:
+        """Measure forward and backward on every rank by itself, and begin the run balanced by it.
+
+        Collective, between ``prepare`` and the first loop. Parameters, gradients, buffers, random
+        states and the loader's position stay as they are.
+
+        Args:
+            closure: from a batch, as ``collate_fn`` made it, to its loss; with no other effects.
+            sizes: batch sizes to measure. None takes some twelve, up to four equal shares.
+            repeats: runs of each size that count, after one that warms up.
+            samples: from the data set, repeated to the sizes; None takes its first ones.
+            through: runs the backward of a loss, as in ``Step.backward``.
+            path: rank 0's file, which keeps the profile. Workers that it has, by host and device,
+                with this model are not measured anew.
+
+        Raises:
+            ValueError: an argument is out of range, or a forward is a collective.
+            RuntimeError: a rank failed, or this is no time for it.
+        """
+        self._check_open()
+        asked = Request(closure, sizes, repeats, samples, through, path)
+        parts = self._models, self._loaders, self._link, self._watch
+        profiler = Profiler(*parts, side=self._side, memory=self._runtime.memory)
+        return profiler.profile(asked, lambda: self._job(cuts=True))
 
     def weight(self, loss: torch.Tensor) -> torch.Tensor:
         """Return ``loss`` weighted for this forward: the explicit form of what is exact.
@@ -466,14 +491,3 @@ class Balancer:
         self._watch.varies = by_size and not isinstance(self._policy, Equal | Fixed)
         atexit.register(self._say_goodbye)
         return Run(settings, self._side, listeners)
-
-
-def _checked(policy: Any) -> AbstractPolicy[Any]:
-    if not isinstance(policy, AbstractPolicy):
-        raise invalid(
-            "Balancer(policy=...)",
-            "be a name, `module:Class`, or a policy",
-            repr(policy),
-            "Give an instance, such as `Auto()`, not the class.",
-        )
-    return policy

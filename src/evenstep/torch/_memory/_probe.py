@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
 from .._data._step import MicroBatch
+from ._kept import kept
 from ._lack import free_memory, is_out_of_memory
 from ._rows import repeat_rows
 
@@ -63,7 +64,7 @@ def probe(
         free_memory()
         return fitted
 
-    with _kept(list(models)):
+    with kept(list(models)):
         good = _largest(fits, start=max(min(held, most), smallest), most=most)
     if good == most:
         return None
@@ -105,23 +106,3 @@ def _fits(
         traceback.clear_frames(error.__traceback__)
         return False
     return True
-
-
-@contextmanager
-def _kept(modules: list[torch.nn.Module]) -> Iterator[None]:
-    """Put gradients, buffers and the random state back at the end."""
-    parameters = [parameter for module in modules for parameter in module.parameters()]
-    buffers = [buffer for module in modules for buffer in module.buffers()]
-    grads, values = [p.grad for p in parameters], [b.clone() for b in buffers]
-    devices = {p.device.index for p in parameters if p.device.type == "cuda"}
-    try:
-        with torch.random.fork_rng(devices=sorted(devices)):
-            for parameter in parameters:
-                parameter.grad = None
-            yield
-    finally:
-        for parameter, grad in zip(parameters, grads, strict=True):
-            parameter.grad = grad
-        with torch.no_grad():
-            for buffer, value in zip(buffers, values, strict=True):
-                buffer.copy_(value)

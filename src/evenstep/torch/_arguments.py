@@ -1,0 +1,44 @@
+"""What a balancer is made with, checked at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..exceptions import invalid
+from ..policies import AbstractPolicy, by_name
+
+
+def checked_reduction(loss_reduction: str) -> str:
+    """Return what the loss does over the samples of a batch, if it is one of the two."""
+    if loss_reduction not in ("mean", "sum"):
+        raise invalid(
+            "Balancer(loss_reduction=...)",
+            'be "mean" or "sum"',
+            repr(loss_reduction),
+            "Say what the loss does over the samples of a batch.",
+        )
+    return loss_reduction
+
+
+def check_size(global_batch_size: int | None) -> None:
+    """Raise for a global batch without samples."""
+    if global_batch_size is not None and global_batch_size < 1:
+        raise invalid(
+            "Balancer(global_batch_size=...)",
+            "be at least 1",
+            global_batch_size,
+            "Leave it out to take the loader's batch size times the number of workers.",
+        )
+
+
+def checked_policy(policy: Any) -> AbstractPolicy[Any]:
+    """Return the policy, or the one of that name."""
+    policy = by_name(policy) if isinstance(policy, str) else policy
+    if not isinstance(policy, AbstractPolicy):
+        raise invalid(
+            "Balancer(policy=...)",
+            "be a name, `module:Class`, or a policy",
+            repr(policy),
+            "Give an instance, such as `Auto()`, not the class.",
+        )
+    return policy

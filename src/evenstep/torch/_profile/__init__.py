@@ -1,0 +1,1 @@
+"""What a batch costs every worker, measured before the first step."""
