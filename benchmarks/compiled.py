@@ -4,7 +4,8 @@ Two ranks train an uncompiled and a compiled model side by side on the same batc
 that change every ten steps. Counted: graphs that Inductor makes for training, and the last step in
 which anything was compiled. An uncompiled run of a compiled model would be an error, not a slow
 step: torch is told to raise where it would give up. The time is that of forward and backward, as a
-ratio of medians over pairs of steps that take turns.
+ratio of medians over pairs of steps that take turns. Rows with "compiled ahead" show what a user
+can do about late graphs: a forward at each power of two before `prepare`, as docs/compile.md says.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
@@ -137,7 +138,17 @@ def samples(name: str, num_samples: int) -> TensorDataset:
     return TensorDataset(x, torch.randint(10, (num_samples,)))
 
 
-def train(rank: int, name: str, num_steps: int, by_count: bool) -> dict[str, Any]:
+def compile_ahead(model: nn.Module, name: str, sizes: Iterable[int]) -> None:
+    """Have ``model`` compiled for batches of ``sizes``; its state stays as it was."""
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    for size in sizes:
+        x, _ = samples(name, size).tensors
+        torch._dynamo.maybe_mark_dynamic(x, 0)
+        model(x)
+    model.load_state_dict(state)
+
+
+def train(rank: int, name: str, num_steps: int, by_count: bool, ahead: bool) -> dict[str, Any]:
     """Train both models; return what was compiled when, and the seconds of every step."""
     import torch._dynamo.testing
 
@@ -145,7 +156,7 @@ def train(rank: int, name: str, num_steps: int, by_count: bool) -> dict[str, Any
     stalls: list[int] = []
     warnings.simplefilter("ignore", EvenstepWarning)  # of BatchNorm, which is meant here
     torch.manual_seed(0)
-    step, first_graphs, sizes = -1, 0, set()
+    step, regions, sizes, ahead_s = -1, 0, set(), 0.0
     torch._dynamo.callback.on_compile_start(lambda _: stalls.append(step))
     total = BATCH_SIZE * dist.get_world_size()
     bounds = Bounds(vary="count", granularity=4) if by_count else Bounds()
@@ -158,6 +169,12 @@ def train(rank: int, name: str, num_steps: int, by_count: bool) -> dict[str, Any
             "eager": DistributedDataParallel(MODELS[name]()),
             "compiled": DistributedDataParallel(torch.compile(MODELS[name](), backend=backend)),
         }
+        if ahead:
+            began_s = perf_counter()
+            compile_ahead(models["compiled"], name, (2,))
+            regions = backend.frame_count
+            compile_ahead(models["compiled"], name, (4, 8, 16, 32, total - 2))
+            ahead_s = perf_counter() - began_s
         stock = DataLoader(samples(name, total * num_steps), batch_size=BATCH_SIZE)
         models["eager"], models["compiled"], loader = balancer.prepare(*models.values(), stock)
         for step, parts in enumerate(loader.steps()):  # read by the callback
@@ -168,16 +185,16 @@ def train(rank: int, name: str, num_steps: int, by_count: bool) -> dict[str, Any
                     began_s = perf_counter()
                     functional.cross_entropy(models[which](x), y).backward()
                     spent[which] += perf_counter() - began_s
-                if step == 0:
-                    first_graphs = backend.frame_count
+                regions = regions or backend.frame_count
             for which, model in models.items():
                 seconds[which].append(spent[which])
                 model.zero_grad()
     return {
-        "regions": first_graphs,
+        "regions": regions,
         "graphs": backend.frame_count,
         "last": max(stalls, default=-1),
         "stall_s": max(seconds["compiled"]),
+        "ahead_s": ahead_s,
         "sizes": sizes,
         "ratios": [
             compiled / eager
@@ -187,16 +204,17 @@ def train(rank: int, name: str, num_steps: int, by_count: bool) -> dict[str, Any
     }
 
 
-def row(name: str, num_steps: int, *, by_count: bool = False) -> Row:
+def row(name: str, num_steps: int, *, by_count: bool = False, ahead: bool = False) -> Row:
     """Return what two ranks saw, the worse of them where they differ."""
-    ranks = run_workers(2, train, name, num_steps, by_count, timeout_s=1500)
+    ranks = run_workers(2, train, name, num_steps, by_count, ahead, timeout_s=1500)
     graphs = max(found["graphs"] / found["regions"] for found in ranks)
     last = max(found["last"] for found in ranks)
     ratio = median(ratio for found in ranks for ratio in found["ratios"])
     sizes = set().union(*(found["sizes"] for found in ranks))
     allowed = 1 if by_count else 2
+    how = (", fixed micro-batches" if by_count else "") + (", compiled ahead" if ahead else "")
     return Row(
-        what=f"{name}, {num_steps} steps" + (", fixed micro-batches" if by_count else ""),
+        what=f"{name}, {num_steps} steps{how}",
         bar=f"<= {allowed} graphs a region, none after step {WARM_UP}, faster than eager",
         measured={
             "graphs_per_region": graphs,
@@ -207,19 +225,23 @@ def row(name: str, num_steps: int, *, by_count: bool = False) -> Row:
             "compiled_over_eager": ratio,
             "eager_ms": 1e3 * median(found["eager_s"] for found in ranks),
             "longest_stall_s": max(found["stall_s"] for found in ranks),
+            "ahead_s": max(found["ahead_s"] for found in ranks),
         },
         met=graphs <= allowed and last <= WARM_UP and ratio < 1,
     )
 
 
 def rows(options: argparse.Namespace) -> Iterator[Row]:
-    """Measure every model by size, and one by count."""
+    """Measure every model by size, one by count, and convolutions compiled ahead."""
     num_steps = 60 if options.quick else 500
     for name in MODELS:
         progress(name)
         yield row(name, num_steps)
     progress("fixed micro-batches")
     yield row("transformer", num_steps, by_count=True)
+    for name in ("CNN with GroupNorm", "CNN with BatchNorm"):
+        progress(f"{name}, compiled ahead")
+        yield row(name, num_steps, ahead=True)
 
 
 if __name__ == "__main__":

@@ -144,3 +144,28 @@ def mistakes(rank: int) -> dict[str, str]:
             name: text_of(lambda given=given: opened(Hybrid(), **given))
             for name, (given, _) in MISTAKES.items()
         }
+
+
+def two_models(rank: int) -> dict[str, float]:
+    """Return the largest gradient error of two models in one loop, whose counts differ by rank."""
+    found = {}
+    for name, runtime in (("as planned", Runtime(line_every=None)), ("claimed", CLAIMS)):
+        x = stock(48 * 5).dataset.tensors[0]
+        errors = []
+        with Balancer(policy=Fixed((32, 16)), bounds=Bounds(max=(16, 48)), runtime=runtime) as it:
+            first, second, loader = it.prepare(
+                DistributedDataParallel(Linear()),
+                DistributedDataParallel(Linear()),
+                stock(48 * 5, batch_size=24),
+            )
+            for number, step in enumerate(loader.steps()):
+                for mine, _ in step:
+                    (first(mine) ** 2).mean().backward()
+                    (second(mine) ** 4).mean().backward()
+                for model, power in ((first, 2), (second, 4)):
+                    alone = Linear()
+                    (alone(x[48 * number : 48 * number + 48]) ** power).mean().backward()
+                    errors.append(float((flat(model) - flat(alone)).norm() / flat(alone).norm()))
+                    model.zero_grad()
+        found[name] = max(errors)
+    return found

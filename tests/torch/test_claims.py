@@ -7,7 +7,7 @@ import pytest
 from evenstep.testing import run_workers
 from evenstep.torch import Runtime
 
-from .claims import MISTAKES, by_auto, epochs, mistakes
+from .claims import MISTAKES, by_auto, epochs, mistakes, two_models
 
 pytestmark = pytest.mark.cluster
 
@@ -97,6 +97,13 @@ def test_auto_tries_claims_where_workers_wait():
 
     assert switched[0].on
     assert num_steps == 40
+
+
+def test_two_models_in_one_loop_wait_for_nobody_in_between():
+    """Their first forwards and broadcasts are collective, and ranks have unlike numbers of them."""
+    for errors in run_workers(2, two_models):
+        assert set(errors) == {"as planned", "claimed"}
+        assert max(errors.values()) <= 1e-12
 
 
 @pytest.fixture(scope="module")

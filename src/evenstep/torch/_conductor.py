@@ -47,8 +47,9 @@ class StepConductor:
             there are more only if all ranks turn out to have reported before their collectives.
         exact: whether to wait for the device at the plan point, so that nothing is late.
         watch: notices what is compiled in a step.
-        gather: makes the parameters of sharded models whole at the start of a step; None where
-            no model is sharded.
+        meet: does what is collective at the start of a step, such as making the parameters of
+            sharded models whole; None where nothing is.
+        sharded: whether the collectives of a step begin in its last forward.
         peers: ranks that get the very same batches; None if there are none.
     """
 
@@ -64,10 +65,12 @@ class StepConductor:
         settle_s: float,
         exact: bool,
         watch: CompileWatch,
-        gather: Callable[[], None] | None = None,
+        meet: Callable[[], None] | None = None,
+        sharded: bool = False,
         peers: PeerGroup | None = None,
     ) -> None:
-        self._gather = gather
+        self._meet = meet
+        self._sharded = sharded
         self._peers = peers
         self._compiling = watch
         self.meter = meter
@@ -165,11 +168,11 @@ class StepConductor:
         step.num_forwards += 1
         self._compiling.begin_forward(num_samples)
         if step.num_forwards == 1:
-            self._make_whole()
+            self._meet_others()
             self.meter.begin()
         if is_last:
             self.meter.begin_last(done=step.num_done, num_samples=step.num_samples)
-            if self._gather is not None:  # here the collectives of sharded models begin
+            if self._sharded:
                 self._exchange.enter_collective()
         step.num_done += num_samples
         step.largest = max(step.largest, num_samples)
@@ -189,11 +192,11 @@ class StepConductor:
         step.num_samples += num_samples
         step.data_s += self.meter.resume()
 
-    def _make_whole(self) -> None:
-        """Gather parameters that are kept in shards: what follows is this rank's own time."""
-        if self._gather is not None:
+    def _meet_others(self) -> None:
+        """Do what is collective before the first forward: what follows is this rank's own time."""
+        if self._meet is not None:
             self._exchange.enter_collective()
-            self._gather()
+            self._meet()
             self._exchange.leave_collective()
 
     def found_limit(self, limit: int) -> None:

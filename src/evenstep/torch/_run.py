@@ -115,7 +115,8 @@ class Run:
             settle_s=min(runtime.deadline_s + 2 * runtime.heartbeat_s, 10.0) if settle else 0.0,
             exact=runtime.freshness == "exact",
             watch=settings.watch,
-            gather=settings.wrapping.gather if sharded else None,
+            meet=settings.wrapping.meet if settings.wrapping.meets else None,
+            sharded=sharded,
             peers=peers,
         )
         for outlet in self._outlets:

@@ -23,6 +23,7 @@ from ...exceptions import EvenstepWarning, invalid
 from ...policies import AbstractPolicy, Equal, Fixed
 from .._clock import AbstractClock, BlindMeter, LeadMeter, StepMeter
 from ._fsdp import Shards
+from ._several import SeveralDdps
 
 if TYPE_CHECKING:
     from ._models import BalancedModel
@@ -35,10 +36,12 @@ class Wrapping:
     Attributes:
         shards: one for each model that FSDP2 shards over more than one rank.
         cuts: whether the loop takes micro-batches.
+        several: the models in DDP, if there are more than one in a loop that takes micro-batches.
     """
 
     shards: tuple[Shards, ...]
     cuts: bool
+    several: SeveralDdps | None = None
 
     @classmethod
     def of(
@@ -62,7 +65,9 @@ class Wrapping:
         if cuts:
             for model in models:
                 _refuse_sync_batch_norm(model.module)
-        return cls(tuple(model.shards for model in models if model.shards is not None), cuts)
+        shards = tuple(model.shards for model in models if model.shards is not None)
+        ddps = [model.ddp for model in models if model.ddp is not None]
+        return cls(shards, cuts, SeveralDdps(ddps) if cuts and len(ddps) > 1 else None)
 
     @property
     def min_forwards(self) -> int:
@@ -93,8 +98,15 @@ class Wrapping:
                 stacklevel=2,
             )
 
-    def gather(self) -> None:
-        """Make all parameters whole, in loops that keep them so. Collective."""
+    @property
+    def meets(self) -> bool:
+        """Whether all ranks meet before the first forward of a step."""
+        return bool(self.shards) or self.several is not None
+
+    def meet(self) -> None:
+        """Do what is collective before the first forward: make parameters whole, say."""
+        if self.several is not None:
+            self.several.meet()
         if self.cuts:
             for part in self.shards:
                 part.gather()
