@@ -105,13 +105,14 @@ def live(rank: int, core: int, num_steps: int) -> dict[str, Any] | None:
         return None
     steps = [event for event in events if isinstance(event, StepMeasured)][FIRST:]
     learnt = state["learnt"]["policy_state"]["predictor"]
+    own, average = np.asarray(learnt["errors"])
     return {
         "steps_over_equal_split": float(
             np.mean([step.makespan_s for step in steps])
             / np.mean([step.equal_split_s for step in steps])
         ),
-        "narx_decides_at_the_end": Narx().decides(learnt).tolist(),
-        "narx_error_over_ema": (learnt["errors"][0] / learnt["errors"][1]).round(3).tolist(),
+        "narx_decides_at_the_end": np.asarray(learnt["decides"]).tolist(),
+        "narx_error_over_ema": (own / average).round(3).tolist(),
     }
 
 
