@@ -74,9 +74,11 @@ def epochs(rank: int) -> dict[str, Any]:
 
 def opened(bounds: Bounds, *, plain: bool = False, batch_size: int = 16, **options: Any) -> None:
     model = options.pop("model", Linear)()
+    static = options.pop("static_graph", False)
     balancer = Balancer(bounds=bounds, runtime=QUIET)
     data = stock(99, batch_size, **options)
-    _, loader = balancer.prepare(DistributedDataParallel(model), data)
+    ddp = DistributedDataParallel(model, static_graph=static)
+    _, loader = balancer.prepare(ddp, data)
     next(iter(loader) if plain else loader.steps())
 
 
@@ -96,7 +98,12 @@ def norm_in_the_tail() -> None:
         opened(BY_FOUR, model=lambda: nn.Sequential(Linear(), nn.BatchNorm1d(2)).double())
 
 
+def static_graph() -> None:
+    opened(BY_FOUR, static_graph=True)
+
+
 MISTAKES = {
+    "static graph": (static_graph, "Leave `static_graph` out, or use `for batch in loader`."),
     "plain loop": (
         plain_loop,
         "be used in a loop over `loader.steps()`, got `for batch in loader`",

@@ -65,6 +65,7 @@ class Wrapping:
         if cuts:
             for model in models:
                 _refuse_sync_batch_norm(model.module)
+                _refuse_static_graph(model)
         shards = tuple(model.shards for model in models if model.shards is not None)
         ddps = [model.ddp for model in models if model.ddp is not None]
         return cls(shards, cuts, SeveralDdps(ddps) if cuts and len(ddps) > 1 else None)
@@ -116,6 +117,20 @@ class Wrapping:
         if not self.shards:
             return StepMeter(clock)
         return LeadMeter(clock) if self.cuts else BlindMeter(clock)
+
+
+def _refuse_static_graph(model: BalancedModel) -> None:
+    """Raise where DDP learns the graph from its first backward, whether that synchronises or not.
+
+    In a step of several micro-batches it does not, and torch fails in a later one.
+    """
+    if model.ddp is not None and model.ddp.static_graph:
+        raise invalid(
+            "A model in a loop over `loader.steps()`",
+            "learn its graph anew in every backward",
+            "`DDP(model, static_graph=True)`",
+            "Leave `static_graph` out, or use `for batch in loader`.",
+        )
 
 
 def _refuse_sync_batch_norm(module: nn.Module) -> None:
