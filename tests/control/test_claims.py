@@ -9,6 +9,8 @@ from evenstep.events import ClaimsSwitched
 from evenstep.policies import Equal
 from evenstep.sync import Hybrid
 
+from ..torch.plans import Restless
+
 SIZES = np.array([8, 8])
 
 
@@ -125,6 +127,25 @@ def test_a_plan_says_what_everybody_begins_with_while_claims_are_on():
     assert switched.on
     assert planner.plan.first == (8, 8)
     assert (planner.plan.epoch, planner.plan.first_step) == (1, switched.step + 1)
+
+
+def test_a_switch_is_told_of_where_new_sizes_come_with_it():
+    """In the one plan that follows from both."""
+    switch, events = ClaimSwitch(Hybrid(first=0.25), adaptive=True), []
+    planner = Planner(Restless(), Job(2, 64, cuts=True), warm_up_steps=0, claims=switch)
+    for number in range(40):
+        seconds = (1.0, 2.0) if planner.plan.first is None else (1.6, 1.6)
+        reports = [
+            Report(number, size, 64, each, 0.0)
+            for size, each in zip(planner.plan.batch_size, seconds, strict=True)
+        ]
+        plan = planner.plan
+        events += planner.observe(reports, next_step=number + 1).events
+        planner.account(reports, plan)
+    switched = [event for event in events if isinstance(event, ClaimsSwitched)]
+
+    assert [event.on for event in switched] == [True]
+    assert planner.plan.epoch == 40
 
 
 def test_first_chunks_are_whole_tiles():

@@ -102,6 +102,26 @@ def test_a_loop_that_asks_for_all_of_its_own_gets_the_plan(plan, scheme, tile):
     assert all(claims.claim(rank)[0] == () for rank in range(len(plan)))
 
 
+@given(PLANS, SCHEMES, st.integers(1, 8), st.data())
+def test_nothing_is_left_to_a_rank_that_has_asked_for_all_of_its_own(plan, scheme, tile, data):
+    """Though it may be the fastest, to which the others leave what is left."""
+    claims = StepClaims.begin(scheme, np.array(plan), tile=tile)
+    count = int(claims.first.sum())
+    coming = [rank for rank, size in enumerate(plan) if size]
+    while coming:
+        rank = data.draw(st.sampled_from(coming))
+        if data.draw(st.booleans()):
+            claimed, claims = claims.claim(rank, data.draw(st.none() | st.floats(0.01, 100)))
+        else:
+            claimed, claims = claims.claim_own(rank)
+            coming.remove(rank)
+        if not claimed and rank in coming:
+            coming.remove(rank)
+        count += sum(claim.num_samples for claim in claimed)
+
+    assert count == sum(plan)
+
+
 def test_a_tile_of_nothing_is_named():
     """The message gives class and argument, rule, value and remedy."""
     with pytest.raises(ValueError, match=r"StepClaims.begin\(tile=...\)` must be at least 1"):

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
 from evenstep.events import ClaimsSwitched, StepMeasured
 from evenstep.policies import Auto, Equal, Fixed
@@ -19,6 +20,7 @@ from .counts import Linear, stock
 from .loops import text_of
 from .matrix import flat, wrapped
 from .plans import Restless
+from .stream_fakes import Numbers
 
 BY_FOUR = Bounds(vary="count", granularity=4)
 CLAIMS = Runtime(line_every=None, claims=Hybrid(first=0.25))
@@ -118,15 +120,18 @@ def by_auto(rank: int) -> tuple[list[ClaimsSwitched], int]:
 
 
 def opened(claims: Any, *, plain: bool = False, **settings: Any) -> None:
-    model = settings.pop("model", Linear)()
+    model, stream = settings.pop("model", Linear)(), settings.pop("stream", None)
+    data = stock(96) if stream is None else DataLoader(Numbers(96), batch_size=16)
     balancer = Balancer(runtime=Runtime(line_every=None, claims=claims), **settings)
-    _, loader = balancer.prepare(DistributedDataParallel(model), stock(96))
+    _, loader = balancer.prepare(DistributedDataParallel(model), data, stream=stream)
     next(iter(loader) if plain else loader.steps())
 
 
 MISTAKES = {
     "plain loop": (dict(plain=True), "got a loop over `loader`. Loop over `loader.steps()`"),
     "units": (dict(unit=lambda batch: 1.0), "got a unit other than samples"),
+    "granularities": (dict(bounds=Bounds(granularity=(4, 2))), "got granularities of (4, 2)"),
+    "stream": (dict(stream="same"), "got an `IterableDataset`"),
     "probe": (dict(bounds=Bounds(max="probe")), "got `Bounds(max='probe')`"),
     "norm": (
         dict(model=lambda: nn.Sequential(Linear(), nn.BatchNorm1d(2)).double()),

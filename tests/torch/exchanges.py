@@ -41,7 +41,7 @@ def pairs():
     """Makes two exchanges over a pair of sockets, with what rank 0 emitted."""
     opened = []
 
-    def make(lag=0, **settings):
+    def make(lag=0, claims=None, **settings):
         one, other = socket.socketpair()
         watch = {"heartbeat_s": 0.05, "deadline_s": 5.0}
         emitted = Queue()
@@ -60,7 +60,7 @@ def pairs():
         for exchange in both:
             exchange.start()
         opened.extend(both)
-        both[0].lead(Planner(Shifting(), Job(2, 16)))
+        both[0].lead(Planner(Shifting(), Job(2, 16), claims=claims))
         return both, emitted
 
     yield make

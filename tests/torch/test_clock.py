@@ -2,7 +2,7 @@
 
 import pytest
 
-from evenstep.torch._clock import BlindMeter, HostClock, LeadMeter, StepMeter
+from evenstep.torch._clock import AbstractClock, BlindMeter, HostClock, LeadMeter, StepMeter
 
 
 class Watch:
@@ -87,6 +87,32 @@ def test_a_wait_within_the_lead_is_left_out_of_it(watch):
     meter.end()
 
     assert meter.take().seconds() == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("kind", [StepMeter, LeadMeter])
+def test_a_claim_waits_for_the_device(kind):
+    """One that runs behind would claim all there is for work that it has not begun."""
+    watch, waits = Watch(), []
+
+    class Device(AbstractClock):
+        """One that is done when somebody waits for it."""
+
+        mark = watch
+        seconds = HostClock.seconds
+
+        def wait(self, mark):
+            waits.append(mark)
+
+    meter = kind(Device())
+    meter.begin()
+    watch.pass_by(1.0)
+    meter.end()
+    meter.waited()
+    watch.pass_by(1.0)
+    meter.pause()
+    meter.resume()
+
+    assert waits == [2.0]
 
 
 def test_a_single_micro_batch_has_no_time(watch):

@@ -95,6 +95,7 @@ class Planner:
         self._check(decision)
         self._adopt(decision)
         self.plan = self._make_plan(0, 0, decision)
+        self._has_claims = self.plan.first is not None  # as the newest event says
 
     def observe(self, reports: Sequence[Report], *, next_step: int, ask: bool = True) -> Outcome:
         """Return what follows from one step: everybody is waiting for it.
@@ -278,11 +279,10 @@ class Planner:
         if self.claims is None:
             return []
         plan = self.claims.marked(self.plan)
-        is_on = plan.first is not None
-        if is_on == (self.plan.first is not None):
-            return []
-        self.plan = replace(plan, epoch=plan.epoch + 1, first_step=next_step)
-        return [ClaimsSwitched(step, is_on)]
+        if plan.first != self.plan.first:  # or new sizes have brought it along
+            self.plan = replace(plan, epoch=plan.epoch + 1, first_step=next_step)
+        before, self._has_claims = self._has_claims, plan.first is not None
+        return [] if before == self._has_claims else [ClaimsSwitched(step, self._has_claims)]
 
     def _hold(self, reports: Sequence[Report]) -> list[Event]:
         """Keep the sizes from the first report on that asks for it."""

@@ -117,9 +117,15 @@ class StepClaims:
         return after._give(rank, 0 if turn.chunk is None else turn.chunk.num_samples)
 
     def claim_own(self, rank: int) -> tuple[tuple[Claim, ...], StepClaims]:
-        """Return all that is left of the rank's own part: for a loop that has to know it whole."""
-        num_tiles = int(self.back[rank] - self.front[rank])
-        state = replace(self.state, next_slot=self.state.next_slot + num_tiles)
+        """Return all that is left of the rank's own part: for a loop that has to know it whole.
+
+        It gets no more after that, so the others do not leave anything to it; and if all of them
+        have left theirs already, it gets that too.
+        """
+        left = self.state.left.copy()
+        left[rank] = True
+        num_tiles = int((self.back - self.front)[slice(None) if all(left) else rank].sum())
+        state = replace(self.state, next_slot=self.state.next_slot + num_tiles, left=left)
         return replace(self, state=state)._give(rank, num_tiles)
 
     def _give(self, rank: int, num_tiles: int) -> tuple[tuple[Claim, ...], StepClaims]:

@@ -485,6 +485,7 @@ class Balancer:
             estimates=self._link.estimates,
             watch=self._watch,
             counts_units=self._counter is not None,
+            has_streams=any(isinstance(loader, StreamLoader) for loader in self._loaders),
         )
         self._watch.on_cuda = settings.device.type == "cuda"
         by_size = self._side.world_size > 1 and self._bounds.vary == "size"

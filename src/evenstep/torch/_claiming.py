@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ..control import ClaimSwitch, Job
 from ..exceptions import invalid
 from ..policies import AbstractPolicy, Auto
@@ -18,6 +20,7 @@ def claims_of(
     *,
     counts_units: bool,
     has_peers: bool,
+    has_streams: bool,
 ) -> ClaimSwitch | None:
     """Return what decides on claims; None where there are none.
 
@@ -28,12 +31,13 @@ def claims_of(
         counts_units: whether the loss is a mean over something else than samples: then all ranks
             have to know all units before the first backward ends.
         has_peers: whether several ranks get the same batches, as under tensor parallelism.
+        has_streams: whether samples come from an ``IterableDataset``, in the order they come in.
 
     Raises:
         ValueError: claims were asked for by ``Runtime(claims=Hybrid(...))``, and cannot be.
     """
     wanted = runtime.claims
-    problem = _problem(job, counts_units=counts_units, has_peers=has_peers)
+    problem = _problem(job, counts_units=counts_units, has_peers=has_peers, has_streams=has_streams)
     if isinstance(wanted, Hybrid) and problem is not None:
         rule = "be used where every rank can take more micro-batches as it goes"
         raise invalid("Runtime(claims=Hybrid(...))", rule, *problem)
@@ -44,7 +48,9 @@ def claims_of(
     return ClaimSwitch(Hybrid(), adaptive=True) if _is_auto(policy) else None
 
 
-def _problem(job: Job, *, counts_units: bool, has_peers: bool) -> tuple[str, str] | None:
+def _problem(
+    job: Job, *, counts_units: bool, has_peers: bool, has_streams: bool
+) -> tuple[str, str] | None:
     """Return what stands against claims, and what to do about it; None if nothing does."""
     if not job.cuts:
         return "a loop over `loader`", "Loop over `loader.steps()` and its micro-batches."
@@ -53,10 +59,15 @@ def _problem(job: Job, *, counts_units: bool, has_peers: bool) -> tuple[str, str
     if job.smallest > job.min_forwards and job.bounds.vary == "size":
         which = "a compiled model or local BatchNorm, to which sizes are not free"
         return which, 'Use `Bounds(vary="count")`, with forwards of one shape.'
+    if len(np.unique(job.bounds.granularity)) > 1:
+        which = f"granularities of {job.bounds.granularity}, and a claim is for any rank"
+        return which, "Give `Bounds(granularity=...)` one number."
     if counts_units:
         return "a unit other than samples", 'Use `Balancer(unit="samples")`.'
     if has_peers:
         return "ranks that share their batches", "Leave `claims` out."
+    if has_streams:
+        return "an `IterableDataset`", "Use a data set with a length, or leave `claims` out."
     return None
 
 

@@ -109,10 +109,10 @@ class StepMeter:
         """
 
     def pause(self) -> None:
-        """Wait until the backwards so far are done: what follows is a wait, until ``resume``."""
-        if self._end is not None:
-            self.clock.wait(self._end)
-        self._paused, self._paused_s = self.clock.mark(), perf_counter()
+        """Wait until all so far is done: what follows is a wait, until ``resume``."""
+        self._paused = self.clock.mark()
+        self.clock.wait(self._paused)
+        self._paused_s = perf_counter()
 
     def resume(self) -> float:
         """Return how many seconds that took."""

@@ -45,11 +45,7 @@ class RunLink:
         Raises:
             RuntimeError: the run was opened with the other kind of loop.
         """
-        if self._closed:
-            raise RuntimeError(
-                "The balancer was closed, and with it this loader. Loop inside the `with` block, "
-                "or before `close()`; a new `Balancer` starts a new run."
-            )
+        self._check_open()
         if self._run is None:
             self._cuts = cuts
             self._run = self._open_run(self._listeners, cuts=cuts)
@@ -93,6 +89,7 @@ class RunLink:
         self, step: int, *, speed: float | None = None, own: bool = False
     ) -> tuple[Claim, ...]:
         """Pass a claim on to the exchange."""
+        self._check_open()
         return self._opened().exchange.claims.claim(step, speed=speed, own=own)
 
     def begin_claim(self) -> None:
@@ -213,6 +210,13 @@ class RunLink:
         self._closed = True
         if self._run is not None:
             self._run.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError(
+                "The balancer was closed, and with it this loader. Loop inside the `with` block, "
+                "or before `close()`; a new `Balancer` starts a new run."
+            )
 
     def _opened(self) -> Run:
         assert self._run is not None, "begin_epoch comes first"

@@ -44,6 +44,7 @@ class RunSettings:
         estimates: what an earlier run has learnt about the workers.
         watch: notices what is compiled.
         counts_units: whether the loss is a mean over something else than samples.
+        has_streams: whether samples come from an ``IterableDataset``.
     """
 
     policy: AbstractPolicy[Any]
@@ -57,6 +58,7 @@ class RunSettings:
     estimates: Estimates
     watch: CompileWatch
     counts_units: bool
+    has_streams: bool
 
 
 class Run:
@@ -186,6 +188,7 @@ def _planner_of(settings: RunSettings, *, has_peers: bool) -> Planner:
         settings.runtime,
         counts_units=settings.counts_units,
         has_peers=has_peers,
+        has_streams=settings.has_streams,
     )
     return Planner(settings.policy, settings.job, claims=claims)
 

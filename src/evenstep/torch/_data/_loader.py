@@ -270,9 +270,9 @@ class BalancedLoader:
         (parts, feed), data_s = self._source.take(span), perf_counter() - began_s
         parts, units = with_units(parts, self._counter)
         portions: Portions = Fixed(parts)
-        if not whole and self._book.has_claims(span):
+        if not whole and (opened := self._book.open_step(span)) is not None:
             portions = Claimed(
-                parts, span, feed=feed, book=self._book, plans=self._plans, listener=self._listener
+                parts, span, opened, feed=feed, plans=self._plans, listener=self._listener
             )
         self._num_taken += 1
         return self._handing_out.next_step(

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..._types import IntArray
 from ...control import Plan
+from ...control._cut import cut
 from ...exceptions import invalid
 from ...order import Deal
 from ...sync import Claim
@@ -40,6 +41,50 @@ class Share:
     def begun(self) -> IntArray:
         """Return those of them that the forwards begin with."""
         return self.fetched()[: sum(max(size, 1) for size in self.forwards)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenStep:
+    """A step whose samples are up for claims: what is in force in it, whatever is planned later.
+
+    With a device that runs ahead, the next plan is heard of while a step is under way.
+
+    Attributes:
+        rank: this process.
+        plan: the one in force.
+        deal: who owns which of its slots.
+    """
+
+    rank: int
+    plan: Plan
+    deal: Deal
+
+    def kept(self) -> IntArray:
+        """Return the slots that are this rank's unasked, but for a later forward."""
+        assert self.plan.first is not None
+        first = self.plan.first[self.rank]
+        return self.deal.slots(self.rank)[_begins_with(self.plan, self.rank) : first]
+
+    def claimed(self, claim: Claim) -> IntArray:
+        """Return the slots of a claim."""
+        return self.deal.slots(claim.owner)[claim.start : claim.stop]
+
+    def forwards(self, num_samples: int) -> tuple[int, ...]:
+        """Return how many of ``num_samples`` each forward gets.
+
+        Never more than the plan or an equal split would have put through one: a claim may be
+        larger than anything whose memory is known.
+        """
+        plan = self.plan
+        limit = max(plan.batch_size[self.rank], -(-len(self.deal.owner) // len(plan.batch_size)))
+        if plan.max_forward is not None:
+            limit = min(limit, plan.max_forward[self.rank])
+        return cut(num_samples, limit, self.tile)
+
+    @property
+    def tile(self) -> int:
+        """Samples that keep together."""
+        return self.plan.tile or 1
 
 
 class PlanBook:
@@ -126,7 +171,7 @@ class PlanBook:
             return share
         num_samples = len(share.slots)
         if num_samples and self.has_claims(span):
-            num_samples = self._begins_with(plan)
+            num_samples = _begins_with(plan, self._rank)
             if not num_samples:
                 return Share(share.slots, ())
         return Share(share.slots, plan.forwards(self._rank, num_samples))
@@ -136,32 +181,12 @@ class PlanBook:
         is_full = span.num_samples == self._global_batch_size
         return is_full and self._entry(span)[0].first is not None
 
-    def claimed(self, span: StepSpan, claim: Claim) -> IntArray:
-        """Return the slots of a claim in a full step."""
-        _, deal, _ = self._entry(span)
-        return deal.slots(claim.owner)[claim.start : claim.stop]
-
-    def kept(self, span: StepSpan) -> IntArray:
-        """Return the slots that are this rank's as well, but for a later forward."""
-        plan, _, share = self._entry(span)
-        assert plan.first is not None
-        return share.slots[self._begins_with(plan) : plan.first[self._rank]]
-
-    def forwards(self, span: StepSpan, num_samples: int) -> tuple[int, ...]:
-        """Return how many of ``num_samples`` each forward gets."""
-        return self._entry(span)[0].forwards(self._rank, num_samples)
-
-    def tile(self, span: StepSpan) -> int:
-        """Return how many samples keep together."""
-        return self._entry(span)[0].tile or 1
-
-    def _begins_with(self, plan: Plan) -> int:
-        """Return the samples of the first forwards where others are up for claims: all but one.
-
-        Or all but as many as keep together.
-        """
-        assert plan.first is not None
-        return max(plan.first[self._rank] - (plan.tile or 1), 0)
+    def open_step(self, span: StepSpan) -> OpenStep | None:
+        """Return what its claims go by, before a later plan can take effect; None without any."""
+        if not self.has_claims(span):
+            return None
+        plan, deal, _ = self._entry(span)
+        return OpenStep(self._rank, plan, deal)
 
     def _entry(self, span: StepSpan) -> tuple[Plan, Deal, Share]:
         """Return what is in force in a step; the first if none has begun."""
@@ -195,6 +220,15 @@ class PlanBook:
             )
         first = sum(plan.tail[: self._rank])
         return _in_one_forward(np.arange(first, first + plan.tail[self._rank], dtype=np.int64))
+
+
+def _begins_with(plan: Plan, rank: int) -> int:
+    """Return the samples of the first forwards where others are up for claims: all but one.
+
+    Or all but as many as keep together.
+    """
+    assert plan.first is not None
+    return max(plan.first[rank] - (plan.tile or 1), 0)
 
 
 def _in_one_forward(slots: IntArray) -> Share:

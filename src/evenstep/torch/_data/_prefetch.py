@@ -158,6 +158,8 @@ class PrefetchSource:
         while not is_done():
             if self._problem is not None:
                 raise self._problem
+            if self._crew is None:
+                raise RuntimeError("the loader was closed, so nobody fetches for this step")
             left_s = deadline_s - monotonic()
             if limit_s and left_s <= 0:
                 raise RuntimeError(f"DataLoader timed out after {limit_s} seconds")

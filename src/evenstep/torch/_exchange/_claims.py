@@ -29,6 +29,12 @@ class Claims:
         changed: notified when an answer comes, and when a worker was lost.
         owner: told when an answer is waited for.
         plan_of: on rank 0, gives the plan of a step that some rank is in.
+
+    Attributes:
+        scheme: how claims go; set on rank 0 before the first.
+        awaited: the step whose claim is under way.
+        newest: on rank 0, the newest step that somebody has claimed of; -1 before.
+        claiming: on rank 0, who may still claim of that one.
     """
 
     def __init__(
@@ -48,8 +54,11 @@ class Claims:
         self._lock = threading.Lock()
         self._steps: dict[int, StepClaims] = {}  # on rank 0
         self._answer: tuple[Claim, ...] | None = None
-        self.scheme: Hybrid | None = None  # set on rank 0 before the first claim
-        self.awaited: int | None = None  # the step whose claim is under way
+        self._num_asked = 0  # an answer names its claim: one that was broken off may come later
+        self.scheme: Hybrid | None = None
+        self.awaited: int | None = None
+        self.newest = -1
+        self.claiming: frozenset[int] = frozenset()
 
     def claim(
         self, step: int, *, speed: float | None = None, own: bool = False
@@ -65,9 +74,14 @@ class Claims:
             WorkerLostError: a worker was lost before the answer came.
         """
         if self._rank == 0 or self._channel is None:
-            return self._grant(self._rank, step, speed, own=own)
-        self._answer, self.awaited = None, step
-        self._channel.send(0, {"claim": step, "speed": speed, "own": own})
+            granted = self._grant(self._rank, step, speed, own=own)
+            self._note(self._rank, step, is_done=own or not granted)
+            return granted
+        with self._changed:
+            self._answer, self.awaited = None, step
+            self._num_asked += 1
+        message = {"claim": step, "speed": speed, "own": own, "number": self._num_asked}
+        self._channel.send(0, message)
         self._owner.check_left()
         try:
             with self._changed:
@@ -81,15 +95,17 @@ class Claims:
     def received(self, peer: int, message: dict[str, Any]) -> bool:
         """Take in a message if it is about claims; return whether it was."""
         match message:
-            case {"claim": step, "speed": speed, "own": own}:
+            case {"claim": step, "speed": speed, "own": own, "number": number}:
                 granted = self._grant(peer, step, speed, own=own)
                 rows = [(claim.owner, claim.start, claim.stop) for claim in granted]
                 assert self._channel is not None
-                self._channel.send(peer, {"granted": rows})
-            case {"granted": rows}:
+                self._channel.send(peer, {"granted": rows, "number": number})
+                self._note(peer, step, is_done=own or not rows)  # nothing is owed to it any more
+            case {"granted": rows, "number": number}:
                 with self._changed:
-                    self._answer = tuple(Claim(*row) for row in rows)
-                    self._changed.notify_all()
+                    if number == self._num_asked:
+                        self._answer = tuple(Claim(*row) for row in rows)
+                        self._changed.notify_all()
             case _:
                 return False
         return True
@@ -101,10 +117,21 @@ class Claims:
             granted, self._steps[step] = answer
             return granted
 
+    def _note(self, rank: int, step: int, *, is_done: bool) -> None:
+        """Take note of who was answered, and whether it will ask again."""
+        with self._changed:
+            if is_done and step == self.newest:
+                self.claiming -= {rank}
+                self._changed.notify_all()
+
     def _open(self, step: int) -> StepClaims:
         plan = self._plan_of(step)
         assert self.scheme is not None
         assert plan.tile is not None
         for old in [known for known in self._steps if known <= step - _KEPT_STEPS]:
             del self._steps[old]
-        return StepClaims.begin(self.scheme, np.array(plan.batch_size, np.int64), tile=plan.tile)
+        sizes = np.array(plan.batch_size, np.int64)
+        with self._changed:
+            if step > self.newest:
+                self.newest, self.claiming = step, frozenset(np.flatnonzero(sizes).tolist())
+        return StepClaims.begin(self.scheme, sizes, tile=plan.tile)

@@ -26,6 +26,8 @@ _REPORT = attrgetter(*(field.name for field in fields(Report)))
 # would take Python's lock from the main thread on its way through the optimizer.
 _BOOKS_S = 0.005
 
+_LAST_CLAIMS_S = 30.0  # at the close, for a rank that left its last step in the middle
+
 
 class Exchange:
     """One rank's side of the exchange.
@@ -145,8 +147,8 @@ class Exchange:
         index = self._index_of(step)
         self._await(index, limit_s=None)
         with self._changed:
-            for old in [key for key in self._plans if key < index]:
-                del self._plans[old]
+            for old in [key for key in self._plans if key < index][: -1 - self._lag]:
+                del self._plans[old]  # but for those of ranks behind, which claim by them
             self.stopping = self._stop_from is not None and self._stop_from <= index
             return self._plans[index]
 
@@ -232,12 +234,25 @@ class Exchange:
         self._collective_s = None
 
     def close(self) -> None:
-        """Say goodbye and stop. May be called again."""
+        """Say goodbye and stop. May be called again.
+
+        Where nobody waits for a device, or for gradients that are only accumulated, others may
+        still claim what is left of the last step: rank 0 answers until they are through.
+        """
         self._collective_s = None
         if self._channel is not None:
+            with self._changed:
+                self._changed.wait_for(self._are_through, timeout=_LAST_CLAIMS_S)
             self._channel.send_all({"bye": self._last_step})
             self._channel.close()
             self._channel = None
+
+    def _are_through(self) -> bool:
+        """Tell whether nobody will claim any more of a step that this rank has done its part of."""
+        step, claiming = self.claims.newest, self.claims.claiming - self._left.keys()
+        if self._rank in claiming or self._last_step < step or self._error is not None:
+            return True
+        return not claiming or self._newest >= step
 
     def received(self, peer: int, message: Message) -> None:
         """Take in a report (rank 0) or a plan (the others), units, a loss or a goodbye."""
