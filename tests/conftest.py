@@ -10,7 +10,7 @@ import pytest
 # A shared machine stalls for longer than any per-example deadline; pytest-timeout ends a hang.
 # `benchmarks/fuzz.py` asks for many more cases than a test run has time for.
 hypothesis.settings.register_profile(
-    "evenstep", deadline=None, max_examples=int(os.environ.get("EVENSTEP_EXAMPLES", "100"))
+    "evenstep", deadline=None, max_examples=int(os.environ.get("EVENSTEP_EXAMPLES", "60"))
 )
 hypothesis.settings.load_profile("evenstep")
 
