@@ -5,7 +5,12 @@ waits for the others; hogs spin on the cores for some seconds at a time. Writes 
 what ``evenstep.sim.read_trace`` reads, and beside it what psutil said was free on the worker's
 core at the end of every step, for ``benchmarks.narx``.
 
-    python -m benchmarks._record benchmarks/traces/hogs --steps 600
+The two that are kept here were made on two cores by
+
+    python -m benchmarks._record benchmarks/traces/hogs --steps 900
+    python -m benchmarks._record benchmarks/traces/contention --workers 6 --samples 24 --seed 1
+
+the second without its table of resources, as six workers on two cores disturb each other.
 """
 
 from __future__ import annotations
