@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 
 import hypothesis
 import pytest
+
+from evenstep.testing._workers import PRELOADED
+
+# One fork server serves the whole test run, and whoever comes first starts it: a pool of the
+# simulator's would leave every later worker to import torch by itself, half the time of the suite.
+multiprocessing.get_context("forkserver").set_forkserver_preload(list(PRELOADED))
 
 # A shared machine stalls for longer than any per-example deadline; pytest-timeout ends a hang.
 # `benchmarks/fuzz.py` asks for many more cases than a test run has time for.

@@ -16,6 +16,12 @@ from typing import Any
 
 from ..exceptions import invalid
 
+PRELOADED = ("evenstep.torch", "evenstep.testing", "torch._dynamo")
+"""What the processes have in common, loaded once. The first DDP imports torch._dynamo, for seconds.
+
+As long as nobody else has started the fork server before: it loads nothing later.
+"""
+
 
 class WorkerFailed(RuntimeError):
     """A worker raised, or ended without a result; the message holds its own traceback."""
@@ -52,8 +58,7 @@ def run_workers(
     if world_size < 1:
         raise invalid("run_workers(world_size=...)", "be at least 1", world_size, "Use 1 or more.")
     context = multiprocessing.get_context("forkserver")
-    # The first DDP imports torch._dynamo: seconds, which each process would spend anew.
-    context.set_forkserver_preload(["evenstep.torch", "evenstep.testing", "torch._dynamo"])
+    context.set_forkserver_preload(list(PRELOADED))
     with tempfile.TemporaryDirectory() as folder:
         pipes, processes = [], []
         for rank in range(world_size):
