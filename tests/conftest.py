@@ -17,7 +17,7 @@ multiprocessing.get_context("forkserver").set_forkserver_preload(list(PRELOADED)
 # A shared machine stalls for longer than any per-example deadline; pytest-timeout ends a hang.
 # `benchmarks/fuzz.py` asks for many more cases than a test run has time for.
 hypothesis.settings.register_profile(
-    "evenstep", deadline=None, max_examples=int(os.environ.get("EVENSTEP_EXAMPLES", "60"))
+    "evenstep", deadline=None, max_examples=int(os.environ.get("EVENSTEP_EXAMPLES", "40"))
 )
 hypothesis.settings.load_profile("evenstep")
 
