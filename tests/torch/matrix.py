@@ -29,7 +29,7 @@ from .units import causal_lm
 WORLD_SIZE = 3
 BATCH_SIZE = 8  # per rank, at the equal split
 UNEVEN = (14, 6, 4)
-NUM_STEPS = 2
+NUM_STEPS = 4
 MAX_NORM = 0.05  # less than any gradient here, so that clipping clips
 QUIET = Runtime(line_every=None)
 
