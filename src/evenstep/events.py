@@ -198,7 +198,7 @@ class WorkerUnhelpful:
         step: optimizer step after which it was noticed, from 0.
         rank: which worker.
         with_s: seconds of computing of a step under the best split with it.
-        without_s: the same without it.
+        without_s: the same with those alone that help.
     """
 
     step: int

@@ -12,7 +12,14 @@ from typing import get_args
 import pytest
 
 from evenstep import events
-from evenstep.events import Rebalanced, RunEnded, StepMeasured, to_record
+from evenstep.events import (
+    ClaimsSwitched,
+    Rebalanced,
+    RunEnded,
+    StepMeasured,
+    WorkerUnhelpful,
+    to_record,
+)
 from evenstep.telemetry import Fanout, JsonLines, ProgressLine, read_events
 
 REBALANCED = Rebalanced(step=3, plan_epoch=1, batch_size=(40, 24), reason="rank 1 is slow")
@@ -125,6 +132,26 @@ def test_the_line_does_not_hide_a_loss():
     ProgressLine(stream, 1)(measured(0, makespan_s=0.6))
 
     assert "costs 20 %" in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (ClaimsSwitched(16, on=True), "step 16: from now on, workers begin with a part"),
+        (ClaimsSwitched(32, on=False), "step 32: from now on, workers compute the batch"),
+        (
+            WorkerUnhelpful(100, 2, 0.61, 0.48),
+            "rank 2 costs more than it brings: steps of 0.61 s with all, 0.48 s with those",
+        ),
+    ],
+)
+def test_what_a_person_has_to_know_is_said_at_once(event, words):
+    """Between two lines, in whole sentences."""
+    stream = io.StringIO()
+
+    ProgressLine(stream, 50)(event)
+
+    assert words in stream.getvalue()
 
 
 def test_every_event_is_plain_and_documented():

@@ -60,14 +60,12 @@ def run(
         model, loader = balancer.prepare(wrapped(Linear(), wrap), stock(num_samples, **options))
         for number, step in enumerate(loader.steps()):
             rows.append([])
-            parts = (part.batch for part in step.micro_batches) if all_at_once else step
             if all_at_once:
                 rows[-1] = [part.num_samples for part in step.micro_batches]
-                list(parts)
                 step.backward(lambda batch: (model(batch[0]) ** 2).mean())
                 seen += torch.cat([part.batch[1] for part in step.micro_batches]).tolist()
             else:
-                for mine, numbers in parts:
+                for mine, numbers in step:
                     rows[-1].append(len(mine))
                     if step.num_samples:
                         seen += numbers.tolist()

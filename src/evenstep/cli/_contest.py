@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import policies, sim
+from .._named import needed_settings
 from ..policies import AbstractPolicy, by_name
 from ._common import least, names, numbers, refused, spread
 from ._trials import Case, recorded_batch
@@ -84,11 +85,9 @@ def named_policies() -> tuple[str, ...]:
     """Return the names of all policies that are built without arguments."""
     found = []
     for value in (getattr(policies, name) for name in policies.__all__):
-        if inspect.isclass(value) and issubclass(value, AbstractPolicy):
-            parameters = inspect.signature(value).parameters.values()
-            needed = any(parameter.default is parameter.empty for parameter in parameters)
-            if not (inspect.isabstract(value) or needed):
-                found.append(value.name)
+        is_policy = inspect.isclass(value) and issubclass(value, AbstractPolicy)
+        if is_policy and not (inspect.isabstract(value) or needed_settings(value)):
+            found.append(value.name)
     return tuple(found)
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from .._apportion import apportion
 from .._minmax import allocate, makespan_s
-from .._types import Cluster, FloatArray, StepTimings
+from .._types import Cluster, FloatArray, IntArray, StepTimings
 from ..prediction import AffineFilter
 from ..timemodels import AffineTime
 
@@ -36,7 +36,7 @@ class Burden:
     Attributes:
         rank: which one.
         with_s: the best split's step with it.
-        without_s: the best split's step of the others.
+        without_s: the best split's step of those that help.
     """
 
     rank: int
@@ -101,30 +101,25 @@ class WhatIf:
     def burden(self, cluster: Cluster) -> Burden | None:
         """Return the worker that costs more than it brings; None if there is none.
 
-        It needs longer for the fewest samples it can have than the others need for all. Looked
-        for where there are two workers at least, all measured; a fiftieth is no reason yet.
+        It needs longer for the fewest samples it can have than the others need for all; of several
+        it is the slowest. Looked for once all are measured; a fiftieth is no reason yet.
 
         Args:
             cluster: what is planned for.
         """
         times = self._filter.times(self._state)
-        if times is None or cluster.world_size < 2:
+        if times is None:
             return None
-        fewest = np.maximum(cluster.min_batch_size, 1)
-        rank = int(np.argmax(times.seconds(fewest)))
-        rest = np.arange(cluster.world_size) != rank
-        if cluster.max_batch_size[rest].sum() < cluster.global_batch_size:
+        free = replace(cluster, min_batch_size=np.zeros_like(cluster.min_batch_size))
+        # The solver itself leaves out who does not help.
+        best = allocate(times, free)
+        with_s, without_s = makespan_s(times, allocate(times, cluster)), _busy_s(times, best)
+        if best.all() or without_s > (1 - _WORTH_A_WORD) * with_s:
             return None
-        others = Cluster(
-            cluster.world_size - 1,
-            cluster.global_batch_size,
-            min_batch_size=cluster.min_batch_size[rest],
-            max_batch_size=cluster.max_batch_size[rest],
-            granularity=cluster.granularity[rest],
-        )
-        least = AffineTime(times.intercept_s[rest], times.slope_s[rest])
-        without_s = makespan_s(least, allocate(least, others))
-        with_s = makespan_s(times, allocate(times, cluster))
-        if without_s > (1 - _WORTH_A_WORD) * with_s:
-            return None
-        return Burden(rank, with_s, without_s)
+        idle_s = np.where(best == 0, times.seconds(np.maximum(cluster.min_batch_size, 1)), 0.0)
+        return Burden(int(np.argmax(idle_s)), with_s, without_s)
+
+
+def _busy_s(times: AffineTime, batch_size: IntArray) -> float:
+    """Return the time of the slowest worker that has samples."""
+    return float(times.seconds(batch_size)[batch_size > 0].max())

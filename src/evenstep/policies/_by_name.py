@@ -6,6 +6,7 @@ import importlib
 import inspect
 from typing import Any, TypeGuard
 
+from .._named import imported, needed_settings
 from ..exceptions import invalid
 from ._base import AbstractPolicy
 
@@ -25,10 +26,11 @@ def by_name(name: str) -> AbstractPolicy[Any]:
     Raises:
         ValueError: there is no such policy, or it cannot be built without arguments.
     """
-    policy_class = _imported(name) if ":" in name else _exported(name)
-    parameters = inspect.signature(policy_class).parameters.values()
-    needed = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
-    if needed:
+    caller = "by_name(name=...)"
+    policy_class: type[AbstractPolicy[Any]] = (
+        imported(name, AbstractPolicy, caller=caller) if ":" in name else _exported(name)
+    )
+    if needed := needed_settings(policy_class):
         raise invalid(
             "by_name(name=...)",
             "name a policy that needs no settings",
@@ -52,27 +54,6 @@ def _exported(name: str) -> type[AbstractPolicy[Any]]:
             "Names are lower case, with hyphens.",
         )
     return found[name]
-
-
-def _imported(name: str) -> type[AbstractPolicy[Any]]:
-    module, _, attribute = name.partition(":")
-    try:
-        value = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise invalid(
-            "by_name(name=...)",
-            "be 'module:Class' of something that can be imported",
-            f"{name!r} ({error})",
-            "Check the spelling, and that the module is on the Python path.",
-        ) from error
-    if not _is_policy(value):
-        raise invalid(
-            "by_name(name=...)",
-            "name a subclass of `AbstractPolicy`",
-            f"{name!r}, which is {value!r}",
-            "Inherit from `evenstep.policies.AbstractPolicy`.",
-        )
-    return value
 
 
 def _is_policy(value: object) -> TypeGuard[type[AbstractPolicy[Any]]]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from .._named import imported, needed_settings
 from ..exceptions import invalid
 from ..sync import AbstractScheme, Bsp, Hybrid, LocalSgd, Stealing
 
@@ -43,31 +42,14 @@ def scheme_by_name(name: str, *, move_s: float = 0.0) -> AbstractScheme[Any]:
 
 
 def _imported(name: str) -> AbstractScheme[Any]:
-    module, _, attribute = name.partition(":")
-    try:
-        value = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise invalid(
-            "scheme_by_name(name=...)",
-            "be 'module:Class' of something that can be imported",
-            f"{name!r} ({error})",
-            "Check the spelling, and that the module is on the Python path.",
-        ) from error
-    if not (inspect.isclass(value) and issubclass(value, AbstractScheme)):
-        raise invalid(
-            "scheme_by_name(name=...)",
-            "name a subclass of `AbstractScheme`",
-            f"{name!r}, which is {value!r}",
-            "Inherit from `evenstep.sync.AbstractScheme`.",
-        )
-    parameters = inspect.signature(value).parameters.values()
-    needed = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
-    if needed:
+    scheme: type[AbstractScheme[Any]] = imported(
+        name, AbstractScheme, caller="scheme_by_name(name=...)"
+    )
+    if needed := needed_settings(scheme):
         raise invalid(
             "scheme_by_name(name=...)",
             "name a scheme that needs no settings",
             f"{name!r}, which needs {', '.join(needed)}",
             "Give its fields defaults, or call `sim.run_on(scheme=...)` yourself.",
         )
-    scheme: AbstractScheme[Any] = value()
-    return scheme
+    return scheme()

@@ -15,6 +15,12 @@ from ..events import (
     WorkerUnhelpful,
 )
 
+_CLAIMS = {
+    True: "begin with a part of their batch and claim the rest as they go, so that they wait less "
+    "for each other; if that is no faster, it ends",
+    False: "compute the batch that was planned for them, claiming nothing",
+}
+
 
 class ProgressLine:
     """Writes a line for people every ``num_steps`` measured steps, and faults as they come.
@@ -56,11 +62,10 @@ class ProgressLine:
             case WorkerUnhelpful(step=step, rank=rank, with_s=with_s, without_s=without_s):
                 self._say(
                     f"step {step}: rank {rank} costs more than it brings: steps of {with_s:.3g} s "
-                    f"with it, {without_s:.3g} s without. Leave it out of the next start"
+                    f"with all, {without_s:.3g} s with those that help. Start without it next time"
                 )
             case ClaimsSwitched(step=step, on=on):
-                now = "claim the rest of each step" if on else "compute what was planned for them"
-                self._say(f"step {step}: workers {now}")
+                self._say(f"step {step}: from now on, workers {_CLAIMS[on]}")
             case MemoryCapped(step=step, rank=rank, max_batch_size=most):
                 self._say(f"step {step}: rank {rank} fits at most {most} samples")
 
