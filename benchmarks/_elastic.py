@@ -8,7 +8,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +54,7 @@ class Agent:
         launch: options of torchrun.
         pause_s: what a step takes beside computing.
         name: of the log file.
+        options: more of the script's options.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Agent:
         launch: list[str],
         pause_s: float = 0.0,
         name: str = "torchrun",
+        options: Sequence[str] = (),
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.log = folder / f"{name}.log"
@@ -74,6 +76,7 @@ class Agent:
             "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
         }
         script = [str(SCRIPT), str(folder), "--steps", str(steps), "--pause-s", str(pause_s)]
+        script += options
         command = [sys.executable, "-m", "torch.distributed.run", *launch, *script]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(

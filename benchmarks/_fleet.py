@@ -38,22 +38,27 @@ class Fleet:
         self.agents: list[Agent] = []
         self.progress = Progress(folder)
 
+    def start(self, *options: str) -> Agent:
+        """Start one more agent, whose script gets these options, too."""
+        name = f"agent-{len(self.agents)}"
+        agent = Agent(
+            self._folder,
+            steps=self._steps,
+            launch=self._launch,
+            pause_s=self._pause_s,
+            name=name,
+            options=options,
+        )
+        self.agents.append(agent)
+        return agent
+
     def resize(self, size: int) -> None:
         """Kill the agents that are too many, start those that are missing, and see it train."""
         running = [agent for agent in self.agents if agent.is_running]
         for agent in running[size:]:
             self._kill(agent)
         for _ in range(size - len(running)):
-            name = f"agent-{len(self.agents)}"
-            self.agents.append(
-                Agent(
-                    self._folder,
-                    steps=self._steps,
-                    launch=self._launch,
-                    pause_s=self._pause_s,
-                    name=name,
-                )
-            )
+            self.start()
         self.progress.wait_for(lambda lines: self._is_training(size), self._first())
 
     def train(self, num_steps: int) -> None:

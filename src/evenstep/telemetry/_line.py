@@ -5,21 +5,8 @@ from __future__ import annotations
 from statistics import fmean
 from typing import TextIO
 
-from ..events import (
-    ClaimsSwitched,
-    Event,
-    MemoryCapped,
-    MemoryShort,
-    SizesHeld,
-    StepMeasured,
-    WorkerUnhelpful,
-)
-
-_CLAIMS = {
-    True: "begin with a part of their batch and claim the rest as they go, so that they wait less "
-    "for each other; if that is no faster, it ends",
-    False: "compute the batch that was planned for them, claiming nothing",
-}
+from ..events import Event, StepMeasured
+from ._news import news
 
 
 class ProgressLine:
@@ -43,34 +30,13 @@ class ProgressLine:
 
     def __call__(self, event: Event) -> None:
         """Collect a step, or say at once what a person has to know."""
-        match event:
-            case StepMeasured():
-                self._since.append(event)
-                if len(self._since) >= self._num_steps:
-                    print(describe(self._since), file=self._stream, flush=True)
-                    self._since.clear()
-            case MemoryShort(step=step, problem=problem):
-                self._say(
-                    f"step {step}: the global batch does not fit in memory ({problem}); sizes stay "
-                    f"as they are. Loops over `loader.steps()` take it in micro-batches"
-                )
-            case SizesHeld(step=step, rank=rank):
-                self._say(
-                    f"step {step}: sizes stay as they are: another one might run the model of rank "
-                    f"{rank} uncompiled"
-                )
-            case WorkerUnhelpful(step=step, rank=rank, with_s=with_s, without_s=without_s):
-                self._say(
-                    f"step {step}: rank {rank} costs more than it brings: steps of {with_s:.3g} s "
-                    f"with all, {without_s:.3g} s with those that help. Start without it next time"
-                )
-            case ClaimsSwitched(step=step, on=on):
-                self._say(f"step {step}: from now on, workers {_CLAIMS[on]}")
-            case MemoryCapped(step=step, rank=rank, max_batch_size=most):
-                self._say(f"step {step}: rank {rank} fits at most {most} samples")
-
-    def _say(self, text: str) -> None:
-        print(f"evenstep {text}", file=self._stream, flush=True)
+        if text := news(event):
+            print(f"evenstep {text}", file=self._stream, flush=True)
+        if isinstance(event, StepMeasured):
+            self._since.append(event)
+            if len(self._since) >= self._num_steps:
+                print(describe(self._since), file=self._stream, flush=True)
+                self._since.clear()
 
 
 def describe(steps: list[StepMeasured]) -> str:

@@ -486,6 +486,7 @@ class Balancer:
             watch=self._watch,
             counts_units=self._counter is not None,
             has_streams=any(isinstance(loader, StreamLoader) for loader in self._loaders),
+            least_workers=lambda: self._link.least_workers,
         )
         self._watch.on_cuda = settings.device.type == "cuda"
         by_size = self._side.world_size > 1 and self._bounds.vary == "size"

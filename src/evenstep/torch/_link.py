@@ -26,6 +26,9 @@ class RunLink:
 
     Args:
         open_run: opens it.
+
+    Attributes:
+        least_workers: how many have to be left if an unhelpful one is dropped; None to drop none.
     """
 
     def __init__(self, open_run: OpenRun) -> None:
@@ -35,6 +38,7 @@ class RunLink:
         self._cuts: bool | None = None
         self._closed = False
         self._estimates = Estimates()
+        self.least_workers: int | None = None
 
     def begin_epoch(self, *, cuts: bool) -> None:
         """Open the run, if it is not yet.
@@ -173,13 +177,20 @@ class RunLink:
         """
         if self._run is None or self._closed:
             return False
-        self._run.exchange.ask_to_stop()
+        self._run.exchange.stop.ask()
         return True
 
     @property
     def stopping(self) -> bool:
         """Whether all ranks know, as of the step under way, that one of them asked to stop."""
         return self._run is not None and self._run.exchange.stopping
+
+    @property
+    def is_leaving(self) -> bool | None:
+        """Whether this rank leaves the run with that stop; None if nobody does."""
+        if self._run is None or not self.stopping or self._run.exchange.stop.leaving is None:
+            return None
+        return self._run.exchange.stop.leaving == self._run.rank
 
     @property
     def estimates(self) -> Estimates:

@@ -19,6 +19,7 @@ from ._checkpoint._estimates import Estimates
 from ._claiming import claims_of
 from ._clock import AbstractClock, CudaClock, HostClock
 from ._conductor import StepConductor
+from ._exchange._dropping import Dropping
 from ._exchange._exchange import Exchange
 from ._exchange._startup import Alone, SideGroup, WorkerFacts, gather_facts, open_channel
 from ._machine import MachineReader, NoReader, PsutilReader
@@ -45,6 +46,7 @@ class RunSettings:
         watch: notices what is compiled.
         counts_units: whether the loss is a mean over something else than samples.
         has_streams: whether samples come from an ``IterableDataset``.
+        least_workers: how many have to be left if one is dropped; None to drop none.
     """
 
     policy: AbstractPolicy[Any]
@@ -59,6 +61,7 @@ class RunSettings:
     watch: CompileWatch
     counts_units: bool
     has_streams: bool
+    least_workers: Callable[[], int | None]
 
 
 class Run:
@@ -79,12 +82,13 @@ class Run:
         runtime, device = settings.runtime, settings.device
         # On every rank, though rank 0 alone uses it: what it refuses, all of them should hear.
         planner = _planner_of(settings, has_peers=side.peers is not None)
+        self.rank = side.rank
         self._is_first = side.rank == 0
         self._speaks = self._is_first and not (side.peers is not None and side.peers.follows)
         self._outlets: list[Outlet] = []
-        self._emit = self._open_sinks(settings)
         late = device.type == "cuda" and runtime.freshness == "newest"
         facts = gather_facts(side, WorkerFacts.here(device, lag=int(late)))
+        self._emit = self._dropping(settings, facts, has_peers=side.peers is not None)
         self._workers = [worker.identity for worker in facts]
         lag = max(worker.lag for worker in facts)
         channel = open_channel(side, facts, runtime)
@@ -154,6 +158,18 @@ class Run:
         if restored is not None:
             self._emit(restored)
         self.exchange.lead(planner)
+
+    def _dropping(
+        self, settings: RunSettings, facts: Sequence[WorkerFacts], *, has_peers: bool
+    ) -> Hook:
+        """Return the sinks, behind whoever acts on what they are told of an unhelpful worker."""
+        return Dropping(
+            self._open_sinks(settings),
+            facts,
+            stop=lambda: self.exchange.stop,
+            least=settings.least_workers,
+            has_peers=has_peers,
+        )
 
     def _open_sinks(self, settings: RunSettings) -> Hook:
         if not self._speaks:

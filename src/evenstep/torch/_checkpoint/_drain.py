@@ -6,10 +6,14 @@ import signal
 import threading
 from collections.abc import Iterable
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, Final, NoReturn, Self
 
 from ...exceptions import invalid
 from .._balancer import Balancer
+from .._exchange._agent import end_agent
+
+BEGIN_ANEW: Final = 75
+"""Exit code of a worker that is to be started anew: EX_TEMPFAIL of sysexits.h."""
 
 
 class Drain:
@@ -33,17 +37,33 @@ class Drain:
     when another worker is lost, since torchrun ends the survivors in this way before a restart. A
     second signal does what the first would have done, too.
 
+    It can drop a worker as well that costs more than it brings (``WorkerUnhelpful``): all ranks
+    save and leave the loop as after a notice, and at the end of the ``with`` block the processes
+    end, after the balancer is closed. The worker's takes its torchrun along, whose node so leaves
+    the run; the others end with exit code 75, for their torchruns to start them anew without
+    it. So it needs a torchrun for each worker, restarts left, and a ``--nnodes`` that allows for
+    one node less; where that is not so, the worker is kept, and ``WorkerKept`` says why. Not for
+    a node that hosts the rendezvous store, without which nobody meets.
+
     Args:
         balancer: the balancer whose ranks agree.
         signals: what counts as a notice. SIGTERM is what torchrun passes on, and schedulers and
             clouds send.
+        drop_unhelpful: whether a worker that costs more than it brings is dropped.
+        min_world_size: workers that have to be left then, at least 1: the least of ``--nnodes``.
 
     Raises:
-        ValueError: ``signals`` is empty or holds what cannot be caught.
+        ValueError: ``signals`` is empty or holds what cannot be caught, or ``min_world_size`` is
+            out of range.
     """
 
     def __init__(
-        self, balancer: Balancer, *, signals: Iterable[signal.Signals] = (signal.SIGTERM,)
+        self,
+        balancer: Balancer,
+        *,
+        signals: Iterable[signal.Signals] = (signal.SIGTERM,),
+        drop_unhelpful: bool = False,
+        min_world_size: int = 1,
     ) -> None:
         self._signals = tuple(signals)
         if not self._signals or {signal.SIGKILL, signal.SIGSTOP} & set(self._signals):
@@ -53,7 +73,15 @@ class Drain:
                 self._signals,
                 "Leave it out for SIGTERM.",
             )
-        self._link = balancer._link
+        if min_world_size < 1:
+            raise invalid(
+                "Drain(min_world_size=...)",
+                "be at least 1",
+                min_world_size,
+                "Give the least number of nodes that torchrun's `--nnodes` allows.",
+            )
+        self._balancer, self._link = balancer, balancer._link
+        self._link.least_workers = min_world_size if drop_unhelpful else None
         self._former: dict[int, Any] = {}
 
     @property
@@ -78,6 +106,18 @@ class Drain:
         trace: TracebackType | None,
     ) -> None:
         self._give_back()
+        is_leaving = self._link.is_leaving
+        if error is None and is_leaving is not None:
+            self._begin_anew(is_leaving=is_leaving)
+
+    def _begin_anew(self, *, is_leaving: bool) -> NoReturn:
+        """End this process, for the others to be started without the worker that leaves."""
+        self._balancer.close()
+        if is_leaving:
+            # torchrun passes the signal on; this process ends by itself, in good order.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            end_agent()
+        raise SystemExit(0 if is_leaving else BEGIN_ANEW)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         del frame

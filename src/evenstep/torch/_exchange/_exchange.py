@@ -17,6 +17,7 @@ from ._claims import Claims
 from ._decisions import Decisions, read_plan
 from ._losses import lost_worker
 from ._progress import Patrol
+from ._stop import Stop
 from ._stuck import end_process, is_in_collective
 from ._unit_sums import UnitSums
 
@@ -95,9 +96,7 @@ class Exchange:
         self._first_step: int | None = None
         self._last_step = -1
         self._patrol = Patrol(rank, self._hosts, channel, hang_s=hang_s, heartbeat_s=heartbeat_s)
-        self._told = False  # this very process was told to end
-        self._stop_asked = False
-        self._stop_from: int | None = None  # all ranks learn with this step that one asked
+        self.stop = Stop()
         self.stopping = False  # as of the newest plan point, so the same on all ranks
 
     def start(self) -> None:
@@ -129,7 +128,7 @@ class Exchange:
             rows = [_REPORT(report) for report in reports]
             message: Message = {"step": step, "reports": rows}
             message |= {} if early else {"late": True}
-            self._channel.send(0, {**message, "stop": True} if self._stop_asked else message)
+            self._channel.send(0, {**message, "stop": True} if self.stop.asked else message)
             self.check_left()
         else:
             self._take(0, step, reports, early=early)
@@ -149,7 +148,7 @@ class Exchange:
         with self._changed:
             for old in [key for key in self._plans if key < index][: -1 - self._lag]:
                 del self._plans[old]  # but for those of ranks behind, which claim by them
-            self.stopping = self._stop_from is not None and self._stop_from <= index
+            self.stopping = self.stop.is_known(index)
             return self._plans[index]
 
     def _index_of(self, step: int) -> int:
@@ -161,13 +160,6 @@ class Exchange:
         """Return the plan of a step which some rank has begun: it was published."""
         with self._changed:
             return self._plans[self._index_of(step)]
-
-    def ask_to_stop(self) -> None:
-        """Have all ranks agree to stop: ``stopping`` is set at the same plan point on each.
-
-        It travels with the messages of the steps. May be called from a signal handler.
-        """
-        self._told = self._stop_asked = True
 
     def learnt(self) -> Learnt | None:
         """Return what the planner has learnt; None on ranks that have none."""
@@ -258,7 +250,7 @@ class Exchange:
         """Take in a report (rank 0) or a plan (the others), units, a loss or a goodbye."""
         match message:
             case {"step": step, "reports": rows}:
-                self._stop_asked |= message.get("stop", False)
+                self.stop.asked |= message.get("stop", False)
                 early = not message.get("late", False)
                 self._take(peer, step, [Report(*row) for row in rows], early=early)
             case {"plan": plan}:
@@ -266,8 +258,7 @@ class Exchange:
             case {"after": index, "slowest_s": slowest_s}:
                 self.slowest_s = slowest_s
                 self.all_early = not message.get("late", False)
-                if message.get("stop") and self._stop_from is None:
-                    self._stop_from = index
+                self.stop.hear(index, message)
                 self.publish(index)
             case {"lost": rank, "problem": problem}:
                 self._fail(rank, problem)
@@ -295,7 +286,7 @@ class Exchange:
             hung = self._patrol.look(self._decisions.incomplete() or self.units.incomplete())
             if hung is not None:
                 self._fail(*hung)
-        if self._error is not None and self._told:
+        if self._error is not None and self.stop.told:
             # Nobody is left to agree with, and whoever said so waits: torchrun does, before it
             # starts the workers anew.
             self._abort(f"{self._error} This process was told to end as well.")
@@ -324,10 +315,8 @@ class Exchange:
         assert self._plan is not None
         with self._changed:  # before anybody can claim by it
             self._plans[index] = self._plan
-        if self._rank == 0 and self._stop_asked and self._stop_from is None:
-            self._stop_from = index
-        stop = {} if self._stop_from is None else {"stop": True}
         if self._rank == 0:
+            stop = self.stop.answer(index)
             self.slowest_s = self._decisions.slowest_s
             self.all_early = self._decisions.all_early
         if self._rank == 0 and self._channel is not None:

@@ -6,7 +6,7 @@ import atexit
 import os
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from .._options import Runtime
+from ._agent import Agent
 from ._channel import StarChannel
 from ._losses import Bracket, CollectiveWatch
 from ._meeting import connect_star
@@ -30,18 +31,24 @@ class WorkerFacts:
         lag: steps by which its measurements trail, 0 or 1.
         identity: host and device, as they go by through restarts: ranks are renumbered, and every
             process may call its own card ``"cuda:0"``.
+        beside: workers that the torchrun which started it has, itself included; 0 without one.
+        num_restarts: how often that torchrun will still start its workers anew.
     """
 
     host: str
     device: str
     lag: int
     identity: str
+    beside: int
+    num_restarts: int
 
     @classmethod
     def here(cls, device: torch.device, *, lag: int) -> WorkerFacts:
         """Return the facts of this process."""
-        host = socket.gethostname()
-        return cls(host, describe_device(device), lag, f"{host} {_identity(device)}")
+        host, agent = socket.gethostname(), Agent.of(os.environ)
+        identity = f"{host} {_identity(device)}"
+        beside, restarts = agent.num_workers, agent.num_restarts
+        return cls(host, describe_device(device), lag, identity, beside, restarts)
 
 
 class SideGroup:
@@ -225,8 +232,7 @@ def open_channel(
 
 def gather_facts(side: SideGroup | Alone, mine: WorkerFacts) -> list[WorkerFacts]:
     """Return everybody's facts, by rank."""
-    rows = side.collect((mine.host, mine.device, mine.lag, mine.identity))
-    return [WorkerFacts(*row) for row in rows]
+    return [WorkerFacts(*row) for row in side.collect(astuple(mine))]
 
 
 def describe_device(device: torch.device) -> str:

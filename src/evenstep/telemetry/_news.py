@@ -1,0 +1,64 @@
+"""What a person has to know at once, in whole sentences."""
+
+from __future__ import annotations
+
+from ..events import (
+    ClaimsSwitched,
+    Event,
+    MemoryCapped,
+    MemoryShort,
+    SizesHeld,
+    WorkerDropped,
+    WorkerKept,
+    WorkerUnhelpful,
+)
+
+_CLAIMS = {
+    True: "begin with a part of their batch and claim the rest as they go, so that they wait less "
+    "for each other; if that is no faster, it ends",
+    False: "compute the batch that was planned for them, claiming nothing",
+}
+
+
+def news(event: Event) -> str:
+    """Return a line on ``event``; nothing where no person has to know it at once."""
+    match event:
+        case MemoryShort() | SizesHeld() | MemoryCapped() | ClaimsSwitched():
+            return f"step {event.step}: {_of_sizes(event)}"
+        case WorkerUnhelpful() | WorkerDropped() | WorkerKept():
+            return f"step {event.step}: rank {event.rank} {_of_worker(event)}"
+        case _:
+            return ""
+
+
+def _of_sizes(event: MemoryShort | SizesHeld | MemoryCapped | ClaimsSwitched) -> str:
+    match event:
+        case MemoryShort(problem=problem):
+            return (
+                f"the global batch does not fit in memory ({problem}); sizes stay as they are. "
+                f"Loops over `loader.steps()` take it in micro-batches"
+            )
+        case SizesHeld(rank=rank):
+            return (
+                f"sizes stay as they are: another one might run the model of rank {rank} uncompiled"
+            )
+        case MemoryCapped(rank=rank, max_batch_size=most):
+            return f"rank {rank} fits at most {most} samples"
+        case ClaimsSwitched(on=on):
+            return f"from now on, workers {_CLAIMS[on]}"
+
+
+def _of_worker(event: WorkerUnhelpful | WorkerDropped | WorkerKept) -> str:
+    match event:
+        case WorkerUnhelpful(with_s=with_s, without_s=without_s):
+            return (
+                f"costs more than it brings: steps of {with_s:.3g} s with all, {without_s:.3g} s "
+                f"with those that help. Start without it next time"
+            )
+        case WorkerDropped(host=host):
+            return (
+                f"on {host} leaves the run. The others begin anew without it, from the checkpoint "
+                f"of this stop"
+            )
+        case WorkerKept(obstacle=obstacle):
+            return f"cannot be dropped: {obstacle}"

@@ -1,0 +1,36 @@
+"""What torchrun's agent says about itself to its workers, and how one of them ends it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """The torchrun that started a worker.
+
+    Attributes:
+        num_workers: its workers; 0 where no torchrun has started this process.
+        num_restarts: how often it will still start them anew.
+    """
+
+    num_workers: int
+    num_restarts: int
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Self:
+        """Return what the environment says."""
+        if "TORCHELASTIC_RUN_ID" not in environment:
+            return cls(0, 0)
+        most = int(environment.get("TORCHELASTIC_MAX_RESTARTS", "0"))
+        done = int(environment.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        return cls(int(environment.get("LOCAL_WORLD_SIZE", "1")), most - done)
+
+
+def end_agent() -> None:
+    """End the agent of this process, its parent: its node leaves, the others meet without it."""
+    os.kill(os.getppid(), signal.SIGTERM)

@@ -1,0 +1,67 @@
+"""Sends a worker away that costs more than it brings, where the others can go on without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ...events import Event, Hook, WorkerDropped, WorkerKept, WorkerUnhelpful
+from ._startup import WorkerFacts
+from ._stop import Stop
+
+
+class Dropping:
+    """A hook of rank 0's, between whoever notices an unhelpful worker and the sinks.
+
+    Args:
+        emit: takes every event.
+        facts: of every rank.
+        stop: how all ranks come to stop, once there is a way.
+        least: workers that have to be left; None to drop none.
+        has_peers: whether ranks hold parts of one copy of the model.
+    """
+
+    def __init__(
+        self,
+        emit: Hook,
+        facts: Sequence[WorkerFacts],
+        *,
+        stop: Callable[[], Stop],
+        least: Callable[[], int | None],
+        has_peers: bool,
+    ) -> None:
+        self._emit = emit
+        self._facts = tuple(facts)
+        self._stop = stop
+        self._least = least
+        self._has_peers = has_peers
+
+    def __call__(self, event: Event) -> None:
+        """Pass ``event`` on, and act if it names an unhelpful worker."""
+        self._emit(event)
+        least = self._least()
+        if not isinstance(event, WorkerUnhelpful) or least is None:
+            return
+        step, rank = event.step, event.rank
+        obstacle = self._obstacle(rank, least)
+        if obstacle:
+            self._emit(WorkerKept(step, rank, obstacle))
+            return
+        self._emit(WorkerDropped(step, rank, self._facts[rank].host))
+        self._stop().send_away(rank)
+
+    def _obstacle(self, rank: int, least: int) -> str:
+        """Return why the others could not go on without ``rank``; nothing if they could."""
+        left = len(self._facts) - 1
+        beside = self._facts[rank].beside
+        spent = [other for other, fact in enumerate(self._facts) if fact.num_restarts < 1]
+        if left < least:
+            return f"{left} workers would be left, at least {least} are wanted"
+        if self._has_peers:
+            return "it holds a part of a copy of the model"
+        if beside == 0:
+            return "no torchrun would start the others anew. Leave it out of the next start"
+        if beside > 1:
+            return f"its torchrun has {beside} workers, and would leave with all of them"
+        if spent:
+            return f"the torchrun of rank {spent[0]} has no restart left (`--max-restarts`)"
+        return ""

@@ -1,0 +1,49 @@
+"""How all ranks come to stop after the same step, and who of them leaves for good."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Stop:
+    """What a rank knows of a stop: it travels with the messages of the steps.
+
+    A rank that wants one tells rank 0, which has everybody know with its next answer.
+
+    Attributes:
+        told: whether this very process was told to end.
+        asked: whether a rank known here wants to stop.
+        after: the answer from which on everybody knows; None as long as there is none.
+        leaving: the rank that is to leave the run, as everybody knows by then.
+    """
+
+    def __init__(self) -> None:
+        self.told = False
+        self.asked = False
+        self.after: int | None = None
+        self.leaving: int | None = None
+        self._to_leave: int | None = None
+
+    def ask(self) -> None:
+        """Have all ranks stop. May be called from a signal handler."""
+        self.told = self.asked = True
+
+    def send_away(self, rank: int) -> None:
+        """On rank 0: have all ranks stop, and ``rank`` leave."""
+        self._to_leave = rank  # before it is asked for, which another thread reads
+        self.asked = True
+
+    def answer(self, index: int) -> dict[str, Any]:
+        """On rank 0: return what the answer to step ``index`` says of it."""
+        if self.asked and self.after is None:
+            self.after, self.leaving = index, self._to_leave
+        return {} if self.after is None else {"stop": True, "leaving": self.leaving}
+
+    def hear(self, index: int, message: dict[str, Any]) -> None:
+        """Elsewhere: take in the answer to step ``index``."""
+        if message.get("stop") and self.after is None:
+            self.after, self.leaving = index, message.get("leaving")
+
+    def is_known(self, index: int) -> bool:
+        """Tell whether everybody knows as of the answer to step ``index``."""
+        return self.after is not None and self.after <= index

@@ -1,0 +1,102 @@
+"""Who is sent away, and why somebody is kept."""
+
+import pytest
+
+from evenstep.events import WorkerDropped, WorkerKept, WorkerUnhelpful
+from evenstep.torch import Balancer, Drain
+from evenstep.torch._exchange._agent import Agent
+from evenstep.torch._exchange._dropping import Dropping
+from evenstep.torch._exchange._startup import WorkerFacts
+from evenstep.torch._exchange._stop import Stop
+
+UNHELPFUL = WorkerUnhelpful(100, 1, 0.61, 0.48)
+
+
+def fact(*, beside=1, num_restarts=3):
+    return WorkerFacts("host", "cpu", 0, "host cpu", beside, num_restarts)
+
+
+def told(facts, *, least=1, has_peers=False):
+    """What is told of an unhelpful rank 1, and what the next answer to all ranks says."""
+    events, stop = [], Stop()
+    dropping = Dropping(
+        events.append, facts, stop=lambda: stop, least=lambda: least, has_peers=has_peers
+    )
+    dropping(UNHELPFUL)
+    return events, stop.answer(101)
+
+
+def test_a_worker_with_a_torchrun_of_its_own_is_sent_away():
+    """And everybody hears of it with the next answer, once."""
+    events, answer = told([fact(), fact(), fact()], least=2)
+
+    assert events == [UNHELPFUL, WorkerDropped(100, 1, "host")]
+    assert answer == {"stop": True, "leaving": 1}
+
+
+@pytest.mark.parametrize(
+    ("facts", "terms", "words"),
+    [
+        ([fact(), fact()], {"least": 2}, "1 workers would be left, at least 2 are wanted"),
+        ([fact(), fact()], {"has_peers": True}, "a part of a copy"),
+        ([fact(beside=0)] * 2, {}, "no torchrun"),
+        ([fact(beside=2)] * 2, {}, "its torchrun has 2 workers"),
+        ([fact(num_restarts=0), fact()], {}, "torchrun of rank 0 has no restart left"),
+    ],
+)
+def test_it_is_kept_where_the_others_could_not_go_on(facts, terms, words):
+    """With what is in the way; nobody stops."""
+    events, answer = told(facts, **terms)
+
+    assert events[0] == UNHELPFUL
+    assert isinstance(events[1], WorkerKept)
+    assert words in events[1].obstacle
+    assert answer == {}
+
+
+def test_nobody_is_where_nobody_asked_for_it():
+    """The worker is named, as ever."""
+    events, answer = told([fact(), fact()], least=None)
+
+    assert events == [UNHELPFUL]
+    assert answer == {}
+
+
+def test_all_ranks_agree_on_who_leaves():
+    """A notice that was answered before stays as it was said: a stop of all."""
+    first, other = Stop(), Stop()
+    first.ask()
+    other.hear(5, first.answer(5))
+    first.send_away(1)
+    other.hear(6, first.answer(6))
+
+    assert first.leaving is other.leaving is None
+    assert not other.is_known(4)
+    assert other.is_known(5)
+
+
+@pytest.mark.parametrize(
+    ("environment", "agent"),
+    [
+        ({}, Agent(0, 0)),
+        ({"LOCAL_WORLD_SIZE": "4"}, Agent(0, 0)),
+        (
+            {
+                "TORCHELASTIC_RUN_ID": "x",
+                "LOCAL_WORLD_SIZE": "4",
+                "TORCHELASTIC_MAX_RESTARTS": "3",
+                "TORCHELASTIC_RESTART_COUNT": "1",
+            },
+            Agent(4, 2),
+        ),
+    ],
+)
+def test_what_torchrun_says_of_itself(environment, agent):
+    """Other launchers set some of its variables as well."""
+    assert Agent.of(environment) == agent
+
+
+def test_at_least_one_worker_has_to_be_left():
+    """A number that no cluster could have is refused."""
+    with pytest.raises(ValueError, match="min_world_size"):
+        Drain(Balancer(), drop_unhelpful=True, min_world_size=0)
