@@ -4,8 +4,9 @@ Two ranks train an uncompiled and a compiled model side by side on the same batc
 that change every ten steps. Counted: graphs that Inductor makes for training, and the last step in
 which anything was compiled. An uncompiled run of a compiled model would be an error, not a slow
 step: torch is told to raise where it would give up. The time is that of forward and backward, as a
-ratio of medians over pairs of steps that take turns. Rows with "compiled ahead" show what a user
-can do about late graphs: a forward at each power of two before `prepare`, as docs/compile.md says.
+ratio of medians over pairs of steps that take turns. Rows with "profiled" show what a user can do
+about late graphs: `balancer.profile`, which visits all sizes before the first step, as
+docs/compile.md says.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
@@ -138,14 +139,9 @@ def samples(name: str, num_samples: int) -> TensorDataset:
     return TensorDataset(x, torch.randint(10, (num_samples,)))
 
 
-def compile_ahead(model: nn.Module, name: str, sizes: Iterable[int]) -> None:
-    """Have ``model`` compiled for batches of ``sizes``; its state stays as it was."""
-    state = {key: value.clone() for key, value in model.state_dict().items()}
-    for size in sizes:
-        x, _ = samples(name, size).tensors
-        torch._dynamo.maybe_mark_dynamic(x, 0)
-        model(x)
-    model.load_state_dict(state)
+def loss_of(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
+    """Return the loss of a batch."""
+    return functional.cross_entropy(model(batch[0]), batch[1])
 
 
 def train(rank: int, name: str, num_steps: int, by_count: bool, ahead: bool) -> dict[str, Any]:
@@ -169,39 +165,40 @@ def train(rank: int, name: str, num_steps: int, by_count: bool, ahead: bool) -> 
             "eager": DistributedDataParallel(MODELS[name]()),
             "compiled": DistributedDataParallel(torch.compile(MODELS[name](), backend=backend)),
         }
-        if ahead:
-            began_s = perf_counter()
-            compile_ahead(models["compiled"], name, (2,))
-            regions = backend.frame_count
-            compile_ahead(models["compiled"], name, (4, 8, 16, 32, total - 2))
-            ahead_s = perf_counter() - began_s
+
+        def compiled_loss(batch: list[torch.Tensor]) -> torch.Tensor:
+            nonlocal regions
+            loss = loss_of(models["compiled"], batch)
+            regions = regions or backend.frame_count
+            return loss
+
         stock = DataLoader(samples(name, total * num_steps), batch_size=BATCH_SIZE)
         models["eager"], models["compiled"], loader = balancer.prepare(*models.values(), stock)
+        if ahead:
+            began_s = perf_counter()
+            balancer.profile(compiled_loss)
+            ahead_s = perf_counter() - began_s
         for step, parts in enumerate(loader.steps()):  # read by the callback
             sizes.add(balancer.batch_sizes[rank])
             spent = dict.fromkeys(models, 0.0)
-            for x, y in parts:
+            for batch in parts:
                 for which in ("eager", "compiled") if step % 2 else ("compiled", "eager"):
                     began_s = perf_counter()
-                    functional.cross_entropy(models[which](x), y).backward()
+                    loss_of(models[which], batch).backward()
                     spent[which] += perf_counter() - began_s
                 regions = regions or backend.frame_count
             for which, model in models.items():
                 seconds[which].append(spent[which])
                 model.zero_grad()
-    return {
-        "regions": regions,
-        "graphs": backend.frame_count,
-        "last": max(stalls, default=-1),
-        "stall_s": max(seconds["compiled"]),
-        "ahead_s": ahead_s,
-        "sizes": sizes,
-        "ratios": [
-            compiled / eager
-            for eager, compiled in zip(seconds["eager"], seconds["compiled"], strict=True)
-        ][WARM_UP:],
-        "eager_s": median(seconds["eager"][WARM_UP:]),
-    }
+    found = {"regions": regions, "graphs": backend.frame_count, "sizes": sizes}
+    return {**found, "last": max(stalls, default=-1), "ahead_s": ahead_s, **timed(seconds)}
+
+
+def timed(seconds: dict[str, list[float]]) -> dict[str, Any]:
+    """Return what the steps after the first plans took, and the longest of all."""
+    times = np.array([seconds["eager"], seconds["compiled"]])
+    late = times[:, WARM_UP:]
+    return {"ratios": late[1] / late[0], "eager_s": median(late[0]), "stall_s": times[1].max()}
 
 
 def row(name: str, num_steps: int, *, by_count: bool = False, ahead: bool = False) -> Row:
@@ -212,7 +209,7 @@ def row(name: str, num_steps: int, *, by_count: bool = False, ahead: bool = Fals
     ratio = median(ratio for found in ranks for ratio in found["ratios"])
     sizes = set().union(*(found["sizes"] for found in ranks))
     allowed = 1 if by_count else 2
-    how = (", fixed micro-batches" if by_count else "") + (", compiled ahead" if ahead else "")
+    how = (", fixed micro-batches" if by_count else "") + (", profiled" if ahead else "")
     return Row(
         what=f"{name}, {num_steps} steps{how}",
         bar=f"<= {allowed} graphs a region, none after step {WARM_UP}, faster than eager",
@@ -240,7 +237,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
     progress("fixed micro-batches")
     yield row("transformer", num_steps, by_count=True)
     for name in ("CNN with GroupNorm", "CNN with BatchNorm"):
-        progress(f"{name}, compiled ahead")
+        progress(f"{name}, profiled")
         yield row(name, num_steps, ahead=True)
 
 

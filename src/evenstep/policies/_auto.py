@@ -44,8 +44,9 @@ class Auto(AbstractPolicy[dict[str, Any]]):
 
     Without noise the second plan is near the best and the third within 2 %: one size gives a
     speed, two a fixed cost as well. No size is tried for that alone: those on the way tell, and
-    once settled, fixed costs cost 0.2 points at most (``benchmarks/fixed_costs.py``). A single slow step changes nothing, a lasting change is
-    followed after its second step, or after its first where changes have proved lasting before.
+    once settled, unknown fixed costs cost 0.2 points at most (``benchmarks/fixed_costs.py``). A
+    single slow step changes nothing, a lasting change is followed after its second step, or after
+    its first where changes have proved lasting before.
     A step that all end within its noise of each other changes nothing by itself.
     Load that comes and goes by the clock is foreseen after one period and a half, up to 256 steps.
     In the long run nothing is worse than any one forecast, or than the equal split, by more than
