@@ -16,6 +16,7 @@ from evenstep.cli._app import app
 OPTIONS = {
     "": ["--help", "--version"],
     "demo": ["--device", "--help", "--out", "--policy", "--speeds", "--steps", "--workers"],
+    "lab": ["--clean", "--cpus", "--delay-ms", "--help", "--mbit", "--trace"],
     "simulate": [
         "--global-batch-size",
         "--help",

@@ -8,6 +8,7 @@ import typer
 
 from .. import __version__
 from ._demo import demo
+from ._lab import lab
 from ._plan import plan
 from ._simulate import simulate
 
@@ -33,5 +34,6 @@ def evenstep(
 
 
 app.command("demo")(demo)
+app.command("lab")(lab)
 app.command("simulate")(simulate)
 app.command("plan")(plan)

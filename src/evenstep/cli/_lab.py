@@ -1,0 +1,175 @@
+"""``evenstep lab``: a script on a cluster of one machine, with slow CPUs and thin links."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, NoReturn, TypeVar
+
+import typer
+
+from ..lab import Host, Lab, LabUnavailable, Trace, clean, read_trace
+from ..lab._machine import Machine, check_machine
+from ..lab._trace_file import parse_mbit
+from ._common import fail, numbers, refused
+
+Value = TypeVar("Value")
+
+
+def lab(
+    command: Annotated[
+        list[str] | None, typer.Argument(help="The script and its arguments, after `--`.")
+    ] = None,
+    cpus: Annotated[
+        str | None,
+        typer.Option(help="Cores of each host, or of all: 0.8,0.6,0.3; what is free."),
+    ] = None,
+    mbit: Annotated[
+        str | None,
+        typer.Option(help="Mbit/s of each link, or of all: 200,100:50, up:down; not shaped."),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="CSV of changes while it runs: seconds,host,mbit and perhaps cpus."),
+    ] = None,
+    delay_ms: Annotated[
+        float, typer.Option(help="What packets wait on their way out; needs netem.")
+    ] = 0.0,
+    clean_: Annotated[
+        bool, typer.Option("--clean", help="Remove what labs left that were killed, and end.")
+    ] = False,
+) -> None:
+    """Run a script by torchrun on hosts that this machine plays. Linux and root only."""
+    if clean_:
+        _clean(command, cpus, mbit, trace)
+        return
+    try:
+        if not command:
+            remedy = "End with `-- script.py --its-option`, or give `--clean`."
+            raise refused("lab", "SCRIPT", "be given", "nothing", remedy)
+        changes = None if trace is None else _trace(trace)
+        hosts = _hosts(cpus, mbit, changes)
+        cluster = Lab(hosts, delay_ms=delay_ms)
+        if changes is not None:
+            changes.check(len(hosts))
+    except ValueError as error:
+        fail("lab", str(error), 2)
+    raise typer.Exit(_run(cluster, command, changes))
+
+
+def _run(cluster: Lab, command: Sequence[str], trace: Trace | None) -> int:
+    """Run the script, and leave nothing of the lab however it ends."""
+    try:
+        with _stopped_once(), cluster as running:
+            typer.echo(f"lab {running.run_id}: {_in_words(cluster.hosts)}", err=True)
+            return running.torchrun(command, trace=trace, tell=typer.echo)
+    except LabUnavailable as error:
+        fail("lab", str(error), 1)
+    except ValueError as error:
+        fail("lab", str(error), 2)
+    except OSError as error:
+        fail("lab", f"{error}. What was made is removed, or `evenstep lab --clean` does it.", 1)
+    except KeyboardInterrupt:
+        fail("lab", "Stopped; the hosts and all that ran on them are gone.", 130)
+
+
+def _clean(*others: object) -> None:
+    """Remove what is left of labs, and say what it was."""
+    if any(others):
+        remedy = "It removes what is left and ends."
+        fail("lab", str(refused("lab", "--clean", "stand alone", "more", remedy)), 2)
+    try:
+        check_machine(Machine.here())
+        found = clean()
+    except LabUnavailable as error:
+        fail("lab", str(error), 1)
+    except (OSError, ValueError) as error:
+        fail("lab", f"Something is left: {error}", 1)
+    for each in found:
+        name = f"lab {each.run_id} of process {each.pid}"
+        if each.is_running:
+            typer.echo(f"{name} is running: left alone")
+        else:
+            typer.echo(
+                f"{name}, which is gone: {each.num_hosts} hosts removed, "
+                f"{each.num_killed} processes ended"
+            )
+    if not found:
+        typer.echo("nothing is left of any lab")
+
+
+def _hosts(cpus: str | None, mbit: str | None, trace: Trace | None) -> list[Host]:
+    """Return the hosts: as many as the longer list has, or else as the trace names."""
+    quotas = None if cpus is None else numbers("lab", "--cpus", cpus)
+    rates = None if mbit is None else _rates(mbit)
+    count = max(len(quotas or ()), len(rates or ()))
+    if trace is not None and count <= 1:
+        count = max(count, trace.num_hosts)
+    if not count:
+        remedy = "Write --mbit 200,200,50 say; the number of hosts comes from there."
+        raise refused("lab", "--cpus, --mbit", "be given, one of the two", "neither", remedy)
+    each = zip(_each("--cpus", quotas, count), _each("--mbit", rates, count), strict=True)
+    return [Host(cpus=quota, mbit=rate) for quota, rate in each]
+
+
+def _each(option: str, values: Sequence[Value] | None, count: int) -> Sequence[Value | None]:
+    """Return one value for each host; a single one stands for all, and None is not limited."""
+    if values is None or len(values) == 1:
+        return [None if values is None else values[0]] * count
+    if len(values) != count:
+        rule = f"hold one number, or one for each of the {count} hosts"
+        raise refused("lab", option, rule, f"{len(values)} of them", "Leave none out.")
+    return values
+
+
+def _rates(text: str) -> list[float | tuple[float, float]]:
+    try:
+        return [parse_mbit(part) for part in text.split(",")]
+    except ValueError as error:
+        rule = "be numbers with commas between, or up:down"
+        remedy = "Write 200,200,100:50 say."
+        raise refused("lab", "--mbit", rule, repr(text), remedy) from error
+
+
+def _trace(file: Path) -> Trace:
+    try:
+        return read_trace(file)
+    except OSError as error:
+        remedy = "Give a CSV with the columns seconds,host,mbit."
+        raise refused("lab", "--trace", "name a file", f"{file} ({error})", remedy) from error
+    except ValueError as error:
+        raise ValueError(f"`evenstep lab --trace {file}`: {error}") from error
+
+
+def _in_words(hosts: Sequence[Host]) -> str:
+    """Return what each host has, in a line."""
+    each = []
+    for host in hosts:
+        quota = "any" if host.cpus is None else f"{host.cpus:g}"
+        rate = host.mbit
+        link = "any" if rate is None else ":".join(f"{way:g}" for way in dict.fromkeys(rate))
+        each.append(f"{quota} CPU {link} Mbit/s")
+    return f"{len(hosts)} hosts, {', '.join(each)}"
+
+
+@contextmanager
+def _stopped_once() -> Iterator[None]:
+    """Let each of the usual signals end what runs; a second one cannot hurry the removal."""
+    kinds = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as `nohup` has it
+        kinds.append(signal.SIGHUP)
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        for kind in kinds:
+            signal.signal(kind, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = {kind: signal.signal(kind, stop) for kind in kinds}
+    try:
+        yield
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)

@@ -1,0 +1,283 @@
+"""Hosts on one machine: made by ``with``, gone after it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, final
+
+from ..exceptions import EvenstepWarning, invalid
+from ._agents import run_agents
+from ._built import Built, address_of, environment
+from ._cpu_groups import find_cpu_groups
+from ._host import MAX_HOSTS, Host, check_cores, cpus_of, rate_of
+from ._links import Traffic
+from ._machine import LabUnavailable, Machine, check_machine, check_torch
+from ._player import Player
+from ._signals import undisturbed
+from ._trace import Trace
+
+_PATIENCE_S = 5.0
+
+
+@final
+class Lab:
+    """A cluster on one machine, from ``with`` to its end. Linux and root only.
+
+    Each host is a network namespace with one link, ``eth0``, to a bridge in a namespace of its own,
+    shaped both ways, and a control group with a CPU quota. Nothing leads out: hosts reach each
+    other and themselves. Files, memory and processes are the machine's.
+
+    At the end of ``with``, by an error too, the processes on all hosts are ended and everything is
+    removed. ``clean`` does it for a process that was killed.
+
+    Usage:
+        with Lab([Host(mbit=200), Host(mbit=50, cpus=0.5)]) as lab:
+            code = lab.torchrun(["train.py"])
+
+    Args:
+        hosts: 1 to 250 of them.
+        delay_ms: what every packet waits on its way out of its host, at least 0; a round trip takes
+            twice that. Needs a kernel with netem.
+
+    Raises:
+        ValueError: an argument is out of range.
+        LabUnavailable: at ``with``, this machine cannot make it; the message says what would help.
+    """
+
+    def __init__(self, hosts: Sequence[Host], *, delay_ms: float = 0.0) -> None:
+        if not 1 <= len(hosts) <= MAX_HOSTS:
+            rule = f"hold 1 to {MAX_HOSTS} hosts"
+            raise invalid("Lab(hosts=...)", rule, len(hosts), "Give a Host for each.")
+        if not 0 <= delay_ms <= 10_000:
+            remedy = "0 delays nothing."
+            raise invalid("Lab(delay_ms=...)", "be from 0 to 10,000", delay_ms, remedy)
+        self._hosts = list(hosts)
+        self._delay_ms = delay_ms
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._changing = threading.Lock()
+        self._built: Built | None = None
+
+    def __enter__(self) -> Self:
+        if self._built is not None:
+            remedy = "Make a second Lab, or end the first `with`."
+            raise invalid("Lab", "be in one `with` at a time", "a second one", remedy)
+        machine = Machine.here()
+        check_machine(machine)
+        warning = check_cores(self._hosts, machine.num_cores)
+        if warning is not None:
+            warnings.warn(warning, EvenstepWarning, stacklevel=2)
+        groups = find_cpu_groups(Path("/proc/self/mountinfo").read_text(encoding="utf-8"))
+        if groups is None and any(host.cpus is not None for host in self._hosts):
+            message = (
+                "`Host(cpus=...)` needs control groups with the CPU's, and none is mounted. Mount "
+                "them, or leave `cpus` out."
+            )
+            raise LabUnavailable(message)
+        try:
+            with undisturbed():
+                self._built = Built(len(self._hosts), groups=groups, delay_ms=self._delay_ms)
+                self._built.make(self._hosts)
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._remove()
+
+    @property
+    def hosts(self) -> tuple[Host, ...]:
+        """The hosts as they are now, after changes."""
+        return tuple(self._hosts)
+
+    @property
+    def run_id(self) -> str:
+        """This lab's own part of the names of all that it makes."""
+        return self._running("run_id").state.run_id
+
+    def address(self, host: int) -> str:
+        """Return the IPv4 address of a host, which all others reach."""
+        return address_of(self._checked("address", host))
+
+    def start(
+        self,
+        host: int,
+        command: Sequence[str | os.PathLike[str]],
+        *,
+        env: Mapping[str, str] | None = None,
+        **popen: Any,
+    ) -> subprocess.Popen[bytes]:
+        """Start a command on a host, and return at once.
+
+        It is in the host's namespace and group before it is the command. Hosts are called
+        ``lab-h0``, ``lab-h1``, ... and find each other by these names; gloo, NCCL and TensorPipe
+        are told to use ``eth0``. A command that cannot be started ends with 127 or 126, as in a
+        shell. It leads a session of its own: Ctrl-C in a terminal is left to whoever holds the lab,
+        which ends it at its own end.
+
+        Args:
+            host: which one, from 0.
+            command: program and arguments.
+            env: added to the environment of this process, over what the lab sets.
+            popen: other arguments of ``subprocess.Popen``.
+
+        Raises:
+            ValueError: there is no such host.
+        """
+        entering = self._running("start").entering(self._checked("start", host))
+        with undisturbed():
+            process = subprocess.Popen(
+                [*entering, *command],
+                env={**os.environ, **environment(), **(env or {})},
+                **{"start_new_session": True, **popen},
+            )
+            self._processes.append(process)
+        return process
+
+    def torchrun(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        trace: Trace | None = None,
+        tell: Callable[[str], None] = print,
+    ) -> int:
+        """Run a script by torchrun on all hosts, one worker each, and wait for its end.
+
+        Rank and host are the same number. Each host has an agent; they meet at the first host's
+        address. Once an agent has failed the others have a few seconds, then they are ended.
+
+        Args:
+            command: the script and its arguments, or ``-m module ...``.
+            env: added to the environment of this process. ``OMP_NUM_THREADS`` is 1 unless it says
+                otherwise.
+            trace: carried out from the moment the agents start.
+            tell: is given each line that they print, with the name of its host before it; from
+                other threads, but never twice at once.
+
+        Returns:
+            0 if all went well, else the code of the agent that failed first.
+
+        Raises:
+            LabUnavailable: there is no torch.
+            ValueError: the trace names hosts that are not there.
+        """
+        self._running("torchrun")
+        check_torch(Machine.here())
+        if not command:
+            raise invalid("Lab.torchrun(command=...)", "name a script", "nothing", "Add one.")
+        addresses = [self.address(host) for host in range(len(self._hosts))]
+
+        def start(host: int, words: list[str]) -> subprocess.Popen[bytes]:
+            settings = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **(env or {})}
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+            return self.start(host, words, env=settings, stdin=subprocess.DEVNULL, **pipes)
+
+        if trace is None:
+            return run_agents(start, addresses, command, tell)
+        with self.play(trace):
+            return run_agents(start, addresses, command, tell)
+
+    def play(self, trace: Trace) -> AbstractContextManager[None]:
+        """Return what carries out a trace while its ``with`` lasts.
+
+        What the trace has at 0 is in force when ``with`` begins.
+
+        Raises:
+            ValueError: the trace names hosts that are not there.
+        """
+        self._running("play")
+        trace.check(len(self._hosts))
+        return Player(self, trace)
+
+    def set_mbit(self, host: int, mbit: float | tuple[float, float] | None) -> None:
+        """Change a link while it is used, from now on; what queues already stays queued.
+
+        Args:
+            host: which one, from 0.
+            mbit: as for ``Host``; None no longer shapes it.
+
+        Raises:
+            ValueError: there is no such host, or the rate is out of range.
+        """
+        built, number = self._running("set_mbit"), self._checked("set_mbit", host)
+        rate = None if mbit is None else rate_of("Lab.set_mbit(mbit=...)", mbit)
+        with self._changing:
+            before = self._hosts[number]
+            built.shape(number, before.mbit, rate)
+            self._hosts[number] = Host(cpus=before.cpus, mbit=rate)
+
+    def set_cpus(self, host: int, cpus: float | None) -> None:
+        """Change a quota, from now on.
+
+        Args:
+            host: which one, from 0.
+            cpus: as for ``Host``; None takes whatever is free.
+
+        Raises:
+            ValueError: there is no such host, or the quota is out of range.
+            LabUnavailable: this machine has no quotas.
+        """
+        built, number = self._running("set_cpus"), self._checked("set_cpus", host)
+        quota = None if cpus is None else cpus_of("Lab.set_cpus(cpus=...)", cpus)
+        with self._changing:
+            built.set_cpus(number, quota)
+            self._hosts[number] = Host(cpus=quota, mbit=self._hosts[number].mbit)
+
+    def interface_bytes(self, host: int) -> Traffic:
+        """Return what a host has sent and received since the lab began, headers included.
+
+        What its link dropped on the way out was not sent.
+
+        Raises:
+            ValueError: there is no such host.
+        """
+        built = self._running("interface_bytes")
+        return built.traffic(self._checked("interface_bytes", host))
+
+    def _remove(self) -> None:
+        """End the processes, first asking them to, and remove everything."""
+        with undisturbed():
+            self._end_and_remove()
+
+    def _end_and_remove(self) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                process.terminate()
+        until_s = time.monotonic() + _PATIENCE_S
+        try:
+            for process in self._processes:
+                process.wait(max(until_s - time.monotonic(), 0.0))
+        except subprocess.TimeoutExpired:
+            pass  # what does not listen is killed with the rest
+        built, self._built = self._built, None
+        if built is not None:
+            built.remove()
+        for process in self._processes:
+            process.wait()
+        self._processes.clear()
+
+    def _running(self, method: str) -> Built:
+        if self._built is None:
+            rule = "be called between the beginning and the end of `with`"
+            raise invalid(f"Lab.{method}", rule, "a lab that is not there", "Use `with Lab(...)`.")
+        return self._built
+
+    def _checked(self, method: str, host: int) -> int:
+        if not 0 <= host < len(self._hosts):
+            rule = f"be from 0 to {len(self._hosts) - 1}"
+            raise invalid(f"Lab.{method}(host=...)", rule, host, "Hosts count from 0.")
+        return int(host)

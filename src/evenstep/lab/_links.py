@@ -1,0 +1,195 @@
+"""Links between hosts and the switch, and what goes through them: all that pyroute2 is for."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from ._machine import LabUnavailable
+from ._namespaces import Namespace
+
+INTERFACE = "eth0"
+"""What every host calls its link."""
+
+_SWITCH = "switch"
+_MTU = 1500
+# Below 64 KiB the bucket empties between two timers of a busy machine; above a millisecond's worth,
+# rates past 500 Mbit/s are kept too.
+_LEAST_BURST_BYTES, _BURST_S = 65536, 0.001
+_QUEUE = "40ms"
+_ROOT, _SHAPER, _DELAY = 0xFFFFFFFF, 0x00100000, 0x00010000
+_OFFLOADS = (
+    "tcp-segmentation-offload",
+    "generic-segmentation-offload",
+    "generic-receive-offload",
+)
+
+Result = TypeVar("Result")
+
+
+class Traffic(NamedTuple):
+    """What a host's interface counted since the lab began, in bytes with all headers.
+
+    Attributes:
+        sent_bytes: what went out on its link.
+        received_bytes: what came in.
+    """
+
+    sent_bytes: int
+    received_bytes: int
+
+
+def make_switch(switch: Namespace) -> None:
+    """Make the bridge that all links end in. It has no address: no host can talk to it."""
+
+    def inside() -> None:
+        _no_ipv6()
+        with _netlink() as route:
+            # Without snooping it says nothing by itself that hosts would count.
+            route.link("add", ifname=_SWITCH, kind="bridge", mtu=_MTU, br_mcast_snooping=0)
+            route.link("set", index=_index(route, _SWITCH), state="up")
+
+    switch.run(inside)
+
+
+def connect(switch: Namespace, host: Namespace, *, port: str, address: str) -> None:
+    """Lay a link from a host to the switch, without a route to anywhere else.
+
+    Nothing of it is ever in the namespace of this process.
+
+    Args:
+        switch: has the bridge.
+        host: an empty namespace.
+        port: name of the switch's end.
+        address: of the host's end, with the length of the network's part: "10.77.0.1/24".
+    """
+
+    def at_the_switch() -> None:
+        with host.path.open("rb") as other, _netlink() as route:
+            peer = {"ifname": INTERFACE, "net_ns_fd": other.fileno(), "mtu": _MTU}
+            route.link("add", ifname=port, kind="veth", mtu=_MTU, peer=peer)
+            bridge = _index(route, _SWITCH)
+            route.link("set", index=_index(route, port), master=bridge, state="up")
+        _offloads_off(port)
+
+    def at_the_host() -> None:
+        _no_ipv6()
+        with _netlink() as route:
+            number, _, length = address.partition("/")
+            index = _index(route, INTERFACE)
+            route.addr("add", index=index, address=number, prefixlen=int(length))
+            for each in (index, _index(route, "lo")):
+                route.link("set", index=each, state="up")
+        _offloads_off(INTERFACE)
+
+    switch.run(at_the_switch)
+    host.run(at_the_host)
+
+
+def set_delay(namespace: Namespace, interface: str, delay_ms: float) -> None:
+    """Let everything that goes out wait. Once, before ``set_rate`` with ``delayed``.
+
+    Raises:
+        LabUnavailable: the kernel has no netem.
+    """
+
+    def change(route: Any, index: int) -> None:
+        # More packets than any rate here sends in any delay worth asking for.
+        route.tc("add", "netem", index, _DELAY, delay=round(1000 * delay_ms), limit=100_000)
+
+    try:
+        _on(namespace, interface, change)
+    except OSError as error:
+        if error.errno != errno.ENOENT:
+            raise
+        message = (
+            "`Lab(delay_ms=...)` needs netem, and this kernel has none. Load it with `modprobe "
+            "sch_netem`, take a kernel with CONFIG_NET_SCH_NETEM, or leave the delay at 0."
+        )
+        raise LabUnavailable(message) from error
+
+
+def set_rate(
+    namespace: Namespace, interface: str, mbit: float | None, *, delayed: bool = False
+) -> None:
+    """Shape what goes out of an interface, from now on; None no longer does.
+
+    A token bucket (tbf): packets leave at the rate on the average, after an idle time up to the
+    burst at once, and queue for up to 40 ms before some are dropped. What queues stays queued.
+
+    Args:
+        namespace: where the interface is.
+        interface: its name.
+        mbit: in Mbit/s.
+        delayed: whether ``set_delay`` came before.
+    """
+    parent = _DELAY + 1 if delayed else _ROOT
+
+    def change(route: Any, index: int) -> None:
+        if mbit is None:
+            route.tc("del", index=index, parent=parent)
+            return
+        burst = max(_LEAST_BURST_BYTES, round(mbit * 1e6 / 8 * _BURST_S))
+        shape = {"rate": f"{round(mbit * 1e6)}bit", "burst": burst, "latency": _QUEUE}
+        route.tc("replace", "tbf", index, _SHAPER, parent=parent, **shape)
+
+    _on(namespace, interface, change)
+
+
+def traffic(namespace: Namespace, interface: str) -> Traffic:
+    """Return what an interface counted so far."""
+
+    def read(route: Any, index: int) -> Traffic:
+        (link,) = route.get_links(index)
+        counted = link.get_attr("IFLA_STATS64")
+        return Traffic(counted["tx_bytes"], counted["rx_bytes"])
+
+    return _on(namespace, interface, read)
+
+
+def _on(namespace: Namespace, interface: str, act: Callable[[Any, int], Result]) -> Result:
+    """Return what ``act`` does with the number of an interface; errors are plain OSErrors."""
+
+    def inside() -> Result:
+        with _netlink() as route:
+            return act(route, _index(route, interface))
+
+    return namespace.run(inside)
+
+
+@contextmanager
+def _netlink() -> Iterator[Any]:
+    """Open a connection to the kernel, in the namespace of this thread."""
+    from pyroute2 import IPRoute, NetlinkError
+
+    try:
+        with IPRoute() as route:
+            yield route
+    except NetlinkError as error:
+        raise OSError(error.code, f"netlink: {error}") from error
+
+
+def _index(route: Any, interface: str) -> int:
+    (index,) = route.link_lookup(ifname=interface)
+    return int(index)
+
+
+def _offloads_off(interface: str) -> None:
+    """Send packets one by one: a bundle of 64 KiB would pass a bucket, and a counter, as one."""
+    from pyroute2.ethtool.ioctl import IoctlEthtool
+
+    settings = IoctlEthtool(interface)
+    try:
+        for name in _OFFLOADS:
+            settings.set_offload_flag(name, 0)
+    finally:
+        settings.close()
+
+
+def _no_ipv6() -> None:
+    """Leave out IPv6's own chatter, which would be counted. Where it cannot be, it is a little."""
+    with suppress(OSError):
+        Path("/proc/sys/net/ipv6/conf/all/disable_ipv6").write_text("1", encoding="ascii")

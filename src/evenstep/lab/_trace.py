@@ -1,0 +1,143 @@
+"""How links and quotas change while a lab runs, as a plain value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import final
+
+import numpy as np
+
+from ..exceptions import invalid
+from ._host import MAX_HOSTS, Rate, cpus_of, rate_of
+
+
+@final
+@dataclass(frozen=True, slots=True, init=False)
+class Change:
+    """What becomes of one host at one moment.
+
+    Args:
+        at_s: seconds from the beginning of the trace, finite and at least 0.
+        host: which one, from 0.
+        mbit: its link from then on, as for ``Host``; None leaves it.
+        cpus: its quota from then on, as for ``Host``; None leaves it.
+
+    Attributes:
+        at_s, host, cpus: as above.
+        mbit: both ways, or None.
+
+    Raises:
+        ValueError: an argument is out of range, or nothing changes.
+    """
+
+    at_s: float
+    host: int
+    mbit: Rate | None
+    cpus: float | None
+
+    def __init__(
+        self,
+        at_s: float,
+        host: int,
+        *,
+        mbit: float | tuple[float, float] | None = None,
+        cpus: float | None = None,
+    ) -> None:
+        if not (math.isfinite(at_s) and at_s >= 0):
+            raise invalid("Change(at_s=...)", "be finite and at least 0", at_s, "Count from 0.")
+        if not 0 <= host < MAX_HOSTS:
+            rule = f"be from 0 to {MAX_HOSTS - 1}"
+            raise invalid("Change(host=...)", rule, host, "Count the hosts from 0.")
+        if mbit is None and cpus is None:
+            argument = "Change(mbit=..., cpus=...)"
+            raise invalid(argument, "be given, one at least", "none", "Leave the change out.")
+        object.__setattr__(self, "at_s", float(at_s))
+        object.__setattr__(self, "host", int(host))
+        rate = None if mbit is None else rate_of("Change(mbit=...)", mbit)
+        object.__setattr__(self, "mbit", rate)
+        quota = None if cpus is None else cpus_of("Change(cpus=...)", cpus)
+        object.__setattr__(self, "cpus", quota)
+
+
+@final
+@dataclass(frozen=True, slots=True, init=False)
+class Trace:
+    """Changes in the order of their times; what has the same time is done in the order given.
+
+    Args:
+        changes: at least one, sorted by ``at_s``.
+
+    Raises:
+        ValueError: there is none, or one is earlier than the one before it.
+    """
+
+    changes: tuple[Change, ...]
+
+    def __init__(self, changes: Iterable[Change]) -> None:
+        given = tuple(changes)
+        if not given:
+            raise invalid("Trace(changes=...)", "hold at least one change", "none", "Leave it out.")
+        for before, after in pairwise(given):
+            if after.at_s < before.at_s:
+                got = f"{after.at_s:g} s after {before.at_s:g} s"
+                raise invalid("Trace(changes=...)", "be sorted by time", got, "Sort them.")
+        object.__setattr__(self, "changes", given)
+
+    @property
+    def num_hosts(self) -> int:
+        """The least number of hosts that has all that are named."""
+        return 1 + max(change.host for change in self.changes)
+
+    def check(self, num_hosts: int) -> None:
+        """Raise unless a lab of so many hosts has all that are named."""
+        if self.num_hosts > num_hosts:
+            rule = f"name hosts below {num_hosts}, as many as the lab has"
+            raise invalid("Trace(changes=...)", rule, self.num_hosts - 1, "Count from 0.")
+
+
+def drawn_trace(
+    num_hosts: int,
+    duration_s: float,
+    *,
+    seed: int,
+    every_s: float = 20.0,
+    least_mbit: float = 20.0,
+    most_mbit: float = 155.0,
+) -> Trace:
+    """Return links whose rates are redrawn again and again, evenly between two bounds.
+
+    Every host gets a rate of its own at 0, ``every_s``, ... below ``duration_s``, the same both
+    ways. The defaults are the range of public tests of aggregation on changing networks, redrawn
+    more often. The same arguments give the same trace.
+
+    Args:
+        num_hosts: at least 1.
+        duration_s: how long it goes on, above 0.
+        seed: of the generator.
+        every_s: between two draws, above 0.
+        least_mbit, most_mbit: bounds, in Mbit/s.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+    if not 1 <= num_hosts <= MAX_HOSTS:
+        rule = f"be from 1 to {MAX_HOSTS}"
+        raise invalid("drawn_trace(num_hosts=...)", rule, num_hosts, "Say how many there are.")
+    for name, value in (("duration_s", duration_s), ("every_s", every_s)):
+        if not (math.isfinite(value) and value > 0):
+            raise invalid(f"drawn_trace({name}=...)", "be positive", value, "Give seconds.")
+    least, most = rate_of("drawn_trace(least_mbit=..., most_mbit=...)", (least_mbit, most_mbit))
+    if most < least:
+        rule = f"be at least `least_mbit`, {least:g}"
+        raise invalid("drawn_trace(most_mbit=...)", rule, most, "Swap the two.")
+    generator = np.random.default_rng(seed)
+    times = [every_s * index for index in range(math.ceil(duration_s / every_s))]
+    rates = generator.uniform(least, most, size=(len(times), num_hosts)).round(1)
+    return Trace(
+        Change(at_s, host, mbit=float(rates[index, host]))
+        for index, at_s in enumerate(times)
+        for host in range(num_hosts)
+    )

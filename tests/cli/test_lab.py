@@ -1,0 +1,126 @@
+"""``evenstep lab`` reads what is asked for, refuses what cannot be, and runs the rest."""
+
+import re
+import signal
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from evenstep.cli._app import app
+from evenstep.cli._lab import _hosts, _in_words
+from evenstep.lab import Change, Host, Lab, LabUnavailable, Trace
+
+
+def lab(*arguments):
+    return CliRunner().invoke(app, ["lab", *map(str, arguments)])
+
+
+@pytest.mark.parametrize(
+    ("cpus", "mbit", "hosts"),
+    [
+        ("0.8,1/2", "200,100:50", [Host(cpus=0.8, mbit=200), Host(cpus=0.5, mbit=(100, 50))]),
+        ("0.5", "200,50", [Host(cpus=0.5, mbit=200), Host(cpus=0.5, mbit=50)]),
+        ("0.5,0.4", None, [Host(cpus=0.5), Host(cpus=0.4)]),
+        (None, "20", [Host(mbit=20)]),
+    ],
+)
+def test_lists_give_the_hosts(cpus, mbit, hosts):
+    """As many as the longer one has; one number stands for all."""
+    assert _hosts(cpus, mbit, None) == hosts
+
+
+def test_a_trace_gives_the_hosts_where_no_list_does():
+    """As many as it names."""
+    trace = Trace([Change(0, 2, mbit=20)])
+
+    assert _hosts(None, None, trace) == [Host()] * 3
+    assert _hosts("0.5", None, trace) == [Host(cpus=0.5)] * 3
+    assert _hosts("0.5,0.5", None, trace) == [Host(cpus=0.5)] * 2  # refused when it is checked
+
+
+def test_the_hosts_are_said_in_words():
+    """What was not limited too."""
+    said = _in_words([Host(cpus=0.5, mbit=20), Host(mbit=(10, 5)), Host()])
+
+    assert said == ("3 hosts, 0.5 CPU 20 Mbit/s, any CPU 10:5 Mbit/s, any CPU any Mbit/s")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "-- script.py"),
+        (["--mbit", "20,20"], "-- script.py"),
+        (["script.py"], "--cpus, --mbit"),
+        (["--mbit", "fast", "script.py"], "--mbit"),
+        (["--mbit", "1:2:3", "script.py"], "--mbit"),
+        (["--mbit", "20,0", "script.py"], "from 0.1 to 10000"),
+        (["--cpus", "0.01", "script.py"], "at least 0.1"),
+        (["--cpus", "a", "script.py"], "--cpus"),
+        (["--cpus", "1,1", "--mbit", "1,1,1", "script.py"], "each of the 3 hosts"),
+        (["--mbit", "20", "--delay-ms", "-1", "script.py"], "delay_ms"),
+        (["--mbit", "20", "--trace", "/no/such.csv", "script.py"], "/no/such.csv"),
+        (["--clean", "--mbit", "20"], "stand alone"),
+    ],
+)
+def test_a_wrong_option_ends_with_the_remedy(arguments, words):
+    """Code 2, on stderr, before anything is made: by anybody, on any system."""
+    result = lab(*arguments)
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert words in re.sub(r"[│\s]+", " ", result.stderr)
+
+
+def test_a_bad_trace_is_named_with_its_line(tmp_path):
+    """The option, the file and the line; a host too many as well."""
+    file = tmp_path / "trace.csv"
+    file.write_text("seconds,host,mbit\n0,0,soon\n")
+    said = re.sub(r"[│\s]+", " ", lab("--trace", file, "script.py").stderr)
+    assert "--trace" in said
+    assert "line 2 of trace.csv" in said
+
+    file.write_text("seconds,host,mbit\n0,2,20\n")
+    result = lab("--trace", file, "--mbit", "20,20", "script.py")
+    assert result.exit_code == 2
+    assert "as many as the lab has" in re.sub(r"[│\s]+", " ", result.stderr)
+    assert "2 hosts," not in result.stderr  # refused before they were made
+
+
+@pytest.mark.parametrize("asked", [["--mbit", "20", "script.py"], ["--clean"]])
+def test_where_no_lab_can_be_made_it_says_why(monkeypatch, asked):
+    """Code 1, for running and for cleaning; the system, the user or the package."""
+    monkeypatch.setitem(sys.modules, "pyroute2", None)
+    result = lab(*asked)
+
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert re.search(r"on Linux|sudo|pip install evenstep\[lab\]", result.stderr)
+
+
+@pytest.mark.cluster
+def test_the_code_is_the_script_s(tmp_path, monkeypatch):
+    """Each line with its host; what an agent ends with is what the command ends with.
+
+    In torchrun's place stands what says how it was called: the script's options are its own.
+    """
+    try:
+        with Lab([Host()]):
+            pass
+    except LabUnavailable as error:
+        pytest.skip(f"no lab can be made here: {error}")
+    stand_in = tmp_path / "torch" / "distributed" / "run.py"
+    stand_in.parent.mkdir(parents=True)
+    for folder in (stand_in.parent, stand_in.parent.parent):
+        (folder / "__init__.py").touch()
+    stand_in.write_text("import sys; print(*sys.argv[-3:]); sys.exit(7)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    handlers = [signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    result = lab("--mbit", "50,20", "--", "script.py", "--mbit", "7")
+
+    assert result.exit_code == 7
+    assert handlers == [
+        signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    ]
+    assert sorted(result.stdout.splitlines()) == [f"[h{i}] script.py --mbit 7" for i in range(2)]
+    assert re.match(
+        r"lab [0-9a-f]{8}: 2 hosts, any CPU 50 Mbit/s, any CPU 20 Mbit/s\n", result.stderr
+    )
