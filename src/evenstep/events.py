@@ -238,6 +238,61 @@ class WorkerKept:
 
 
 @dataclass(frozen=True, slots=True)
+class LinksMeasured:
+    """The links are known, or known to be others than was said last.
+
+    Attributes:
+        step: optimizer step after which they are believed, from 0; -1 for probes before the first.
+        up_bytes_per_s: what each rank's link carries away, per rank.
+        down_bytes_per_s: what it carries to the rank, per rank.
+    """
+
+    step: int
+    up_bytes_per_s: tuple[float, ...]
+    down_bytes_per_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SharesPlanned:
+    """Other ranks sum other parts of the gradients, or plain all-reduce is used from now on.
+
+    Attributes:
+        step: first optimizer step that uses them, from 0.
+        plan_epoch: number of the plan of shares; plans of batch sizes have their own.
+        parts: part of every bucket that each rank sums, adding up to 1048576, one per rank; None
+            for plain all-reduce.
+        predicted_s: seconds of an exchange by the model; None before links are known.
+        plain_s: seconds of plain all-reduce, as last measured; None before.
+        reason: why, in words.
+    """
+
+    step: int
+    plan_epoch: int
+    parts: tuple[int, ...] | None
+    predicted_s: float | None
+    plain_s: float | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeMeasured:
+    """How long the exchange of one step's gradients took, against what was predicted.
+
+    Attributes:
+        step: optimizer step, from 0.
+        plan_epoch: the plan of shares it ran under.
+        exchange_s: seconds from when all ranks could begin until the last had all sums.
+        predicted_s: what the plan takes by the model, on the links as they are believed to be
+            after it; None before they are known.
+    """
+
+    step: int
+    plan_epoch: int
+    exchange_s: float
+    predicted_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryShort:
     """By the model of their memory, the workers together do not fit the global batch.
 
@@ -292,6 +347,9 @@ Event = (
     | MemoryShort
     | SizesHeld
     | ClaimsSwitched
+    | LinksMeasured
+    | SharesPlanned
+    | ExchangeMeasured
     | WorkerUnhelpful
     | WorkerDropped
     | WorkerKept

@@ -179,6 +179,11 @@ def test_what_is_typed_beats_what_was_recorded(tmp_path):
         ([*TYPED, "--run", "x"], "one of the two"),
         (["--run", "/no/such/run"], "/no/such/run"),
         (["--run", "x", "--intercepts", "1"], "left out with --run"),
+        ([*TYPED, "--mbit", "100"], "be given together"),
+        ([*TYPED, "--mbit", "100,200", "--model-mb", "8"], "--mbit"),
+        ([*TYPED, "--mbit", "100", "--model-mb", "0"], "--model-mb"),
+        ([*TYPED, "--mbit", "100", "--model-mb", "8", "--chunks", "0"], "--chunks"),
+        ([*TYPED, "--mbit", "100", "--model-mb", "8", "--overlap", "2"], "--overlap"),
     ],
 )
 def test_a_wrong_option_ends_with_the_remedy(arguments, words):
@@ -187,6 +192,33 @@ def test_a_wrong_option_ends_with_the_remedy(arguments, words):
 
     assert (result.exit_code, result.stdout) == (2, "")
     assert words in re.sub(r"[│\s]+", " ", result.stderr)
+
+
+LINKS = ("--mbit", "200,200,50", "--model-mb", 8)
+
+
+def test_links_are_counted_where_they_are_given():
+    """All-reduce, equal and best shares of the balanced split, and both loads together."""
+    found = answer(*TYPED, *LINKS, "--chunks", 16)["links"]
+    ring_s = 2 * (2 / 3) * 8e6 / (50 * 125_000)
+    balanced_s = answer(*TYPED)["balanced"]["step_s"]
+
+    assert found["num_bytes"] == 8_000_000
+    assert found["plain_s"] == pytest.approx(balanced_s + ring_s)
+    assert found["joint"]["step_s"] <= found["best_s"] < 0.95 * found["plain_s"]
+    assert sum(found["joint"]["batch_size"]) == 256
+    assert sum(found["best_shares"]) == pytest.approx(1)
+    assert found["best_shares"][2] < 0.02
+    text = plan(*TYPED, *LINKS).stdout
+    assert "The best shares make a step" in text
+    assert re.search(r"^2 +50 +0 % ", text, re.M)
+
+
+def test_equal_links_gain_nothing():
+    """And that is said."""
+    text = plan(*TYPED, "--mbit", 100, "--model-mb", 8).stdout
+
+    assert "No shares are faster than plain all-reduce on these links." in text
 
 
 def test_a_broken_run_is_named_with_its_line(tmp_path):

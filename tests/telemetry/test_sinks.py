@@ -16,6 +16,7 @@ from evenstep.events import (
     ClaimsSwitched,
     Rebalanced,
     RunEnded,
+    SharesPlanned,
     StepMeasured,
     WorkerUnhelpful,
     to_record,
@@ -139,6 +140,20 @@ def test_the_line_does_not_hide_a_loss():
     [
         (ClaimsSwitched(16, on=True), "step 16: from now on, workers begin with a part"),
         (ClaimsSwitched(32, on=False), "step 32: from now on, workers compute the batch"),
+        (
+            SharesPlanned(
+                5, 1, (524288, 524288, 0), 1.5, 2.0, "shares: 1.5 s against 2 s of a ring"
+            ),
+            "step 5: from now on, each rank sums its share of the gradients, 50 50 0 %",
+        ),
+        (
+            SharesPlanned(9, 2, None, 2.0, 2.0, "plain all-reduce: why"),
+            "step 9: from now on, gradients are summed by plain all-reduce (plain all-reduce: why)",
+        ),
+        (
+            SharesPlanned(5, 1, (65536,) * 8 + (32768,) * 16, 1.5, 2.0, "shares"),
+            "step 5: from now on, 24 ranks sum shares of the gradients (shares)",
+        ),
         (
             WorkerUnhelpful(100, 2, 0.61, 0.48),
             "rank 2 costs more than it brings: steps of 0.61 s with all, 0.48 s with those",

@@ -11,19 +11,29 @@ import typer
 
 from .. import AffineTime
 from .._types import IntArray
-from ..advice import RunTimes, advise, read_run
+from ..advice import Advice, RunTimes, advise, read_run
 from ._common import counts, fail, least, numbers, refused, spread
+from ._plan_links import (
+    Chunks,
+    Mbit,
+    ModelMb,
+    Overlap,
+    answer_links,
+    links_json,
+    links_text,
+)
 from ._plan_text import Question, as_json, as_text
+
+Speeds = Annotated[str | None, typer.Option(help="Samples per second of each worker: 100,80,20.")]
+Run = Annotated[
+    Path | None,
+    typer.Option(help="Instead: a run's folder, Balancer(run_dir=...), or its events.jsonl."),
+]
 
 
 def plan(
-    speeds: Annotated[
-        str | None, typer.Option(help="Samples per second of each worker: 100,80,20.")
-    ] = None,
-    run: Annotated[
-        Path | None,
-        typer.Option(help="Instead: a run's folder, Balancer(run_dir=...), or its events.jsonl."),
-    ] = None,
+    speeds: Speeds = None,
+    run: Run = None,
     global_batch_size: Annotated[
         int | None, typer.Option(help="Samples per step; that of the run where one is given.")
     ] = None,
@@ -43,6 +53,10 @@ def plan(
         str | None,
         typer.Option(help="Speeds of machines to add, each alone; like the fastest and slowest."),
     ] = None,
+    mbit: Mbit = None,
+    model_mb: ModelMb = None,
+    chunks: Chunks = 8,
+    overlap: Overlap = 0.0,
     as_json_: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
     """Say how long a step takes, equal and balanced, who is worth keeping, what one more brings."""
@@ -56,21 +70,27 @@ def plan(
             overhead=overhead,
             max_batch=max_batch,
         )
-        times, caps = _newcomers(question, add)
-        advice = advise(
-            question.times,
-            question.global_batch_size,
-            max_batch_size=question.max_batch_size,
-            more=times,
-            more_max_batch_size=caps,
-            overhead_s=question.overhead_s,
+        advice, times = _advised(question, add)
+        # What a run took past computing was its exchange, and does not count twice.
+        extra_s = overhead or 0.0
+        links = answer_links(
+            question,
+            advice.balanced.batch_size,
+            mbit=mbit,
+            model_mb=model_mb,
+            chunks=chunks,
+            overlap=overlap,
+            overhead_s=extra_s,
         )
-    except ValueError as error:
+    except (ValueError, ImportError) as error:
         fail("plan", str(error), 2)
     if as_json_:
-        typer.echo(json.dumps(as_json(question, advice, times), indent=2))
+        answer = as_json(question, advice, times)
+        answer |= {"links": links_json(links, extra_s)} if links else {}
+        typer.echo(json.dumps(answer, indent=2))
     else:
-        typer.echo(as_text(question, advice, times))
+        text = as_text(question, advice, times)
+        typer.echo(f"{text}\n\n{links_text(links, extra_s)}" if links else text)
 
 
 def _recorded(speeds: str | None, run: Path | None, intercepts: str | None) -> RunTimes | None:
@@ -139,6 +159,20 @@ def _typed(speeds: str, intercepts: str | None) -> AffineTime:
         fixed = numbers("plan", "--intercepts", intercepts, positive=False)
     fixed = spread("plan", "--intercepts", fixed, len(found), like="--speeds")
     return AffineTime(np.array(fixed), 1 / np.array(found))
+
+
+def _advised(question: Question, add: str | None) -> tuple[Advice, AffineTime]:
+    """Return what workers are worth, and the machines that might be added."""
+    times, caps = _newcomers(question, add)
+    advice = advise(
+        question.times,
+        question.global_batch_size,
+        max_batch_size=question.max_batch_size,
+        more=times,
+        more_max_batch_size=caps,
+        overhead_s=question.overhead_s,
+    )
+    return advice, times
 
 
 def _newcomers(question: Question, add: str | None) -> tuple[AffineTime, IntArray | None]:

@@ -7,9 +7,12 @@ from ._closed_form import lower_bound_s as lower_bound_s
 from ._equal import EqualShares as EqualShares
 from ._exchange import best_num_chunks as best_num_chunks
 from ._exchange import exchange_s as exchange_s
+from ._fair import FairTransfers as FairTransfers
+from ._fair import fair_transfers as fair_transfers
 from ._linear_program import solve_shares as solve_shares
 from ._links import Links as Links
 from ._optimal import OptimalShares as OptimalShares
+from ._optimum import equal_shares as equal_shares
 from ._optimum import optimal_shares as optimal_shares
 from ._plan import SharePlan as SharePlan
 from ._plan import plan_shares as plan_shares
@@ -22,6 +25,7 @@ __all__ = [
     "AbstractSharePolicy",
     "Aggregation",
     "EqualShares",
+    "FairTransfers",
     "Links",
     "OptimalShares",
     "ProportionalShares",
@@ -30,7 +34,9 @@ __all__ = [
     "best_num_chunks",
     "best_ring",
     "byte_edges",
+    "equal_shares",
     "exchange_s",
+    "fair_transfers",
     "lower_bound_s",
     "optimal_shares",
     "plan_shares",

@@ -5,6 +5,10 @@ from ._comm import ConstantComm as ConstantComm
 from ._comm import NoComm as NoComm
 from ._comm import OverlappedComm as OverlappedComm
 from ._curves import CurveWorkload as CurveWorkload
+from ._exchange import FollowReport as FollowReport
+from ._exchange import follow_links as follow_links
+from ._exchange import known_links as known_links
+from ._exchange import play_exchange as play_exchange
 from ._named import scheme_by_name as scheme_by_name
 from ._report import SimReport as SimReport
 from ._run import oracle as oracle
@@ -14,6 +18,7 @@ from ._run import run_on as run_on
 from ._scenario import Scenario as Scenario
 from ._scenarios import scenario as scenario
 from ._scenarios import scenario_names as scenario_names
+from ._shared_links import SharedLinksComm as SharedLinksComm
 from ._trace import read_trace as read_trace
 from ._trial import Standing as Standing
 from ._trial import Trial as Trial
@@ -27,15 +32,20 @@ __all__ = [
     "AbstractWorkload",
     "ConstantComm",
     "CurveWorkload",
+    "FollowReport",
     "NoComm",
     "OverlappedComm",
     "Scenario",
+    "SharedLinksComm",
     "SimReport",
     "Standing",
     "Trial",
     "Workload",
+    "follow_links",
+    "known_links",
     "oracle",
     "oracle_on",
+    "play_exchange",
     "read_trace",
     "run",
     "run_on",

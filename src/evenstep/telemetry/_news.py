@@ -7,6 +7,7 @@ from ..events import (
     Event,
     MemoryCapped,
     MemoryShort,
+    SharesPlanned,
     SizesHeld,
     WorkerDropped,
     WorkerKept,
@@ -27,6 +28,8 @@ def news(event: Event) -> str:
             return f"step {event.step}: {_of_sizes(event)}"
         case WorkerUnhelpful() | WorkerDropped() | WorkerKept():
             return f"step {event.step}: rank {event.rank} {_of_worker(event)}"
+        case SharesPlanned():
+            return f"step {event.step}: from now on, {_shares(event)} ({event.reason})"
         case _:
             return ""
 
@@ -62,3 +65,14 @@ def _of_worker(event: WorkerUnhelpful | WorkerDropped | WorkerKept) -> str:
             )
         case WorkerKept(obstacle=obstacle):
             return f"cannot be dropped: {obstacle}"
+
+
+def _shares(event: SharesPlanned) -> str:
+    """Return who sums the gradients from now on, as a sentence."""
+    if event.parts is None:
+        return "gradients are summed by plain all-reduce"
+    whole = sum(event.parts)
+    shares = [f"{100 * part / whole:.0f}" for part in event.parts]
+    if len(shares) > 16:
+        return f"{sum(part > 0 for part in event.parts)} ranks sum shares of the gradients"
+    return f"each rank sums its share of the gradients, {' '.join(shares)} %"

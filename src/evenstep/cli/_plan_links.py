@@ -1,0 +1,177 @@
+"""What ``evenstep plan`` says of links: all-reduce, shares, and both loads planned together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from .. import Cluster
+from .._types import FloatArray
+from ..control import JointPlan, plan_jointly
+from ..sharding import Aggregation, Links, equal_shares, optimal_shares
+from ..sim import SharedLinksComm
+from ._common import least, numbers, refused, spread
+from ._plan_text import Question
+from ._text import number, percent, seconds, text_table
+
+MBIT = 125_000
+
+Mbit = Annotated[
+    str | None,
+    typer.Option(help="What each worker's link carries in Mbit/s, one number or one each."),
+]
+ModelMb = Annotated[
+    float | None, typer.Option(help="MB of gradients that are summed in a step, with --mbit.")
+]
+Chunks = Annotated[int, typer.Option(help="Parts that gradients go in, with --mbit.")]
+Overlap = Annotated[
+    float, typer.Option(help="Part of computing in which gradients become ready, with --mbit.")
+]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LinkAnswer:
+    """Steps with the exchange of gradients counted, in seconds.
+
+    Attributes:
+        mbit: what each worker's link carries, in Mbit/s, ``(world_size,)``.
+        aggregation: what is summed, in how many chunks.
+        overlap: part of computing during which gradients become ready.
+        plain_s: balanced batch sizes and plain all-reduce.
+        equal_s: balanced batch sizes and equal shares.
+        best_s: balanced batch sizes and the best shares.
+        best_shares: those, ``(world_size,)``.
+        joint: batch sizes and shares planned together.
+    """
+
+    mbit: FloatArray
+    aggregation: Aggregation
+    overlap: float
+    plain_s: float
+    equal_s: float
+    best_s: float
+    best_shares: FloatArray
+    joint: JointPlan
+
+
+def answer_links(
+    question: Question,
+    batch_size: tuple[int, ...],
+    *,
+    mbit: str | None,
+    model_mb: float | None,
+    chunks: int,
+    overlap: float,
+    overhead_s: float,
+) -> LinkAnswer | None:
+    """Return what links change; None if they were not given.
+
+    Args:
+        question: the workers.
+        batch_size: the balanced split.
+        mbit: what each link carries, as typed.
+        model_mb: gradients in MB, as typed.
+        chunks: in how many parts they go.
+        overlap: part of computing during which gradients become ready.
+        overhead_s: seconds of a step past computing and exchange.
+    """
+    if (mbit is None) != (model_mb is None):
+        got = f"{'--mbit' if mbit else '--model-mb'} alone"
+        remedy = "Write `--mbit 200,200,50 --model-mb 100` say."
+        raise refused("plan", "--mbit, --model-mb", "be given together", got, remedy)
+    if mbit is None or model_mb is None:
+        return None
+    if not (np.isfinite(model_mb) and model_mb >= 0.001):
+        remedy = "4 bytes a parameter: 100 for 25 million."
+        raise refused("plan", "--model-mb", "be at least 0.001", model_mb, remedy)
+    least("plan", "--chunks", chunks, 1, "1 is a barrier between push and pull.")
+    if not 0 <= overlap <= 1:
+        remedy = "0 exchanges at the end, 0.67 during the backward."
+        raise refused("plan", "--overlap", "be in [0, 1]", overlap, remedy)
+    size = question.times.world_size
+    given = spread("plan", "--mbit", numbers("plan", "--mbit", mbit), size, like="the plan")
+    links = Links(np.array(given) * MBIT)
+    aggregation = Aggregation(size, round(model_mb * 250_000) * 4, num_chunks=chunks)
+    shares, compute_s = optimal_shares(aggregation, links), question.times.seconds(_of(batch_size))
+    plain_s, equal_s, best_s = (
+        SharedLinksComm(aggregation, links, each, overlap).step_s(compute_s) + overhead_s
+        for each in (None, equal_shares(aggregation), shares)
+    )
+    cluster = Cluster(size, question.global_batch_size, max_batch_size=question.max_batch_size)
+    joint = plan_jointly(question.times, cluster, aggregation, links, overlap=overlap)
+    return LinkAnswer(
+        np.array(given), aggregation, overlap, plain_s, equal_s, best_s, shares, joint
+    )
+
+
+def links_text(answer: LinkAnswer, overhead_s: float) -> str:
+    """Return the answer in words and tables."""
+    megabytes = number(answer.aggregation.num_bytes / 1e6)
+    joint_s = answer.joint.step_s + overhead_s
+    rows = [
+        [name, seconds(step_s), f"{answer.plain_s / step_s:.2f}"]
+        for name, step_s in (
+            ("balanced, plain all-reduce", answer.plain_s),
+            ("balanced, equal shares", answer.equal_s),
+            ("balanced, best shares", answer.best_s),
+            ("planned together", joint_s),
+        )
+    ]
+    workers = [
+        [str(rank), number(float(mbit)), _percent(share), str(size), _percent(joint)]
+        for rank, (mbit, share, size, joint) in enumerate(
+            zip(
+                answer.mbit,
+                answer.best_shares,
+                answer.joint.batch_size,
+                answer.joint.shares,
+                strict=True,
+            )
+        )
+    ]
+    steps = text_table([f"with {megabytes} MB of gradients", "step", "times as fast"], rows)
+    header = ["worker", "Mbit/s", "best share", "planned together", "share"]
+    return "\n\n".join([steps, text_table(header, workers), _verdict(answer)])
+
+
+def links_json(answer: LinkAnswer, overhead_s: float) -> dict[str, Any]:
+    """Return the answer as plain values, times in seconds and shares as fractions of 1."""
+    joint = answer.joint
+    return {
+        "mbit": answer.mbit.tolist(),
+        "num_bytes": answer.aggregation.num_bytes,
+        "num_chunks": answer.aggregation.num_chunks,
+        "overlap": answer.overlap,
+        "plain_s": answer.plain_s,
+        "equal_s": answer.equal_s,
+        "best_s": answer.best_s,
+        "best_shares": answer.best_shares.tolist(),
+        "joint": {
+            "batch_size": joint.batch_size.tolist(),
+            "shares": joint.shares.tolist(),
+            "step_s": joint.step_s + overhead_s,
+            "gains": joint.gains,
+        },
+    }
+
+
+def _verdict(answer: LinkAnswer) -> str:
+    saved = 1 - answer.best_s / answer.plain_s
+    if saved < 0.01:
+        text = "No shares are faster than plain all-reduce on these links."
+    else:
+        text = f"The best shares make a step {percent(saved)} % shorter than plain all-reduce does."
+    if answer.joint.gains:
+        return f"{text} Other batch sizes with them save a little more."
+    return f"{text} Planning batch sizes together with them brings nothing here."
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _of(batch_size: tuple[int, ...]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.array(batch_size, np.int64)

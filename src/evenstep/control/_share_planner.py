@@ -1,0 +1,288 @@
+"""From the timings of an exchange to the shares of the next: what a driver runs on rank 0."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import numpy as np
+
+from .._types import FloatArray
+from ..events import (
+    Event,
+    ExchangeMeasured,
+    LinksMeasured,
+    MeasurementRejected,
+    PolicyFailed,
+    SharesPlanned,
+)
+from ..exceptions import invalid
+from ..sharding import (
+    AbstractSharePolicy,
+    Aggregation,
+    Links,
+    SharePlan,
+    equal_shares,
+    exchange_s,
+    plan_shares,
+    ring_s,
+)
+from ._link_tracker import LinkTracker
+from ._share_trust import Looks, Trust
+from ._shares import ShareOutcome, SharesInForce, parts_of
+from ._transfers import Exchange, Transfers
+
+NUM_PLAIN = 2  # exchanges at the start by all-reduce: what shares have to beat is measured first
+LEAST_GAIN = 0.05  # of what shares in force take on the links as they are: what new ones must save
+LOSSES = 3  # comparisons in a row that shares have to lose to all-reduce, as links may be in doubt
+STAYS = 0.02  # gain over all-reduce below which shares in force end
+SOUND_EVERY = 25  # exchanges by shares, of which one gives some server SOUNDING times its part
+SOUNDING, LEAST_SOUNDED = 1.4, 0.02
+TOLD = 0.1  # a change of some link by which part is worth an event
+TRACKER = LinkTracker()
+
+
+@final
+class SharePlanner:
+    """Runs a share policy over the exchanges of a training run, and checks what it promises.
+
+    - It begins with plain all-reduce and measures it, then looks at the links with one exchange by
+      equal shares where nobody has measured them, then plans.
+    - Every exchange by shares tells it more of the links (``LinkTracker``). New shares are adopted
+      if those in force would take ``LEAST_GAIN``, 5 %, longer on the links as they are now, at
+      most every ``least_steps`` steps.
+    - Plain all-reduce is used where shares would not win by ``margin``, in the words of
+      ``plan_shares``; shares in force stay until they gain less than 2 %. What either took,
+      over what its model said, corrects the model in both.
+    - A prediction that fails, five exchanges in a row by a factor of 1.35 and slower than
+      all-reduce was, ends shares until the next look.
+    - A link shows no more than it is asked for. So one exchange of 25 gives one server 1.4 times
+      its part, in turns, to see whether its link carries that.
+    - All-reduce tells nothing of links. So while it is in force one exchange is made by shares from
+      time to time, to look: when all-reduce takes another time than it did, and after 100, then
+      200, ... and at most 1600 steps. Its sums are right as all others; it may take 15 % longer.
+
+    It reads no clock and talks to nobody: an exchange in, a plan and events out.
+
+    Args:
+        policy: decides the shares.
+        aggregation: what is summed, by whom, in how many chunks.
+        links: as they were measured before the first step; None if nobody did.
+        tracker: how links are followed.
+        margin: what shares have to gain over plain all-reduce, at least 0.
+        least_steps: steps between two plans, at least 1.
+
+    Attributes:
+        plan: what is in force from ``plan.first_step`` on.
+
+    Raises:
+        ValueError: an argument is out of range, or the links are of other ranks.
+    """
+
+    def __init__(
+        self,
+        policy: AbstractSharePolicy[Any],
+        aggregation: Aggregation,
+        links: Links | None = None,
+        *,
+        tracker: LinkTracker = TRACKER,
+        margin: float = 0.15,
+        least_steps: int = 1,
+    ) -> None:
+        if not (np.isfinite(margin) and margin >= 0):
+            rule, remedy = "be finite and at least 0", "0.15 is 15 %."
+            raise invalid("SharePlanner(margin=...)", rule, margin, remedy)
+        if least_steps < 1:
+            rule, remedy = "be at least 1", "1 may plan after every step."
+            raise invalid("SharePlanner(least_steps=...)", rule, least_steps, remedy)
+        self._policy, self._aggregation, self._tracker = policy, aggregation, tracker
+        self._margin, self._least_steps = margin, least_steps
+        self._state = policy.init(aggregation).state
+        self._trust = Trust()
+        self._looks = Looks()
+        self._num_seen = 0
+        self._num_shared = 0
+        self._sounding = False  # the plan in force is the last one, but for one server's part
+        self._num_lost = 0
+        self._looking = False  # the plan in force is only there to show the links
+        self._told: Links | None = None
+        self._belief = None if links is None else tracker.begin(links)
+        if links is not None:
+            ring_s(aggregation, links)  # refuses those of other ranks before the first step
+        helped = aggregation.num_workers < aggregation.world_size
+        self._useful = aggregation.num_workers > (1 if helped else 2)
+        reason = "plain all-reduce: to measure what shares have to beat"
+        if not self._useful:
+            reason = "plain all-reduce: no shares are faster among so few workers"
+        self.plan = SharesInForce(0, 0, None, None, reason)
+
+    @property
+    def links(self) -> Links | None:
+        """What the links are believed to carry; None before anything is known."""
+        return None if self._belief is None else self._belief.links
+
+    def observe(self, step: int, exchange: Exchange, *, next_step: int) -> ShareOutcome:
+        """Return what follows from the exchange of one step.
+
+        Figures that cannot be are named in an event and left out, and so is a policy that fails.
+
+        Args:
+            step: the step that was measured.
+            exchange: its exchange, all buckets together.
+            next_step: the first step that can still use a new plan.
+
+        Raises:
+            ValueError: its transfers are of other ranks.
+        """
+        if problem := exchange.problem():
+            return ShareOutcome(self.plan, (MeasurementRejected(step, *problem),))
+        self._num_seen += 1
+        events = self._learn(step, exchange)
+        newest = exchange.plan_epoch == self.plan.epoch
+        if newest and self._useful and self._num_seen >= NUM_PLAIN:
+            try:
+                events += self._decide(exchange, next_step)
+            except Exception as error:  # the policy may be anybody's: training goes on
+                events.append(PolicyFailed(step, f"{type(error).__name__}: {error}"))
+        return ShareOutcome(self.plan, tuple(events))
+
+    def _learn(self, step: int, exchange: Exchange) -> list[Event]:
+        """Take in how long it took, and what that says of links."""
+        events: list[Event] = []
+        took_s, predicted_s = exchange.exchange_s, None
+        if exchange.transfers is None:
+            self._trust.see_plain(took_s)
+        else:
+            self._follow(exchange.transfers)
+            events += self._tell(step)
+        if self.links is not None and exchange.plan_epoch == self.plan.epoch:
+            predicted_s = self._predicted_s(self.links)
+            if exchange.transfers is not None and predicted_s > 0:
+                self._trust.see_shares(took_s, predicted_s)
+        return [*events, ExchangeMeasured(step, exchange.plan_epoch, took_s, predicted_s)]
+
+    def _follow(self, transfers: Transfers) -> None:
+        if self._belief is not None:
+            self._belief = self._tracker.update(self._belief, transfers)
+        elif transfers.seen(self._tracker.least_bytes).any():
+            self._belief = self._tracker.first(transfers)
+
+    def _tell(self, step: int) -> list[Event]:
+        """Return the links as a fact, if they are other than when they were last told."""
+        links = self.links
+        if links is None or (self._told is not None and _apart(links, self._told) < TOLD):
+            return []
+        self._told = links
+        up, down = links.up_bytes_per_s.tolist(), links.down_bytes_per_s.tolist()
+        return [LinksMeasured(step, tuple(up), tuple(down))]
+
+    def _predicted_s(self, links: Links) -> float:
+        shares = self.plan.shares
+        if shares is None:
+            return ring_s(self._aggregation, links)
+        return exchange_s(self._aggregation, links, shares=shares)
+
+    def _decide(self, exchange: Exchange, next_step: int) -> list[Event]:
+        """Return the plan that follows, if it is another one."""
+        links = self.links
+        if self.plan.parts is None:
+            if links is not None and self.plan.epoch == 0 and self._num_seen == NUM_PLAIN:
+                return self._plan_anew(links, next_step)
+            due = self._looks.due(exchange.exchange_s)
+            return [] if due is None else self._look(next_step, due)
+        if links is None:  # too few bytes to tell anything
+            return []
+        if self._looking:
+            return self._plan_anew(links, next_step)
+        if complaint := self._trust.complaint(ring_s(self._aggregation, links)):
+            return self._fall_back(next_step, links, complaint)
+        if next_step < self.plan.first_step + self._least_steps:
+            return []
+        return self._plan_again(links, next_step) or self._sound(links, next_step)
+
+    def _look(self, next_step: int, reason: str) -> list[Event]:
+        """Have an exchange by equal shares, which shows the links."""
+        self._trust.forget_shares()
+        shares = equal_shares(self._aggregation)
+        predicted_s = None
+        if self.links is not None:
+            predicted_s = exchange_s(self._aggregation, self.links, shares=shares)
+        return self._adopt(next_step, shares, predicted_s, reason, looking=True)
+
+    def _sound(self, links: Links, next_step: int) -> list[Event]:
+        """Give one server more than its part for one exchange, in turns.
+
+        A link shows no more than it is asked for. A server that nothing goes to shows nothing.
+        """
+        self._num_shared += 1
+        servers = np.flatnonzero(self._aggregation.is_server)
+        turn, left = divmod(self._num_shared, SOUND_EVERY)
+        if left or len(servers) < 2:
+            return []
+        rank = int(servers[turn % len(servers)])
+        assert self.plan.shares is not None
+        shares = self.plan.shares.copy()
+        shares[rank] = max(SOUNDING * shares[rank], LEAST_SOUNDED)
+        shares /= shares.sum()
+        seconds = exchange_s(self._aggregation, links, shares=shares)
+        reason = f"a look at rank {rank}: whether its link carries more than it is asked for"
+        events = self._adopt(next_step, shares, seconds, reason)
+        self._sounding = True
+        return events
+
+    def _plan_anew(self, links: Links, next_step: int) -> list[Event]:
+        """Decide between all-reduce and shares, with the links just looked at."""
+        self._trust.compare_plain(ring_s(self._aggregation, links))
+        decision = self._policy.update(self._aggregation, links, self._state)
+        plan, wins, reason = self._judged(decision.shares, links, self._margin)
+        if not wins:
+            return self._fall_back(next_step, links, reason)
+        self._looks.done(None, changed=True)
+        self._state = decision.state
+        return self._adopt(next_step, plan.shares, plan.exchange_s, reason)
+
+    def _plan_again(self, links: Links, next_step: int) -> list[Event]:
+        """Decide between the shares in force, others and all-reduce."""
+        decision = self._policy.update(self._aggregation, links, self._state)
+        plan, wins, reason = self._judged(decision.shares, links, min(STAYS, self._margin))
+        self._num_lost = 0 if wins else self._num_lost + 1
+        if self._num_lost >= LOSSES:
+            return self._fall_back(next_step, links, reason)
+        if self._sounding:
+            return self._adopt(next_step, plan.shares, plan.exchange_s, reason)
+        if not wins or self._predicted_s(links) <= plan.exchange_s * (1 + LEAST_GAIN):
+            return []
+        self._state = decision.state
+        return self._adopt(next_step, plan.shares, plan.exchange_s, reason)
+
+    def _judged(
+        self, shares: FloatArray, links: Links, margin: float
+    ) -> tuple[SharePlan, bool, str]:
+        plan = plan_shares(self._aggregation, links, shares=shares, margin=margin)
+        return (plan, *self._trust.judge(plan, margin))
+
+    def _fall_back(self, next_step: int, links: Links, reason: str) -> list[Event]:
+        plain_s = ring_s(self._aggregation, links) * self._trust.plain_factor
+        self._looks.done(plain_s, changed=False)
+        return self._adopt(next_step, None, plain_s, reason)
+
+    def _adopt(
+        self,
+        next_step: int,
+        shares: FloatArray | None,
+        predicted_s: float | None,
+        reason: str,
+        *,
+        looking: bool = False,
+    ) -> list[Event]:
+        """Put a plan in force, under the next number."""
+        self._looking, self._sounding, self._num_lost = looking, False, 0
+        parts = None if shares is None else parts_of(shares)
+        self.plan = SharesInForce(self.plan.epoch + 1, next_step, parts, predicted_s, reason)
+        plain_s = self._trust.plain_s
+        return [SharesPlanned(next_step, self.plan.epoch, parts, predicted_s, plain_s, reason)]
+
+
+def _apart(one: Links, other: Links) -> float:
+    """Return by which part the most different link differs."""
+    up = abs(one.up_bytes_per_s / other.up_bytes_per_s - 1).max()
+    return float(max(up, abs(one.down_bytes_per_s / other.down_bytes_per_s - 1).max()))

@@ -1,0 +1,120 @@
+"""What exchanges took over what was predicted, and when it is time to look at the links again."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+from ..sharding import SharePlan
+
+FAILS_AT = 1.35
+"""A prediction fails that the exchange takes so many times as long, five times in a row."""
+
+FIRST_WAIT, LONGEST_WAIT = 100, 1600
+OTHER_TIME = 1.2  # an all-reduce that takes longer by this factor, or shorter, has other links
+
+
+class Trust:
+    """Corrects predictions by what was measured, and says when they fail.
+
+    Attributes:
+        plain_factor: seconds of all-reduce as measured over those of a ring, when last compared.
+    """
+
+    def __init__(self) -> None:
+        self.plain_factor = 1.0
+        self._plain_s: deque[float] = deque(maxlen=3)
+        self._shares_s: deque[float] = deque(maxlen=5)
+        self._ratios: deque[float] = deque(maxlen=5)
+
+    def see_plain(self, seconds: float) -> None:
+        """Take in a plain all-reduce."""
+        self._plain_s.append(seconds)
+
+    def see_shares(self, seconds: float, predicted_s: float) -> None:
+        """Take in an exchange by shares, and what it takes by the model."""
+        self._shares_s.append(seconds)
+        self._ratios.append(seconds / predicted_s)
+
+    def compare_plain(self, ring_s: float) -> None:
+        """Compare the last all-reduces with the ring on the links as they are known just now."""
+        if self._plain_s and ring_s > 0:
+            self.plain_factor = median(self._plain_s) / ring_s
+
+    @property
+    def plain_s(self) -> float | None:
+        """Median of the last all-reduces; None before the first."""
+        return median(self._plain_s) if self._plain_s else None
+
+    @property
+    def shares_factor(self) -> float:
+        """Seconds by shares over those predicted, the median of the last 3 to 5; 1 before."""
+        return median(self._ratios) if len(self._ratios) > 2 else 1.0
+
+    def forget_shares(self) -> None:
+        """Leave out exchanges by shares so far."""
+        self._shares_s.clear()
+        self._ratios.clear()
+
+    def complaint(self, ring_s: float) -> str | None:
+        """Return what is wrong with predictions, if they fail.
+
+        Args:
+            ring_s: of plain all-reduce, by the model.
+        """
+        full = len(self._ratios) == self._ratios.maxlen
+        if not full or min(self._ratios) <= FAILS_AT:
+            return None
+        plain_s, took_s = ring_s * self.plain_factor, median(self._shares_s)
+        if took_s <= plain_s:
+            return None
+        return (
+            f"plain all-reduce: shares took {took_s:.3g} s, {self.shares_factor:.2f} times what "
+            f"was predicted and more than its {plain_s:.3g} s"
+        )
+
+    def judge(self, plan: SharePlan, margin: float) -> tuple[bool, str]:
+        """Return whether shares win by ``margin`` as corrected, and why."""
+        plain_s = plan.ring_s * self.plain_factor
+        shares_s = plan.exchange_s * self.shares_factor
+        wins = plain_s > shares_s * (1 + margin)
+        if wins != plan.falls_back:
+            return wins, plan.reason
+        compared = f"{shares_s:.3g} s against {plain_s:.3g} s of all-reduce, both as measured"
+        if wins:
+            return True, f"shares: {compared}"
+        return False, f"plain all-reduce: shares take {compared}, no gain of {margin:.0%}"
+
+
+class Looks:
+    """Says when an exchange by shares is due that shows what the links are."""
+
+    def __init__(self) -> None:
+        self._wait, self._since = FIRST_WAIT, 0
+        self._usual_s: float | None = None  # of all-reduce, when the links were last known
+        self._recent: deque[float] = deque(maxlen=3)
+
+    def due(self, plain_s: float) -> str | None:
+        """Return why one is due, if it is, after an all-reduce of ``plain_s``."""
+        self._since += 1
+        self._recent.append(plain_s)
+        if self._usual_s is None:
+            return "a look at the links: nobody has measured them"
+        if len(self._recent) == self._recent.maxlen:
+            low, high = min(self._recent), max(self._recent)
+            if low > self._usual_s * OTHER_TIME or high < self._usual_s / OTHER_TIME:
+                return f"a look at the links: all-reduce takes {median(self._recent):.3g} s now"
+        if self._since >= self._wait:
+            return f"a look at the links: the last one was {self._since} steps ago"
+        return None
+
+    def done(self, plain_s: float | None, *, changed: bool) -> None:
+        """Note that the links are known.
+
+        Args:
+            plain_s: what all-reduce takes now.
+            changed: whether shares are used from now on.
+        """
+        self._wait = FIRST_WAIT if changed else min(2 * self._wait, LONGEST_WAIT)
+        self._since, self._usual_s = 0, plain_s
+        self._recent.clear()

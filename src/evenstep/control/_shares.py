@@ -1,0 +1,68 @@
+"""Shares as the integers that all ranks apply in the same step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from .._apportion import apportion
+from .._types import Cluster, FloatArray
+from ..events import Event
+
+WHOLE = 2**20
+"""What the parts of a plan add up to: fine enough for a part in a million of any bucket."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SharesInForce:
+    """Who sums which part of the gradients from one step on, until a later plan replaces it.
+
+    Attributes:
+        epoch: number of the plan, from 0. It grows by one whenever the parts change, so ranks that
+            name the same epoch hold the same integers.
+        first_step: first optimizer step that uses it, counted over the whole run, from 0.
+        parts: part of every bucket that each rank sums, in units of 1 / 1048576 and adding up to
+            1048576; None for plain all-reduce.
+        predicted_s: what an exchange takes by the model, as the links were known; None before.
+        reason: why, in words.
+    """
+
+    epoch: int
+    first_step: int
+    parts: tuple[int, ...] | None
+    predicted_s: float | None
+    reason: str
+
+    @property
+    def shares(self) -> FloatArray | None:
+        """The parts as shares that add up to 1, ``(world_size,)``; None for plain all-reduce."""
+        return None if self.parts is None else np.array(self.parts, np.float64) / WHOLE
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ShareOutcome:
+    """What followed from one exchange.
+
+    Attributes:
+        plan: what holds from now on; the very same object if nothing changed.
+        events: the facts, in order.
+    """
+
+    plan: SharesInForce
+    events: tuple[Event, ...]
+
+
+def parts_of(shares: FloatArray) -> tuple[int, ...]:
+    """Return shares as whole parts of 1048576, by largest remainder; a share of 0 stays 0.
+
+    Args:
+        shares: at least 0, adding up to 1, ``(world_size,)``.
+    """
+    kept = np.flatnonzero(shares > 0)
+    parts = np.zeros(len(shares), np.int64)
+    parts[kept] = apportion(shares[kept], Cluster(len(kept), WHOLE, 0))
+    return tuple(parts.tolist())

@@ -1,0 +1,91 @@
+"""What went from rank to rank in one exchange, and how long that took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Self, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .._types import FloatArray
+from ..exceptions import invalid
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Transfers:
+    """Bytes and seconds of everything that went from one rank (row) to another (column).
+
+    Attributes:
+        num_bytes: bytes that arrived, 0 where nothing was sent, ``(world_size, world_size)``.
+        seconds: for how long any of them were under way: from when both ends could have begun
+            until they were there, summed over chunks but each moment once. Pauses between chunks
+            do not count, as their lengths say nothing about links, ``(world_size, world_size)``.
+
+    Raises:
+        ValueError: the two are no square arrays of the same size.
+    """
+
+    num_bytes: FloatArray
+    seconds: FloatArray
+
+    def __post_init__(self) -> None:
+        shape = self.num_bytes.shape
+        if len(shape) != 2 or shape[0] != shape[1] or self.seconds.shape != shape:
+            got = f"{shape} and {self.seconds.shape}"
+            rule, remedy = "be two square arrays of the same size", "Give a row per sender."
+            raise invalid("Transfers(num_bytes=..., seconds=...)", rule, got, remedy)
+
+    @classmethod
+    def from_rows(cls, world_size: int, rows: Iterable[tuple[int, int, float, float]]) -> Self:
+        """Return the sums of single transfers, each sender, receiver, bytes and seconds."""
+        num_bytes, seconds = np.zeros((2, world_size, world_size))
+        for sender, receiver, size, taken_s in rows:
+            num_bytes[sender, receiver] += size
+            seconds[sender, receiver] += taken_s
+        return cls(num_bytes, seconds)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return len(self.num_bytes)
+
+    def problem(self) -> tuple[int, str] | None:
+        """Return the receiver whose figures cannot be, and what is wrong with them."""
+        known = np.isfinite(self.num_bytes) & np.isfinite(self.seconds)
+        good = known & (self.num_bytes >= 0) & (self.seconds >= 0)
+        good &= (self.seconds > 0) | (self.num_bytes == 0)
+        if good.all():
+            return None
+        sender, receiver = np.argwhere(~good)[0].tolist()
+        size, seconds = self.num_bytes[sender, receiver], self.seconds[sender, receiver]
+        return receiver, f"{size} bytes from rank {sender} in {seconds} s"
+
+    def seen(self, least_bytes: float) -> NDArray[np.bool_]:
+        """Return which ways between two ranks had that many bytes at least, and took time."""
+        seen: NDArray[np.bool_] = (self.num_bytes >= max(least_bytes, 1)) & (self.seconds > 0)
+        return seen & ~np.eye(self.world_size, dtype=np.bool_)
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Exchange:
+    """One step's exchange of gradients, as it was.
+
+    Attributes:
+        plan_epoch: the plan of shares it ran under.
+        exchange_s: seconds from when all ranks could begin until the last had all sums.
+        transfers: what went between ranks; None for a plain all-reduce, which does not tell.
+    """
+
+    plan_epoch: int
+    exchange_s: float
+    transfers: Transfers | None = None
+
+    def problem(self) -> tuple[int, str] | None:
+        """Return a rank whose figures cannot be, and what is wrong with them."""
+        if not (np.isfinite(self.exchange_s) and self.exchange_s > 0):
+            return 0, f"an exchange of {self.exchange_s} s"
+        return None if self.transfers is None else self.transfers.problem()

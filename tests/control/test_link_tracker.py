@@ -1,0 +1,173 @@
+"""Links are told apart from what was achieved over them."""
+
+import numpy as np
+import pytest
+
+from evenstep.control import LinkTracker, Transfers
+from evenstep.sharding import Links, equal_shares, exchange_s, optimal_shares
+from evenstep.sim import play_exchange
+
+from .networks import collocated, dedicated, errors, mbit
+
+
+def after(tracker, belief, aggregation, links, *, steps, shares=None, noise=0.0):
+    """The belief after some exchanges, each with the best shares for what was believed before."""
+    random = np.random.default_rng(7)
+    for _ in range(steps):
+        now = optimal_shares(aggregation, belief.links) if shares is None else shares
+        done = play_exchange(aggregation, links, now, noise=noise, generator=random)
+        belief = tracker.update(belief, done.transfers)
+    return belief
+
+
+def test_a_fast_rank_among_slow_ones_keeps_its_bandwidth():
+    """It moves 40 of its 200 Mbit/s for as long as the others are slow, and stays at 200."""
+    tracker, aggregation = LinkTracker(), collocated()
+    links = mbit(200, 20, 20, 20)
+    shares = equal_shares(aggregation)
+    achieved = play_exchange(aggregation, links, shares).transfers
+    carried = achieved.num_bytes[0].sum() / achieved.seconds[0].max()
+    belief = after(tracker, tracker.begin(links), aggregation, links, steps=30, shares=shares)
+
+    assert carried < 0.25 * links.up_bytes_per_s[0]
+    assert abs(errors(belief.links, links)).max() < 0.05
+
+
+@pytest.mark.parametrize("rank", range(4))
+@pytest.mark.parametrize(
+    ("case", "factor"),
+    [
+        ("like", 0.25),
+        ("like", 0.5),
+        ("unlike", 0.25),
+        ("unlike", 0.5),
+        ("unlike", 2),
+        ("unlike", 4),
+    ],
+)
+def test_the_rank_whose_link_changed_is_the_one_that_is_found(rank, factor, case):
+    """Within 10 exchanges; what others were taken for changes so little that shares are best."""
+    tracker, aggregation = LinkTracker(), collocated()
+    rates = np.array([100.0, 100, 100, 100] if case == "like" else [155, 110, 80, 60])
+    before = mbit(*rates)
+    rates[rank] *= factor
+    now = mbit(*rates)
+    belief = after(tracker, tracker.begin(before), aggregation, now, steps=10)
+    off = errors(belief.links, now)
+    taken_s, best_s = (
+        exchange_s(aggregation, now, shares=optimal_shares(aggregation, links))
+        for links in (belief.links, now)
+    )
+
+    assert taken_s <= 1.06 * best_s
+    if factor < 1:
+        assert abs(off).max() < 0.12
+
+
+def test_a_link_that_nobody_asks_more_of_shows_nothing_more():
+    """Equal shares ask 100 of each: whoever has 200 by now has to be given more to show it."""
+    tracker, aggregation, now = LinkTracker(), collocated(), mbit(200, 100, 100, 100)
+    belief = after(tracker, tracker.begin(mbit(100, 100, 100, 100)), aggregation, now, steps=10)
+    asked = np.array([0.34, 0.22, 0.22, 0.22])
+    once = after(tracker, belief, aggregation, now, steps=1, shares=asked)
+
+    assert belief.links.up_bytes_per_s[0] == pytest.approx(12.5e6, rel=0.01)
+    assert once.links.up_bytes_per_s[0] > 1.03 * 12.5e6
+    assert after(tracker, once, aggregation, now, steps=10).links.up_bytes_per_s[0] > 1.2 * 12.5e6
+
+
+def test_a_slow_server_is_not_taken_for_slow_workers():
+    """Nor a slow worker for slow servers: each slows one transfer of all the others'."""
+    tracker, aggregation = LinkTracker(), dedicated()
+    before = mbit(200, 200, 200, 200, 150, 150, 100, 100)
+    for rank in (1, 6):
+        rates = np.array([200.0, 200, 200, 200, 150, 150, 100, 100])
+        rates[rank] = 40
+        belief = after(tracker, tracker.begin(before), aggregation, mbit(*rates), steps=10)
+
+        assert abs(errors(belief.links, mbit(*rates))).max() < 0.12
+
+
+def test_directions_are_told_apart():
+    """A link that only sends slowly is slow up, not down."""
+    tracker, aggregation = LinkTracker(), collocated()
+    before, now = (
+        mbit(100, 100, 100, 100),
+        Links(np.array([30, 100, 100, 100.0]) * 125_000, np.full(4, 12.5e6)),
+    )
+    belief = after(tracker, tracker.begin(before), aggregation, now, steps=10)
+
+    assert belief.links.up_bytes_per_s[0] == pytest.approx(30 * 125_000, rel=0.1)
+    assert belief.links.down_bytes_per_s == pytest.approx(np.full(4, 12.5e6), rel=0.12)
+
+
+@pytest.mark.parametrize("noise", [0.1, 0.2, 0.3])
+def test_noise_averages_out(noise):
+    """On steady links the belief is nearer to them than a single timing, and shares nearly best."""
+    tracker, aggregation, links = LinkTracker(), collocated(), mbit(150, 120, 90, 60)
+    belief = after(tracker, tracker.begin(links), aggregation, links, steps=40, noise=noise)
+    taken_s, best_s = (
+        exchange_s(aggregation, links, shares=optimal_shares(aggregation, each))
+        for each in (belief.links, links)
+    )
+
+    assert abs(errors(belief.links, links)).mean() < noise
+    assert taken_s <= (1 + 0.4 * noise) * best_s
+
+
+def test_one_exchange_is_a_beginning():
+    """Ranks are told apart that were never probed; who was silent is taken for the mean."""
+    aggregation, links = collocated(), mbit(150, 120, 90, 30)
+    done = play_exchange(aggregation, links, equal_shares(aggregation)).transfers
+    found = LinkTracker().first(done).links
+    quiet = Transfers(done.num_bytes.copy(), done.seconds)
+    quiet.num_bytes[3, :] = quiet.num_bytes[:, 3] = 0
+
+    # The fastest has nobody who could ask for all it has.
+    assert errors(found, links) == pytest.approx(np.array([np.log(120 / 150), 0, 0, 0]), abs=0.05)
+    guess = LinkTracker().first(quiet).links.up_bytes_per_s
+    assert guess[3] == pytest.approx(guess[:3].mean(), rel=0.3)
+
+
+def test_small_transfers_say_nothing():
+    """Their latency would count as slowness: the belief is the very same."""
+    belief = LinkTracker().begin(mbit(100, 100))
+    tiny = Transfers.from_rows(2, [(0, 1, 100, 0.5), (1, 0, 100, 0.5)])
+
+    assert LinkTracker().update(belief, tiny).links.up_bytes_per_s.tolist() == [12.5e6] * 2
+    with pytest.raises(ValueError, match="hold a transfer of 16384 bytes"):
+        LinkTracker().first(tiny)
+
+
+def test_renumbered_ranks_have_renumbered_links():
+    """Nobody is special."""
+    aggregation, links = collocated(), mbit(150, 120, 90, 30)
+    done = play_exchange(aggregation, links, equal_shares(aggregation)).transfers
+    order = np.array([2, 0, 3, 1])
+    turned = Transfers(done.num_bytes[np.ix_(order, order)], done.seconds[np.ix_(order, order)])
+    one, other = (LinkTracker().first(each).links.up_bytes_per_s for each in (done, turned))
+
+    assert other == pytest.approx(one[order], rel=1e-6)
+
+
+def test_sums_of_rows_and_figures_that_cannot_be():
+    """Chunks add up; the receiver of a wrong figure is named."""
+    rows = [(0, 1, 10, 1.0), (0, 1, 20, 2.0), (1, 0, 5, 1.0)]
+    transfers = Transfers.from_rows(2, rows)
+
+    assert transfers.num_bytes.tolist() == [[0, 30], [5, 0]]
+    assert transfers.seconds.tolist() == [[0, 3], [1, 0]]
+    assert transfers.problem() is None
+    assert Transfers.from_rows(2, [(0, 1, 10, np.nan)]).problem()[0] == 1
+    assert Transfers.from_rows(2, [(0, 1, 10, 0.0)]).problem()[0] == 1
+    with pytest.raises(ValueError, match="square"):
+        Transfers(np.zeros((2, 3)), np.zeros((2, 3)))
+
+
+@pytest.mark.parametrize("setting", [{"weight": 0}, {"surprise": 0}, {"least_bytes": -1}])
+def test_settings_out_of_range_are_refused(setting):
+    """By name, and links of other ranks too."""
+    with pytest.raises(ValueError, match=f"LinkTracker\\({next(iter(setting))}="):
+        LinkTracker(**setting)
+    with pytest.raises(ValueError, match="the 2 ranks"):
+        LinkTracker().update(LinkTracker().begin(mbit(1, 1)), Transfers.from_rows(3, []))
