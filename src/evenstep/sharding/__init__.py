@@ -20,6 +20,9 @@ from ._proportional import ProportionalShares as ProportionalShares
 from ._ranges import byte_edges as byte_edges
 from ._ring import best_ring as best_ring
 from ._ring import ring_s as ring_s
+from ._split import Split as Split
+from ._split import cut as cut
+from ._split import traffic_bytes as traffic_bytes
 
 __all__ = [
     "AbstractSharePolicy",
@@ -31,9 +34,11 @@ __all__ = [
     "ProportionalShares",
     "ShareDecision",
     "SharePlan",
+    "Split",
     "best_num_chunks",
     "best_ring",
     "byte_edges",
+    "cut",
     "equal_shares",
     "exchange_s",
     "fair_transfers",
@@ -42,4 +47,5 @@ __all__ = [
     "plan_shares",
     "ring_s",
     "solve_shares",
+    "traffic_bytes",
 ]

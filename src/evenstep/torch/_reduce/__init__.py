@@ -1,0 +1,1 @@
+"""Sharded gradient aggregation: push to servers, sum in rank order, pull, chunk by chunk."""

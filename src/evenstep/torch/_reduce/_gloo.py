@@ -1,0 +1,82 @@
+"""Tensors over gloo, on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any, ClassVar, final
+
+import torch
+import torch.distributed as dist
+
+from ._transport import AbstractTransport, PeerFailed, Pending
+
+_FOR_EVER = timedelta(days=365)
+_BREAK = (1 << 31) - 1  # a tag that nobody sends with
+
+
+@final
+class GlooTransport(AbstractTransport):
+    """Sends and receives over a gloo process group, matched by tag.
+
+    Nothing is waited for longer than the caller has patience: a wait that runs into gloo's own
+    timeout breaks the whole group before anybody could be told why. ``Patience`` keeps the time.
+
+    Args:
+        group: of this transport alone: it is broken when a rank is lost.
+    """
+
+    in_order: ClassVar[bool] = False
+    on_host: ClassVar[bool] = True
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self.rank = group.rank()
+        self.world_size = group.size()
+        self.ranks = tuple(dist.get_process_group_ranks(group))
+
+    def receive(self, buffer: torch.Tensor, source: int, tag: int) -> Pending:
+        with _blaming(source):
+            return _GlooPending(self._group.recv([buffer], source, tag), buffer)
+
+    def send(self, buffer: torch.Tensor, target: int, tag: int) -> Pending:
+        with _blaming(target):
+            return _GlooPending(self._group.send([buffer], target, tag), buffer)
+
+    def launch(self) -> None:
+        """Do nothing: each operation is under way as soon as it is asked for."""
+
+    def break_off(self) -> None:
+        """Let a receive time out that nobody sends to: gloo then closes every connection.
+
+        A hack. `ProcessGroup.abort` does nothing for gloo (torch 2.13), a wait of another thread
+        cannot be interrupted, and a group that is destroyed under one takes the process along.
+        """
+        for peer in range(self.world_size):
+            if peer != self.rank:
+                with suppress(RuntimeError):
+                    self._group.recv([torch.zeros(1)], peer, _BREAK).wait(timedelta(milliseconds=1))
+
+
+@contextmanager
+def _blaming(peer: int) -> Iterator[None]:
+    """Say of whom: where a connection is closed already, gloo refuses what is asked of it."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerFailed(peer, str(error)) from error
+
+
+@final
+class _GlooPending:
+    """A work of gloo's, and the tensor that must outlive it."""
+
+    __slots__ = ("_buffer", "_work")
+
+    def __init__(self, work: Any, buffer: torch.Tensor) -> None:
+        self._work = work
+        self._buffer = buffer
+
+    def wait(self, limit_s: float | None = None) -> None:
+        self._work.wait(_FOR_EVER if limit_s is None else timedelta(seconds=limit_s))

@@ -1,0 +1,77 @@
+"""DDP's communication hook: buckets go to the reducer, or to plain all-reduce."""
+
+# Without `from __future__ import annotations`: DDP compares a hook's annotations with types.
+
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from ...exceptions import invalid
+from .._model._weighting import at_end_of_backward
+from ._reducer import ShardedReducer
+
+
+@final
+class BucketState:
+    """What the hook of one DDP knows.
+
+    Args:
+        reducer: averages buckets while a split is in force.
+        group: DDP's own, for plain all-reduce.
+    """
+
+    def __init__(self, reducer: ShardedReducer, group: dist.ProcessGroup) -> None:
+        self.reducer = reducer
+        self.group = group
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave nothing in a copy or a pickle of the model, where DDP has no hook either."""
+        return object, ()
+
+
+def shard_gradients(ddp: DistributedDataParallel, reducer: ShardedReducer) -> None:
+    """Have the gradients of ``ddp`` averaged by ``reducer``, or by all-reduce without a split.
+
+    Composes with what DDP offers: ``no_sync``, ``find_unused_parameters``, ``static_graph``,
+    ``gradient_as_bucket_view``, mixed precision, clipping, parameters without a gradient. NaN and
+    infinity come out on all ranks, as of an all-reduce. Not with another communication hook.
+
+    Args:
+        ddp: over the reducer's workers, in their order.
+        reducer: of this rank.
+
+    Raises:
+        ValueError: ``ddp`` has a hook already, or is over other ranks.
+    """
+    if ddp._comm_hooks:
+        rule, got = "have no communication hook yet", ddp._comm_hooks[0][0].__name__
+        raise invalid("shard_gradients(ddp)", rule, got, "Give `wire=` to the reducer instead.")
+    if not reducer.is_worker:
+        raise invalid("shard_gradients(ddp)", "be on a worker", "a server", "Call `serve()`.")
+    size = ddp.process_group.size()
+    if size != reducer.num_workers:
+        rule = f"be over the reducer's {reducer.num_workers} workers"
+        raise invalid("shard_gradients(ddp)", rule, size, "Give `process_group=` to DDP.")
+    ddp.register_comm_hook(BucketState(reducer, ddp.process_group), reduce_bucket)
+
+
+def reduce_bucket(
+    state: BucketState,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]  # in none of torch's stubs
+) -> torch.futures.Future[torch.Tensor]:
+    """Hand the bucket on and return at once; a lost rank raises at the backward's end.
+
+    Raises:
+        WorkerLostError: a rank was lost before.
+    """
+    reducer = state.reducer
+    if reducer.split is None:
+        return allreduce_hook(state.group, bucket)
+    opens, ends = bucket.index() == 0, bucket.is_last()
+    if opens:
+        # Ahead of DDP's own wait, which would make an error of an unknown type of it.
+        at_end_of_backward(reducer.settle)
+    return reducer.reduce(bucket.buffer(), opens=opens, ends=ends, model=state)

@@ -1,0 +1,194 @@
+"""The rounds of the exchange, on ranks that are threads."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenstep.sharding import Split, traffic_bytes
+from evenstep.torch._reduce._job import Flight, Job
+from evenstep.torch._reduce._pipeline import chunk_tag
+from evenstep.torch._reduce._reducer import ShardedReducer
+from evenstep.torch._reduce._sums import WireFormat
+
+from .memory import WIDE, MemoryTransport, Network, OrderedTransport, gradients_of, on_threads
+
+few = settings(max_examples=max(1, settings.default.max_examples // 2))
+KINDS = pytest.mark.parametrize("kind", [MemoryTransport, OrderedTransport])
+
+
+def exchange(kind, splits, workers, sizes, *, dtype=torch.float32, wire=None):
+    """Each split's step of buckets of these sizes; return results by rank, and what was counted."""
+    world_size = splits[0].world_size
+    network, notes = Network(), Network()
+
+    def go(rank):
+        transport = kind(network, rank, world_size)
+        aside = MemoryTransport(notes, rank, world_size)
+        options = {"workers": workers, "notes": aside, "wire": WireFormat(wire), "timeout_s": 20}
+        with ShardedReducer(transport, **options) as reducer:
+            if rank not in workers:
+                reducer.serve()
+                return [], reducer
+            steps = [step(reducer, split, rank, sizes, dtype) for split in splits]
+            return steps, reducer
+
+    return on_threads(world_size, go), network
+
+
+def step(reducer, split, rank, sizes, dtype):
+    """All buckets of a step at once, as a backward hands them over."""
+    reducer.adopt(split)
+    buckets = [gradients_of(7 * rank + i, size, dtype) for i, size in enumerate(sizes)]
+    futures = [
+        reducer.reduce(bucket, opens=i == 0, ends=i == len(sizes) - 1)
+        for i, bucket in enumerate(buckets)
+    ]
+    reducer.settle()
+    assert all(future.value() is bucket for future, bucket in zip(futures, buckets, strict=True))
+    return buckets
+
+
+def means(workers, sizes, dtype, wire):
+    """What the workers should get: dull sums in their order."""
+    results = []
+    for index, size in enumerate(sizes):
+        numbers = dtype if wire is None or dtype.itemsize == 2 else wire
+        terms = [gradients_of(7 * rank + index, size, dtype).to(numbers) for rank in workers]
+        total = terms[0].to(WIDE[numbers])
+        for term in terms[1:]:
+            total = total + term
+        results.append((total / len(terms)).to(numbers).to(dtype))
+    return results
+
+
+@st.composite
+def cases(draw):
+    """Some splits for some ranks, of whom some have no data."""
+    world_size = draw(st.integers(1, 4))
+    num_workers = draw(st.integers(1, world_size))
+    workers = sorted(draw(st.permutations(range(world_size)))[:num_workers])
+    splits = []
+    for epoch in range(draw(st.integers(1, 3))):
+        weights = draw(st.lists(st.integers(0, 3), min_size=world_size, max_size=world_size))
+        weights = np.array(weights if any(weights) else [1] * world_size)
+        splits.append(
+            Split.of(
+                weights / weights.sum(),
+                epoch=epoch,
+                chunk_bytes=draw(st.integers(8, 400)),
+                min_bytes=draw(st.integers(0, 40)),
+            )
+        )
+    return splits, workers, draw(st.lists(st.integers(1, 120), min_size=1, max_size=4))
+
+
+@KINDS
+@few
+@given(case=cases(), half=st.sampled_from([None, torch.bfloat16]))
+def test_any_split_gives_the_mean_in_rank_order(kind, case, half):
+    """Bit for bit, for any roles, shares, chunks and buckets, one plan after the other."""
+    splits, workers, sizes = case
+    expected = means(workers, sizes, torch.float32, half)
+    results, _ = exchange(kind, splits, workers, sizes, wire=half)
+
+    for rank in workers:
+        for buckets in results[rank][0]:
+            assert all(torch.equal(a, b) for a, b in zip(buckets, expected, strict=True))
+
+
+@few
+@given(case=cases())
+def test_bytes_are_those_of_the_plan(case):
+    """What each rank counted, sent and received, is what the integers say."""
+    splits, workers, sizes = case
+    results, _ = exchange(MemoryTransport, splits, workers, sizes)
+    total = np.zeros((2, splits[0].world_size), int)
+    for split in splits:
+        for size in sizes:
+            total += np.array(traffic_bytes(split, size, 4, workers=workers))
+
+    counted = [reducer.traffic for _, reducer in results]
+    assert [traffic.sent_bytes for traffic in counted] == total[0].tolist()
+    assert [traffic.received_bytes for traffic in counted] == total[1].tolist()
+
+
+def test_the_pull_of_a_chunk_goes_out_with_the_push_of_the_next():
+    """Where messages are matched by order: in one batch, also if the next bucket comes late.
+
+    Ranks whose batches differ would take one's push for another's pull.
+    """
+    split = Split.of(np.array([0.5, 0.5]), chunk_bytes=40, min_bytes=4)
+    network, notes = Network(), Network()
+
+    def go(rank):
+        aside = MemoryTransport(notes, rank, 2)
+        with ShardedReducer(OrderedTransport(network, rank, 2), notes=aside) as reducer:
+            reducer.adopt(split)
+            first = reducer.reduce(gradients_of(rank, 50), ends=False)
+            with network.changed:
+                assert network.changed.wait_for(lambda: len(network.shapes[rank]) >= 5, timeout=20)
+            assert not first.done()
+            reducer.reduce(gradients_of(rank, 10), opens=False)
+            reducer.settle()
+
+    on_threads(2, go)
+
+    for kind, peer, batches in (("send", 1, network.shapes[0]), ("receive", 0, network.shapes[1])):
+        assert [batch.count((kind, peer, 5)) for batch in batches] == [1, *[2] * 5, 1]
+
+
+def test_no_two_messages_under_way_have_one_tag():
+    """Not of any chunk, phase or recent plan, and none that stands for something else."""
+    tags = set()
+    for epoch in range(3):
+        job = Job(None, 1, torch.float32, Split.of(np.ones(1), epoch=epoch), print)
+        for number in (0, 1, 2, 1000, (1 << 21) - 1):
+            flight = Flight(job, number, (0, 1), is_last=True)
+            tags |= {chunk_tag(flight, pull=pull) for pull in (False, True)}
+
+    assert len(tags) == 3 * 5 * 2
+    assert min(tags) > 1  # a notice's
+    assert max(tags) < 1 << 30  # where roll calls and orders begin
+
+
+@KINDS
+def test_memory_for_what_is_under_way_is_used_again(kind):
+    """Fifty chunks with three under way need the buffers of three, at most."""
+    split = Split.of(np.array([1.0, 0, 0]), chunk_bytes=400)
+    results, _ = exchange(kind, [split], [0, 1, 2], [5000])
+    pools = [reducer._issuer._pipeline.buffers for _, reducer in results]
+
+    assert pools[0].num_bytes <= 3 * 2 * 400
+    assert pools[1].num_bytes == 0
+
+
+def test_timings_tell_who_sent_what_and_when():
+    """In the order of the chunks, each range once, pushes to the server and pulls from it."""
+    split = Split.of(np.array([1.0, 0]), chunk_bytes=400)
+    results, _ = exchange(MemoryTransport, [split], [0, 1], [300])
+    (_, server), (_, worker) = results
+    pushes, pulls = server.take_timings(), worker.take_timings()
+
+    assert [(t.peer, t.pull, t.chunk, t.num_bytes) for t in pushes] == [
+        (1, False, chunk, 400) for chunk in range(3)
+    ]
+    assert [(t.peer, t.pull, t.chunk, t.num_bytes) for t in pulls] == [
+        (0, True, chunk, 400) for chunk in range(3)
+    ]
+    assert all(t.begin_s <= t.end_s and t.waited_s >= 0 for t in [*pushes, *pulls])
+    assert all(a.end_s <= b.begin_s for a, b in pairwise(pushes))
+    assert server.take_timings() == []
+
+
+def test_a_bucket_of_gradients_that_cannot_be_summed_is_refused():
+    """Before anything is sent, by name; and nothing else is disturbed."""
+    with ShardedReducer(MemoryTransport(Network(), 0, 1)) as reducer:
+        reducer.adopt(Split.of(np.ones(1)))
+        with pytest.raises(TypeError, match=r"Gradients of torch.int64 cannot be summed by share"):
+            reducer.reduce(torch.zeros(3, dtype=torch.int64))
+        reducer.settle()
+        assert reducer.reduce(torch.ones(3)).wait().tolist() == [1, 1, 1]
