@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import multiprocessing
 import os
 
@@ -32,3 +33,10 @@ def pytest_collection_modifyitems(items):
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="torch sees no accelerator here"))
+
+
+def pytest_make_parametrize_id(val):
+    """Name functions and objects alike in all processes that share the tests out by name."""
+    if inspect.isroutine(val):
+        return val.__name__
+    return type(val).__name__ if " at 0x" in repr(val) else None

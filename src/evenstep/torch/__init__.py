@@ -17,6 +17,7 @@ from ._machine import MachineReader as MachineReader
 from ._memory._memory import MemoryReader as MemoryReader
 from ._model._check_loss import LossCheck as LossCheck
 from ._model._check_loss import check_loss as check_loss
+from ._network import Network as Network
 from ._options import Runtime as Runtime
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "LossCheck",
     "MachineReader",
     "MemoryReader",
+    "Network",
     "Runtime",
     "Step",
     "StreamLoader",

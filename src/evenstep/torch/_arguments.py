@@ -42,3 +42,25 @@ def checked_policy(policy: Any) -> AbstractPolicy[Any]:
             "Give an instance, such as `Auto()`, not the class.",
         )
     return policy
+
+
+def check_weighting(weighting: str, before: str | None) -> None:
+    """Raise unless it is one, and that of the models prepared before.
+
+    Raises:
+        ValueError: it is none, or another one.
+    """
+    if weighting not in ("output", "loss"):
+        raise invalid(
+            "Balancer.prepare(weighting=...)",
+            'be "output" or "loss"',
+            repr(weighting),
+            'Use "output" unless a loss bypasses the model\'s output.',
+        )
+    if before not in (None, weighting):
+        raise invalid(
+            "Balancer.prepare(weighting=...)",
+            f"be {before!r}, as in the call before",
+            repr(weighting),
+            "Weight all models of a run in the same way.",
+        )

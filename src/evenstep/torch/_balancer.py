@@ -18,7 +18,7 @@ from ..control import Bounds, Job, Plan
 from ..exceptions import WorkerLostError, invalid
 from ..policies import AbstractPolicy, Equal, Fixed
 from ..timemodels import ClusterProfile
-from ._arguments import check_size, checked_policy, checked_reduction
+from ._arguments import check_size, check_weighting, checked_policy, checked_reduction
 from ._checkpoint._estimates import Estimates
 from ._data._eval import EvalLoader, is_lockstep
 from ._data._global_batch import agreed_batch_size
@@ -33,7 +33,7 @@ from ._link import RunLink
 from ._memory._probe import Closure
 from ._memory._replay import Replay
 from ._model._compile_watch import CompileWatch
-from ._model._compiled import check_compiled
+from ._model._compiled import check_compiled, ddp_of
 from ._model._models import (
     BalancedModel,
     Weighting,
@@ -47,8 +47,10 @@ from ._model._running_stats import average_running_stats
 from ._model._units import Unit, counter_of
 from ._model._weighting import Backward, scale
 from ._model._wrapping import Wrapping
+from ._network import Network
 from ._options import Runtime
 from ._profile._profiler import Profiler, Request
+from ._reduce._reduction import Reduction
 from ._run import Run, RunSettings
 
 _VERDICT_S = 2.0
@@ -92,6 +94,7 @@ class Balancer:
         runtime: heartbeats, deadlines, the line for people, how memory is read.
         run_dir: folder for ``events.jsonl``, written by rank 0; None writes none.
         process_group: the data-parallel ranks; None is all of them.
+        network: sums gradients by shares that fit the links; None is plain all-reduce.
 
     Raises:
         ValueError: an argument is out of range.
@@ -108,6 +111,7 @@ class Balancer:
         runtime: Runtime = Runtime(),  # noqa: B008  # a frozen value
         run_dir: str | Path | None = None,
         process_group: torch.distributed.ProcessGroup | None = None,
+        network: Network | None = None,
     ) -> None:
         self._loss_reduction = checked_reduction(loss_reduction)
         check_size(global_batch_size)
@@ -118,6 +122,8 @@ class Balancer:
         self._runtime = runtime
         self._run_dir = None if run_dir is None else Path(run_dir)
         self._process_group = process_group
+        self._network = network
+        self._reduction: Reduction | None = None
         self._weighting: Weighting | None = None
         self._models = PreparedModels()
         self._watch = CompileWatch()
@@ -157,20 +163,7 @@ class Balancer:
             ValueError: a part cannot be balanced; the message says why and what to do instead.
         """
         self._check_open()
-        if weighting not in ("output", "loss"):
-            raise invalid(
-                "Balancer.prepare(weighting=...)",
-                'be "output" or "loss"',
-                repr(weighting),
-                'Use "output" unless a loss bypasses the model\'s output.',
-            )
-        if self._weighting not in (None, weighting):
-            raise invalid(
-                "Balancer.prepare(weighting=...)",
-                f"be {self._weighting!r}, as in the call before",
-                repr(weighting),
-                "Weight all models of a run in the same way.",
-            )
+        check_weighting(weighting, self._weighting)
         self._weighting = weighting
         if self._side is None:
             self._side = open_side(self._process_group)
@@ -364,6 +357,8 @@ class Balancer:
             if self._side is not None:
                 parts.callback(self._side.close)
             parts.callback(self._watch.close)
+            if self._reduction is not None:
+                parts.callback(self._reduction.close)
             for part in self._models:
                 parts.callback(part.release)
             parts.callback(self._link.close)
@@ -413,6 +408,9 @@ class Balancer:
             check_compiled(module)
         outer = with_ddp(module, self._side.world_size, self._process_group)
         self._side.join(outer)
+        if self._network is not None and self._side.world_size > 1:
+            self._reduction = self._reduction or Reduction(self._network, self._process_group)
+            self._reduction.attach(ddp_of(outer))
         weighting = self._weighting or "output"
         model = BalancedModel(outer, self._backward, self._link.weight, weighting, self._watch)
         self._watch.before_steps(model.place)
@@ -487,6 +485,7 @@ class Balancer:
             counts_units=self._counter is not None,
             has_streams=any(isinstance(loader, StreamLoader) for loader in self._loaders),
             least_workers=lambda: self._link.least_workers,
+            reduction=self._reduction,
         )
         self._watch.on_cuda = settings.device.type == "cuda"
         by_size = self._side.world_size > 1 and self._bounds.vary == "size"

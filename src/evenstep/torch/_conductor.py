@@ -8,7 +8,7 @@ from time import perf_counter
 
 from ..control import Plan, Report
 from ._blind import BlindWatch
-from ._clock import AbstractClock, PendingTime, StepMeter
+from ._clock import PendingTime, StepMeter
 from ._exchange._exchange import Exchange
 from ._exchange._peers import PeerGroup
 from ._exchange._unit_sums import UnitSum
@@ -16,6 +16,7 @@ from ._machine import MachineReader
 from ._memory._memory import MemoryReader
 from ._model._compile_watch import CompileWatch
 from ._model._weighting import Weight
+from ._reduce._follower import ShareFollower
 from ._under_way import StepUnderWay
 
 # From which expected wait on a rank lets itself be told of the others in Python: past what the
@@ -51,6 +52,7 @@ class StepConductor:
             sharded models whole; None where nothing is.
         sharded: whether the collectives of a step begin in its last forward.
         peers: ranks that get the very same batches; None if there are none.
+        shares: has the aggregation of gradients follow its plans; None with plain all-reduce.
     """
 
     def __init__(
@@ -68,8 +70,10 @@ class StepConductor:
         meet: Callable[[], None] | None = None,
         sharded: bool = False,
         peers: PeerGroup | None = None,
+        shares: ShareFollower | None = None,
     ) -> None:
         self._meet = meet
+        self._shares = shares
         self._sharded = sharded
         self._peers = peers
         self._compiling = watch
@@ -94,11 +98,6 @@ class StepConductor:
         self._blind = BlindWatch()
         self.plan: Plan | None = None  # of the step under way, or of the last one
 
-    @property
-    def clock(self) -> AbstractClock:
-        """The clock that the step is measured by."""
-        return self.meter.clock
-
     def subscribe(self, listener: Callable[[Plan], None]) -> None:
         """Have ``listener`` told of every new plan."""
         self._exchange.subscribe(listener)
@@ -108,6 +107,8 @@ class StepConductor:
         self._finish()
         plan = self._exchange.at(step)
         self.plan = plan if self._peers is None else self._peers.agree(plan, self._exchange)
+        if self._shares is not None:
+            self._shares.at(step)
         if self._in_vain:  # for somebody slow, or for somebody who waited for this rank?
             self._may_settle = self._exchange.all_early
             self._in_vain = False
@@ -245,9 +246,13 @@ class StepConductor:
                 self._settle(step, compute_s)
         if self._settle_s:
             self._exchange.enter_collective(backward_of=step.number)
+        if self._shares is not None:
+            self._shares.backward_done()
 
     def reduced(self) -> None:
         """Note that the collectives of a backward are over."""
+        if self._shares is not None:
+            self._shares.reduced()
         self.meter.waited()
         self._exchange.leave_collective()
 
@@ -262,9 +267,9 @@ class StepConductor:
         Called in the backward. A step without a single unit has nothing to learn from: weight 0.
         """
         if unit_sum.total is None:  # others are late: that is no time of this rank's own
-            begin = self.clock.mark()
+            begin = self.meter.clock.mark()
             self._exchange.units.wait(unit_sum)
-            self.meter.exclude(begin, self.clock.mark())
+            self.meter.exclude(begin, self.meter.clock.mark())
         total = unit_sum.total
         return units * self._world_size / total if total else 0.0
 
@@ -291,6 +296,8 @@ class StepConductor:
         self._compiling.end_step()
         if not step.reported:
             self._report(step, early=False)
+        if self._shares is not None:
+            self._shares.end_step(step.number)
         self._blind.end_step(step.num_backwards)
         each, rest = divmod(step.num_backwards, max(step.num_forwards, 1))
         self._backwards_per_forward = 0 if rest else each

@@ -27,6 +27,8 @@ from ._memory._memory import CudaMemory, MemoryReader, NoMemory
 from ._model._compile_watch import CompileWatch
 from ._model._wrapping import Wrapping
 from ._options import Runtime
+from ._reduce._follower import ShareFollower
+from ._reduce._reduction import Reduction
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class RunSettings:
         counts_units: whether the loss is a mean over something else than samples.
         has_streams: whether samples come from an ``IterableDataset``.
         least_workers: how many have to be left if one is dropped; None to drop none.
+        reduction: sums gradients by shares; None is plain all-reduce.
     """
 
     policy: AbstractPolicy[Any]
@@ -62,6 +65,7 @@ class RunSettings:
     counts_units: bool
     has_streams: bool
     least_workers: Callable[[], int | None]
+    reduction: Reduction | None
 
 
 class Run:
@@ -79,7 +83,7 @@ class Run:
         side: SideGroup | Alone,
         listeners: Sequence[Callable[[Plan], None]],
     ) -> None:
-        runtime, device = settings.runtime, settings.device
+        runtime, device, peers = settings.runtime, settings.device, side.peers
         # On every rank, though rank 0 alone uses it: what it refuses, all of them should hear.
         planner = _planner_of(settings, has_peers=side.peers is not None)
         self.rank = side.rank
@@ -88,7 +92,7 @@ class Run:
         self._outlets: list[Outlet] = []
         late = device.type == "cuda" and runtime.freshness == "newest"
         facts = gather_facts(side, WorkerFacts.here(device, lag=int(late)))
-        self._emit = self._dropping(settings, facts, has_peers=side.peers is not None)
+        self._emit = self._dropping(settings, facts, has_peers=peers is not None)
         self._workers = [worker.identity for worker in facts]
         lag = max(worker.lag for worker in facts)
         channel = open_channel(side, facts, runtime)
@@ -102,7 +106,6 @@ class Run:
             hang_s=runtime.hang_s,
             grace_s=3 * runtime.heartbeat_s,
         )
-        peers = side.peers
         for listener in listeners:
             follows = peers is not None and peers.follows
             (peers if peers is not None and follows else self.exchange).subscribe(listener)
@@ -124,7 +127,10 @@ class Run:
             meet=settings.wrapping.meet if settings.wrapping.meets else None,
             sharded=sharded,
             peers=peers,
+            shares=self._follower(settings.reduction),
         )
+        if settings.reduction is not None:
+            settings.reduction.probe(side.collect)
         for outlet in self._outlets:
             outlet.start()
         self.exchange.start()
@@ -158,6 +164,14 @@ class Run:
         if restored is not None:
             self._emit(restored)
         self.exchange.lead(planner)
+        if settings.reduction is not None:
+            self.exchange.shares.lead(settings.reduction.planner())
+
+    def _follower(self, reduction: Reduction | None) -> ShareFollower | None:
+        if reduction is None:
+            return None
+        self.exchange.on_loss = reduction.reducer.lose
+        return reduction.follower(self.exchange.shares)
 
     def _dropping(
         self, settings: RunSettings, facts: Sequence[WorkerFacts], *, has_peers: bool

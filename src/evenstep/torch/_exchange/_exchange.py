@@ -17,6 +17,7 @@ from ._claims import Claims
 from ._decisions import Decisions, read_plan
 from ._losses import lost_worker
 from ._progress import Patrol
+from ._shares import Shares, read_shares
 from ._stop import Stop
 from ._stuck import end_process, is_in_collective
 from ._unit_sums import UnitSums
@@ -87,10 +88,12 @@ class Exchange:
         self._changed = threading.Condition()  # `_newest` grew, or a worker was lost
         self.units = UnitSums(rank, len(hosts), channel, self._changed, owner=self)
         self.claims = Claims(rank, channel, self._changed, owner=self, plan_of=self._plan_of)
+        self.shares = Shares(rank, len(hosts), channel, lag=lag, emit=emit)
         self._decisions = Decisions(len(hosts), lag=lag, announcer=self, emit=emit)  # on rank 0
         self._left: dict[int, int] = {}
         self._listeners: list[Callable[[Plan], None]] = []
         self._error: WorkerLostError | None = None
+        self.on_loss: Callable[[WorkerLostError], None] = lambda error: None  # told of it at once
         self._error_s = 0.0
         self._collective_s: float | None = None  # since when the training thread is in one
         self._first_step: int | None = None
@@ -128,9 +131,11 @@ class Exchange:
             rows = [_REPORT(report) for report in reports]
             message: Message = {"step": step, "reports": rows}
             message |= {} if early else {"late": True}
+            message |= self.shares.take_note()
             self._channel.send(0, {**message, "stop": True} if self.stop.asked else message)
             self.check_left()
         else:
+            self.shares.take(0, self.shares.take_note())
             self._take(0, step, reports, early=early)
 
     def at(self, step: int) -> Plan:
@@ -232,6 +237,7 @@ class Exchange:
         still claim what is left of the last step: rank 0 answers until they are through.
         """
         self._collective_s = None
+        self.shares.close()
         if self._channel is not None:
             with self._changed:
                 self._changed.wait_for(self._are_through, timeout=_LAST_CLAIMS_S)
@@ -252,6 +258,7 @@ class Exchange:
             case {"step": step, "reports": rows}:
                 self.stop.asked |= message.get("stop", False)
                 early = not message.get("late", False)
+                self.shares.take(peer, message)
                 self._take(peer, step, [Report(*row) for row in rows], early=early)
             case {"plan": plan}:
                 self.announce(read_plan(plan))
@@ -260,6 +267,8 @@ class Exchange:
                 self.all_early = not message.get("late", False)
                 self.stop.hear(index, message)
                 self.publish(index)
+            case {"shares": written}:
+                self.shares.hear(read_shares(written))
             case {"lost": rank, "problem": problem}:
                 self._fail(rank, problem)
             case {"bye": last_step}:
@@ -317,6 +326,7 @@ class Exchange:
             self._plans[index] = self._plan
         if self._rank == 0:
             stop = self.stop.answer(index)
+            self.shares.answers(index)
             self.slowest_s = self._decisions.slowest_s
             self.all_early = self._decisions.all_early
         if self._rank == 0 and self._channel is not None:
@@ -365,6 +375,7 @@ class Exchange:
             self._emit(WorkerLost(done, rank, host, problem))
         self._error_s = monotonic()
         self._error = error
+        self.on_loss(error)
         with self._changed:
             self._changed.notify_all()
         logging.getLogger("evenstep").critical("%s", error)

@@ -226,6 +226,11 @@ def chunk_tag(flight: Flight, *, pull: bool) -> int:
     return (((flight.number % (1 << 21)) * 2 + pull) << 7) + 64 + flight.job.split.epoch % 64
 
 
+def is_pull(tag: int) -> bool:
+    """Return whether a tag of ``chunk_tag`` is that of a pull."""
+    return bool((tag >> 7) & 1)
+
+
 def _turned(items: Sequence[_T], by: int) -> list[_T]:
     """Return the items from another first one on: not everybody begins with rank 0."""
     by = by % len(items) if items else 0

@@ -1,0 +1,168 @@
+"""Who sums what: what each rank saw of an exchange to rank 0, and the next plan back."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import astuple, dataclass, replace
+from typing import Any
+
+from ...control import Exchange as ObservedExchange
+from ...control import SharePlanner, SharesInForce, Transfers
+from ...events import Hook, PolicyFailed, SharesPlanned
+from ._channel import Message, StarChannel
+
+Row = tuple[int, int, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one rank saw of the exchange of one step.
+
+    Attributes:
+        step: the step.
+        plan_epoch: the plan of shares it ran under.
+        waited_s: from the end of its own backward until it had all sums.
+        rows: what came from whom, sender, receiver, bytes and seconds; None for plain all-reduce,
+            which does not tell.
+    """
+
+    step: int
+    plan_epoch: int
+    waited_s: float
+    rows: Sequence[Row] | None
+
+
+class Shares:
+    """One rank's side of the plans of shares: noted with the step after, decided between steps.
+
+    A step's exchange is over when its report is long sent, so what was seen of it travels with the
+    next one. Rank 0 decides when nobody waits, and numbers the plan's first step so that no rank
+    can be past it: the answer that opens this step is sent after the plan.
+
+    Args:
+        rank: this process.
+        world_size: number of processes.
+        channel: connections to the others; None with one process.
+        lag: steps by which a plan of sizes trails its measurement.
+        emit: takes every event, on rank 0.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        channel: StarChannel | None,
+        *,
+        lag: int,
+        emit: Hook,
+    ) -> None:
+        self._rank = rank
+        self._world_size = world_size
+        self._channel = channel
+        self._lag = lag
+        self._emit = emit
+        self._planner: SharePlanner | None = None
+        self._thread: ThreadPoolExecutor | None = None  # of rank 0's decisions
+        self._lock = threading.Lock()
+        self._plans: list[SharesInForce] = []
+        self._answered = -2  # newest step that was answered, or is about to be
+        self._noted: Seen | None = None
+        self._arrived: defaultdict[int, dict[int, Seen]] = defaultdict(dict)  # on rank 0, by step
+
+    def lead(self, planner: SharePlanner) -> None:
+        """On rank 0: plan with ``planner``, on a thread of its own."""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="evenstep-shares")
+        self._planner, plan = planner, planner.plan
+        self._emit(SharesPlanned(0, plan.epoch, plan.parts, plan.predicted_s, None, plan.reason))
+
+    def close(self) -> None:
+        """Decide no more."""
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
+            self._thread = None
+
+    def note(self, seen: Seen) -> None:
+        """Keep what this rank saw until its next report."""
+        self._noted = seen
+
+    def take_note(self) -> Message:
+        """Return what to send along with a report."""
+        seen, self._noted = self._noted, None
+        return {} if seen is None else {"exchanged": astuple(seen)}
+
+    def take(self, rank: int, message: Message) -> None:
+        """On rank 0: take in what came along with a report, and decide if it was the last."""
+        thread = self._thread
+        if thread is None or (row := message.get("exchanged")) is None:
+            return
+        seen = Seen(*row)
+        with self._lock:
+            arrived = self._arrived[seen.step]
+            arrived[rank] = seen
+            if len(arrived) < self._world_size:
+                return
+            for step in [step for step in self._arrived if step <= seen.step]:
+                del self._arrived[step]  # of older ones, a rank saw nothing
+        with suppress(RuntimeError):  # closed meanwhile
+            thread.submit(self._decide, [arrived[one] for one in sorted(arrived)])
+
+    def answers(self, index: int) -> None:
+        """On rank 0: hear that step ``index`` is about to be answered."""
+        with self._lock:
+            self._answered = index
+
+    def hear(self, plan: SharesInForce) -> None:
+        """Take in a plan."""
+        with self._lock:
+            self._plans.append(plan)
+
+    def at(self, step: int) -> SharesInForce | None:
+        """Return the plan of ``step``, once its plan point is reached; None before the first."""
+        with self._lock:
+            begun = [plan for plan in self._plans if plan.first_step <= step]
+            if begun:
+                self._plans = self._plans[self._plans.index(begun[-1]) :]
+            return begun[-1] if begun else None
+
+    def _decide(self, seen: Sequence[Seen]) -> None:
+        """Show the planner an exchange, and tell everybody what it says."""
+        assert self._planner is not None
+        before, step = self._planner.plan, seen[0].step
+        if len({one.plan_epoch for one in seen}) > 1:
+            return  # a step that some rank began anew
+        rows = [row for one in seen for row in one.rows or ()]
+        exchange = ObservedExchange(
+            seen[0].plan_epoch,
+            # Whoever was last to begin waited least, and for the exchange alone.
+            min(one.waited_s for one in seen),
+            Transfers.from_rows(self._world_size, rows) if rows else None,
+        )
+        with self._lock:
+            next_step = self._answered + 2 + self._lag
+        try:
+            outcome = self._planner.observe(step, exchange, next_step=next_step)
+        except Exception as error:  # training goes on, with the plan that it has
+            self._emit(PolicyFailed(step, f"{type(error).__name__}: {error}"))
+            return
+        if outcome.plan is not before:
+            self._announce(outcome.plan)
+        for event in outcome.events:
+            self._emit(event)
+
+    def _announce(self, plan: SharesInForce) -> None:
+        with self._lock:  # no step is answered meanwhile
+            first_step = max(plan.first_step, self._answered + 2 + self._lag)
+            plan = replace(plan, first_step=first_step)
+            if self._channel is not None:
+                self._channel.send_all({"shares": astuple(plan)})
+            self._plans.append(plan)
+
+
+def read_shares(written: Sequence[Any]) -> SharesInForce:
+    """Return the plan that was sent: JSON knows lists, a plan holds tuples."""
+    plan = SharesInForce(*written)
+    return replace(plan, parts=None if plan.parts is None else tuple(plan.parts))

@@ -1,0 +1,114 @@
+"""The sharded aggregation of a run: made with its first model, planned for when it opens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ...control import SharePlanner
+from ...exceptions import invalid
+from ...sharding import Aggregation, Links
+from .._exchange._shares import Shares
+from .._network import Network
+from ._follower import ShareFollower
+from ._gloo import GlooTransport
+from ._hook import shard_gradients
+from ._probe import probe_links
+from ._reducer import ShardedReducer
+from ._sums import WireFormat
+from ._watched import WatchedTransport
+
+
+@final
+class Reduction:
+    """This rank's reducer and the group that it sends over. Collective: all ranks make one.
+
+    Args:
+        network: what the user asked for.
+        process_group: the workers; None is the default group.
+    """
+
+    def __init__(self, network: Network, process_group: dist.ProcessGroup | None) -> None:
+        ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
+        self._network = network
+        self._group = dist.new_group(
+            ranks, backend="gloo", use_local_synchronization=process_group is not None
+        )
+        self._ddps: list[DistributedDataParallel] = []
+        wire = WireFormat(network.wire)
+        self._plain = GlooTransport(self._group)
+        self._transport = WatchedTransport(self._plain)
+        self._links: Links | None = None
+        self.reducer = ShardedReducer(self._transport, wire=wire)
+        self.reducer.start()
+
+    def attach(self, ddp: DistributedDataParallel | None) -> None:
+        """Have the gradients of a model go through the reducer.
+
+        Raises:
+            ValueError: it is in no DDP, or has a communication hook.
+        """
+        if ddp is None:
+            raise invalid(
+                "Balancer(network=...)",
+                "be used with models in DDP",
+                "another one, such as of FSDP, which sums its gradients by itself",
+                "Leave `network` out.",
+            )
+        shard_gradients(ddp, self.reducer)
+        self._ddps.append(ddp)
+
+    def probe(self, collect: Callable[[Any], list[Any]]) -> None:
+        """Measure the links, where shares may be worth it. Collective, before the first step.
+
+        Args:
+            collect: returns everybody's object on every rank, by rank.
+        """
+        if self._network.probe and self._group.size() > 2:
+            self._links = probe_links(self._plain, collect)
+
+    def planner(self) -> SharePlanner:
+        """Return what plans the shares, on rank 0."""
+        num_bytes, element_bytes = self._sizes()
+        chunks = max(1, round(num_bytes / self._network.chunk_bytes_of(num_bytes)))
+        aggregation = Aggregation(
+            self._group.size(), num_bytes, num_chunks=chunks, element_bytes=element_bytes
+        )
+        return SharePlanner(
+            self._network.policy, aggregation, self._links, margin=self._network.margin
+        )
+
+    def follower(self, shares: Shares) -> ShareFollower:
+        """Return what has the reducer follow the plans."""
+        chunk_bytes = self._network.chunk_bytes_of(self._sizes()[0])
+        return ShareFollower(self.reducer, self._transport, shares, chunk_bytes=chunk_bytes)
+
+    def close(self) -> None:
+        """End the reducer and its group."""
+        self.reducer.close()
+        self._transport.close()
+        if self._group in dist.distributed_c10d._world.pg_map:
+            dist.destroy_process_group(self._group)
+
+    def _sizes(self) -> tuple[int, int]:
+        """Return the bytes of all gradients as they travel, and the least of an element's."""
+        wire = self._network.wire
+        elements = [
+            (parameter.numel(), _travelling_bytes(parameter, wire))
+            for parameter in _trained(self._ddps)
+        ]
+        least = min(each for _, each in elements)
+        return sum(number * each for number, each in elements), least
+
+
+def _trained(ddps: Iterable[nn.Module]) -> list[nn.Parameter]:
+    return [parameter for ddp in ddps for parameter in ddp.parameters() if parameter.requires_grad]
+
+
+def _travelling_bytes(parameter: nn.Parameter, wire: torch.dtype | None) -> int:
+    return parameter.element_size() if wire is None else wire.itemsize

@@ -1,0 +1,126 @@
+"""Training with gradients summed by shares."""
+
+# Without `from __future__ import annotations`: DDP compares a hook's annotations with types.
+
+import os
+import signal
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+from evenstep.control import ShareOutcome, SharesInForce
+from evenstep.events import Event, SharesPlanned
+from evenstep.exceptions import WorkerLostError
+from evenstep.policies import Fixed
+from evenstep.sharding import Split
+from evenstep.torch import Balancer, Network, Runtime
+from evenstep.torch._exchange._shares import Shares
+
+WIDTH, NUM_STEPS = 64, 12
+
+
+class DrawnShares:
+    """A planner that draws shares anew after every exchange; every third is plain all-reduce."""
+
+    def __init__(self, world_size: int) -> None:
+        self.plan = SharesInForce(0, 0, None, None, "begin")
+        self.seen: list[tuple[int, Any]] = []
+        self._world_size = world_size
+
+    def observe(self, step: int, exchange: Any, *, next_step: int) -> ShareOutcome:
+        self.seen.append((step, exchange))
+        epoch = self.plan.epoch + 1
+        parts = None
+        if epoch % 3:
+            draw = torch.Generator().manual_seed(epoch)
+            shares = torch.rand(self._world_size, generator=draw, dtype=torch.float64)
+            shares[epoch % self._world_size] = 0.0
+            parts = Split.of((shares / shares.sum()).numpy()).parts
+        self.plan = SharesInForce(epoch, next_step, parts, None, "drawn")
+        return ShareOutcome(self.plan, ())
+
+
+def make_model(dtype: torch.dtype) -> nn.Module:
+    torch.manual_seed(0)
+    layers = nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1)
+    return nn.Sequential(*layers).to(dtype)
+
+
+def trained(rank: int, network: Network | None, sizes: tuple[int, ...], draws: bool) -> Any:
+    """Return parameters, plans in force, events and bytes sent after some steps in fp64."""
+    events: list[Event] = []
+    torch.manual_seed(1)
+    samples = torch.randn(sum(sizes) * NUM_STEPS, WIDTH, dtype=torch.float64)
+    model = make_model(torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    epochs = []
+    stock = DataLoader(TensorDataset(samples), batch_size=sum(sizes) // len(sizes))
+    with Balancer(
+        policy=Fixed(sizes),
+        runtime=Runtime(line_every=None, hooks=(events.append,)),
+        network=network,
+    ) as balancer:
+        wrapped, loader = balancer.prepare(model, stock)
+        for (x,) in loader:
+            if draws and rank == 0 and not epochs:
+                shares: Shares = balancer._link._opened().exchange.shares
+                shares._planner = DrawnShares(len(sizes))
+            wrapped(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            split = None if balancer._reduction is None else balancer._reduction.reducer.split
+            epochs.append(None if split is None else split.epoch)
+        sent = 0 if balancer._reduction is None else balancer._reduction.reducer.traffic.sent_bytes
+    parameters = torch.cat([p.detach().ravel() for p in model.parameters()])
+    told = [event for event in events if isinstance(event, SharesPlanned)]
+    return parameters.tolist(), epochs, told, sent
+
+
+def bereft(rank: int, number: signal.Signals) -> str:
+    """Rank 2 goes in the middle of a backward by shares; return what the others are told."""
+    torch.manual_seed(1)
+    stock = DataLoader(TensorDataset(torch.randn(160, WIDTH)), batch_size=4)
+    watchful = Runtime(deadline_s=2.0, heartbeat_s=0.2, line_every=None)
+    network = Network(probe=False)
+    try:
+        with Balancer(runtime=watchful, network=network) as balancer:
+            model, loader = balancer.prepare(make_model(torch.float32), stock)
+            for (x,) in loader:
+                loss = model(x).square().mean()
+                assert balancer._reduction is not None
+                split = balancer._reduction.reducer.split
+                if split is not None and rank == 2:
+                    os.kill(os.getpid(), number)
+                loss.backward()
+    except WorkerLostError as error:
+        return str(error)
+    return "nothing"
+
+
+def refused(rank: int) -> list[str]:
+    """Return what is said of models whose gradients nobody can share out."""
+    told = []
+    stock = DataLoader(TensorDataset(torch.randn(16, WIDTH)), batch_size=4)
+    hooked = DistributedDataParallel(make_model(torch.float32))
+    hooked.register_comm_hook(None, own_hook)
+    sharded = make_model(torch.float32)
+    fully_shard(sharded)
+    for model in (hooked, sharded):
+        with Balancer(network=Network()) as balancer:
+            try:
+                balancer.prepare(model, stock)
+            except ValueError as error:
+                told.append(str(error))
+    return told
+
+
+def own_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
+    """Do nothing with the bucket."""
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
