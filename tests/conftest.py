@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import multiprocessing
 import os
 
@@ -33,10 +32,3 @@ def pytest_collection_modifyitems(items):
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="torch sees no accelerator here"))
-
-
-def pytest_make_parametrize_id(val):
-    """Name functions and objects alike in all processes that share the tests out by name."""
-    if inspect.isroutine(val):
-        return val.__name__
-    return type(val).__name__ if " at 0x" in repr(val) else None

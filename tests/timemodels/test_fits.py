@@ -147,7 +147,7 @@ def test_units_do_not_matter(fit):
     assert scaled == pytest.approx(curve(fit(sizes, [seconds])) * 2.0**-600, rel=1e-9)
 
 
-@pytest.mark.parametrize(("fit", "least"), FITS.items(), ids=lambda each: str(each))
+@pytest.mark.parametrize(("fit", "least"), FITS.items())
 def test_too_few_sizes_are_counted_out(fit, least):
     """As many as parameters are enough, one fewer is refused with the rank."""
     enough, fewer = np.arange(1, least + 1), np.arange(1, least)
