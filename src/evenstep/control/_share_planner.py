@@ -21,6 +21,7 @@ from ..sharding import (
     Aggregation,
     Links,
     SharePlan,
+    Split,
     equal_shares,
     exchange_s,
     plan_shares,
@@ -28,7 +29,7 @@ from ..sharding import (
 )
 from ._link_tracker import LinkTracker
 from ._share_trust import Looks, Trust
-from ._shares import ShareOutcome, SharesInForce, parts_of
+from ._shares import ShareOutcome, SharesInForce
 from ._transfers import Exchange, Transfers
 
 NUM_PLAIN = 2  # exchanges at the start by all-reduce: what shares have to beat is measured first
@@ -276,7 +277,7 @@ class SharePlanner:
     ) -> list[Event]:
         """Put a plan in force, under the next number."""
         self._looking, self._sounding, self._num_lost = looking, False, 0
-        parts = None if shares is None else parts_of(shares)
+        parts = None if shares is None else Split.of(shares).parts
         self.plan = SharesInForce(self.plan.epoch + 1, next_step, parts, predicted_s, reason)
         plain_s = self._trust.plain_s
         return [SharesPlanned(next_step, self.plan.epoch, parts, predicted_s, plain_s, reason)]

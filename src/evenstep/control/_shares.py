@@ -7,12 +7,8 @@ from typing import final
 
 import numpy as np
 
-from .._apportion import apportion
-from .._types import Cluster, FloatArray
+from .._types import FloatArray
 from ..events import Event
-
-WHOLE = 2**20
-"""What the parts of a plan add up to: fine enough for a part in a million of any bucket."""
 
 
 @final
@@ -24,8 +20,8 @@ class SharesInForce:
         epoch: number of the plan, from 0. It grows by one whenever the parts change, so ranks that
             name the same epoch hold the same integers.
         first_step: first optimizer step that uses it, counted over the whole run, from 0.
-        parts: part of every bucket that each rank sums, in units of 1 / 1048576 and adding up to
-            1048576; None for plain all-reduce.
+        parts: part of every bucket that each rank sums, as ``sharding.Split`` has them; None for
+            plain all-reduce.
         predicted_s: what an exchange takes by the model, as the links were known; None before.
         reason: why, in words.
     """
@@ -39,7 +35,7 @@ class SharesInForce:
     @property
     def shares(self) -> FloatArray | None:
         """The parts as shares that add up to 1, ``(world_size,)``; None for plain all-reduce."""
-        return None if self.parts is None else np.array(self.parts, np.float64) / WHOLE
+        return None if self.parts is None else np.array(self.parts) / sum(self.parts)
 
 
 @final
@@ -54,15 +50,3 @@ class ShareOutcome:
 
     plan: SharesInForce
     events: tuple[Event, ...]
-
-
-def parts_of(shares: FloatArray) -> tuple[int, ...]:
-    """Return shares as whole parts of 1048576, by largest remainder; a share of 0 stays 0.
-
-    Args:
-        shares: at least 0, adding up to 1, ``(world_size,)``.
-    """
-    kept = np.flatnonzero(shares > 0)
-    parts = np.zeros(len(shares), np.int64)
-    parts[kept] = apportion(shares[kept], Cluster(len(kept), WHOLE, 0))
-    return tuple(parts.tolist())
