@@ -19,6 +19,7 @@ from ._model._check_loss import LossCheck as LossCheck
 from ._model._check_loss import check_loss as check_loss
 from ._network import Network as Network
 from ._options import Runtime as Runtime
+from ._owned._optimizer import ShardedOptimizer as ShardedOptimizer
 
 __all__ = [
     "BalancedLoader",
@@ -32,6 +33,7 @@ __all__ = [
     "MemoryReader",
     "Network",
     "Runtime",
+    "ShardedOptimizer",
     "Step",
     "StreamLoader",
     "check_loss",

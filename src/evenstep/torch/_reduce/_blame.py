@@ -22,6 +22,8 @@ class Blame:
         transport: carries gradients; it is broken off.
         notes: carries notices, before it is broken off too; perhaps the same one.
         verdict: asked first who is lost, with the rank that a wait failed for.
+        where: in what the rank was lost, for the error.
+        option: which argument says how long a rank may be slow, for the error.
     """
 
     def __init__(
@@ -30,12 +32,15 @@ class Blame:
         notes: AbstractTransport,
         *,
         verdict: Verdict | None,
+        where: str = "the exchange of gradients",
+        option: str = "ShardedReducer(timeout_s=...)",
     ) -> None:
         self._transports = dict.fromkeys((transport, notes))
         self._notes = notes
         self._rank = transport.rank
         self._ranks = transport.ranks
         self._verdict = verdict
+        self._where, self._option = where, option
         self._notices: Notices | None = None
         self._lock = threading.Lock()
         self.error: BaseException | None = None
@@ -85,12 +90,11 @@ class Blame:
             problem = f"rank {self._ranks[teller]} waited in vain for this very rank"
         else:
             problem = f"rank {self._ranks[teller]} found that out"
-        return lost, _lost(self._ranks[lost], problem)
+        return lost, self._loss(self._ranks[lost], problem)
 
-
-def _lost(rank: int, problem: str) -> WorkerLostError:
-    return WorkerLostError(
-        rank,
-        f"Rank {rank} was lost in the exchange of gradients: {problem}. Restart the run from its "
-        f"last checkpoint; if the rank was only slow, raise `ShardedReducer(timeout_s=...)`.",
-    )
+    def _loss(self, rank: int, problem: str) -> WorkerLostError:
+        return WorkerLostError(
+            rank,
+            f"Rank {rank} was lost in {self._where}: {problem}. Restart the run from its last "
+            f"checkpoint; if the rank was only slow, raise `{self._option}`.",
+        )

@@ -1,0 +1,1 @@
+"""The optimizer kept where a range of the parameters is owned."""
