@@ -5,6 +5,8 @@ SHELL := /bin/bash
 BIN := .venv/bin
 READY := .venv/ready
 ARGS ?=
+# Two processes share the tests, file by file: most tests wait for others, not for a core.
+SHARED ?= --numprocesses 2 --dist loadfile
 
 .PHONY: help setup demo test lint docs bench
 .DELETE_ON_ERROR:
@@ -27,7 +29,7 @@ demo: $(READY)
 	$(BIN)/evenstep demo $(ARGS)
 
 test: lint
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(SHARED) $(ARGS)
 
 lint: $(READY)
 	$(BIN)/python -m ruff check .

@@ -157,7 +157,7 @@ def ask_a_closed_connection(rank: int) -> list[int]:
 
 
 SCRIPT = """
-import os, sys, torch, torch.distributed as dist
+import atexit, os, sys, torch, torch.distributed as dist
 from datetime import timedelta
 import numpy as np
 from evenstep.sharding import Split
@@ -175,7 +175,8 @@ if rank == 0:
     reducer.adopt(Split.of(np.array([0.5, 0.5])))
     reducer.reduce(torch.ones(1 << 20)).wait()
     if not (child := os.fork()):
-        sys.exit(0)
+        atexit._run_exitfuncs()  # ours among them; what torch's groups do in a fork is theirs
+        os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     reducer.reduce(torch.ones(1 << 20)).wait()
 else:
