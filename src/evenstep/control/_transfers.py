@@ -52,6 +52,34 @@ class Transfers:
         """Number of ranks."""
         return len(self.num_bytes)
 
+    def lasting(self, exchange_s: float) -> Self:
+        r"""Return them with all seconds scaled so that the slowest rank took ``exchange_s``.
+
+        Transfers that ran one after the other had the whole link each, so that the sum of their
+        rates is more than it carries; and a token bucket that was idle lets the first bytes of
+        each chunk through at once. Both concern all ranks alike, and neither lets an exchange end
+        earlier than its slowest rank, which moves $\sum_r v_{sr}$ bytes at
+        $\sum_r v_{sr} / t_{sr}$: its time becomes that of the exchange. Who has time to spare keeps
+        its lead over it.
+
+        Right while some link is busy from beginning to end. Otherwise, as with much latency, all
+        links look slower than they are, by the part of time in which none was busy.
+
+        Args:
+            exchange_s: seconds of the exchange that they were part of, positive.
+        """
+        seen = self.seen(1)
+        num_bytes = np.where(seen, self.num_bytes, 0.0)
+        rate = np.divide(num_bytes, self.seconds, out=np.zeros(seen.shape), where=seen)
+        longest_s = 0.0
+        for axis in (0, 1):
+            moved, rates = num_bytes.sum(axis=axis), rate.sum(axis=axis)
+            taken_s = np.divide(moved, rates, out=np.zeros(len(moved)), where=rates > 0)
+            longest_s = max(longest_s, float(taken_s.max()))
+        if not longest_s:
+            return self
+        return type(self)(self.num_bytes, self.seconds * (exchange_s / longest_s))
+
     def problem(self) -> tuple[int, str] | None:
         """Return the receiver whose figures cannot be, and what is wrong with them."""
         known = np.isfinite(self.num_bytes) & np.isfinite(self.seconds)

@@ -6,6 +6,7 @@ import copy
 import pickle
 from contextlib import nullcontext
 from datetime import timedelta
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from evenstep.sharding import Split
+from evenstep.sharding import Split, traffic_bytes
 from evenstep.torch._reduce._gloo import GlooTransport
 from evenstep.torch._reduce._hook import shard_gradients
+from evenstep.torch._reduce._observed import ways_to
 from evenstep.torch._reduce._reducer import ShardedReducer
 from evenstep.torch._reduce._sums import WireFormat
+from evenstep.torch._reduce._watched import LEAST_BYTES, WatchedTransport
 
 SHARES = (
     (0.25, 0.25, 0.25, 0.25),
@@ -71,6 +74,35 @@ def sums(rank: int) -> dict[str, Any]:
         found["wild"] = reducer.reduce(wild).wait().numpy()
         reducer.settle()
     return found
+
+
+def watched(rank: int) -> dict[str, Any]:
+    """Sum the same with and without a look at what arrives, and return what was seen."""
+    shares, size = (0.5, 0.5, 0.0), 500_000
+    split = split_of(shares, 1, chunk_bytes=1 << 18, min_bytes=LEAST_BYTES)
+    results = []
+    with open_reducer() as reducer:
+        reducer.adopt(split)
+        results.append(reducer.reduce(randoms(rank, size)).wait())
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=60))
+    with (
+        WatchedTransport(GlooTransport(group)) as transport,
+        ShardedReducer(transport) as reducer,
+    ):
+        reducer.adopt(split)
+        dist.barrier()
+        begin_s = monotonic()
+        results.append(reducer.reduce(randoms(rank, size)).wait())
+        reducer.settle()
+        within_s = monotonic() - begin_s
+        arrivals = transport.take_arrivals()
+    return {
+        "same": torch.equal(*results),
+        "bytes": sum(one.num_bytes for one in arrivals),
+        "planned": traffic_bytes(split, size, 4, workers=range(3))[1],
+        "seconds": max(way.seconds for way in ways_to(rank, arrivals)),
+        "within_s": within_s,
+    }
 
 
 def _by(reducer: ShardedReducer, rank: int, size: int) -> torch.Tensor:

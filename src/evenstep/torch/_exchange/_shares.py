@@ -28,12 +28,14 @@ class Seen:
         waited_s: from the end of its own backward until it had all sums.
         rows: what came from whom, sender, receiver, bytes and seconds; None for plain all-reduce,
             which does not tell.
+        lasted_s: from the first bytes that came to the last; 0 if nothing did.
     """
 
     step: int
     plan_epoch: int
     waited_s: float
     rows: Sequence[Row] | None
+    lasted_s: float = 0.0
 
 
 class Shares:
@@ -139,7 +141,7 @@ class Shares:
             seen[0].plan_epoch,
             # Whoever was last to begin waited least, and for the exchange alone.
             min(one.waited_s for one in seen),
-            Transfers.from_rows(self._world_size, rows) if rows else None,
+            self._transfers(rows, max(one.lasted_s for one in seen)) if rows else None,
         )
         with self._lock:
             next_step = self._answered + 2 + self._lag
@@ -152,6 +154,10 @@ class Shares:
             self._announce(outcome.plan)
         for event in outcome.events:
             self._emit(event)
+
+    def _transfers(self, rows: Sequence[Row], lasted_s: float) -> Transfers:
+        transfers = Transfers.from_rows(self._world_size, rows)
+        return transfers.lasting(lasted_s) if lasted_s > 0 else transfers
 
     def _announce(self, plan: SharesInForce) -> None:
         with self._lock:  # no step is answered meanwhile

@@ -81,4 +81,6 @@ class ShareFollower:
         if waited_s is not None:
             plain = self._reducer.split is None
             ways = None if plain else ways_to(self._transport.rank, arrivals)
-            self._plans.note(Seen(step, self._epoch, waited_s, ways))
+            began_s = min((arrival.begin_s for arrival in arrivals), default=0.0)
+            ended_s = max((arrival.end_s for arrival in arrivals), default=0.0)
+            self._plans.note(Seen(step, self._epoch, waited_s, ways, ended_s - began_s))

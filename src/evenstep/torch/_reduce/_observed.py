@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from ...exceptions import invalid
 from ._watched import HEAD_BYTES, Arrival
+
+Span = tuple[float, float]
 
 
 class Way(NamedTuple):
@@ -13,8 +17,8 @@ class Way(NamedTuple):
 
     Attributes:
         sender, receiver: ranks of the reducing group.
-        num_bytes: that arrived.
-        seconds: for how long any of it was under way.
+        num_bytes: that arrived, but for those that only mark a beginning.
+        seconds: what they took of the links between the two.
     """
 
     sender: int
@@ -23,21 +27,69 @@ class Way(NamedTuple):
     seconds: float
 
 
-def ways_to(receiver: int, arrivals: Iterable[Arrival]) -> list[Way]:
-    """Return what each rank sent to ``receiver``, and for how long any of it was under way."""
-    spans: dict[int, list[tuple[float, float]]] = {}
-    num_bytes: dict[int, int] = {}
+def ways_to(receiver: int, arrivals: Iterable[Arrival], *, burst_bytes: int = 1 << 14) -> list[Way]:
+    r"""Return what each rank sent to ``receiver``, and what that took of the links between them.
+
+    The time in which any of it was under way, each moment once, and of every pause $p$ before a
+    part of it as much as a shaped link may save up: of a token bucket that was idle,
+    ``burst_bytes`` pass at once, shared by the $m$ senders, so $\min(p, \beta T / n)$ with
+    $\beta$ the burst over $m$, $n$ the bytes and $T$ the very answer.
+
+    Right where parts are several times as long as the burst. A link without bursts, but with
+    pauses, looks slower than it is by at most $\beta$ over the bytes of a part; one whose parts
+    are no longer than $\beta$ counts with all pauses, so that it carries no more than it was
+    asked for. A way that was used while others of the same link paused has the whole link, faster
+    than its share with all of them at once: ``Transfers.lasting``, which needs all ranks' ways,
+    corrects that.
+
+    Args:
+        receiver: this rank.
+        arrivals: of one exchange, as ``WatchedTransport.take_arrivals`` has them.
+        burst_bytes: what links may let through at once, at least 0. Rather too little: a link that
+            looks faster than it is will be used, and be seen as it is, and one that looks slower
+            will not.
+
+    Raises:
+        ValueError: ``burst_bytes`` is negative.
+    """
+    if burst_bytes < 0:
+        raise invalid("ways_to(burst_bytes=...)", "be at least 0", burst_bytes, "Use 16384.")
+    spans: defaultdict[int, list[Span]] = defaultdict(list)
+    num_bytes: defaultdict[int, int] = defaultdict(int)
     for one in arrivals:
-        spans.setdefault(one.peer, []).append((one.begin_s, one.end_s))
-        num_bytes[one.peer] = num_bytes.get(one.peer, 0) + one.num_bytes - HEAD_BYTES
-    return [Way(peer, receiver, num_bytes[peer], covered_s(spans[peer])) for peer in sorted(spans)]
+        spans[one.peer].append((one.begin_s, one.end_s))
+        num_bytes[one.peer] += one.num_bytes - HEAD_BYTES
+    burst = burst_bytes / max(len(spans), 1)
+    return [
+        Way(peer, receiver, num_bytes[peer], _taken_s(spans[peer], burst / num_bytes[peer]))
+        for peer in sorted(spans)
+    ]
 
 
-def covered_s(spans: Sequence[tuple[float, float]]) -> float:
-    """Return the length of the union of intervals, each from its beginning to its end."""
-    covered, until = 0.0, float("-inf")
+def covered(spans: Iterable[Span]) -> tuple[float, list[float]]:
+    """Return the length of the union of intervals, and those of the pauses in it."""
+    seconds, pauses, until = 0.0, list[float](), None
     for begin, end in sorted(spans):
-        if end > until:
-            covered += end - max(begin, until)
-            until = end
-    return covered
+        if until is None:
+            until = begin
+        if begin > until:
+            pauses.append(begin - until)
+        seconds += max(end - max(begin, until), 0.0)
+        until = max(end, until)
+    return seconds, pauses
+
+
+def _taken_s(spans: Sequence[Span], part: float) -> float:
+    """Return the largest $T$ that is the union plus ``min(pause, part * T)`` of each pause."""
+    seconds, pauses = covered(spans)
+    taken_s = seconds + sum(pauses)
+    pauses.sort()
+    # Pauses at most part * T count whole, the longer ones as that: tried from all whole down.
+    for whole in range(len(pauses), -1, -1):
+        cut = len(pauses) - whole
+        if cut * part >= 1:
+            break
+        taken_s = (seconds + sum(pauses[:whole])) / (1 - cut * part)
+        if not whole or pauses[whole - 1] <= part * taken_s:
+            break
+    return taken_s

@@ -1,0 +1,139 @@
+"""Who follows links that change, who does not, and who knows them, in turns."""
+
+from __future__ import annotations
+
+import abc
+from time import monotonic
+from typing import Any, final
+
+import numpy as np
+
+from benchmarks._network_arena import Arena, Taken, shared
+from evenstep.control import SharePlanner
+from evenstep.sharding import (
+    AbstractSharePolicy,
+    Aggregation,
+    Links,
+    OptimalShares,
+    ProportionalShares,
+    Split,
+    equal_shares,
+    lower_bound_s,
+    optimal_shares,
+)
+
+GOODPUT = 1448 / 1514  # bytes of a stream over those of its frames
+
+
+class Contestant(abc.ABC):
+    """Says on rank 0 how the next exchange goes, and hears how it went."""
+
+    @abc.abstractmethod
+    def parts(self, links: Links) -> tuple[int, ...] | None:
+        """Return who sums how much; ``links`` are the true ones, not to be looked at by most."""
+
+    @abc.abstractmethod
+    def heard(self, taken: Taken) -> None:
+        """Learn from it, or do not."""
+
+
+@final
+class Steady(Contestant):
+    """The same shares always."""
+
+    def __init__(self, shares: np.ndarray[Any, np.dtype[np.float64]]) -> None:
+        self._parts = Split.of(shares).parts
+
+    def parts(self, links: Links) -> tuple[int, ...]:
+        return self._parts
+
+    def heard(self, taken: Taken) -> None:
+        pass
+
+
+@final
+class Knowing(Contestant):
+    """The best shares for the links as they are at this moment."""
+
+    def __init__(self, aggregation: Aggregation) -> None:
+        self._aggregation = aggregation
+
+    def parts(self, links: Links) -> tuple[int, ...]:
+        return Split.of(optimal_shares(self._aggregation, links)).parts
+
+    def heard(self, taken: Taken) -> None:
+        pass
+
+
+@final
+class Following(Contestant):
+    """What ``SharePlanner`` makes of its own exchanges."""
+
+    def __init__(self, policy: AbstractSharePolicy[Any], aggregation: Aggregation) -> None:
+        self.planner = SharePlanner(policy, aggregation)
+        self._step = 0
+
+    def parts(self, links: Links) -> tuple[int, ...] | None:
+        return self.planner.plan.parts
+
+    def heard(self, taken: Taken) -> None:
+        done = taken.exchange(self.planner.plan.epoch)
+        self.planner.observe(self._step, done, next_step=self._step + 1)
+        self._step += 1
+
+
+def follow(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the seconds of every exchange of every contestant, and when it began."""
+    num_elements, chunks = settings["num_elements"], settings["num_chunks"]
+    arena = Arena(settings["num_workers"], num_elements)
+    works = np.arange(arena.world_size) < settings["num_workers"]
+    serves = ~works if not works.all() else works
+    aggregation = Aggregation(
+        arena.world_size, 4 * num_elements, num_chunks=chunks, is_worker=works, is_server=serves
+    )
+    without_end = Aggregation(
+        arena.world_size, 4 * num_elements, num_chunks=None, is_worker=works, is_server=serves
+    )
+    trace, began_s = settings["trace"], settings["began_s"]
+    if arena.rank == 0:  # the solver is loaded before anybody is timed
+        optimal_shares(aggregation, Links(np.linspace(1e6, 9e6, arena.world_size)))
+    contestants: dict[str, Contestant] = {}
+    rounds: list[dict[str, Any]] = []
+    while shared(monotonic() - began_s < settings["seconds"]):
+        links = _links(trace, monotonic() - began_s)
+        if not contestants:
+            contestants = {
+                "knowing": Knowing(aggregation),
+                "optimal": Following(OptimalShares(), aggregation),
+                "proportional": Following(ProportionalShares(), aggregation),
+                "equal": Steady(equal_shares(aggregation)),
+                "static": Steady(optimal_shares(aggregation, links)),
+            }
+        names, now = list(contestants), {}
+        for place in range(len(names)):
+            name = names[(place + len(rounds)) % len(names)]
+            at_s = monotonic() - began_s
+            links = _links(trace, at_s)
+            parts = shared(contestants[name].parts(links))
+            taken = arena.exchange(parts, chunks)
+            if taken is None:
+                continue
+            contestants[name].heard(taken)
+            bound_s = lower_bound_s(without_end, links)
+            now[name] = {
+                "at_s": at_s,
+                "seconds": taken.seconds,
+                "bound_s": bound_s,
+                "parts": parts,
+                "exact": taken.exact,
+                "apart": taken.apart,
+            }
+        rounds.append(now)
+    arena.close()
+    return {"rounds": rounds}
+
+
+def _links(trace: list[tuple[float, list[float]]], at_s: float) -> Links:
+    """Return what links carry at a moment of a trace of Mbit/s."""
+    mbit = [rates for begin_s, rates in trace if begin_s <= at_s][-1]
+    return Links(np.array(mbit) * 125_000 * GOODPUT)
