@@ -209,10 +209,12 @@ def test_a_policy_that_fails_is_named_and_the_plan_stays():
         def update(self, aggregation, links, state):
             raise RuntimeError("no idea")
 
-    found = follow_links(Broken(), collocated(), [mbit(*UNLIKE)] * 6)
+    found = follow_links(Broken(), collocated(), [mbit(*UNLIKE)] * 12)
     failed = [event for event in found.events if type(event).__name__ == "PolicyFailed"]
 
-    assert failed[0].problem == "RuntimeError: no idea"
+    assert [event.problem for event in failed] == ["RuntimeError: no idea"]
+    # The look at the links, by equal shares, was for one exchange: all-reduce goes on after it.
+    assert [event.parts is None for event in planned(found)] == [False, True]
 
 
 def test_events_are_json_and_the_last_links_are_told():

@@ -4,6 +4,7 @@
 
 import os
 import signal
+from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from evenstep.torch import Balancer, Network, Runtime
 from evenstep.torch._exchange._shares import Shares
 
 WIDTH, NUM_STEPS = 64, 12
+QUIET = Runtime(line_every=None)
 
 
 class DrawnShares:
@@ -81,6 +83,50 @@ def trained(rank: int, network: Network | None, sizes: tuple[int, ...], draws: b
     return parameters.tolist(), epochs, told, sent
 
 
+def trained_twice(rank: int, network: Network | None) -> tuple[list[float], list[int]]:
+    """Return a model's parameters after two balancers and a step of its own, and bytes of each."""
+    torch.manual_seed(1)
+    samples = torch.randn(3 * 4 * NUM_STEPS, WIDTH, dtype=torch.float64)
+    model = DistributedDataParallel(make_model(torch.float64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def learn(x: torch.Tensor) -> None:
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    sent = []
+    for _ in range(2):
+        stock = DataLoader(TensorDataset(samples), batch_size=4)
+        with Balancer(policy=Fixed((2, 4, 6)), runtime=QUIET, network=network) as balancer:
+            _, loader = balancer.prepare(model, stock)
+            for i, (x,) in enumerate(loader):
+                if network is not None and rank == 0 and i == 0:
+                    balancer._link._opened().exchange.shares._planner = DrawnShares(3)
+                learn(x)
+            reduction = balancer._reduction
+            sent.append(0 if reduction is None else reduction.reducer.traffic.sent_bytes)
+    learn(samples[4 * rank : 4 * rank + 4])
+    return torch.cat([p.detach().ravel() for p in model.parameters()]).tolist(), sent
+
+
+def named(rank: int) -> int | None:
+    """Return who is lost by a balancer over ranks 1 to 3, whose own rank 2 keeps others waiting."""
+    ranks = dist.new_group([1, 2, 3])
+    if rank == 0:
+        return None
+    stock = DataLoader(TensorDataset(torch.randn(16, WIDTH)), batch_size=4)
+    try:
+        with Balancer(network=Network(), process_group=ranks) as balancer:
+            balancer.prepare(make_model(torch.float32), stock)
+            assert balancer._reduction is not None
+            balancer._reduction.reducer._give_up(2, 1800.0)
+            balancer._reduction.reducer.settle()
+    except WorkerLostError as error:
+        return error.rank
+    return None
+
+
 def bereft(rank: int, number: signal.Signals) -> str:
     """Rank 2 goes in the middle of a backward by shares; return what the others are told."""
     torch.manual_seed(1)
@@ -110,7 +156,8 @@ def refused(rank: int) -> list[str]:
     hooked.register_comm_hook(None, own_hook)
     sharded = make_model(torch.float32)
     fully_shard(sharded)
-    for model in (hooked, sharded):
+    layers = OrderedDict(embedding=nn.Embedding(8, 4, sparse=True), head=nn.Linear(4, 1))
+    for model in (hooked, sharded, nn.Sequential(layers)):
         with Balancer(network=Network()) as balancer:
             try:
                 balancer.prepare(model, stock)

@@ -16,9 +16,9 @@ def fact(*, beside=1, num_restarts=3):
     return WorkerFacts("host", "cpu", 0, "host cpu", beside, num_restarts)
 
 
-def told(facts, *, least=1, has_peers=False):
+def told(facts, *, least=1, has_peers=False, stop=None):
     """What is told of an unhelpful rank 1, and what the next answer to all ranks says."""
-    events, stop = [], Stop()
+    events, stop = [], stop or Stop()
     dropping = Dropping(
         events.append, facts, stop=lambda: stop, least=lambda: least, has_peers=has_peers
     )
@@ -52,6 +52,18 @@ def test_it_is_kept_where_the_others_could_not_go_on(facts, terms, words):
     assert isinstance(events[1], WorkerKept)
     assert words in events[1].obstacle
     assert answer == {}
+
+
+@pytest.mark.parametrize("before", [Stop.ask, lambda stop: stop.send_away(0)])
+def test_nobody_is_sent_away_once_the_run_stops(before):
+    """For a notice, or for somebody else: what is told of a worker comes true."""
+    stop = Stop()
+    before(stop)
+    events, answer = told([fact()] * 3, stop=stop)
+
+    assert [type(event) for event in events] == [WorkerUnhelpful, WorkerKept]
+    assert "stops already" in events[1].obstacle
+    assert answer["leaving"] != 1
 
 
 def test_nobody_is_where_nobody_asked_for_it():

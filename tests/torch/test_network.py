@@ -10,11 +10,11 @@ from evenstep.control import SharesInForce
 from evenstep.events import PolicyFailed
 from evenstep.sharding import EqualShares, OptimalShares, ProportionalShares
 from evenstep.testing import run_workers
-from evenstep.torch import Network
+from evenstep.torch import Balancer, Network
 from evenstep.torch._exchange._shares import Seen
 
 from .exchanges import pairs, reports_of
-from .networks import NUM_STEPS, DrawnShares, bereft, refused, trained
+from .networks import NUM_STEPS, DrawnShares, bereft, named, refused, trained, trained_twice
 
 SIZES = 2, 5, 8
 
@@ -86,6 +86,24 @@ def test_what_cannot_be_shared_out_is_refused():
     for told in run_workers(2, refused):
         assert "have no communication hook yet" in told[0]
         assert "be used with models in DDP" in told[1]
+        assert "must have dense gradients, got sparse ones of 'embedding'" in told[2]
+
+
+@pytest.mark.cluster
+def test_a_model_goes_on_after_its_balancer_is_closed():
+    """With another balancer, then with none: as if nobody had ever shared anything out."""
+    plain = run_workers(3, trained_twice, None)
+    shared = run_workers(3, trained_twice, Network(probe=False))
+
+    assert apart(shared[0][0], plain[0][0]) <= 1e-12
+    assert all(row[0] == shared[0][0] for row in shared)
+    assert all(sent > 0 for row in shared for sent in row[1])
+
+
+@pytest.mark.cluster
+def test_ranks_are_numbered_as_in_the_balancers_group():
+    """As heartbeats do, which may be the first to name the same one."""
+    assert run_workers(4, named) == [None, 2, 2, 2]
 
 
 class Broken(DrawnShares):
@@ -166,6 +184,7 @@ def test_a_plan_holds_from_its_first_step_on():
         ({"shares": None}, r"Network\(shares=...\)"),
         ({"margin": -0.1}, r"Network\(margin=...\)"),
         ({"margin": float("nan")}, r"Network\(margin=...\)"),
+        ({"margin": float("inf")}, r"Network\(margin=...\)"),
         ({"chunk_bytes": 10}, r"Network\(chunk_bytes=...\)"),
         ({"wire": torch.float64}, r"Network\(wire=...\)"),
     ],
@@ -174,6 +193,13 @@ def test_what_is_no_setting_is_refused(settings, words):
     """By name, at once."""
     with pytest.raises(ValueError, match=words):
         Network(**settings)
+
+
+@pytest.mark.parametrize("network", [True, "auto", Network])
+def test_a_network_is_a_value(network):
+    """What is not one is refused with the remedy."""
+    with pytest.raises(ValueError, match=r"Balancer\(network=...\)"):
+        Balancer(network=network)
 
 
 def test_shares_go_by_name():

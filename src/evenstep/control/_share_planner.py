@@ -144,6 +144,9 @@ class SharePlanner:
                 events += self._decide(exchange, next_step)
             except Exception as error:  # the policy may be anybody's: training goes on
                 events.append(PolicyFailed(step, f"{type(error).__name__}: {error}"))
+                if self._looking and self.links is not None:  # that was for one exchange only
+                    reason = "plain all-reduce: the policy failed after a look at the links"
+                    events += self._fall_back(next_step, self.links, reason)
         return ShareOutcome(self.plan, tuple(events))
 
     def _learn(self, step: int, exchange: Exchange) -> list[Event]:

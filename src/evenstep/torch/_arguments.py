@@ -6,6 +6,7 @@ from typing import Any
 
 from ..exceptions import invalid
 from ..policies import AbstractPolicy, by_name
+from ._network import Network
 
 
 def checked_reduction(loss_reduction: str) -> str:
@@ -42,6 +43,18 @@ def checked_policy(policy: Any) -> AbstractPolicy[Any]:
             "Give an instance, such as `Auto()`, not the class.",
         )
     return policy
+
+
+def checked_network(network: Any) -> Network | None:
+    """Return how gradients are summed, if it is said as it has to be."""
+    if network is not None and not isinstance(network, Network):
+        raise invalid(
+            "Balancer(network=...)",
+            "be a `Network`, or None",
+            repr(network),
+            "Give `Network()` for shares that follow the links, or leave it out.",
+        )
+    return network
 
 
 def check_weighting(weighting: str, before: str | None) -> None:

@@ -18,7 +18,13 @@ from ..control import Bounds, Job, Plan
 from ..exceptions import WorkerLostError, invalid
 from ..policies import AbstractPolicy, Equal, Fixed
 from ..timemodels import ClusterProfile
-from ._arguments import check_size, check_weighting, checked_policy, checked_reduction
+from ._arguments import (
+    check_size,
+    check_weighting,
+    checked_network,
+    checked_policy,
+    checked_reduction,
+)
 from ._checkpoint._estimates import Estimates
 from ._data._eval import EvalLoader, is_lockstep
 from ._data._global_batch import agreed_batch_size
@@ -122,7 +128,7 @@ class Balancer:
         self._runtime = runtime
         self._run_dir = None if run_dir is None else Path(run_dir)
         self._process_group = process_group
-        self._network = network
+        self._network = checked_network(network)
         self._reduction: Reduction | None = None
         self._weighting: Weighting | None = None
         self._models = PreparedModels()

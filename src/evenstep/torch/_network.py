@@ -67,8 +67,9 @@ class Network:
                 self.wire,
                 "None sends gradients as they are.",
             )
-        if not self.margin >= 0:
-            raise invalid("Network(margin=...)", "be at least 0", self.margin, "0.15 is 15 %.")
+        if not 0 <= self.margin < float("inf"):
+            rule = "be finite and at least 0"
+            raise invalid("Network(margin=...)", rule, self.margin, "0.15 is 15 %.")
         if self.chunk_bytes is not None and self.chunk_bytes < _SMALLEST:
             raise invalid(
                 "Network(chunk_bytes=...)",

@@ -43,7 +43,8 @@ class Drain:
     the run; the others end with exit code 75, for their torchruns to start them anew without
     it. So it needs a torchrun for each worker, restarts left, and a ``--nnodes`` that allows for
     one node less; where that is not so, the worker is kept, and ``WorkerKept`` says why. Not for
-    a node that hosts the rendezvous store, without which nobody meets.
+    a node that hosts the rendezvous store, without which nobody meets, nor with a program between
+    torchrun and the script, which would be ended in torchrun's place.
 
     Args:
         balancer: the balancer whose ranks agree.

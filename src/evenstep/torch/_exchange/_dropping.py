@@ -43,11 +43,12 @@ class Dropping:
             return
         step, rank = event.step, event.rank
         obstacle = self._obstacle(rank, least)
+        if not obstacle and not self._stop().send_away(rank):
+            obstacle = "the run stops already, for another reason"
         if obstacle:
             self._emit(WorkerKept(step, rank, obstacle))
             return
         self._emit(WorkerDropped(step, rank, self._facts[rank].host))
-        self._stop().send_away(rank)
 
     def _obstacle(self, rank: int, least: int) -> str:
         """Return why the others could not go on without ``rank``; nothing if they could."""

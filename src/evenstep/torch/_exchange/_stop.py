@@ -28,10 +28,13 @@ class Stop:
         """Have all ranks stop. May be called from a signal handler."""
         self.told = self.asked = True
 
-    def send_away(self, rank: int) -> None:
-        """On rank 0: have all ranks stop, and ``rank`` leave."""
+    def send_away(self, rank: int) -> bool:
+        """On rank 0: have all ranks stop, and ``rank`` leave; return if nobody stops as it is."""
+        if self._to_leave is not None or self.asked:
+            return False
         self._to_leave = rank  # before it is asked for, which another thread reads
         self.asked = True
+        return True
 
     def answer(self, index: int) -> dict[str, Any]:
         """On rank 0: return what the answer to step ``index`` says of it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, ClassVar, final
@@ -25,16 +25,17 @@ class GlooTransport(AbstractTransport):
 
     Args:
         group: of this transport alone: it is broken when a rank is lost.
+        ranks: what errors call the ranks of the group; None is their global numbers.
     """
 
     in_order: ClassVar[bool] = False
     on_host: ClassVar[bool] = True
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, *, ranks: Iterable[int] | None = None) -> None:
         self._group = group
         self.rank = group.rank()
         self.world_size = group.size()
-        self.ranks = tuple(dist.get_process_group_ranks(group))
+        self.ranks = tuple(dist.get_process_group_ranks(group) if ranks is None else ranks)
 
     def receive(self, buffer: torch.Tensor, source: int, tag: int) -> Pending:
         with _blaming(source):

@@ -17,7 +17,7 @@ from .._exchange._shares import Shares
 from .._network import Network
 from ._follower import ShareFollower
 from ._gloo import GlooTransport
-from ._hook import shard_gradients
+from ._hook import BucketState, shard_gradients
 from ._probe import probe_links
 from ._reducer import ShardedReducer
 from ._sums import WireFormat
@@ -40,8 +40,10 @@ class Reduction:
             ranks, backend="gloo", use_local_synchronization=process_group is not None
         )
         self._ddps: list[DistributedDataParallel] = []
+        self._hooks: list[BucketState] = []
         wire = WireFormat(network.wire)
-        self._plain = GlooTransport(self._group)
+        # Numbered as the heartbeats do, which hear of losses too: among a balancer's own ranks.
+        self._plain = GlooTransport(self._group, ranks=range(len(ranks)))
         self._transport = WatchedTransport(self._plain)
         self._links: Links | None = None
         self.reducer = ShardedReducer(self._transport, wire=wire)
@@ -51,7 +53,7 @@ class Reduction:
         """Have the gradients of a model go through the reducer.
 
         Raises:
-            ValueError: it is in no DDP, or has a communication hook.
+            ValueError: it is in no DDP, has a communication hook, or has sparse gradients.
         """
         if ddp is None:
             raise invalid(
@@ -60,7 +62,7 @@ class Reduction:
                 "another one, such as of FSDP, which sums its gradients by itself",
                 "Leave `network` out.",
             )
-        shard_gradients(ddp, self.reducer)
+        self._hooks.append(shard_gradients(ddp, self.reducer))
         self._ddps.append(ddp)
 
     def probe(self, collect: Callable[[Any], list[Any]]) -> None:
@@ -89,7 +91,9 @@ class Reduction:
         return ShareFollower(self.reducer, self._transport, shares, chunk_bytes=chunk_bytes)
 
     def close(self) -> None:
-        """End the reducer and its group."""
+        """End the reducer and its group; the models go on with plain all-reduce."""
+        for hook in self._hooks:
+            hook.release()
         self.reducer.close()
         self._transport.close()
         if self._group in dist.distributed_c10d._world.pg_map:

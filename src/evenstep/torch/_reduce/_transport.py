@@ -44,7 +44,7 @@ class AbstractTransport(abc.ABC):
 
     Attributes:
         rank, world_size: of the group.
-        ranks: global ranks of the group's, for errors.
+        ranks: what errors call the group's ranks, mostly their global numbers.
         in_order: whether operations are matched by order, in batches.
         on_host: whether tensors have to lie in host memory.
     """
