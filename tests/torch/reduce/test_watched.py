@@ -1,6 +1,7 @@
 """When ranges begin to arrive and when they are there, and what that says of the ways between."""
 
 import threading
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -192,9 +193,10 @@ def test_sums_are_the_same_and_every_byte_is_seen(shares):
     def go(network, *, watches):
         def one(rank):
             transport = MemoryTransport(network, rank, 4)
-            if watches:
-                transport = WatchedTransport(transport)
-            with ShardedReducer(transport, timeout_s=20) as reducer:
+            with ExitStack() as stack:
+                if watches:
+                    transport = stack.enter_context(WatchedTransport(transport))
+                reducer = stack.enter_context(ShardedReducer(transport, timeout_s=20))
                 reducer.adopt(split)
                 result = reducer.reduce(runs.randoms(rank, 30_011)).wait()
                 reducer.settle()
