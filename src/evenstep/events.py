@@ -238,6 +238,17 @@ class WorkerKept:
 
 
 @dataclass(frozen=True, slots=True)
+class ProbingStarted:
+    """Before the first step, ranks send each other test bytes to learn what links carry.
+
+    Attributes:
+        num_rounds: how many rounds that takes, each repeated until it lasts long enough.
+    """
+
+    num_rounds: int
+
+
+@dataclass(frozen=True, slots=True)
 class LinksMeasured:
     """The links are known, or known to be others than was said last.
 
@@ -347,6 +358,7 @@ Event = (
     | MemoryShort
     | SizesHeld
     | ClaimsSwitched
+    | ProbingStarted
     | LinksMeasured
     | SharesPlanned
     | ExchangeMeasured

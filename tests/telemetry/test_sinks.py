@@ -148,7 +148,7 @@ def test_the_line_does_not_hide_a_loss():
         ),
         (
             SharesPlanned(9, 2, None, 2.0, 2.0, "plain all-reduce: why"),
-            "step 9: from now on, gradients are summed by plain all-reduce (plain all-reduce: why)",
+            "step 9: from now on, gradients are summed by plain all-reduce: why",
         ),
         (
             SharesPlanned(5, 1, (65536,) * 8 + (32768,) * 16, 1.5, 2.0, "shares"),

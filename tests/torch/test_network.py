@@ -14,7 +14,16 @@ from evenstep.torch import Balancer, Network
 from evenstep.torch._exchange._shares import Seen
 
 from .exchanges import pairs, reports_of
-from .networks import NUM_STEPS, DrawnShares, bereft, named, refused, trained, trained_twice
+from .networks import (
+    NUM_STEPS,
+    DrawnShares,
+    bereft,
+    bereft_in_probing,
+    named,
+    refused,
+    trained,
+    trained_twice,
+)
 
 SIZES = 2, 5, 8
 
@@ -75,6 +84,16 @@ def test_two_workers_are_told_that_shares_bring_nothing():
 def test_a_worker_that_is_gone_in_the_exchange_is_named(number, answers):
     """On the others, in the middle of their backward; a stopped one after the deadline."""
     found = run_workers(3, bereft, number, timeout_s=40, check=False, stop_after=answers)
+
+    assert "Rank 2" in found[0]
+    assert "Rank 2" in found[1]
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(("number", "answers"), [(signal.SIGKILL, 3), (signal.SIGSTOP, 2)])
+def test_a_worker_that_is_gone_in_the_probes_is_named(number, answers):
+    """Before the first step, as in any; nobody waits for its bytes for ever."""
+    found = run_workers(3, bereft_in_probing, number, timeout_s=40, check=False, stop_after=answers)
 
     assert "Rank 2" in found[0]
     assert "Rank 2" in found[1]

@@ -105,7 +105,7 @@ class SharePlanner:
         self._sounding = False  # the plan in force is the last one, but for one server's part
         self._num_lost = 0
         self._looking = False  # the plan in force is only there to show the links
-        self._told: Links | None = None
+        self._told = links
         self._belief = None if links is None else tracker.begin(links)
         if links is not None:
             ring_s(aggregation, links)  # refuses those of other ranks before the first step

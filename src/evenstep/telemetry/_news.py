@@ -7,6 +7,7 @@ from ..events import (
     Event,
     MemoryCapped,
     MemoryShort,
+    ProbingStarted,
     SharesPlanned,
     SizesHeld,
     WorkerDropped,
@@ -29,7 +30,12 @@ def news(event: Event) -> str:
         case WorkerUnhelpful() | WorkerDropped() | WorkerKept():
             return f"step {event.step}: rank {event.rank} {_of_worker(event)}"
         case SharesPlanned():
-            return f"step {event.step}: from now on, {_shares(event)} ({event.reason})"
+            return f"step {event.step}: from now on, {_shares(event)}"
+        case ProbingStarted():
+            return (
+                f"sends test bytes in {event.num_rounds} rounds to learn what links carry, before "
+                f"the first step: some seconds on slow links"
+            )
         case _:
             return ""
 
@@ -68,11 +74,12 @@ def _of_worker(event: WorkerUnhelpful | WorkerDropped | WorkerKept) -> str:
 
 
 def _shares(event: SharesPlanned) -> str:
-    """Return who sums the gradients from now on, as a sentence."""
+    """Return who sums the gradients from now on and why, as a sentence."""
     if event.parts is None:
-        return "gradients are summed by plain all-reduce"
+        return f"gradients are summed by {event.reason}"  # which begins with how
     whole = sum(event.parts)
     shares = [f"{100 * part / whole:.0f}" for part in event.parts]
     if len(shares) > 16:
-        return f"{sum(part > 0 for part in event.parts)} ranks sum shares of the gradients"
-    return f"each rank sums its share of the gradients, {' '.join(shares)} %"
+        number = sum(part > 0 for part in event.parts)
+        return f"{number} ranks sum shares of the gradients ({event.reason})"
+    return f"each rank sums its share of the gradients, {' '.join(shares)} % ({event.reason})"

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ..control import Bounds, Job, Plan
-from ..exceptions import WorkerLostError, invalid
+from ..exceptions import invalid
 from ..policies import AbstractPolicy, Equal, Fixed
 from ..timemodels import ClusterProfile
 from ._arguments import (
@@ -49,7 +49,7 @@ from ._model._models import (
     with_ddp,
 )
 from ._model._prepared import PreparedModels
-from ._model._running_stats import average_running_stats
+from ._model._running_stats import RunningStats
 from ._model._units import Unit, counter_of
 from ._model._weighting import Backward, scale
 from ._model._wrapping import Wrapping
@@ -58,8 +58,6 @@ from ._options import Runtime
 from ._profile._profiler import Profiler, Request
 from ._reduce._reduction import Reduction
 from ._run import Run, RunSettings
-
-_VERDICT_S = 2.0
 
 
 class Balancer:
@@ -141,7 +139,7 @@ class Balancer:
         self._backward = Backward(*ends, first_order=True)
         self._loss_backward = Backward(*ends, first_order=False)
         self._closed = False
-        self._num_averaged = 0  # samples of this rank that `average_buffers` has dealt with
+        self._stats = RunningStats()
 
     def prepare(
         self, *parts: Any, weighting: Weighting = "output", stream: StreamKind | None = None
@@ -314,11 +312,7 @@ class Balancer:
         if self._side.world_size == 1:
             return
         self._link.report_now()
-        seen, newest = self._link.num_samples_seen
-        for broadcast, count in ((True, newest), (False, seen - self._num_averaged)):
-            modules = [m.module for m in self._models if m.broadcasts_buffers == broadcast]
-            average_running_stats(modules, count, self._side.sum)
-        self._num_averaged = seen
+        self._stats.average(self._models, *self._link.num_samples_seen, self._side.sum)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -382,24 +376,14 @@ class Balancer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        lost = self._behind(error)
+        lost = self._link.loss_behind(error)
         self.close()
         if lost is not None and lost is not error:
             raise lost from error
 
-    def _behind(self, error: BaseException | None) -> WorkerLostError | None:
-        """Return the loss of a worker that is behind a collective's error, if that is one.
-
-        A peer that dies in the middle of a collective breaks it for the others, with an error
-        that names a port. Who it was is known a moment later.
-        """
-        if not isinstance(error, RuntimeError) or isinstance(error, WorkerLostError):
-            return None
-        return self._link.verdict(within_s=_VERDICT_S)
-
     def _say_goodbye(self) -> None:
         """Close at the end of a script that never did; if a collective broke, say who broke it."""
-        self._behind(getattr(sys, "last_value", None))  # the exchange logs what it learns
+        self._link.loss_behind(getattr(sys, "last_value", None))  # the exchange logs what it learns
         self.close()
 
     def _check_open(self) -> None:

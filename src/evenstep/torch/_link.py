@@ -13,6 +13,8 @@ from ._clock import StepMeter
 from ._model._weighting import Weight
 from ._run import Run
 
+_VERDICT_S = 2.0
+
 
 class OpenRun(Protocol):
     """Opens the run."""
@@ -212,9 +214,15 @@ class RunLink:
             )
         self._estimates = estimates
 
-    def verdict(self, *, within_s: float) -> WorkerLostError | None:
-        """Return the loss of a worker, if one becomes known in time."""
-        return None if self._run is None else self._run.exchange.verdict(within_s=within_s)
+    def loss_behind(self, error: BaseException | None) -> WorkerLostError | None:
+        """Return the loss of a worker that is behind a collective's error, if that is one.
+
+        A peer that dies in the middle of a collective breaks it for the others, with an error
+        that names a port. Who it was is known a moment later.
+        """
+        if not isinstance(error, RuntimeError) or isinstance(error, WorkerLostError):
+            return None
+        return None if self._run is None else self._run.exchange.verdict(within_s=_VERDICT_S)
 
     def close(self) -> None:
         """Close the run, if it is open, for good."""

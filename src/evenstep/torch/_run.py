@@ -129,12 +129,12 @@ class Run:
             peers=peers,
             shares=self._follower(settings.reduction),
         )
-        if settings.reduction is not None:
-            settings.reduction.probe(side.collect)
         for outlet in self._outlets:
             outlet.start()
         self.exchange.start()
         side.watch_by(self.exchange)
+        if settings.reduction is not None:  # heartbeats know by now who is lost in it
+            settings.reduction.probe(side.collect, self._emit)
         if self._is_first:
             self._lead(planner, settings, facts)
 
@@ -170,7 +170,7 @@ class Run:
     def _follower(self, reduction: Reduction | None) -> ShareFollower | None:
         if reduction is None:
             return None
-        self.exchange.on_loss = reduction.reducer.lose
+        self.exchange.on_loss = reduction.reducer.fail
         return reduction.follower(self.exchange.shares)
 
     def _dropping(

@@ -141,7 +141,7 @@ def test_a_loss_that_others_found_ends_all_waits():
             reducer.adopt(Split.of(np.full(3, 1 / 3)))
             reducer.reduce(torch.ones(3000))  # for which rank 2 has nothing
             if rank == 0:
-                reducer.lose(found)
+                reducer.fail(found)
             with pytest.raises(WorkerLostError) as error:
                 reducer.settle()
             return [error.value]

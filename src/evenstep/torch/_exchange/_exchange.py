@@ -93,7 +93,7 @@ class Exchange:
         self._left: dict[int, int] = {}
         self._listeners: list[Callable[[Plan], None]] = []
         self._error: WorkerLostError | None = None
-        self.on_loss: Callable[[WorkerLostError], None] = lambda error: None  # told of it at once
+        self.on_loss: Callable[[WorkerLostError], object] = lambda error: None  # told of it at once
         self._error_s = 0.0
         self._collective_s: float | None = None  # since when the training thread is in one
         self._first_step: int | None = None

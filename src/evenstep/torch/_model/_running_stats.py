@@ -8,11 +8,42 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from ._models import BalancedModel
+
+Total = Callable[[torch.Tensor], torch.Tensor]
+
+
+class RunningStats:
+    """Knows which samples the running statistics of a run's models stand for."""
+
+    def __init__(self) -> None:
+        self._num_averaged = 0  # samples of this rank that were dealt with
+
+    def average(
+        self, models: Iterable[BalancedModel], seen: int, newest: int, total: Total
+    ) -> None:
+        """Give every rank the same, weighted by the samples that each rank's stand for.
+
+        Those since the last call where each rank keeps its own; those of the newest step where
+        DDP hands rank 0's to all at each forward.
+
+        Args:
+            models: those of the run.
+            seen: samples that this rank trained on.
+            newest: those of its newest step.
+            total: returns the sum over ranks of a double-precision CPU tensor.
+        """
+        models = tuple(models)
+        for broadcast, count in ((True, newest), (False, seen - self._num_averaged)):
+            modules = [m.module for m in models if m.broadcasts_buffers == broadcast]
+            average_running_stats(modules, count, total)
+        self._num_averaged = seen
+
 
 def average_running_stats(
     modules: Iterable[nn.Module],
     count: float,
-    total: Callable[[torch.Tensor], torch.Tensor],
+    total: Total,
 ) -> None:
     """Replace running means and variances by their mean over ranks, weighted by ``count``.
 

@@ -14,7 +14,7 @@ import torch
 from .._reduce._blame import Blame
 from .._reduce._buffers import Buffers
 from .._reduce._patience import Patience
-from .._reduce._timings import Traffic
+from .._reduce._traffic import Traffic
 from .._reduce._transport import AbstractTransport, PeerFailed, Pending
 
 _FIRST_TAG = 2  # notices of losses have 1

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from ...exceptions import invalid
 from ...sharding import Split
-from .._reduce._timings import Traffic
+from .._reduce._traffic import Traffic
 from ._agreement import Act, Stamp, act_number, agree, digest, settings_of
 from ._carrier import Carrier, Parcel
 from ._joining import join, ranks_of

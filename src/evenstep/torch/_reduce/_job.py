@@ -56,13 +56,11 @@ class Receipt:
         peer: who sends it.
         pending: the operation.
         num_bytes: its size.
-        asked_s: when it was asked for.
     """
 
     peer: int
     pending: Pending
     num_bytes: int
-    asked_s: float
 
 
 @dataclass(slots=True, eq=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypeVar, final
 
 import torch
@@ -12,7 +12,7 @@ from ._job import Flight, Job, Receipt
 from ._patience import Patience
 from ._staging import Staging
 from ._sums import accumulator, mean_in_order
-from ._timings import Ledger
+from ._traffic import Ledger
 from ._transport import AbstractTransport
 
 _T = TypeVar("_T")
@@ -40,7 +40,6 @@ class Pipeline:
         device: where sums are made.
         patience: waits, and knows how long.
         ledger: takes notes.
-        clock: monotonic seconds.
     """
 
     def __init__(
@@ -51,7 +50,6 @@ class Pipeline:
         device: torch.device,
         patience: Patience,
         ledger: Ledger,
-        clock: Callable[[], float],
     ) -> None:
         self._transport = transport
         self._rank = transport.rank
@@ -59,7 +57,6 @@ class Pipeline:
         self._device = device
         self._patience = patience
         self._ledger = ledger
-        self._clock = clock
         self.buffers = Buffers()
         self._staging = Staging(self.buffers, on_host=transport.on_host)
         self._pushed: Flight | None = None
@@ -149,7 +146,7 @@ class Pipeline:
             check.check()
         flight.job.checks.clear()
         for receipt in _turned(flight.pushes, flight.number):
-            self._await(flight, receipt, pull=False)
+            self._await(receipt, pull=False)
         if not flight.terms:
             return
         wire = flight.job.wire
@@ -169,7 +166,7 @@ class Pipeline:
 
     def _finish(self, flight: Flight) -> None:
         for receipt in _turned(flight.pulls, flight.number):
-            self._await(flight, receipt, pull=True)
+            self._await(receipt, pull=True)
         for peer, pending in flight.sends:
             self._patience.wait(pending, peer)
         gradients = flight.job.gradients
@@ -196,25 +193,16 @@ class Pipeline:
 
     def _receive(self, flight: Flight, peer: int, part: torch.Tensor, *, pull: bool) -> Receipt:
         pending = self._transport.receive(part, peer, chunk_tag(flight, pull=pull))
-        return Receipt(peer, pending, part.nbytes, self._clock())
+        return Receipt(peer, pending, part.nbytes)
 
     def _send(self, flight: Flight, peer: int, part: torch.Tensor, *, pull: bool) -> None:
         pending = self._transport.send(part, peer, chunk_tag(flight, pull=pull))
         flight.sends.append((peer, pending))
         self._ledger.sent(part.nbytes)
 
-    def _await(self, flight: Flight, receipt: Receipt, *, pull: bool) -> None:
-        waits_s = self._clock()
+    def _await(self, receipt: Receipt, *, pull: bool) -> None:
         self._patience.wait(receipt.pending, receipt.peer, part=1.0 if pull else _PUSH_PART)
-        self._ledger.received(
-            receipt.peer,
-            flight.number,
-            receipt.num_bytes,
-            pull=pull,
-            asked_s=receipt.asked_s,
-            waits_s=waits_s,
-            end_s=self._clock(),
-        )
+        self._ledger.received(receipt.num_bytes)
 
 
 def chunk_tag(flight: Flight, *, pull: bool) -> int:

@@ -11,7 +11,7 @@ import torch
 
 from ...control import ProbeRound, Probes, links_from_probes
 from ...sharding import Links
-from ._transport import AbstractTransport
+from ._transport import AbstractTransport, PeerFailed, Pending
 
 _TAG = 1 << 29
 PROBES = Probes(least_s=0.1, most_bytes=1 << 24)
@@ -34,6 +34,10 @@ def probe_links(
         collect: returns everybody's object on every rank, by rank.
         probes: which transfers, and how long.
         clock: monotonic seconds.
+
+    Raises:
+        PeerFailed: a rank is gone, or the transport was broken off. Nothing here looks at the
+            time: who watches the ranks breaks it off.
     """
     done: list[tuple[ProbeRound, list[float]]] = []
     num_bytes, tag = probes.first_bytes, _TAG
@@ -63,14 +67,21 @@ def _transfer(
     for way, (sender, receiver) in enumerate(probe.ways):
         if receiver == transport.rank:
             buffer = torch.empty_like(payload)
-            receipts.append((way, transport.receive(buffer, sender, tag + way), buffer))
+            receipts.append((way, sender, transport.receive(buffer, sender, tag + way)))
     for way, (sender, receiver) in enumerate(probe.ways):
         if sender == transport.rank:
-            sends.append(transport.send(payload, receiver, tag + way))
+            sends.append((receiver, transport.send(payload, receiver, tag + way)))
     transport.launch()
-    for way, pending, _ in receipts:
-        pending.wait()
+    for way, sender, pending in receipts:
+        _wait(pending, sender)
         seconds[way] = max(clock() - began_s, 1e-6)
-    for pending in sends:
-        pending.wait()
+    for receiver, pending in sends:
+        _wait(pending, receiver)
     return seconds
+
+
+def _wait(pending: Pending, peer: int) -> None:
+    try:
+        pending.wait()
+    except RuntimeError as error:
+        raise PeerFailed(peer, str(error)) from error

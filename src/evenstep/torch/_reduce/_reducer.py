@@ -13,7 +13,7 @@ from typing import Self, final
 
 import torch
 
-from ...exceptions import WorkerLostError, invalid
+from ...exceptions import invalid
 from ...sharding import Split
 from ._blame import Blame, Verdict
 from ._issuer import Issuer
@@ -23,7 +23,7 @@ from ._patience import Patience
 from ._pipeline import Pipeline
 from ._roll_call import RollCall
 from ._sums import WireFormat
-from ._timings import ChunkTiming, Ledger, Traffic
+from ._traffic import Ledger, Traffic
 from ._transport import AbstractTransport, PeerFailed
 
 _STOP_S = 5.0  # at the close, for a server that takes no more orders
@@ -98,7 +98,6 @@ class ShardedReducer:
             device=torch.device("cpu") if transport.on_host else device,
             patience=self._patience,
             ledger=self._ledger,
-            clock=clock,
         )
         self._issuer = Issuer(
             pipeline, in_order=transport.in_order, prepare=self._prepare, blame=self._blame.on
@@ -130,10 +129,6 @@ class ShardedReducer:
     def traffic(self) -> Traffic:
         """What went over this rank's links so far; plain all-reduce is not counted."""
         return self._ledger.traffic
-
-    def take_timings(self) -> list[ChunkTiming]:
-        """Return how long the chunks received since the last call took, the newest of them."""
-        return self._ledger.take()
 
     def start(self) -> None:
         """Start the threads. May be called again."""
@@ -245,9 +240,13 @@ class ShardedReducer:
             self._changed.wait_for(lambda: not self._num_untold)
         self._blame.check()
 
-    def lose(self, error: WorkerLostError) -> None:
-        """Make every wait on all ranks end at once, here with ``error``: heartbeats know more."""
-        self._blame.on(error)
+    def fail(self, error: BaseException) -> BaseException:
+        """Make every wait on all ranks end at once; return the error to raise for it.
+
+        That is ``error``, unless something came before. For who hears of a loss elsewhere, such as
+        from heartbeats, or uses the transport besides.
+        """
+        return self._blame.on(error)
 
     def serve(self) -> None:
         """On a rank without data: sum what the workers push until their training ends.

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ...control import SharePlanner
+from ...events import Hook, LinksMeasured, ProbingStarted
 from ...exceptions import invalid
 from ...sharding import Aggregation, Links
 from .._exchange._shares import Shares
@@ -18,9 +19,10 @@ from .._network import Network
 from ._follower import ShareFollower
 from ._gloo import GlooTransport
 from ._hook import BucketState, shard_gradients
-from ._probe import probe_links
+from ._probe import PROBES, probe_links
 from ._reducer import ShardedReducer
 from ._sums import WireFormat
+from ._transport import PeerFailed
 from ._watched import WatchedTransport
 
 
@@ -65,14 +67,28 @@ class Reduction:
         self._hooks.append(shard_gradients(ddp, self.reducer))
         self._ddps.append(ddp)
 
-    def probe(self, collect: Callable[[Any], list[Any]]) -> None:
+    def probe(self, collect: Callable[[Any], list[Any]], emit: Hook) -> None:
         """Measure the links, where shares may be worth it. Collective, before the first step.
 
         Args:
             collect: returns everybody's object on every rank, by rank.
+            emit: takes events.
+
+        Raises:
+            WorkerLostError: a rank was lost meanwhile.
         """
-        if self._network.probe and self._group.size() > 2:
+        if not (self._network.probe and self._group.size() > 2):
+            return
+        emit(ProbingStarted(len(PROBES.rounds(self._group.size()))))
+        try:
             self._links = probe_links(self._plain, collect)
+        except PeerFailed as error:  # heartbeats may have broken off the transport, and know why
+            raise self.reducer.fail(error) from error
+        up, down = (
+            tuple(map(float, each))
+            for each in (self._links.up_bytes_per_s, self._links.down_bytes_per_s)
+        )
+        emit(LinksMeasured(-1, up, down))
 
     def planner(self) -> SharePlanner:
         """Return what plans the shares, on rank 0."""
