@@ -1,8 +1,10 @@
-"""Who follows links that change, who does not, and who knows them, in turns."""
+"""Who follows links that change, who does not, and who knows them, each by itself in turns."""
 
 from __future__ import annotations
 
 import abc
+import time
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any, final
 
@@ -82,8 +84,39 @@ class Following(Contestant):
         self._step += 1
 
 
+@dataclass(frozen=True, slots=True)
+class Timetable:
+    """Whose turn it is: everybody has each draw of the links for as long, one after the other.
+
+    To each of them, links change as often as it has had that long of one draw. Who is first
+    changes from draw to draw.
+
+    Attributes:
+        names: of the contestants.
+        lead_s: before the first turn, for processes to begin.
+        turn_s: of each contestant, of each draw.
+        num_draws: after which it ends.
+    """
+
+    names: tuple[str, ...]
+    lead_s: float
+    turn_s: float
+    num_draws: int
+
+    def at(self, at_s: float) -> tuple[int, str] | None:
+        """Return the number of the draw and whose turn it is; None at the end."""
+        turn = max(int((at_s - self.lead_s) / self.turn_s), 0)
+        draw, place = divmod(turn, len(self.names))
+        if draw >= self.num_draws:
+            return None
+        return draw, self.names[(place + draw) % len(self.names)]
+
+
+NAMES = ("knowing", "optimal", "proportional", "equal", "static")
+
+
 def follow(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the seconds of every exchange of every contestant, and when it began."""
+    """Return every exchange of every contestant that ended within its turn, in order."""
     num_elements, chunks = settings["num_elements"], settings["num_chunks"]
     arena = Arena(settings["num_workers"], num_elements)
     works = np.arange(arena.world_size) < settings["num_workers"]
@@ -97,40 +130,39 @@ def follow(settings: dict[str, Any]) -> dict[str, Any]:
     trace, began_s = settings["trace"], settings["began_s"]
     if arena.rank == 0:  # the solver is loaded before anybody is timed
         optimal_shares(aggregation, Links(np.linspace(1e6, 9e6, arena.world_size)))
-    contestants: dict[str, Contestant] = {}
-    rounds: list[dict[str, Any]] = []
-    while shared(monotonic() - began_s < settings["seconds"]):
-        links = _links(trace, monotonic() - began_s)
-        if not contestants:
-            contestants = {
-                "knowing": Knowing(aggregation),
-                "optimal": Following(OptimalShares(), aggregation),
-                "proportional": Following(ProportionalShares(), aggregation),
-                "equal": Steady(equal_shares(aggregation)),
-                "static": Steady(optimal_shares(aggregation, links)),
-            }
-        names, now = list(contestants), {}
-        for place in range(len(names)):
-            name = names[(place + len(rounds)) % len(names)]
-            at_s = monotonic() - began_s
-            links = _links(trace, at_s)
-            parts = shared(contestants[name].parts(links))
-            taken = arena.exchange(parts, chunks)
-            if taken is None:
-                continue
-            contestants[name].heard(taken)
-            bound_s = lower_bound_s(without_end, links)
-            now[name] = {
-                "at_s": at_s,
+    contestants: dict[str, Contestant] = {
+        "knowing": Knowing(aggregation),
+        "optimal": Following(OptimalShares(), aggregation),
+        "proportional": Following(ProportionalShares(), aggregation),
+        "equal": Steady(equal_shares(aggregation)),
+        "static": Steady(optimal_shares(aggregation, _links(trace, 0.0))),
+    }
+    table = Timetable(NAMES, settings["lead_s"], settings["turn_s"], settings["num_draws"])
+    time.sleep(max(began_s + table.lead_s - monotonic(), 0.0))
+    exchanges: list[dict[str, Any]] = []
+    while (turn := shared(table.at(at_s := monotonic() - began_s))) is not None:
+        draw, name = turn
+        links = _links(trace, at_s)
+        parts = shared(contestants[name].parts(links))
+        taken = arena.exchange(parts, chunks)
+        if taken is None:
+            continue
+        contestants[name].heard(taken)
+        if table.at(monotonic() - began_s) != (draw, name):
+            continue  # somebody else's turn has come, and perhaps other links
+        exchanges.append(
+            {
+                "name": name,
+                "draw": draw,
                 "seconds": taken.seconds,
-                "bound_s": bound_s,
+                "bound_s": lower_bound_s(without_end, links),
                 "parts": parts,
                 "exact": taken.exact,
                 "apart": taken.apart,
             }
-        rounds.append(now)
+        )
     arena.close()
-    return {"rounds": rounds}
+    return {"exchanges": exchanges}
 
 
 def _links(trace: list[tuple[float, list[float]]], at_s: float) -> Links:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks._common import Row, main, progress
-from benchmarks._network_changing import changing
+from benchmarks._network_changing import NUM_SERVERS, changing
 from benchmarks._network_lab import in_lab
 from evenstep.lab import Host, Lab, LabUnavailable
 from evenstep.sharding import (
@@ -260,10 +260,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=9, help="interleaved rounds of fixed links")
     parser.add_argument("--only", default=PARTS, help="which rows, with commas")
     parser.add_argument("--seeds", type=int, default=5, help="of links that change")
-    parser.add_argument("--every-s", type=float, default=40.0, help="seconds between redraws")
-    parser.add_argument(
-        "--redraws", type=int, default=2, help="of each seed, the first rates included"
-    )
+    parser.add_argument("--every-s", type=float, default=20.0, help="each has of a draw of links")
+    parser.add_argument("--redraws", type=int, default=3, help="of each seed, the first included")
+    parser.add_argument("--kind", choices=NUM_SERVERS, help="of links that change, one of both")
 
 
 if __name__ == "__main__":

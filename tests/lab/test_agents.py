@@ -122,6 +122,15 @@ def test_an_interrupt_leaves_no_agent():
     assert threading.active_count() == threads
 
 
+@pytest.fixture
+def interruptible():
+    """Python's own handler of Ctrl-C, which a process in the background begins without."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_signals_wait_for_what_must_not_be_left_half_done():
     """Raised at the end, and once; handlers are as they were. One without a handler is not kept."""
     done, before = [], signal.getsignal(signal.SIGINT)
