@@ -15,7 +15,7 @@ from benchmarks._network_lab import in_lab
 from evenstep.lab import Trace, drawn_trace
 
 NUM_WORKERS = 4
-NUM_SERVERS = {"collocated": 0, "dedicated": 2}
+NUM_SERVERS = {"collocated": 0, "dedicated": 3}
 NUM_ELEMENTS = 500_000  # 2 MB in 8 chunks: each several times a burst, and still many exchanges
 NUM_CHUNKS = 8
 LEAD_S = 10.0  # for processes to begin

@@ -22,6 +22,7 @@ from evenstep.sharding import (
     equal_shares,
     lower_bound_s,
     optimal_shares,
+    plan_shares,
 )
 
 GOODPUT = 1448 / 1514  # bytes of a stream over those of its frames
@@ -55,13 +56,15 @@ class Steady(Contestant):
 
 @final
 class Knowing(Contestant):
-    """The best shares for the links as they are at this moment."""
+    """The best for the links as they are at this moment, all-reduce included."""
 
     def __init__(self, aggregation: Aggregation) -> None:
         self._aggregation = aggregation
 
-    def parts(self, links: Links) -> tuple[int, ...]:
-        return Split.of(optimal_shares(self._aggregation, links)).parts
+    def parts(self, links: Links) -> tuple[int, ...] | None:
+        shares = optimal_shares(self._aggregation, links)
+        plan = plan_shares(self._aggregation, links, shares=shares, margin=0.0)
+        return None if plan.falls_back else Split.of(shares).parts
 
     def heard(self, taken: Taken) -> None:
         pass

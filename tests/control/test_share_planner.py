@@ -230,6 +230,28 @@ def test_events_are_json_and_the_last_links_are_told():
     assert all(json.loads(json.dumps(to_record(event))) for event in found.events)
 
 
+def test_all_reduce_is_tried_where_servers_hide_what_workers_could():
+    """Servers became slow and workers fast, which shares do not show; found within 10 steps."""
+    aggregation = dedicated()
+    fast, slow = mbit(*[100] * 4, *[155] * 4), mbit(*[400] * 4, *[25] * 4)
+    found = follow_links(OPTIMAL, aggregation, [fast] * 130 + [slow] * 110, noise=0.05)
+    looks = [event.step for event in planned(found) if "a look at what" in event.reason]
+
+    assert len(looks) == 2
+    assert 100 <= looks[0] <= 110
+    assert found.plans[129].parts is not None
+    assert found.plans[-1].parts is None
+    assert max(found.exchange_s[-5:]) == pytest.approx(ring_s(aggregation, slow))
+
+
+def test_all_reduce_is_not_tried_where_it_cannot_win():
+    """Among servers that all work, the slowest link limits both, and what it carries is known."""
+    for links in (mbit(200, 200, 200, 50), mbit(155, 110, 80, 60)):
+        found = follow_links(OPTIMAL, collocated(), [links] * 120, noise=0.1)
+
+        assert sum(plan.parts is None for plan in found.plans) == 2
+
+
 @pytest.mark.parametrize("setting", [{"margin": -1}, {"margin": np.nan}, {"least_steps": 0}])
 def test_settings_out_of_range_are_refused(setting):
     """By name; so are links of other ranks."""

@@ -39,6 +39,11 @@ class LinkBelief:
     num_down: FloatArray
     noise: float
 
+    @property
+    def changed(self) -> bool:
+        """Whether some link was found to have changed in the newest exchange."""
+        return bool(min(self.num_up.min(), self.num_down.min()) <= 1)
+
 
 @final
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from ..sharding import (
     ring_s,
 )
 from ._link_tracker import LinkTracker
-from ._share_trust import Looks, Trust
+from ._share_trust import Looks, PlainLooks, Trust
 from ._shares import ShareOutcome, SharesInForce
 from ._transfers import Exchange, Transfers
 
@@ -58,6 +58,8 @@ class SharePlanner:
       all-reduce was, ends shares until the next look.
     - A link shows no more than it is asked for. So one exchange of 25 gives one server 1.4 times
       its part, in turns, to see whether its link carries that.
+    - Shares over servers without data tell little of what the workers' links carry. So one exchange
+      tries all-reduce, some steps after links changed.
     - All-reduce tells nothing of links. So while it is in force one exchange is made by shares from
       time to time, to look: when all-reduce takes another time than it did, and after 100, then
       200, ... and at most 1600 steps. Its sums are right as all others; it may take 15 % longer.
@@ -99,7 +101,7 @@ class SharePlanner:
         self._margin, self._least_steps = margin, least_steps
         self._state = policy.init(aggregation).state
         self._trust = Trust()
-        self._looks = Looks()
+        self._looks, self._plain_looks = Looks(), PlainLooks()
         self._num_seen = 0
         self._num_shared = 0
         self._sounding = False  # the plan in force is the last one, but for one server's part
@@ -109,8 +111,8 @@ class SharePlanner:
         self._belief = None if links is None else tracker.begin(links)
         if links is not None:
             ring_s(aggregation, links)  # refuses those of other ranks before the first step
-        helped = aggregation.num_workers < aggregation.world_size
-        self._useful = aggregation.num_workers > (1 if helped else 2)
+        self._helped = aggregation.num_workers < aggregation.world_size
+        self._useful = aggregation.num_workers > (1 if self._helped else 2)
         reason = "plain all-reduce: to measure what shares have to beat"
         if not self._useful:
             reason = "plain all-reduce: no shares are faster among so few workers"
@@ -167,6 +169,8 @@ class SharePlanner:
     def _follow(self, transfers: Transfers) -> None:
         if self._belief is not None:
             self._belief = self._tracker.update(self._belief, transfers)
+            if self._belief.changed:
+                self._plain_looks.changed()
         elif transfers.seen(self._tracker.least_bytes).any():
             self._belief = self._tracker.first(transfers)
 
@@ -189,19 +193,26 @@ class SharePlanner:
         """Return the plan that follows, if it is another one."""
         links = self.links
         if self.plan.parts is None:
+            if links is not None and self._looking:
+                self._plain_looks.done()
+                return self._plan_anew(links, next_step, min(STAYS, self._margin))
             if links is not None and self.plan.epoch == 0 and self._num_seen == NUM_PLAIN:
-                return self._plan_anew(links, next_step)
+                return self._plan_anew(links, next_step, self._margin)
             due = self._looks.due(exchange.exchange_s)
             return [] if due is None else self._look(next_step, due)
         if links is None:  # too few bytes to tell anything
             return []
         if self._looking:
-            return self._plan_anew(links, next_step)
+            return self._plan_anew(links, next_step, self._margin)
         if complaint := self._trust.complaint(ring_s(self._aggregation, links)):
             return self._fall_back(next_step, links, complaint)
         if next_step < self.plan.first_step + self._least_steps:
             return []
-        return self._plan_again(links, next_step) or self._sound(links, next_step)
+        return (
+            self._plan_again(links, next_step)
+            or self._try_plain(next_step)
+            or self._sound(links, next_step)
+        )
 
     def _look(self, next_step: int, reason: str) -> list[Event]:
         """Have an exchange by equal shares, which shows the links."""
@@ -211,6 +222,14 @@ class SharePlanner:
         if self.links is not None:
             predicted_s = exchange_s(self._aggregation, self.links, shares=shares)
         return self._adopt(next_step, shares, predicted_s, reason, looking=True)
+
+    def _try_plain(self, next_step: int) -> list[Event]:
+        """Have one plain all-reduce, where it might be faster by now than anybody can know."""
+        if not (self._helped and self._plain_looks.due()):
+            return []
+        self._trust.forget_plain()
+        reason = "plain all-reduce: a look at what it takes by now"
+        return self._adopt(next_step, None, None, reason, looking=True)
 
     def _sound(self, links: Links, next_step: int) -> list[Event]:
         """Give one server more than its part for one exchange, in turns.
@@ -233,11 +252,11 @@ class SharePlanner:
         self._sounding = True
         return events
 
-    def _plan_anew(self, links: Links, next_step: int) -> list[Event]:
+    def _plan_anew(self, links: Links, next_step: int, margin: float) -> list[Event]:
         """Decide between all-reduce and shares, with the links just looked at."""
         self._trust.compare_plain(ring_s(self._aggregation, links))
         decision = self._policy.update(self._aggregation, links, self._state)
-        plan, wins, reason = self._judged(decision.shares, links, self._margin)
+        plan, wins, reason = self._judged(decision.shares, links, margin)
         if not wins:
             return self._fall_back(next_step, links, reason)
         self._looks.done(None, changed=True)

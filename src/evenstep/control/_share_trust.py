@@ -11,6 +11,7 @@ FAILS_AT = 1.35
 """A prediction fails that the exchange takes so many times as long, five times in a row."""
 
 FIRST_WAIT, LONGEST_WAIT = 100, 1600
+SETTLED = 4  # exchanges since links changed after which all-reduce may be tried
 OTHER_TIME = 1.2  # an all-reduce that takes longer by this factor, or shorter, has other links
 
 
@@ -35,6 +36,10 @@ class Trust:
         """Take in an exchange by shares, and what it takes by the model."""
         self._shares_s.append(seconds)
         self._ratios.append(seconds / predicted_s)
+
+    def forget_plain(self) -> None:
+        """Leave out plain all-reduces so far: links have changed."""
+        self._plain_s.clear()
 
     def compare_plain(self, ring_s: float) -> None:
         """Compare the last all-reduces with the ring on the links as they are known just now."""
@@ -118,3 +123,36 @@ class Looks:
         self._wait = FIRST_WAIT if changed else min(2 * self._wait, LONGEST_WAIT)
         self._since, self._usual_s = 0, plain_s
         self._recent.clear()
+
+
+class PlainLooks:
+    """Says when a plain all-reduce is due, to see what it takes by now.
+
+    Shares over servers without data show of a worker's link no more than those servers take from
+    it, and all-reduce among the workers may be much faster than anybody knows. So one exchange in
+    100 and fewer finds out: some steps after links changed; while they do not, after 100, then 200,
+    ... and at most 1600. Where all servers work, the slowest link limits both, and there is nothing
+    to find out.
+    """
+
+    def __init__(self) -> None:
+        self._wait, self._since = FIRST_WAIT, 0
+        self._since_change: int | None = None
+
+    def changed(self) -> None:
+        """Note that links have changed."""
+        self._since_change = 0
+
+    def due(self) -> bool:
+        """Return whether one is due, after an exchange by shares."""
+        self._since += 1
+        if self._since_change is not None:
+            self._since_change += 1
+            return self._since_change >= SETTLED and self._since >= FIRST_WAIT
+        return self._since >= self._wait
+
+    def done(self) -> None:
+        """Note that it was made."""
+        again = self._since_change is None
+        self._wait = min(2 * self._wait, LONGEST_WAIT) if again else FIRST_WAIT
+        self._since, self._since_change = 0, None

@@ -16,9 +16,11 @@ INTERFACE = "eth0"
 
 _SWITCH = "switch"
 _MTU = 1500
-# Below 64 KiB the bucket empties between two timers of a busy machine; above a millisecond's worth,
-# rates past 500 Mbit/s are kept too.
-_LEAST_BURST_BYTES, _BURST_S = 65536, 0.001
+# A line has no burst; with less than this time's worth the bucket empties between two timers of a
+# busy machine. From 64 KiB on, a millisecond's worth is enough, so that slow links are no more
+# bursty than fast ones.
+_BURST_S, _FAST_BURST_BYTES, _FAST_BURST_S = 0.0026, 65536, 0.001
+_LEAST_BURST_BYTES = 8192
 _QUEUE = "40ms"
 _ROOT, _SHAPER, _DELAY = 0xFFFFFFFF, 0x00100000, 0x00010000
 _OFFLOADS = (
@@ -132,11 +134,17 @@ def set_rate(
         if mbit is None:
             route.tc("del", index=index, parent=parent)
             return
-        burst = max(_LEAST_BURST_BYTES, round(mbit * 1e6 / 8 * _BURST_S))
-        shape = {"rate": f"{round(mbit * 1e6)}bit", "burst": burst, "latency": _QUEUE}
+        shape = {"rate": f"{round(mbit * 1e6)}bit", "burst": _burst(mbit), "latency": _QUEUE}
         route.tc("replace", "tbf", index, _SHAPER, parent=parent, **shape)
 
     _on(namespace, interface, change)
+
+
+def _burst(mbit: float) -> int:
+    """Return the bytes of a bucket."""
+    rate = mbit * 1e6 / 8
+    usual = min(round(rate * _BURST_S), _FAST_BURST_BYTES)
+    return max(usual, round(rate * _FAST_BURST_S), _LEAST_BURST_BYTES)
 
 
 def traffic(namespace: Namespace, interface: str) -> Traffic:
