@@ -16,11 +16,9 @@ INTERFACE = "eth0"
 
 _SWITCH = "switch"
 _MTU = 1500
-# A line has no burst; with less than this time's worth the bucket empties between two timers of a
-# busy machine. From 64 KiB on, a millisecond's worth is enough, so that slow links are no more
-# bursty than fast ones.
-_BURST_S, _FAST_BURST_BYTES, _FAST_BURST_S = 0.0026, 65536, 0.001
-_LEAST_BURST_BYTES = 8192
+# A line has no burst; with less than this the bucket empties between two timers of a busy machine.
+# Above a millisecond's worth, rates past 262 Mbit/s are kept too.
+_BURST_BYTES, _BURST_S = 32768, 0.001
 _QUEUE = "40ms"
 _ROOT, _SHAPER, _DELAY = 0xFFFFFFFF, 0x00100000, 0x00010000
 _OFFLOADS = (
@@ -120,7 +118,8 @@ def set_rate(
     """Shape what goes out of an interface, from now on; None no longer does.
 
     A token bucket (tbf): packets leave at the rate on the average, after an idle time up to the
-    burst at once, and queue for up to 40 ms before some are dropped. What queues stays queued.
+    burst at once, and queue for up to 40 ms before some are dropped. What queues stays queued,
+    unless one of both rates is past 262 Mbit/s.
 
     Args:
         namespace: where the interface is.
@@ -134,6 +133,11 @@ def set_rate(
         if mbit is None:
             route.tc("del", index=index, parent=parent)
             return
+        before = _mbit(route, index)
+        if before is not None and _burst(before) != _burst(mbit):
+            # A bucket of another size, with packets in its queue, may stop for seconds
+            # (Linux 6.18): then what queues is lost instead.
+            route.tc("del", index=index, parent=parent)
         shape = {"rate": f"{round(mbit * 1e6)}bit", "burst": _burst(mbit), "latency": _QUEUE}
         route.tc("replace", "tbf", index, _SHAPER, parent=parent, **shape)
 
@@ -142,9 +146,16 @@ def set_rate(
 
 def _burst(mbit: float) -> int:
     """Return the bytes of a bucket."""
-    rate = mbit * 1e6 / 8
-    usual = min(round(rate * _BURST_S), _FAST_BURST_BYTES)
-    return max(usual, round(rate * _FAST_BURST_S), _LEAST_BURST_BYTES)
+    return max(_BURST_BYTES, round(mbit * 1e6 / 8 * _BURST_S))
+
+
+def _mbit(route: Any, index: int) -> float | None:
+    """Return the rate that an interface is shaped to."""
+    for qdisc in route.get_qdiscs(index=index):
+        if qdisc.get_attr("TCA_KIND") == "tbf":
+            parameters = qdisc.get_attr("TCA_OPTIONS").get_attr("TCA_TBF_PARMS")
+            return float(parameters["rate"] * 8e-6)
+    return None
 
 
 def traffic(namespace: Namespace, interface: str) -> Traffic:
