@@ -11,6 +11,8 @@ from ._checkpoint._checkpoint import Checkpoint as Checkpoint
 from ._checkpoint._drain import Drain as Drain
 from ._data._eval import EvalLoader as EvalLoader
 from ._data._loader import BalancedLoader as BalancedLoader
+from ._data._served import ServerEval as ServerEval
+from ._data._served import ServerLoader as ServerLoader
 from ._data._step import Step as Step
 from ._data._stream import StreamLoader as StreamLoader
 from ._machine import MachineReader as MachineReader
@@ -33,6 +35,8 @@ __all__ = [
     "MemoryReader",
     "Network",
     "Runtime",
+    "ServerEval",
+    "ServerLoader",
     "ShardedOptimizer",
     "Step",
     "StreamLoader",

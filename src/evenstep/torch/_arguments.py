@@ -57,6 +57,30 @@ def checked_network(network: Any) -> Network | None:
     return network
 
 
+def check_weighed_by_hand(weighting: str | None) -> None:
+    """Raise unless the models leave their weight to the loss.
+
+    Raises:
+        ValueError: they are weighted at their output, so that a loss would be weighted twice.
+    """
+    if weighting != "loss":
+        raise invalid(
+            "Balancer.weight(loss)",
+            "be used on models prepared with `weighting='loss'`",
+            "one that is weighted at its output already",
+            "Prepare it with `prepare(model, loader, weighting='loss')`, or drop this call.",
+        )
+
+
+def check_trains(*, is_server: bool) -> None:
+    """Raise on a rank without data, where there is nothing to be measured."""
+    if is_server:
+        raise RuntimeError(
+            "`Balancer.profile` is for workers: this rank is a server and trains nothing. Call it "
+            "`if not balancer.is_server`."
+        )
+
+
 def check_weighting(weighting: str, before: str | None) -> None:
     """Raise unless it is one, and that of the models prepared before.
 

@@ -15,27 +15,23 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ..control import Bounds, Job, Plan
-from ..exceptions import invalid
 from ..policies import AbstractPolicy, Equal, Fixed
 from ..timemodels import ClusterProfile
-from ._arguments import (
-    check_size,
-    check_weighting,
-    checked_network,
-    checked_policy,
-    checked_reduction,
-)
+from . import _arguments as arguments
 from ._checkpoint._estimates import Estimates
 from ._data._eval import EvalLoader, is_lockstep
 from ._data._global_batch import agreed_batch_size
 from ._data._loader import BalancedLoader
+from ._data._served import ServerEval, ServerLoader, evaluation
 from ._data._step import StepCount
 from ._data._stream import StreamLoader
 from ._data._stream_prepare import balanced_loader, check_is_loader, num_steps_of
 from ._data._stream_terms import StreamKind
-from ._exchange._startup import Alone, SideGroup, open_side
+from ._exchange._crew import Crew
+from ._exchange._startup import Alone, SideGroup
 from ._job import job_of
 from ._link import RunLink
+from ._means import mean_over
 from ._memory._probe import Closure
 from ._memory._replay import Replay
 from ._model._compile_watch import CompileWatch
@@ -58,6 +54,7 @@ from ._options import Runtime
 from ._profile._profiler import Profiler, Request
 from ._reduce._reduction import Reduction
 from ._run import Run, RunSettings
+from ._service import Service
 
 
 class Balancer:
@@ -98,7 +95,8 @@ class Balancer:
         runtime: heartbeats, deadlines, the line for people, how memory is read.
         run_dir: folder for ``events.jsonl``, written by rank 0; None writes none.
         process_group: the data-parallel ranks; None is all of them.
-        network: sums gradients by shares that fit the links; None is plain all-reduce.
+        network: sums gradients by shares that fit the links, and says which ranks hold no data and
+            only sum; None is plain all-reduce.
 
     Raises:
         ValueError: an argument is out of range.
@@ -117,23 +115,24 @@ class Balancer:
         process_group: torch.distributed.ProcessGroup | None = None,
         network: Network | None = None,
     ) -> None:
-        self._loss_reduction = checked_reduction(loss_reduction)
-        check_size(global_batch_size)
+        self._loss_reduction = arguments.checked_reduction(loss_reduction)
+        arguments.check_size(global_batch_size)
         self._global_batch_size = global_batch_size
-        self._policy = checked_policy(policy)
+        self._policy = arguments.checked_policy(policy)
         self._counter = counter_of(unit, loss_reduction=loss_reduction)
         self._bounds = bounds
         self._runtime = runtime
         self._run_dir = None if run_dir is None else Path(run_dir)
         self._process_group = process_group
-        self._network = checked_network(network)
+        self._network = arguments.checked_network(network)
         self._reduction: Reduction | None = None
         self._weighting: Weighting | None = None
         self._models = PreparedModels()
         self._watch = CompileWatch()
         self._loaders: list[BalancedLoader | StreamLoader] = []
         self._count = StepCount()
-        self._side: SideGroup | Alone | None = None
+        self._crew: Crew | None = None
+        self._service: Service | None = None  # on a rank without data
         self._link = RunLink(self._open)
         ends = self._link.backward_done, self._link.reduced
         self._backward = Backward(*ends, first_order=True)
@@ -167,10 +166,9 @@ class Balancer:
             ValueError: a part cannot be balanced; the message says why and what to do instead.
         """
         self._check_open()
-        check_weighting(weighting, self._weighting)
+        arguments.check_weighting(weighting, self._weighting)
         self._weighting = weighting
-        if self._side is None:
-            self._side = open_side(self._process_group)
+        self._join()
         models = {i: p for i, p in enumerate(parts) if isinstance(p, nn.Module)}
         for module in models.values():
             check_unprepared(module)
@@ -181,7 +179,9 @@ class Balancer:
         ]
         return done[0] if len(done) == 1 else tuple(done)
 
-    def prepare_eval(self, loader: DataLoader[Any], *, lockstep: bool | None = None) -> EvalLoader:
+    def prepare_eval(
+        self, loader: DataLoader[Any], *, lockstep: bool | None = None
+    ) -> EvalLoader | ServerEval:
         """Return ``loader`` for evaluation, each sample once over all ranks, shared out by speed.
 
         Collective, as a loop over what it returns is: every rank makes it. Any number of loaders.
@@ -196,16 +196,9 @@ class Balancer:
             ValueError: the loader cannot be shared out; the message says what to do instead.
         """
         self._check_open()
-        if self._side is None:
-            self._side = open_side(self._process_group)
-        models = self._models
-        return EvalLoader(
-            loader,
-            side=self._side,
-            plan=self._link.plan,
-            lockstep=lambda: is_lockstep(lockstep, (model.module for model in models)),
-            report=self._link.report_now,
-        )
+        crew, models = self._join(), self._models
+        at_once = lambda: is_lockstep(lockstep, (model.module for model in models))  # noqa: E731
+        return evaluation(loader, crew, self._link, lockstep=at_once)
 
     def profile(
         self,
@@ -236,6 +229,7 @@ class Balancer:
             RuntimeError: a rank failed, or this is no time for it.
         """
         self._check_open()
+        arguments.check_trains(is_server=self._service is not None)
         asked = Request(closure, sizes, repeats, samples, through, path)
         parts = self._models, self._loaders, self._link, self._watch
         profiler = Profiler(*parts, side=self._side, memory=self._runtime.memory)
@@ -252,13 +246,7 @@ class Balancer:
             ValueError: the model was prepared to be weighted at its output, so that this would
                 weight twice.
         """
-        if self._weighting != "loss":
-            raise invalid(
-                "Balancer.weight(loss)",
-                "be used on models prepared with `weighting='loss'`",
-                "one that is weighted at its output already",
-                "Prepare it with `prepare(model, loader, weighting='loss')`, or drop this call.",
-            )
+        arguments.check_weighed_by_hand(self._weighting)
         weight = self._link.weight()
         if weight is None:
             return loss
@@ -280,19 +268,7 @@ class Balancer:
         Raises:
             RuntimeError: outside of a training step, as in an evaluation, without ``count``.
         """
-        if count is None:
-            count = self._link.num_units
-        if count is None or self._side is None:
-            raise RuntimeError(
-                "No training step is under way, so nobody knows how many samples the value is a "
-                "mean of: give `balancer.mean(value, count=...)`, after `prepare`."
-            )
-        self._link.report_now()
-        given = value.detach() if isinstance(value, torch.Tensor) else value
-        number = float(given) if count else 0.0
-        sums = torch.tensor([number * count, count], dtype=torch.float64)
-        total, samples = self._side.sum(sums).tolist()
-        return float(total / samples) if samples else float("nan")
+        return mean_over(self._side, self._link, value, count)
 
     def average_buffers(self) -> None:
         """Give every rank one set of BatchNorm's running statistics: the mean over all ranks.
@@ -332,6 +308,22 @@ class Balancer:
         """
         return self._link.num_samples or 0
 
+    @property
+    def is_server(self) -> bool:
+        """Whether this rank holds no data and only sums gradients, as ``Network`` says.
+
+        Collective before ``prepare``.
+        """
+        return self._join().is_server
+
+    @property
+    def workers(self) -> torch.distributed.ProcessGroup | None:
+        """The workers' process group, for a DDP or collectives of your own; None is the default.
+
+        On a server, one of that server alone: nobody waits there. Collective before ``prepare``.
+        """
+        return self._join().workers
+
     def state_dict(self) -> dict[str, Any]:
         """Return what was learnt about speeds and memory, by host and device; on rank 0 alone.
 
@@ -354,8 +346,8 @@ class Balancer:
         self._closed = True
         atexit.unregister(self._say_goodbye)
         with ExitStack() as parts:  # the last one first, and each whatever another raises
-            if self._side is not None:
-                parts.callback(self._side.close)
+            if self._crew is not None:
+                parts.callback(self._crew.close)
             parts.callback(self._watch.close)
             if self._reduction is not None:
                 parts.callback(self._reduction.close)
@@ -365,7 +357,6 @@ class Balancer:
             for loader in self._loaders:
                 parts.callback(loader.close)
         self._models.clear()
-        self._side = None
 
     def __enter__(self) -> Self:
         return self
@@ -390,17 +381,34 @@ class Balancer:
         if self._closed:
             raise RuntimeError("The balancer was closed. Make a new `Balancer` for a new run.")
 
+    @property
+    def _side(self) -> SideGroup | Alone | None:
+        """The workers' side group, between ``prepare`` and ``close``."""
+        return None if self._crew is None or self._closed else self._crew.side
+
+    def _join(self) -> Crew:
+        """Return all ranks, with whom roles are agreed on at first."""
+        if self._crew is None:
+            self._check_open()
+            self._crew = Crew(self._process_group, self._network)
+            if self._crew.is_server:
+                self._service = Service(self._crew, self._runtime)
+        return self._crew
+
     def _prepare_model(self, module: nn.Module) -> nn.Module:
-        assert self._side is not None
+        crew = self._join()
         device_of(module)
-        if self._side.world_size > 1:
+        if crew.world_size > 1:
             warn_batch_norm(module)
             check_compiled(module)
-        outer = with_ddp(module, self._side.world_size, self._process_group)
-        self._side.join(outer)
-        if self._network is not None and self._side.world_size > 1:
-            self._reduction = self._reduction or Reduction(self._network, self._process_group)
+        outer = with_ddp(module, crew.world_size, crew.workers)
+        crew.side.join(outer)
+        if self._network is not None and crew.world_size > 1:
+            self._reduction = self._reduction or Reduction(self._network, crew, self._runtime)
             self._reduction.attach(ddp_of(outer))
+        if self._service is not None:
+            self._service.reduction = self._reduction
+            return outer
         weighting = self._weighting or "output"
         model = BalancedModel(outer, self._backward, self._link.weight, weighting, self._watch)
         self._watch.before_steps(model.place)
@@ -413,15 +421,15 @@ class Balancer:
 
     def _prepare_loader(
         self, loader: Any, stream: StreamKind | None
-    ) -> BalancedLoader | StreamLoader:
-        assert self._side is not None
+    ) -> BalancedLoader | StreamLoader | ServerLoader:
+        crew = self._join()
         check_is_loader(loader)
-        size = agreed_batch_size(self._global_batch_size, loader, self._side.world_size)
+        size = agreed_batch_size(self._global_batch_size, loader, crew.num_workers)
         self._global_batch_size = size
         prepared = balanced_loader(
             loader,
             stream,
-            side=self._side,
+            side=crew.side,
             global_batch_size=size,
             link=self._link,
             no_sync=self._models.no_sync,
@@ -429,6 +437,9 @@ class Balancer:
             count=self._count,
             beside=self._loaders,
         )
+        if self._service is not None:
+            self._loaders.append(prepared)
+            return ServerLoader(prepared, self._service.loop)
         prepared.attempts = Replay(
             self._models,
             self._link,
@@ -455,11 +466,11 @@ class Balancer:
 
     def _open(self, listeners: list[Callable[[Plan], None]], *, cuts: bool) -> Run:
         """Open the run at its first step, when devices and the kind of loop are known."""
-        assert self._side is not None
+        assert self._crew is not None
         assert self._loaders
         if not self._models:
             raise RuntimeError("The loader runs without a model: `prepare` the model too.")
-        world_size = self._side.world_size
+        world_size = self._crew.num_workers
         wrapping = Wrapping.of(self._models, self._bounds, world_size=world_size, cuts=cuts)
         settings = RunSettings(
             policy=self._policy,
@@ -478,7 +489,7 @@ class Balancer:
             reduction=self._reduction,
         )
         self._watch.on_cuda = settings.device.type == "cuda"
-        by_size = self._side.world_size > 1 and self._bounds.vary == "size"
+        by_size = world_size > 1 and self._bounds.vary == "size"
         self._watch.varies = by_size and not isinstance(self._policy, Equal | Fixed)
         atexit.register(self._say_goodbye)
-        return Run(settings, self._side, listeners)
+        return Run(settings, self._crew, listeners)

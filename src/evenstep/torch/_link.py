@@ -60,6 +60,7 @@ class RunLink:
                 "This run mixes `for batch in loader` with `loader.steps()`. Memory bounds the "
                 "whole batch in one and a micro-batch in the other: use one kind of loop."
             )
+        self._run.exchange.num_loops += 1
 
     def subscribe(self, listener: Callable[[Plan], None]) -> None:
         """Have ``listener`` told of every plan once the run is open."""

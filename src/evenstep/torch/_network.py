@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -41,6 +42,11 @@ class Network:
             and 4 MiB.
         probe: whether links are measured before the first step, which takes some seconds on slow
             ones. Without, one step with equal shares is all that the first plan knows.
+        servers: ranks of the balancer's process group that hold no data and only sum gradients,
+            each once and never 0, the same on all ranks; two ranks at least have to train. None
+            asks the environment: processes with ``EVENSTEP_ROLE=server`` serve. ``()`` is nobody,
+            whatever the environment says.
+        only_servers: whether those alone sum. False lets workers sum a part too, as large as pays.
 
     Raises:
         ValueError: an argument is out of range.
@@ -51,6 +57,8 @@ class Network:
     margin: float = 0.15
     chunk_bytes: int | None = None
     probe: bool = True
+    servers: tuple[int, ...] | None = None
+    only_servers: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.shares, AbstractSharePolicy) and self.shares not in _RULES:
@@ -77,6 +85,8 @@ class Network:
                 self.chunk_bytes,
                 "Each chunk costs its messages.",
             )
+        if self.servers is not None:
+            object.__setattr__(self, "servers", _checked_servers(self.servers))
 
     @property
     def policy(self) -> AbstractSharePolicy[Any]:
@@ -88,3 +98,23 @@ class Network:
         if self.chunk_bytes is not None:
             return self.chunk_bytes
         return min(max(num_bytes // _FEWEST_CHUNKS, _SMALLEST), _LARGEST)
+
+
+def _checked_servers(servers: Any) -> tuple[int, ...]:
+    """Return who serves, ascending; whether there are so many ranks, `prepare` knows."""
+    known = isinstance(servers, Iterable) and not isinstance(servers, str)
+    ranks = tuple(servers) if known else None
+    if ranks is None or not all(type(rank) is int and rank >= 0 for rank in ranks):
+        rule, remedy = "be ranks, integers from 1 on, or None", "Give `servers=(4, 5)`."
+        raise invalid("Network(servers=...)", rule, repr(servers), remedy)
+    if len(set(ranks)) < len(ranks):
+        rule, remedy = "name each rank once", "Leave the second one out."
+        raise invalid("Network(servers=...)", rule, ranks, remedy)
+    if 0 in ranks:
+        raise invalid(
+            "Network(servers=...)",
+            "leave rank 0 to train",
+            ranks,
+            "Scripts save and log on rank 0, and a server's copy of the model is never trained.",
+        )
+    return tuple(sorted(ranks))

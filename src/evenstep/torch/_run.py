@@ -19,9 +19,10 @@ from ._checkpoint._estimates import Estimates
 from ._claiming import claims_of
 from ._clock import AbstractClock, CudaClock, HostClock
 from ._conductor import StepConductor
+from ._exchange._crew import Crew
 from ._exchange._dropping import Dropping
 from ._exchange._exchange import Exchange
-from ._exchange._startup import Alone, SideGroup, WorkerFacts, gather_facts, open_channel
+from ._exchange._startup import WorkerFacts, gather_facts, open_channel
 from ._machine import MachineReader, NoReader, PsutilReader
 from ._memory._memory import CudaMemory, MemoryReader, NoMemory
 from ._model._compile_watch import CompileWatch
@@ -73,34 +74,34 @@ class Run:
 
     Args:
         settings: what to open.
-        side: the ranks.
+        crew: all ranks.
         listeners: told of every plan.
     """
 
     def __init__(
-        self,
-        settings: RunSettings,
-        side: SideGroup | Alone,
-        listeners: Sequence[Callable[[Plan], None]],
+        self, settings: RunSettings, crew: Crew, listeners: Sequence[Callable[[Plan], None]]
     ) -> None:
-        runtime, device, peers = settings.runtime, settings.device, side.peers
+        side, peers = crew.side, crew.side.peers
+        runtime, device = settings.runtime, settings.device
         # On every rank, though rank 0 alone uses it: what it refuses, all of them should hear.
-        planner = _planner_of(settings, has_peers=side.peers is not None)
+        planner = _planner_of(settings, has_peers=peers is not None)
         self.rank = side.rank
         self._is_first = side.rank == 0
-        self._speaks = self._is_first and not (side.peers is not None and side.peers.follows)
+        self._speaks = self._is_first and not (peers is not None and peers.follows)
         self._outlets: list[Outlet] = []
         late = device.type == "cuda" and runtime.freshness == "newest"
-        facts = gather_facts(side, WorkerFacts.here(device, lag=int(late)))
+        everybody = gather_facts(crew, WorkerFacts.here(device, lag=int(late)))
+        facts = everybody[: crew.num_workers]
         self._emit = self._dropping(settings, facts, has_peers=peers is not None)
         self._workers = [worker.identity for worker in facts]
         lag = max(worker.lag for worker in facts)
-        channel = open_channel(side, facts, runtime)
+        channel = open_channel(crew, everybody, runtime)
         self.exchange = Exchange(
             side.rank,
-            [worker.host for worker in facts],
+            crew.hosts(everybody),
             channel,
             lag=lag,
+            num_servers=crew.num_servers,
             emit=self._emit,
             heartbeat_s=runtime.heartbeat_s,
             hang_s=runtime.hang_s,
@@ -112,8 +113,7 @@ class Run:
         if peers is not None and not peers.follows:
             self.exchange.subscribe(peers.hear)
         settings.wrapping.open(settings.policy)
-        sharded = settings.wrapping.is_sharded
-        settle = lag == 0 and side.world_size > 1 and not sharded
+        settle = lag == 0 and side.world_size > 1 and not settings.wrapping.is_sharded
         self.conductor = StepConductor(
             self.exchange,
             settings.wrapping.meter(_clock_of(device)),
@@ -125,16 +125,16 @@ class Run:
             exact=runtime.freshness == "exact",
             watch=settings.watch,
             meet=settings.wrapping.meet if settings.wrapping.meets else None,
-            sharded=sharded,
+            sharded=settings.wrapping.is_sharded,
             peers=peers,
             shares=self._follower(settings.reduction),
         )
         for outlet in self._outlets:
             outlet.start()
         self.exchange.start()
-        side.watch_by(self.exchange)
+        crew.watch_by(self.exchange)
         if settings.reduction is not None:  # heartbeats know by now who is lost in it
-            settings.reduction.probe(side.collect, self._emit)
+            settings.reduction.probe(crew.collect, self._emit)
         if self._is_first:
             self._lead(planner, settings, facts)
 

@@ -151,16 +151,3 @@ def test_a_loss_that_others_found_ends_all_waits():
     assert mine is found
     assert theirs.rank == 12
     assert "rank 10 found that out" in str(theirs)
-
-
-@pytest.mark.timeout(30)
-def test_who_knows_better_is_believed():
-    """Heartbeats know who died where a wait knows for whom it waited."""
-    asked = []
-
-    def verdict(rank):
-        asked.append(rank)
-        return WorkerLostError(7, "Rank 7 sent no heartbeat.")
-
-    assert str(wait_in_vain(verdict=verdict)) == "Rank 7 sent no heartbeat."
-    assert asked == [1]

@@ -5,20 +5,19 @@ from __future__ import annotations
 import copy
 import io
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from ...exceptions import CheckpointError, EvenstepWarning, invalid
 from . import _step_folder as disk
 from ._plain import check_plain
+from ._ranks import Ranks
 
-_T = TypeVar("_T")
 _PLAIN = "plain.pt"  # whatever is not the model's nor the optimizer's
 
 
@@ -70,7 +69,7 @@ class Checkpoint:
         model: the model, prepared or plain; several go by names.
         optimizer: its optimizer, or all of them by name. None saves none.
         loader: the prepared loader.
-        balancer: the balancer: what it has learnt.
+        balancer: the balancer: what it has learnt. Needed where it has servers, which take no part.
         others: schedulers, gradient scalers and the like, by name.
         keep: how many checkpoints stay, the newest, at least 1. With 2, a damaged one costs no
             more than the steps between two.
@@ -113,6 +112,7 @@ class Checkpoint:
         # Here, as it imports half a second of torch's that many a script never needs.
         from .._model._parts import Tensors
 
+        self._ranks = Ranks(balancer)
         self._root = Path(folder)
         self._tensors = Tensors(model, optimizer)
         self._plain = {name: part for name, part in named.items() if part is not None}
@@ -121,6 +121,8 @@ class Checkpoint:
 
     def save(self, step: int) -> Path:
         """Write a checkpoint and return its folder. Collective: all ranks, after the same step.
+
+        On a server it does nothing: workers save among themselves.
 
         Args:
             step: optimizer steps done so far, at least 0.
@@ -131,15 +133,19 @@ class Checkpoint:
         """
         if step < 0:
             raise invalid("Checkpoint.save(step)", "be at least 0", step, "Count steps from 0.")
+        if self._ranks.is_server:
+            return disk.complete_folder(self._root, step)
         path = disk.partial_folder(self._root, step)
-        plain = _together(lambda: self._plain_bytes(step), path)
-        _together(lambda: self._begin(step) if _rank() == 0 else None, path)
-        _together(lambda: _check_shared(path), path)
-        states = _on_all(self._tensors.collect, path)
-        self._tensors.save(path, states)
-        digests = _together(lambda: _digests(path), path)
+        plain = self._ranks.together(lambda: self._plain_bytes(step), path)
+        self._ranks.together(lambda: self._begin(step) if self._ranks.rank == 0 else None, path)
+        self._ranks.together(lambda: _check_shared(path, self._ranks.rank), path)
+        states = self._ranks.on_all(self._tensors.collect, path)
+        self._tensors.save(path, states, self._ranks.group)
+        digests = self._ranks.together(lambda: _digests(path, self._ranks.rank), path)
         merged = {name: summed for part in digests for name, summed in part.items()}
-        _together(lambda: self._finish(step, plain[0], merged) if _rank() == 0 else None, path)
+        self._ranks.together(
+            lambda: self._finish(step, plain[0], merged) if self._ranks.rank == 0 else None, path
+        )
         return disk.complete_folder(self._root, step)
 
     def load(self) -> int | None:
@@ -154,7 +160,7 @@ class Checkpoint:
                 another model, was renamed or lacks a part.
             ValueError: a part refuses its state, such as a loader with another global batch.
         """
-        found = _share(lambda: disk.complete_folders(self._root), self._root)
+        found = self._ranks.share(lambda: disk.complete_folders(self._root), self._root)
         problem: CheckpointError | None = None
         for step, path in found:
             problem = self._problem(path)
@@ -162,7 +168,7 @@ class Checkpoint:
                 self._take(path, step)
                 return int(step)
             self._known_broken.add(path)
-            if _rank() == 0:
+            if self._ranks.rank == 0:
                 warnings.warn(
                     f"{problem} The checkpoint before it is taken, if there is one.",
                     EvenstepWarning,
@@ -192,7 +198,7 @@ class Checkpoint:
         file = disk.partial_folder(self._root, step) / _PLAIN
         disk.write(file, plain)
         digests = {**digests, _PLAIN: disk.digest(file)}
-        disk.seal(self._root, step, world_size=_world_size(), digests=digests)
+        disk.seal(self._root, step, world_size=self._ranks.world_size, digests=digests)
         # First what is of no use, so that it does not count for one to fall back on.
         self._known_broken.discard(disk.complete_folder(self._root, step))
         folders = [path for _, path in disk.complete_folders(self._root)]
@@ -212,9 +218,9 @@ class Checkpoint:
     def _problem(self, path: Path) -> CheckpointError | None:
         """Return what is wrong with a checkpoint, the same on all ranks."""
         try:
-            manifest = _share(lambda: disk.read_manifest(path), path)
-            names = sorted(manifest.digests)[_rank() :: _world_size()]
-            _together(lambda: disk.check_files(path, manifest, names), path)
+            manifest = self._ranks.share(lambda: disk.read_manifest(path), path)
+            names = sorted(manifest.digests)[self._ranks.rank :: self._ranks.world_size]
+            self._ranks.together(lambda: disk.check_files(path, manifest, names), path)
         except CheckpointError as error:
             return error
         return None
@@ -224,7 +230,7 @@ class Checkpoint:
 
         A file that can no longer be read after its checksum was right is beyond this promise.
         """
-        plain = _on_all(lambda: self._read_plain(path, step), path)
+        plain = self._ranks.on_all(lambda: self._read_plain(path, step), path)
         if unused := sorted(_part_names(plain) - self._plain.keys()):
             warnings.warn(
                 f"`{path}` holds {unused} as well, which nobody asked for: not loaded.",
@@ -234,9 +240,9 @@ class Checkpoint:
         before = self._parts_now()
         try:
             with self._tensors.begun():
-                states = _on_all(lambda: self._tensors.places(path), path)
-                _on_all(lambda: self._load_parts(plain), path)
-                _on_all(lambda: self._load_tensors(path, states), path)
+                states = self._ranks.on_all(lambda: self._tensors.places(path), path)
+                self._ranks.on_all(lambda: self._load_parts(plain), path)
+                self._ranks.on_all(lambda: self._load_tensors(path, states), path)
         except BaseException:
             for name, state in before.items():
                 with suppress(Exception):  # what matters is being raised already
@@ -263,7 +269,7 @@ class Checkpoint:
 
     def _load_tensors(self, path: Path, states: dict[str, Any]) -> None:
         with disk.reading(path):
-            self._tensors.load(path, states)
+            self._tensors.load(path, states, self._ranks.group)
 
     def _load_parts(self, plain: dict[str, Any]) -> None:
         for name, part in self._plain.items():
@@ -282,67 +288,18 @@ def _part_names(plain: Mapping[str, Any]) -> set[str]:
     return {name.removeprefix("part.") for name in plain if name.startswith("part.")}
 
 
-def _digests(path: Path) -> dict[str, str]:
+def _digests(path: Path, rank: int) -> dict[str, str]:
     """Return the checksums of what this rank wrote, and on rank 0 of the index."""
-    mine = list(path.glob(f"__{_rank()}_*"))
-    if _rank() == 0:
+    mine = list(path.glob(f"__{rank}_*"))
+    if rank == 0:
         mine.append(path / ".metadata")
     return {file.name: disk.digest(file) for file in mine}
 
 
-def _check_shared(path: Path) -> None:
+def _check_shared(path: Path, rank: int) -> None:
     if not path.is_dir():
         raise CheckpointError(
-            f"`{path.parent}` is not the same folder on all ranks: rank {_rank()} does not see "
+            f"`{path.parent}` is not the same folder on all ranks: rank {rank} does not see "
             f"what rank 0 made. Give a folder that all of them share.",
             path,
         )
-
-
-def _share(call: Callable[[], Any], path: Path) -> Any:
-    """Return on every rank what ``call`` gives on rank 0."""
-    return _together(lambda: call() if _rank() == 0 else None, path)[0]
-
-
-def _on_all(call: Callable[[], _T], path: Path) -> _T:
-    """Return what ``call`` gives on this rank, once it is known to have gone well on every one."""
-    held: list[_T] = []
-    _together(lambda: held.append(call()), path)
-    return held[0]
-
-
-def _together(call: Callable[[], Any], path: Path) -> list[Any]:
-    """Return what ``call`` gives on every rank, or raise on all what it raised on any."""
-    value, problem = None, None
-    try:
-        value = call()
-    except Exception as error:  # whatever it is, the others wait
-        problem = _portable(error, path)
-    answers = [(value, problem)]
-    if _world_size() > 1:
-        answers = [(None, None)] * _world_size()
-        dist.all_gather_object(answers, (value, problem))
-    for _, raised in answers:
-        if raised is not None:
-            raise raised
-    return [answer for answer, _ in answers]
-
-
-def _portable(error: Exception, path: Path) -> Exception:
-    """Return an error that says the same on another rank, of a kind that is documented."""
-    if isinstance(error, OSError):
-        return CheckpointError(f"`{path}`: {error}.", path)
-    said = type(error) is ValueError and all(type(each) is str for each in error.args)
-    if said or type(error) is CheckpointError:
-        return error
-    problem = CheckpointError(f"`{path}`: on rank {_rank()}, {type(error).__name__}: {error}", path)
-    problem.__cause__ = error  # for this rank's own traceback; pickling leaves it out
-    return problem
-
-
-def _rank() -> int:
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-
-
-def _world_size() -> int:
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1

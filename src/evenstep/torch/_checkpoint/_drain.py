@@ -32,6 +32,8 @@ class Drain:
     ($k + 2$ on CUDA), from the moment on at which the loop is handed that step's batch: all save
     the same step, leave the loop together, and end with exit code 0.
 
+    A server that is told has the workers told; its own loop ends when they have left theirs.
+
     Right where the time from notice to end is several steps long. A process that has not begun
     its first step has nothing to save, and ends as without a drain; so does one that was told
     when another worker is lost, since torchrun ends the survivors in this way before a restart. A
@@ -122,7 +124,8 @@ class Drain:
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         del frame
-        heard = self._link.ask_to_stop()
+        service = self._balancer._service
+        heard = self._link.ask_to_stop() if service is None else service.ask_to_stop()
         self._give_back()
         if not heard:
             signal.raise_signal(number)  # to whoever heard it before

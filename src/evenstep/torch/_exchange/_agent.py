@@ -1,4 +1,4 @@
-"""What torchrun's agent says about itself to its workers, and how one of them ends it."""
+"""What the environment says of this process: its torchrun, its role, and how to end the former."""
 
 from __future__ import annotations
 
@@ -7,6 +7,16 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
+
+ROLE = "EVENSTEP_ROLE"
+
+
+def role_in(environment: Mapping[str, str]) -> str:
+    """Return the role that the environment gives this process, unchecked: a worker by default.
+
+    Unchecked, because all ranks have to hear of one that is none.
+    """
+    return environment.get(ROLE, "") or "worker"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from ._claims import Claims
 from ._decisions import Decisions, read_plan
 from ._losses import lost_worker
 from ._progress import Patrol
-from ._shares import Shares, read_shares
+from ._shares import Shares
 from ._stop import Stop
 from ._stuck import end_process, is_in_collective
 from ._unit_sums import UnitSums
@@ -45,9 +45,10 @@ class Exchange:
 
     Args:
         rank: this process.
-        hosts: host name of every rank, for errors.
+        hosts: host name of every rank, for errors; servers' come last.
         channel: connections to the others; None with one process.
         lag: steps by which a plan trails its measurement, 0 or 1.
+        num_servers: how many of them only sum gradients, and report no steps.
         emit: takes every event, on rank 0.
         heartbeat_s: seconds between two calls of ``tick``.
         hang_s: seconds for which a rank may keep others waiting in a step; None is any time.
@@ -65,6 +66,7 @@ class Exchange:
         channel: StarChannel | None,
         *,
         lag: int = 0,
+        num_servers: int = 0,
         emit: Hook,
         heartbeat_s: float = 1.0,
         hang_s: float | None = None,
@@ -74,6 +76,8 @@ class Exchange:
     ) -> None:
         self._rank = rank
         self._hosts = tuple(hosts)
+        workers = self._hosts[: len(hosts) - num_servers]
+        world_size = len(workers)
         self._channel = channel
         self._lag = lag
         self._emit = emit
@@ -86,10 +90,10 @@ class Exchange:
         self.slowest_s: float | None = None  # compute time of the slowest, in the newest step
         self.all_early = True  # whether all reported the newest step before its last collective
         self._changed = threading.Condition()  # `_newest` grew, or a worker was lost
-        self.units = UnitSums(rank, len(hosts), channel, self._changed, owner=self)
+        self.units = UnitSums(rank, world_size, channel, self._changed, owner=self)
         self.claims = Claims(rank, channel, self._changed, owner=self, plan_of=self._plan_of)
-        self.shares = Shares(rank, len(hosts), channel, lag=lag, emit=emit)
-        self._decisions = Decisions(len(hosts), lag=lag, announcer=self, emit=emit)  # on rank 0
+        self.shares = Shares(rank, world_size, channel, lag=lag, emit=emit, num_servers=num_servers)
+        self._decisions = Decisions(world_size, lag=lag, announcer=self, emit=emit)  # on rank 0
         self._left: dict[int, int] = {}
         self._listeners: list[Callable[[Plan], None]] = []
         self._error: WorkerLostError | None = None
@@ -98,8 +102,9 @@ class Exchange:
         self._collective_s: float | None = None  # since when the training thread is in one
         self._first_step: int | None = None
         self._last_step = -1
-        self._patrol = Patrol(rank, self._hosts, channel, hang_s=hang_s, heartbeat_s=heartbeat_s)
+        self._patrol = Patrol(rank, workers, channel, hang_s=hang_s, heartbeat_s=heartbeat_s)
         self.stop = Stop()
+        self.num_loops = 0  # over the loaders of this process, as servers will want to know
         self.stopping = False  # as of the newest plan point, so the same on all ranks
 
     def start(self) -> None:
@@ -241,7 +246,7 @@ class Exchange:
         if self._channel is not None:
             with self._changed:
                 self._changed.wait_for(self._are_through, timeout=_LAST_CLAIMS_S)
-            self._channel.send_all({"bye": self._last_step})
+            self._channel.send_all({"bye": self._last_step, "loops": self.num_loops})
             self._channel.close()
             self._channel = None
 
@@ -267,8 +272,6 @@ class Exchange:
                 self.all_early = not message.get("late", False)
                 self.stop.hear(index, message)
                 self.publish(index)
-            case {"shares": written}:
-                self.shares.hear(read_shares(written))
             case {"lost": rank, "problem": problem}:
                 self._fail(rank, problem)
             case {"bye": last_step}:
@@ -277,7 +280,10 @@ class Exchange:
                     self._changed.notify_all()
                 self.check_left()
             case _ if not (
-                self.units.received(peer, message) or self.claims.received(peer, message)
+                self.units.received(peer, message)
+                or self.claims.received(peer, message)
+                or self.shares.received(peer, message)
+                or self.stop.received(message)
             ):
                 self._patrol.received(peer, message)
 

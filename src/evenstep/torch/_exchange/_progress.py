@@ -13,7 +13,7 @@ from ._channel import Message, StarChannel
 from ._stuck import Place, place_of
 
 # A rank that compiles lives; but compilers hang too.
-_COMPILING_TIMES = 3
+COMPILING_TIMES = 3
 _WARN_SHARE = 1 / 9
 
 
@@ -98,7 +98,7 @@ class ProgressWatch:
             return Finding(self._step, missing, elsewhere)
         where = f"it is {place.text}" if place else "where it is, it does not say"
         waits = f"has not finished step {self._step} for {self._waited_s:.0f} s while others wait"
-        limit_s = self._hang_s * (_COMPILING_TIMES if place and place.compiling else 1)
+        limit_s = self._hang_s * (COMPILING_TIMES if place and place.compiling else 1)
         if self._waited_s >= limit_s:
             hung = rank, f"it {waits}; {where}"
             return Finding(self._step, missing, elsewhere, hung=hung)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
@@ -16,6 +17,10 @@ from ...events import Hook, PolicyFailed, SharesPlanned
 from ._channel import Message, StarChannel
 
 Row = tuple[int, int, float, float]
+ServedRow = tuple[int, int, Sequence[Row], float]
+"""What a server saw of a step: the step, the plan of shares, what came, and for how long."""
+
+_KEPT_STEPS = 8  # ranks are at most a step apart; who noted nothing by then never will
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +50,13 @@ class Shares:
     next one. Rank 0 decides when nobody waits, and numbers the plan's first step so that no rank
     can be past it: the answer that opens this step is sent after the plan.
 
+    Servers take no part in steps: what each saw of one comes by itself, once the next begins. A
+    step that not everybody has noted by then is left out, as after a restart within it.
+
     Args:
         rank: this process.
-        world_size: number of processes.
+        world_size: number of workers.
+        num_servers: ranks after them that only sum.
         channel: connections to the others; None with one process.
         lag: steps by which a plan of sizes trails its measurement.
         emit: takes every event, on rank 0.
@@ -61,9 +70,11 @@ class Shares:
         *,
         lag: int,
         emit: Hook,
+        num_servers: int = 0,
     ) -> None:
         self._rank = rank
         self._world_size = world_size
+        self._num_servers = num_servers
         self._channel = channel
         self._lag = lag
         self._emit = emit
@@ -74,6 +85,8 @@ class Shares:
         self._answered = -2  # newest step that was answered, or is about to be
         self._noted: Seen | None = None
         self._arrived: defaultdict[int, dict[int, Seen]] = defaultdict(dict)  # on rank 0, by step
+        self._newest = -1  # newest step that anybody noted
+        self._shown = -1  # newest step that was shown to the planner
 
     def lead(self, planner: SharePlanner) -> None:
         """On rank 0: plan with ``planner``, on a thread of its own."""
@@ -98,19 +111,19 @@ class Shares:
 
     def take(self, rank: int, message: Message) -> None:
         """On rank 0: take in what came along with a report, and decide if it was the last."""
-        thread = self._thread
-        if thread is None or (row := message.get("exchanged")) is None:
-            return
-        seen = Seen(*row)
-        with self._lock:
-            arrived = self._arrived[seen.step]
-            arrived[rank] = seen
-            if len(arrived) < self._world_size:
-                return
-            for step in [step for step in self._arrived if step <= seen.step]:
-                del self._arrived[step]  # of older ones, a rank saw nothing
-        with suppress(RuntimeError):  # closed meanwhile
-            thread.submit(self._decide, [arrived[one] for one in sorted(arrived)])
+        if (row := message.get("exchanged")) is not None:
+            self._arrive(rank, Seen(*row))
+
+    def received(self, peer: int, message: Message) -> bool:
+        """Take in a plan, or on rank 0 what a server saw of a step; return whether it was one."""
+        match message:
+            case {"shares": written}:
+                self.hear(read_shares(written))
+            case {"served": [step, plan_epoch, rows, lasted_s]}:  # it had no backward to wait after
+                self._arrive(peer, Seen(step, plan_epoch, math.inf, rows, lasted_s))
+            case _:
+                return False
+        return True
 
     def answers(self, index: int) -> None:
         """On rank 0: hear that step ``index`` is about to be answered."""
@@ -129,6 +142,33 @@ class Shares:
             if begun:
                 self._plans = self._plans[self._plans.index(begun[-1]) :]
             return begun[-1] if begun else None
+
+    def _arrive(self, rank: int, seen: Seen) -> None:
+        thread = self._thread
+        with self._lock:
+            if thread is None or seen.step <= self._shown:
+                return
+            self._newest = max(self._newest, seen.step)
+            self._arrived[seen.step][rank] = seen
+            arrived = self._arrived[seen.step]
+            complete = self._is_complete(arrived)
+            self._shown = seen.step if complete else self._shown
+            oldest = max(self._shown + 1, self._newest - _KEPT_STEPS)
+            for step in [step for step in self._arrived if step < oldest]:
+                del self._arrived[step]  # of older ones, a rank saw nothing
+        if complete:
+            with suppress(RuntimeError):  # closed meanwhile
+                thread.submit(self._decide, [arrived[one] for one in sorted(arrived)])
+
+    def _is_complete(self, arrived: Mapping[int, Seen]) -> bool:
+        """Tell whether everybody who had a part in an exchange has noted it.
+
+        A plain all-reduce is the workers' own.
+        """
+        workers = [seen for rank, seen in arrived.items() if rank < self._world_size]
+        shared = any(seen.rows is not None for seen in workers)
+        servers = self._num_servers if shared else 0
+        return len(workers) == self._world_size and len(arrived) - len(workers) >= servers
 
     def _decide(self, seen: Sequence[Seen]) -> None:
         """Show the planner an exchange, and tell everybody what it says."""
@@ -156,7 +196,7 @@ class Shares:
             self._emit(event)
 
     def _transfers(self, rows: Sequence[Row], lasted_s: float) -> Transfers:
-        transfers = Transfers.from_rows(self._world_size, rows)
+        transfers = Transfers.from_rows(self._world_size + self._num_servers, rows)
         return transfers.lasting(lasted_s) if lasted_s > 0 else transfers
 
     def _announce(self, plan: SharesInForce) -> None:

@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -210,16 +210,27 @@ def open_side(process_group: dist.ProcessGroup | None) -> SideGroup | Alone:
     return SideGroup(process_group)
 
 
-def open_channel(
-    side: SideGroup | Alone, facts: list[WorkerFacts], runtime: Runtime
-) -> StarChannel | None:
+class Ranks(Protocol):
+    """All ranks, servers included."""
+
+    rank: int
+    world_size: int
+
+    def share(self, value: Any) -> Any:
+        """Return on every rank what rank 0 was called with."""
+
+    def collect(self, value: Any) -> list[Any]:
+        """Return on every rank what each rank was called with, in order."""
+
+
+def open_channel(ranks: Ranks, facts: list[WorkerFacts], runtime: Runtime) -> StarChannel | None:
     """Connect every rank with rank 0; None with one process."""
-    if side.world_size == 1:
+    if ranks.world_size == 1:
         return None
     star = connect_star(
-        side.rank,
-        side.world_size,
-        side.share,
+        ranks.rank,
+        ranks.world_size,
+        ranks.share,
         addresses=_addresses(facts, runtime.address),
     )
     return StarChannel(
@@ -230,9 +241,9 @@ def open_channel(
     )
 
 
-def gather_facts(side: SideGroup | Alone, mine: WorkerFacts) -> list[WorkerFacts]:
+def gather_facts(ranks: Ranks, mine: WorkerFacts) -> list[WorkerFacts]:
     """Return everybody's facts, by rank."""
-    return [WorkerFacts(*row) for row in side.collect(astuple(mine))]
+    return [WorkerFacts(*row) for row in ranks.collect(astuple(mine))]
 
 
 def describe_device(device: torch.device) -> str:
@@ -252,8 +263,7 @@ def _identity(device: torch.device) -> str:
 def _addresses(facts: list[WorkerFacts], given: str | None) -> list[str]:
     """Return addresses of this host, best first.
 
-    ``MASTER_ADDR`` is set by every launcher to a name of rank 0's host that all can resolve; with
-    ``WORLD_SIZE`` it is all of the environment that evenstep reads.
+    ``MASTER_ADDR`` is set by every launcher to a name of rank 0's host that all can resolve.
     """
     if given is not None:
         return [given]

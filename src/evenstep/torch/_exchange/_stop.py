@@ -28,6 +28,12 @@ class Stop:
         """Have all ranks stop. May be called from a signal handler."""
         self.told = self.asked = True
 
+    def received(self, message: dict[str, Any]) -> bool:
+        """On rank 0: take in what a server says, which reports no steps; return whether it was."""
+        heard = message == {"stop": True}
+        self.asked |= heard
+        return heard
+
     def send_away(self, rank: int) -> bool:
         """On rank 0: have all ranks stop, and ``rank`` leave; return if nobody stops as it is."""
         if self._to_leave is not None or self.asked:

@@ -223,7 +223,8 @@ def _check_group(
             "Balancer.prepare(model)",
             f"average gradients over the balancer's ranks, {ours}",
             f"a DDP over {theirs}",
-            "Give the same group to `Balancer(process_group=...)`.",
+            "Give the same group to `Balancer(process_group=...)`, or, with servers, wrap it into "
+            "`DDP(model, process_group=balancer.workers)`.",
         )
 
 

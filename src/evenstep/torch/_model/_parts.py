@@ -66,15 +66,18 @@ class Tensors:
         check_plain("optimizer", list(_leaves(states)))
         return states
 
-    def save(self, path: Path, states: dict[str, Any]) -> None:
-        """Write what ``collect`` gave into ``path``. Collective.
+    def save(
+        self, path: Path, states: dict[str, Any], group: dist.ProcessGroup | None = None
+    ) -> None:
+        """Write what ``collect`` gave into ``path``. Collective over ``group``.
 
         Raises:
             CheckpointError: a rank could not write.
         """
         try:
             with _quiet():
-                save(states, storage_writer=FileSystemWriter(path), no_dist=_is_alone())
+                writer, alone = FileSystemWriter(path), _is_alone()
+                save(states, storage_writer=writer, process_group=group, no_dist=alone)
         except CheckpointException as error:
             raise CheckpointError(
                 f"`{path}` could not be written: {_cause(error)}", path
@@ -103,8 +106,10 @@ class Tensors:
                 optimizer.state.clear()
             raise
 
-    def load(self, path: Path, states: dict[str, Any]) -> None:
-        """Load them from ``path`` into what ``places`` gave. Collective.
+    def load(
+        self, path: Path, states: dict[str, Any], group: dist.ProcessGroup | None = None
+    ) -> None:
+        """Load them from ``path`` into what ``places`` gave. Collective over ``group``.
 
         Raises:
             CheckpointError: what is there is of other shapes, or cannot be read.
@@ -115,6 +120,7 @@ class Tensors:
                     states,
                     storage_reader=SafeReader(path),
                     planner=SafePlanner(),
+                    process_group=group,
                     no_dist=_is_alone(),
                 )
         except CheckpointException as error:

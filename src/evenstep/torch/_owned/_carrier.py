@@ -70,7 +70,6 @@ class Carrier:
         self._blame = Blame(
             transport,
             transport,
-            verdict=None,
             where="the exchange of parameters",
             option="ShardedOptimizer(timeout_s=...)",
         )

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import final
 
 from ...exceptions import WorkerLostError
 from ._notices import Notices
 from ._roll_call import PlanMismatchError
 from ._transport import AbstractTransport, PeerFailed
-
-Verdict = Callable[[int], WorkerLostError | None]
 
 
 @final
@@ -21,7 +18,6 @@ class Blame:
     Args:
         transport: carries gradients; it is broken off.
         notes: carries notices, before it is broken off too; perhaps the same one.
-        verdict: asked first who is lost, with the rank that a wait failed for.
         where: in what the rank was lost, for the error.
         option: which argument says how long a rank may be slow, for the error.
     """
@@ -31,15 +27,13 @@ class Blame:
         transport: AbstractTransport,
         notes: AbstractTransport,
         *,
-        verdict: Verdict | None,
         where: str = "the exchange of gradients",
-        option: str = "ShardedReducer(timeout_s=...)",
+        option: str,
     ) -> None:
         self._transports = dict.fromkeys((transport, notes))
         self._notes = notes
         self._rank = transport.rank
         self._ranks = transport.ranks
-        self._verdict = verdict
         self._where, self._option = where, option
         self._notices: Notices | None = None
         self._lock = threading.Lock()
@@ -80,8 +74,6 @@ class Blame:
             return self._rank, error
         told = None if self._notices is None else self._notices.heard()
         teller, lost = (self._rank, error.peer) if told is None else told
-        if self._verdict is not None and (known := self._verdict(lost)) is not None:
-            return lost, known
         if told is None:
             problem = str(error)
         elif lost == teller:

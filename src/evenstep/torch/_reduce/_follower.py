@@ -56,6 +56,7 @@ class ShareFollower:
 
     def at(self, step: int) -> None:
         """Put the plan of ``step`` in force: the plan point, when no backward is under way."""
+        self._reducer.step = step
         plan = self._plans.at(step)
         if plan is None or plan.epoch == self._epoch:
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, ClassVar, final
@@ -25,25 +25,34 @@ class GlooTransport(AbstractTransport):
 
     Args:
         group: of this transport alone: it is broken when a rank is lost.
-        ranks: what errors call the ranks of the group; None is their global numbers.
+        ranks: what errors call the ranks of the transport; None is their global numbers.
+        order: which rank of the group each rank of the transport is; None is the same one.
     """
 
     in_order: ClassVar[bool] = False
     on_host: ClassVar[bool] = True
 
-    def __init__(self, group: dist.ProcessGroup, *, ranks: Iterable[int] | None = None) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        *,
+        ranks: Iterable[int] | None = None,
+        order: Sequence[int] | None = None,
+    ) -> None:
         self._group = group
-        self.rank = group.rank()
+        self._order = tuple(range(group.size()) if order is None else order)
+        self.rank = self._order.index(group.rank())
         self.world_size = group.size()
-        self.ranks = tuple(dist.get_process_group_ranks(group) if ranks is None else ranks)
+        names = dist.get_process_group_ranks(group)
+        self.ranks = tuple([names[one] for one in self._order] if ranks is None else ranks)
 
     def receive(self, buffer: torch.Tensor, source: int, tag: int) -> Pending:
         with _blaming(source):
-            return _GlooPending(self._group.recv([buffer], source, tag), buffer)
+            return _GlooPending(self._group.recv([buffer], self._order[source], tag), buffer)
 
     def send(self, buffer: torch.Tensor, target: int, tag: int) -> Pending:
         with _blaming(target):
-            return _GlooPending(self._group.send([buffer], target, tag), buffer)
+            return _GlooPending(self._group.send([buffer], self._order[target], tag), buffer)
 
     def launch(self) -> None:
         """Do nothing: each operation is under way as soon as it is asked for."""
@@ -55,7 +64,7 @@ class GlooTransport(AbstractTransport):
         cannot be interrupted, and a group that is destroyed under one takes the process along.
         """
         for peer in range(self.world_size):
-            if peer != self.rank:
+            if peer != self._group.rank():
                 with suppress(RuntimeError):
                     self._group.recv([torch.zeros(1)], peer, _BREAK).wait(timedelta(milliseconds=1))
 

@@ -31,6 +31,7 @@ class Job:
         done: called on the issuing thread with None, or with the error that ended it.
         opens: whether it is the first bucket of a backward.
         ends: whether it is the last one.
+        step: the step that it belongs to.
         ready: when the device has written the gradients; None where there is none.
         checks: what has to hold before its first sum.
         sends: notes to others that leave with it, by peer.
@@ -43,6 +44,7 @@ class Job:
     done: Callable[[BaseException | None], None]
     opens: bool = False
     ends: bool = False
+    step: int = 0
     ready: torch.cuda.Event | None = None
     checks: list[Check] = field(default_factory=list)
     sends: list[tuple[int, Pending]] = field(default_factory=list)

@@ -15,7 +15,7 @@ from ._transport import AbstractTransport, PeerFailed
 
 _TAGS = (1 << 30) + (1 << 21)
 _MOST = 1 << 20
-_FIXED = 7  # integers before the parts
+_FIXED = 8  # integers before the parts
 _STOP, _SUM = 0, 1
 
 
@@ -38,7 +38,7 @@ class OrderBook:
         split = job.split
         kind = FLOATS.index(job.wire)
         fixed = [_SUM, job.num_elements, kind, split.epoch, split.chunk_bytes, split.min_bytes]
-        order = torch.tensor([*fixed, int(job.ends), *split.parts])
+        order = torch.tensor([*fixed, int(job.ends), job.step, *split.parts])
         tag = self._next_tag()
         job.sends += [(peer, self._transport.send(order, peer, tag)) for peer in self._servers]
 
@@ -88,13 +88,14 @@ class Orders:
             self._transport.receive(order, self._lead, tag).wait()
         except RuntimeError as error:
             raise PeerFailed(self._lead, str(error)) from error
-        kind, num_elements, dtype, epoch, chunk_bytes, min_bytes, ends, *parts = order.tolist()
+        kind, num_elements, dtype, epoch, *sizes, ends, step = order[:_FIXED].tolist()
         if kind == _STOP:
             return None
         check_epoch("ShardedReducer.serve()", epoch, self._epoch)
         self._epoch = epoch
-        split = Split(tuple(parts), epoch, chunk_bytes, min_bytes)
-        return Job(None, num_elements, FLOATS[dtype], split, done, ends=bool(ends))
+        split = Split(tuple(order[_FIXED:].tolist()), epoch, *sizes)
+        wire, ends = FLOATS[dtype], bool(ends)
+        return Job(None, num_elements, wire, split, done, ends=ends, step=step)
 
 
 def check_epoch(argument: str, epoch: int, newest: int) -> None:

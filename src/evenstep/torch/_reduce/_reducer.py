@@ -15,7 +15,7 @@ import torch
 
 from ...exceptions import invalid
 from ...sharding import Split
-from ._blame import Blame, Verdict
+from ._blame import Blame
 from ._issuer import Issuer
 from ._job import Job
 from ._orders import OrderBook, Orders, check_epoch
@@ -52,8 +52,7 @@ class ShardedReducer:
             by order needs another here.
         device: where sums are made, if the transport reaches a device.
         timeout_s: how long a rank may keep another one waiting, as a group's timeout.
-        verdict: asked who is lost, with the transport's rank that a wait failed for, before that
-            one is blamed: who watches all ranks knows better than who waits for one.
+        option: which argument says so, for errors.
         clock: monotonic seconds.
 
     Raises:
@@ -69,7 +68,7 @@ class ShardedReducer:
         notes: AbstractTransport | None = None,
         device: torch.device = torch.device("cpu"),  # noqa: B008  # likewise
         timeout_s: float = 1800.0,
-        verdict: Verdict | None = None,
+        option: str = "ShardedReducer(timeout_s=...)",
         clock: Callable[[], float] = monotonic,
     ) -> None:
         world_size = transport.world_size
@@ -81,10 +80,11 @@ class ShardedReducer:
             raise invalid("ShardedReducer(notes=...)", rule, None, "Give a `GlooTransport`.")
         self._transport, self._notes = transport, notes or transport
         self._wire = wire
-        self._blame = Blame(transport, self._notes, verdict=verdict)
+        self._blame = Blame(transport, self._notes, option=option)
         self._ledger = Ledger()
         self._split: Split | None = None
         self._epoch = -1
+        self.step = 0  # under way, for ranks without data; set by whoever counts
         self._changed = threading.Condition()  # `_num_open` fell
         self._num_untold = 0  # buckets of which somebody is still to be told
         self._num_running = 0  # those that are not done
@@ -224,7 +224,7 @@ class ShardedReducer:
         result = told.then(answer)
         ready = torch.cuda.current_stream(gradients.device).record_event() if devices else None
         wire = self._wire.of(gradients.dtype)
-        job = Job(gradients, gradients.numel(), wire, split, done, opens, ends, ready)
+        job = Job(gradients, gradients.numel(), wire, split, done, opens, ends, self.step, ready)
         self._put(job)
         (self._begun.discard if ends else self._begun.add)(model)
         return result
@@ -248,10 +248,11 @@ class ShardedReducer:
         """
         return self._blame.on(error)
 
-    def serve(self) -> None:
+    def serve(self, hear: Callable[[Job], None] = lambda job: None) -> None:
         """On a rank without data: sum what the workers push until their training ends.
 
-        Returns when the lead worker closes its reducer, and closes this one.
+        Returns when the lead worker closes its reducer, and closes this one. ``hear`` is told of
+        every bucket before it is summed, when all of the steps before is here.
 
         Raises:
             WorkerLostError: a rank was lost.
@@ -267,6 +268,7 @@ class ShardedReducer:
 
         try:
             while (job := orders.next(done)) is not None:
+                hear(job)
                 self._put(job)
         except BaseException as error:
             blamed = self._blame.on(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, final
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -14,16 +15,22 @@ from ...control import SharePlanner
 from ...events import Hook, LinksMeasured, ProbingStarted
 from ...exceptions import invalid
 from ...sharding import Aggregation, Links
-from .._exchange._shares import Shares
+from .._exchange._crew import Crew
+from .._exchange._progress import COMPILING_TIMES
+from .._exchange._shares import ServedRow, Shares
 from .._network import Network
+from .._options import Runtime
 from ._follower import ShareFollower
 from ._gloo import GlooTransport
 from ._hook import BucketState, shard_gradients
 from ._probe import PROBES, probe_links
 from ._reducer import ShardedReducer
+from ._served import ServerFollower
 from ._sums import WireFormat
 from ._transport import PeerFailed
 from ._watched import WatchedTransport
+
+_FOR_EVER_S = 3e7
 
 
 @final
@@ -32,23 +39,31 @@ class Reduction:
 
     Args:
         network: what the user asked for.
-        process_group: the workers; None is the default group.
+        crew: all ranks, servers among them.
+        runtime: says how long a rank may keep others waiting.
     """
 
-    def __init__(self, network: Network, process_group: dist.ProcessGroup | None) -> None:
-        ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
+    def __init__(self, network: Network, crew: Crew, runtime: Runtime) -> None:
+        ranks = dist.get_process_group_ranks(crew.all or dist.group.WORLD)
         self._network = network
+        self._num_workers = crew.num_workers
         self._group = dist.new_group(
-            ranks, backend="gloo", use_local_synchronization=process_group is not None
+            ranks, backend="gloo", use_local_synchronization=crew.all is not None
         )
         self._ddps: list[DistributedDataParallel] = []
         self._hooks: list[BucketState] = []
         wire = WireFormat(network.wire)
         # Numbered as the heartbeats do, which hear of losses too: among a balancer's own ranks.
-        self._plain = GlooTransport(self._group, ranks=range(len(ranks)))
+        self._plain = GlooTransport(self._group, ranks=range(len(ranks)), order=crew.order)
         self._transport = WatchedTransport(self._plain)
         self._links: Links | None = None
-        self.reducer = ShardedReducer(self._transport, wire=wire)
+        self.reducer = ShardedReducer(
+            self._transport,
+            workers=range(crew.num_workers),
+            wire=wire,
+            timeout_s=_patience_s(runtime),
+            option="Runtime(hang_s=...)",
+        )
         self.reducer.start()
 
     def attach(self, ddp: DistributedDataParallel | None) -> None:
@@ -64,6 +79,8 @@ class Reduction:
                 "another one, such as of FSDP, which sums its gradients by itself",
                 "Leave `network` out.",
             )
+        if not self.reducer.is_worker:
+            return  # a server's own has nothing to sum
         self._hooks.append(shard_gradients(ddp, self.reducer))
         self._ddps.append(ddp)
 
@@ -94,8 +111,14 @@ class Reduction:
         """Return what plans the shares, on rank 0."""
         num_bytes, element_bytes = self._sizes()
         chunks = max(1, round(num_bytes / self._network.chunk_bytes_of(num_bytes)))
+        is_worker = np.arange(self._group.size()) < self._num_workers
         aggregation = Aggregation(
-            self._group.size(), num_bytes, num_chunks=chunks, element_bytes=element_bytes
+            self._group.size(),
+            num_bytes,
+            num_chunks=chunks,
+            is_worker=is_worker,
+            is_server=~is_worker if self._only_servers else None,
+            element_bytes=element_bytes,
         )
         return SharePlanner(
             self._network.policy, aggregation, self._links, margin=self._network.margin
@@ -106,6 +129,14 @@ class Reduction:
         chunk_bytes = self._network.chunk_bytes_of(self._sizes()[0])
         return ShareFollower(self.reducer, self._transport, shares, chunk_bytes=chunk_bytes)
 
+    def serve(self, send: Callable[[ServedRow], None]) -> None:
+        """On a server: sum until training has ended; ``send`` takes what was seen of each step.
+
+        Raises:
+            WorkerLostError: a rank was lost.
+        """
+        self.reducer.serve(ServerFollower(self._transport, send).hear)
+
     def close(self) -> None:
         """End the reducer and its group; the models go on with plain all-reduce."""
         for hook in self._hooks:
@@ -114,6 +145,11 @@ class Reduction:
         self._transport.close()
         if self._group in dist.distributed_c10d._world.pg_map:
             dist.destroy_process_group(self._group)
+
+    @property
+    def _only_servers(self) -> bool:
+        """Whether no worker sums, as there are others to do it alone."""
+        return self._network.only_servers and self._num_workers < self._group.size()
 
     def _sizes(self) -> tuple[int, int]:
         """Return the bytes of all gradients as they travel, and the least of an element's."""
@@ -124,6 +160,13 @@ class Reduction:
         ]
         least = min(each for _, each in elements)
         return sum(number * each for number, each in elements), least
+
+
+def _patience_s(runtime: Runtime) -> float:
+    """Return after how long a wait is in vain, where those who watch the steps say nothing."""
+    if runtime.hang_s is None:
+        return _FOR_EVER_S
+    return COMPILING_TIMES * runtime.hang_s + runtime.deadline_s
 
 
 def _trained(ddps: Iterable[nn.Module]) -> list[nn.Parameter]:

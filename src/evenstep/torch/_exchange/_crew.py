@@ -1,0 +1,111 @@
+"""All ranks of a balancer: workers first, then servers, and the groups of each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import astuple
+from typing import Any, final
+
+import torch.distributed as dist
+
+from .._network import Network
+from ._agent import role_in
+from ._losses import CollectiveWatch
+from ._roles import Said, agreed_servers
+from ._startup import WorkerFacts, open_side
+
+
+@final
+class Crew:
+    """Who is there, agreed on by all ranks. Collective: every rank of the group makes one.
+
+    Without servers the crew is the process group, rank by rank. With them workers come first, in
+    the order of their ranks, then servers. A server is by itself in whatever concerns workers
+    alone: its side group and its process group have one member, so that no collective of theirs
+    waits for it, nor it for them.
+
+    Args:
+        process_group: all of them; None is the default group.
+        network: how gradients are summed; None is plain all-reduce.
+
+    Attributes:
+        rank, world_size: among the crew.
+        num_workers: how many train.
+        order: ranks of the process group, by rank of the crew.
+        side: of the workers; of a server alone.
+        workers: the workers' process group, that of a server alone, or as given without servers.
+        all: the process group as given.
+
+    Raises:
+        ValueError: ranks disagree on who serves, or it cannot be so.
+    """
+
+    def __init__(self, process_group: dist.ProcessGroup | None, network: Network | None) -> None:
+        self._hall = open_side(process_group)
+        self.all = process_group
+        said = Said(
+            network is not None, None if network is None else network.servers, role_in(os.environ)
+        )
+        try:
+            servers = agreed_servers([Said(*row) for row in self._hall.collect(astuple(said))])
+        except ValueError:
+            self._hall.close()
+            raise
+        self.world_size = self._hall.world_size
+        workers = [rank for rank in range(self.world_size) if rank not in servers]
+        self.order = (*workers, *servers)
+        self.num_workers = len(workers)
+        self.rank = self.order.index(self._hall.rank)
+        self.side, self.workers = self._hall, process_group
+        if servers:
+            self.workers = self._part(workers if not self.is_server else [self._hall.rank])
+            self.side = open_side(self.workers)
+
+    @property
+    def is_server(self) -> bool:
+        """Whether this rank only sums."""
+        return self.rank >= self.num_workers
+
+    @property
+    def num_servers(self) -> int:
+        """How many ranks only sum."""
+        return self.world_size - self.num_workers
+
+    def collect(self, value: Any) -> list[Any]:
+        """Return on every rank what each was called with, by rank of the crew."""
+        values = self._hall.collect(value)
+        return [values[rank] for rank in self.order]
+
+    def share(self, value: Any) -> Any:
+        """Return on every rank what rank 0, always a worker, was called with."""
+        return self._hall.share(value)
+
+    def hosts(self, facts: Sequence[WorkerFacts]) -> list[str]:
+        """Return what errors say of where each rank runs."""
+        return [
+            fact.host if rank < self.num_workers else f"{fact.host}, a server{self._global(rank)}"
+            for rank, fact in enumerate(facts)
+        ]
+
+    def watch_by(self, watch: CollectiveWatch) -> None:
+        """Have the loss of a rank noticed in all collectives that follow."""
+        self._hall.watch_by(watch)
+        self.side.watch_by(watch)
+
+    def close(self) -> None:
+        """End the side groups. The workers' process group stays: models go on with it."""
+        if self.side is not self._hall:
+            self.side.close()
+        self._hall.close()
+
+    def _global(self, rank: int) -> str:
+        """Return the rank that a server has in the process group, where it is another one."""
+        return "" if self.order[rank] == rank else f" (rank {self.order[rank]} of all)"
+
+    def _part(self, ranks: Sequence[int]) -> dist.ProcessGroup:
+        everybody = dist.get_process_group_ranks(self.all or dist.group.WORLD)
+        group: dist.ProcessGroup = dist.new_group(
+            [everybody[rank] for rank in ranks], use_local_synchronization=True
+        )
+        return group

@@ -1,0 +1,135 @@
+"""A server's side of the heartbeats: who was lost, and when the workers' training has ended."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import final
+
+from ...exceptions import WorkerLostError
+from ._channel import Message
+from ._losses import lost_worker
+from ._stuck import end_process, is_in_collective
+
+
+@final
+class ServerWatch:
+    """Hears from rank 0 what a server has to know, on the channel's thread.
+
+    Args:
+        hosts: where each rank of the crew runs, for errors.
+        fail: called once with the loss of a rank; it has to end what the server waits in.
+        ask: tells rank 0 to have all stop.
+        end: called if training has ended and nobody comes to say that no more is to be summed.
+        grace_s: seconds after a loss, and after the end, for which the main thread may still come
+            out of what it waits in by itself.
+        abort: ends the process with a message.
+        is_stuck: tells whether a thread sits in a collective of torch's, by its number.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[str],
+        *,
+        fail: Callable[[WorkerLostError], object],
+        ask: Callable[[], object],
+        end: Callable[[], object],
+        grace_s: float,
+        abort: Callable[[str], None] = end_process,
+        is_stuck: Callable[[int], bool] = is_in_collective,
+    ) -> None:
+        self._hosts = tuple(hosts)
+        self._fail, self._ask, self._end = fail, ask, end
+        self._told = False
+        self._grace_s = grace_s
+        self._abort, self._is_stuck = abort, is_stuck
+        self._changed = threading.Condition()
+        self._error: WorkerLostError | None = None
+        self._since_s = 0.0  # of the error, or of the end
+        self._num_loops: int | None = None
+        self._done = -1
+        self._thread_id = 0
+        self._collective_s: float | None = None
+
+    def received(self, peer: int, message: Message) -> None:
+        """Take in a loss or the end; all else is the workers' own."""
+        match message:
+            case {"lost": rank, "problem": problem}:
+                self._lose(rank, problem)
+            case {"after": index}:
+                self._done = index
+            case {"bye": _, "loops": num_loops}:
+                with self._changed:
+                    self._num_loops, self._since_s = num_loops, monotonic()
+                    self._changed.notify_all()
+
+    def lost(self, peer: int, problem: str) -> None:
+        """Take notice that the connection to rank 0 is gone or silent."""
+        if self._num_loops is None:
+            self._lose(peer, problem)
+
+    def stop(self) -> None:
+        """Have all ranks stop after a step. May be called from a signal handler."""
+        self._told = True
+
+    def tick(self) -> None:
+        """Act on a loss, or on an end, that the main thread does not come by to hear of."""
+        if self._told:
+            self._told = False
+            self._ask()
+        late_s = monotonic() - self._since_s
+        if self._error is None:
+            if self._num_loops is not None and late_s > self._grace_s:
+                self._end()
+            return
+        if self._collective_s is None:
+            return
+        late = monotonic() - max(self._since_s, self._collective_s) > self._grace_s
+        if late and self._is_stuck(self._thread_id):
+            self._abort(str(self._error))
+
+    def ended(self, *, within_s: float) -> int | None:
+        """Return how many loops the workers made, if their training ends in time, else None."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._num_loops is not None, timeout=within_s)
+            return self._num_loops
+
+    def check(self) -> None:
+        """Raise if a rank was lost.
+
+        Raises:
+            WorkerLostError: a rank was lost.
+        """
+        if self._error is not None:
+            raise self._error
+
+    def enter_collective(self) -> bool:
+        """Note that the calling thread goes into a collective; return if it was in none."""
+        self._thread_id = threading.get_ident()
+        was_outside = self._collective_s is None
+        self._collective_s = monotonic()
+        return was_outside
+
+    def leave_collective(self) -> None:
+        """Note that it is back."""
+        self._collective_s = None
+
+    def verdict(self, *, within_s: float) -> WorkerLostError | None:
+        """Return the loss of a rank, if one becomes known in time."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._error or self._num_loops is not None, timeout=within_s
+            )
+        return self._error
+
+    def _lose(self, rank: int, problem: str) -> None:
+        if self._error is not None:
+            return
+        error = lost_worker(rank, self._hosts[rank], problem, done=self._done)
+        with self._changed:
+            self._error, self._since_s = error, monotonic()
+            self._changed.notify_all()
+        logging.getLogger("evenstep").critical("%s", error)
+        self._fail(error)

@@ -1,0 +1,37 @@
+"""What a server saw of the workers' pushes, told to rank 0 step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import final
+
+from .._exchange._shares import ServedRow
+from ._job import Job
+from ._observed import ways_to
+from ._watched import WatchedTransport
+
+
+@final
+class ServerFollower:
+    """Notes what came in a step and passes it on when the next one begins.
+
+    Args:
+        transport: the reducer's, which sees what arrives.
+        send: takes what was seen of a step.
+    """
+
+    def __init__(self, transport: WatchedTransport, send: Callable[[ServedRow], None]) -> None:
+        self._transport = transport
+        self._send = send
+        self._newest: tuple[int, int] | None = None  # step and plan of the newest bucket
+
+    def hear(self, job: Job) -> None:
+        """Hear of a bucket before it is summed: of a new step, once the one before is complete."""
+        newest, self._newest = self._newest, (job.step, job.split.epoch)
+        if newest in (None, self._newest):
+            return
+        assert newest is not None
+        arrivals = self._transport.take_arrivals()
+        began_s = min((arrival.begin_s for arrival in arrivals), default=0.0)
+        ended_s = max((arrival.end_s for arrival in arrivals), default=0.0)
+        self._send((*newest, ways_to(self._transport.rank, arrivals), ended_s - began_s))

@@ -1,0 +1,112 @@
+"""What a server does in place of training: it sums until the workers' training has ended."""
+
+from __future__ import annotations
+
+import logging
+from typing import final
+
+import torch
+
+from ..exceptions import WorkerLostError
+from ._exchange._channel import StarChannel
+from ._exchange._crew import Crew
+from ._exchange._server_watch import ServerWatch
+from ._exchange._startup import WorkerFacts, gather_facts, open_channel
+from ._options import Runtime
+from ._reduce._reduction import Reduction
+
+_END_S = 5.0  # for the last word of rank 0's heartbeats, once there is no more to be summed
+
+
+@final
+class Service:
+    """Serves in the first loop over a prepared loader; the later ones are over at once.
+
+    Args:
+        crew: all ranks.
+        runtime: heartbeats and deadlines.
+
+    Attributes:
+        reduction: what sums; set with the first model.
+    """
+
+    def __init__(self, crew: Crew, runtime: Runtime) -> None:
+        self._crew = crew
+        self._runtime = runtime
+        self.reduction: Reduction | None = None
+        self._num_loops = 0
+        self._num_theirs: int | None = None  # once training has ended
+        self._watch: ServerWatch | None = None  # while it serves
+
+    def loop(self) -> None:
+        """Go through a loop of the script's: one of training, of which only workers see steps.
+
+        Raises:
+            WorkerLostError: a rank was lost.
+            RuntimeError: there is no model, or the workers came to no first step.
+            SystemExit: workers have made no loop more, so that this process is done. A script that
+                counts steps would go on for ever here.
+        """
+        self._num_loops += 1
+        if self._num_theirs is None:
+            self._num_theirs = self._serve()
+        elif self._num_loops > self._num_theirs:
+            logging.getLogger("evenstep").info(
+                "Training has ended after %d loops, and this server with it.", self._num_theirs
+            )
+            raise SystemExit(0)
+
+    def ask_to_stop(self) -> bool:
+        """Have all ranks agree to stop; return whether there is a run in which they can.
+
+        May be called from a signal handler.
+        """
+        if self._watch is not None:
+            self._watch.stop()
+        return self._watch is not None
+
+    def _serve(self) -> int:
+        """Sum until there is no more; return how many loops the workers made."""
+        reduction = self.reduction
+        if reduction is None:
+            raise RuntimeError("The loader runs without a model: `prepare` the model too.")
+        facts, channel = self._meet()
+        self._watch = watch = ServerWatch(
+            self._crew.hosts(facts),
+            fail=reduction.reducer.fail,
+            ask=lambda: channel.send(0, {"stop": True}),
+            end=lambda: reduction.reducer.fail(RuntimeError("Training has ended.")),
+            grace_s=3 * self._runtime.heartbeat_s,
+        )
+        channel.start(watch)
+        self._crew.watch_by(watch)
+        try:
+            reduction.probe(self._crew.collect, lambda event: None)
+            reduction.serve(lambda row: channel.send(0, {"served": row}))
+        except RuntimeError as error:
+            if isinstance(error, WorkerLostError) and error.rank != 0:
+                raise
+            if (lost := watch.verdict(within_s=_END_S)) is not None:
+                raise lost from error
+            # Of an end without a last order, as of a script that destroyed its groups first.
+            if watch.ended(within_s=0.0) is None:
+                raise
+        else:
+            watch.ended(within_s=_END_S)
+        finally:
+            self._watch = None
+            channel.close()
+        return watch.ended(within_s=0.0) or self._num_loops
+
+    def _meet(self) -> tuple[list[WorkerFacts], StarChannel]:
+        """Meet the workers at their first step, and connect with rank 0."""
+        try:
+            facts = gather_facts(self._crew, WorkerFacts.here(torch.device("cpu"), lag=0))
+            channel = open_channel(self._crew, facts, self._runtime)
+        except RuntimeError as error:
+            raise RuntimeError(
+                "The workers ended before their first step, so there is nothing to serve: see what "
+                "they raised."
+            ) from error
+        assert channel is not None, "a server has workers beside it"
+        return facts, channel
