@@ -15,6 +15,7 @@ import torch.distributed as dist
 from benchmarks._network_arena import Arena, Taken
 from benchmarks._network_ddp import backwards
 from benchmarks._network_follow import follow
+from benchmarks._network_trainers import in_blocks, in_slots
 from evenstep.sharding import Split
 
 SMALL = 1024  # elements: nothing but latency
@@ -48,7 +49,13 @@ def contest(settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-JOBS = {"contest": contest, "backwards": backwards, "follow": follow}
+JOBS = {
+    "contest": contest,
+    "backwards": backwards,
+    "follow": follow,
+    "blocks": in_blocks,
+    "slots": in_slots,
+}
 
 
 def run(asked: Path, answer: Path) -> None:

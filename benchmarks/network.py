@@ -18,6 +18,7 @@ import numpy as np
 from benchmarks._common import Row, main, progress
 from benchmarks._network_changing import NUM_SERVERS, changing
 from benchmarks._network_lab import in_lab
+from benchmarks._network_training import joint, training
 from evenstep.lab import Host, Lab, LabUnavailable
 from evenstep.sharding import (
     Aggregation,
@@ -32,7 +33,7 @@ from evenstep.sharding import (
 
 GOODPUT = 1448 / 1514  # bytes of a stream over those of its frames
 UNEQUAL = ((200, 200, 200, 50), (200, 150, 100, 50))
-PARTS = "unequal,equal,dedicated,changing"
+PARTS = "unequal,equal,dedicated,changing,training,joint"
 CHUNKS = (8, 16, 32)
 NUM_ELEMENTS = 2_000_000  # 8 MB
 
@@ -49,9 +50,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
     settings = (
         [_rates(options.mbit)] if options.mbit else [(200, 200, 200, 50), (200, 150, 100, 50)]
     )
-    parts = (
-        options.only.split(",") if options.only else ["unequal", "equal", "dedicated", "changing"]
-    )
+    parts = (options.only or PARTS).split(",")
     if "unequal" in parts:
         for mbit in settings:
             yield from collocated(mbit, rounds)
@@ -59,9 +58,9 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
         yield from equal_links(rounds * 3)  # bars of 3 % need more of them
     if "dedicated" in parts:
         yield from dedicated(rounds)
-    if "changing" in parts:
-        yield from changing(options)
-    # Left out, until training follows links by itself: end-to-end speed on links that change.
+    for name, part in (("changing", changing), ("training", training), ("joint", joint)):
+        if name in parts:
+            yield from part(options)
 
 
 def collocated(mbit: Sequence[float], rounds: int) -> Iterator[Row]:

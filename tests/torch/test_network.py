@@ -144,7 +144,7 @@ def play(both, num_steps):
             both[rank].report(step, reports_of(rank, step, plan.batch_size[rank]))
             rows = [(1 - rank, rank, 1e6, 0.5)]
             epoch = 0 if shares is None else shares.epoch
-            both[rank].shares.note(Seen(step, epoch, 0.5 + rank, rows))
+            both[rank].shares.note(Seen(step, epoch, 0.5 + rank, rows, 0.0, 2.0 - rank))
 
     threads = [threading.Thread(target=go, args=(rank,)) for rank in (0, 1)]
     for thread in threads:
@@ -168,7 +168,7 @@ def test_both_ranks_switch_at_the_same_step(lag):
     assert len(set(mine)) > 20
     step, exchange = planner.seen[-1]
     assert step > 0
-    assert exchange.exchange_s == 0.5  # of the rank that waited least
+    assert exchange.exchange_s == 0.5  # from when the later one, rank 0, was done computing
     assert exchange.transfers.num_bytes.tolist() == [[0.0, 1e6], [1e6, 0.0]]
 
 

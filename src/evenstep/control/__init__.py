@@ -2,17 +2,19 @@
 
 from ._bounds import Bounds as Bounds
 from ._claims import ClaimSwitch as ClaimSwitch
+from ._computing import Computing as Computing
 from ._job import Job as Job
 from ._joint import JointPlan as JointPlan
 from ._joint import joint_bound_s as joint_bound_s
 from ._joint import plan_jointly as plan_jointly
+from ._joint_sizes import JointSizes as JointSizes
 from ._learnt import Learnt as Learnt
 from ._learnt import alike as alike
 from ._learnt import places as places
 from ._link_tracker import LinkBelief as LinkBelief
 from ._link_tracker import LinkTracker as LinkTracker
+from ._plan import Outcome as Outcome
 from ._plan import Plan as Plan
-from ._planner import Outcome as Outcome
 from ._planner import Planner as Planner
 from ._probes import ProbeRound as ProbeRound
 from ._probes import Probes as Probes
@@ -28,9 +30,11 @@ from ._transfers import Transfers as Transfers
 __all__ = [
     "Bounds",
     "ClaimSwitch",
+    "Computing",
     "Exchange",
     "Job",
     "JointPlan",
+    "JointSizes",
     "Learnt",
     "LinkBelief",
     "LinkTracker",

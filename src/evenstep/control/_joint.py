@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ from ..sharding import Aggregation, Links, equal_shares, optimal_shares, ring_s
 from ..timemodels import AffineTime
 from ._timeline import timeline_s
 
-PARTS = (0.25, 0.5, 0.75, 1.0)  # of a rank's exchange that its batch is made to compensate
+PARTS = (0.125, 0.25, 0.5, 0.75, 1.0)  # of a rank's exchange that its batch makes up for
 ROUNDS = 3
 
 
@@ -25,6 +25,8 @@ class JointPlan:
     Attributes:
         batch_size: local batch sizes, ``(world_size,)``.
         shares: part of the bytes that each rank sums, ``(world_size,)``.
+        extra_s: seconds of each rank's exchange that its batch makes up for: the sizes are those
+            that end computing and this together; zeros if nothing is gained, ``(world_size,)``.
         step_s: predicted seconds of a step with both.
         separate_s: with sizes for computing alone and shares for the exchange alone.
         equal_shares_s: with the same sizes and equal shares.
@@ -34,6 +36,7 @@ class JointPlan:
 
     batch_size: IntArray
     shares: FloatArray
+    extra_s: FloatArray
     step_s: float
     separate_s: float
     equal_shares_s: float
@@ -50,6 +53,7 @@ def plan_jointly(
     aggregation: Aggregation,
     links: Links,
     *,
+    shares: FloatArray | None = None,
     overlap: float = 0.0,
     margin: float = 0.01,
 ) -> JointPlan:
@@ -64,7 +68,8 @@ def plan_jointly(
     are the beginning. From there sizes for a given part of every rank's traffic,
     $\min T: \alpha_i + \gamma_i s_i + \lambda V (1 + (N - 2) w_i) / b_i \le T$, and shares for
     given sizes, $w_i = \max(0, ((T - t_i) b_i / V - 1) / (N - 2))$ with $\sum w = 1$, are tried in
-    turn, and the solution of ``joint_bound_s``. ``timeline_s`` judges all of them; what it does not
+    turn, and the solution of ``joint_bound_s``; $\lambda$ is 1/8, 1/4, 1/2, 3/4 and 1. With shares
+    that are given, only the sizes. ``timeline_s`` judges all of them; what it does not
     find faster by ``margin`` is not taken. So the answer is never slower than the separate plans by
     this model, and not proven to be the best: on small cases it was within 6 % of all there are.
 
@@ -73,6 +78,7 @@ def plan_jointly(
         cluster: the global batch and bounds; ranks that only serve have a largest size of 0.
         aggregation: what is summed and by whom.
         links: their bandwidths.
+        shares: those in force, which are to stay, ``(world_size,)``; None chooses them too.
         overlap: part of computing, at its end, during which gradients become ready, in [0, 1].
         margin: part of the step that joint planning has to save, at least 0.
 
@@ -81,27 +87,39 @@ def plan_jointly(
     """
     _check(times, cluster, aggregation, margin)
 
-    def judged(sizes: IntArray, shares: FloatArray) -> float:
-        compute_s = times.seconds(sizes)
-        return timeline_s(compute_s, aggregation, links, shares=shares, overlap=overlap)
+    def judged(sizes: IntArray, each: FloatArray) -> float:
+        return timeline_s(times.seconds(sizes), aggregation, links, shares=each, overlap=overlap)
 
-    sizes, shares = allocate(times, cluster), optimal_shares(aggregation, links)
-    separate_s = judged(sizes, shares)
-    best, best_s = (sizes, shares), separate_s
-    for candidate in _candidates(times, cluster, aggregation, links, sizes, shares):
-        seconds = judged(*candidate)
-        if seconds < best_s * (1 - 1e-9):
-            best, best_s = candidate, seconds
+    separate = _Choice(
+        allocate(times, cluster),
+        optimal_shares(aggregation, links) if shares is None else shares,
+        np.zeros(times.world_size),
+    )
+    separate_s = judged(separate.sizes, separate.shares)
+    choices = _choices(times, cluster, aggregation, links, separate, stay=shares is not None)
+    best, best_s = _fastest(choices, judged, separate, separate_s)
     if best_s > separate_s * (1 - margin):
-        best, best_s = (sizes, shares), separate_s
-    compute_s = times.seconds(best[0])
+        best, best_s = separate, separate_s
     return JointPlan(
-        *best,
+        *(best.sizes, best.shares, best.extra_s),
         best_s,
         separate_s,
-        judged(best[0], equal_shares(aggregation)),
-        float(compute_s.max()) + ring_s(aggregation, links),
+        judged(best.sizes, equal_shares(aggregation)),
+        float(times.seconds(best.sizes).max()) + ring_s(aggregation, links),
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Choice:
+    """Sizes and shares, and what the sizes make up for."""
+
+    sizes: IntArray
+    shares: FloatArray
+    extra_s: FloatArray
+
+    @property
+    def key(self) -> tuple[bytes, bytes]:
+        return self.sizes.tobytes(), self.shares.tobytes()
 
 
 def _check(times: AffineTime, cluster: Cluster, aggregation: Aggregation, margin: float) -> None:
@@ -114,27 +132,65 @@ def _check(times: AffineTime, cluster: Cluster, aggregation: Aggregation, margin
         raise invalid("plan_jointly(times=..., cluster=...)", rule, got, "Give one per rank.")
 
 
-def _candidates(
+def _fastest(
+    choices: Iterator[_Choice],
+    judged: Callable[[IntArray, FloatArray], float],
+    first: _Choice,
+    first_s: float,
+) -> tuple[_Choice, float]:
+    """Return the choice that ends first and when, the earlier one of equals; each tried once."""
+    best, best_s, tried = first, first_s, {first.key}
+    for choice in choices:
+        if choice.key not in tried:
+            tried.add(choice.key)
+            seconds = judged(choice.sizes, choice.shares)
+            if seconds < best_s * (1 - 1e-9):
+                best, best_s = choice, seconds
+    return best, best_s
+
+
+def _choices(
     times: AffineTime,
     cluster: Cluster,
     aggregation: Aggregation,
     links: Links,
-    sizes: IntArray,
-    shares: FloatArray,
-) -> Iterator[tuple[IntArray, FloatArray]]:
-    """Yield pairs of sizes and shares, the nearest to the separate plans first."""
-    yield sizes, _shares_for(times.seconds(sizes), aggregation, links)
+    separate: _Choice,
+    *,
+    stay: bool,
+) -> Iterator[_Choice]:
+    """Yield what can be tried, the nearest to the separate plans first."""
+    for extra_s, shares in _found(times, cluster, aggregation, links, separate, stay=stay):
+        yield _Choice(_sizes_for(times, cluster, extra_s), shares, extra_s)
+
+
+def _found(
+    times: AffineTime,
+    cluster: Cluster,
+    aggregation: Aggregation,
+    links: Links,
+    separate: _Choice,
+    *,
+    stay: bool,
+) -> Iterator[tuple[FloatArray, FloatArray]]:
+    """Yield what sizes are to make up for, with which shares."""
+    if stay:
+        for part in PARTS:
+            yield part * _traffic_s(aggregation, links, separate.shares), separate.shares
+        return
+    compute_s = times.seconds(separate.sizes)
+    yield separate.extra_s, _shares_for(compute_s, aggregation, links)
     for part in PARTS:
-        here = shares
+        here = separate.shares
         for _ in range(ROUNDS):
-            moved = _sizes_for(times, cluster, part * _traffic_s(aggregation, links, here))
-            yield moved, here
-            yield moved, shares
+            extra_s = part * _traffic_s(aggregation, links, here)
+            yield extra_s, here
+            yield extra_s, separate.shares
+            moved = _sizes_for(times, cluster, extra_s)
             here = _shares_for(times.seconds(moved), aggregation, links)
-            yield moved, here
+            yield extra_s, here
     bound = _bound(times, cluster, aggregation, links)
     if bound is not None:
-        yield _sizes_for(times, cluster, _traffic_s(aggregation, links, bound)), bound
+        yield _traffic_s(aggregation, links, bound), bound
 
 
 def joint_bound_s(

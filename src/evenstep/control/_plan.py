@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..events import Event
 from ._cut import cut
 
 
@@ -49,3 +50,16 @@ class Plan:
         if self.granularity is None:
             return 1
         return self.granularity[0] if len(set(self.granularity)) == 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What followed from one step.
+
+    Attributes:
+        plan: what holds from now on; the very same object if nothing changed.
+        events: the facts, in order.
+    """
+
+    plan: Plan
+    events: tuple[Event, ...]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from .._types import Decision, IntArray, StepTimings
+from .._types import Decision, FloatArray, IntArray, StepTimings
 from ..events import (
     ClaimsSwitched,
     EstimatesRestored,
@@ -23,27 +23,16 @@ from ..events import (
 )
 from ..policies import AbstractPolicy
 from ..timemodels import MemoryModel
+from ._checked import check_decision
 from ._claims import ClaimSwitch
+from ._computing import Computing
 from ._job import Job
 from ._learnt import Learnt, Start, columns
-from ._plan import Plan
+from ._plan import Outcome, Plan
 from ._report import Report, apart, timings_of
 from ._room import Room
 from ._tail import split_tail
 from ._whatif import WhatIf
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What followed from one step.
-
-    Attributes:
-        plan: what holds from now on; the very same object if nothing changed.
-        events: the facts, in order.
-    """
-
-    plan: Plan
-    events: tuple[Event, ...]
 
 
 class Planner:
@@ -90,6 +79,7 @@ class Planner:
         self.claims = claims
         self._num_measured = 0
         self._held = False  # because a worker asked for it
+        self._extra_s: FloatArray | None = None  # shown to the policy on top of computing
         self._put_off: Callable[..., list[Event]] | None = None
         decision = policy.init(self._room.cluster)
         self._check(decision)
@@ -132,7 +122,7 @@ class Planner:
             next_step: the first step that can still use a new plan.
         """
         events = self.catch_up().events
-        if self._level > 0 and timings.apart <= self._level:
+        if self._level > 0 and self._shown(timings).apart <= self._level:
             self._put_off = partial(self._learn, step, timings, next_step + 1)
         else:
             events += tuple(self._learn(step, timings, next_step, ask=True))
@@ -200,6 +190,26 @@ class Planner:
             return None
         return WorkerUnhelpful(step, found.rank, found.with_s, found.without_s)
 
+    def compensate(self, extra_s: FloatArray) -> None:
+        """Have the policy balance computing and so much more of each rank from now on.
+
+        Only what it is shown changes; events have times as they were measured.
+
+        Args:
+            extra_s: seconds that a rank's batch is to make up for, at least 0, ``(world_size,)``.
+        """
+        self._extra_s = extra_s if extra_s.any() else None
+
+    def computing(self, reports: Sequence[Report]) -> Computing | None:
+        """Return what is known of computing; None where sizes do not follow or one is unknown."""
+        known = self._what_if.known()
+        if known is None or self._held or any(report.problem() for report in reports):
+            return None
+        timings = timings_of(reports)
+        if self.claims is not None or not self._is_full(timings):
+            return None
+        return Computing(known[0], self._room.cluster, timings, reports[0].wall_s)
+
     def learnt(self) -> Learnt:
         """Return what the steps so far have taught: arrays and plain values, not to be changed."""
         return {
@@ -263,7 +273,8 @@ class Planner:
     def _decide(self, step: int, next_step: int, timings: StepTimings) -> list[Event]:
         """Ask the policy; keep the last good plan if it fails."""
         try:
-            decision = self._policy.update(self._room.cluster, timings, self._state)
+            cluster, shown = self._room.cluster, self._shown(timings)
+            decision = self._policy.update(cluster, shown, self._state)
             self._check(decision)
         except Exception as error:  # the policy may be anybody's: training goes on
             return [PolicyFailed(step, f"{type(error).__name__}: {error}")]
@@ -295,7 +306,13 @@ class Planner:
     def _is_level(self, reports: Sequence[Report]) -> bool:
         """Tell whether the policy need not see this full step at once."""
         is_full = reports[0].global_num_samples == self._job.global_batch_size
-        return self._level > 0 and is_full and apart(reports) <= self._level
+        return self._level > 0 and is_full and apart(reports, self._extra_s) <= self._level
+
+    def _shown(self, timings: StepTimings) -> StepTimings:
+        """Return what the policy is shown of a step."""
+        if self._extra_s is None:
+            return timings
+        return replace(timings, compute_s=timings.compute_s + self._extra_s)
 
     def _is_full(self, timings: StepTimings) -> bool:
         return int(timings.batch_size.sum()) == self._job.global_batch_size
@@ -326,21 +343,4 @@ class Planner:
 
     def _check(self, decision: Decision[Any]) -> None:
         """Raise unless the sizes can be run as they are."""
-        sizes, cluster = decision.batch_size, self._room.cluster
-        name = type(self._policy).__name__
-        if not np.issubdtype(sizes.dtype, np.integer) or sizes.shape != (cluster.world_size,):
-            raise ValueError(f"{name} gave {sizes!r}, not {cluster.world_size} integers")
-        if sizes.sum() != cluster.global_batch_size:
-            raise ValueError(
-                f"{name} gave {sizes.tolist()}, which add up to {sizes.sum()} and not to the "
-                f"global batch of {cluster.global_batch_size}"
-            )
-        if not 0 <= decision.level <= 1:
-            raise ValueError(f"{name} gave a level of {decision.level!r}, not a share in [0, 1]")
-        outside = (sizes < cluster.min_batch_size) | (sizes > cluster.max_batch_size)
-        if outside.any():
-            rank = int(np.argmax(outside))
-            raise ValueError(
-                f"{name} gave rank {rank} {sizes[rank]} samples, outside "
-                f"{cluster.min_batch_size[rank]} to {cluster.max_batch_size[rank]}"
-            )
+        check_decision(decision, self._room.cluster, name=type(self._policy).__name__)

@@ -119,6 +119,11 @@ class SharePlanner:
         self.plan = SharesInForce(0, 0, None, None, reason)
 
     @property
+    def aggregation(self) -> Aggregation:
+        """What is summed, by whom, in how many chunks."""
+        return self._aggregation
+
+    @property
     def links(self) -> Links | None:
         """What the links are believed to carry; None before anything is known."""
         return None if self._belief is None else self._belief.links

@@ -10,6 +10,8 @@ from ._exchange import follow_links as follow_links
 from ._exchange import known_links as known_links
 from ._exchange import play_exchange as play_exchange
 from ._named import scheme_by_name as scheme_by_name
+from ._over_links import OverLinksReport as OverLinksReport
+from ._over_links import run_over_links as run_over_links
 from ._report import SimReport as SimReport
 from ._run import oracle as oracle
 from ._run import oracle_on as oracle_on
@@ -34,6 +36,7 @@ __all__ = [
     "CurveWorkload",
     "FollowReport",
     "NoComm",
+    "OverLinksReport",
     "OverlappedComm",
     "Scenario",
     "SharedLinksComm",
@@ -49,6 +52,7 @@ __all__ = [
     "read_trace",
     "run",
     "run_on",
+    "run_over_links",
     "scenario",
     "scenario_names",
     "scheme_by_name",

@@ -71,7 +71,9 @@ class PolicyDecider(AbstractDecider):
             self._planner.account(reports, ran_under)
 
     def _restarted(self, step: int, members: IntArray) -> Planner:
-        planner = Planner(self._policy, _job(among(self._cluster, members, step)), warm_up_steps=0)
+        planner = Planner(
+            self._policy, job_of(among(self._cluster, members, step)), warm_up_steps=0
+        )
         if self._planner is not None:
             place = {int(worker): rank for rank, worker in enumerate(self._members)}
             former = np.array([place.get(int(worker), -1) for worker in members], np.int64)
@@ -122,7 +124,9 @@ def among(cluster: Cluster, members: IntArray, step: int) -> Cluster:
         ) from error
 
 
-def _job(cluster: Cluster) -> Job:
+def job_of(cluster: Cluster) -> Job:
+    """Return what a planner is told of ``cluster``."""
+
     def each(sizes: IntArray) -> tuple[int, ...]:
         return tuple(sizes.tolist())
 

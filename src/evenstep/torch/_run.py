@@ -22,6 +22,7 @@ from ._conductor import StepConductor
 from ._exchange._crew import Crew
 from ._exchange._dropping import Dropping
 from ._exchange._exchange import Exchange
+from ._exchange._jointly import Jointly
 from ._exchange._startup import WorkerFacts, gather_facts, open_channel
 from ._machine import MachineReader, NoReader, PsutilReader
 from ._memory._memory import CudaMemory, MemoryReader, NoMemory
@@ -165,7 +166,11 @@ class Run:
             self._emit(restored)
         self.exchange.lead(planner)
         if settings.reduction is not None:
-            self.exchange.shares.lead(settings.reduction.planner())
+            shares = settings.reduction.planner()
+            joint = settings.reduction.joint(shares)
+            sizes, emit = self.exchange.decisions, self._emit
+            beside = None if joint is None else Jointly(joint, sizes, emit)
+            self.exchange.shares.lead(shares, beside)
 
     def _follower(self, reduction: Reduction | None) -> ShareFollower | None:
         if reduction is None:

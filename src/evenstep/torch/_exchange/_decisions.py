@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any, Protocol
 
-from ...control import Learnt, Outcome, Plan, Planner, Report
+from ..._types import FloatArray
+from ...control import Computing, Learnt, Outcome, Plan, Planner, Report
 from ...events import Event, Hook, PolicyFailed, PolicySlow, WorkerUnhelpful
 
 # Everybody waits for a decision. A policy that takes longer is asked so rarely that it costs a
@@ -74,6 +75,7 @@ class Decisions:
         self._late: set[int] = set()  # steps that somebody reported past its collectives
         self._first: Plan | None = None
         self._in_force: dict[int, Plan] = {}  # by step, from the first that was published on
+        self._complete: deque[list[Report]] = deque(maxlen=8)  # of the newest steps
         self._burden: int | None = None  # who was one at the last look
         self._told: set[int] = set()
         self._rest_until_s = 0.0
@@ -100,6 +102,20 @@ class Decisions:
         """Return what the planner has learnt; None before there is one."""
         with self._lock:
             return None if self.planner is None else self.planner.learnt()
+
+    def computing(self, step: int) -> Computing | None:
+        """Return what is known of computing in ``step``; None if it is long ago or incomplete."""
+        with self._lock:
+            for reports in self._complete:
+                if reports[0].step == step and self.planner is not None:
+                    return self.planner.computing(reports)
+        return None
+
+    def compensate(self, extra_s: FloatArray) -> None:
+        """Have sizes make up for so much of each rank's exchange, ``(world_size,)``."""
+        with self._lock:
+            assert self.planner is not None
+            self.planner.compensate(extra_s)
 
     @property
     def newest(self) -> int:
@@ -135,6 +151,7 @@ class Decisions:
         for index in sorted(complete):
             known = self._measured.pop(index)
             reports = [known[rank] for rank in range(self._world_size)]
+            self._complete.append(reports)
             if not any(report.problem() for report in reports):
                 self.slowest_s = max(report.compute_s for report in reports)
             ran = self._in_force.pop(index, first)

@@ -119,6 +119,11 @@ class Exchange:
         self.announce(planner.plan)
         self.publish(-1)
 
+    @property
+    def decisions(self) -> Decisions:
+        """What decides the sizes, on rank 0."""
+        return self._decisions
+
     def subscribe(self, listener: Callable[[Plan], None]) -> None:
         """Have ``listener`` called with every new plan, from whichever thread learns of it."""
         self._listeners.append(listener)

@@ -15,6 +15,7 @@ from ...control import Exchange as ObservedExchange
 from ...control import SharePlanner, SharesInForce, Transfers
 from ...events import Hook, PolicyFailed, SharesPlanned
 from ._channel import Message, StarChannel
+from ._jointly import Jointly
 
 Row = tuple[int, int, float, float]
 ServedRow = tuple[int, int, Sequence[Row], float]
@@ -34,6 +35,7 @@ class Seen:
         rows: what came from whom, sender, receiver, bytes and seconds; None for plain all-reduce,
             which does not tell.
         lasted_s: from the first bytes that came to the last; 0 if nothing did.
+        spent_s: from the plan point of the step to the end of its own backward.
     """
 
     step: int
@@ -41,6 +43,7 @@ class Seen:
     waited_s: float
     rows: Sequence[Row] | None
     lasted_s: float = 0.0
+    spent_s: float = 0.0
 
 
 class Shares:
@@ -79,6 +82,7 @@ class Shares:
         self._lag = lag
         self._emit = emit
         self._planner: SharePlanner | None = None
+        self._jointly: Jointly | None = None
         self._thread: ThreadPoolExecutor | None = None  # of rank 0's decisions
         self._lock = threading.Lock()
         self._plans: list[SharesInForce] = []
@@ -88,8 +92,9 @@ class Shares:
         self._newest = -1  # newest step that anybody noted
         self._shown = -1  # newest step that was shown to the planner
 
-    def lead(self, planner: SharePlanner) -> None:
-        """On rank 0: plan with ``planner``, on a thread of its own."""
+    def lead(self, planner: SharePlanner, jointly: Jointly | None = None) -> None:
+        """On rank 0: plan with ``planner``, on a thread of its own, and sizes beside it."""
+        self._jointly = jointly
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="evenstep-shares")
         self._planner, plan = planner, planner.plan
         self._emit(SharesPlanned(0, plan.epoch, plan.parts, plan.predicted_s, None, plan.reason))
@@ -177,10 +182,12 @@ class Shares:
         if len({one.plan_epoch for one in seen}) > 1:
             return  # a step that some rank began anew
         rows = [row for one in seen for row in one.rows or ()]
+        workers = [one for one in seen if math.isfinite(one.waited_s)]
         exchange = ObservedExchange(
             seen[0].plan_epoch,
-            # Whoever was last to begin waited least, and for the exchange alone.
-            min(one.waited_s for one in seen),
+            # From a common start: who waited least may have had its sums before all others.
+            max(one.spent_s + one.waited_s for one in workers)
+            - max(one.spent_s for one in workers),
             self._transfers(rows, max(one.lasted_s for one in seen)) if rows else None,
         )
         with self._lock:
@@ -194,6 +201,8 @@ class Shares:
             self._announce(outcome.plan)
         for event in outcome.events:
             self._emit(event)
+        if self._jointly is not None and exchange.plan_epoch == before.epoch:
+            self._jointly.observe(step, exchange, self._planner.links, before.shares)
 
     def _transfers(self, rows: Sequence[Row], lasted_s: float) -> Transfers:
         transfers = Transfers.from_rows(self._world_size + self._num_servers, rows)

@@ -51,12 +51,14 @@ class ShareFollower:
         self._chunk_bytes = chunk_bytes
         self._clock = clock
         self._epoch = 0
+        self._at_s = clock()
         self._begun_s: float | None = None
         self._waited_s: float | None = None
 
     def at(self, step: int) -> None:
         """Put the plan of ``step`` in force: the plan point, when no backward is under way."""
         self._reducer.step = step
+        self._at_s = self._clock()
         plan = self._plans.at(step)
         if plan is None or plan.epoch == self._epoch:
             return
@@ -77,11 +79,13 @@ class ShareFollower:
 
     def end_step(self, step: int) -> None:
         """Note what was seen of the step, whose last backward is over."""
-        waited_s, self._begun_s, self._waited_s = self._waited_s, None, None
+        waited_s, begun_s = self._waited_s, self._begun_s
+        self._begun_s = self._waited_s = None
         arrivals = self._transport.take_arrivals()
-        if waited_s is not None:
+        if waited_s is not None and begun_s is not None:
             plain = self._reducer.split is None
             ways = None if plain else ways_to(self._transport.rank, arrivals)
             began_s = min((arrival.begin_s for arrival in arrivals), default=0.0)
             ended_s = max((arrival.end_s for arrival in arrivals), default=0.0)
-            self._plans.note(Seen(step, self._epoch, waited_s, ways, ended_s - began_s))
+            lasted_s, spent_s = ended_s - began_s, begun_s - self._at_s
+            self._plans.note(Seen(step, self._epoch, waited_s, ways, lasted_s, spent_s))

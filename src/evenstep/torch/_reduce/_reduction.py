@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ...control import SharePlanner
+from ...control import JointSizes, SharePlanner
 from ...events import Hook, LinksMeasured, ProbingStarted
 from ...exceptions import invalid
 from ...sharding import Aggregation, Links
@@ -123,6 +123,10 @@ class Reduction:
         return SharePlanner(
             self._network.policy, aggregation, self._links, margin=self._network.margin
         )
+
+    def joint(self, planner: SharePlanner) -> JointSizes | None:
+        """Return what has sizes make up for the exchange; None if that is not wanted."""
+        return JointSizes(planner.aggregation) if self._network.joint else None
 
     def follower(self, shares: Shares) -> ShareFollower:
         """Return what has the reducer follow the plans."""

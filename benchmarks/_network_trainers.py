@@ -1,0 +1,187 @@
+"""What every host of the training rows runs: real DDP training whose computing is emulated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from hashlib import sha256
+from itertools import count
+from math import ceil
+from statistics import median
+from time import monotonic, perf_counter, sleep
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+from benchmarks._network_arena import gathered, shared
+from evenstep.events import Event, ExchangeMeasured, JointlyPlanned, LinksMeasured, SharesPlanned
+from evenstep.torch import Balancer, Network, Runtime
+
+LAYER = 2**18  # elements: 1 MB
+EPOCH = 100_000  # samples: more than anybody gets to
+
+
+class Sleeping(nn.Module):
+    """Weights whose gradient is the mean of the inputs, after so much sleep for each sample."""
+
+    def __init__(self, num_elements: int, intercept_s: float, slope_s: float) -> None:
+        super().__init__()
+        sizes = [LAYER] * (num_elements // LAYER) + [num_elements % LAYER]
+        self.layers = nn.ParameterList(torch.zeros(size) for size in sizes if size)
+        self.intercept_s, self.slope_s = intercept_s, slope_s
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return one number for each sample, in due time."""
+        end_s = perf_counter() + self.intercept_s + self.slope_s * len(x)
+        y = x * torch.stack([layer.sum() for layer in self.layers]).sum()
+        sleep(max(0.0, end_s - perf_counter()))
+        return y
+
+
+@final
+class Trainer:
+    """One contestant on one rank: a model, its balancer, and its way through the samples.
+
+    Args:
+        settings: of the job: elements, samples, times of computing.
+        asked: of the contestant: how sizes and gradients are shared out.
+    """
+
+    def __init__(self, settings: dict[str, Any], asked: dict[str, Any]) -> None:
+        rank = dist.get_rank()
+        slope_s = settings["slope_s"][rank]
+        torch.manual_seed(0)
+        model = Sleeping(settings["num_elements"], settings["intercept_s"], slope_s)
+        self.events: list[Event] = []
+        network = asked["network"]
+        self._stack = ExitStack()
+        balancer = Balancer(
+            policy=asked["policy"],
+            runtime=Runtime(line_every=None, hooks=(self.events.append,)),
+            network=None if network is None else Network(**network),
+        )
+        self._stack.enter_context(balancer)
+        self.balancer = balancer
+        draws = torch.Generator().manual_seed(1)
+        samples = TensorDataset(torch.randn(EPOCH, generator=draws))
+        stock = DataLoader(samples, batch_size=settings["global_batch_size"] // 4)
+        self._wrapped, loader = balancer.prepare(DistributedDataParallel(model), stock)
+        self._batches: Iterator[list[torch.Tensor]] = iter(loader)
+        self._optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        self._model, self.num_steps = model, 0
+
+    def step(self) -> float:
+        """Take a step, and return when it ended."""
+        (x,) = next(self._batches)
+        self._wrapped(x).mean().backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self.num_steps += 1
+        return perf_counter()
+
+    def close(self) -> dict[str, Any] | None:
+        """End it, and return on rank 0 what is to be known of its parameters and plans."""
+        with torch.no_grad():
+            flat = torch.cat([layer.flatten() for layer in self._model.layers])
+        digest = sha256(flat.numpy().tobytes()).hexdigest()
+        sizes = self.balancer.batch_sizes
+        told = gathered((digest, bool(flat.isfinite().all())))
+        self._stack.close()
+        if told is None:
+            return None
+        return {
+            "steps": self.num_steps,
+            "alike": all(each[0] == digest for each in told),
+            "finite": all(each[1] for each in told),
+            "batch_size": list(sizes),
+            **facts_of(self.events),
+        }
+
+
+def facts_of(events: list[Event]) -> dict[str, Any]:
+    """Return what a row says of plans, as plain values."""
+    links = [each for each in events if isinstance(each, LinksMeasured)]
+    shares = [each for each in events if isinstance(each, SharesPlanned)]
+    return {
+        "probed": [list(links[0].up_bytes_per_s), list(links[0].down_bytes_per_s)]
+        if links
+        else None,
+        "plans": [(each.step, each.predicted_s, each.plain_s, each.reason) for each in shares],
+        "exchange_s": [each.exchange_s for each in events if isinstance(each, ExchangeMeasured)],
+        "joint": [
+            (each.step, each.extra_s, each.step_s, each.separate_s, each.reason)
+            for each in events
+            if isinstance(each, JointlyPlanned)
+        ],
+    }
+
+
+def in_blocks(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the seconds of every contestant's steps, which take turns in blocks of some steps.
+
+    Each settles first; of each block, the first step is left out.
+    """
+    plain_s = all_reduce_s(settings["num_elements"])
+    seconds: dict[str, list[float]] = {one["name"]: [] for one in settings["contestants"]}
+    trainers = {}
+    for one in settings["contestants"]:
+        trainers[one["name"]] = Trainer(settings, one)
+        for _ in range(one["settle"]):
+            trainers[one["name"]].step()
+    names = list(trainers)
+    for turn in range(settings["rounds"]):
+        for place in range(len(names)):
+            name = names[(place + turn) % len(names)]
+            dist.barrier()
+            before_s = trainers[name].step()
+            for _ in range(settings["block"]):
+                now_s = trainers[name].step()
+                seconds[name].append(now_s - before_s)
+                before_s = now_s
+    ends = {name: trainer.close() for name, trainer in trainers.items()}
+    return {"seconds": seconds, "ends": ends, "plain_s": plain_s}
+
+
+def all_reduce_s(num_elements: int, repetitions: int = 5) -> float | None:
+    """Return the median seconds of an all-reduce that all ranks begin together, on rank 0."""
+    field, seconds = torch.zeros(num_elements), []
+    for _ in range(repetitions):
+        dist.barrier()
+        begin_s = monotonic()
+        dist.all_reduce(field)
+        told = gathered((begin_s, monotonic()))
+        if told is not None:
+            seconds.append(max(end for _, end in told) - max(begin for begin, _ in told))
+    return median(seconds) if seconds else None
+
+
+def in_slots(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return how many steps every contestant took in the time that is its own.
+
+    All have the same links, one after the other: slots of a trace that repeats. Each opens in the
+    first seconds of its slot, which are not counted.
+    """
+    counted: dict[str, list[float]] = {}
+    ends, slot_s, lead_s = {}, settings["slot_s"], settings["lead_s"]
+    first_s = settings["began_s"] + settings["first_s"]
+    for one in settings["contestants"]:
+        slot = shared(ceil((monotonic() - first_s) / slot_s))  # the next one that is whole
+        if slot >= settings["num_slots"]:
+            raise TimeoutError("The trace has ended: this machine is too busy for the benchmark.")
+        begin_s = first_s + max(slot, 0) * slot_s
+        sleep(max(0.0, begin_s - monotonic()))
+        trainer, steps = Trainer(settings, one), []
+        for number in count():
+            trainer.step()
+            at_s = monotonic() - begin_s
+            if at_s >= lead_s:
+                steps.append(at_s)
+            if number % 2 and shared(at_s > slot_s - settings["rest_s"]):
+                break
+        counted[one["name"]] = steps
+        ends[one["name"]] = trainer.close()
+    return {"counted": counted, "ends": ends}

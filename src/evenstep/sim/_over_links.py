@@ -1,0 +1,116 @@
+"""Training over simulated links: the planner of sizes, that of shares, and both together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from .._types import Cluster, FloatArray, IntArray, StepTimings
+from ..control import JointSizes, Planner, Report, SharePlanner, SharesInForce
+from ..events import Event
+from ..exceptions import invalid
+from ..policies import AbstractPolicy, by_name
+from ..sharding import Links
+from ._deciders import job_of
+from ._exchange import play_exchange
+from ._shared_links import SharedLinksComm
+from ._workload import AbstractWorkload
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OverLinksReport:
+    """What became of a run that computed and exchanged.
+
+    Attributes:
+        step_s: seconds of every step, ``(num_steps,)``.
+        batch_size: local batch sizes, ``(num_steps, world_size)``.
+        plans: the plan of shares that each step ran under.
+        events: all that the planners told, in order.
+    """
+
+    step_s: FloatArray
+    batch_size: IntArray
+    plans: tuple[SharesInForce, ...]
+    events: tuple[Event, ...]
+
+
+def run_over_links(
+    policy: str | AbstractPolicy[Any],
+    cluster: Cluster,
+    workload: AbstractWorkload,
+    links: Sequence[Links],
+    shares: SharePlanner,
+    *,
+    joint: JointSizes | None = None,
+    overlap: float = 0.0,
+    noise: float = 0.0,
+    seed: int = 0,
+) -> OverLinksReport:
+    """Return what policies of sizes and of shares make of workers and links, side by side.
+
+    The objects are those that train: ``Planner``, ``SharePlanner`` and ``JointSizes``. A step lasts
+    as ``SharedLinksComm`` has it, links are measured as in ``play_exchange``, and step k decides
+    k + 1 of both. Deterministic: the same arguments give the same report, if the planners are new.
+
+    Args:
+        policy: of batch sizes, by name or by value.
+        cluster: global batch and bounds.
+        workload: what computing takes; all workers take part in all steps.
+        links: what they carry in each step.
+        shares: plans the shares; not used before.
+        joint: has sizes make up for the exchange; None plans them for computing alone.
+        overlap: part of computing, at its end, during which gradients become ready, in [0, 1].
+        noise: as for ``play_exchange``.
+        seed: of the noise.
+
+    Raises:
+        ValueError: the numbers of workers or steps differ.
+    """
+    _check(cluster, workload, links, shares)
+    given = by_name(policy) if isinstance(policy, str) else policy
+    sizes, generator = Planner(given, job_of(cluster), warm_up_steps=0), np.random.default_rng(seed)
+    aggregation = shares.aggregation
+    log: list[tuple[float, IntArray, SharesInForce]] = []
+    events: list[Event] = []
+    for step, now in enumerate(links):
+        ran, plan = sizes.plan, shares.plan
+        batch_size = np.array(ran.batch_size, np.int64)
+        compute_s = workload.seconds(step, batch_size)
+        step_s = SharedLinksComm(aggregation, now, plan.shares, overlap).step_s(compute_s)
+        done = play_exchange(
+            aggregation, now, plan.shares, plan_epoch=plan.epoch, noise=noise, generator=generator
+        )
+        done = replace(done, exchange_s=max(step_s - float(compute_s.max()), 1e-9))
+        log.append((step_s, batch_size, plan))
+        events += shares.observe(step, done, next_step=step + 1).events
+        timings = StepTimings(batch_size, compute_s, np.zeros(len(batch_size)))
+        events += sizes.observe_timings(step, timings, next_step=step + 1).events
+        reports = _reports(step, timings, log[-2][0] if step else None)
+        sizes.account(reports, ran)
+        if joint is not None:
+            known = sizes.computing(reports)
+            events += joint.observe(step, known, shares.links, plan.shares)
+            sizes.compensate(joint.extra_s)
+    seconds, batches, plans = zip(*log, strict=True)
+    return OverLinksReport(np.array(seconds), np.array(batches), plans, tuple(events))
+
+
+def _reports(step: int, timings: StepTimings, wall_s: float | None) -> list[Report]:
+    total = int(timings.batch_size.sum())
+    pairs = zip(timings.batch_size.tolist(), timings.compute_s.tolist(), strict=True)
+    return [Report(step, size, total, seconds, 0.0, wall_s) for size, seconds in pairs]
+
+
+def _check(
+    cluster: Cluster, workload: AbstractWorkload, links: Sequence[Links], shares: SharePlanner
+) -> None:
+    sizes = cluster.world_size, workload.world_size, shares.aggregation.num_workers
+    if len(set(sizes)) > 1:
+        rule, remedy = "have as many workers as the times and the aggregation", "Give one of each."
+        raise invalid("run_over_links(cluster=...)", rule, sizes, remedy)
+    if not 1 <= len(links) <= workload.num_steps:
+        rule = f"be of 1 to {workload.num_steps} steps, as the workload is"
+        raise invalid("run_over_links(links=...)", rule, len(links), "Repeat them per step.")
