@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 from evenstep.testing import run_workers
@@ -24,8 +27,19 @@ def promised(code):
 
 def printed(code):
     """What a block prints; one that trains does so as two processes, and rank 0 is heard."""
+    if "evenstep.tensorflow" in code:
+        return alone(code).splitlines()
     said = run_workers(2, hear, code)[0] if "evenstep.torch" in code else hear(0, code)
     return said.splitlines()
+
+
+def alone(code):
+    """What ``code`` prints in a process of its own: TensorFlow stays out of this one."""
+    path = os.pathsep.join([str(ROOT / "src"), *filter(None, sys.path)])
+    env = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "-1"}
+    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, env=env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def hear(rank, code):

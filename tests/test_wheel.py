@@ -81,10 +81,11 @@ print(evenstep.__version__, evenstep.allocate(times, evenstep.Cluster(2, 96)).to
     ("command", "extra"),
     [
         (["python", "-I", "-c", "import evenstep.torch"], "torch"),
+        (["python", "-I", "-c", "import evenstep.tensorflow"], "tensorflow"),
         (["python", "-I", "-c", "import evenstep.testing"], "testing"),
         (["evenstep", "--help"], "cli"),
     ],
-    ids=["torch", "testing", "cli"],
+    ids=["torch", "tensorflow", "testing", "cli"],
 )
 def test_a_missing_extra_is_named(clean, command, extra):
     """Whoever lacks a part is told the one command that brings it."""

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from evenstep import Cluster, StepTimings
+from evenstep._exchange._decisions import Decisions
 from evenstep.control import Job, Planner, Report
 from evenstep.control._whatif import WhatIf
 from evenstep.events import StepMeasured, WorkerUnhelpful
 from evenstep.policies import Auto
-from evenstep.torch._exchange._decisions import Decisions
 
 
 def shown(intercept_s, slope_s):

@@ -11,9 +11,9 @@ from typing import final
 import numpy as np
 
 from evenstep import Decision
+from evenstep._exchange._channel import StarChannel
 from evenstep.control import Job, Planner, Report
 from evenstep.policies import AbstractPolicy
-from evenstep.torch._exchange._channel import StarChannel
 from evenstep.torch._exchange._exchange import Exchange
 
 

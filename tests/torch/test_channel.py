@@ -7,8 +7,8 @@ from queue import Queue
 
 import pytest
 
-from evenstep.torch._exchange._channel import StarChannel
-from evenstep.torch._exchange._meeting import connect_star
+from evenstep._exchange._channel import StarChannel
+from evenstep._exchange._meeting import connect_star
 
 from .channels import FAST, Listener, rendezvous
 

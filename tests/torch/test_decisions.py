@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from evenstep import Decision
+from evenstep._exchange._decisions import Decisions
 from evenstep.control import Job, Planner, Report
 from evenstep.events import (
     MeasurementRejected,
@@ -17,7 +18,6 @@ from evenstep.events import (
     StepMeasured,
 )
 from evenstep.policies import AbstractPolicy
-from evenstep.torch._exchange._decisions import Decisions
 
 
 class Ranks:

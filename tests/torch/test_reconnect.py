@@ -11,9 +11,9 @@ import threading
 
 import pytest
 
-from evenstep.torch._exchange._channel import StarChannel
-from evenstep.torch._exchange._meeting import connect_star
-from evenstep.torch._exchange._process import has_ended, process_name
+from evenstep._exchange._channel import StarChannel
+from evenstep._exchange._meeting import connect_star
+from evenstep._exchange._process import has_ended, process_name
 
 from .channels import Listener, rendezvous
 

@@ -6,10 +6,10 @@ from queue import Queue
 
 import pytest
 
+from evenstep._exchange._channel import StarChannel
 from evenstep.control import Job, Planner
 from evenstep.events import WorkerLost
 from evenstep.exceptions import WorkerLostError
-from evenstep.torch._exchange._channel import StarChannel
 from evenstep.torch._exchange._exchange import Exchange
 from evenstep.torch._exchange._losses import Bracket
 

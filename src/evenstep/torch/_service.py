@@ -7,8 +7,8 @@ from typing import final
 
 import torch
 
+from .._exchange._channel import StarChannel
 from ..exceptions import WorkerLostError
-from ._exchange._channel import StarChannel
 from ._exchange._crew import Crew
 from ._exchange._server_watch import ServerWatch
 from ._exchange._startup import WorkerFacts, gather_facts, open_channel

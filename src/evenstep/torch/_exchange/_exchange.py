@@ -9,17 +9,18 @@ from dataclasses import asdict, fields
 from operator import attrgetter
 from time import monotonic
 
+from ..._exchange._channel import Message, StarChannel
+from ..._exchange._decisions import Decisions, read_plan
+from ..._exchange._process import end_process
 from ...control import Learnt, Plan, Planner, Report
 from ...events import Hook, WorkerLost
 from ...exceptions import WorkerLostError
-from ._channel import Message, StarChannel
 from ._claims import Claims
-from ._decisions import Decisions, read_plan
 from ._losses import lost_worker
 from ._progress import Patrol
 from ._shares import Shares
 from ._stop import Stop
-from ._stuck import end_process, is_in_collective
+from ._stuck import is_in_collective
 from ._unit_sums import UnitSums
 
 _REPORT = attrgetter(*(field.name for field in fields(Report)))

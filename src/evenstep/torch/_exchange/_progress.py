@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from time import monotonic
 
-from ._channel import Message, StarChannel
+from ..._exchange._channel import Message, StarChannel
 from ._stuck import Place, place_of
 
 # A rank that compiles lives; but compilers hang too.

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import final
 
+from ..._exchange._channel import Message
+from ..._exchange._process import end_process
 from ...exceptions import WorkerLostError
-from ._channel import Message
 from ._losses import lost_worker
-from ._stuck import end_process, is_in_collective
+from ._stuck import is_in_collective
 
 
 @final

@@ -1,9 +1,7 @@
-"""Where a thread is, how to tell that it waits for a lost peer, and the only way out."""
+"""Where a thread is, and how to tell that it waits for a lost peer."""
 
 from __future__ import annotations
 
-import faulthandler
-import logging
 import os
 import sys
 import sysconfig
@@ -76,15 +74,6 @@ def place_of(thread_id: int) -> Place:
         frame = frame.f_back
     waits = innermost.endswith((*_COLLECTIVES, *_OWN)) or "/torch/distributed/" in innermost
     return Place(text or f"in {innermost}", waits, compiling)
-
-
-def end_process(message: str) -> None:
-    """End the process from a side thread: the main one is stuck in a collective."""
-    log = logging.getLogger("evenstep")
-    log.critical("This process waits in vain and is ended, where it stood: %s", message)
-    faulthandler.dump_traceback()
-    logging.shutdown()
-    os._exit(1)
 
 
 def _file(frame: FrameType) -> str:

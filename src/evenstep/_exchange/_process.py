@@ -1,7 +1,9 @@
-"""Whether another process on this machine has ended: a connection that broke does not say it."""
+"""Whether another process on this machine has ended, which no connection says; how to end this."""
 
 from __future__ import annotations
 
+import faulthandler
+import logging
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -42,3 +44,12 @@ def has_ended(name: str | None, here: str | None) -> bool:
     # After the name in brackets, which may hold anything. One that nobody has waited for yet is
     # a zombie: its memory and its connections are gone.
     return stat.rpartition(")")[2].split()[0] in "ZX"
+
+
+def end_process(message: str) -> None:
+    """End the process from a side thread: the main one is stuck in a collective."""
+    log = logging.getLogger("evenstep")
+    log.critical("This process waits in vain and is ended, where it stood: %s", message)
+    faulthandler.dump_traceback()
+    logging.shutdown()
+    os._exit(1)

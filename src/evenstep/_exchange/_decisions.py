@@ -9,9 +9,9 @@ from functools import partial
 from time import monotonic
 from typing import Any, Protocol
 
-from ..._types import FloatArray
-from ...control import Computing, Learnt, Outcome, Plan, Planner, Report
-from ...events import Event, Hook, PolicyFailed, PolicySlow, WorkerUnhelpful
+from .._types import FloatArray
+from ..control import Computing, Learnt, Outcome, Plan, Planner, Report
+from ..events import Event, Hook, PolicyFailed, PolicySlow, WorkerUnhelpful
 
 # Everybody waits for a decision. A policy that takes longer is asked so rarely that it costs a
 # twentieth of the time; but never less often than once a minute, as speeds change.

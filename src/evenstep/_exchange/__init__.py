@@ -1,0 +1,1 @@
+"""How workers agree, whatever trains them: connections, reports, decisions, who fell silent."""

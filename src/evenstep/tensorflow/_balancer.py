@@ -1,0 +1,326 @@
+"""The public face: a few lines in a training script."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import tensorflow as tf
+
+from ..control import Bounds, Job
+from ..exceptions import invalid
+from ..policies import AbstractPolicy
+from ._alone import Alone
+from ._arguments import checked_bounds, checked_policy, checked_reduction, checked_size
+from ._callback import BalancerCallback
+from ._dataset import Batches, Position, distributed
+from ._estimates import Kept, as_text, from_text
+from ._fit import check_model, check_optimizer, fit_by_workers
+from ._link import RunLink
+from ._options import Runtime
+from ._run import Run, RunSettings
+from ._source import AbstractSource, source_of
+from ._weaving import weave_into_model, weave_into_optimizer
+from ._workers import workers_of
+
+
+class Balancer:
+    """Sizes every worker's share of the same global batch so that all finish together.
+
+    Usage:
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        balancer = Balancer(strategy, global_batch_size=96)
+        with strategy.scope():
+            model = make_model()
+            model.compile(optimizer="adam", loss="sparse_categorical_crossentropy")
+        model = balancer.prepare(model)
+        dataset = balancer.dataset((images, labels), shuffle=True)
+        model.fit(dataset, epochs=3, callbacks=[balancer.callback()])
+
+    Every step is one of all workers together, on the global batch that one process would take;
+    each worker gets its part of it, sized by the policy from the times measured so far. The
+    gradient is the mean over that global batch, whatever the sizes. With one worker, the script
+    runs unchanged.
+
+    Right for losses that are means (or, if said so, sums) over samples, with Keras' optimizers,
+    one replica for each worker, on CPUs. Keras' own scaling by the number of replicas is taken
+    into account: regularizers of weights count once.
+
+    Args:
+        strategy: ``tf.distribute.MultiWorkerMirroredStrategy``, with one replica a worker.
+        global_batch_size: samples per optimizer step over all workers.
+        policy: decides the sizes: a name (``"auto"``, ``"equal"``, ``"dynamic-batching"``,
+            ``"lb-bsp-2020"``, ``"lbb"``), ``"module:Class"``, or a policy.
+        loss_reduction: what the user's loss does over the samples of a batch. ``"mean"``: Keras'
+            losses as they are, or ``tf.nn.compute_average_loss`` without a size. ``"sum"``:
+            losses with ``reduction="sum"``, or divided by the global batch size; left as it is.
+        bounds: limits on every worker's samples.
+        runtime: heartbeats, the deadline, the line for people.
+        run_dir: folder for ``events.jsonl``, written by rank 0; None writes none.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        global_batch_size: int,
+        *,
+        policy: str | AbstractPolicy[Any] = "auto",
+        loss_reduction: Literal["mean", "sum"] = "mean",
+        bounds: Bounds = Bounds(),  # noqa: B008  # a frozen value
+        runtime: Runtime = Runtime(),  # noqa: B008  # a frozen value
+        run_dir: str | Path | None = None,
+    ) -> None:
+        self._workers = workers_of(strategy)
+        self._strategy = strategy
+        self._global_batch_size = checked_size(global_batch_size, self._workers.world_size)
+        self._policy = checked_policy(policy)
+        self._loss_reduction = checked_reduction(loss_reduction)
+        self._bounds = checked_bounds(bounds)
+        self._runtime = runtime
+        self._run_dir = None if run_dir is None else Path(run_dir)
+        self._batches: Batches | None = None
+        self._job: Job | None = None
+        self._link = RunLink(self._open)
+        self._woven: list[Any] = []
+        self._kept = Kept(Position(), 0)
+
+    def prepare(self, model: Any, *optimizers: Any) -> Any:
+        """Return the model, or it and its optimizers, ready for balanced steps.
+
+        The same objects come back: training forwards are weighted and timed, optimizers say when
+        gradients are complete. What ``model.compile`` was or will be given is found by ``fit``;
+        loops of your own name their optimizers here. Every worker prepares the same things.
+
+        Args:
+            model: of Keras, made under the strategy's scope; the outermost one.
+            optimizers: of Keras, that a loop of your own applies gradients with.
+
+        Raises:
+            ValueError: a part cannot be balanced; the message says why and what to do instead.
+        """
+        self._link.check_open()
+        check_model(model)
+        for optimizer in optimizers:
+            check_optimizer(optimizer)
+        if self._workers.world_size > 1:
+            self._weave(model)
+            for optimizer in optimizers:
+                self._weave_optimizer(optimizer)
+        return (model, *optimizers) if optimizers else model
+
+    def dataset(
+        self,
+        source: Any,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_remainder: bool = False,
+        map_fn: Callable[..., Any] | None = None,
+        num_parallel_calls: int | None = None,
+    ) -> Any:
+        """Return the training data as a distributed data set of one epoch, to be iterated again.
+
+        Its ``cardinality`` is the number of steps, and its ``element_spec`` leaves the batch size
+        open. Step k has the same samples as one process' would, and each sample counts once an
+        epoch. Nothing is made ahead, so every batch has the newest plan's size: step k decides
+        k + 1. One for each balancer, made alike on every worker.
+
+        Args:
+            source: nested tuples or dicts of arrays with as many rows each; or a
+                ``tf.data.Dataset`` of single samples with a length, alike on all workers (shuffled
+                by a seed), which each of them reads whole to keep its own; or a function from the
+                epoch's number to one, which a restart can begin again in the middle.
+            shuffle: whether to draw an order of the arrays for every epoch.
+            seed: of these orders.
+            drop_remainder: whether to leave out a short last batch. It has its own weights.
+            map_fn: from a sample to a sample, as in ``tf.data.Dataset.map``, run for own samples
+                alone: decoding and augmentation belong here.
+            num_parallel_calls: samples that it runs on at a time; None is one for each core.
+
+        Raises:
+            ValueError: the data cannot be shared out, or in no way within the bounds.
+            RuntimeError: there is a data set already.
+        """
+        self._link.check_open()
+        if self._batches is not None:
+            raise RuntimeError(
+                "This balancer has its training data. Make a new `Balancer` for other data; for "
+                "evaluation, give `Model.evaluate` the data as it is."
+            )
+        samples = source_of(source, shuffle=shuffle, seed=seed)
+        self._batches = self._batches_of(samples, drop_remainder=drop_remainder)
+        return distributed(
+            self._link.watched(self._batches),
+            self._strategy,
+            num_steps=self._batches.num_steps,
+            signature=samples.signature,
+            map_fn=map_fn,
+            num_parallel=num_parallel_calls or os.cpu_count() or 1,
+        )
+
+    def callback(self) -> BalancerCallback:
+        """Return the callback for ``fit(callbacks=[...])``, after ``BackupAndRestore`` if any."""
+        return BalancerCallback(self)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Hand out ``epoch`` at the next iteration; for loops of your own that count epochs.
+
+        Args:
+            epoch: from 0; it names the order.
+        """
+        if self._batches is not None:
+            self._batches.begin_epoch(epoch)
+
+    def end_epoch(self) -> None:
+        """Close an epoch's last step, so that what follows is not taken for training."""
+        self._link.conductor().end_epoch()
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Samples of every worker in a full step, as planned for the newest one."""
+        plan = self._link.plan
+        return () if plan is None else plan.batch_size
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the data is and what was learnt (rank 0 knows it), to be saved."""
+        link, kept, batches = self._link, self._kept, self._batches
+        return Kept(
+            kept.position if batches is None else batches.position,
+            kept.num_steps if link.num_done is None else link.num_done,
+            self._workers.hosts,
+            kept.learnt if not link.is_open else link.learnt,
+        ).state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where ``state_dict`` was called, on as many workers or others, before training.
+
+        Raises:
+            ValueError: it is no state, or comes too late.
+        """
+        if self._link.is_open:
+            raise invalid(
+                "Balancer.load_state_dict(...)",
+                "come before the first step",
+                "a run that is under way",
+                "Load into a new `Balancer`.",
+            )
+        self._kept = Kept.read(state)
+        if self._batches is not None:
+            self._batches.go_to(self._kept.position)
+
+    def trackable(self) -> tf.train.experimental.PythonState:
+        """Return the state for ``tf.train.Checkpoint(balancer=...)``."""
+        return _State(self)
+
+    def close(self) -> None:
+        """Say goodbye to the other workers and end the run. May be called again."""
+        atexit.unregister(self._link.say_goodbye)
+        self._link.close()
+
+    def __enter__(self) -> Self:
+        self._link.check_open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        cause = self._link.explain(error)
+        self.close()
+        if cause is not None:
+            raise cause from error
+
+    def _batches_of(self, samples: AbstractSource, *, drop_remainder: bool) -> Batches:
+        """Return this worker's batches, and note what is planned for."""
+        batches = Batches(
+            samples,
+            rank=self._workers.rank,
+            world_size=self._workers.world_size,
+            global_batch_size=self._global_batch_size,
+            drop_remainder=drop_remainder,
+            conductor=self._link.conductor,
+        )
+        job = Job(
+            self._workers.world_size,
+            self._global_batch_size,
+            tail_size=batches.tail_size,
+            bounds=self._bounds,
+        )
+        job.cluster(job.caps())  # here on every worker, rather than later on rank 0 alone
+        self._job = job
+        batches.go_to(self._kept.position)
+        return batches
+
+    def _weave(self, model: Any) -> None:
+        if self._is_woven(model):
+            raise invalid(
+                "Balancer.prepare(model)",
+                "be given each model once",
+                repr(model.name),
+                "Its forwards would be weighted twice.",
+            )
+        self._woven.append(model)
+        weave_into_model(model, self._link, weighs=self._loss_reduction == "mean")
+        fit_by_workers(
+            model,
+            self._strategy,
+            prepare=self._weave_optimizer,
+            loss_reduction=self._loss_reduction,
+            explain=self._link.explain,
+        )
+
+    def _weave_optimizer(self, optimizer: Any) -> bool:
+        """Make an optimizer known; return whether it was not yet."""
+        if self._is_woven(optimizer):
+            return False
+        check_optimizer(optimizer)
+        self._woven.append(optimizer)
+        weave_into_optimizer(optimizer, self._link)
+        return True
+
+    def _is_woven(self, part: Any) -> bool:
+        return any(part is woven for woven in self._woven)
+
+    def _open(self) -> Run | Alone:
+        job, batches = self._job, self._batches
+        if job is None or batches is None:
+            raise RuntimeError("`balancer.dataset(...)` comes before training.")
+        if self._workers.world_size == 1:
+            size = job.global_batch_size
+            return Alone(size, job.tail_size, first_step=self._kept.num_steps)
+        atexit.register(self._link.say_goodbye)
+        settings = RunSettings(
+            policy=self._policy,
+            job=job,
+            num_steps=batches.num_steps,
+            loss_reduction=self._loss_reduction,
+            runtime=self._runtime,
+            run_dir=self._run_dir,
+            kept=self._kept,
+        )
+        return Run(settings, self._workers)
+
+
+class _State(tf.train.experimental.PythonState):  # type: ignore[misc]
+    """A balancer's state as a text in a checkpoint of TensorFlow's."""
+
+    def __init__(self, balancer: Balancer) -> None:
+        self._balancer = balancer
+
+    def serialize(self) -> str:
+        """Return the state."""
+        return as_text(self._balancer.state_dict())
+
+    def deserialize(self, string_value: str | bytes) -> None:
+        """Have the balancer go on from it."""
+        text = string_value.decode() if isinstance(string_value, bytes) else string_value
+        self._balancer.load_state_dict(from_text(text))

@@ -1,0 +1,240 @@
+"""The batches of this worker, each sized by the newest plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from .._types import IntArray
+from ..control import Plan
+from ..exceptions import invalid
+from ..order import Deal
+from ._source import AbstractSource
+
+
+class Conductor(Protocol):
+    """Is asked for plans, and told of what is handed out."""
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a batch was handed out whose gradients are not yet there."""
+
+    def next_plan(self) -> Plan:
+        """Return the plan of the next step: the plan point."""
+
+    def begin_step(self, batch_size: int, *, global_num_samples: int, data_s: float) -> None:
+        """Take notice of a batch that is about to be handed out."""
+
+    def end_epoch(self) -> None:
+        """Take notice that there will be no more of this epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A place in the order of all epochs.
+
+    Attributes:
+        epoch: from 0.
+        step: steps of it that are done.
+    """
+
+    epoch: int = 0
+    step: int = 0
+
+
+class Batches:
+    """Iterates over the steps of an epoch, anew each time, and takes up plans at each of them.
+
+    Step $k$ has positions $[kB, (k+1)B)$ of the source's order, whatever the plan: it only says
+    who computes which of them. Every worker asks for every plan and moves the same slots, so all
+    agree on their owners. Nothing is made ahead: what is handed out has the newest plan's size.
+
+    Args:
+        source: samples in one global order.
+        rank: this worker.
+        world_size: number of workers.
+        global_batch_size: samples of a full step.
+        drop_remainder: whether to leave out a short last step.
+        conductor: returns whom to ask for plans.
+        clock: seconds that only grow.
+
+    Attributes:
+        num_steps: of an epoch.
+        tail_size: samples of the short last one; 0 if there is none.
+    """
+
+    def __init__(
+        self,
+        source: AbstractSource,
+        *,
+        rank: int,
+        world_size: int,
+        global_batch_size: int,
+        drop_remainder: bool,
+        conductor: Callable[[], Conductor],
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        full, rest = divmod(source.num_samples, global_batch_size)
+        self.tail_size = 0 if drop_remainder else rest
+        self.num_steps = full + bool(self.tail_size)
+        if not self.num_steps:
+            raise invalid(
+                "Balancer(global_batch_size=...)",
+                f"be at most the {source.num_samples} samples of an epoch with `drop_remainder`",
+                global_batch_size,
+                "Lower it, or keep the remainder.",
+            )
+        self._source = source
+        self._rank = rank
+        self._world_size = world_size
+        self._global_batch_size = global_batch_size
+        self._conductor = conductor
+        self._clock = clock
+        self._deal: Deal | None = None
+        self._next = Position()
+        self._handed_out: Position | None = None  # the step that was, and perhaps is not done
+
+    @property
+    def position(self) -> Position:
+        """Where an interrupted run goes on."""
+        last = self._handed_out
+        if last is None:
+            return self._next
+        done = last.step + (not self._conductor().is_under_way)
+        return Position(last.epoch + done // self.num_steps, done % self.num_steps)
+
+    def go_to(self, position: Position) -> None:
+        """Begin there at the next iteration."""
+        self._next, self._handed_out = position, None
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Begin ``epoch`` at the next iteration, or go on with it if that was asked for."""
+        if self._next.epoch != epoch or self._handed_out is not None:
+            self.go_to(Position(epoch))
+
+    def __call__(self) -> Iterator[Any]:
+        """Yield this worker's batches of one epoch."""
+        begun, self._next = self._next, Position(self._next.epoch + 1)
+        conductor = self._conductor()
+        conductor.end_epoch()  # of one that was not read to its end
+        self._source.begin(begun.epoch, begun.step * self._global_batch_size)
+        for step in range(begun.step, self.num_steps):
+            is_short = bool(self.tail_size) and step == self.num_steps - 1
+            num_samples = self.tail_size if is_short else self._global_batch_size
+            slots = self._slots(conductor.next_plan(), is_short=is_short)
+            began_s = self._clock()
+            batch = self._source.take(num_samples, slots)
+            data_s = self._clock() - began_s
+            self._handed_out = Position(begun.epoch, step)
+            conductor.begin_step(len(slots), global_num_samples=num_samples, data_s=data_s)
+            yield batch
+        conductor.end_epoch()
+
+    def _slots(self, plan: Plan, *, is_short: bool) -> IntArray:
+        if is_short:
+            assert plan.tail is not None
+            return Deal.fresh(np.array(plan.tail)).slots(self._rank)
+        sizes = np.array(plan.batch_size)
+        self._deal = Deal.fresh(sizes) if self._deal is None else self._deal.move(sizes)
+        return self._deal.slots(self._rank)
+
+
+def distributed(
+    batches: Callable[[], Iterator[Any]],
+    strategy: tf.distribute.Strategy,
+    *,
+    num_steps: int,
+    signature: Any,
+    map_fn: Callable[..., Any] | None,
+    num_parallel: int,
+) -> Any:
+    """Return the batches as ``strategy`` wants them, with nothing made ahead on the way.
+
+    Args:
+        batches: iterates over those of this worker, an epoch each time.
+        strategy: hands them to its replica.
+        num_steps: of an epoch.
+        signature: of one sample.
+        map_fn: from a sample to a sample, as in ``tf.data.Dataset.map``; None leaves them.
+        num_parallel: samples to map at a time.
+    """
+
+    def make(_: Any) -> tf.data.Dataset:
+        rows = tf.nest.map_structure(
+            lambda spec: tf.TensorSpec((None, *spec.shape), spec.dtype), signature
+        )
+        data = tf.data.Dataset.counter().map(_called(batches, rows))
+        data = data.take_while(lambda is_one, batch: is_one)
+        data = data.map(lambda is_one, batch: batch)
+        if map_fn is not None:
+            data = data.map(_mapped(map_fn, signature, num_parallel))
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        options.experimental_optimization.inject_prefetch = False
+        return data.with_options(options)
+
+    # A buffer would hold batches of plans that are old by the time they are trained on.
+    unbuffered = tf.distribute.InputOptions(
+        experimental_fetch_to_device=False, experimental_per_replica_buffer_size=0
+    )
+    data = strategy.distribute_datasets_from_function(make, unbuffered)
+    # Not by `assert_cardinality`: an epoch that is resumed in the middle has fewer.
+    data._cardinality = num_steps
+    # All workers have as many steps: nobody needs to be asked, in each of them, who has some left.
+    data._enable_get_next_as_optional = False
+    return data
+
+
+def _called(batches: Callable[[], Iterator[Any]], rows: Any) -> Callable[[Any], Any]:
+    """Return what gives for the number of a batch whether there is one, and the batch.
+
+    Not by ``from_generator``: that calls Python once more when an iterator is destroyed, and at
+    the end of a process, after an error in ``fit``, nobody would answer.
+    """
+    specs = tf.nest.flatten(rows)
+    iterating: list[Iterator[Any]] = []
+
+    def call(number: Any) -> list[Any]:
+        if number == 0:
+            iterating[:] = [iter(batches())]
+        batch = next(iterating[0], None)
+        if batch is not None:
+            return [np.True_, *tf.nest.flatten(batch)]
+        return [np.False_, *(np.zeros((0, *s.shape[1:]), s.dtype.as_numpy_dtype) for s in specs)]
+
+    def on_number(number: tf.Tensor) -> Any:
+        is_one, *parts = tf.numpy_function(call, [number], [tf.bool, *(s.dtype for s in specs)])
+        is_one.set_shape(())
+        for part, spec in zip(parts, specs, strict=True):
+            part.set_shape(spec.shape)
+        return is_one, tf.nest.pack_sequence_as(rows, parts)
+
+    return on_number
+
+
+def _mapped(map_fn: Callable[..., Any], signature: Any, num_parallel: int) -> Callable[..., Any]:
+    """Return ``map_fn`` for batches, some samples at a time."""
+    is_tuple = isinstance(signature, tuple)
+    one = tf.data.Dataset.from_tensors(tf.nest.map_structure(_zeros, signature)).map(map_fn)
+
+    def on_sample(sample: Any) -> Any:
+        return map_fn(*sample) if is_tuple else map_fn(sample)
+
+    def on_batch(*batch: Any) -> Any:
+        return tf.map_fn(
+            on_sample,
+            batch if is_tuple else batch[0],
+            fn_output_signature=one.element_spec,
+            parallel_iterations=num_parallel,
+        )
+
+    return on_batch
+
+
+def _zeros(spec: tf.TensorSpec) -> tf.Tensor:
+    return tf.zeros([size or 1 for size in spec.shape], spec.dtype)

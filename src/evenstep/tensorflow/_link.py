@@ -1,0 +1,136 @@
+"""What the data and the graph hold before a run is open, and pass everything on to after."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from ..control import Learnt, Plan
+from ._alone import Alone
+from ._conductor import StepConductor
+from ._exchange import Exchange
+from ._run import Run
+
+_VERDICT_S = 2.0
+_OF_COLLECTIVES = (
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.InternalError,
+    tf.errors.UnavailableError,
+)
+
+
+class RunLink:
+    """Opens the run at its first step, and remembers errors that TensorFlow keeps the text of.
+
+    Args:
+        open_run: opens it, on all workers together; with one worker, there is a stand-in.
+    """
+
+    def __init__(self, open_run: Callable[[], Run | Alone]) -> None:
+        self._open_run = open_run
+        self._run: Run | Alone | None = None
+        self._failure: Exception | None = None
+        self._closed = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the run has begun."""
+        return self._run is not None
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan of the newest step; None before the first."""
+        return None if self._run is None else self._run.conductor.plan
+
+    @property
+    def num_done(self) -> int | None:
+        """Steps done in the run; None before the first."""
+        return None if self._run is None else self._run.conductor.num_done
+
+    @property
+    def learnt(self) -> Learnt | None:
+        """What the planner has learnt, on rank 0."""
+        exchange = self._exchange
+        return None if exchange is None else exchange.learnt()
+
+    def conductor(self) -> StepConductor | Alone:
+        """Return what hands out steps; the first call opens the run."""
+        self.check_open()
+        if self._run is None:
+            self._run = self._open_run()
+        return self._run.conductor
+
+    def begin_forward(self) -> float:
+        """Pass a forward on; return its weight."""
+        conductor = None if self._run is None else self._run.conductor
+        return conductor.begin_forward() if isinstance(conductor, StepConductor) else 1.0
+
+    def gradients_done(self) -> None:
+        """Pass on that gradients are complete."""
+        with self.noting():
+            conductor = self.conductor()
+            assert isinstance(conductor, StepConductor)  # nothing is woven in where one is alone
+            conductor.gradients_done()
+
+    def watched(self, batches: Callable[[], Iterable[Any]]) -> Callable[[], Iterator[Any]]:
+        """Return the same batches, with errors on the way remembered."""
+
+        def iterate() -> Iterator[Any]:
+            with self.noting():
+                yield from batches()
+
+        return iterate
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Remember the first error in the block, of which TensorFlow hands on the text alone."""
+        try:
+            yield
+        except Exception as error:
+            self._failure = self._failure or error
+            raise
+
+    def explain(self, error: BaseException | None) -> BaseException | None:
+        """Return what is behind an error of TensorFlow's: a lost worker, or an error of ours.
+
+        A peer that dies breaks a collective with an error that names a port at best. Who it was
+        is known a moment later.
+        """
+        if not isinstance(error, tf.errors.OpError):
+            return None
+        if self._failure is not None:
+            return self._failure
+        exchange = self._exchange
+        if exchange is None or not isinstance(error, _OF_COLLECTIVES):
+            return None
+        return exchange.verdict(within_s=_VERDICT_S)
+
+    def say_goodbye(self) -> None:
+        """Close at the end of a script that never did; if a collective broke, say who broke it."""
+        self.explain(getattr(sys, "last_value", None))  # the exchange logs what it learns
+        self.close()
+
+    def close(self) -> None:
+        """Close the run, if it is open, for good."""
+        self._closed = True
+        if self._run is not None:
+            self._run.close()
+
+    def check_open(self) -> None:
+        """Raise if the run was closed.
+
+        Raises:
+            RuntimeError: it was.
+        """
+        if self._closed:
+            raise RuntimeError("The balancer was closed. Make a new `Balancer` for a new run.")
+
+    @property
+    def _exchange(self) -> Exchange | None:
+        return self._run.exchange if isinstance(self._run, Run) else None

@@ -1,0 +1,52 @@
+"""How a balanced run is watched: heartbeats, the deadline, the line for people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..events import Hook
+from ..exceptions import invalid
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """Settings of the machinery around the steps; the defaults suit most runs.
+
+    What ``evenstep.torch.Runtime`` has as well means the same here.
+
+    Args:
+        deadline_s: seconds without a heartbeat after which a worker counts as lost and the others
+            end with an error that names it.
+        heartbeat_s: seconds between two heartbeats, positive and at most a third of
+            ``deadline_s``.
+        line_every: steps between two lines for people on standard error, from rank 0; None is
+            silence.
+        hooks: called with every event on rank 0, each in a thread of its own.
+        address: host name or address of rank 0 that every other rank can reach; None takes the
+            one that the strategy itself reaches it at.
+
+    Raises:
+        ValueError: a number is out of range.
+    """
+
+    deadline_s: float = 60.0
+    heartbeat_s: float = 1.0
+    line_every: int | None = 50
+    hooks: tuple[Hook, ...] = ()
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.heartbeat_s <= self.deadline_s / 3:
+            raise invalid(
+                "Runtime(heartbeat_s=...)",
+                f"be positive and at most a third of deadline_s, {self.deadline_s / 3:g}",
+                self.heartbeat_s,
+                "Raise `deadline_s`, or lower it.",
+            )
+        if self.line_every is not None and self.line_every < 1:
+            raise invalid(
+                "Runtime(line_every=...)",
+                "be at least 1, or None",
+                self.line_every,
+                "Use None for no line at all.",
+            )

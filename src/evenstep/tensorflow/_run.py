@@ -1,0 +1,149 @@
+"""A run under way: opened at the first step, closed once."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from .._exchange._channel import StarChannel
+from .._exchange._meeting import connect_star
+from ..control import Job, Planner
+from ..events import Hook, RunEnded, RunStarted
+from ..policies import AbstractPolicy, reads_resources
+from ..telemetry import Fanout, FaultLog, JsonLines, Outlet, ProgressLine, close_all
+from ._conductor import StepConductor
+from ._estimates import Kept
+from ._exchange import Exchange
+from ._machine import MachineReader
+from ._options import Runtime
+from ._workers import Workers, abort_collectives, share_by_service
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """What a run is opened with.
+
+    Attributes:
+        policy: decides the sizes.
+        job: what is planned for.
+        num_steps: of an epoch.
+        loss_reduction: ``"mean"`` or ``"sum"``.
+        runtime: heartbeats, the deadline, the line for people.
+        run_dir: folder for the events; None is nowhere.
+        kept: of an earlier run.
+    """
+
+    policy: AbstractPolicy[Any]
+    job: Job
+    num_steps: int
+    loss_reduction: Literal["mean", "sum"]
+    runtime: Runtime
+    run_dir: Path | None
+    kept: Kept
+
+
+class Run:
+    """The open parts of a run on this worker. Collective: all workers open one together.
+
+    Args:
+        settings: what to open.
+        workers: who trains together, several of them.
+        share: a broadcast from rank 0; None is the strategy's own service.
+    """
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        workers: Workers,
+        share: Callable[[Any], Any] | None = None,
+    ) -> None:
+        runtime = settings.runtime
+        # On every rank, though rank 0 alone uses it: what it refuses, all of them should hear.
+        planner = Planner(settings.policy, settings.job)
+        self._workers = workers
+        self._outlets: list[Outlet] = []
+        self._emit = self._open_sinks(settings)
+        star = connect_star(
+            workers.rank,
+            workers.world_size,
+            share or share_by_service(),
+            addresses=[runtime.address or workers.hosts[0]],
+        )
+        channel = StarChannel(
+            star.connections,
+            heartbeat_s=runtime.heartbeat_s,
+            deadline_s=runtime.deadline_s,
+            star=star,
+        )
+        self.exchange = Exchange(
+            workers.rank,
+            workers.hosts,
+            channel,
+            emit=self._emit,
+            grace_s=3 * runtime.heartbeat_s,
+            release=abort_collectives,
+        )
+        self.conductor = StepConductor(
+            self.exchange,
+            MachineReader(asked=reads_resources(settings.policy)),
+            world_size=workers.world_size,
+            loss_reduction=settings.loss_reduction,
+            first_step=settings.kept.num_steps,
+        )
+        for outlet in self._outlets:
+            outlet.start()
+        self.exchange.start()
+        if workers.rank == 0:
+            self._lead(planner, settings)
+
+    def close(self) -> None:
+        """Say goodbye to the others, and have the sinks take what is left."""
+        self.exchange.close()
+        if self._workers.rank == 0:
+            self._emit(RunEnded(self.conductor.num_done))
+        close_all(self._outlets)
+
+    def _lead(self, planner: Planner, settings: RunSettings) -> None:
+        self._emit(
+            RunStarted(
+                world_size=settings.job.world_size,
+                global_batch_size=settings.job.global_batch_size,
+                num_steps=settings.num_steps,
+                policy=repr(settings.policy),
+                hosts=self._workers.hosts,
+                devices=("tensorflow",) * self._workers.world_size,
+            )
+        )
+        restored = settings.kept.apply(planner, self._workers.hosts)
+        if restored is not None:
+            self._emit(restored)
+        self.exchange.lead(planner)
+
+    def _open_sinks(self, settings: RunSettings) -> Hook:
+        if self._workers.rank != 0:
+            return Fanout(())
+        if settings.run_dir is not None and (file := _open_file(settings.run_dir)) is not None:
+            self._outlets.append(Outlet(file, finish=file.close))
+        every = settings.runtime.line_every
+        line = [] if every is None else [ProgressLine(sys.stderr, every)]
+        self._outlets.append(Outlet(Fanout((FaultLog(), *line)), name="standard error"))
+        self._outlets += [Outlet(hook) for hook in settings.runtime.hooks]
+        return Fanout(self._outlets)
+
+
+def _open_file(run_dir: Path) -> JsonLines | None:
+    """Open the file of events, or say why there will be none: training goes on without."""
+    try:
+        return JsonLines(run_dir / "events.jsonl")
+    except OSError as error:
+        logging.getLogger("evenstep").warning(
+            "No events are written to %s (%s); training goes on. Give `Balancer(run_dir=...)` a "
+            "folder that rank 0 can write to.",
+            run_dir,
+            error,
+        )
+        return None

@@ -1,0 +1,204 @@
+"""Where samples come from: arrays, read by position, or a pipeline, read by everybody."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Iterator
+from typing import Any, final
+
+import numpy as np
+import tensorflow as tf
+
+from .._types import IntArray
+from ..exceptions import invalid
+
+_BATCHED = ("Batch", "Rebatch")  # in the names of the stages that make batches
+_PASSING = ("Options", "Prefetch", "Repeat", "Take", "Skip", "Cache", "AssertCardinality")
+
+
+class AbstractSource(abc.ABC):
+    """Samples of an epoch in one global order, the same on all workers.
+
+    Attributes:
+        num_samples: of an epoch.
+        signature: of one sample, nested as the user's.
+    """
+
+    num_samples: int
+    signature: Any
+
+    @abc.abstractmethod
+    def begin(self, epoch: int, first: int) -> None:
+        """Begin ``epoch`` at position ``first``."""
+
+    @abc.abstractmethod
+    def take(self, num_samples: int, slots: IntArray) -> Any:
+        """Return some of the next samples, stacked and nested as the user's.
+
+        Args:
+            num_samples: of the global step, which are passed over.
+            slots: which of them are wanted, ascending.
+        """
+
+
+@final
+class ArraySource(AbstractSource):
+    """Arrays of as many rows, shuffled by a seed and the epoch's number.
+
+    Args:
+        arrays: nested tuples, lists or dicts of arrays.
+        shuffle: whether to draw an order for every epoch.
+        seed: of the orders.
+
+    Raises:
+        ValueError: the arrays have no rows, or not as many.
+    """
+
+    def __init__(self, arrays: Any, *, shuffle: bool, seed: int) -> None:
+        self._arrays = tf.nest.map_structure(np.asarray, _tuples(arrays))
+        flat = tf.nest.flatten(self._arrays)
+        lengths = {len(array) if array.ndim else 0 for array in flat}
+        if len(lengths) != 1 or not min(lengths, default=0) or flat[0].dtype == object:
+            raise invalid(
+                "Balancer.dataset(source)",
+                "be arrays with as many rows each, or a `tf.data.Dataset` of single samples",
+                sorted(lengths) or type(arrays).__name__,
+                "Turn what has a length and an index into a `tf.data.Dataset`, or pad its rows.",
+            )
+        self.num_samples = lengths.pop()
+        self.signature = tf.nest.map_structure(
+            lambda array: tf.TensorSpec(array.shape[1:], array.dtype), self._arrays
+        )
+        self._shuffle = shuffle
+        self._seed = seed
+        self._order = np.arange(self.num_samples)
+        self._first = 0
+
+    def begin(self, epoch: int, first: int) -> None:
+        self._first = first
+        if self._shuffle:
+            generator = np.random.default_rng([self._seed, epoch])
+            self._order = generator.permutation(self.num_samples)
+
+    def take(self, num_samples: int, slots: IntArray) -> Any:
+        rows = self._order[self._first + slots]
+        self._first += num_samples
+        return tf.nest.map_structure(lambda array: array[rows], self._arrays)
+
+
+@final
+class PipelineSource(AbstractSource):
+    """A pipeline of single samples that every worker reads whole, to keep its own.
+
+    Args:
+        pipeline: of single samples, with a length; or a function from the epoch's number to one,
+            for orders that differ by epoch and can be begun again.
+
+    Raises:
+        ValueError: it has no length, or makes batches.
+    """
+
+    def __init__(self, pipeline: Any) -> None:
+        self._make: Callable[[int], Any] = pipeline
+        if _is_dataset(pipeline):
+            self._make = lambda epoch: pipeline
+        first = self._make(0)
+        self.num_samples = _length(first)
+        _check_single(first)
+        _check_seeded(first)
+        self.signature = first.element_spec
+        self._samples: Iterator[Any] = iter(())
+
+    def begin(self, epoch: int, first: int) -> None:
+        self._samples = self._make(epoch).skip(first).as_numpy_iterator()
+
+    def take(self, num_samples: int, slots: IntArray) -> Any:
+        wanted = set(slots.tolist())
+        samples = [next(self._samples) for _ in range(num_samples)]
+        kept = [sample for slot, sample in enumerate(samples) if slot in wanted]
+        if kept:
+            return tf.nest.map_structure(lambda *rows: np.stack(rows), *kept)
+        return tf.nest.map_structure(_no_rows, self.signature)
+
+
+def source_of(source: Any, *, shuffle: bool, seed: int) -> AbstractSource:
+    """Return the source that ``source`` stands for.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not (_is_dataset(source) or callable(source)):
+        return ArraySource(source, shuffle=shuffle, seed=seed)
+    if shuffle:
+        raise invalid(
+            "Balancer.dataset(shuffle=...)",
+            "be False for a pipeline",
+            shuffle,
+            "Write `.shuffle(size, seed=...)`: with a seed, all workers draw the same order.",
+        )
+    return PipelineSource(source)
+
+
+def _is_dataset(source: Any) -> bool:
+    return isinstance(source, tf.data.Dataset)
+
+
+def _length(pipeline: tf.data.Dataset) -> int:
+    if not _is_dataset(pipeline):
+        raise invalid(
+            "Balancer.dataset(source)",
+            "be, or return for an epoch's number, a `tf.data.Dataset`",
+            type(pipeline).__name__,
+            "Give arrays, a pipeline of single samples, or a function that returns one.",
+        )
+    length = int(pipeline.cardinality())
+    if length < 1:
+        named = {-1: "an endless one", -2: "one of unknown length"}.get(length, "an empty one")
+        raise invalid(
+            "Balancer.dataset(source)",
+            "have a length",
+            named,
+            "Say it by `.apply(tf.data.experimental.assert_cardinality(n))`, and leave `repeat()` "
+            "out: epochs are counted here.",
+        )
+    return length
+
+
+def _check_single(pipeline: Any) -> None:
+    """Raise if the last stages of a pipeline make batches."""
+    stage = pipeline
+    while any(name in type(stage).__name__ for name in _PASSING):
+        stage = getattr(stage, "_input_dataset", None)
+    if any(name in type(stage).__name__ for name in _BATCHED):
+        raise invalid(
+            "Balancer.dataset(source)",
+            "be a pipeline of single samples",
+            "one that makes batches",
+            "Leave `.batch(...)` out: every worker's batch is sized here.",
+        )
+
+
+def _check_seeded(pipeline: Any) -> None:
+    """Raise if a stage of a pipeline draws another order on every worker."""
+    stage = pipeline
+    while stage is not None:
+        is_shuffle = "Shuffle" in type(stage).__name__
+        if is_shuffle and not any(int(getattr(stage, name, 1)) for name in ("_seed", "_seed2")):
+            raise invalid(
+                "Balancer.dataset(source)",
+                "be shuffled alike on all workers",
+                "a `shuffle` without a seed",
+                "Write `.shuffle(size, seed=...)`: each worker keeps its part of one order.",
+            )
+        stage = getattr(stage, "_input_dataset", None)
+
+
+def _no_rows(spec: tf.TensorSpec) -> Any:
+    return np.zeros((0, *spec.shape), spec.dtype.as_numpy_dtype)
+
+
+def _tuples(nested: Any) -> Any:
+    """Return lists as tuples, as `tf.data` has them."""
+    if isinstance(nested, dict):
+        return {key: _tuples(value) for key, value in nested.items()}
+    return tuple(map(_tuples, nested)) if isinstance(nested, (list, tuple)) else nested

@@ -1,0 +1,181 @@
+"""Three workers of a real cluster against one process, in every way that a model is trained."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import numpy as np
+import pytest
+
+from .clusters import found, start
+
+CASES = ("fit", "fit_sum", "loop", "pipeline", "many_sizes", "resume", "backup", "speeds")
+ALONE = ("fit", "fit_sum", "loop", "pipeline")
+NUM_SAMPLES, BATCH_SIZE = 122, 12
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+
+def sizes(number, total, world_size=3):
+    """What the policy of the workers draws."""
+    cuts = np.random.default_rng(number).choice(np.arange(1, total), world_size - 1, replace=False)
+    return np.diff([0, *np.sort(cuts), total])
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """What came of every case, on three workers and alone: a cluster takes long to start."""
+    folder = tmp_path_factory.mktemp("tensorflow")
+    # What ends badly comes last.
+    running = {
+        3: start(folder / "3", 3, *CASES, "refused", "killed"),
+        1: start(folder / "1", 1, *ALONE),
+    }
+    said = {number: process.communicate()[0] for number, process in running.items()}
+    assert running[1].returncode == 0, said[1]
+
+    def look(case, num_workers=3):
+        results = found(folder / str(num_workers), case, num_workers)
+        assert results[0] is not None, said[num_workers][-3000:]
+        return results
+
+    return look
+
+
+@pytest.mark.parametrize("case", ["fit", "fit_sum", "loop", "pipeline"])
+def test_parameters_are_those_of_one_process(runs, case):
+    """1e-9 after 55 steps under plans that change at every step, the short last ones included."""
+    (alone,) = runs(case, 1)
+    for worker in runs(case):
+        assert worker["weights"] == pytest.approx(alone["weights"], rel=1e-9, abs=1e-9)
+
+
+def test_metrics_are_weighted_by_samples(runs):
+    """What `fit` and `evaluate` say is what they say in one process."""
+    (alone,) = runs("fit", 1)
+    for worker in runs("fit"):
+        for name, values in alone["history"].items():
+            assert worker["history"][name] == pytest.approx(values, rel=1e-6)
+        assert worker["evaluated"] == pytest.approx(alone["evaluated"], rel=1e-6)
+
+
+def test_a_step_decides_the_very_next(runs):
+    """Sizes are those that were drawn after the step before: the first step is not shown."""
+    first = runs("fit")[0]
+    of_full_steps = [ran for ran in first["sizes"] if sum(ran) == BATCH_SIZE]
+    drawn = [sizes(number, BATCH_SIZE).tolist() for number in range(len(of_full_steps))]
+
+    assert len(first["sizes"]) == 55
+    assert first["rejected"] == 0
+    assert of_full_steps == [drawn[0], *drawn[:-1]]
+
+
+def test_fit_knows_its_steps_and_its_place(runs):
+    """Eleven steps an epoch; after five, the sixth begins."""
+    for worker in runs("fit"):
+        assert worker["cardinality"] == 11
+        assert worker["position"] == {"epoch": 5, "step": 0, "num_steps": 55}
+
+
+@pytest.mark.parametrize("case", ["loop", "pipeline"])
+def test_each_sample_is_trained_on_once_an_epoch(runs, case):
+    """Over all workers, whatever the plans; every step has the samples of one process' step."""
+    workers = runs(case)
+    (alone,) = runs(case, 1)
+    for step, whole in enumerate(alone["ids"]):
+        parts = [worker["ids"][step] for worker in workers]
+
+        assert sorted(chain(*parts)) == sorted(whole)
+    epoch = list(chain(*alone["ids"][:11]))
+    assert sorted(epoch) == list(range(NUM_SAMPLES))
+    assert epoch != list(chain(*alone["ids"][11:22]))  # and another order the next time
+
+
+def test_only_own_samples_are_mapped(runs):
+    """Each of them once, on the worker that trains on it."""
+    for worker in runs("pipeline"):
+        assert worker["num_mapped"] == sum(map(len, worker["ids"]))
+
+
+def test_one_trace_serves_all_sizes(runs):
+    """200 steps with more than 50 sizes, and the training step is traced once."""
+    for worker in runs("many_sizes"):
+        assert worker["num_steps"] == 200
+        assert worker["num_sizes"] >= 50
+        assert worker["traces"] == 1
+    assert [worker["traces"] for worker in runs("loop")] == [1, 1, 1]
+
+
+def test_a_run_goes_on_within_its_epoch(runs):
+    """Every sample once, before and after; steps count on, and estimates are taken up."""
+    workers = runs("resume")
+    trained = chain(*(ids for each in workers for ids in each["before"] + each["after"]))
+
+    assert sorted(trained) == list(range(NUM_SAMPLES))
+    assert [len(each["after"]) for each in workers] == [7, 7, 7]
+    assert workers[0]["restored"] == ["resumed"]
+    assert workers[0]["first_step"] == [4]
+
+
+def test_backup_and_restore_goes_on_with_a_fit(runs):
+    """Interrupted and begun again, it ends where the uninterrupted one does."""
+    for worker in runs("backup"):
+        assert worker["resumed"] == pytest.approx(worker["whole"], rel=1e-9, abs=1e-9)
+
+
+def test_fast_workers_get_more(runs):
+    """Each twice as fast as the one before; own time is measured, not the wait for others."""
+    first = runs("speeds")[0]
+    planned = first["planned"]
+    equal = np.array(first["compute_s"][1])
+
+    assert planned[0] < planned[1] < planned[2]
+    assert sum(planned) == 28
+    assert equal[0] > equal[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("batched", "pipeline of single samples"),
+        ("batched, prefetched", "pipeline of single samples"),
+        ("endless", "have a length, got an endless one"),
+        ("unknown", "assert_cardinality"),
+        ("rows", "as many rows each"),
+        ("none", "`Balancer.dataset(source)`"),
+        ("shuffled pipeline", "seed"),
+        ("policy", "fastest"),
+        ("policy class", "not the class"),
+        ("size", "one sample for each worker"),
+        ("reduction", '"mean" or "sum"'),
+        ("strategy", "MultiWorkerMirroredStrategy"),
+        ("strategy alone", "Each process would train alone"),
+        ("no model", "`keras.Model`"),
+        ("no optimizer", "`keras.optimizers.Optimizer`"),
+        ("state", "come from `Balancer.state_dict()`"),
+        ("clipping", "clips each worker's own gradient"),
+        ("batch norm", "normalises over each worker's own samples"),
+        ("activity", "bypasses the output"),
+        ("twice", "given each model once"),
+        ("jit", "`Model.compile(jit_compile=...)`"),
+        ("several steps", "`Model.compile(steps_per_execution=...)`"),
+        ("sum", "`Balancer(loss_reduction=...)`"),
+        ("plain data", "did not hand out"),
+        ("fixed size", "input_signature=[dataset.element_spec]"),
+    ],
+)
+def test_what_cannot_be_balanced_is_refused(runs, name, said):
+    """On every worker, with the reason and what to do instead."""
+    for worker in runs("refused"):
+        assert worker[name] is not None
+        assert said in worker[name]
+
+
+def test_a_worker_that_dies_is_named(runs):
+    """The others end their fit with an error that says who, before any deadline."""
+    *others, dead = runs("killed")
+
+    assert dead is None
+    for worker in others:
+        assert worker["rank"] == 2
+        assert "Rank 2 on 127.0.0.1 was lost" in worker["said"]
+        assert worker["after_s"] < 60
