@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from time import monotonic, sleep
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from evenstep.events import Event, LinksMeasured, SharesPlanned
 from evenstep.exceptions import WorkerLostError
 from evenstep.policies import Fixed
 from evenstep.torch import Balancer, Checkpoint, Drain, Network, Runtime
+from evenstep.torch._exchange._startup import WorkerFacts, gather_facts
 
 from .networks import WIDTH, DrawnShares, make_model
 
@@ -244,11 +246,58 @@ def followed(rank: int) -> list[float]:
     return torch.cat([p.detach().ravel() for p in model.parameters()]).tolist()
 
 
-def drained(rank: int) -> int:
-    """Return the steps made until the server, which gets SIGTERM in the third, has all stop."""
+def in_turn(rank: int) -> list[int]:
+    """Return the steps made under two balancers, one after the other."""
+    nums = []
+    for _ in range(2):
+        with Balancer(runtime=WATCHFUL, network=Network(servers=(2,), **BLIND)) as balancer:  # type: ignore[arg-type]
+            model, loader = balancer.prepare(make_model(torch.float64), stock(3))
+            nums.append(0)
+            for (x,) in loader:
+                model(x).square().mean().backward()
+                nums[-1] += 1
+    return nums
+
+
+def grouped(rank: int) -> tuple[int, list[str]] | None:
+    """Return the steps made by ranks 1 to 3, the second of which serves, and how they are named."""
+    ranks = dist.new_group([1, 2, 3])
+    if rank == 0:
+        return None
+    network, num_steps = Network(servers=(1,), **BLIND), 0  # type: ignore[arg-type]
+    with Balancer(process_group=ranks, runtime=WATCHFUL, network=network) as balancer:
+        model, loader = balancer.prepare(make_model(torch.float64), stock(3, (2, 6)))
+        crew = balancer._join()
+        facts = gather_facts(crew, WorkerFacts.here(torch.device("cpu"), lag=0))
+        names = [name.partition(facts[0].host)[2] for name in crew.hosts(facts)]
+        for (x,) in loader:
+            model(x).square().mean().backward()
+            num_steps += 1
+    return num_steps, names
+
+
+def failing(rank: int, victim: int) -> str:
+    """One worker's script fails in a step; return what the others, a server too, hear of it."""
+    try:
+        with Balancer(runtime=WATCHFUL, network=Network(servers=(2,), **BLIND)) as balancer:  # type: ignore[arg-type]
+            model, loader = balancer.prepare(make_model(torch.float64), stock(40))
+            for i, (x,) in enumerate(loader):
+                if rank == victim and i == 9:
+                    raise ZeroDivisionError("of the script's own")
+                model(x).square().mean().backward()
+    except (WorkerLostError, ZeroDivisionError) as error:
+        return str(error)
+    return "nothing"
+
+
+def drained(rank: int) -> tuple[int, bool]:
+    """Return the steps made until the server, which gets SIGTERM in the third, has all stop.
+
+    And whether rank 0 heard of it in that very step, in which no order goes to the server.
+    """
     pids: list[Any] = [None] * 3
     dist.all_gather_object(pids, os.getpid())
-    step = 0
+    step, heard = 0, True
     with (
         Balancer(runtime=WATCHFUL, network=Network(servers=(2,), **BLIND)) as balancer,  # type: ignore[arg-type]
         Drain(balancer) as drain,
@@ -259,6 +308,10 @@ def drained(rank: int) -> int:
             step += 1
             if rank == 0 and step == 3:
                 os.kill(pids[2], signal.SIGTERM)
+                stop, until_s = balancer._link._opened().exchange.stop, monotonic() + 10.0
+                while not stop.asked and monotonic() < until_s:
+                    sleep(0.01)
+                heard = stop.asked
             if drain.requested:
                 break
-    return step
+    return step, heard

@@ -16,11 +16,15 @@ def fact(*, beside=1, num_restarts=3):
     return WorkerFacts("host", "cpu", 0, "host cpu", beside, num_restarts)
 
 
-def told(facts, *, least=1, has_peers=False, stop=None):
+def told(facts, *, least=1, stop=None, **others):
     """What is told of an unhelpful rank 1, and what the next answer to all ranks says."""
     events, stop = [], stop or Stop()
     dropping = Dropping(
-        events.append, facts, stop=lambda: stop, least=lambda: least, has_peers=has_peers
+        events.append,
+        facts,
+        stop=lambda: stop,
+        least=lambda: least,
+        **{"has_peers": False, **others},
     )
     dropping(UNHELPFUL)
     return events, stop.answer(101)
@@ -39,6 +43,7 @@ def test_a_worker_with_a_torchrun_of_its_own_is_sent_away():
     [
         ([fact(), fact()], {"least": 2}, "1 workers would be left, at least 2 are wanted"),
         ([fact(), fact()], {"has_peers": True}, "a part of a copy"),
+        ([fact(), fact()], {"has_servers": True}, "nobody would start the servers"),
         ([fact(beside=0)] * 2, {}, "no torchrun"),
         ([fact(beside=2)] * 2, {}, "its torchrun has 2 workers"),
         ([fact(num_restarts=0), fact()], {}, "torchrun of rank 0 has no restart left"),

@@ -5,10 +5,12 @@ import signal
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from evenstep.control import SharesInForce
 from evenstep.testing import run_workers
 from evenstep.torch import Network
+from evenstep.torch._data._eval import EvalLoader
 from evenstep.torch._data._served import ServerEval
 from evenstep.torch._exchange._roles import Said, agreed_servers
 from evenstep.torch._exchange._server_watch import ServerWatch
@@ -23,7 +25,10 @@ from .serving import (
     checkpointed,
     counting,
     drained,
+    failing,
     followed,
+    grouped,
+    in_turn,
     left_open,
     measured,
     refused,
@@ -127,18 +132,46 @@ def test_workers_save_in_the_middle_of_a_loop(tmp_path):
 
     assert [found[0] for found in saved] == [0, 0, 0]
     assert [found[0] for found in loaded] == [3, 3, 3]
-    assert loaded[0][1] == loaded[1][1]
+    assert loaded[0][1] == loaded[1][1] == loaded[2][1]
     assert {found[2] for found in saved} == {"step-00000003"}
 
 
 @pytest.mark.cluster
 def test_a_server_that_is_told_to_stop_has_all_stop():
-    """As of a spot instance's notice: all workers leave after the same step, and it ends too."""
-    one, other, helper = run_workers(3, drained)
+    """As of a spot instance's notice: all workers leave after the same step, and it ends too.
 
+    At once, though an order may be far away, as while plain all-reduce is in force.
+    """
+    (one, heard), (other, _), (helper, _) = run_workers(3, drained)
+
+    assert heard
     assert one == other
     assert 3 <= one < 400
     assert helper == 0
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_script_that_fails_is_no_end_of_training(victim):
+    """Not to a server either, which would end with exit code 0 and be missed after a restart."""
+    found = run_workers(3, failing, victim)
+
+    assert found.pop(victim) == "of the script's own"
+    assert all(f"Rank {victim} " in told for told in found), found
+
+
+@pytest.mark.cluster
+def test_balancers_in_turn_have_servers_each():
+    """Groups of the second have names that none of the first had, whose keys are in the store."""
+    assert run_workers(3, in_turn) == [[5, 5], [5, 5], [0, 0]]
+
+
+@pytest.mark.cluster
+def test_a_subgroup_has_servers_of_its_own():
+    """Numbered within it; whoever has another number in errors is named by both."""
+    names = ["", " (rank 2 of all)", ", a server (rank 1 of all)"]
+
+    assert run_workers(4, grouped) == [None, (3, names), (0, names), (3, names)]
 
 
 @pytest.mark.cluster
@@ -245,11 +278,20 @@ def test_servers_are_kept_in_order():
 def test_a_server_hears_of_the_end_once():
     """Rank 0 that leaves after its goodbye is no loss, and a server that is not told ends too."""
     ends = []
+    busy = [True]
     watch = ServerWatch(
-        ["a", "b"], fail=ends.append, ask=print, end=lambda: ends.append("end"), grace_s=-1.0
+        ["a", "b"],
+        fail=ends.append,
+        ask=print,
+        end=lambda: ends.append("end"),
+        is_idle=lambda: not busy,
+        grace_s=-1.0,
     )
     watch.received(0, {"bye": 7, "loops": 2})
     watch.lost(0, "its connection closed")
+    watch.tick()
+    assert not ends  # the last sums are on their way to a worker with a slow link
+    busy.clear()
     watch.tick()
 
     assert watch.ended(within_s=0) == 2
@@ -265,9 +307,11 @@ def test_a_step_may_take_as_long_as_the_user_says():
 
 def test_an_evaluation_on_a_server_has_no_part():
     """No batch, and NaN under any name, so that nothing looks like a result."""
-    validation = ServerEval([1, 2])
+    validation = ServerEval(DataLoader(range(2)))
     validation.add("loss", 1.0)
+    public = {name for name in vars(EvalLoader) if not name.startswith("_")}
 
     assert not list(validation)
     assert len(validation) == 0
+    assert all(hasattr(validation, name) for name in public)
     assert math.isnan(validation.mean()["loss"])

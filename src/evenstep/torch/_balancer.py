@@ -393,6 +393,7 @@ class Balancer:
             self._crew = Crew(self._process_group, self._network)
             if self._crew.is_server:
                 self._service = Service(self._crew, self._runtime)
+                atexit.register(self._say_goodbye)  # here, as no run is ever opened
         return self._crew
 
     def _prepare_model(self, module: nn.Module) -> nn.Module:

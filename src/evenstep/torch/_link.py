@@ -219,8 +219,11 @@ class RunLink:
         """Return the loss of a worker that is behind a collective's error, if that is one.
 
         A peer that dies in the middle of a collective breaks it for the others, with an error
-        that names a port. Who it was is known a moment later.
+        that names a port. Who it was is known a moment later. Whatever ``error`` is, it ends this
+        script, which the goodbye will tell.
         """
+        if self._run is not None and error is not None:
+            self._run.exchange.script_failed(error)
         if not isinstance(error, RuntimeError) or isinstance(error, WorkerLostError):
             return None
         return None if self._run is None else self._run.exchange.verdict(within_s=_VERDICT_S)

@@ -93,7 +93,7 @@ class Run:
         late = device.type == "cuda" and runtime.freshness == "newest"
         everybody = gather_facts(crew, WorkerFacts.here(device, lag=int(late)))
         facts = everybody[: crew.num_workers]
-        self._emit = self._dropping(settings, facts, has_peers=peers is not None)
+        self._emit = self._dropping(settings, crew, facts)
         self._workers = [worker.identity for worker in facts]
         lag = max(worker.lag for worker in facts)
         channel = open_channel(crew, everybody, runtime)
@@ -178,16 +178,15 @@ class Run:
         self.exchange.on_loss = reduction.reducer.fail
         return reduction.follower(self.exchange.shares)
 
-    def _dropping(
-        self, settings: RunSettings, facts: Sequence[WorkerFacts], *, has_peers: bool
-    ) -> Hook:
+    def _dropping(self, settings: RunSettings, crew: Crew, facts: Sequence[WorkerFacts]) -> Hook:
         """Return the sinks, behind whoever acts on what they are told of an unhelpful worker."""
         return Dropping(
             self._open_sinks(settings),
             facts,
             stop=lambda: self.exchange.stop,
             least=settings.least_workers,
-            has_peers=has_peers,
+            has_peers=crew.side.peers is not None,
+            has_servers=crew.num_servers > 0,
         )
 
     def _open_sinks(self, settings: RunSettings) -> Hook:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import final
 
 import torch
@@ -11,6 +13,7 @@ from .._exchange._channel import StarChannel
 from ..exceptions import WorkerLostError
 from ._exchange._crew import Crew
 from ._exchange._server_watch import ServerWatch
+from ._exchange._shares import ServedRow
 from ._exchange._startup import WorkerFacts, gather_facts, open_channel
 from ._options import Runtime
 from ._reduce._reduction import Reduction
@@ -76,23 +79,25 @@ class Service:
             fail=reduction.reducer.fail,
             ask=lambda: channel.send(0, {"stop": True}),
             end=lambda: reduction.reducer.fail(RuntimeError("Training has ended.")),
+            is_idle=lambda: reduction.reducer.is_idle,
             grace_s=3 * self._runtime.heartbeat_s,
         )
         channel.start(watch)
         self._crew.watch_by(watch)
         try:
             reduction.probe(self._crew.collect, lambda event: None)
-            reduction.serve(lambda row: channel.send(0, {"served": row}))
+            _hearing_signals(reduction, lambda row: channel.send(0, {"served": row}))
         except RuntimeError as error:
             if isinstance(error, WorkerLostError) and error.rank != 0:
                 raise
             if (lost := watch.verdict(within_s=_END_S)) is not None:
-                raise lost from error
+                raise lost from (error if lost is not error else error.__cause__)
             # Of an end without a last order, as of a script that destroyed its groups first.
             if watch.ended(within_s=0.0) is None:
                 raise
         else:
-            watch.ended(within_s=_END_S)
+            watch.verdict(within_s=_END_S)
+            watch.check()  # the last order may overtake the news of an error that came before it
         finally:
             self._watch = None
             channel.close()
@@ -110,3 +115,18 @@ class Service:
             ) from error
         assert channel is not None, "a server has workers beside it"
         return facts, channel
+
+
+def _hearing_signals(reduction: Reduction, send: Callable[[ServedRow], None]) -> None:
+    """Serve on a thread of its own, as long as that takes.
+
+    A thread that waits in gloo is told of no signal, and the next order may be far away: no notice
+    to stop would be heard, nor Ctrl-C.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="evenstep-serve") as thread:
+        serving = thread.submit(reduction.serve, send)
+        try:
+            serving.result()
+        except BaseException as error:
+            reduction.reducer.fail(error)  # ends the thread's wait, where that is not over
+            raise

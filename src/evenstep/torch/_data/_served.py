@@ -95,6 +95,11 @@ class ServerEval:
             raise AttributeError(name)
         return getattr(self._loader, name)
 
+    @property
+    def num_samples(self) -> int:
+        """Samples of an evaluation over all ranks, if it takes the whole data set."""
+        return len(self._loader.dataset)
+
     def __len__(self) -> int:
         """Return 0: workers evaluate all samples."""
         return 0

@@ -58,9 +58,14 @@ class Crew:
         self.num_workers = len(workers)
         self.rank = self.order.index(self._hall.rank)
         self.side, self.workers = self._hall, process_group
+        self._unused: dist.ProcessGroup | None = None
         if servers:
-            self.workers = self._part(workers if not self.is_server else [self._hall.rank])
-            self.side = open_side(self.workers)
+            parts = [workers, *([server] for server in servers)]
+            self.workers = self._part(parts)
+            # A server's own is for nothing, but it keeps up the number of groups, by which torch
+            # names those of a subgroup.
+            self._unused = side_group = self._part(parts, backend="gloo")
+            self.side = open_side(self.workers, side_group)
 
     @property
     def is_server(self) -> bool:
@@ -84,7 +89,7 @@ class Crew:
     def hosts(self, facts: Sequence[WorkerFacts]) -> list[str]:
         """Return what errors say of where each rank runs."""
         return [
-            fact.host if rank < self.num_workers else f"{fact.host}, a server{self._global(rank)}"
+            fact.host + ", a server" * (rank >= self.num_workers) + self._global(rank)
             for rank, fact in enumerate(facts)
         ]
 
@@ -98,14 +103,29 @@ class Crew:
         if self.side is not self._hall:
             self.side.close()
         self._hall.close()
+        own, self._unused = self._unused, None
+        if self.is_server and own in dist.distributed_c10d._world.pg_map:
+            dist.destroy_process_group(own)
 
     def _global(self, rank: int) -> str:
-        """Return the rank that a server has in the process group, where it is another one."""
+        """Return the rank that one has in the process group, where it is another one."""
         return "" if self.order[rank] == rank else f" (rank {self.order[rank]} of all)"
 
-    def _part(self, ranks: Sequence[int]) -> dist.ProcessGroup:
+    def _part(
+        self, parts: Sequence[Sequence[int]], backend: str | None = None
+    ) -> dist.ProcessGroup:
+        """Return the group of the part that this rank is in.
+
+        All ranks make all groups, where torch can number them: the name of one that only its
+        members make may have been that of another, which a balancer before has closed.
+        """
         everybody = dist.get_process_group_ranks(self.all or dist.group.WORLD)
-        group: dist.ProcessGroup = dist.new_group(
-            [everybody[rank] for rank in ranks], use_local_synchronization=True
-        )
-        return group
+        local = self.all is not None
+        groups = [
+            dist.new_group(
+                [everybody[rank] for rank in part], backend=backend, use_local_synchronization=local
+            )
+            for part in parts
+        ]
+        mine: dist.ProcessGroup = groups[[self._hall.rank in part for part in parts].index(True)]
+        return mine

@@ -18,6 +18,7 @@ class Dropping:
         stop: how all ranks come to stop, once there is a way.
         least: workers that have to be left; None to drop none.
         has_peers: whether ranks hold parts of one copy of the model.
+        has_servers: whether there are ranks without data, whom nobody would start anew.
     """
 
     def __init__(
@@ -28,12 +29,13 @@ class Dropping:
         stop: Callable[[], Stop],
         least: Callable[[], int | None],
         has_peers: bool,
+        has_servers: bool = False,
     ) -> None:
         self._emit = emit
         self._facts = tuple(facts)
         self._stop = stop
         self._least = least
-        self._has_peers = has_peers
+        self._has_peers, self._has_servers = has_peers, has_servers
 
     def __call__(self, event: Event) -> None:
         """Pass ``event`` on, and act if it names an unhelpful worker."""
@@ -59,6 +61,8 @@ class Dropping:
             return f"{left} workers would be left, at least {least} are wanted"
         if self._has_peers:
             return "it holds a part of a copy of the model"
+        if self._has_servers:
+            return "nobody would start the servers without data anew"
         if beside == 0:
             return "no torchrun would start the others anew. Leave it out of the next start"
         if beside > 1:

@@ -106,6 +106,7 @@ class Exchange:
         self._patrol = Patrol(rank, workers, channel, hang_s=hang_s, heartbeat_s=heartbeat_s)
         self.stop = Stop()
         self.num_loops = 0  # over the loaders of this process, as servers will want to know
+        self._failed: tuple[int, str] | None = None  # who was lost by this process' own end
         self.stopping = False  # as of the newest plan point, so the same on all ranks
 
     def start(self) -> None:
@@ -241,6 +242,13 @@ class Exchange:
         """Note that it is back."""
         self._collective_s = None
 
+    def script_failed(self, error: BaseException) -> None:
+        """Have the goodbye say so: servers would take it for the end of training."""
+        if isinstance(error, SystemExit) and not error.code:
+            return
+        lost = error.rank if isinstance(error, WorkerLostError) else self._rank
+        self._failed = lost, f"rank {self._rank} ended with {type(error).__name__}"
+
     def close(self) -> None:
         """Say goodbye and stop. May be called again.
 
@@ -252,7 +260,8 @@ class Exchange:
         if self._channel is not None:
             with self._changed:
                 self._changed.wait_for(self._are_through, timeout=_LAST_CLAIMS_S)
-            self._channel.send_all({"bye": self._last_step, "loops": self.num_loops})
+            failed = {} if self._failed is None else {"failed": self._failed}
+            self._channel.send_all({"bye": self._last_step, "loops": self.num_loops, **failed})
             self._channel.close()
             self._channel = None
 

@@ -24,6 +24,7 @@ class ServerWatch:
         fail: called once with the loss of a rank; it has to end what the server waits in.
         ask: tells rank 0 to have all stop.
         end: called if training has ended and nobody comes to say that no more is to be summed.
+        is_idle: tells whether nothing is being summed, nor on its way to a worker.
         grace_s: seconds after a loss, and after the end, for which the main thread may still come
             out of what it waits in by itself.
         abort: ends the process with a message.
@@ -37,12 +38,13 @@ class ServerWatch:
         fail: Callable[[WorkerLostError], object],
         ask: Callable[[], object],
         end: Callable[[], object],
+        is_idle: Callable[[], bool],
         grace_s: float,
         abort: Callable[[str], None] = end_process,
         is_stuck: Callable[[int], bool] = is_in_collective,
     ) -> None:
         self._hosts = tuple(hosts)
-        self._fail, self._ask, self._end = fail, ask, end
+        self._fail, self._ask, self._end, self._is_idle = fail, ask, end, is_idle
         self._told = False
         self._grace_s = grace_s
         self._abort, self._is_stuck = abort, is_stuck
@@ -61,6 +63,8 @@ class ServerWatch:
                 self._lose(rank, problem)
             case {"after": index}:
                 self._done = index
+            case {"bye": _, "failed": [rank, problem]}:
+                self._lose(rank, problem)
             case {"bye": _, "loops": num_loops}:
                 with self._changed:
                     self._num_loops, self._since_s = num_loops, monotonic()
@@ -82,7 +86,7 @@ class ServerWatch:
             self._ask()
         late_s = monotonic() - self._since_s
         if self._error is None:
-            if self._num_loops is not None and late_s > self._grace_s:
+            if self._num_loops is not None and late_s > self._grace_s and self._is_idle():
                 self._end()
             return
         if self._collective_s is None:

@@ -57,15 +57,18 @@ class SideGroup:
     Args:
         process_group: whose ranks; None is the default group. Collective: every rank of the
             default group makes it in the same order.
+        group: to send over, its own from now on; None makes one.
     """
 
-    def __init__(self, process_group: dist.ProcessGroup | None) -> None:
+    def __init__(
+        self, process_group: dist.ProcessGroup | None, group: dist.ProcessGroup | None = None
+    ) -> None:
         ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
         self.rank = dist.get_rank(process_group)
         self.world_size = len(ranks)
         self._first = ranks[0]
         self._ranks = set(ranks)
-        self._group = dist.new_group(
+        self._group = group or dist.new_group(
             ranks, backend="gloo", use_local_synchronization=process_group is not None
         )
         self._last: torch.Tensor | None = None
@@ -192,8 +195,14 @@ class Alone:
         return values
 
 
-def open_side(process_group: dist.ProcessGroup | None) -> SideGroup | Alone:
+def open_side(
+    process_group: dist.ProcessGroup | None, group: dist.ProcessGroup | None = None
+) -> SideGroup | Alone:
     """Return the side group, or its stand-in without a process group or with one process.
+
+    Args:
+        process_group: whose ranks; None is the default group.
+        group: of the same ranks, to send over; None makes one.
 
     Raises:
         RuntimeError: a launcher started several processes, which do not know of each other yet.
@@ -207,7 +216,7 @@ def open_side(process_group: dist.ProcessGroup | None) -> SideGroup | Alone:
         return Alone()
     if dist.get_world_size(process_group) == 1:
         return Alone()
-    return SideGroup(process_group)
+    return SideGroup(process_group, group)
 
 
 class Ranks(Protocol):

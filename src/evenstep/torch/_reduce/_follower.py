@@ -9,7 +9,7 @@ from typing import Protocol, final
 from ...control import SharesInForce
 from ...sharding import Split
 from .._exchange._shares import Seen
-from ._observed import ways_to
+from ._observed import lasted_s, ways_to
 from ._reducer import ShardedReducer
 from ._watched import WatchedTransport
 
@@ -85,7 +85,5 @@ class ShareFollower:
         if waited_s is not None and begun_s is not None:
             plain = self._reducer.split is None
             ways = None if plain else ways_to(self._transport.rank, arrivals)
-            began_s = min((arrival.begin_s for arrival in arrivals), default=0.0)
-            ended_s = max((arrival.end_s for arrival in arrivals), default=0.0)
-            lasted_s, spent_s = ended_s - began_s, begun_s - self._at_s
-            self._plans.note(Seen(step, self._epoch, waited_s, ways, lasted_s, spent_s))
+            spent_s = begun_s - self._at_s
+            self._plans.note(Seen(step, self._epoch, waited_s, ways, lasted_s(arrivals), spent_s))

@@ -66,6 +66,13 @@ def ways_to(receiver: int, arrivals: Iterable[Arrival], *, burst_bytes: int = 1 
     ]
 
 
+def lasted_s(arrivals: Sequence[Arrival]) -> float:
+    """Return the seconds from the first bytes that came to the last; 0 if nothing did."""
+    if not arrivals:
+        return 0.0
+    return max(one.end_s for one in arrivals) - min(one.begin_s for one in arrivals)
+
+
 def covered(spans: Iterable[Span]) -> tuple[float, list[float]]:
     """Return the length of the union of intervals, and those of the pauses in it."""
     seconds, pauses, until = 0.0, list[float](), None

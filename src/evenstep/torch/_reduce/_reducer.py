@@ -18,7 +18,7 @@ from ...sharding import Split
 from ._blame import Blame
 from ._issuer import Issuer
 from ._job import Job
-from ._orders import OrderBook, Orders, check_epoch
+from ._orders import OrderBook, Orders, check_epoch, checked_workers
 from ._patience import Patience
 from ._pipeline import Pipeline
 from ._roll_call import RollCall
@@ -72,7 +72,7 @@ class ShardedReducer:
         clock: Callable[[], float] = monotonic,
     ) -> None:
         world_size = transport.world_size
-        self._workers = _checked_workers(workers, world_size)
+        self._workers = checked_workers(workers, world_size)
         if not timeout_s > 0:
             raise invalid("ShardedReducer(timeout_s=...)", "be positive", timeout_s, "Use 1800.")
         if notes is None and transport.in_order:
@@ -85,7 +85,7 @@ class ShardedReducer:
         self._split: Split | None = None
         self._epoch = -1
         self.step = 0  # under way, for ranks without data; set by whoever counts
-        self._changed = threading.Condition()  # `_num_open` fell
+        self._changed = threading.Condition()  # `_num_untold` fell
         self._num_untold = 0  # buckets of which somebody is still to be told
         self._num_running = 0  # those that are not done
         self._begun: set[object] = set()  # models that are in the middle of a backward
@@ -124,6 +124,11 @@ class ShardedReducer:
     def split(self) -> Split | None:
         """What is in force; None is plain all-reduce."""
         return self._split
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no bucket is under way."""
+        return not self._num_untold
 
     @property
     def traffic(self) -> Traffic:
@@ -337,13 +342,3 @@ class ShardedReducer:
 
     def _give_up(self, peer: int, waited_s: float) -> None:
         self._blame.on(PeerFailed(peer, f"nothing came from it for {waited_s:.1f} s"))
-
-
-def _checked_workers(workers: Sequence[int] | None, world_size: int) -> tuple[int, ...]:
-    if workers is None:
-        return tuple(range(world_size))
-    ranks = tuple(sorted(workers))
-    if not ranks or len(set(ranks)) < len(ranks) or not 0 <= ranks[0] <= ranks[-1] < world_size:
-        rule = f"be different ranks from 0 to {world_size - 1}, one at least"
-        raise invalid("ShardedReducer(workers=...)", rule, tuple(workers), "The rest will serve.")
-    return ranks

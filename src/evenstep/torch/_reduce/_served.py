@@ -7,7 +7,7 @@ from typing import final
 
 from .._exchange._shares import ServedRow
 from ._job import Job
-from ._observed import ways_to
+from ._observed import lasted_s, ways_to
 from ._watched import WatchedTransport
 
 
@@ -32,6 +32,4 @@ class ServerFollower:
             return
         assert newest is not None
         arrivals = self._transport.take_arrivals()
-        began_s = min((arrival.begin_s for arrival in arrivals), default=0.0)
-        ended_s = max((arrival.end_s for arrival in arrivals), default=0.0)
-        self._send((*newest, ways_to(self._transport.rank, arrivals), ended_s - began_s))
+        self._send((*newest, ways_to(self._transport.rank, arrivals), lasted_s(arrivals)))
