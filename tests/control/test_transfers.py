@@ -70,3 +70,14 @@ def test_what_is_known_exactly_hardly_changes():
     after = done.transfers.lasting(done.exchange_s)
     seen = after.seconds > 0
     np.testing.assert_allclose(after.seconds[seen], done.transfers.seconds[seen], rtol=0.02)
+
+
+def test_what_links_certainly_carried():
+    """All of it over the sum of the times, or over all of the exchange if that is less."""
+    num_bytes = np.array([[0, 8, 8], [0, 0, 0], [2, 2, 0]], np.float64)
+    done = Transfers(num_bytes, np.array([[0, 4, 4], [0, 0, 0], [1, 1, 0]], np.float64))
+    up, down = done.sustained()
+
+    assert done.moved()[0].tolist() == [16, 0, 4]
+    assert up.tolist() == [4, 0, 2]  # the first two at once, in four seconds; then one by one
+    assert down.tolist() == [2, 2.5, 2]

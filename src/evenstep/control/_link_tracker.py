@@ -20,6 +20,8 @@ FITS = 3
 BELIEVED = 0.9  # of a change
 NOISE_WEIGHT = 0.1
 FULL = 0.95  # part of a link that makes it the limit
+LITTLE = 0.4  # of the bytes of the link that had most to do
+GROWTH = 1.5  # what one exchange may make of a link that had little to do
 DOUBT = 0.15  # logarithm of a ratio: what a link that is not the limit may seem slower by
 
 
@@ -66,6 +68,9 @@ class LinkTracker:
       it lost is as slow as it was seen to be: $e_s \leftarrow u_s E_s$ again.
     - A link that was not expected to be full is at fault only if it fell behind by 15 %, and by
       twice the usual noise.
+    - A link over which less than two fifths of the most went grows by half in an exchange at most,
+      but to what it certainly carried: its short transfers had it to themselves one by one, or went
+      through at once after a pause, and look faster than they are.
     - Whoever is at fault of nothing keeps what was known of it, however little it moved.
 
     The same is done for receivers, three times over, as one change explains others. What came
@@ -144,8 +149,14 @@ class LinkTracker:
             got, remedy = transfers.world_size, "Give a row per rank."
             raise invalid("LinkTracker.update(transfers=...)", rule, got, remedy)
         fitted = self._fitted(links, transfers, belief.noise)
-        change_up = np.log(fitted.up_bytes_per_s / links.up_bytes_per_s)
-        change_down = np.log(fitted.down_bytes_per_s / links.down_bytes_per_s)
+        certain, moved = transfers.sustained(), transfers.moved()
+        change_up, change_down = (
+            _change(*each)
+            for each in (
+                (links.up_bytes_per_s, fitted.up_bytes_per_s, certain[0], moved[0]),
+                (links.down_bytes_per_s, fitted.down_bytes_per_s, certain[1], moved[1]),
+            )
+        )
         limit = max(self.surprise, 3 * belief.noise)
         up, num_up = self._believed(change_up, belief.num_up, limit)
         down, num_down = self._believed(change_down, belief.num_down, limit)
@@ -174,6 +185,20 @@ class LinkTracker:
         changed = abs(change) > limit
         part = np.where(changed, BELIEVED, np.maximum(self.weight, 1 / (number + 1)))
         return np.exp(part * change), np.where(changed, 1.0, number + 1)
+
+
+def _change(
+    before: FloatArray, fitted: FloatArray, certain: FloatArray, moved: FloatArray
+) -> FloatArray:
+    """Return by how much links differ from before, as logarithms of ratios.
+
+    Of a link that had little to do, what is too good to be certain is believed by and by: shares
+    that were planned for a link that is not there cost more than those that leave some of it for
+    an exchange or two.
+    """
+    at_most = np.where(moved < LITTLE * moved.max(), np.maximum(certain, GROWTH * before), np.inf)
+    change: FloatArray = np.log(np.minimum(fitted, at_most) / before)
+    return change
 
 
 def _explained(links: Links, num_bytes: FloatArray, rate: FloatArray, doubt: float) -> Links:

@@ -68,6 +68,13 @@ class Transfers:
         Args:
             exchange_s: seconds of the exchange that they were part of, positive.
         """
+        longest_s = self._longest_s()
+        if not longest_s:
+            return self
+        return type(self)(self.num_bytes, self.seconds * (exchange_s / longest_s))
+
+    def _longest_s(self) -> float:
+        """Return the time of the slowest rank: its bytes over the sum of its transfers' rates."""
         seen = self.seen(1)
         num_bytes = np.where(seen, self.num_bytes, 0.0)
         rate = np.divide(num_bytes, self.seconds, out=np.zeros(seen.shape), where=seen)
@@ -76,9 +83,26 @@ class Transfers:
             moved, rates = num_bytes.sum(axis=axis), rate.sum(axis=axis)
             taken_s = np.divide(moved, rates, out=np.zeros(len(moved)), where=rates > 0)
             longest_s = max(longest_s, float(taken_s.max()))
-        if not longest_s:
-            return self
-        return type(self)(self.num_bytes, self.seconds * (exchange_s / longest_s))
+        return longest_s
+
+    def sustained(self) -> tuple[FloatArray, FloatArray]:
+        """Return what each rank's link has certainly carried, up and down, ``(world_size,)`` each.
+
+        All that it moved over the sum of its transfers' times, as if they had run one after the
+        other, or over all of the exchange if that is less. Short transfers do run one after the
+        other, and each has the link to itself: the sum of their rates then says too much.
+        """
+        seconds, longest_s = np.where(self.seen(1), self.seconds, 0.0), self._longest_s()
+        answer = []
+        for axis, moved in zip((1, 0), self.moved(), strict=True):
+            busy_s = np.minimum(seconds.sum(axis=axis), longest_s)
+            answer.append(np.divide(moved, busy_s, out=np.zeros(len(moved)), where=busy_s > 0))
+        return answer[0], answer[1]
+
+    def moved(self) -> tuple[FloatArray, FloatArray]:
+        """Return the bytes that went over each rank's link, up and down, ``(world_size,)`` each."""
+        num_bytes = np.where(self.seen(1), self.num_bytes, 0.0)
+        return num_bytes.sum(axis=1), num_bytes.sum(axis=0)
 
     def problem(self) -> tuple[int, str] | None:
         """Return the receiver whose figures cannot be, and what is wrong with them."""
