@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -12,6 +13,7 @@ from evenstep.tensorflow import Runtime
 from evenstep.tensorflow._alone import Alone
 from evenstep.tensorflow._dataset import Batches, Position
 from evenstep.tensorflow._estimates import Kept, as_text, from_text
+from evenstep.tensorflow._fit import _check_losses, check_optimizer
 from evenstep.tensorflow._machine import MachineReader
 from evenstep.tensorflow._source import source_of
 
@@ -151,3 +153,33 @@ def test_the_machine_is_read_where_somebody_asks():
     assert 0 <= free_cpu <= 1
     assert free_memory_bytes > 0
     assert MachineReader(asked=False).read() == (None, 0)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "words"),
+    [
+        (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), "scale no losses"),
+        (lambda: keras.optimizers.SGD(gradient_accumulation_steps=2), "in every step, got"),
+        (object, "be a `keras.optimizers.Optimizer`"),
+    ],
+)
+def test_optimizers_that_would_hang_or_sum_otherwise_are_refused(optimizer, words):
+    """By name, before training."""
+    with pytest.raises(ValueError, match=words):
+        check_optimizer(optimizer())
+
+
+def test_a_loss_that_is_a_single_number_is_refused():
+    """Keras leaves it as it is, so that means of workers would be added up; others pass."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    batch = tf.ones((3, 2)), tf.ones((3, 1))
+    model.compile("sgd", lambda y, p: (y - p) ** 2)
+    model._symbolic_build(data_batch=batch)
+    _check_losses(model, "mean")
+    model.compute_loss(*batch, y_pred=model(batch[0]))
+    model.compile("sgd", lambda y, p: tf.reduce_mean((y - p) ** 2))
+    model._symbolic_build(data_batch=batch)
+    _check_losses(model, "mean")
+
+    with pytest.raises(ValueError, match="return a value for each sample"):
+        model.compute_loss(*batch, y_pred=model(batch[0]))

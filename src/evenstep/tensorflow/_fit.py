@@ -54,6 +54,7 @@ def fit_by_workers(
             data_batch = tf.nest.map_structure(_symbol, spec)
         with strategy.scope():
             model._symbolic_build(data_batch=data_batch)
+        _check_losses(model, loss_reduction)
 
     if loss_reduction == "mean":
         _scale_in_full(model, strategy.num_replicas_in_sync)
@@ -79,8 +80,15 @@ def check_model(model: Any) -> None:
         if isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized:
             warnings.warn(
                 f"Layer {layer.name!r} normalises over each worker's own samples, so the result "
-                f"depends on the split. Use `BatchNormalization(synchronized=True)`, or "
-                f"`GroupNormalization`.",
+                f"depends on the split, and a worker without samples in a short last step has "
+                f"statistics that are no numbers: `drop_remainder=True`. Use `GroupNormalization`.",
+                EvenstepWarning,
+                stacklevel=4,
+            )
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized:
+            warnings.warn(
+                f"Layer {layer.name!r} waits for all workers in the middle of a forward, so that "
+                f"their times look alike and nothing is balanced. Use `GroupNormalization`.",
                 EvenstepWarning,
                 stacklevel=4,
             )
@@ -107,13 +115,27 @@ def check_optimizer(optimizer: Any) -> None:
             repr(optimizer),
             "Prepare the model first, then its optimizers.",
         )
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise invalid(
+            "Balancer.prepare(..., optimizer)",
+            "scale no losses: a worker whose own gradient overflows skips the sum that others wait "
+            "for, under plain Keras as well",
+            "a `LossScaleOptimizer`",
+            "Train in `mixed_bfloat16`, which needs none.",
+        )
+    if optimizer.gradient_accumulation_steps:
+        raise invalid(
+            "Balancer.prepare(..., optimizer)",
+            "sum gradients over workers in every step",
+            f"`gradient_accumulation_steps={optimizer.gradient_accumulation_steps}`",
+            "Leave it out, and give a larger `global_batch_size`.",
+        )
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     clips = [name for name in ("clipnorm", "global_clipnorm", "clipvalue") if getattr(inner, name)]
     if clips:
         warnings.warn(
             f"Keras clips each worker's own gradient before they are summed (`{clips[0]}`), so the "
-            f"result depends on the split, under plain Keras as well. Clip in a step of your own, "
-            f"after `all_reduce`.",
+            f"result depends on the split, under plain Keras as well. Train without clipping.",
             EvenstepWarning,
             stacklevel=4,
         )
@@ -149,6 +171,36 @@ def check_compiled(model: keras.Model, loss_reduction: str) -> None:
                 "Say \"mean\" for 'sum_over_batch_size' and \"sum\" for 'sum'; a mean over "
                 "weights has no exact form here.",
             )
+
+
+def _check_losses(model: keras.Model, loss_reduction: str) -> None:
+    """Have every loss raise while it is traced that is to be a mean and is a single number.
+
+    Keras leaves that as it is, so the workers' means would be added up.
+    """
+    if loss_reduction != "mean":
+        return
+    for part in model._compile_loss._flat_losses:
+        loss = part.loss
+        if not hasattr(loss.call, "_checks_rank"):
+            loss.call = _each_sample(loss.call, getattr(loss, "name", "loss"))
+
+
+def _each_sample(call: Callable[..., Any], name: str) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        values = call(*args, **kwargs)
+        if not values.shape.rank:
+            raise invalid(
+                "Model.compile(loss=...)",
+                "return a value for each sample, which Keras takes the mean of",
+                f"a single number from {name!r}",
+                "Leave out the mean over the batch; give `Dice` and `Tversky` their `axis`.",
+            )
+        return values
+
+    checked._checks_rank = True  # type: ignore[attr-defined]
+    return checked
 
 
 def _function(
