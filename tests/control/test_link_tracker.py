@@ -129,6 +129,26 @@ def test_one_exchange_is_a_beginning():
     assert guess[3] == pytest.approx(guess[:3].mean(), rel=0.3)
 
 
+def test_a_link_with_little_to_do_is_believed_to_be_faster_by_and_by():
+    """Four transfers look twelve times as fast: one after the other that is three times at most.
+
+    Of a link that has as much to do as any, all of it is believed.
+    """
+    tracker, aggregation = LinkTracker(), dedicated(servers=3)
+    links = mbit(100, 100, 100, 100, 20, 140, 140)
+    grown = []
+    for part in (0.05, 0.4):  # of all bytes, by the server that looks so fast
+        shares = np.array([0, 0, 0, 0, part, 0.95 - part, 0.05])
+        done = play_exchange(aggregation, links, shares).transfers
+        seconds = done.seconds.copy()
+        seconds[4], seconds[:, 4] = seconds[4] / 12, seconds[:, 4] / 12
+        after = tracker.update(tracker.begin(links), Transfers(done.num_bytes, seconds))
+        grown.append(after.links.up_bytes_per_s[4] / links.up_bytes_per_s[4])
+
+    assert 1.5 < grown[0] <= 3
+    assert grown[1] > 8
+
+
 def test_small_transfers_say_nothing():
     """Their latency would count as slowness: the belief is the very same."""
     belief = LinkTracker().begin(mbit(100, 100))

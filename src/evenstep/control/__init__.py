@@ -9,7 +9,7 @@ from ._joint import joint_bound_s as joint_bound_s
 from ._joint import plan_jointly as plan_jointly
 from ._joint_sizes import JointSizes as JointSizes
 from ._learnt import Learnt as Learnt
-from ._learnt import alike as alike
+from ._learnt import check_learnt as check_learnt
 from ._learnt import places as places
 from ._link_tracker import LinkBelief as LinkBelief
 from ._link_tracker import LinkTracker as LinkTracker
@@ -48,7 +48,7 @@ __all__ = [
     "SharePlanner",
     "SharesInForce",
     "Transfers",
-    "alike",
+    "check_learnt",
     "joint_bound_s",
     "links_from_probes",
     "places",

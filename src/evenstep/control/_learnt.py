@@ -10,7 +10,8 @@ import numpy as np
 
 from .._types import Cluster, Decision, FloatArray, IntArray, StepTimings
 from ..policies import AbstractPolicy
-from ..timemodels import AffineTime
+from ..prediction import AffineFilter
+from ..timemodels import AffineTime, MemoryModel
 
 Learnt = dict[str, Any]
 """Of a planner: nested dicts and tuples of arrays, numbers, strings and None."""
@@ -55,6 +56,27 @@ def rows(state: Sequence[IntArray], fresh: Sequence[IntArray], former: IntArray)
     for array, old in zip(taken, state, strict=True):
         array[known] = old[former[known]]
     return tuple(taken)
+
+
+def check_learnt(learnt: Learnt, workers: Sequence[str]) -> None:
+    """Raise unless a planner of these workers may have said so, whatever it was read from.
+
+    Of its own state only the policy knows what is right, infinities included: it is tried before a
+    run goes on from it.
+
+    Raises:
+        ValueError: it cannot be.
+    """
+    template = {
+        "policy": "",
+        "global_batch_size": 0,
+        "batch_size": np.zeros(len(workers), np.int64),
+        "times": AffineFilter().init(len(workers)),
+        "memory": MemoryModel().init(len(workers)),
+    }
+    foreseen = {name: value for name, value in learnt.items() if name != "policy_state"}
+    if not workers or "policy_state" not in learnt or not alike(foreseen, template):
+        raise ValueError("these are no estimates of such workers")
 
 
 def alike(state: Any, template: Any) -> bool:

@@ -5,6 +5,7 @@ from ._faults import FaultLog as FaultLog
 from ._jsonl import JsonLines as JsonLines
 from ._jsonl import read_events as read_events
 from ._line import ProgressLine as ProgressLine
+from ._open import open_outlets as open_outlets
 from ._outlet import Outlet as Outlet
 from ._outlet import close_all as close_all
 
@@ -15,5 +16,6 @@ __all__ = [
     "Outlet",
     "ProgressLine",
     "close_all",
+    "open_outlets",
     "read_events",
 ]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from ..control import Bounds
 from ..exceptions import invalid
-from ..policies import AbstractPolicy, by_name
 
 
 def checked_size(global_batch_size: Any, world_size: int) -> int:
@@ -19,31 +18,6 @@ def checked_size(global_batch_size: Any, world_size: int) -> int:
             "Give the samples of a step over all workers.",
         )
     return global_batch_size
-
-
-def checked_policy(policy: Any) -> AbstractPolicy[Any]:
-    """Return the policy, or the one of that name."""
-    policy = by_name(policy) if isinstance(policy, str) else policy
-    if not isinstance(policy, AbstractPolicy):
-        raise invalid(
-            "Balancer(policy=...)",
-            "be a name, `module:Class`, or a policy",
-            repr(policy),
-            "Give an instance, such as `Auto()`, not the class.",
-        )
-    return policy
-
-
-def checked_reduction(loss_reduction: Any) -> Literal["mean", "sum"]:
-    """Return what the loss does over the samples of a batch, if it is one of the two."""
-    if loss_reduction not in ("mean", "sum"):
-        raise invalid(
-            "Balancer(loss_reduction=...)",
-            'be "mean" or "sum"',
-            repr(loss_reduction),
-            "Say what the loss does over the samples of a batch.",
-        )
-    return loss_reduction  # type: ignore[no-any-return]
 
 
 def checked_bounds(bounds: Bounds) -> Bounds:

@@ -11,11 +11,12 @@ from typing import Any, Literal, Self
 
 import tensorflow as tf
 
+from .._settings import checked_policy, checked_reduction
 from ..control import Bounds, Job
 from ..exceptions import invalid
 from ..policies import AbstractPolicy
 from ._alone import Alone
-from ._arguments import checked_bounds, checked_policy, checked_reduction, checked_size
+from ._arguments import checked_bounds, checked_size
 from ._callback import BalancerCallback
 from ._dataset import Batches, Position, distributed
 from ._estimates import Kept, as_text, from_text

@@ -9,11 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ..control import Learnt, Planner, alike, places
+from ..control import Learnt, Planner, check_learnt, places
 from ..events import EstimatesRestored
 from ..exceptions import invalid
-from ..prediction import AffineFilter
-from ..timemodels import MemoryModel
 from ._dataset import Position
 
 FORMAT = "evenstep-tensorflow-1"
@@ -76,17 +74,7 @@ class Kept:
             raise ValueError
         workers, learnt = state["workers"], state["learnt"]
         if learnt is not None:
-            template = {
-                "policy": "",
-                "global_batch_size": 0,
-                "batch_size": np.zeros(len(workers), np.int64),
-                "times": AffineFilter().init(len(workers)),
-                "memory": MemoryModel().init(len(workers)),
-            }
-            # Of its own state only the policy knows what is right: it is tried before it is used.
-            foreseen = {name: value for name, value in learnt.items() if name != "policy_state"}
-            if not workers or "policy_state" not in learnt or not alike(foreseen, template):
-                raise ValueError
+            check_learnt(learnt, workers)
         return cls(Position(*numbers[:2]), numbers[2], workers, learnt)
 
     def apply(self, planner: Planner, workers: Sequence[str]) -> EstimatesRestored | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .._settings import check_watch
 from ..events import Hook
-from ..exceptions import invalid
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +36,6 @@ class Runtime:
     address: str | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.heartbeat_s <= self.deadline_s / 3:
-            raise invalid(
-                "Runtime(heartbeat_s=...)",
-                f"be positive and at most a third of deadline_s, {self.deadline_s / 3:g}",
-                self.heartbeat_s,
-                "Raise `deadline_s`, or lower it.",
-            )
-        if self.line_every is not None and self.line_every < 1:
-            raise invalid(
-                "Runtime(line_every=...)",
-                "be at least 1, or None",
-                self.line_every,
-                "Use None for no line at all.",
-            )
+        check_watch(
+            heartbeat_s=self.heartbeat_s, deadline_s=self.deadline_s, line_every=self.line_every
+        )

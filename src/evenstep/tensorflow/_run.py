@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +12,7 @@ from .._exchange._meeting import connect_star
 from ..control import Job, Planner
 from ..events import Hook, RunEnded, RunStarted
 from ..policies import AbstractPolicy, reads_resources
-from ..telemetry import Fanout, FaultLog, JsonLines, Outlet, ProgressLine, close_all
+from ..telemetry import Fanout, Outlet, close_all, open_outlets
 from ._conductor import StepConductor
 from ._estimates import Kept
 from ._exchange import Exchange
@@ -126,24 +124,8 @@ class Run:
     def _open_sinks(self, settings: RunSettings) -> Hook:
         if self._workers.rank != 0:
             return Fanout(())
-        if settings.run_dir is not None and (file := _open_file(settings.run_dir)) is not None:
-            self._outlets.append(Outlet(file, finish=file.close))
-        every = settings.runtime.line_every
-        line = [] if every is None else [ProgressLine(sys.stderr, every)]
-        self._outlets.append(Outlet(Fanout((FaultLog(), *line)), name="standard error"))
-        self._outlets += [Outlet(hook) for hook in settings.runtime.hooks]
-        return Fanout(self._outlets)
-
-
-def _open_file(run_dir: Path) -> JsonLines | None:
-    """Open the file of events, or say why there will be none: training goes on without."""
-    try:
-        return JsonLines(run_dir / "events.jsonl")
-    except OSError as error:
-        logging.getLogger("evenstep").warning(
-            "No events are written to %s (%s); training goes on. Give `Balancer(run_dir=...)` a "
-            "folder that rank 0 can write to.",
-            run_dir,
-            error,
+        runtime = settings.runtime
+        self._outlets += open_outlets(
+            settings.run_dir, line_every=runtime.line_every, hooks=runtime.hooks
         )
-        return None
+        return Fanout(self._outlets)

@@ -5,20 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..exceptions import invalid
-from ..policies import AbstractPolicy, by_name
 from ._network import Network
-
-
-def checked_reduction(loss_reduction: str) -> str:
-    """Return what the loss does over the samples of a batch, if it is one of the two."""
-    if loss_reduction not in ("mean", "sum"):
-        raise invalid(
-            "Balancer(loss_reduction=...)",
-            'be "mean" or "sum"',
-            repr(loss_reduction),
-            "Say what the loss does over the samples of a batch.",
-        )
-    return loss_reduction
 
 
 def check_size(global_batch_size: int | None) -> None:
@@ -30,19 +17,6 @@ def check_size(global_batch_size: int | None) -> None:
             global_batch_size,
             "Leave it out to take the loader's batch size times the number of workers.",
         )
-
-
-def checked_policy(policy: Any) -> AbstractPolicy[Any]:
-    """Return the policy, or the one of that name."""
-    policy = by_name(policy) if isinstance(policy, str) else policy
-    if not isinstance(policy, AbstractPolicy):
-        raise invalid(
-            "Balancer(policy=...)",
-            "be a name, `module:Class`, or a policy",
-            repr(policy),
-            "Give an instance, such as `Auto()`, not the class.",
-        )
-    return policy
 
 
 def checked_network(network: Any) -> Network | None:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from .._settings import checked_policy, checked_reduction
 from ..control import Bounds, Job, Plan
 from ..policies import AbstractPolicy, Equal, Fixed
 from ..timemodels import ClusterProfile
@@ -115,10 +116,10 @@ class Balancer:
         process_group: torch.distributed.ProcessGroup | None = None,
         network: Network | None = None,
     ) -> None:
-        self._loss_reduction = arguments.checked_reduction(loss_reduction)
+        self._loss_reduction = checked_reduction(loss_reduction)
         arguments.check_size(global_batch_size)
         self._global_batch_size = global_batch_size
-        self._policy = arguments.checked_policy(policy)
+        self._policy = checked_policy(policy)
         self._counter = counter_of(unit, loss_reduction=loss_reduction)
         self._bounds = bounds
         self._runtime = runtime

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from .._settings import check_watch
 from ..events import Hook
 from ..exceptions import invalid
 from ..sync import Hybrid
@@ -62,26 +63,15 @@ class Runtime:
     claims: Literal["auto", "off"] | Hybrid = "auto"
 
     def __post_init__(self) -> None:
-        if not 0 < self.heartbeat_s <= self.deadline_s / 3:
-            raise invalid(
-                "Runtime(heartbeat_s=...)",
-                f"be positive and at most a third of deadline_s, {self.deadline_s / 3:g}",
-                self.heartbeat_s,
-                "Raise `deadline_s`, or lower it.",
-            )
+        check_watch(
+            heartbeat_s=self.heartbeat_s, deadline_s=self.deadline_s, line_every=self.line_every
+        )
         if self.hang_s is not None and not self.hang_s >= 3 * self.heartbeat_s:
             raise invalid(
                 "Runtime(hang_s=...)",
                 f"be at least three times heartbeat_s, {3 * self.heartbeat_s:g}, or None",
                 self.hang_s,
                 "Give more than the longest step.",
-            )
-        if self.line_every is not None and self.line_every < 1:
-            raise invalid(
-                "Runtime(line_every=...)",
-                "be at least 1, or None",
-                self.line_every,
-                "Use None for no line at all.",
             )
         if self.freshness not in ("newest", "exact"):
             raise invalid(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +12,7 @@ import torch
 from ..control import Job, Plan, Planner
 from ..events import Hook, RunEnded, RunStarted
 from ..policies import AbstractPolicy, reads_resources
-from ..telemetry import Fanout, FaultLog, JsonLines, Outlet, ProgressLine, close_all
+from ..telemetry import Fanout, Outlet, close_all, open_outlets
 from ._checkpoint._estimates import Estimates
 from ._claiming import claims_of
 from ._clock import AbstractClock, CudaClock, HostClock
@@ -192,27 +190,11 @@ class Run:
     def _open_sinks(self, settings: RunSettings) -> Hook:
         if not self._speaks:
             return Fanout(())
-        if settings.run_dir is not None and (file := _open_file(settings.run_dir)) is not None:
-            self._outlets.append(Outlet(file, finish=file.close))
-        every = settings.runtime.line_every
-        line = [] if every is None else [ProgressLine(sys.stderr, every)]
-        self._outlets.append(Outlet(Fanout((FaultLog(), *line)), name="standard error"))
-        self._outlets += [Outlet(hook) for hook in settings.runtime.hooks]
-        return Fanout(self._outlets)
-
-
-def _open_file(run_dir: Path) -> JsonLines | None:
-    """Open the file of events, or say why there will be none: training goes on without."""
-    try:
-        return JsonLines(run_dir / "events.jsonl")
-    except OSError as error:
-        logging.getLogger("evenstep").warning(
-            "No events are written to %s (%s); training goes on. Give `Balancer(run_dir=...)` a "
-            "folder that rank 0 can write to.",
-            run_dir,
-            error,
+        runtime = settings.runtime
+        self._outlets += open_outlets(
+            settings.run_dir, line_every=runtime.line_every, hooks=runtime.hooks
         )
-        return None
+        return Fanout(self._outlets)
 
 
 def _planner_of(settings: RunSettings, *, has_peers: bool) -> Planner:

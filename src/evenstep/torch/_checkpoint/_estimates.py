@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...control import Learnt, Planner, alike, places
+from ...control import Learnt, Planner, check_learnt, places
 from ...events import EstimatesRestored
 from ...exceptions import EvenstepWarning, invalid
-from ...prediction import AffineFilter
-from ...timemodels import MemoryModel
 
 _FORMAT = "evenstep-balancer-1"
 
@@ -89,18 +87,7 @@ class Estimates:
         if not all(type(worker) is str for worker in workers):
             raise TypeError
         learnt = {name: _as_arrays(value) for name, value in written.items()}
-        template = {
-            "policy": "",
-            "global_batch_size": 0,
-            "batch_size": np.zeros(len(workers), np.int64),
-            "times": AffineFilter().init(len(workers)),
-            "memory": MemoryModel().init(len(workers)),
-        }
-        # Of its own state only the policy knows what is right, infinities included: it is tried
-        # before a run goes on from it.
-        foreseen = {name: value for name, value in learnt.items() if name != "policy_state"}
-        if not workers or "policy_state" not in learnt or not alike(foreseen, template):
-            raise ValueError
+        check_learnt(learnt, workers)
         return cls(workers, learnt)
 
     def apply(self, planner: Planner, workers: Sequence[str]) -> EstimatesRestored | None:

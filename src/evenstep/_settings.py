@@ -1,0 +1,55 @@
+"""What balancers of every framework are made with, checked at once."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from .exceptions import invalid
+from .policies import AbstractPolicy, by_name
+
+
+def checked_policy(policy: Any) -> AbstractPolicy[Any]:
+    """Return the policy, or the one of that name."""
+    policy = by_name(policy) if isinstance(policy, str) else policy
+    if not isinstance(policy, AbstractPolicy):
+        raise invalid(
+            "Balancer(policy=...)",
+            "be a name, `module:Class`, or a policy",
+            repr(policy),
+            "Give an instance, such as `Auto()`, not the class.",
+        )
+    return policy
+
+
+def checked_reduction(loss_reduction: Any) -> Literal["mean", "sum"]:
+    """Return what the loss does over the units of a forward, if it is one of the two."""
+    if loss_reduction not in ("mean", "sum"):
+        raise invalid(
+            "Balancer(loss_reduction=...)",
+            'be "mean" or "sum"',
+            repr(loss_reduction),
+            "Say what the loss does over the samples of a batch.",
+        )
+    return loss_reduction  # type: ignore[no-any-return]
+
+
+def check_watch(*, heartbeat_s: float, deadline_s: float, line_every: int | None) -> None:
+    """Raise unless a run can be watched so.
+
+    Raises:
+        ValueError: a number is out of range.
+    """
+    if not 0 < heartbeat_s <= deadline_s / 3:
+        raise invalid(
+            "Runtime(heartbeat_s=...)",
+            f"be positive and at most a third of deadline_s, {deadline_s / 3:g}",
+            heartbeat_s,
+            "Raise `deadline_s`, or lower it.",
+        )
+    if line_every is not None and line_every < 1:
+        raise invalid(
+            "Runtime(line_every=...)",
+            "be at least 1, or None",
+            line_every,
+            "Use None for no line at all.",
+        )
