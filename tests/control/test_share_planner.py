@@ -253,6 +253,19 @@ def test_all_reduce_is_not_tried_where_it_cannot_win():
         assert sum(plan.parts is None for plan in found.plans) == 2
 
 
+def test_all_reduce_is_not_tried_behind_a_slow_worker():
+    """Its link is full by shares, and would be for longer in a ring; without it, one look comes."""
+    aggregation = dedicated()
+    before, tried = mbit(*[100] * 8), []
+    for slowest in (40, 100):
+        after = mbit(slowest, 100, 100, 100, *[60] * 4)
+        found = follow_links(OPTIMAL, aggregation, [before] * 40 + [after] * 90, noise=0.05)
+        tried.append(sum("a look at what" in event.reason for event in planned(found)))
+
+    assert tried[0] == 0
+    assert tried[1] >= 1
+
+
 @pytest.mark.parametrize("setting", [{"margin": -1}, {"margin": np.nan}, {"least_steps": 0}])
 def test_settings_out_of_range_are_refused(setting):
     """By name; so are links of other ranks."""

@@ -38,6 +38,7 @@ LOSSES = 3  # comparisons in a row that shares have to lose to all-reduce, as li
 STAYS = 0.02  # gain over all-reduce below which shares in force end
 SOUND_EVERY = 25  # exchanges by shares, of which one gives some server SOUNDING times its part
 SOUNDING, LEAST_SOUNDED = 1.4, 0.02
+EVEN = 0.8  # rate of the slowest worker over the median, below which its link is the limit
 TOLD = 0.1  # a change of some link by which part is worth an event
 TRACKER = LinkTracker()
 
@@ -59,7 +60,8 @@ class SharePlanner:
     - A link shows no more than it is asked for. So one exchange of 25 gives one server 1.4 times
       its part, in turns, to see whether its link carries that.
     - Shares over servers without data tell little of what the workers' links carry. So one exchange
-      tries all-reduce, some steps after links changed.
+      tries all-reduce, some steps after links changed, unless some worker is slower than the
+      others: then its link is the limit, and would be in all-reduce, for longer.
     - All-reduce tells nothing of links. So while it is in force one exchange is made by shares from
       time to time, to look: when all-reduce takes another time than it did, and after 100, then
       200, ... and at most 1600 steps. Its sums are right as all others; it may take 15 % longer.
@@ -199,8 +201,9 @@ class SharePlanner:
         links = self.links
         if self.plan.parts is None:
             if links is not None and self._looking:
-                self._plain_looks.done()
-                return self._plan_anew(links, next_step, min(STAYS, self._margin))
+                events = self._plan_anew(links, next_step, min(STAYS, self._margin))
+                self._plain_looks.done(faster=self.plan.parts is None)
+                return events
             if links is not None and self.plan.epoch == 0 and self._num_seen == NUM_PLAIN:
                 return self._plan_anew(links, next_step, self._margin)
             due = self._looks.due(exchange.exchange_s)
@@ -215,7 +218,7 @@ class SharePlanner:
             return []
         return (
             self._plan_again(links, next_step)
-            or self._try_plain(next_step)
+            or self._try_plain(exchange, next_step)
             or self._sound(links, next_step)
         )
 
@@ -228,9 +231,13 @@ class SharePlanner:
             predicted_s = exchange_s(self._aggregation, self.links, shares=shares)
         return self._adopt(next_step, shares, predicted_s, reason, looking=True)
 
-    def _try_plain(self, next_step: int) -> list[Event]:
+    def _try_plain(self, exchange: Exchange, next_step: int) -> list[Event]:
         """Have one plain all-reduce, where it might be faster by now than anybody can know."""
         if not (self._helped and self._plain_looks.due()):
+            return []
+        transfers, workers = exchange.transfers, self._aggregation.is_worker
+        # A worker that others are faster than has a full link, and all-reduce fills it for longer.
+        if transfers is None or transfers.evenness(workers) < EVEN:
             return []
         self._trust.forget_plain()
         reason = "plain all-reduce: a look at what it takes by now"

@@ -12,6 +12,7 @@ FAILS_AT = 1.35
 
 FIRST_WAIT, LONGEST_WAIT = 100, 1600
 SETTLED = 4  # exchanges since links changed after which all-reduce may be tried
+AFTER_CHANGE = 25  # exchanges between two such trials while links change
 OTHER_TIME = 1.2  # an all-reduce that takes longer by this factor, or shorter, has other links
 
 
@@ -129,14 +130,16 @@ class PlainLooks:
     """Says when a plain all-reduce is due, to see what it takes by now.
 
     Shares over servers without data show of a worker's link no more than those servers take from
-    it, and all-reduce among the workers may be much faster than anybody knows. So one exchange in
-    100 and fewer finds out: some steps after links changed; while they do not, after 100, then 200,
-    ... and at most 1600. Where all servers work, the slowest link limits both, and there is nothing
-    to find out.
+    it, and all-reduce among the workers may be much faster than anybody knows. So one exchange
+    finds out now and then: some steps after links changed, but not within 25 of the last time,
+    nor within 50 or 100 where it was no faster once or more often; while links do not change, after
+    100, then 200, ... and at most 1600. Where all servers work, the slowest link limits both, and
+    there is nothing to find out.
     """
 
     def __init__(self) -> None:
         self._wait, self._since = FIRST_WAIT, 0
+        self._apart = AFTER_CHANGE
         self._since_change: int | None = None
 
     def changed(self) -> None:
@@ -148,11 +151,12 @@ class PlainLooks:
         self._since += 1
         if self._since_change is not None:
             self._since_change += 1
-            return self._since_change >= SETTLED and self._since >= FIRST_WAIT
+            return self._since_change >= SETTLED and self._since >= self._apart
         return self._since >= self._wait
 
-    def done(self) -> None:
-        """Note that it was made."""
+    def done(self, *, faster: bool) -> None:
+        """Note that it was made, and whether it was faster than shares."""
+        self._apart = AFTER_CHANGE if faster else min(2 * self._apart, FIRST_WAIT)
         again = self._since_change is None
         self._wait = min(2 * self._wait, LONGEST_WAIT) if again else FIRST_WAIT
         self._since, self._since_change = 0, None

@@ -99,6 +99,13 @@ class Transfers:
             answer.append(np.divide(moved, busy_s, out=np.zeros(len(moved)), where=busy_s > 0))
         return answer[0], answer[1]
 
+    def evenness(self, ranks: NDArray[np.bool_]) -> float:
+        """Return the rate of the slowest of some ranks over their median, in the worse direction."""
+        seen = self.seen(1)
+        rate = np.divide(self.num_bytes, self.seconds, out=np.zeros(seen.shape), where=seen)
+        of_each = rate.sum(axis=1)[ranks], rate.sum(axis=0)[ranks]
+        return float(min(each.min() / max(np.median(each), 1e-9) for each in of_each))
+
     def moved(self) -> tuple[FloatArray, FloatArray]:
         """Return the bytes that went over each rank's link, up and down, ``(world_size,)`` each."""
         num_bytes = np.where(self.seen(1), self.num_bytes, 0.0)
