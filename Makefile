@@ -5,8 +5,8 @@ SHELL := /bin/bash
 BIN := .venv/bin
 READY := .venv/ready
 ARGS ?=
-# Two processes share the tests, file by file: most tests wait for others, not for a core.
-SHARED ?= --numprocesses 2 --dist loadfile
+# Two processes share the tests, file by file, in the order of `tests/conftest.py`.
+SHARED ?= --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help setup demo test lint docs bench
 .DELETE_ON_ERROR:

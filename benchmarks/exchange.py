@@ -17,12 +17,13 @@ import torch.distributed as dist
 
 from benchmarks._common import Row, main, progress
 from benchmarks._sleepers import loader_of, sleeper
+from evenstep._exchange._exchange import Exchange
 from evenstep.control import Bounds, Job, Plan, Planner, Report
 from evenstep.policies import by_name
 from evenstep.testing import run_workers
 from evenstep.torch import Balancer, Runtime
-from evenstep.torch._exchange._exchange import Exchange
 from evenstep.torch._exchange._startup import WorkerFacts, gather_facts, open_channel, open_side
+from evenstep.torch._exchange._stuck import TORCH
 
 
 def bare(rank: int, policy: str, num_steps: int) -> list[float]:
@@ -31,7 +32,7 @@ def bare(rank: int, policy: str, num_steps: int) -> list[float]:
     facts = gather_facts(side, WorkerFacts.here(torch.device("cpu"), lag=0))
     channel = open_channel(side, facts, Runtime())
     hosts = [worker.host for worker in facts]
-    exchange = Exchange(rank, hosts, channel, emit=lambda event: None)
+    exchange = Exchange(rank, hosts, channel, framework=TORCH, emit=lambda event: None)
     exchange.start()
     if rank == 0:
         exchange.lead(Planner(by_name(policy), Job(side.world_size, 32 * side.world_size)))

@@ -23,7 +23,13 @@ hypothesis.settings.load_profile("evenstep")
 
 
 def pytest_collection_modifyitems(items):
-    """Leave out the tests marked ``gpu`` where torch sees no accelerator."""
+    """Begin with what starts processes; leave out ``gpu`` where torch sees no accelerator.
+
+    Files are handed out one by one to those who share the tests: with the long ones first, nobody
+    ends up with one of them while the others have nothing left to do.
+    """
+    long = {item.path for item in items if item.get_closest_marker("cluster")}
+    items.sort(key=lambda item: item.path not in long)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return

@@ -33,7 +33,9 @@ def checked_reduction(loss_reduction: Any) -> Literal["mean", "sum"]:
     return loss_reduction  # type: ignore[no-any-return]
 
 
-def check_watch(*, heartbeat_s: float, deadline_s: float, line_every: int | None) -> None:
+def check_watch(
+    *, heartbeat_s: float, deadline_s: float, hang_s: float | None, line_every: int | None
+) -> None:
     """Raise unless a run can be watched so.
 
     Raises:
@@ -45,6 +47,13 @@ def check_watch(*, heartbeat_s: float, deadline_s: float, line_every: int | None
             f"be positive and at most a third of deadline_s, {deadline_s / 3:g}",
             heartbeat_s,
             "Raise `deadline_s`, or lower it.",
+        )
+    if hang_s is not None and not hang_s >= 3 * heartbeat_s:
+        raise invalid(
+            "Runtime(hang_s=...)",
+            f"be at least three times heartbeat_s, {3 * heartbeat_s:g}, or None",
+            hang_s,
+            "Give more than the longest step.",
         )
     if line_every is not None and line_every < 1:
         raise invalid(

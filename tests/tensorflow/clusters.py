@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 LAUNCHER = ROOT / "examples" / "local_workers.py"
-WORKER = Path(__file__).with_name("worker.py")
+WORKER = Path(__file__).parent / "cases" / "worker.py"
 
 
 def environment(**more):

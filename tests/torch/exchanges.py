@@ -12,9 +12,10 @@ import numpy as np
 
 from evenstep import Decision
 from evenstep._exchange._channel import StarChannel
+from evenstep._exchange._exchange import Exchange
 from evenstep.control import Job, Planner, Report
 from evenstep.policies import AbstractPolicy
-from evenstep.torch._exchange._exchange import Exchange
+from evenstep.torch._exchange._stuck import TORCH
 
 
 @final
@@ -50,6 +51,7 @@ def pairs():
                 rank,
                 ["a", "b"],
                 StarChannel({1 - rank: end}, **watch),
+                framework=TORCH,
                 lag=lag,
                 emit=emit,
                 heartbeat_s=0.05,

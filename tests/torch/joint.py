@@ -10,11 +10,11 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from evenstep import Cluster, Decision, StepTimings
+from evenstep._exchange._jointly import Jointly
 from evenstep.control import Computing, ShareOutcome
 from evenstep.policies import AbstractPolicy
 from evenstep.sharding import Links
 from evenstep.torch import Balancer, Network
-from evenstep.torch._exchange._jointly import Jointly
 
 from .networks import QUIET, WIDTH, DrawnShares, make_model
 

@@ -14,13 +14,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
+from evenstep._exchange._shares import Shares
 from evenstep.control import ShareOutcome, SharesInForce
 from evenstep.events import Event, SharesPlanned
 from evenstep.exceptions import WorkerLostError
 from evenstep.policies import Fixed
 from evenstep.sharding import Split
 from evenstep.torch import Balancer, Network, Runtime
-from evenstep.torch._exchange._shares import Shares
 
 WIDTH, NUM_STEPS = 64, 12
 QUIET = Runtime(line_every=None)

@@ -2,12 +2,12 @@
 
 import pytest
 
+from evenstep._exchange._stop import Stop
 from evenstep.events import WorkerDropped, WorkerKept, WorkerUnhelpful
 from evenstep.torch import Balancer, Drain
 from evenstep.torch._exchange._agent import Agent
 from evenstep.torch._exchange._dropping import Dropping
 from evenstep.torch._exchange._startup import WorkerFacts
-from evenstep.torch._exchange._stop import Stop
 
 UNHELPFUL = WorkerUnhelpful(100, 1, 0.61, 0.48)
 

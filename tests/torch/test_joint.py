@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
+from evenstep._exchange._jointly import Jointly
 from evenstep.control import Exchange, JointSizes
 from evenstep.events import PolicyFailed
 from evenstep.sharding import Aggregation, Links
 from evenstep.testing import run_workers
 from evenstep.torch import Network
-from evenstep.torch._exchange._jointly import Jointly
 
 from .joint import default_jointly, trained_jointly
 

@@ -6,12 +6,12 @@ import threading
 import pytest
 import torch
 
+from evenstep._exchange._shares import Seen
 from evenstep.control import SharesInForce
 from evenstep.events import PolicyFailed
 from evenstep.sharding import EqualShares, OptimalShares, ProportionalShares
 from evenstep.testing import run_workers
 from evenstep.torch import Balancer, Network
-from evenstep.torch._exchange._shares import Seen
 
 from .exchanges import pairs, reports_of
 from .networks import (

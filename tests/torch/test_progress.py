@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from evenstep.torch._exchange._progress import ProgressWatch
-from evenstep.torch._exchange._stuck import Place, place_of
+from evenstep._exchange._place import Place
+from evenstep._exchange._progress import ProgressWatch
+from evenstep.torch._exchange._stuck import place_of
 
 USERS = Place("at train.py:31 in forward", in_collective=False, compiling=False)
 WAITING = Place("at train.py:40 in step", in_collective=True, compiling=False)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from evenstep._exchange._shares import Seen, Shares
 from evenstep.control import SharesInForce
 from evenstep.testing import run_workers
 from evenstep.torch import Network
@@ -14,7 +15,6 @@ from evenstep.torch._data._eval import EvalLoader
 from evenstep.torch._data._served import ServerEval
 from evenstep.torch._exchange._roles import Said, agreed_servers
 from evenstep.torch._exchange._server_watch import ServerWatch
-from evenstep.torch._exchange._shares import Seen, Shares
 from evenstep.torch._options import Runtime
 from evenstep.torch._reduce._reduction import _patience_s
 

@@ -10,12 +10,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from evenstep._exchange._channel import StarChannel
+from evenstep._exchange._unit_sums import UnitSums
 from evenstep.policies import Fixed
 from evenstep.torch import Balancer, Bounds
 from evenstep.torch._clock import HostClock, StepMeter
 from evenstep.torch._conductor import StepConductor
 from evenstep.torch._data._step import MicroBatch, with_units
-from evenstep.torch._exchange._unit_sums import UnitSums
 from evenstep.torch._machine import NoReader
 from evenstep.torch._memory._memory import NoMemory
 from evenstep.torch._memory._replay import Replay

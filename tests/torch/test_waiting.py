@@ -2,16 +2,18 @@
 
 import socket
 import threading
+from dataclasses import replace
 from queue import Queue
 
 import pytest
 
 from evenstep._exchange._channel import StarChannel
+from evenstep._exchange._exchange import Exchange
+from evenstep._exchange._losses import Bracket
 from evenstep.control import Job, Planner
 from evenstep.events import WorkerLost
 from evenstep.exceptions import WorkerLostError
-from evenstep.torch._exchange._exchange import Exchange
-from evenstep.torch._exchange._losses import Bracket
+from evenstep.torch._exchange._stuck import TORCH
 
 from .exchanges import Shifting, pairs, reports_of
 
@@ -28,7 +30,7 @@ def test_a_lost_worker_is_an_error_for_everybody_who_waits():
     one, other = socket.socketpair()
     emitted = Queue()
     channel = StarChannel({1: one}, heartbeat_s=0.05, deadline_s=5.0)
-    exchange = Exchange(0, ["a", "b"], channel, emit=emitted.put)
+    exchange = Exchange(0, ["a", "b"], channel, framework=TORCH, emit=emitted.put)
     exchange.start()
     exchange.lead(Planner(Shifting(), Job(2, 16)))
     exchange.at(0)
@@ -47,7 +49,8 @@ def alone(**settings):
     """Return rank 0's exchange of a pair, and the other end of its connection."""
     one, other = socket.socketpair()
     channel = StarChannel({1: one}, heartbeat_s=0.02, deadline_s=5.0)
-    exchange = Exchange(0, ["a", "b"], channel, emit=lambda event: None, **settings)
+    settings = {"framework": TORCH, "emit": lambda event: None, **settings}
+    exchange = Exchange(0, ["a", "b"], channel, **settings)
     exchange.start()
     exchange.lead(Planner(Shifting(), Job(2, 16)))
     exchange.at(0)
@@ -57,7 +60,8 @@ def alone(**settings):
 def test_a_main_thread_stuck_in_a_collective_is_ended():
     """It would wait for half an hour, and nothing can interrupt it."""
     ended = Queue()
-    exchange, other = alone(grace_s=0.1, abort=ended.put, is_stuck=lambda thread_id: True)
+    stuck = replace(TORCH, is_stuck=lambda thread_id: True)
+    exchange, other = alone(grace_s=0.1, abort=ended.put, framework=stuck)
 
     exchange.enter_collective()
     other.close()

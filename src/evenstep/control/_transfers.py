@@ -100,7 +100,7 @@ class Transfers:
         return answer[0], answer[1]
 
     def evenness(self, ranks: NDArray[np.bool_]) -> float:
-        """Return the rate of the slowest of some ranks over their median, in the worse direction."""
+        """Return the slowest rate of some ranks over their median one, in the worse direction."""
         seen = self.seen(1)
         rate = np.divide(self.num_bytes, self.seconds, out=np.zeros(seen.shape), where=seen)
         of_each = rate.sum(axis=1)[ranks], rate.sum(axis=0)[ranks]

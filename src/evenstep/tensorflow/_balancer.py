@@ -18,9 +18,10 @@ from ..policies import AbstractPolicy
 from ._alone import Alone
 from ._arguments import checked_bounds, checked_size
 from ._callback import BalancerCallback
+from ._checks import check_model, check_optimizer
 from ._dataset import Batches, Position, distributed
 from ._estimates import Kept, as_text, from_text
-from ._fit import check_model, check_optimizer, fit_by_workers
+from ._fit import FitByWorkers
 from ._link import RunLink
 from ._options import Runtime
 from ._run import Run, RunSettings
@@ -107,7 +108,7 @@ class Balancer:
             ValueError: a part cannot be balanced; the message says why and what to do instead.
         """
         self._link.check_open()
-        check_model(model)
+        check_model(model, self._strategy)
         for optimizer in optimizers:
             check_optimizer(optimizer)
         if self._workers.world_size > 1:
@@ -164,6 +165,7 @@ class Balancer:
             signature=samples.signature,
             map_fn=map_fn,
             num_parallel=num_parallel_calls or os.cpu_count() or 1,
+            stopwatch=self._link,
         )
 
     def callback(self) -> BalancerCallback:
@@ -197,6 +199,7 @@ class Balancer:
             kept.num_steps if link.num_done is None else link.num_done,
             self._workers.hosts,
             kept.learnt if not link.is_open else link.learnt,
+            kept.form if batches is None else batches.form,
         ).state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -214,7 +217,7 @@ class Balancer:
             )
         self._kept = Kept.read(state)
         if self._batches is not None:
-            self._batches.go_to(self._kept.position)
+            self._batches.go_to(self._kept.position, self._kept.form)
 
     def trackable(self) -> tf.train.experimental.PythonState:
         """Return the state for ``tf.train.Checkpoint(balancer=...)``."""
@@ -258,7 +261,7 @@ class Balancer:
         )
         job.cluster(job.caps())  # here on every worker, rather than later on rank 0 alone
         self._job = job
-        batches.go_to(self._kept.position)
+        batches.go_to(self._kept.position, self._kept.form)
         return batches
 
     def _weave(self, model: Any) -> None:
@@ -271,13 +274,14 @@ class Balancer:
             )
         self._woven.append(model)
         weave_into_model(model, self._link, weighs=self._loss_reduction == "mean")
-        fit_by_workers(
+        FitByWorkers(
             model,
             self._strategy,
             prepare=self._weave_optimizer,
             loss_reduction=self._loss_reduction,
+            num_samples=lambda: self._link.num_samples,
             explain=self._link.explain,
-        )
+        ).install()
 
     def _weave_optimizer(self, optimizer: Any) -> bool:
         """Make an optimizer known; return whether it was not yet."""
@@ -307,6 +311,17 @@ class Balancer:
             runtime=self._runtime,
             run_dir=self._run_dir,
             kept=self._kept,
+            alike={
+                "global batch size": job.global_batch_size,
+                "samples of an epoch": batches.form.num_samples,
+                "order": batches.form.order,
+                "steps of an epoch": batches.num_steps,
+                "loss_reduction": self._loss_reduction,
+                "bounds": repr(self._bounds),
+                "epoch to begin with": batches.position.epoch,
+                "step to begin with": batches.position.step,
+                "steps done": self._kept.num_steps,
+            },
         )
         return Run(settings, self._workers)
 

@@ -20,6 +20,9 @@ class PlanExchange(Protocol):
     def at(self, step: int) -> Plan:
         """Return the plan of ``step``, once it is decided."""
 
+    def enter_collective(self, step: int) -> None:
+        """Take notice that gradients of ``step`` are about to be summed over the workers."""
+
 
 @dataclass(slots=True)
 class StepUnderWay:
@@ -31,7 +34,7 @@ class StepUnderWay:
         global_num_samples: samples of all.
         data_s: seconds that the batch took to be put together.
         wall_s: seconds since the batch before; None for the first of an epoch.
-        compute_s: own forwards and backwards so far.
+        compute_s: own work so far: mapping of samples, forwards and backwards.
         since_s: when the clock was started; None while it stands.
         num_forwards: so far.
         num_applied: how often gradients were complete so far.
@@ -53,9 +56,9 @@ class StepUnderWay:
 class StepConductor:
     r"""Stands between the data set, what is woven into the training graph, and the exchange.
 
-    The clock runs from the first forward of a step until its gradients are complete, and stands
-    while they are summed over the workers. So a wait for others is never this worker's own time,
-    and neither is what a training step does before its forward.
+    The clock runs while own samples are mapped, and from the first forward of a step until its
+    gradients are complete. It stands while they are summed over the workers. So a wait for others
+    is never this worker's own time, and neither is what a training step does before its forward.
 
     A forward of $n$ samples weighs $n W / N$ in a step of $N$ samples on $W$ workers: then the
     mean over workers of their means is the mean over the global batch.
@@ -104,6 +107,11 @@ class StepConductor:
         """Steps whose gradients are there, counted over the run."""
         return self.num_steps + (self._step is not None and not self.is_under_way)
 
+    @property
+    def num_samples(self) -> int:
+        """Samples of the step under way over all workers; 0 outside of one."""
+        return 0 if self._step is None else self._step.global_num_samples
+
     def next_plan(self) -> Plan:
         """Finish the step under way and return the plan of the next: the plan point.
 
@@ -130,9 +138,21 @@ class StepConductor:
         step = self._step
         if step is not None and not step.reported:
             step.num_forwards += 1
-            if step.since_s is None:
-                step.since_s = self._clock()
+        self.begin_work()
         return self._weight
+
+    def begin_work(self) -> None:
+        """Start the clock, if it stands: what comes now is this worker's own."""
+        step = self._step
+        if step is not None and not step.reported and step.since_s is None:
+            step.since_s = self._clock()
+
+    def end_work(self) -> None:
+        """Stop the clock, if it runs."""
+        step = self._step
+        if step is not None and step.since_s is not None:
+            step.compute_s += self._clock() - step.since_s
+            step.since_s = None
 
     def gradients_done(self) -> None:
         """Stop the clock: what comes next is a wait for the others.
@@ -146,9 +166,8 @@ class StepConductor:
                 "The balanced model was trained on a batch that its `Balancer` did not hand out: "
                 "train on what `balancer.dataset(...)` returned."
             )
-        if step.since_s is not None:
-            step.compute_s += self._clock() - step.since_s
-            step.since_s = None
+        self.end_work()
+        self._exchange.enter_collective(step.number)
         step.num_applied += 1
         if step.num_applied == self._foreseen and not step.reported:
             self._report(step)
@@ -157,6 +176,11 @@ class StepConductor:
         """Close the last step of an epoch: what follows is not training, and has no weight."""
         self._finish()
         self._handed_out_s = None
+
+    def close(self) -> None:
+        """Have the last step reported, as if it had been an epoch's last, if it was trained on."""
+        if self._step is not None and not self.is_under_way:
+            self._finish()
 
     def _finish(self) -> None:
         step, self._step, self._weight = self._step, None, 1.0
@@ -167,8 +191,8 @@ class StepConductor:
             raise RuntimeError(
                 f"Step {step.number} was handed out and its {missing} did not come by: a batch was "
                 f"taken and not trained on, or by what the balancer does not know. Prepare both, "
-                f"`balancer.prepare(model, optimizer)`; for shapes alone take "
-                f"`dataset.element_spec`."
+                f"`balancer.prepare(model, optimizer)`; train on forwards without "
+                f"`training=False`; for shapes alone take `dataset.element_spec`."
             )
         if not step.reported:
             self._report(step)

@@ -34,6 +34,16 @@ class Conductor(Protocol):
         """Take notice that there will be no more of this epoch."""
 
 
+class Stopwatch(Protocol):
+    """Measures what a worker does for its own samples."""
+
+    def begin_work(self) -> None:
+        """Start."""
+
+    def end_work(self) -> None:
+        """Stop."""
+
+
 @dataclass(frozen=True, slots=True)
 class Position:
     """A place in the order of all epochs.
@@ -45,6 +55,21 @@ class Position:
 
     epoch: int = 0
     step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EpochForm:
+    """What an epoch's steps are cut from; a place within one means nothing in another.
+
+    Attributes:
+        num_samples: of an epoch.
+        global_batch_size: samples of a full step.
+        order: what draws the order, in words.
+    """
+
+    num_samples: int
+    global_batch_size: int
+    order: str
 
 
 class Batches:
@@ -66,6 +91,7 @@ class Batches:
     Attributes:
         num_steps: of an epoch.
         tail_size: samples of the short last one; 0 if there is none.
+        form: what its steps are cut from.
     """
 
     def __init__(
@@ -89,6 +115,7 @@ class Batches:
                 global_batch_size,
                 "Lower it, or keep the remainder.",
             )
+        self.form = EpochForm(source.num_samples, global_batch_size, source.order)
         self._source = source
         self._rank = rank
         self._world_size = world_size
@@ -108,8 +135,24 @@ class Batches:
         done = last.step + (not self._conductor().is_under_way)
         return Position(last.epoch + done // self.num_steps, done % self.num_steps)
 
-    def go_to(self, position: Position) -> None:
-        """Begin there at the next iteration."""
+    def go_to(self, position: Position, form: EpochForm | None = None) -> None:
+        """Begin there at the next iteration.
+
+        Args:
+            position: the place.
+            form: of the epochs that it is a place of; None for these here.
+
+        Raises:
+            ValueError: it is within an epoch of another form.
+        """
+        if position.step and form not in (None, self.form):
+            raise invalid(
+                "Balancer.load_state_dict(state=...)",
+                f"be of {self.form}, as it is a place within an epoch",
+                form,
+                "Go on with the data, the seed and the global batch size of then, or begin a new "
+                "epoch: `state_dict()` after an epoch's end fits any.",
+            )
         self._next, self._handed_out = position, None
 
     def begin_epoch(self, epoch: int) -> None:
@@ -152,6 +195,7 @@ def distributed(
     signature: Any,
     map_fn: Callable[..., Any] | None,
     num_parallel: int,
+    stopwatch: Stopwatch,
 ) -> Any:
     """Return the batches as ``strategy`` wants them, with nothing made ahead on the way.
 
@@ -162,6 +206,7 @@ def distributed(
         signature: of one sample.
         map_fn: from a sample to a sample, as in ``tf.data.Dataset.map``; None leaves them.
         num_parallel: samples to map at a time.
+        stopwatch: measures the mapping.
     """
 
     def make(_: Any) -> tf.data.Dataset:
@@ -172,7 +217,7 @@ def distributed(
         data = data.take_while(lambda is_one, batch: is_one)
         data = data.map(lambda is_one, batch: batch)
         if map_fn is not None:
-            data = data.map(_mapped(map_fn, signature, num_parallel))
+            data = data.map(_mapped(map_fn, signature, num_parallel, stopwatch))
         options = tf.data.Options()
         options.autotune.enabled = False
         options.experimental_optimization.inject_prefetch = False
@@ -185,6 +230,8 @@ def distributed(
     data = strategy.distribute_datasets_from_function(make, unbuffered)
     # Not by `assert_cardinality`: an epoch that is resumed in the middle has fewer.
     data._cardinality = num_steps
+    if isinstance(data, tf.data.Dataset):  # of a single worker
+        data.cardinality = lambda: tf.constant(num_steps, tf.int64)
     # All workers have as many steps: nobody needs to be asked, in each of them, who has some left.
     data._enable_get_next_as_optional = False
     return data
@@ -217,8 +264,10 @@ def _called(batches: Callable[[], Iterator[Any]], rows: Any) -> Callable[[Any], 
     return on_number
 
 
-def _mapped(map_fn: Callable[..., Any], signature: Any, num_parallel: int) -> Callable[..., Any]:
-    """Return ``map_fn`` for batches, some samples at a time."""
+def _mapped(
+    map_fn: Callable[..., Any], signature: Any, num_parallel: int, stopwatch: Stopwatch
+) -> Callable[..., Any]:
+    """Return ``map_fn`` for batches, some samples at a time, and measured."""
     is_tuple = isinstance(signature, tuple)
     one = tf.data.Dataset.from_tensors(tf.nest.map_structure(_zeros, signature)).map(map_fn)
 
@@ -226,14 +275,24 @@ def _mapped(map_fn: Callable[..., Any], signature: Any, num_parallel: int) -> Ca
         return map_fn(*sample) if is_tuple else map_fn(sample)
 
     def on_batch(*batch: Any) -> Any:
-        return tf.map_fn(
+        batch = _after(tf.nest.flatten(batch), stopwatch.begin_work, batch)
+        mapped = tf.map_fn(
             on_sample,
             batch if is_tuple else batch[0],
             fn_output_signature=one.element_spec,
             parallel_iterations=num_parallel,
         )
+        return _after(tf.nest.flatten(mapped, expand_composites=True), stopwatch.end_work, mapped)
 
     return on_batch
+
+
+def _after(parts: list[Any], call: Callable[[], None], nested: Any) -> Any:
+    """Return ``nested`` as it is, once the parts were there and the call was made after them."""
+    with tf.control_dependencies(parts):
+        called = tf.numpy_function(call, [], [])
+    with tf.control_dependencies(tf.nest.flatten(called)):
+        return tf.nest.map_structure(tf.identity, nested, expand_composites=True)
 
 
 def _zeros(spec: tf.TensorSpec) -> tf.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import reprlib
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from ..control import Learnt, Planner, check_learnt, places
 from ..events import EstimatesRestored
 from ..exceptions import invalid
-from ._dataset import Position
+from ._dataset import EpochForm, Position
 
 FORMAT = "evenstep-tensorflow-1"
 
@@ -25,6 +26,7 @@ class Kept:
         num_steps: steps done in the run.
         workers: hosts, by the ranks of then.
         learnt: what the planner said; None where nothing was learnt.
+        form: of the epochs that the position is in; None before there was data.
     """
 
     def __init__(
@@ -33,11 +35,13 @@ class Kept:
         num_steps: int,
         workers: Sequence[str] = (),
         learnt: Learnt | None = None,
+        form: EpochForm | None = None,
     ) -> None:
         self.position = position
         self.num_steps = num_steps
         self.workers = tuple(workers)
         self.learnt = learnt
+        self.form = form
 
     def state_dict(self) -> dict[str, Any]:
         """Return all of it as nested dicts of plain values and arrays."""
@@ -46,6 +50,7 @@ class Kept:
             "epoch": self.position.epoch,
             "step": self.position.step,
             "num_steps": self.num_steps,
+            "form": None if self.form is None else asdict(self.form),
             "workers": list(self.workers) if self.learnt is not None else [],
             "learnt": None if self.learnt is None else dict(self.learnt),
         }
@@ -75,7 +80,10 @@ class Kept:
         workers, learnt = state["workers"], state["learnt"]
         if learnt is not None:
             check_learnt(learnt, workers)
-        return cls(Position(*numbers[:2]), numbers[2], workers, learnt)
+        form = None if state["form"] is None else EpochForm(**state["form"])
+        if numbers[1] and form is None:
+            raise ValueError
+        return cls(Position(*numbers[:2]), numbers[2], workers, learnt, form)
 
     def apply(self, planner: Planner, workers: Sequence[str]) -> EstimatesRestored | None:
         """Have ``planner`` go on from what was learnt, if anything was."""

@@ -9,10 +9,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from .._exchange._exchange import Exchange
 from ..control import Learnt, Plan
 from ._alone import Alone
 from ._conductor import StepConductor
-from ._exchange import Exchange
 from ._run import Run
 
 _VERDICT_S = 2.0
@@ -30,6 +30,9 @@ class RunLink:
 
     Args:
         open_run: opens it, on all workers together; with one worker, there is a stand-in.
+
+    Attributes:
+        forwarding: name of the model whose forward is being traced; None outside of one.
     """
 
     def __init__(self, open_run: Callable[[], Run | Alone]) -> None:
@@ -37,6 +40,7 @@ class RunLink:
         self._run: Run | Alone | None = None
         self._failure: Exception | None = None
         self._closed = False
+        self.forwarding: str | None = None
 
     @property
     def is_open(self) -> bool:
@@ -59,6 +63,12 @@ class RunLink:
         exchange = self._exchange
         return None if exchange is None else exchange.learnt()
 
+    @property
+    def num_samples(self) -> int:
+        """Samples of the step under way over all workers; 0 outside of one."""
+        conductor = None if self._run is None else self._run.conductor
+        return conductor.num_samples if isinstance(conductor, StepConductor) else 0
+
     def conductor(self) -> StepConductor | Alone:
         """Return what hands out steps; the first call opens the run."""
         self.check_open()
@@ -70,6 +80,16 @@ class RunLink:
         """Pass a forward on; return its weight."""
         conductor = None if self._run is None else self._run.conductor
         return conductor.begin_forward() if isinstance(conductor, StepConductor) else 1.0
+
+    def begin_work(self) -> None:
+        """Pass on that what comes now is this worker's own."""
+        if self._run is not None and isinstance(self._run.conductor, StepConductor):
+            self._run.conductor.begin_work()
+
+    def end_work(self) -> None:
+        """Pass on that it is over."""
+        if self._run is not None and isinstance(self._run.conductor, StepConductor):
+            self._run.conductor.end_work()
 
     def gradients_done(self) -> None:
         """Pass on that gradients are complete."""
@@ -109,7 +129,10 @@ class RunLink:
         exchange = self._exchange
         if exchange is None or not isinstance(error, _OF_COLLECTIVES):
             return None
-        return exchange.verdict(within_s=_VERDICT_S)
+        lost = exchange.verdict(within_s=_VERDICT_S)
+        if lost is not None:  # who hears of it may be saving what there is: that is not to be ended
+            exchange.leave_collective()
+        return lost
 
     def say_goodbye(self) -> None:
         """Close at the end of a script that never did; if a collective broke, say who broke it."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from .._settings import check_watch
 from ..events import Hook
+from ..exceptions import invalid
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,10 @@ class Runtime:
             end with an error that names it.
         heartbeat_s: seconds between two heartbeats, positive and at most a third of
             ``deadline_s``.
+        hang_s: seconds for which a worker may keep the others waiting in a step although its
+            process lives, before it counts as lost: as long as the longest pause that one of them
+            makes alone. None waits for ever. It begins with the second step of a run.
+        meeting_s: seconds within which all workers have to come to their first step.
         line_every: steps between two lines for people on standard error, from rank 0; None is
             silence.
         hooks: called with every event on rank 0, each in a thread of its own.
@@ -31,11 +36,23 @@ class Runtime:
 
     deadline_s: float = 60.0
     heartbeat_s: float = 1.0
+    hang_s: float | None = 540.0
+    meeting_s: float = 300.0
     line_every: int | None = 50
     hooks: tuple[Hook, ...] = ()
     address: str | None = None
 
     def __post_init__(self) -> None:
         check_watch(
-            heartbeat_s=self.heartbeat_s, deadline_s=self.deadline_s, line_every=self.line_every
+            heartbeat_s=self.heartbeat_s,
+            deadline_s=self.deadline_s,
+            hang_s=self.hang_s,
+            line_every=self.line_every,
         )
+        if not self.meeting_s > 0:
+            raise invalid(
+                "Runtime(meeting_s=...)",
+                "be positive",
+                self.meeting_s,
+                "Give as long as the slowest worker takes to its first step.",
+            )

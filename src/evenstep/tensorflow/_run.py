@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from .._exchange._channel import StarChannel
+from .._exchange._exchange import Exchange
 from .._exchange._meeting import connect_star
 from ..control import Job, Planner
 from ..events import Hook, RunEnded, RunStarted
 from ..policies import AbstractPolicy, reads_resources
 from ..telemetry import Fanout, Outlet, close_all, open_outlets
+from ._board import Board, ServiceBoard, check_alike
 from ._conductor import StepConductor
 from ._estimates import Kept
-from ._exchange import Exchange
+from ._exchange import TENSORFLOW, StepExchange
 from ._machine import MachineReader
 from ._options import Runtime
-from ._workers import Workers, abort_collectives, share_by_service
+from ._workers import Workers, abort_collectives
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class RunSettings:
         runtime: heartbeats, the deadline, the line for people.
         run_dir: folder for the events; None is nowhere.
         kept: of an earlier run.
+        alike: what has to be the same on all workers, by name, to be compared.
     """
 
     policy: AbstractPolicy[Any]
@@ -42,6 +45,7 @@ class RunSettings:
     runtime: Runtime
     run_dir: Path | None
     kept: Kept
+    alike: Mapping[str, Any]
 
 
 class Run:
@@ -50,26 +54,33 @@ class Run:
     Args:
         settings: what to open.
         workers: who trains together, several of them.
-        share: a broadcast from rank 0; None is the strategy's own service.
+        board: where workers leave each other messages; None is the strategy's own service.
+
+    Raises:
+        ValueError: workers have other settings than each other.
+        ConnectionError: they did not come together in time.
     """
 
     def __init__(
         self,
         settings: RunSettings,
         workers: Workers,
-        share: Callable[[Any], Any] | None = None,
+        board: Board | None = None,
     ) -> None:
         runtime = settings.runtime
         # On every rank, though rank 0 alone uses it: what it refuses, all of them should hear.
         planner = Planner(settings.policy, settings.job)
         self._workers = workers
+        board = board or ServiceBoard(wait_s=runtime.meeting_s)
+        check_alike(board, workers.rank, workers.world_size, settings.alike)
         self._outlets: list[Outlet] = []
         self._emit = self._open_sinks(settings)
         star = connect_star(
             workers.rank,
             workers.world_size,
-            share or share_by_service(),
+            lambda meeting: _shared(board, meeting),
             addresses=[runtime.address or workers.hosts[0]],
+            timeout_s=runtime.meeting_s,
         )
         channel = StarChannel(
             star.connections,
@@ -81,12 +92,16 @@ class Run:
             workers.rank,
             workers.hosts,
             channel,
+            framework=TENSORFLOW,
             emit=self._emit,
+            heartbeat_s=runtime.heartbeat_s,
+            hang_s=runtime.hang_s,
             grace_s=3 * runtime.heartbeat_s,
-            release=abort_collectives,
         )
+        # Lets the training come out of the collective that it may be stuck in.
+        self.exchange.on_loss = lambda error: abort_collectives(str(error))
         self.conductor = StepConductor(
-            self.exchange,
+            StepExchange(self.exchange),
             MachineReader(asked=reads_resources(settings.policy)),
             world_size=workers.world_size,
             loss_reduction=settings.loss_reduction,
@@ -100,6 +115,8 @@ class Run:
 
     def close(self) -> None:
         """Say goodbye to the others, and have the sinks take what is left."""
+        if not self.exchange.is_broken:
+            self.conductor.close()
         self.exchange.close()
         if self._workers.rank == 0:
             self._emit(RunEnded(self.conductor.num_done))
@@ -129,3 +146,10 @@ class Run:
             settings.run_dir, line_every=runtime.line_every, hooks=runtime.hooks
         )
         return Fanout(self._outlets)
+
+
+def _shared(board: Board, value: Any) -> Any:
+    """Return what rank 0 calls this with, on every rank; the others call it with None."""
+    if value is not None:
+        board.put("meeting", value)
+    return board.get("meeting")

@@ -22,10 +22,12 @@ class AbstractSource(abc.ABC):
     Attributes:
         num_samples: of an epoch.
         signature: of one sample, nested as the user's.
+        order: what draws the order, in words: the same for the same order.
     """
 
     num_samples: int
     signature: Any
+    order: str
 
     @abc.abstractmethod
     def begin(self, epoch: int, first: int) -> None:
@@ -71,6 +73,7 @@ class ArraySource(AbstractSource):
         )
         self._shuffle = shuffle
         self._seed = seed
+        self.order = f"shuffled by seed {seed}" if shuffle else "the order of the rows"
         self._order = np.arange(self.num_samples)
         self._first = 0
 
@@ -102,15 +105,22 @@ class PipelineSource(AbstractSource):
         self._make: Callable[[int], Any] = pipeline
         if _is_dataset(pipeline):
             self._make = lambda epoch: pipeline
-        first = self._make(0)
+        first = self._checked(0)
         self.num_samples = _length(first)
-        _check_single(first)
-        _check_seeded(first)
         self.signature = first.element_spec
+        self.order = "the order of the pipeline"
         self._samples: Iterator[Any] = iter(())
 
     def begin(self, epoch: int, first: int) -> None:
-        self._samples = self._make(epoch).skip(first).as_numpy_iterator()
+        pipeline = self._checked(epoch)
+        if _length(pipeline) != self.num_samples:
+            raise invalid(
+                "Balancer.dataset(source)",
+                f"return as many samples for every epoch, {self.num_samples}",
+                f"{_length(pipeline)} for epoch {epoch}",
+                "Other data is for another run, with a `Balancer` of its own.",
+            )
+        self._samples = pipeline.skip(first).as_numpy_iterator()
 
     def take(self, num_samples: int, slots: IntArray) -> Any:
         wanted = set(slots.tolist())
@@ -119,6 +129,13 @@ class PipelineSource(AbstractSource):
         if kept:
             return tf.nest.map_structure(lambda *rows: np.stack(rows), *kept)
         return tf.nest.map_structure(_no_rows, self.signature)
+
+    def _checked(self, epoch: int) -> tf.data.Dataset:
+        pipeline = self._make(epoch)
+        _length(pipeline)
+        _check_single(pipeline)
+        _check_seeded(pipeline)
+        return pipeline
 
 
 def source_of(source: Any, *, shuffle: bool, seed: int) -> AbstractSource:

@@ -12,9 +12,17 @@ import tensorflow as tf
 
 from ..exceptions import invalid
 
+_WEIGHTED = "evenstep_weighted"  # in the name of what weights
+
 
 class StepListener(Protocol):
-    """Is told of forwards and of complete gradients, while the graph runs."""
+    """Is told of forwards and of complete gradients, while the graph runs.
+
+    Attributes:
+        forwarding: name of the model whose forward is being traced; None outside of one.
+    """
+
+    forwarding: str | None
 
     def begin_forward(self) -> float:
         """Return the weight of the forward that begins."""
@@ -27,21 +35,23 @@ def weave_into_model(model: keras.Model, listener: StepListener, *, weighs: bool
     """Have every training forward of ``model`` announced and weighted.
 
     The outputs stay as they are; what flows back through them is multiplied by the weight, which
-    is read while the graph runs: no size is a constant in it, so one trace serves them all.
+    is read while the graph runs: no size is a constant in it, so one trace serves them all. What
+    an earlier balancer wove in is replaced.
 
     Args:
         model: the user's outermost one; its ``call`` is replaced on the object alone.
         listener: is told of forwards.
         weighs: whether weights can differ from 1.
     """
-    call = model.call
 
-    @functools.wraps(call)
-    def woven(*args: Any, **kwargs: Any) -> Any:
+    def woven(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("training") is False:
             return call(*args, **kwargs)
-        first = next(value for value in tf.nest.flatten((args, kwargs)) if tf.is_tensor(value))
+        given = [value for value in tf.nest.flatten((args, kwargs)) if tf.is_tensor(value)]
+        first = given[0]
         _check_is_dynamic(first)
+        if weighs:
+            _check_is_unweighted(model, given, within=listener.forwarding)
 
         def begin(_: Any) -> Any:
             return np.float64(listener.begin_forward())
@@ -51,12 +61,16 @@ def weave_into_model(model: keras.Model, listener: StepListener, *, weighs: bool
         weight.set_shape(())
         with tf.control_dependencies([weight]):
             args, kwargs = tf.nest.map_structure(_same, (args, kwargs))
-        outputs = call(*args, **kwargs)
+        before, listener.forwarding = listener.forwarding, model.name
+        try:
+            outputs = call(*args, **kwargs)
+        finally:
+            listener.forwarding = before
         if not weighs:
             return outputs
         return tf.nest.map_structure(lambda output: _weighted(output, weight), outputs)
 
-    model.call = woven
+    weave(model, "call", woven)
 
 
 def weave_into_optimizer(optimizer: Any, listener: StepListener) -> None:
@@ -66,22 +80,39 @@ def weave_into_optimizer(optimizer: Any, listener: StepListener) -> None:
         optimizer: of Keras; its ``apply`` is replaced on the object alone.
         listener: is told of gradients.
     """
-    apply = optimizer.apply
 
     def done() -> None:
         listener.gradients_done()
 
-    @functools.wraps(apply)
-    def woven(grads: Sequence[Any], trainable_variables: Any = None) -> Any:
+    def woven(apply: Callable[..., Any], grads: Sequence[Any], variables: Any = None) -> Any:
         grads = list(grads)
         parts = tf.nest.flatten(grads, expand_composites=True)
         with tf.control_dependencies([part for part in parts if part is not None]):
             told = tf.numpy_function(done, [], [])
         with tf.control_dependencies(_operations(told)):
             grads = [tf.nest.map_structure(_same, grad, expand_composites=True) for grad in grads]
-        return apply(grads, trainable_variables)
+        return apply(grads, variables)
 
-    optimizer.apply = woven
+    weave(optimizer, "apply", woven)
+
+
+def weave(part: Any, name: str, around: Callable[..., Any]) -> None:
+    """Replace a method on one object alone, with what it was at first if that is done again.
+
+    Args:
+        part: the object.
+        name: of its method.
+        around: is called with the method as it was, and its arguments.
+    """
+    method = getattr(part, name)
+    method = getattr(method, "_woven_around", method)
+
+    @functools.wraps(method)
+    def woven(*args: Any, **kwargs: Any) -> Any:
+        return around(method, *args, **kwargs)
+
+    woven._woven_around = method  # type: ignore[attr-defined]
+    setattr(part, name, woven)
 
 
 def _operations(told: Any) -> list[Any]:
@@ -95,7 +126,7 @@ def _same(value: Any) -> Any:
 
 
 def _weighted(output: Any, weight: tf.Tensor) -> Any:
-    if not (tf.is_tensor(output) and output.dtype.is_floating):
+    if not (tf.is_tensor(output) and (output.dtype.is_floating or output.dtype.is_complex)):
         return output
     if getattr(output, "_keras_mask", None) is not None:
         raise invalid(
@@ -112,10 +143,45 @@ def _scaled(output: tf.Tensor, weight: tf.Tensor) -> tuple[tf.Tensor, Callable[.
     """Return the output itself, with a gradient that is ``weight`` times its own."""
 
     def backward(gradient: tf.Tensor) -> tuple[tf.Tensor, None]:
+        # In short formats the weight itself would be rounded, for all samples of a worker alike.
+        wide = gradient if gradient.dtype.size > 2 else tf.cast(gradient, tf.float32)
         # A worker without samples may have a loss that is not a number: its weight is 0.
-        return tf.math.multiply_no_nan(gradient, tf.cast(weight, gradient.dtype)), None
+        product = tf.math.multiply_no_nan(wide, tf.cast(weight, wide.dtype))
+        return tf.cast(product, gradient.dtype), None
 
-    return tf.identity(output), backward
+    return tf.identity(output, name=_WEIGHTED), backward
+
+
+def _check_is_unweighted(model: Any, given: Sequence[Any], *, within: str | None) -> None:
+    """Raise if what flows back through this forward is weighted by another one as well.
+
+    Eagerly nobody knows where a tensor comes from, and only forwards within others are found.
+    """
+    other = within or next(filter(None, map(_weighted_before, given)), None)
+    if other is not None:
+        raise invalid(
+            "Balancer.prepare(model)",
+            "be given no models of which one's output goes into another: gradients would be "
+            "weighted by both",
+            f"{model.name!r} " + (f"within {other!r}" if within else "behind another one"),
+            "Prepare the last one alone, the critic behind a generator say, with all optimizers.",
+        )
+
+
+def _weighted_before(tensor: Any) -> str | None:
+    """Return the operation that weights what flows back from a tensor of a graph, if any does."""
+    if not hasattr(tensor, "op") or tf.executing_eagerly():
+        return None
+    seen, waiting = set(), [tensor.op]
+    while waiting:
+        operation = waiting.pop()
+        if operation.name in seen or operation.type == "StopGradient":
+            continue
+        seen.add(operation.name)
+        if operation.name.rpartition("/")[2].startswith(_WEIGHTED):
+            return str(operation.name)
+        waiting.extend(source.op for source in operation.inputs)
+    return None
 
 
 def _like(copy: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
@@ -138,5 +204,6 @@ def _check_is_dynamic(batch: tf.Tensor) -> None:
             "leave the batch size open, as every worker's differs from step to step",
             f"a first input of shape {batch.shape}",
             "Write `@tf.function(input_signature=[dataset.element_spec])`, or call "
-            "`next(iterator)` inside of the function.",
+            "`next(iterator)` inside of the function; where it does not train, say "
+            "`training=False`.",
         )

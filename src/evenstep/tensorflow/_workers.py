@@ -1,21 +1,16 @@
-"""Who trains together, as the strategy knows it, and the two things taken from inside of it."""
+"""Who trains together, as the strategy knows it, and the end of a collective that is stuck."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import (
-    context,  # not public: see `share_by_service` and `abort_collectives`
-)
+from tensorflow.python.eager import context  # not public: see `abort_collectives`
 
 from ..exceptions import invalid
-
-_WAIT_MS = 120_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +44,7 @@ def workers_of(strategy: Any) -> Workers:
             repr(strategy),
             "Give `tf.distribute.MultiWorkerMirroredStrategy()`.",
         )
+    _check_task()
     hosts, rank = _cluster(strategy)
     if strategy.num_replicas_in_sync != len(hosts):
         raise invalid(
@@ -60,26 +56,6 @@ def workers_of(strategy: Any) -> Workers:
         )
     _check_environment(len(hosts))
     return Workers(rank, hosts)
-
-
-def share_by_service() -> Callable[[Any], Any]:
-    """Return a broadcast from rank 0, through the strategy's own coordination service.
-
-    It is called once, with a value on rank 0 and with None elsewhere. All ranks make as many.
-    """
-    # Any other way is a collective, and those belong to the training alone.
-    service = context.context()
-    number = getattr(service, "_evenstep_runs", 0)  # the service never forgets a name
-    service._evenstep_runs = number + 1
-    name = f"evenstep/{number}"
-
-    def share(value: Any) -> Any:
-        if value is None:
-            return json.loads(service.get_config_key_value(name, _WAIT_MS))
-        service.set_config_key_value(name, json.dumps(value))
-        return value
-
-    return share
 
 
 def abort_collectives(message: str) -> None:
@@ -103,8 +79,20 @@ def _cluster(strategy: tf.distribute.Strategy) -> tuple[tuple[str, ...], int]:
     if len(addresses) < 2:
         return ("localhost",), 0
     before = len(spec["chief"]) if "chief" in jobs and resolver.task_type == "worker" else 0
-    hosts = tuple(str(address).rpartition(":")[0] for address in addresses)
+    hosts = tuple(str(address).rpartition(":")[0].strip("[]") for address in addresses)
     return hosts, before + int(resolver.task_id)
+
+
+def _check_task() -> None:
+    """Raise if TF_CONFIG gives this process another part than to train."""
+    part = json.loads(os.environ.get("TF_CONFIG") or "{}").get("task", {}).get("type", "worker")
+    if part not in ("chief", "worker", "master"):
+        raise invalid(
+            "TF_CONFIG",
+            "have a task of type 'chief' or 'worker' in a process that makes a `Balancer`",
+            repr(part),
+            "Evaluate, or serve parameters, in a script of its own, without one.",
+        )
 
 
 def _check_environment(world_size: int) -> None:

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from functools import partial
 from time import perf_counter
 
+from .._exchange._exchange import Exchange
+from .._exchange._unit_sums import UnitSum
 from ..control import Plan, Report
 from ._blind import BlindWatch
 from ._clock import PendingTime, StepMeter
-from ._exchange._exchange import Exchange
 from ._exchange._peers import PeerGroup
-from ._exchange._unit_sums import UnitSum
 from ._machine import MachineReader
 from ._memory._memory import MemoryReader
 from ._model._compile_watch import CompileWatch

@@ -64,15 +64,11 @@ class Runtime:
 
     def __post_init__(self) -> None:
         check_watch(
-            heartbeat_s=self.heartbeat_s, deadline_s=self.deadline_s, line_every=self.line_every
+            heartbeat_s=self.heartbeat_s,
+            deadline_s=self.deadline_s,
+            hang_s=self.hang_s,
+            line_every=self.line_every,
         )
-        if self.hang_s is not None and not self.hang_s >= 3 * self.heartbeat_s:
-            raise invalid(
-                "Runtime(hang_s=...)",
-                f"be at least three times heartbeat_s, {3 * self.heartbeat_s:g}, or None",
-                self.hang_s,
-                "Give more than the longest step.",
-            )
         if self.freshness not in ("newest", "exact"):
             raise invalid(
                 "Runtime(freshness=...)",

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from .._exchange._exchange import Exchange
+from .._exchange._jointly import Jointly
 from ..control import Job, Plan, Planner
 from ..events import Hook, RunEnded, RunStarted
 from ..policies import AbstractPolicy, reads_resources
@@ -19,9 +21,8 @@ from ._clock import AbstractClock, CudaClock, HostClock
 from ._conductor import StepConductor
 from ._exchange._crew import Crew
 from ._exchange._dropping import Dropping
-from ._exchange._exchange import Exchange
-from ._exchange._jointly import Jointly
 from ._exchange._startup import WorkerFacts, gather_facts, open_channel
+from ._exchange._stuck import TORCH
 from ._machine import MachineReader, NoReader, PsutilReader
 from ._memory._memory import CudaMemory, MemoryReader, NoMemory
 from ._model._compile_watch import CompileWatch
@@ -99,6 +100,7 @@ class Run:
             side.rank,
             crew.hosts(everybody),
             channel,
+            framework=TORCH,
             lag=lag,
             num_servers=crew.num_servers,
             emit=self._emit,

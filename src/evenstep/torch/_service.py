@@ -10,10 +10,10 @@ from typing import final
 import torch
 
 from .._exchange._channel import StarChannel
+from .._exchange._shares import ServedRow
 from ..exceptions import WorkerLostError
 from ._exchange._crew import Crew
 from ._exchange._server_watch import ServerWatch
-from ._exchange._shares import ServedRow
 from ._exchange._startup import WorkerFacts, gather_facts, open_channel
 from ._options import Runtime
 from ._reduce._reduction import Reduction

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ..._exchange._stop import Stop
 from ...events import Event, Hook, WorkerDropped, WorkerKept, WorkerUnhelpful
 from ._startup import WorkerFacts
-from ._stop import Stop
 
 
 class Dropping:

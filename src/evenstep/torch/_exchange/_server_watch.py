@@ -9,10 +9,10 @@ from time import monotonic
 from typing import final
 
 from ..._exchange._channel import Message
+from ..._exchange._losses import lost_worker
 from ..._exchange._process import end_process
 from ...exceptions import WorkerLostError
-from ._losses import lost_worker
-from ._stuck import is_in_collective
+from ._stuck import TORCH
 
 
 @final
@@ -41,7 +41,7 @@ class ServerWatch:
         is_idle: Callable[[], bool],
         grace_s: float,
         abort: Callable[[str], None] = end_process,
-        is_stuck: Callable[[int], bool] = is_in_collective,
+        is_stuck: Callable[[int], bool] = TORCH.is_stuck,
     ) -> None:
         self._hosts = tuple(hosts)
         self._fail, self._ask, self._end, self._is_idle = fail, ask, end, is_idle
@@ -132,7 +132,8 @@ class ServerWatch:
     def _lose(self, rank: int, problem: str) -> None:
         if self._error is not None:
             return
-        error = lost_worker(rank, self._hosts[rank], problem, done=self._done)
+        host, restart = self._hosts[rank], TORCH.restart
+        error = lost_worker(rank, host, problem, done=self._done, restart=restart)
         with self._changed:
             self._error, self._since_s = error, monotonic()
             self._changed.notify_all()

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import sysconfig
-from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
-_OURS = Path(__file__).parents[2].as_posix() + "/"
-_STDLIB = Path(sysconfig.get_path("stdlib")).as_posix() + "/"
+from ..._exchange._place import Framework, Place, file_of, frames, line_of_user
+
 _COLLECTIVES = ("torch/autograd/graph.py", "torch/nn/parallel/distributed.py")
 _ANYBODYS = "torch/distributed/distributed_c10d.py"
 _FSDP = "/torch/distributed/fsdp/_fully_shard/"
@@ -25,26 +21,6 @@ _COMPILERS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a thread is.
-
-    Attributes:
-        text: the innermost line of the user's own, for people.
-        in_collective: whether it may be waiting for others: a backward, DDP, ``torch.distributed``.
-            False is no proof: a wait for a work in flight has no Python frame of its own.
-        compiling: whether it is inside a compiler of torch's.
-        past_backward: whether it has ended a backward of the step that it was asked about. After
-            one it may be waiting for anybody; before, all that it can wait for was done by those
-            who have ended theirs.
-    """
-
-    text: str
-    in_collective: bool
-    compiling: bool
-    past_backward: bool = False
-
-
 def is_in_collective(thread_id: int) -> bool:
     """Tell whether the thread's innermost Python code is a backward's, DDP's, FSDP2's or our own.
 
@@ -52,9 +28,9 @@ def is_in_collective(thread_id: int) -> bool:
     note that it is over, and its handler may be saving a checkpoint: that must not be ended.
     """
     frame = sys._current_frames().get(thread_id)
-    if frame is None or not _file(frame).endswith(_ANYBODYS):
-        return frame is not None and _file(frame).endswith((*_COLLECTIVES, *_OWN))
-    while frame is not None and _FSDP not in (file := _file(frame)) and file not in _OWN:
+    if frame is None or not file_of(frame).endswith(_ANYBODYS):
+        return frame is not None and file_of(frame).endswith((*_COLLECTIVES, *_OWN))
+    while frame is not None and _FSDP not in (file := file_of(frame)) and file not in _OWN:
         frame = frame.f_back
     return frame is not None
 
@@ -64,23 +40,10 @@ def place_of(thread_id: int) -> Place:
     frame = sys._current_frames().get(thread_id)
     if frame is None:
         return Place("past its training thread's end", in_collective=False, compiling=False)
-    innermost = _file(frame)
-    compiling, text = False, ""
-    while frame is not None:
-        file = _file(frame)
-        compiling |= any(part in file for part in _COMPILERS)
-        if not text and not _is_machinery(file):
-            text = f"at {file}:{frame.f_lineno} in {frame.f_code.co_name}"
-        frame = frame.f_back
+    innermost = file_of(frame)
+    compiling = any(part in file_of(each) for each in frames(frame) for part in _COMPILERS)
     waits = innermost.endswith((*_COLLECTIVES, *_OWN)) or "/torch/distributed/" in innermost
-    return Place(text or f"in {innermost}", waits, compiling)
+    return Place(line_of_user(frame), waits, compiling)
 
 
-def _file(frame: FrameType) -> str:
-    return frame.f_code.co_filename.replace(os.sep, "/")
-
-
-def _is_machinery(file: str) -> bool:
-    """Tell whether a file belongs to Python, torch or us, and not to the user."""
-    installed = "/site-packages/" in file or "/dist-packages/" in file
-    return installed or file.startswith(("<frozen", _OURS, _STDLIB))
+TORCH = Framework(place_of, is_in_collective, "torchrun does with `--max-restarts`")

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Protocol, final
 
+from ..._exchange._shares import Seen
 from ...control import SharesInForce
 from ...sharding import Split
-from .._exchange._shares import Seen
 from ._observed import lasted_s, ways_to
 from ._reducer import ShardedReducer
 from ._watched import WatchedTransport

@@ -11,13 +11,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ..._exchange._progress import COMPILING_TIMES
+from ..._exchange._shares import ServedRow, Shares
 from ...control import JointSizes, SharePlanner
 from ...events import Hook, LinksMeasured, ProbingStarted
 from ...exceptions import invalid
 from ...sharding import Aggregation, Links
 from .._exchange._crew import Crew
-from .._exchange._progress import COMPILING_TIMES
-from .._exchange._shares import ServedRow, Shares
 from .._network import Network
 from .._options import Runtime
 from ._follower import ShareFollower

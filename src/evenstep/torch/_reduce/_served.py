@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import final
 
-from .._exchange._shares import ServedRow
+from ..._exchange._shares import ServedRow
 from ._job import Job
 from ._observed import lasted_s, ways_to
 from ._watched import WatchedTransport

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ..._exchange._channel import StarChannel
-from ...control import Plan
-from ...sync import Claim, Hybrid, StepClaims
+from ..control import Plan
+from ..sync import Claim, Hybrid, StepClaims
+from ._channel import StarChannel
 from ._unit_sums import Owner
 
 _KEPT_STEPS = 4  # ranks are at most a step apart: nobody claims from an older one

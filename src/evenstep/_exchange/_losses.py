@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from ...exceptions import WorkerLostError
+from ..exceptions import WorkerLostError
 
 _VERDICT_S = 2.0
 
 
-def lost_worker(rank: int, host: str, problem: str, *, done: int) -> WorkerLostError:
+def lost_worker(rank: int, host: str, problem: str, *, done: int, restart: str) -> WorkerLostError:
     """Return the error of a lost worker.
 
     Args:
@@ -19,13 +19,13 @@ def lost_worker(rank: int, host: str, problem: str, *, done: int) -> WorkerLostE
         host: its host name.
         problem: how that was noticed.
         done: the last step complete on all ranks.
+        restart: what starts a run anew.
     """
     return WorkerLostError(
         rank,
         f"Rank {rank} on {host} was lost: {problem}. The last step complete on all ranks is "
-        f"{done}. Restart the run from its last checkpoint (torchrun does with "
-        f"`--max-restarts`); if the worker was only slow, raise `Runtime(deadline_s=...)`, "
-        f"or `hang_s` where a step took too long.",
+        f"{done}. Restart the run from its last checkpoint ({restart}); if the worker was only "
+        f"slow, raise `Runtime(deadline_s=...)`, or `hang_s` where a step took too long.",
     )
 
 

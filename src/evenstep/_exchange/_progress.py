@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from time import monotonic
 
-from ..._exchange._channel import Message, StarChannel
-from ._stuck import Place, place_of
+from ._channel import Message, StarChannel
+from ._place import Place
 
 # A rank that compiles lives; but compilers hang too.
 COMPILING_TIMES = 3
@@ -122,6 +121,7 @@ class Patrol:
         channel: connections to the others; None with one process.
         hang_s: seconds after which a rank counts as hanging; None is never.
         heartbeat_s: seconds between two looks.
+        place_of: tells where a thread is, by its number.
         clock: monotonic seconds.
 
     Attributes:
@@ -138,6 +138,7 @@ class Patrol:
         *,
         hang_s: float | None,
         heartbeat_s: float,
+        place_of: Callable[[int], Place],
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.thread_id = 0
@@ -146,6 +147,7 @@ class Patrol:
         self._ranks = frozenset(range(len(hosts)))
         self._channel = channel
         self.heartbeat_s = heartbeat_s
+        self._place_of = place_of
         self._clock = clock
         self._watch = ProgressWatch(hosts, hang_s=hang_s, heartbeat_s=heartbeat_s)
         self._elsewhere = (-1, -math.inf)  # a step whose late ranks wait for nobody, and when
@@ -191,16 +193,16 @@ class Patrol:
                 return False
         return True
 
-    def entered(self, backward_of: int | None) -> None:
+    def entered(self, backward_of: int | None, *, thread_id: int) -> None:
         """Note that the training thread enters a collective; of which step's backward, if any."""
-        self.thread_id = threading.get_ident()
+        self.thread_id = thread_id
         if backward_of is not None:
             self.backward_step = backward_of
 
     def _place(self, step: int) -> Place:
         """Return where this process is, which was asked about ``step``."""
         past_backward = self.backward_step >= step
-        return replace(place_of(self.thread_id), past_backward=past_backward)
+        return replace(self._place_of(self.thread_id), past_backward=past_backward)
 
     def _send(self, rank: int, message: Message) -> None:
         if self._channel is not None and rank != self._rank:

@@ -11,10 +11,10 @@ from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
-from ..._exchange._channel import Message, StarChannel
-from ...control import Exchange as ObservedExchange
-from ...control import SharePlanner, SharesInForce, Transfers
-from ...events import Hook, PolicyFailed, SharesPlanned
+from ..control import Exchange as ObservedExchange
+from ..control import SharePlanner, SharesInForce, Transfers
+from ..events import Hook, PolicyFailed, SharesPlanned
+from ._channel import Message, StarChannel
 from ._jointly import Jointly
 
 Row = tuple[int, int, float, float]

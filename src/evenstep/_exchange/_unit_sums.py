@@ -6,7 +6,7 @@ import math
 import threading
 from typing import Any, Protocol
 
-from ..._exchange._channel import StarChannel
+from ._channel import StarChannel
 
 
 class Owner(Protocol):

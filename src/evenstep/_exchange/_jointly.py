@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol, final
 
-from ..._types import FloatArray
-from ...control import Computing, JointSizes
-from ...control import Exchange as ObservedExchange
-from ...events import Hook, PolicyFailed
-from ...sharding import Links
+from .._types import FloatArray
+from ..control import Computing, JointSizes
+from ..control import Exchange as ObservedExchange
+from ..events import Hook, PolicyFailed
+from ..sharding import Links
 
 
 class Sizes(Protocol):

@@ -9,18 +9,18 @@ from dataclasses import asdict, fields
 from operator import attrgetter
 from time import monotonic
 
-from ..._exchange._channel import Message, StarChannel
-from ..._exchange._decisions import Decisions, read_plan
-from ..._exchange._process import end_process
-from ...control import Learnt, Plan, Planner, Report
-from ...events import Hook, WorkerLost
-from ...exceptions import WorkerLostError
+from ..control import Learnt, Plan, Planner, Report
+from ..events import Hook, WorkerLost
+from ..exceptions import WorkerLostError
+from ._channel import Message, StarChannel
 from ._claims import Claims
+from ._decisions import Decisions, read_plan
 from ._losses import lost_worker
+from ._place import Framework
+from ._process import end_process
 from ._progress import Patrol
 from ._shares import Shares
 from ._stop import Stop
-from ._stuck import is_in_collective
 from ._unit_sums import UnitSums
 
 _REPORT = attrgetter(*(field.name for field in fields(Report)))
@@ -48,6 +48,7 @@ class Exchange:
         rank: this process.
         hosts: host name of every rank, for errors; servers' come last.
         channel: connections to the others; None with one process.
+        framework: whose collectives the training thread waits in.
         lag: steps by which a plan trails its measurement, 0 or 1.
         num_servers: how many of them only sum gradients, and report no steps.
         emit: takes every event, on rank 0.
@@ -57,7 +58,6 @@ class Exchange:
             a collective. After that the process is ended: a collective with a lost peer blocks
             for half an hour, and gloo's cannot be interrupted.
         abort: ends the process with a message.
-        is_stuck: tells whether a thread sits in a collective of torch's, by its number.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class Exchange:
         hosts: Sequence[str],
         channel: StarChannel | None,
         *,
+        framework: Framework,
         lag: int = 0,
         num_servers: int = 0,
         emit: Hook,
@@ -73,7 +74,6 @@ class Exchange:
         hang_s: float | None = None,
         grace_s: float = 3.0,
         abort: Callable[[str], None] | None = None,
-        is_stuck: Callable[[int], bool] | None = None,
     ) -> None:
         self._rank = rank
         self._hosts = tuple(hosts)
@@ -84,7 +84,7 @@ class Exchange:
         self._emit = emit
         self._grace_s = grace_s
         self._abort = abort or end_process
-        self._is_stuck = is_stuck or is_in_collective
+        self._framework = framework
         self._plan: Plan | None = None
         self._plans: dict[int, Plan] = {}  # by the step after which each was decided
         self._newest = -2
@@ -103,7 +103,15 @@ class Exchange:
         self._collective_s: float | None = None  # since when the training thread is in one
         self._first_step: int | None = None
         self._last_step = -1
-        self._patrol = Patrol(rank, workers, channel, hang_s=hang_s, heartbeat_s=heartbeat_s)
+        self._begun = -1
+        self._patrol = Patrol(
+            rank,
+            workers,
+            channel,
+            hang_s=hang_s,
+            heartbeat_s=heartbeat_s,
+            place_of=framework.place_of,
+        )
         self.stop = Stop()
         self.num_loops = 0  # over the loaders of this process, as servers will want to know
         self._failed: tuple[int, str] | None = None  # who was lost by this process' own end
@@ -125,6 +133,11 @@ class Exchange:
     def decisions(self) -> Decisions:
         """What decides the sizes, on rank 0."""
         return self._decisions
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a worker was lost."""
+        return self._error is not None
 
     def subscribe(self, listener: Callable[[Plan], None]) -> None:
         """Have ``listener`` called with every new plan, from whichever thread learns of it."""
@@ -157,7 +170,7 @@ class Exchange:
             WorkerLostError: a worker that is needed for it was lost.
         """
         self._collective_s = None
-        self._patrol.thread_id = threading.get_ident()
+        self._patrol.thread_id = self._framework.training_thread()
         if self._first_step is None:  # of this process: a resumed run counts on
             self._first_step = step
         index = self._index_of(step)
@@ -167,6 +180,16 @@ class Exchange:
                 del self._plans[old]  # but for those of ranks behind, which claim by them
             self.stopping = self.stop.is_known(index)
             return self._plans[index]
+
+    def begin(self, step: int) -> None:
+        """Note that this rank begins a step for which it needs all others, before it reports it.
+
+        Raises:
+            WorkerLostError: one of them has ended its run before that step.
+        """
+        self._begun = step
+        self.check_left()
+        self.check()
 
     def _index_of(self, step: int) -> int:
         """Return the step after which the plan of ``step`` is decided; -1 is before all."""
@@ -233,7 +256,7 @@ class Exchange:
         Args:
             backward_of: the step, at the end of a backward; None elsewhere.
         """
-        self._patrol.entered(backward_of)
+        self._patrol.entered(backward_of, thread_id=self._framework.training_thread())
         was_outside = self._collective_s is None
         self._collective_s = monotonic()
         return was_outside
@@ -323,7 +346,7 @@ class Exchange:
         if self._error is None or (since_s := self._collective_s) is None:
             return
         late = monotonic() - max(self._error_s, since_s) > self._grace_s
-        if late and self._is_stuck(self._patrol.thread_id):
+        if late and self._framework.is_stuck(self._patrol.thread_id):
             self._abort(str(self._error))
 
     def _take(self, rank: int, step: int, reports: Sequence[Report], *, early: bool) -> None:
@@ -376,6 +399,7 @@ class Exchange:
         ahead = self._decisions.newest
         if self._rank != 0:
             ahead = self._last_step if self._newest < self._last_step else -1
+        ahead = max(ahead, self._begun)
         for rank, last_step in tuple(self._left.items()):
             waiting = self.units.step_without(rank)
             if waiting is None and rank == 0:
@@ -388,7 +412,8 @@ class Exchange:
         if self._error is not None:
             return
         host, done = self._hosts[rank], self._newest
-        error = lost_worker(rank, host, problem, done=done)
+        restart = self._framework.restart
+        error = lost_worker(rank, host, problem, done=done, restart=restart)
         if self._rank == 0 and self._channel is not None:
             # Before anything else: once the main thread knows, this process may end at any time,
             # and the others would take rank 0 for the one that was lost.

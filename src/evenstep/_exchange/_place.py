@@ -1,0 +1,76 @@
+"""Where a thread is, in the words of a user's own script."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+_OURS = Path(__file__).parents[1].as_posix() + "/"
+_STDLIB = Path(sysconfig.get_path("stdlib")).as_posix() + "/"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a thread is.
+
+    Attributes:
+        text: the innermost line of the user's own, for people.
+        in_collective: whether it may be waiting for others. False is no proof: a wait for a work in
+            flight has no Python frame of its own.
+        compiling: whether it is inside a compiler.
+        past_backward: whether it has ended a backward of the step that it was asked about. After
+            one it may be waiting for anybody; before, all that it can wait for was done by those
+            who have ended theirs.
+    """
+
+    text: str
+    in_collective: bool
+    compiling: bool
+    past_backward: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """What is to be known of a framework by what carries plans for it.
+
+    Attributes:
+        place_of: tells where a thread is, by its number.
+        is_stuck: tells whether a thread sits in a collective of the framework's, by its number.
+        restart: what starts a run anew, for errors.
+        training_thread: the number of the thread that trains, asked at its plan points.
+    """
+
+    place_of: Callable[[int], Place]
+    is_stuck: Callable[[int], bool]
+    restart: str
+    training_thread: Callable[[], int] = threading.get_ident
+
+
+def frames(innermost: FrameType | None) -> Iterator[FrameType]:
+    """Yield a frame and those that called it."""
+    while innermost is not None:
+        yield innermost
+        innermost = innermost.f_back
+
+
+def file_of(frame: FrameType) -> str:
+    """Return the file of its code, with slashes."""
+    return frame.f_code.co_filename.replace(os.sep, "/")
+
+
+def line_of_user(innermost: FrameType) -> str:
+    """Return the innermost line that is neither Python's, nor installed, nor our own."""
+    for frame in frames(innermost):
+        if not _is_machinery(file := file_of(frame)):
+            return f"at {file}:{frame.f_lineno} in {frame.f_code.co_name}"
+    return f"in {file_of(innermost)}"
+
+
+def _is_machinery(file: str) -> bool:
+    installed = "/site-packages/" in file or "/dist-packages/" in file
+    return installed or file.startswith(("<frozen", _OURS, _STDLIB))

@@ -1,0 +1,94 @@
+"""A few words from every worker to the others, before they have connections of their own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import tensorflow as tf
+from tensorflow.python.eager import context  # not public: it has the coordination service
+
+from ..exceptions import invalid
+
+
+class Board(Protocol):
+    """Where a value is put once, under a name, and read by anybody."""
+
+    def put(self, name: str, value: Any) -> None:
+        """Put a plain value there."""
+
+    def get(self, name: str) -> Any:
+        """Return it, once it is there."""
+
+
+class ServiceBoard:
+    """The strategy's own coordination service. Collective: all workers make as many, in order.
+
+    Any other way would be a collective of TensorFlow's, and those belong to the training alone.
+
+    Args:
+        wait_s: seconds to wait for a value.
+    """
+
+    def __init__(self, *, wait_s: float) -> None:
+        self._wait_s = wait_s
+        self._service = context.context()
+        number = getattr(self._service, "_evenstep_runs", 0)  # the service never forgets a name
+        self._service._evenstep_runs = number + 1
+        self._prefix = f"evenstep/{number}/"
+
+    def put(self, name: str, value: Any) -> None:
+        """Put a plain value there."""
+        self._service.set_config_key_value(self._prefix + name, json.dumps(value))
+
+    def get(self, name: str) -> Any:
+        """Return a value, once it is there.
+
+        Raises:
+            ConnectionError: nobody put it there in time.
+        """
+        try:
+            text = self._service.get_config_key_value(self._prefix + name, int(self._wait_s * 1000))
+        except tf.errors.OpError as error:
+            raise ConnectionError(
+                f"Nothing was heard from another worker within {self._wait_s:g} s ({name}). All "
+                f"workers have to begin to train together; where some take longer to get there, "
+                f"raise `Runtime(meeting_s=...)`."
+            ) from error
+        return json.loads(text)
+
+
+def check_alike(board: Board, rank: int, world_size: int, settings: Mapping[str, Any]) -> None:
+    """Raise on every worker if any of them has other settings. Collective.
+
+    Args:
+        board: theirs.
+        rank: this process.
+        world_size: number of workers.
+        settings: plain values by name, in words: they are shown as they are.
+
+    Raises:
+        ValueError: some differ; the message says who and in what.
+    """
+    board.put(f"settings of rank {rank}", settings)
+    if rank == 0:
+        said = [board.get(f"settings of rank {peer}") for peer in range(world_size)]
+        board.put("verdict", difference(said))
+    got = board.get("verdict")
+    if got is not None:
+        raise invalid(
+            "Balancer(...)",
+            "be made, given data and restored alike on every worker",
+            got,
+            "Run the same script everywhere, and load the same state on every worker.",
+        )
+
+
+def difference(said: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return in words the first thing that is not the same for all; None if everything is."""
+    for name, expected in said[0].items():
+        for rank, settings in enumerate(said):
+            if settings[name] != expected:
+                return f"{name}: {expected} on rank 0 and {settings[name]} on rank {rank}"
+    return None

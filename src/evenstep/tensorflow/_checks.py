@@ -1,0 +1,162 @@
+"""What cannot be balanced in a model, its optimizer or how it was compiled, said beforehand."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ..exceptions import EvenstepWarning, invalid
+
+_OF_REDUCTION = {"mean": ("sum_over_batch_size", "mean"), "sum": ("sum", "none", None)}
+
+
+def check_model(model: Any, strategy: tf.distribute.Strategy) -> None:
+    """Raise or warn where no weight makes a model's gradient exact.
+
+    Raises:
+        ValueError: it is none of Keras, or not made under the strategy.
+    """
+    if not isinstance(model, keras.Model):
+        raise invalid(
+            "Balancer.prepare(model)",
+            "be a `keras.Model`, and optimizers after it",
+            repr(model),
+            "Wrap what computes the outputs in one.",
+        )
+    if strategy.num_replicas_in_sync > 1 and model.distribute_strategy is not strategy:
+        raise invalid(
+            "Balancer.prepare(model)",
+            "be made under the balancer's strategy",
+            f"{model.name!r}, made outside of its scope",
+            "Write `with strategy.scope():` around what makes and compiles it.",
+        )
+    for layer in model._flatten_layers(include_self=False):
+        if isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized:
+            warnings.warn(
+                f"Layer {layer.name!r} normalises over each worker's own samples, so the result "
+                f"depends on the split, and a worker without samples in a short last step has "
+                f"statistics that are no numbers: `drop_remainder=True`. Use `GroupNormalization`.",
+                EvenstepWarning,
+                stacklevel=4,
+            )
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized:
+            warnings.warn(
+                f"Layer {layer.name!r} waits for all workers in the middle of a forward, so that "
+                f"their times look alike and nothing is balanced. Use `GroupNormalization`.",
+                EvenstepWarning,
+                stacklevel=4,
+            )
+        if getattr(layer, "activity_regularizer", None) is not None:
+            warnings.warn(
+                f"The activity regularizer of layer {layer.name!r} bypasses the output, where "
+                f"samples are weighted: its gradient is that of equal shares. Regularizers of "
+                f"weights are exact.",
+                EvenstepWarning,
+                stacklevel=4,
+            )
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Raise or warn where an optimizer does not see the gradient of the global batch.
+
+    Raises:
+        ValueError: it is none of Keras.
+    """
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise invalid(
+            "Balancer.prepare(..., optimizer)",
+            "be a `keras.optimizers.Optimizer`",
+            repr(optimizer),
+            "Prepare the model first, then its optimizers.",
+        )
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise invalid(
+            "Balancer.prepare(..., optimizer)",
+            "scale no losses: a worker whose own gradient overflows skips the sum that others wait "
+            "for, under plain Keras as well",
+            "a `LossScaleOptimizer`",
+            "Train in `mixed_bfloat16`, which needs none.",
+        )
+    if optimizer.gradient_accumulation_steps:
+        raise invalid(
+            "Balancer.prepare(..., optimizer)",
+            "sum gradients over workers in every step",
+            f"`gradient_accumulation_steps={optimizer.gradient_accumulation_steps}`",
+            "Leave it out, and give a larger `global_batch_size`.",
+        )
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    clips = [name for name in ("clipnorm", "global_clipnorm", "clipvalue") if getattr(inner, name)]
+    if clips:
+        warnings.warn(
+            f"Keras clips each worker's own gradient before they are summed (`{clips[0]}`), so the "
+            f"result depends on the split, under plain Keras as well. Train without clipping.",
+            EvenstepWarning,
+            stacklevel=4,
+        )
+
+
+def check_compiled(model: keras.Model, loss_reduction: str) -> None:
+    """Raise unless a compiled model can be balanced in ``fit``.
+
+    Raises:
+        ValueError: it cannot; the message says why and what to do instead.
+    """
+    if model.jit_compile:
+        raise invalid(
+            "Model.compile(jit_compile=...)",
+            "be False or 'auto'",
+            model.jit_compile,
+            "XLA compiles anew for every batch size, and knows no clock.",
+        )
+    if model.steps_per_execution != 1:
+        raise invalid(
+            "Model.compile(steps_per_execution=...)",
+            "be 1",
+            model.steps_per_execution,
+            "Every step has a plan of its own.",
+        )
+    for loss in tf.nest.flatten(model.loss):
+        reduction = getattr(loss, "reduction", "sum_over_batch_size")
+        if loss is not None and reduction not in _OF_REDUCTION[loss_reduction]:
+            raise invalid(
+                "Balancer(loss_reduction=...)",
+                "be what the compiled losses do over samples",
+                f"{loss_reduction!r} and a loss with `reduction={reduction!r}`",
+                "Say \"mean\" for 'sum_over_batch_size' and \"sum\" for 'sum'; a mean over "
+                "weights has no exact form here.",
+            )
+
+
+def check_losses(model: keras.Model, loss_reduction: str) -> None:
+    """Have every loss raise while it is traced that is to be a mean and is a single number.
+
+    Keras leaves that as it is, so the workers' means would be added up.
+    """
+    if loss_reduction != "mean":
+        return
+    for part in model._compile_loss._flat_losses:
+        loss = part.loss
+        if not hasattr(loss.call, "_checks_rank"):
+            loss.call = _each_sample(loss.call, getattr(loss, "name", "loss"))
+
+
+def _each_sample(call: Callable[..., Any], name: str) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        values = call(*args, **kwargs)
+        if not values.shape.rank:
+            raise invalid(
+                "Model.compile(loss=...)",
+                "return a value for each sample, which Keras takes the mean of",
+                f"a single number from {name!r}",
+                "Leave out the mean over the batch; give `Dice` and `Tversky` their `axis`.",
+            )
+        return values
+
+    checked._checks_rank = True  # type: ignore[attr-defined]
+    return checked

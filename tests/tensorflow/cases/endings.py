@@ -1,0 +1,150 @@
+"""Cases of what is refused, and of a worker that dies."""
+
+import os
+import time
+import warnings
+
+import keras
+import tensorflow as tf
+from common import (
+    STRATEGY,
+    TASK,
+    Swing,
+    balancer,
+    case,
+    compiled,
+    data,
+    model,
+)
+
+from evenstep.exceptions import WorkerLostError
+from evenstep.tensorflow import Balancer
+
+
+@case
+def refused():
+    """What cannot be balanced says so, the same on every worker."""
+    said = {}
+
+    def trial(name, function):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                function()
+            said[name] = None
+        except Exception as error:
+            said[name] = f"{type(error).__name__}: {error}"
+
+    x, y = data()
+    slices = tf.data.Dataset.from_tensor_slices
+    made = balancer()
+    for name, source in {
+        "batched": slices((x, y)).batch(4),
+        "batched, prefetched": slices((x, y)).batch(4).prefetch(2),
+        "endless": slices((x, y)).repeat(),
+        "unknown": slices((x, y)).filter(lambda *_: True),
+        "rows": (x, y[:5]),
+        "none": 7,
+    }.items():
+        trial(name, lambda source=source: made.dataset(source))
+    trial("shuffled pipeline", lambda: made.dataset(slices((x, y)), shuffle=True))
+    trial("policy", lambda: balancer(policy="fastest"))
+    trial("policy class", lambda: balancer(policy=Swing))
+    trial("size", lambda: Balancer(STRATEGY, 2))
+    trial("reduction", lambda: balancer(loss_reduction="max"))
+    trial("strategy", lambda: Balancer("mirrored", 12))
+    trial("strategy alone", lambda: Balancer(tf.distribute.get_strategy(), 12))
+    trial("no model", lambda: made.prepare(len))
+    trial("no optimizer", lambda: made.prepare(model(), "sgd"))
+    trial("state", lambda: made.load_state_dict({"format": "other"}))
+    trial("clipping", lambda: made.prepare(model(), keras.optimizers.SGD(clipnorm=1.0)))
+    trial("batch norm", lambda: made.prepare(of(keras.layers.BatchNormalization)))
+    trial("activity", lambda: made.prepare(of(keras.layers.Dense, 1, activity_regularizer="l2")))
+    outside = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    trial("outside", lambda: made.prepare(outside))
+    trial("nested", nested)
+    trial("one behind the other", chained)
+    trial("detached", lambda: chained(tf.stop_gradient))
+    trial("unlike", unlike)
+    trial("twice", lambda: made.prepare(made.prepare(compiled())))
+    for name, options in {
+        "jit": {"jit_compile": True},
+        "several steps": {"steps_per_execution": 4},
+        "sum": {"loss": keras.losses.MeanSquaredError(reduction="sum")},
+    }.items():
+        odd = made.prepare(compiled(**options))
+        trial(name, lambda odd=odd: odd.fit(x, y, verbose=0))
+    trial("plain data", lambda: balanced_fit_on(x, y))
+    trial("fixed size", fixed_size)
+    return said
+
+
+def balanced_fit_on(x, y):
+    with balancer() as made:
+        trained = made.prepare(compiled())
+        made.dataset((x, y))
+        trained.fit(x, y, batch_size=6, shuffle=False, verbose=0)
+
+
+def of(layer, *args, **options):
+    """A model of one layer, made as it should be."""
+    with STRATEGY.scope():
+        return keras.Sequential([keras.Input((4,)), layer(*args, **options)])
+
+
+def nested():
+    """A prepared model within a prepared one."""
+    inner = of(keras.layers.Dense, 4)
+    with STRATEGY.scope():
+        outer = keras.Sequential([keras.Input((4,)), inner, keras.layers.Dense(1)])
+    made = balancer()
+    made.prepare(inner)
+    made.prepare(outer)(tf.zeros((3, 4), tf.float64), training=True)
+
+
+def chained(between=lambda tensor: tensor):
+    """A critic behind a generator, something between them, both prepared."""
+    made = balancer()
+    first, second = made.prepare(of(keras.layers.Dense, 4)), made.prepare(of(keras.layers.Dense, 1))
+
+    @tf.function(input_signature=[tf.TensorSpec((None, 4), tf.float64)])
+    def forward(x):
+        return second(between(2 * first(x, training=True)), training=True)
+
+    forward.get_concrete_function()
+
+
+def unlike():
+    """Another order on every worker."""
+    with balancer() as made:
+        iter(made.dataset(data(), shuffle=True, seed=TASK)).get_next()
+
+
+def fixed_size():
+    """A function that is traced for the size of one batch."""
+    trained = balancer().prepare(model())
+    tf.function(lambda x: trained(x, training=True))(tf.zeros((5, 4), tf.float64))
+
+
+class Die(keras.callbacks.Callback):
+    """Worker 2 is gone after its third batch."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if TASK == 2 and batch == 3:
+            os._exit(9)
+
+
+@case
+def killed():
+    """One is killed in the middle of a fit; comes last."""
+    made = balancer()
+    trained = made.prepare(compiled())
+    dataset = made.dataset(data())
+    began_s = time.monotonic()
+    try:
+        trained.fit(dataset, epochs=50, shuffle=False, verbose=0, callbacks=[Die()])
+    except WorkerLostError as error:
+        return {"rank": error.rank, "said": str(error), "after_s": time.monotonic() - began_s}
+    finally:
+        made.close()
+    return {"rank": None}

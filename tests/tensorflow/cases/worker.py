@@ -1,0 +1,25 @@
+"""One worker: runs the cases it is told to, and writes what came of each to a file of its own.
+
+python worker.py FOLDER CASE...
+"""
+
+import importlib
+import json
+import sys
+import time
+
+from common import CASES, FOLDER, TASK
+
+
+def main():
+    for module in ("fits", "loops", "endings"):
+        importlib.import_module(module)
+    for name in sys.argv[2:]:
+        began_s = time.monotonic()
+        found = CASES[name]()
+        print(f"worker {TASK}: {name} took {time.monotonic() - began_s:.1f} s", flush=True)
+        (FOLDER / f"{name}{TASK}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
