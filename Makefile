@@ -5,8 +5,9 @@ SHELL := /bin/bash
 BIN := .venv/bin
 READY := .venv/ready
 ARGS ?=
-# Two processes share the tests, file by file, in the order of `tests/conftest.py`.
-SHARED ?= --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# Three processes share the tests, file by file, in the order of `tests/conftest.py`: those of two
+# cores would wait for a third of the time, for processes that tests start and connections they cut.
+SHARED ?= --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help setup demo test lint docs bench
 .DELETE_ON_ERROR:

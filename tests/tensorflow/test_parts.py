@@ -14,7 +14,7 @@ from evenstep.control import Job, Plan, Planner, Report
 from evenstep.policies import Fixed
 from evenstep.tensorflow import Runtime
 from evenstep.tensorflow._alone import Alone
-from evenstep.tensorflow._checks import check_losses, check_optimizer
+from evenstep.tensorflow._checks import check_optimizer, guard_losses
 from evenstep.tensorflow._dataset import Batches, EpochForm, Position
 from evenstep.tensorflow._estimates import Kept, as_text, from_text
 from evenstep.tensorflow._machine import MachineReader
@@ -143,6 +143,30 @@ def test_an_epoch_goes_on_only_where_that_was_asked_for():
     assert made.position == Position(7, 0)
 
 
+def test_an_epoch_that_could_not_begin_is_not_passed_over():
+    """Opening a run may fail, and be tried again."""
+    made = batches(ROWS, Alone(4, 2, first_step=0))
+    asked, made._conductor = made._conductor, lambda: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        next(made())
+    made._conductor = asked
+
+    assert made.position == Position(0, 0)
+
+
+def test_other_samples_are_told_apart():
+    """By a few rows, their types, and the seeds of a pipeline, without reading them all."""
+    arrays = [source_of(rows, shuffle=False, seed=0) for rows in (ROWS, ROWS.copy(), ROWS + 1)]
+    rows = tf.data.Dataset.from_tensor_slices(ROWS)
+    orders = [
+        source_of(rows.shuffle(5, seed=seed).prefetch(1), shuffle=False, seed=0).order
+        for seed in (1, 1, 2)
+    ]
+
+    assert arrays[0].content == arrays[1].content != arrays[2].content
+    assert orders[0] == orders[1] != orders[2]
+
+
 def test_orders_are_drawn_by_seed_and_epoch():
     """The same again for the same two, others for others."""
     drawn = {}
@@ -227,11 +251,11 @@ def test_a_loss_that_is_a_single_number_is_refused():
     batch = tf.ones((3, 2)), tf.ones((3, 1))
     model.compile("sgd", lambda y, p: (y - p) ** 2)
     model._symbolic_build(data_batch=batch)
-    check_losses(model, "mean")
+    guard_losses(model, "mean")
     model.compute_loss(*batch, y_pred=model(batch[0]))
     model.compile("sgd", lambda y, p: tf.reduce_mean((y - p) ** 2))
     model._symbolic_build(data_batch=batch)
-    check_losses(model, "mean")
+    guard_losses(model, "mean")
 
     with pytest.raises(ValueError, match="return a value for each sample"):
         model.compute_loss(*batch, y_pred=model(batch[0]))
@@ -241,6 +265,7 @@ class Steady:
     """A listener with one weight."""
 
     forwarding = None
+    is_resting = False
 
     def __init__(self, weight):
         self.weight = weight
@@ -283,7 +308,7 @@ def test_weaving_again_takes_the_place_of_what_was_woven():
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(model(x, training=True))
     gradients = tape.gradient(loss, model.trainable_variables)
-    optimizer.apply(gradients, model.trainable_variables)
+    optimizer.apply(gradients, trainable_variables=model.trainable_variables)
 
     assert gradients[0].numpy().ravel().tolist() == [0.25, 0.25]
     assert [listener.num_applied for listener in listeners] == [0, 1]

@@ -8,9 +8,9 @@ from time import monotonic, sleep
 import torch
 import torch.distributed as dist
 
-from evenstep._exchange._losses import Bracket
 from evenstep.control import Job, Planner
 from evenstep.policies import Auto
+from evenstep.torch._exchange._bracket import Bracket
 from evenstep.torch._exchange._peers import PeerGroup
 from evenstep.torch._exchange._startup import SideGroup
 from evenstep.torch._exchange._stuck import is_in_collective

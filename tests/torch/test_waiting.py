@@ -9,10 +9,10 @@ import pytest
 
 from evenstep._exchange._channel import StarChannel
 from evenstep._exchange._exchange import Exchange
-from evenstep._exchange._losses import Bracket
 from evenstep.control import Job, Planner
 from evenstep.events import WorkerLost
 from evenstep.exceptions import WorkerLostError
+from evenstep.torch._exchange._bracket import Bracket
 from evenstep.torch._exchange._stuck import TORCH
 
 from .exchanges import Shifting, pairs, reports_of

@@ -103,7 +103,7 @@ class Exchange:
         self._collective_s: float | None = None  # since when the training thread is in one
         self._first_step: int | None = None
         self._last_step = -1
-        self._begun = -1
+        self._needed = -1
         self._patrol = Patrol(
             rank,
             workers,
@@ -181,13 +181,13 @@ class Exchange:
             self.stopping = self.stop.is_known(index)
             return self._plans[index]
 
-    def begin(self, step: int) -> None:
-        """Note that this rank begins a step for which it needs all others, before it reports it.
+    def need_all(self, step: int) -> None:
+        """Note that this rank needs all others for a step, perhaps before it reports it.
 
         Raises:
             WorkerLostError: one of them has ended its run before that step.
         """
-        self._begun = step
+        self._needed = step
         self.check_left()
         self.check()
 
@@ -399,7 +399,7 @@ class Exchange:
         ahead = self._decisions.newest
         if self._rank != 0:
             ahead = self._last_step if self._newest < self._last_step else -1
-        ahead = max(ahead, self._begun)
+        ahead = max(ahead, self._needed)
         for rank, last_step in tuple(self._left.items()):
             waiting = self.units.step_without(rank)
             if waiting is None and rank == 0:
@@ -421,7 +421,9 @@ class Exchange:
             self._emit(WorkerLost(done, rank, host, problem))
         self._error_s = monotonic()
         self._error = error
-        self.on_loss(error)
-        with self._changed:
-            self._changed.notify_all()
-        logging.getLogger("evenstep").critical("%s", error)
+        try:
+            self.on_loss(error)
+        finally:
+            with self._changed:
+                self._changed.notify_all()
+            logging.getLogger("evenstep").critical("%s", error)

@@ -38,7 +38,6 @@ LOSSES = 3  # comparisons in a row that shares have to lose to all-reduce, as li
 STAYS = 0.02  # gain over all-reduce below which shares in force end
 SOUND_EVERY = 25  # exchanges by shares, of which one gives some server SOUNDING times its part
 SOUNDING, LEAST_SOUNDED = 1.4, 0.02
-EVEN = 0.8  # rate of the slowest worker over the median, below which its link is the limit
 TOLD = 0.1  # a change of some link by which part is worth an event
 TRACKER = LinkTracker()
 
@@ -178,6 +177,7 @@ class SharePlanner:
             self._belief = self._tracker.update(self._belief, transfers)
             if self._belief.changed:
                 self._plain_looks.changed()
+            self._plain_looks.see(transfers.rates()[:, self._aggregation.is_worker])
         elif transfers.seen(self._tracker.least_bytes).any():
             self._belief = self._tracker.first(transfers)
 
@@ -218,7 +218,7 @@ class SharePlanner:
             return []
         return (
             self._plan_again(links, next_step)
-            or self._try_plain(exchange, next_step)
+            or self._try_plain(next_step)
             or self._sound(links, next_step)
         )
 
@@ -231,13 +231,9 @@ class SharePlanner:
             predicted_s = exchange_s(self._aggregation, self.links, shares=shares)
         return self._adopt(next_step, shares, predicted_s, reason, looking=True)
 
-    def _try_plain(self, exchange: Exchange, next_step: int) -> list[Event]:
+    def _try_plain(self, next_step: int) -> list[Event]:
         """Have one plain all-reduce, where it might be faster by now than anybody can know."""
         if not (self._helped and self._plain_looks.due()):
-            return []
-        transfers, workers = exchange.transfers, self._aggregation.is_worker
-        # A worker that others are faster than has a full link, and all-reduce fills it for longer.
-        if transfers is None or transfers.evenness(workers) < EVEN:
             return []
         self._trust.forget_plain()
         reason = "plain all-reduce: a look at what it takes by now"

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
+import numpy as np
+
+from .._types import FloatArray
 from ..sharding import SharePlan
 
 FAILS_AT = 1.35
@@ -13,6 +16,7 @@ FAILS_AT = 1.35
 FIRST_WAIT, LONGEST_WAIT = 100, 1600
 SETTLED = 4  # exchanges since links changed after which all-reduce may be tried
 AFTER_CHANGE = 25  # exchanges between two such trials while links change
+EVEN = 0.8  # rate of the slowest worker over the median, below which its link is the limit
 OTHER_TIME = 1.2  # an all-reduce that takes longer by this factor, or shorter, has other links
 
 
@@ -133,30 +137,40 @@ class PlainLooks:
     it, and all-reduce among the workers may be much faster than anybody knows. So one exchange
     finds out now and then: some steps after links changed, but not within 25 of the last time,
     nor within 50 or 100 where it was no faster once or more often; while links do not change, after
-    100, then 200, ... and at most 1600. Where all servers work, the slowest link limits both, and
-    there is nothing to find out.
+    100, then 200, ... and at most 1600. A worker that others are faster than, in the mean of the
+    last four exchanges, has a full link, and all-reduce fills it for longer: then nothing is tried.
+    Where all servers work, the slowest link limits both, and there is nothing to find out.
     """
 
     def __init__(self) -> None:
         self._wait, self._since = FIRST_WAIT, 0
         self._apart = AFTER_CHANGE
-        self._since_change: int | None = None
+        self._changed = False
+        self._rates: deque[FloatArray] = deque(maxlen=SETTLED)
 
     def changed(self) -> None:
         """Note that links have changed."""
-        self._since_change = 0
+        self._changed = True
+        self._rates.clear()
+
+    def see(self, rates: FloatArray) -> None:
+        """Take in the rates of workers in an exchange by shares, ``(2, num_workers)``."""
+        self._rates.append(rates)
 
     def due(self) -> bool:
         """Return whether one is due, after an exchange by shares."""
         self._since += 1
-        if self._since_change is not None:
-            self._since_change += 1
-            return self._since_change >= SETTLED and self._since >= self._apart
-        return self._since >= self._wait
+        return self._since >= (self._apart if self._changed else self._wait) and self._is_even()
 
     def done(self, *, faster: bool) -> None:
         """Note that it was made, and whether it was faster than shares."""
         self._apart = AFTER_CHANGE if faster else min(2 * self._apart, FIRST_WAIT)
-        again = self._since_change is None
-        self._wait = min(2 * self._wait, LONGEST_WAIT) if again else FIRST_WAIT
-        self._since, self._since_change = 0, None
+        self._wait = FIRST_WAIT if self._changed else min(2 * self._wait, LONGEST_WAIT)
+        self._since, self._changed = 0, False
+
+    def _is_even(self) -> bool:
+        """Tell whether no worker was slower than the others, since links changed."""
+        if len(self._rates) < SETTLED:
+            return False
+        mean = np.mean(self._rates, axis=0)
+        return bool((mean.min(axis=1) >= EVEN * np.median(mean, axis=1)).all())

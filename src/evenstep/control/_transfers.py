@@ -99,12 +99,11 @@ class Transfers:
             answer.append(np.divide(moved, busy_s, out=np.zeros(len(moved)), where=busy_s > 0))
         return answer[0], answer[1]
 
-    def evenness(self, ranks: NDArray[np.bool_]) -> float:
-        """Return the slowest rate of some ranks over their median one, in the worse direction."""
+    def rates(self) -> FloatArray:
+        """Return the summed rates of each rank's transfers, up and down, ``(2, world_size)``."""
         seen = self.seen(1)
         rate = np.divide(self.num_bytes, self.seconds, out=np.zeros(seen.shape), where=seen)
-        of_each = rate.sum(axis=1)[ranks], rate.sum(axis=0)[ranks]
-        return float(min(each.min() / max(np.median(each), 1e-9) for each in of_each))
+        return np.stack([rate.sum(axis=1), rate.sum(axis=0)])
 
     def moved(self) -> tuple[FloatArray, FloatArray]:
         """Return the bytes that went over each rank's link, up and down, ``(world_size,)`` each."""

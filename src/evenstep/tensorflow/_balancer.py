@@ -114,7 +114,7 @@ class Balancer:
         if self._workers.world_size > 1:
             self._weave(model)
             for optimizer in optimizers:
-                self._weave_optimizer(optimizer)
+                self._weave_known(optimizer)
         return (model, *optimizers) if optimizers else model
 
     def dataset(
@@ -215,9 +215,10 @@ class Balancer:
                 "a run that is under way",
                 "Load into a new `Balancer`.",
             )
-        self._kept = Kept.read(state)
+        kept = Kept.read(state)
         if self._batches is not None:
-            self._batches.go_to(self._kept.position, self._kept.form)
+            self._batches.go_to(kept.position, kept.form)
+        self._kept = kept
 
     def trackable(self) -> tf.train.experimental.PythonState:
         """Return the state for ``tf.train.Checkpoint(balancer=...)``."""
@@ -281,6 +282,7 @@ class Balancer:
             loss_reduction=self._loss_reduction,
             num_samples=lambda: self._link.num_samples,
             explain=self._link.explain,
+            resting=self._link.resting,
         ).install()
 
     def _weave_optimizer(self, optimizer: Any) -> bool:
@@ -288,9 +290,13 @@ class Balancer:
         if self._is_woven(optimizer):
             return False
         check_optimizer(optimizer)
+        self._weave_known(optimizer)
+        return True
+
+    def _weave_known(self, optimizer: Any) -> None:
+        """Make an optimizer known that was looked at."""
         self._woven.append(optimizer)
         weave_into_optimizer(optimizer, self._link)
-        return True
 
     def _is_woven(self, part: Any) -> bool:
         return any(part is woven for woven in self._woven)
@@ -315,6 +321,7 @@ class Balancer:
                 "global batch size": job.global_batch_size,
                 "samples of an epoch": batches.form.num_samples,
                 "order": batches.form.order,
+                "samples": batches.content,
                 "steps of an epoch": batches.num_steps,
                 "loss_reduction": self._loss_reduction,
                 "bounds": repr(self._bounds),

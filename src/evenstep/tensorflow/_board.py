@@ -73,9 +73,15 @@ def check_alike(board: Board, rank: int, world_size: int, settings: Mapping[str,
     """
     board.put(f"settings of rank {rank}", settings)
     if rank == 0:
-        said = [board.get(f"settings of rank {peer}") for peer in range(world_size)]
+        try:
+            said = [board.get(f"settings of rank {peer}") for peer in range(world_size)]
+        except ConnectionError as error:
+            board.put("verdict", {"late": str(error)})
+            raise
         board.put("verdict", difference(said))
     got = board.get("verdict")
+    if isinstance(got, dict):
+        raise ConnectionError(got["late"])
     if got is not None:
         raise invalid(
             "Balancer(...)",

@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from ..exceptions import EvenstepWarning, invalid
+from ._weaving import weave
 
 _OF_REDUCTION = {"mean": ("sum_over_batch_size", "mean"), "sum": ("sum", "none", None)}
 
@@ -42,14 +43,14 @@ def check_model(model: Any, strategy: tf.distribute.Strategy) -> None:
                 f"depends on the split, and a worker without samples in a short last step has "
                 f"statistics that are no numbers: `drop_remainder=True`. Use `GroupNormalization`.",
                 EvenstepWarning,
-                stacklevel=4,
+                stacklevel=3,
             )
         if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized:
             warnings.warn(
                 f"Layer {layer.name!r} waits for all workers in the middle of a forward, so that "
                 f"their times look alike and nothing is balanced. Use `GroupNormalization`.",
                 EvenstepWarning,
-                stacklevel=4,
+                stacklevel=3,
             )
         if getattr(layer, "activity_regularizer", None) is not None:
             warnings.warn(
@@ -57,7 +58,7 @@ def check_model(model: Any, strategy: tf.distribute.Strategy) -> None:
                 f"samples are weighted: its gradient is that of equal shares. Regularizers of "
                 f"weights are exact.",
                 EvenstepWarning,
-                stacklevel=4,
+                stacklevel=3,
             )
 
 
@@ -96,7 +97,7 @@ def check_optimizer(optimizer: Any) -> None:
             f"Keras clips each worker's own gradient before they are summed (`{clips[0]}`), so the "
             f"result depends on the split, under plain Keras as well. Train without clipping.",
             EvenstepWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
 
 
@@ -112,6 +113,13 @@ def check_compiled(model: keras.Model, loss_reduction: str) -> None:
             "be False or 'auto'",
             model.jit_compile,
             "XLA compiles anew for every batch size, and knows no clock.",
+        )
+    if model.run_eagerly:
+        raise invalid(
+            "Model.compile(run_eagerly=...)",
+            "be False on several workers",
+            True,
+            "Keras has no loss for a worker without samples then. Debug with one worker.",
         )
     if model.steps_per_execution != 1:
         raise invalid(
@@ -132,31 +140,25 @@ def check_compiled(model: keras.Model, loss_reduction: str) -> None:
             )
 
 
-def check_losses(model: keras.Model, loss_reduction: str) -> None:
+def guard_losses(model: keras.Model, loss_reduction: str) -> None:
     """Have every loss raise while it is traced that is to be a mean and is a single number.
 
     Keras leaves that as it is, so the workers' means would be added up.
     """
-    if loss_reduction != "mean":
-        return
-    for part in model._compile_loss._flat_losses:
-        loss = part.loss
-        if not hasattr(loss.call, "_checks_rank"):
-            loss.call = _each_sample(loss.call, getattr(loss, "name", "loss"))
+    compiled = model._compile_loss
+    for part in [] if compiled is None else compiled._flat_losses:
+        name = getattr(part.loss, "name", "loss") if loss_reduction == "mean" else None
+        weave(part.loss, "call", functools.partial(_each_sample, name))
 
 
-def _each_sample(call: Callable[..., Any], name: str) -> Callable[..., Any]:
-    @functools.wraps(call)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        values = call(*args, **kwargs)
-        if not values.shape.rank:
-            raise invalid(
-                "Model.compile(loss=...)",
-                "return a value for each sample, which Keras takes the mean of",
-                f"a single number from {name!r}",
-                "Leave out the mean over the batch; give `Dice` and `Tversky` their `axis`.",
-            )
-        return values
-
-    checked._checks_rank = True  # type: ignore[attr-defined]
-    return checked
+def _each_sample(name: str | None, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return what a loss computes; if it has a name here, it has to be a value for each sample."""
+    values = call(*args, **kwargs)
+    if name is not None and not values.shape.rank:
+        raise invalid(
+            "Model.compile(loss=...)",
+            "return a value for each sample, which Keras takes the mean of",
+            f"a single number from {name!r}",
+            "Leave out the mean over the batch; give `Dice` and `Tversky` their `axis`.",
+        )
+    return values

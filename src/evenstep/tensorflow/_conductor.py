@@ -23,6 +23,9 @@ class PlanExchange(Protocol):
     def enter_collective(self, step: int) -> None:
         """Take notice that gradients of ``step`` are about to be summed over the workers."""
 
+    def leave_collective(self) -> None:
+        """Take notice that no more are."""
+
 
 @dataclass(slots=True)
 class StepUnderWay:
@@ -175,6 +178,7 @@ class StepConductor:
     def end_epoch(self) -> None:
         """Close the last step of an epoch: what follows is not training, and has no weight."""
         self._finish()
+        self._exchange.leave_collective()
         self._handed_out_s = None
 
     def close(self) -> None:

@@ -92,6 +92,7 @@ class Batches:
         num_steps: of an epoch.
         tail_size: samples of the short last one; 0 if there is none.
         form: what its steps are cut from.
+        content: what the samples are, in words, as far as that is known without reading them all.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class Batches:
                 "Lower it, or keep the remainder.",
             )
         self.form = EpochForm(source.num_samples, global_batch_size, source.order)
+        self.content = source.content
         self._source = source
         self._rank = rank
         self._world_size = world_size
@@ -162,9 +164,9 @@ class Batches:
 
     def __call__(self) -> Iterator[Any]:
         """Yield this worker's batches of one epoch."""
-        begun, self._next = self._next, Position(self._next.epoch + 1)
         conductor = self._conductor()
         conductor.end_epoch()  # of one that was not read to its end
+        begun, self._next = self._next, Position(self._next.epoch + 1)
         self._source.begin(begun.epoch, begun.step * self._global_batch_size)
         for step in range(begun.step, self.num_steps):
             is_short = bool(self.tail_size) and step == self.num_steps - 1

@@ -10,7 +10,7 @@ from .._exchange._exchange import Exchange
 from .._exchange._place import Framework, Place, file_of, line_of_user
 from ..control import Plan, Report
 
-_INSTALLED = "/tensorflow/python/"
+_WAITING = "/tensorflow/python/eager/execute.py"  # where a call of a graph waits for its end
 
 
 @final
@@ -39,12 +39,21 @@ class StepExchange:
             WorkerLostError: a worker that is needed for it was lost.
         """
         plan = self._exchange.at(step)
-        self._exchange.begin(step)
+        self._exchange.check()
         return plan
 
     def enter_collective(self, step: int) -> None:
-        """Note that gradients of ``step`` are about to be summed over the workers."""
+        """Note that gradients of ``step`` are about to be summed over the workers.
+
+        Raises:
+            WorkerLostError: one of them was lost, or has ended its run before that step.
+        """
         self._exchange.enter_collective(backward_of=step)
+        self._exchange.need_all(step)
+
+    def leave_collective(self) -> None:
+        """Note that no more are."""
+        self._exchange.leave_collective()
 
 
 def place_of(thread_id: int) -> Place:
@@ -56,9 +65,9 @@ def place_of(thread_id: int) -> Place:
 
 
 def is_in_tensorflow(thread_id: int) -> bool:
-    """Tell whether a thread's innermost Python code is TensorFlow's, which may be waiting."""
+    """Tell whether a thread waits for a graph of TensorFlow's, with a collective in it perhaps."""
     frame = sys._current_frames().get(thread_id)
-    return frame is not None and _INSTALLED in file_of(frame)
+    return frame is not None and file_of(frame).endswith(_WAITING)
 
 
 TENSORFLOW = Framework(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, final
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from ._checks import check_compiled, check_losses
+from ._checks import check_compiled, guard_losses
 from ._reported import Reports
 from ._weaving import weave
 
@@ -31,6 +32,7 @@ class FitByWorkers:
         loss_reduction: what the balancer was told that losses do over samples.
         num_samples: returns the samples of the training step under way, over all workers.
         explain: returns the error behind one of TensorFlow's, or None.
+        resting: for the time of a block, forwards are none of training.
     """
 
     def __init__(
@@ -42,12 +44,14 @@ class FitByWorkers:
         loss_reduction: str,
         num_samples: Callable[[], int],
         explain: Explain,
+        resting: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._model = model
         self._strategy = strategy
         self._prepare = prepare
         self._loss_reduction = loss_reduction
         self._explain = explain
+        self._resting = resting
         self._reports = Reports(
             model, strategy, loss_reduction=loss_reduction, num_samples=num_samples
         )
@@ -55,8 +59,8 @@ class FitByWorkers:
     def install(self) -> None:
         """Replace what Keras calls, in place of what an earlier balancer did."""
         model = self._model
-        if self._loss_reduction == "mean":
-            _scale_in_full(model, self._strategy.num_replicas_in_sync)
+        weave(model, "compute_loss", self._compute_loss)
+        weave(model, "_get_metrics_result_or_logs", self._explained)
         model.train_function = model.test_function = None
         model.make_train_function = self._make_train_function
         model.make_test_function = self._make_test_function
@@ -76,16 +80,41 @@ class FitByWorkers:
         if data_batch is None:
             spec = iterator._distributed_dataset.element_spec
             data_batch = tf.nest.map_structure(_symbol, spec)
-        with self._strategy.scope():
+        with self._strategy.scope(), self._resting():
             self._model._symbolic_build(data_batch=data_batch)
-        check_losses(self._model, self._loss_reduction)
+        guard_losses(self._model, self._loss_reduction)
         self._reports.weave()
 
     def _train(self, batch: Any) -> Any:
         return self._reports.of_step(self._model.train_step, batch, trains=True)
 
     def _test(self, batch: Any) -> Any:
-        return self._reports.of_step(self._model.test_step, batch, trains=False)
+        with self._resting():
+            return self._reports.of_step(self._model.test_step, batch, trains=False)
+
+    def _compute_loss(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Make up for Keras' share of a replica, which it rounds to single precision: 1/3 say.
+
+        In double precision the gradient would be off by up to 6e-8. Sums have no share.
+        """
+        loss = method(*args, **kwargs)
+        if self._loss_reduction == "mean":
+            share = 1 / self._strategy.num_replicas_in_sync
+            loss = loss * tf.constant(share / float(np.float32(share)), loss.dtype)
+        self._reports.note_loss(loss)
+        return loss
+
+    def _explained(self, method: Callable[..., Any], *args: Any) -> Any:
+        """Call what may wait for other workers; name the one that was lost in it."""
+        try:
+            return method(*args)
+        except tf.errors.OutOfRangeError:
+            raise  # the end of the data
+        except tf.errors.OpError as error:
+            cause = self._explain(error)
+            if cause is None:
+                raise
+            raise cause from error
 
     def _function(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Return what Keras calls with an iterator once a step."""
@@ -97,34 +126,8 @@ class FitByWorkers:
                 lambda log: strategy.experimental_local_results(log)[0], logs
             )
 
-        run = one_step if self._model.run_eagerly else tf.function(one_step, autograph=False)
-
-        def guarded(iterator: Any) -> Any:
-            try:
-                return run(iterator)
-            except tf.errors.OutOfRangeError:
-                raise  # the end of the data
-            except tf.errors.OpError as error:
-                cause = self._explain(error)
-                if cause is None:
-                    raise
-                raise cause from error
-
-        return guarded
-
-
-def _scale_in_full(model: keras.Model, world_size: int) -> None:
-    """Make up for Keras' share of a replica, which it rounds to single precision: 1/3 and others.
-
-    In double precision its gradient would be off by up to 6e-8.
-    """
-    missing = (1 / world_size) / float(np.float32(1 / world_size))
-
-    def scaled(compute_loss: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        loss = compute_loss(*args, **kwargs)
-        return loss * tf.constant(missing, loss.dtype)
-
-    weave(model, "compute_loss", scaled)
+        run = tf.function(one_step, autograph=False)
+        return lambda iterator: self._explained(run, iterator)
 
 
 def _symbol(spec: Any) -> keras.KerasTensor:

@@ -33,6 +33,7 @@ class RunLink:
 
     Attributes:
         forwarding: name of the model whose forward is being traced; None outside of one.
+        is_resting: whether forwards are none of training just now.
     """
 
     def __init__(self, open_run: Callable[[], Run | Alone]) -> None:
@@ -41,6 +42,7 @@ class RunLink:
         self._failure: Exception | None = None
         self._closed = False
         self.forwarding: str | None = None
+        self.is_resting = False
 
     @property
     def is_open(self) -> bool:
@@ -108,6 +110,15 @@ class RunLink:
         return iterate
 
     @contextmanager
+    def resting(self) -> Iterator[None]:
+        """Have forwards pass for none of training in the block: an evaluation is traced."""
+        before, self.is_resting = self.is_resting, True
+        try:
+            yield
+        finally:
+            self.is_resting = before
+
+    @contextmanager
     def noting(self) -> Iterator[None]:
         """Remember the first error in the block, of which TensorFlow hands on the text alone."""
         try:
@@ -124,14 +135,14 @@ class RunLink:
         """
         if not isinstance(error, tf.errors.OpError):
             return None
-        if self._failure is not None:
+        if self._failure is not None and type(self._failure).__name__ in str(error):
             return self._failure
         exchange = self._exchange
         if exchange is None or not isinstance(error, _OF_COLLECTIVES):
             return None
+        exchange.enter_collective()  # wherever it was: in a forward of the user's, say
         lost = exchange.verdict(within_s=_VERDICT_S)
-        if lost is not None:  # who hears of it may be saving what there is: that is not to be ended
-            exchange.leave_collective()
+        exchange.leave_collective()  # who hears of it may be saving: that is not to be ended
         return lost
 
     def say_goodbye(self) -> None:
@@ -152,7 +163,10 @@ class RunLink:
             RuntimeError: it was.
         """
         if self._closed:
-            raise RuntimeError("The balancer was closed. Make a new `Balancer` for a new run.")
+            raise RuntimeError(
+                "The balancer was closed. Make a new `Balancer` for a new run, and trace steps of "
+                "your own anew: what `tf.function` made before knows the old one."
+            )
 
     @property
     def _exchange(self) -> Exchange | None:

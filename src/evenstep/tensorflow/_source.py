@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, final
 
@@ -23,11 +24,13 @@ class AbstractSource(abc.ABC):
         num_samples: of an epoch.
         signature: of one sample, nested as the user's.
         order: what draws the order, in words: the same for the same order.
+        content: what the samples are, in words: the same for the same samples.
     """
 
     num_samples: int
     signature: Any
     order: str
+    content: str
 
     @abc.abstractmethod
     def begin(self, epoch: int, first: int) -> None:
@@ -74,6 +77,7 @@ class ArraySource(AbstractSource):
         self._shuffle = shuffle
         self._seed = seed
         self.order = f"shuffled by seed {seed}" if shuffle else "the order of the rows"
+        self.content = f"{self.signature}, checksum {_checksum(flat, self.num_samples):#010x}"
         self._order = np.arange(self.num_samples)
         self._first = 0
 
@@ -108,7 +112,9 @@ class PipelineSource(AbstractSource):
         first = self._checked(0)
         self.num_samples = _length(first)
         self.signature = first.element_spec
-        self.order = "the order of the pipeline"
+        seeds = [tuple(map(int, stage)) for stage in map(_seeds, _stages(first)) if stage]
+        self.order = f"the order of the pipeline, with the seeds {seeds}"
+        self.content = str(self.signature)
         self._samples: Iterator[Any] = iter(())
 
     def begin(self, epoch: int, first: int) -> None:
@@ -197,17 +203,38 @@ def _check_single(pipeline: Any) -> None:
 
 def _check_seeded(pipeline: Any) -> None:
     """Raise if a stage of a pipeline draws another order on every worker."""
-    stage = pipeline
-    while stage is not None:
-        is_shuffle = "Shuffle" in type(stage).__name__
-        if is_shuffle and not any(int(getattr(stage, name, 1)) for name in ("_seed", "_seed2")):
+    for stage in _stages(pipeline):
+        seeds = _seeds(stage)
+        if seeds and not any(map(int, seeds)):
             raise invalid(
                 "Balancer.dataset(source)",
                 "be shuffled alike on all workers",
                 "a `shuffle` without a seed",
                 "Write `.shuffle(size, seed=...)`: each worker keeps its part of one order.",
             )
-        stage = getattr(stage, "_input_dataset", None)
+
+
+def _stages(pipeline: Any) -> Iterator[Any]:
+    """Yield the stages of a pipeline, the last one first."""
+    while pipeline is not None:
+        yield pipeline
+        pipeline = getattr(pipeline, "_input_dataset", None)
+
+
+def _seeds(stage: Any) -> tuple[Any, ...]:
+    """Return the seeds of a stage that shuffles; nothing of others."""
+    if "Shuffle" not in type(stage).__name__:
+        return ()
+    return tuple(getattr(stage, name, 1) for name in ("_seed", "_seed2"))
+
+
+def _checksum(arrays: list[Any], num_samples: int) -> int:
+    """Return a checksum of the first, the middle and the last rows."""
+    total = 0
+    for array in arrays:
+        for row in (0, num_samples // 2, num_samples - 1):
+            total = zlib.crc32(np.ascontiguousarray(array[row]).tobytes(), total)
+    return total
 
 
 def _no_rows(spec: tf.TensorSpec) -> Any:

@@ -13,6 +13,7 @@ import tensorflow as tf
 from ..exceptions import invalid
 
 _WEIGHTED = "evenstep_weighted"  # in the name of what weights
+_ENDS = ("StopGradient", "ZerosLike", "OnesLike")  # no gradient goes through them
 
 
 class StepListener(Protocol):
@@ -20,9 +21,11 @@ class StepListener(Protocol):
 
     Attributes:
         forwarding: name of the model whose forward is being traced; None outside of one.
+        is_resting: whether forwards are none of training just now.
     """
 
     forwarding: str | None
+    is_resting: bool
 
     def begin_forward(self) -> float:
         """Return the weight of the forward that begins."""
@@ -45,7 +48,7 @@ def weave_into_model(model: keras.Model, listener: StepListener, *, weighs: bool
     """
 
     def woven(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("training") is False:
+        if kwargs.get("training") is False or listener.is_resting:
             return call(*args, **kwargs)
         given = [value for value in tf.nest.flatten((args, kwargs)) if tf.is_tensor(value)]
         first = given[0]
@@ -84,14 +87,16 @@ def weave_into_optimizer(optimizer: Any, listener: StepListener) -> None:
     def done() -> None:
         listener.gradients_done()
 
-    def woven(apply: Callable[..., Any], grads: Sequence[Any], variables: Any = None) -> Any:
+    def woven(
+        apply: Callable[..., Any], grads: Sequence[Any], trainable_variables: Any = None
+    ) -> Any:
         grads = list(grads)
         parts = tf.nest.flatten(grads, expand_composites=True)
         with tf.control_dependencies([part for part in parts if part is not None]):
             told = tf.numpy_function(done, [], [])
         with tf.control_dependencies(_operations(told)):
             grads = [tf.nest.map_structure(_same, grad, expand_composites=True) for grad in grads]
-        return apply(grads, variables)
+        return apply(grads, trainable_variables)
 
     weave(optimizer, "apply", woven)
 
@@ -172,16 +177,24 @@ def _weighted_before(tensor: Any) -> str | None:
     """Return the operation that weights what flows back from a tensor of a graph, if any does."""
     if not hasattr(tensor, "op") or tf.executing_eagerly():
         return None
-    seen, waiting = set(), [tensor.op]
+    seen, waiting = set(), [tensor]
     while waiting:
-        operation = waiting.pop()
-        if operation.name in seen or operation.type == "StopGradient":
+        source = waiting.pop()
+        operation = source.op
+        flows = source.dtype.is_floating or source.dtype.is_complex
+        if not flows or operation in seen or operation.type in _ENDS:
             continue
-        seen.add(operation.name)
+        seen.add(operation)
         if operation.name.rpartition("/")[2].startswith(_WEIGHTED):
             return str(operation.name)
-        waiting.extend(source.op for source in operation.inputs)
+        outside = getattr(operation.graph, "captures", ())
+        waiting.extend(outer for outer, inner in outside if inner is source and _is_in_graph(outer))
+        waiting.extend(operation.inputs)
     return None
+
+
+def _is_in_graph(tensor: Any) -> bool:
+    return not hasattr(tensor, "numpy") and hasattr(tensor, "op")
 
 
 def _like(copy: tf.Tensor, value: tf.Tensor) -> tf.Tensor:

@@ -64,10 +64,13 @@ def refused():
     trial("outside", lambda: made.prepare(outside))
     trial("nested", nested)
     trial("one behind the other", chained)
+    trial("one behind the other, inside", lambda: chained(inside=True))
     trial("detached", lambda: chained(tf.stop_gradient))
+    trial("of its shape", lambda: chained(lambda made: tf.random.normal(tf.shape(made))))
     trial("unlike", unlike)
     trial("twice", lambda: made.prepare(made.prepare(compiled())))
     for name, options in {
+        "eager": {"run_eagerly": True},
         "jit": {"jit_compile": True},
         "several steps": {"steps_per_execution": 4},
         "sum": {"loss": keras.losses.MeanSquaredError(reduction="sum")},
@@ -102,14 +105,16 @@ def nested():
     made.prepare(outer)(tf.zeros((3, 4), tf.float64), training=True)
 
 
-def chained(between=lambda tensor: tensor):
+def chained(between=lambda tensor: tensor, *, inside=False):
     """A critic behind a generator, something between them, both prepared."""
     made = balancer()
     first, second = made.prepare(of(keras.layers.Dense, 4)), made.prepare(of(keras.layers.Dense, 1))
 
     @tf.function(input_signature=[tf.TensorSpec((None, 4), tf.float64)])
     def forward(x):
-        return second(between(2 * first(x, training=True)), training=True)
+        made = between(2 * first(x, training=True))
+        judge = tf.function(lambda: second(made, training=True))
+        return judge() if inside else second(made, training=True)
 
     forward.get_concrete_function()
 

@@ -39,9 +39,16 @@ def fit_sum():
             trained.optimizer.learning_rate.assign(0.002)
         history = trained.fit(made.dataset(data()), epochs=1, shuffle=False, verbose=0)
         judged = trained.evaluate(*data(), batch_size=BATCH_SIZE, verbose=0)
+    with balancer(loss_reduction="sum") as made:
+        with STRATEGY.scope():  # Keras adds no regularizer to losses of each sample
+            kept = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+            loss = keras.losses.MeanSquaredError(reduction="none")
+            kept.compile(keras.optimizers.SGD(0.002), loss)
+        kept = made.prepare(kept)
+        of_each = kept.fit(made.dataset(data()), epochs=1, shuffle=False, verbose=0)
     return {
-        "weights": weights(trained),
-        "history": told(history),
+        "weights": weights(trained) + weights(kept),
+        "history": {**told(history), "mean of each": of_each.history["loss"]},
         "evaluated": list(map(float, judged)),
     }
 
@@ -65,6 +72,11 @@ def again():
         "weights": weights(trained),
         "history": told(history),
     }
+
+
+def largest(y_true, y_pred):
+    """A number for a batch, which counts as many times as it has samples."""
+    return tf.reduce_mean(y_pred)
 
 
 class Most(keras.metrics.Metric):
@@ -93,17 +105,22 @@ def outputs():
             keras.optimizers.SGD(0.05),
             loss={"first": "mse", "second": "mae"},
             loss_weights={"first": 1.0, "second": 0.5},
-            metrics={"first": [Most()]},
+            metrics={"first": [Most(), largest]},
             weighted_metrics={"second": ["mse"]},
         )
     x, y = data(10 * BATCH_SIZE)
     with balancer() as made:
         trained = made.prepare(trained)
         dataset = made.dataset((x, {"first": y, "second": -y}, np.abs(x[:, 0])))
-        history = trained.fit(dataset, shuffle=False, verbose=0)
+        steps = []
+        kept = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: steps.append(dict(logs))
+        )
+        history = trained.fit(dataset, shuffle=False, verbose=0, callbacks=[kept])
+    by_step = {f"{name} by step": [float(step[name]) for step in steps] for name in steps[0]}
     return {
         "weights": weights(trained),
-        "history": told(history),
+        "history": {**told(history), **by_step},
     }
 
 
@@ -114,6 +131,7 @@ class OwnStep(keras.Model):
         super().__init__()
         self.dense = keras.layers.Dense(1, kernel_initializer="ones")
         self.seen = keras.metrics.Mean(name="seen")
+        self.lost = keras.metrics.Mean(name="lost")
 
     def call(self, x):
         return self.dense(x)
@@ -123,22 +141,38 @@ class OwnStep(keras.Model):
         with tf.GradientTape() as tape:
             loss = self.compute_loss(y=y, y_pred=self(x, training=True))
         gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply(gradients, self.trainable_variables)
+        self.optimizer.apply(gradients, trainable_variables=self.trainable_variables)
         self.seen.update_state(tf.reduce_mean(x))
-        return {"seen": self.seen.result(), "largest": tf.reduce_mean(y)}
+        self.lost.update_state(loss)
+        means = {"seen": self.seen.result(), "lost": self.lost.result()}
+        return {**means, "loss": loss, "target": tf.reduce_mean(y)}
+
+
+class NoLoss(OwnStep):
+    """A step that needs no compiled loss."""
+
+    def train_step(self, batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            each = tf.reduce_sum((self(x, training=True) - y) ** 2, axis=1)
+            loss = tf.nn.compute_average_loss(each)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"each": tf.reduce_mean(each)}
 
 
 @case
 def own_step():
     """What a step of the user's returns is that of the global batch."""
-    with STRATEGY.scope():
-        trained = OwnStep()
-        trained.compile(keras.optimizers.SGD(0.05), loss="mse")
-    with balancer() as made:
-        trained = made.prepare(trained)
-        dataset = made.dataset(data(10 * BATCH_SIZE))
-        history = trained.fit(dataset, shuffle=False, verbose=0)
-    return {
-        "weights": weights(trained),
-        "history": told(history),
-    }
+    found = {"weights": [], "history": {}}
+    for kind, loss in (OwnStep, "mse"), (NoLoss, None):
+        with STRATEGY.scope():
+            trained = kind()
+            trained.compile(keras.optimizers.SGD(0.05), loss=loss)
+        with balancer() as made:
+            trained = made.prepare(trained)
+            dataset = made.dataset(data(10 * BATCH_SIZE))
+            history = trained.fit(dataset, shuffle=False, verbose=0)
+        found["weights"] += weights(trained)
+        found["history"] |= told(history)
+    return found

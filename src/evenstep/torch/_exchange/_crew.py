@@ -9,9 +9,9 @@ from typing import Any, final
 
 import torch.distributed as dist
 
-from ..._exchange._losses import CollectiveWatch
 from .._network import Network
 from ._agent import role_in
+from ._bracket import CollectiveWatch
 from ._roles import Said, agreed_servers
 from ._startup import WorkerFacts, open_side
 

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..._exchange._losses import Bracket
 from ...control import Plan
 from ...exceptions import invalid
+from ._bracket import Bracket
 
 
 class Notice(Protocol):

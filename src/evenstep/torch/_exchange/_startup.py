@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch import nn
 
 from ..._exchange._channel import StarChannel
-from ..._exchange._losses import Bracket, CollectiveWatch
 from ..._exchange._meeting import connect_star
 from .._options import Runtime
 from ._agent import Agent
+from ._bracket import Bracket, CollectiveWatch
 from ._peers import PeerGroup, peers_of
 
 
