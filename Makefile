@@ -5,9 +5,8 @@ SHELL := /bin/bash
 BIN := .venv/bin
 READY := .venv/ready
 ARGS ?=
-# Three processes share the tests, file by file, in the order of `tests/conftest.py`: those of two
-# cores would wait for a third of the time, for processes that tests start and connections they cut.
-SHARED ?= --numprocesses 3 --dist loadfile --no-loadscope-reorder
+# Two processes share the tests, file by file, in the order of `tests/conftest.py`.
+SHARED ?= --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help setup demo test lint docs bench
 .DELETE_ON_ERROR:
@@ -29,6 +28,8 @@ $(READY): .ci/setup constraints.txt pyproject.toml
 demo: $(READY)
 	$(BIN)/evenstep demo $(ARGS)
 
+# As under torchrun: several processes with a thread for each core stand in each other's way.
+test: export OMP_NUM_THREADS := $(or $(OMP_NUM_THREADS),1)
 test: lint
 	$(BIN)/python -m pytest $(SHARED) $(ARGS)
 
