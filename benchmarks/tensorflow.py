@@ -21,7 +21,7 @@ from evenstep import AffineTime, Cluster, allocate
 
 ROOT = Path(__file__).parents[1]
 LAUNCHER = ROOT / "examples" / "local_workers.py"
-WORKER = ROOT / "tests" / "tensorflow" / "worker.py"
+WORKER = ROOT / "tests" / "tensorflow" / "cases" / "worker.py"
 SPEEDS = np.array([1.0, 2.0, 4.0])
 BATCH_SIZE = 70
 SLOPE_S = 0.04 / SPEEDS  # the optimum of 70 rows: 400 ms
