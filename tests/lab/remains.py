@@ -10,7 +10,8 @@ def left_of(run_id):
     groups = [path for path in Path("/sys/fs/cgroup").glob(f"**/evenstep-lab-{run_id}*")]
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     mounts = [line for line in lines if run_id in line]
-    return [*RUN.glob(f"*{run_id}*"), *groups, *mounts, *processes_of(run_id)]
+    found = [f"{pid}: {stat_of(pid)}" for pid in processes_of(run_id)]
+    return [*RUN.glob(f"*{run_id}*"), *groups, *mounts, *found]
 
 
 def processes_of(run_id):
