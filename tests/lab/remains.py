@@ -16,18 +16,30 @@ def left_of(run_id):
 
 def processes_of(run_id):
     """Processes whose network is one of the lab's hosts, or whose arguments name the lab."""
+    inside, named = found_of(run_id)
+    return [*inside, *named]
+
+
+def processes_on_hosts(run_id):
+    """Those of them that are on a host by now; a moment before, an agent only names it."""
+    return found_of(run_id)[0]
+
+
+def found_of(run_id):
+    """Processes on the lab's hosts, and others whose arguments name the lab."""
     networks = {(found.st_dev, found.st_ino) for found in map(Path.stat, RUN.glob(f"{run_id}/*"))}
-    return [pid for pid in Path("/proc").glob("[0-9]*") if belongs(pid, networks, run_id)]
-
-
-def belongs(process, networks, run_id):
-    """Whether a process is the lab's."""
-    try:
-        network = (process / "ns" / "net").stat()
-        words = (process / "cmdline").read_bytes()
-    except OSError:  # it ended in between
-        return False
-    return (network.st_dev, network.st_ino) in networks or f"/{run_id}/".encode() in words
+    inside, named = [], []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            network = (process / "ns" / "net").stat()
+            words = (process / "cmdline").read_bytes()
+        except OSError:  # it ended in between
+            continue
+        if (network.st_dev, network.st_ino) in networks:
+            inside.append(process)
+        elif f"/{run_id}/".encode() in words:
+            named.append(process)
+    return inside, named
 
 
 def running(processes):

@@ -16,7 +16,7 @@ from evenstep.lab import Host, Lab, clean
 from evenstep.lab._cpu_groups import find_cpu_groups, members_file
 from evenstep.lab._namespaces import Namespace
 
-from .remains import RUN, left_of, processes_of, running
+from .remains import RUN, left_of, processes_of, processes_on_hosts, running
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("a_lab_can_be_made")]
 
@@ -124,7 +124,7 @@ def command_line(tmp_path, *options):
     line = process.stderr.readline()
     assert line.startswith("lab "), line + process.stderr.read()
     run_id = line.split()[1].rstrip(":")
-    while len(processes_of(run_id)) < 2:  # ends: pytest-timeout sees to it
+    while len(processes_on_hosts(run_id)) < 2:  # ends: pytest-timeout sees to it
         assert process.poll() is None
     return process, run_id
 
