@@ -83,6 +83,13 @@ def joined(**settings):
         exchange.close()
 
 
+def both_report(steps):
+    """The first step, measured by both."""
+    for each, size in zip(steps, (3, 9), strict=True):
+        each.at(0)
+        each.report(Report(0, size, 12, 1.0, 0.0))
+
+
 def test_both_workers_get_the_plan_of_a_step_once_both_have_reported(pair):
     """And not before."""
     exchanges, (first, second), _, _ = pair
@@ -103,9 +110,7 @@ def test_both_workers_get_the_plan_of_a_step_once_both_have_reported(pair):
 def test_a_worker_that_ends_its_run_early_is_named(pair):
     """The others would wait for it in their next collective, which a late report comes after."""
     exchanges, steps, happened, _ = pair
-    for each, size in zip(steps, (3, 9), strict=True):
-        each.at(0)
-        each.report(Report(0, size, 12, 1.0, 0.0))
+    both_report(steps)
     steps[0].enter_collective(0)
     exchanges[1].close()
     lost = exchanges[0].verdict(within_s=10)
@@ -120,9 +125,7 @@ def test_a_worker_that_ends_its_run_early_is_named(pair):
 def test_the_next_step_does_not_begin_without_a_worker_that_ended_its_run(pair):
     """Its collective would hang, and if the report comes after that nobody would say so."""
     exchanges, steps, _, _ = pair
-    for each, size in zip(steps, (3, 9), strict=True):
-        each.at(0)
-        each.report(Report(0, size, 12, 1.0, 0.0))
+    both_report(steps)
     steps[0].at(1)
     exchanges[1].close()
 
@@ -137,9 +140,7 @@ def test_the_next_step_does_not_begin_without_a_worker_that_ended_its_run(pair):
 def test_a_batch_that_nobody_trains_on_is_no_reason_to_need_anybody(pair):
     """As where a loop takes one more from its data, and breaks off."""
     exchanges, steps, _, _ = pair
-    for each, size in zip(steps, (3, 9), strict=True):
-        each.at(0)
-        each.report(Report(0, size, 12, 1.0, 0.0))
+    both_report(steps)
     for each in steps:
         each.at(1)
     exchanges[1].close()
@@ -234,3 +235,18 @@ def test_what_differs_between_workers_is_named():
     assert difference([same, same, other]) == (
         "order: shuffled by seed 0 on rank 0 and shuffled by seed 2 on rank 2"
     )
+
+
+def test_a_thread_that_waits_for_a_graph_is_told_from_one_that_does_not():
+    """The first may be stuck with a lost worker; the second comes by to hear of it."""
+    own, seen = threading.get_ident(), []
+
+    @tf.function
+    def step(x):
+        return tf.numpy_function(lambda x: seen.append(TENSORFLOW.is_stuck(own)) or x, [x], x.dtype)
+
+    step(tf.ones(3))
+
+    assert seen == [True]
+    assert not TENSORFLOW.is_stuck(own)
+    assert "test_pairs.py" in TENSORFLOW.place_of(own).text

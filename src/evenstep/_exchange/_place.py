@@ -34,6 +34,9 @@ class Place:
     past_backward: bool = False
 
 
+ENDED = Place("past its training thread's end", in_collective=False, compiling=False)
+
+
 @dataclass(frozen=True, slots=True)
 class Framework:
     """What is to be known of a framework by what carries plans for it.

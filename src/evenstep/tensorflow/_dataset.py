@@ -71,6 +71,10 @@ class EpochForm:
     global_batch_size: int
     order: str
 
+    def __str__(self) -> str:
+        steps = f"steps of {self.global_batch_size}"
+        return f"an epoch of {self.num_samples} samples in {steps}, {self.order}"
+
 
 class Batches:
     """Iterates over the steps of an epoch, anew each time, and takes up plans at each of them.
@@ -151,7 +155,7 @@ class Batches:
             raise invalid(
                 "Balancer.load_state_dict(state=...)",
                 f"be of {self.form}, as it is a place within an epoch",
-                form,
+                str(form),
                 "Go on with the data, the seed and the global batch size of then, or begin a new "
                 "epoch: `state_dict()` after an epoch's end fits any.",
             )

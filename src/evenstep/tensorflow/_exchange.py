@@ -7,7 +7,7 @@ import threading
 from typing import final
 
 from .._exchange._exchange import Exchange
-from .._exchange._place import Framework, Place, file_of, line_of_user
+from .._exchange._place import ENDED, Framework, Place, file_of, line_of_user
 from ..control import Plan, Report
 
 _WAITING = "/tensorflow/python/eager/execute.py"  # where a call of a graph waits for its end
@@ -60,7 +60,7 @@ def place_of(thread_id: int) -> Place:
     """Return where a thread is: never in a collective, as who is asked has not reported by then."""
     frame = sys._current_frames().get(thread_id)
     if frame is None:
-        return Place("past its training thread's end", in_collective=False, compiling=False)
+        return ENDED
     return Place(line_of_user(frame), in_collective=False, compiling=False)
 
 

@@ -68,8 +68,7 @@ class RunLink:
     @property
     def num_samples(self) -> int:
         """Samples of the step under way over all workers; 0 outside of one."""
-        conductor = None if self._run is None else self._run.conductor
-        return conductor.num_samples if isinstance(conductor, StepConductor) else 0
+        return 0 if self._steps is None else self._steps.num_samples
 
     def conductor(self) -> StepConductor | Alone:
         """Return what hands out steps; the first call opens the run."""
@@ -80,18 +79,17 @@ class RunLink:
 
     def begin_forward(self) -> float:
         """Pass a forward on; return its weight."""
-        conductor = None if self._run is None else self._run.conductor
-        return conductor.begin_forward() if isinstance(conductor, StepConductor) else 1.0
+        return 1.0 if self._steps is None else self._steps.begin_forward()
 
     def begin_work(self) -> None:
         """Pass on that what comes now is this worker's own."""
-        if self._run is not None and isinstance(self._run.conductor, StepConductor):
-            self._run.conductor.begin_work()
+        if self._steps is not None:
+            self._steps.begin_work()
 
     def end_work(self) -> None:
         """Pass on that it is over."""
-        if self._run is not None and isinstance(self._run.conductor, StepConductor):
-            self._run.conductor.end_work()
+        if self._steps is not None:
+            self._steps.end_work()
 
     def gradients_done(self) -> None:
         """Pass on that gradients are complete."""
@@ -167,6 +165,11 @@ class RunLink:
                 "The balancer was closed. Make a new `Balancer` for a new run, and trace steps of "
                 "your own anew: what `tf.function` made before knows the old one."
             )
+
+    @property
+    def _steps(self) -> StepConductor | None:
+        """What measures steps, in a run of several workers that is open."""
+        return self._run.conductor if isinstance(self._run, Run) else None
 
     @property
     def _exchange(self) -> Exchange | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ..._exchange._place import Framework, Place, file_of, frames, line_of_user
+from ..._exchange._place import ENDED, Framework, Place, file_of, frames, line_of_user
 
 _COLLECTIVES = ("torch/autograd/graph.py", "torch/nn/parallel/distributed.py")
 _ANYBODYS = "torch/distributed/distributed_c10d.py"
@@ -39,7 +39,7 @@ def place_of(thread_id: int) -> Place:
     """Return where the thread is."""
     frame = sys._current_frames().get(thread_id)
     if frame is None:
-        return Place("past its training thread's end", in_collective=False, compiling=False)
+        return ENDED
     innermost = file_of(frame)
     compiling = any(part in file_of(each) for each in frames(frame) for part in _COMPILERS)
     waits = innermost.endswith((*_COLLECTIVES, *_OWN)) or "/torch/distributed/" in innermost
