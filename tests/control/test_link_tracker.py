@@ -191,3 +191,19 @@ def test_settings_out_of_range_are_refused(setting):
         LinkTracker(**setting)
     with pytest.raises(ValueError, match="the 2 ranks"):
         LinkTracker().update(LinkTracker().begin(mbit(1, 1)), Transfers.from_rows(3, []))
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_link_with_little_to_do_is_taken_for_what_it_carried_in_use(told):
+    """Short transfers one after the other, each as fast as the link: together as three links."""
+    links, sent = mbit(*[100] * 3, 100, 20), np.zeros((5, 5))
+    sent[:3, 3], sent[:3, 4] = 9e5, 1e5
+    num_bytes = sent + sent.T
+    alone_s = num_bytes / np.minimum.outer(links.up_bytes_per_s, links.down_bytes_per_s)
+    in_use_s = np.array([alone_s.sum(axis=1), alone_s.sum(axis=0)])
+    done = Transfers(num_bytes, alone_s, in_use_s if told else None)
+    belief = LinkTracker().begin(links)
+    for _ in range(20):
+        belief = LinkTracker().update(belief, done)
+
+    assert (belief.links.up_bytes_per_s[4] < 1.05 * links.up_bytes_per_s[4]) == told

@@ -81,3 +81,54 @@ def test_what_links_certainly_carried():
     assert done.moved()[0].tolist() == [16, 0, 4]
     assert up.tolist() == [4, 0, 2]  # the first two at once, in four seconds; then one by one
     assert down.tolist() == [2, 2.5, 2]
+
+
+ROWS = [
+    (0, 2, 600, 3.0),
+    (1, 2, 600, 3.0),
+    (2, 2, 1200, 4.0),  # 6 seconds of ways in 4 of the link
+    (2, 0, 300, 1.0),
+    (2, 1, 300, 2.0),
+    (0, 0, 300, 1.0),
+    (1, 1, 300, 2.0),
+]
+
+
+def test_a_rank_tells_for_how_long_its_link_was_in_use():
+    """What it sent is taken to overlap as what came, and half to take as long: 6 s of ways in 4."""
+    done = Transfers.from_rows(3, ROWS)
+    overlapping_s, as_what_came_s = np.array([3, 3, 3 / 1.5]), np.array([2, 4, 2])
+
+    assert done.num_bytes.trace() == done.seconds.trace() == 0
+    assert done.busy_s[1].tolist() == [1, 2, 4]
+    np.testing.assert_allclose(done.busy_s[0], np.sqrt(overlapping_s * as_what_came_s))
+    np.testing.assert_allclose(done.carried(1)[0], [600, 600, 600] / done.busy_s[0])
+    assert done.carried(1)[1].tolist() == [300, 150, 300]
+    assert done.carried(601).tolist() == [[0, 0, 0], [0, 0, 300]]
+    assert done.lasting(100.0).busy_s is done.busy_s
+
+
+def test_nothing_is_made_up_where_nobody_tells():
+    """Neither of a rank to which nothing came, nor of all of them."""
+    silent = Transfers.from_rows(3, [row for row in ROWS if row[0] != row[1]])
+    partly = Transfers.from_rows(3, [row for row in ROWS if row[:2] != (1, 1)])
+
+    assert silent.busy_s is None
+    assert not silent.carried(1).any()
+    assert partly.carried(1)[:, 1].tolist() == [0, 0]
+    assert (partly.carried(1)[:, 0] > 0).all()
+
+
+@pytest.mark.parametrize("wrong", [np.nan, -1.0, np.inf])
+def test_times_of_links_that_cannot_be_are_named(wrong):
+    """By the rank whose link it is."""
+    done = Transfers.from_rows(3, ROWS)
+    assert done.problem() is None
+    done.busy_s[1, 2] = wrong
+    assert done.problem() == (2, f"links in use for [2.0, {wrong}] s")
+
+
+def test_times_of_links_have_a_row_per_direction():
+    """The error says which shape."""
+    with pytest.raises(ValueError, match=r"busy_s=...\)` must have shape \(2, 3\), got \(3,\)"):
+        Transfers(np.zeros((3, 3)), np.zeros((3, 3)), np.zeros(3))

@@ -21,6 +21,7 @@ BELIEVED = 0.9  # of a change
 NOISE_WEIGHT = 0.1
 FULL = 0.95  # part of a link that makes it the limit
 LITTLE = 0.4  # of the bytes of the link that had most to do
+CERTAIN = 0.95  # part of what a link carried in use that it is taken for at least
 GROWTH = 1.5  # what one exchange may make of a link that had little to do
 DOUBT = 0.15  # logarithm of a ratio: what a link that is not the limit may seem slower by
 
@@ -68,9 +69,10 @@ class LinkTracker:
       it lost is as slow as it was seen to be: $e_s \leftarrow u_s E_s$ again.
     - A link that was not expected to be full is at fault only if it fell behind by 15 %, and by
       twice the usual noise.
-    - A link over which less than two fifths of the most went grows by half in an exchange at most,
-      but to what it certainly carried: its short transfers had it to themselves one by one, or went
-      through at once after a pause, and look faster than they are.
+    - A link over which less than two fifths of the most went is taken for what it carried while it
+      was in use at most (``Transfers.carried``), or grows by half in an exchange where nobody knows
+      that: its short transfers had it to themselves one by one, or went through at once after a
+      pause, and look faster than they are.
     - Whoever is at fault of nothing keeps what was known of it, however little it moved.
 
     The same is done for receivers, three times over, as one change explains others. What came
@@ -133,12 +135,19 @@ class LinkTracker:
         up[up == 0], down[down == 0] = up[up > 0].mean(), down[down > 0].mean()
         return self.begin(self._fitted(Links(up, down), transfers, 0.0))
 
-    def update(self, belief: LinkBelief, transfers: Transfers) -> LinkBelief:
+    def update(
+        self,
+        belief: LinkBelief,
+        transfers: Transfers,
+        *,
+        only_serves: NDArray[np.bool_] | None = None,
+    ) -> LinkBelief:
         """Return what is believed after an exchange.
 
         Args:
             belief: what was believed before it.
             transfers: of the exchange, all ranks at once.
+            only_serves: ranks without data of their own, ``(world_size,)``; None if there is none.
 
         Raises:
             ValueError: the two speak of other ranks.
@@ -149,14 +158,10 @@ class LinkTracker:
             got, remedy = transfers.world_size, "Give a row per rank."
             raise invalid("LinkTracker.update(transfers=...)", rule, got, remedy)
         fitted = self._fitted(links, transfers, belief.noise)
-        certain, moved = transfers.sustained(), transfers.moved()
-        change_up, change_down = (
-            _change(*each)
-            for each in (
-                (links.up_bytes_per_s, fitted.up_bytes_per_s, certain[0], moved[0]),
-                (links.down_bytes_per_s, fitted.down_bytes_per_s, certain[1], moved[1]),
-            )
-        )
+        before = np.stack([links.up_bytes_per_s, links.down_bytes_per_s])
+        found = np.stack([fitted.up_bytes_per_s, fitted.down_bytes_per_s])
+        at_least, at_most = self._certain(before, transfers, only_serves)
+        change_up, change_down = np.log(np.minimum(np.maximum(found, at_least), at_most) / before)
         limit = max(self.surprise, 3 * belief.noise)
         up, num_up = self._believed(change_up, belief.num_up, limit)
         down, num_down = self._believed(change_down, belief.num_down, limit)
@@ -164,6 +169,24 @@ class LinkTracker:
         noise = belief.noise + NOISE_WEIGHT * (float(np.minimum(seen, limit).mean()) - belief.noise)
         links = _with(links, links.up_bytes_per_s * up, links.down_bytes_per_s * down)
         return LinkBelief(links, num_up, num_down, noise)
+
+    def _certain(
+        self, before: FloatArray, transfers: Transfers, only_serves: NDArray[np.bool_] | None
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return what links may be taken for, at least and at most, ``(2, world_size)`` each.
+
+        Of a link that had little to do, what is too good to be certain is believed by and by:
+        shares that were planned for a link that is not there cost more than those that leave some
+        of it for an exchange or two.
+        """
+        carried = transfers.carried(self.least_bytes)
+        moved = np.stack(transfers.moved())
+        doubtful = moved < LITTLE * moved.max(axis=1, keepdims=True)
+        if only_serves is not None:
+            doubtful |= only_serves & (carried > 0)
+        otherwise = np.maximum(transfers.sustained(), GROWTH * before)
+        certain = np.maximum(np.where(carried > 0, carried, otherwise), before)
+        return CERTAIN * carried, np.where(doubtful, certain, np.inf)
 
     def _rates(self, transfers: Transfers) -> tuple[FloatArray, FloatArray]:
         """Return rates and bytes of what counts, 0 elsewhere."""
@@ -185,20 +208,6 @@ class LinkTracker:
         changed = abs(change) > limit
         part = np.where(changed, BELIEVED, np.maximum(self.weight, 1 / (number + 1)))
         return np.exp(part * change), np.where(changed, 1.0, number + 1)
-
-
-def _change(
-    before: FloatArray, fitted: FloatArray, certain: FloatArray, moved: FloatArray
-) -> FloatArray:
-    """Return by how much links differ from before, as logarithms of ratios.
-
-    Of a link that had little to do, what is too good to be certain is believed by and by: shares
-    that were planned for a link that is not there cost more than those that leave some of it for
-    an exchange or two.
-    """
-    at_most = np.where(moved < LITTLE * moved.max(), np.maximum(certain, GROWTH * before), np.inf)
-    change: FloatArray = np.log(np.minimum(fitted, at_most) / before)
-    return change
 
 
 def _explained(links: Links, num_bytes: FloatArray, rate: FloatArray, doubt: float) -> Links:
@@ -273,3 +282,9 @@ def _with(links: Links, up: FloatArray, down: FloatArray) -> Links:
         latency_s=links.latency_s,
         half_duplex=links.half_duplex,
     )
+
+
+def links_apart(one: Links, other: Links) -> float:
+    """Return by which part the most different link differs."""
+    up = abs(one.up_bytes_per_s / other.up_bytes_per_s - 1).max()
+    return float(max(up, abs(one.down_bytes_per_s / other.down_bytes_per_s - 1).max()))

@@ -20,14 +20,14 @@ from ..sharding import (
     AbstractSharePolicy,
     Aggregation,
     Links,
+    ShareDecision,
     SharePlan,
     Split,
-    equal_shares,
-    exchange_s,
     plan_shares,
     ring_s,
 )
-from ._link_tracker import LinkTracker
+from ._link_tracker import LinkTracker, links_apart
+from ._share_choice import ShareChoice
 from ._share_trust import Looks, PlainLooks, Trust
 from ._shares import ShareOutcome, SharesInForce
 from ._transfers import Exchange, Transfers
@@ -36,8 +36,10 @@ NUM_PLAIN = 2  # exchanges at the start by all-reduce: what shares have to beat 
 LEAST_GAIN = 0.05  # of what shares in force take on the links as they are: what new ones must save
 LOSSES = 3  # comparisons in a row that shares have to lose to all-reduce, as links may be in doubt
 STAYS = 0.02  # gain over all-reduce below which shares in force end
-SOUND_EVERY = 25  # exchanges by shares, of which one gives some server SOUNDING times its part
-SOUNDING, LEAST_SOUNDED = 1.4, 0.02
+SOUND_EVERY = 25  # exchanges by shares, of which one gives some server more than its part
+MEASURED = 0.05  # gain over all-reduce by which shares win that were tried
+NUM_LOOKS = 3  # exchanges of a look: one that shows the links, and two by what it showed
+HOPELESS = 1.5  # times all-reduce: a look that promises no better is over after one exchange
 TOLD = 0.1  # a change of some link by which part is worth an event
 TRACKER = LinkTracker()
 
@@ -46,14 +48,17 @@ TRACKER = LinkTracker()
 class SharePlanner:
     """Runs a share policy over the exchanges of a training run, and checks what it promises.
 
-    - It begins with plain all-reduce and measures it, then looks at the links with one exchange by
-      equal shares where nobody has measured them, then plans.
-    - Every exchange by shares tells it more of the links (``LinkTracker``). New shares are adopted
+    - It begins with plain all-reduce and measures it, then has a look at the links, or plans by
+      those that were measured before.
+    - A look is three exchanges: one by equal shares, or by what was known of the links, and two by
+      shares that suit what it showed. They stay if the better one of these took less than
+      all-reduce by 5 %: a link that was not the limit is faster than it looked.
+    - Every exchange by shares tells more of the links (``LinkTracker``). New shares are adopted
       if those in force would take ``LEAST_GAIN``, 5 %, longer on the links as they are now, at
-      most every ``least_steps`` steps.
-    - Plain all-reduce is used where shares would not win by ``margin``, in the words of
-      ``plan_shares``; shares in force stay until they gain less than 2 %. What either took,
-      over what its model said, corrects the model in both.
+      most every ``least_steps`` steps. Links of ranks that only work are left out of that.
+    - Shares give way to all-reduce where they would not win by ``margin`` on links that were
+      probed, and by 2 % once in force, in the words of ``plan_shares``. What either took, over what
+      its model said, corrects the model in both.
     - A prediction that fails, five exchanges in a row by a factor of 1.35 and slower than
       all-reduce was, ends shares until the next look.
     - A link shows no more than it is asked for. So one exchange of 25 gives one server 1.4 times
@@ -61,9 +66,9 @@ class SharePlanner:
     - Shares over servers without data tell little of what the workers' links carry. So one exchange
       tries all-reduce, some steps after links changed, unless some worker is slower than the
       others: then its link is the limit, and would be in all-reduce, for longer.
-    - All-reduce tells nothing of links. So while it is in force one exchange is made by shares from
-      time to time, to look: when all-reduce takes another time than it did, and after 100, then
-      200, ... and at most 1600 steps. Its sums are right as all others; it may take 15 % longer.
+    - All-reduce tells nothing of links. So while it is in force there is a look from time to time:
+      when all-reduce takes another time than it did, and after 50, then 100, ... and at most 1600
+      steps. Its sums are right as all others; it may take 15 % longer.
 
     It reads no clock and talks to nobody: an exchange in, a plan and events out.
 
@@ -98,16 +103,16 @@ class SharePlanner:
         if least_steps < 1:
             rule, remedy = "be at least 1", "1 may plan after every step."
             raise invalid("SharePlanner(least_steps=...)", rule, least_steps, remedy)
-        self._policy, self._aggregation, self._tracker = policy, aggregation, tracker
+        self._aggregation, self._tracker = aggregation, tracker
         self._margin, self._least_steps = margin, least_steps
-        self._state = policy.init(aggregation).state
+        self._choice = ShareChoice(policy, aggregation)
         self._trust = Trust()
         self._looks, self._plain_looks = Looks(), PlainLooks()
         self._num_seen = 0
         self._num_shared = 0
         self._sounding = False  # the plan in force is the last one, but for one server's part
         self._num_lost = 0
-        self._looking = False  # the plan in force is only there to show the links
+        self._look_no = 0  # exchanges of the look under way, this one included; 0 without one
         self._told = links
         self._belief = None if links is None else tracker.begin(links)
         if links is not None:
@@ -152,7 +157,7 @@ class SharePlanner:
                 events += self._decide(exchange, next_step)
             except Exception as error:  # the policy may be anybody's: training goes on
                 events.append(PolicyFailed(step, f"{type(error).__name__}: {error}"))
-                if self._looking and self.links is not None:  # that was for one exchange only
+                if self._look_no and self.links is not None:  # that was for few exchanges only
                     reason = "plain all-reduce: the policy failed after a look at the links"
                     events += self._fall_back(next_step, self.links, reason)
         return ShareOutcome(self.plan, tuple(events))
@@ -170,11 +175,13 @@ class SharePlanner:
             predicted_s = self._predicted_s(self.links)
             if exchange.transfers is not None and predicted_s > 0:
                 self._trust.see_shares(took_s, predicted_s)
+            self._trust.compare_plain(ring_s(self._aggregation, self.links))
         return [*events, ExchangeMeasured(step, exchange.plan_epoch, took_s, predicted_s)]
 
     def _follow(self, transfers: Transfers) -> None:
         if self._belief is not None:
-            self._belief = self._tracker.update(self._belief, transfers)
+            only_serves = ~self._aggregation.is_worker
+            self._belief = self._tracker.update(self._belief, transfers, only_serves=only_serves)
             if self._belief.changed:
                 self._plain_looks.changed()
             self._plain_looks.see(transfers.rates()[:, self._aggregation.is_worker])
@@ -184,34 +191,31 @@ class SharePlanner:
     def _tell(self, step: int) -> list[Event]:
         """Return the links as a fact, if they are other than when they were last told."""
         links = self.links
-        if links is None or (self._told is not None and _apart(links, self._told) < TOLD):
+        if links is None or (self._told is not None and links_apart(links, self._told) < TOLD):
             return []
         self._told = links
         up, down = links.up_bytes_per_s.tolist(), links.down_bytes_per_s.tolist()
         return [LinksMeasured(step, tuple(up), tuple(down))]
 
     def _predicted_s(self, links: Links) -> float:
-        shares = self.plan.shares
-        if shares is None:
+        if self.plan.shares is None:
             return ring_s(self._aggregation, links)
-        return exchange_s(self._aggregation, links, shares=shares)
+        return self._choice.seconds(links, self.plan.shares)
 
     def _decide(self, exchange: Exchange, next_step: int) -> list[Event]:
         """Return the plan that follows, if it is another one."""
         links = self.links
         if self.plan.parts is None:
-            if links is not None and self._looking:
-                events = self._plan_anew(links, next_step, min(STAYS, self._margin))
-                self._plain_looks.done(faster=self.plan.parts is None)
-                return events
+            if links is not None and self._look_no:
+                return self._after_plain(links, next_step)
             if links is not None and self.plan.epoch == 0 and self._num_seen == NUM_PLAIN:
-                return self._plan_anew(links, next_step, self._margin)
+                return self._plan_anew(links, next_step)
             due = self._looks.due(exchange.exchange_s)
             return [] if due is None else self._look(next_step, due)
         if links is None:  # too few bytes to tell anything
             return []
-        if self._looking:
-            return self._plan_anew(links, next_step, self._margin)
+        if self._look_no:
+            return self._after_look(links, next_step)
         if complaint := self._trust.complaint(ring_s(self._aggregation, links)):
             return self._fall_back(next_step, links, complaint)
         if next_step < self.plan.first_step + self._least_steps:
@@ -223,13 +227,40 @@ class SharePlanner:
         )
 
     def _look(self, next_step: int, reason: str) -> list[Event]:
-        """Have an exchange by equal shares, which shows the links."""
+        """Have an exchange that shows the links: by equal shares, or nearer to what was best."""
         self._trust.forget_shares()
-        shares = equal_shares(self._aggregation)
-        predicted_s = None
+        shares, predicted_s = self._choice.to_look(self.links), None
         if self.links is not None:
-            predicted_s = exchange_s(self._aggregation, self.links, shares=shares)
-        return self._adopt(next_step, shares, predicted_s, reason, looking=True)
+            predicted_s = self._choice.seconds(self.links, shares)
+        return self._adopt(next_step, shares, predicted_s, reason, look_no=1)
+
+    def _after_look(self, links: Links, next_step: int) -> list[Event]:
+        """Go on with what the look showed, and decide by what that takes.
+
+        What exchanges took is worth more than what a model says of links that may be faster than
+        they looked. The better one counts: shares that prove slower end soon, all-reduce stays.
+        """
+        decision = self._choice.on(links)
+        plain_s = self._trust.plain_s or ring_s(self._aggregation, links)
+        at_best_s = self._choice.seconds_of_servers(links, decision.shares)
+        if self._look_no < NUM_LOOKS and at_best_s <= HOPELESS * plain_s:
+            reason = "a look at the links: shares by what is known of them"
+            seconds = self._choice.seconds(links, decision.shares)
+            look_no = self._look_no + 1
+            return self._adopt(next_step, decision.shares, seconds, reason, look_no=look_no)
+        shares_s = self._trust.best_of(NUM_LOOKS - 1)
+        wins, reason = self._trust.compared(shares_s, min(MEASURED, self._margin))
+        if not wins:
+            return self._fall_back(next_step, links, reason)
+        return self._begin(decision, links, next_step, reason)
+
+    def _after_plain(self, links: Links, next_step: int) -> list[Event]:
+        """Decide between an all-reduce just tried and the shares before it."""
+        wins, reason = self._trust.compared(self._trust.usual_of(3), min(STAYS, self._margin))
+        self._plain_looks.done(faster=not wins)
+        if not wins:
+            return self._fall_back(next_step, links, reason)
+        return self._begin(self._choice.on(links), links, next_step, reason)
 
     def _try_plain(self, next_step: int) -> list[Event]:
         """Have one plain all-reduce, where it might be faster by now than anybody can know."""
@@ -237,7 +268,7 @@ class SharePlanner:
             return []
         self._trust.forget_plain()
         reason = "plain all-reduce: a look at what it takes by now"
-        return self._adopt(next_step, None, None, reason, looking=True)
+        return self._adopt(next_step, None, None, reason, look_no=1)
 
     def _sound(self, links: Links, next_step: int) -> list[Event]:
         """Give one server more than its part for one exchange, in turns.
@@ -251,38 +282,36 @@ class SharePlanner:
             return []
         rank = int(servers[turn % len(servers)])
         assert self.plan.shares is not None
-        shares = self.plan.shares.copy()
-        shares[rank] = max(SOUNDING * shares[rank], LEAST_SOUNDED)
-        shares /= shares.sum()
-        seconds = exchange_s(self._aggregation, links, shares=shares)
+        shares = self._choice.to_sound(self.plan.shares, rank)
+        seconds = self._choice.seconds(links, shares)
         reason = f"a look at rank {rank}: whether its link carries more than it is asked for"
         events = self._adopt(next_step, shares, seconds, reason)
         self._sounding = True
         return events
 
-    def _plan_anew(self, links: Links, next_step: int, margin: float) -> list[Event]:
-        """Decide between all-reduce and shares, with the links just looked at."""
-        self._trust.compare_plain(ring_s(self._aggregation, links))
-        decision = self._policy.update(self._aggregation, links, self._state)
-        plan, wins, reason = self._judged(decision.shares, links, margin)
+    def _plan_anew(self, links: Links, next_step: int) -> list[Event]:
+        """Decide between all-reduce and shares, on links that were probed."""
+        decision = self._choice.on(links)
+        _, wins, reason = self._judged(decision.shares, links, self._margin)
         if not wins:
             return self._fall_back(next_step, links, reason)
-        self._looks.done(None, changed=True)
-        self._state = decision.state
-        return self._adopt(next_step, plan.shares, plan.exchange_s, reason)
+        return self._begin(decision, links, next_step, reason)
 
     def _plan_again(self, links: Links, next_step: int) -> list[Event]:
         """Decide between the shares in force, others and all-reduce."""
-        decision = self._policy.update(self._aggregation, links, self._state)
+        decision = self._choice.on(links)
         plan, wins, reason = self._judged(decision.shares, links, min(STAYS, self._margin))
         self._num_lost = 0 if wins else self._num_lost + 1
         if self._num_lost >= LOSSES:
             return self._fall_back(next_step, links, reason)
         if self._sounding:
             return self._adopt(next_step, plan.shares, plan.exchange_s, reason)
-        if not wins or self._predicted_s(links) <= plan.exchange_s * (1 + LEAST_GAIN):
+        assert self.plan.shares is not None
+        held_s = self._choice.seconds_of_servers(links, self.plan.shares)
+        best_s = self._choice.seconds_of_servers(links, plan.shares)
+        if not wins or held_s <= best_s * (1 + LEAST_GAIN):
             return []
-        self._state = decision.state
+        self._choice.keep(decision)
         return self._adopt(next_step, plan.shares, plan.exchange_s, reason)
 
     def _judged(
@@ -290,6 +319,15 @@ class SharePlanner:
     ) -> tuple[SharePlan, bool, str]:
         plan = plan_shares(self._aggregation, links, shares=shares, margin=margin)
         return (plan, *self._trust.judge(plan, margin))
+
+    def _begin(
+        self, decision: ShareDecision[Any], links: Links, next_step: int, reason: str
+    ) -> list[Event]:
+        """Go over to shares, or stay with them after a trial of all-reduce."""
+        self._looks.done(None, changed=True)
+        self._choice.keep(decision)
+        seconds = self._choice.seconds(links, decision.shares)
+        return self._adopt(next_step, decision.shares, seconds, reason)
 
     def _fall_back(self, next_step: int, links: Links, reason: str) -> list[Event]:
         plain_s = ring_s(self._aggregation, links) * self._trust.plain_factor
@@ -303,17 +341,11 @@ class SharePlanner:
         predicted_s: float | None,
         reason: str,
         *,
-        looking: bool = False,
+        look_no: int = 0,
     ) -> list[Event]:
         """Put a plan in force, under the next number."""
-        self._looking, self._sounding, self._num_lost = looking, False, 0
+        self._look_no, self._sounding, self._num_lost = look_no, False, 0
         parts = None if shares is None else Split.of(shares).parts
         self.plan = SharesInForce(self.plan.epoch + 1, next_step, parts, predicted_s, reason)
         plain_s = self._trust.plain_s
         return [SharesPlanned(next_step, self.plan.epoch, parts, predicted_s, plain_s, reason)]
-
-
-def _apart(one: Links, other: Links) -> float:
-    """Return by which part the most different link differs."""
-    up = abs(one.up_bytes_per_s / other.up_bytes_per_s - 1).max()
-    return float(max(up, abs(one.down_bytes_per_s / other.down_bytes_per_s - 1).max()))

@@ -10,12 +10,15 @@ import numpy as np
 from .._types import FloatArray
 from ..sharding import SharePlan
 
+FRESH = 10  # exchanges by shares for which an all-reduce before them says what one takes
+
 FAILS_AT = 1.35
 """A prediction fails that the exchange takes so many times as long, five times in a row."""
 
-FIRST_WAIT, LONGEST_WAIT = 100, 1600
+FIRST_WAIT, LONGEST_WAIT = 25, 1600  # exchanges between two looks at the links
+PLAIN_WAIT = 100  # the first between two at all-reduce while links do not change
 SETTLED = 4  # exchanges since links changed after which all-reduce may be tried
-AFTER_CHANGE = 25  # exchanges between two such trials while links change
+AFTER_CHANGE = 10  # exchanges between two such trials while links change
 EVEN = 0.8  # rate of the slowest worker over the median, below which its link is the limit
 OTHER_TIME = 1.2  # an all-reduce that takes longer by this factor, or shorter, has other links
 
@@ -32,23 +35,30 @@ class Trust:
         self._plain_s: deque[float] = deque(maxlen=3)
         self._shares_s: deque[float] = deque(maxlen=5)
         self._ratios: deque[float] = deque(maxlen=5)
+        self._since_plain = 0  # exchanges by shares
 
     def see_plain(self, seconds: float) -> None:
         """Take in a plain all-reduce."""
         self._plain_s.append(seconds)
+        self._since_plain = 0
 
     def see_shares(self, seconds: float, predicted_s: float) -> None:
         """Take in an exchange by shares, and what it takes by the model."""
         self._shares_s.append(seconds)
         self._ratios.append(seconds / predicted_s)
+        self._since_plain += 1
 
     def forget_plain(self) -> None:
         """Leave out plain all-reduces so far: links have changed."""
         self._plain_s.clear()
 
     def compare_plain(self, ring_s: float) -> None:
-        """Compare the last all-reduces with the ring on the links as they are known just now."""
-        if self._plain_s and ring_s > 0:
+        """Compare the last all-reduces with the ring on the links as they are known just now.
+
+        Until some exchanges later: what those say of links that they did not fill changes what is
+        thought of a ring, and not what it took.
+        """
+        if self._plain_s and ring_s > 0 and self._since_plain <= FRESH:
             self.plain_factor = median(self._plain_s) / ring_s
 
     @property
@@ -83,6 +93,26 @@ class Trust:
             f"was predicted and more than its {plain_s:.3g} s"
         )
 
+    def best_of(self, last: int) -> float:
+        """Return the least seconds of so many last exchanges by shares; there was one at least."""
+        return min([*self._shares_s][-last:])
+
+    def usual_of(self, last: int) -> float:
+        """Return the median of so many last exchanges by shares; there was one at least."""
+        return median([*self._shares_s][-last:])
+
+    def compared(self, shares_s: float, margin: float) -> tuple[bool, str]:
+        """Return whether shares that took so long win over the last all-reduces, and why.
+
+        Whatever was predicted: of use while all-reduce was measured on links as they are.
+        """
+        assert self._plain_s
+        plain_s = median(self._plain_s)
+        measured = f"{shares_s:.3g} s against {plain_s:.3g} s of all-reduce, both as measured"
+        if plain_s > shares_s * (1 + margin):
+            return True, f"shares: {measured}"
+        return False, f"plain all-reduce: shares take {measured}, no gain of {margin:.0%}"
+
     def judge(self, plan: SharePlan, margin: float) -> tuple[bool, str]:
         """Return whether shares win by ``margin`` as corrected, and why."""
         plain_s = plan.ring_s * self.plain_factor
@@ -102,6 +132,7 @@ class Looks:
     def __init__(self) -> None:
         self._wait, self._since = FIRST_WAIT, 0
         self._usual_s: float | None = None  # of all-reduce, when the links were last known
+        self._measured = False  # that, or expected only
         self._recent: deque[float] = deque(maxlen=3)
 
     def due(self, plain_s: float) -> str | None:
@@ -111,9 +142,11 @@ class Looks:
         if self._usual_s is None:
             return "a look at the links: nobody has measured them"
         if len(self._recent) == self._recent.maxlen:
-            low, high = min(self._recent), max(self._recent)
+            low, high, now_s = min(self._recent), max(self._recent), median(self._recent)
+            if not self._measured:  # that it is faster than expected does not speak against it
+                self._measured, self._usual_s = True, min(now_s, self._usual_s)
             if low > self._usual_s * OTHER_TIME or high < self._usual_s / OTHER_TIME:
-                return f"a look at the links: all-reduce takes {median(self._recent):.3g} s now"
+                return f"a look at the links: all-reduce takes {now_s:.3g} s now"
         if self._since >= self._wait:
             return f"a look at the links: the last one was {self._since} steps ago"
         return None
@@ -122,11 +155,11 @@ class Looks:
         """Note that the links are known.
 
         Args:
-            plain_s: what all-reduce takes now.
+            plain_s: what all-reduce is expected to take now.
             changed: whether shares are used from now on.
         """
         self._wait = FIRST_WAIT if changed else min(2 * self._wait, LONGEST_WAIT)
-        self._since, self._usual_s = 0, plain_s
+        self._since, self._usual_s, self._measured = 0, plain_s, False
         self._recent.clear()
 
 
@@ -135,15 +168,17 @@ class PlainLooks:
 
     Shares over servers without data show of a worker's link no more than those servers take from
     it, and all-reduce among the workers may be much faster than anybody knows. So one exchange
-    finds out now and then: some steps after links changed, but not within 25 of the last time,
-    nor within 50 or 100 where it was no faster once or more often; while links do not change, after
-    100, then 200, ... and at most 1600. A worker that others are faster than, in the mean of the
-    last four exchanges, has a full link, and all-reduce fills it for longer: then nothing is tried.
-    Where all servers work, the slowest link limits both, and there is nothing to find out.
+    finds out now and then: some steps after links changed, but not within 10 of the last time,
+    nor within 20, 40, ... and at most 100 where it was no faster once or more often; while links do
+    not change, after 100, then 200, ... and at most 1600. It moves at most twice what shares do
+    over a worker's link, so it takes twice as long at the very most.
+    A worker that others are faster than, in the mean of the last four exchanges, has a full link,
+    and all-reduce fills it for longer: then nothing is tried. Where all servers work, the slowest
+    link limits both, and there is nothing to find out.
     """
 
     def __init__(self) -> None:
-        self._wait, self._since = FIRST_WAIT, 0
+        self._wait, self._since = PLAIN_WAIT, 0
         self._apart = AFTER_CHANGE
         self._changed = False
         self._rates: deque[FloatArray] = deque(maxlen=SETTLED)
@@ -164,8 +199,8 @@ class PlainLooks:
 
     def done(self, *, faster: bool) -> None:
         """Note that it was made, and whether it was faster than shares."""
-        self._apart = AFTER_CHANGE if faster else min(2 * self._apart, FIRST_WAIT)
-        self._wait = FIRST_WAIT if self._changed else min(2 * self._wait, LONGEST_WAIT)
+        self._apart = AFTER_CHANGE if faster else min(2 * self._apart, PLAIN_WAIT)
+        self._wait = PLAIN_WAIT if self._changed else min(2 * self._wait, LONGEST_WAIT)
         self._since, self._changed = 0, False
 
     def _is_even(self) -> bool:

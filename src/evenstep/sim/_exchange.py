@@ -81,14 +81,16 @@ def play_exchange(
     if chunks is not None:
         part = 1 / chunks
         rounds = [(push * part, 1), ((push + push.T) * part, chunks - 1), (push.T * part, 1)]
-    exchange_s, seconds = 0.0, np.zeros(push.shape)
+    exchange_s, seconds, busy_s = 0.0, np.zeros(push.shape), np.zeros((2, len(push)))
     for num_bytes, times in rounds:
         taken_s = fair_transfers(num_bytes, links).seconds
         exchange_s += times * (float(taken_s.max()) + links.latency_s)
         seconds += times * taken_s
+        busy_s += times * np.stack([taken_s.max(axis=1), taken_s.max(axis=0)])
     if generator is not None:
         seconds = seconds * np.exp(generator.normal(0, noise, seconds.shape))
-    return Exchange(plan_epoch, exchange_s, Transfers(push + push.T, seconds))
+        busy_s = busy_s * np.exp(generator.normal(0, noise, busy_s.shape))
+    return Exchange(plan_epoch, exchange_s, Transfers(push + push.T, seconds, busy_s))
 
 
 def follow_links(

@@ -42,7 +42,8 @@ def test_every_moment_counts_once(given_spans):
 def test_pauses_count_as_far_as_a_link_may_save_up(given_spans, size, burst_bytes):
     """The answer solves its equation, and is the largest that does: found from above, dully."""
     arrivals = [Arrival(0, size, begin, end) for begin, end in given_spans]
-    (way,) = ways_to(1, arrivals, burst_bytes=burst_bytes)
+    way, all_of_it = ways_to(1, arrivals, burst_bytes=burst_bytes)
+    assert all_of_it == (1, 1, way.num_bytes, way.seconds)
     seconds, pauses = covered(given_spans)
     expected_s = seconds + sum(pauses)
     for _ in range(5000):
@@ -52,20 +53,40 @@ def test_pauses_count_as_far_as_a_link_may_save_up(given_spans, size, burst_byte
 
 
 def test_what_one_rank_got_of_the_others():
-    """By sender; pauses do not count but for bursts, nor do bytes that only mark a beginning."""
+    """By sender and together; pauses count for bursts alone, bytes that mark a beginning do not."""
     arrivals = [
         Arrival(2, 1064, 0.0, 1.0),
         Arrival(2, 1064, 0.5, 1.5),  # a pull beside a push
         Arrival(0, 564, 3.0, 3.25),
         Arrival(2, 64, 7.5, 8.0),
     ]
-    assert ways_to(3, arrivals, burst_bytes=0) == [(0, 3, 500, 0.25), (2, 3, 2000, 2.0)]
+    assert ways_to(3, arrivals, burst_bytes=0) == [
+        (0, 3, 500, 0.25),
+        (2, 3, 2000, 2.0),
+        (3, 3, 2500, 2.25),
+    ]
     # 1000 bytes each for the two of them: in the pause, half of the answer is saved up.
-    assert ways_to(3, arrivals, burst_bytes=2000) == [(0, 3, 500, 0.25), (2, 3, 2000, 4.0)]
+    assert ways_to(3, arrivals, burst_bytes=2000) == [
+        (0, 3, 500, 0.25),
+        (2, 3, 2000, 4.0),
+        (3, 3, 2500, 8.0),
+    ]
 
     transfers = Transfers.from_rows(4, ways_to(3, arrivals))
     assert transfers.num_bytes[2, 3] == 2000
     assert transfers.problem() is None
+
+
+def test_parts_one_after_the_other_do_not_add_up_to_more_than_the_link():
+    """Three senders in turn, each with the whole link of 1000 bytes/s for a third of the time."""
+    turns = [(turn % 3, float(turn), turn + 1.0) for turn in range(9)]
+    arrivals = [Arrival(peer, 1064, begin_s, end_s) for peer, begin_s, end_s in turns]
+    rows = ways_to(3, arrivals, burst_bytes=0)
+    transfers = Transfers.from_rows(4, rows)
+
+    assert [way.num_bytes / way.seconds for way in rows] == [1000] * 4
+    assert transfers.rates()[1, 3] == 3000
+    assert transfers.carried(1)[1].tolist() == [0, 0, 0, 1000]
 
 
 def test_nothing_came():

@@ -16,9 +16,9 @@ class Way(NamedTuple):
     """All that one rank got of another in one exchange, as `Transfers.from_rows` takes it.
 
     Attributes:
-        sender, receiver: ranks of the reducing group.
+        sender, receiver: ranks of the reducing group; the same for all that one rank got.
         num_bytes: that arrived, but for those that only mark a beginning.
-        seconds: what they took of the links between the two.
+        seconds: what they took of the links between the two, or of that one rank's.
     """
 
     sender: int
@@ -38,9 +38,12 @@ def ways_to(receiver: int, arrivals: Iterable[Arrival], *, burst_bytes: int = 1 
     Right where parts are several times as long as the burst. A link without bursts, but with
     pauses, looks slower than it is by at most $\beta$ over the bytes of a part; one whose parts
     are no longer than $\beta$ counts with all pauses, so that it carries no more than it was
-    asked for. A way that was used while others of the same link paused has the whole link, faster
-    than its share with all of them at once: ``Transfers.lasting``, which needs all ranks' ways,
-    corrects that.
+    asked for.
+
+    A way that was used while others of the same link paused had more of it than its share, and the
+    rates of all add up to more than the link carries: to several times as much, where parts are
+    short and come one after the other. So the last way is that of the rank to itself: all that
+    came, and the time in which anything did, pauses counted likewise.
 
     Args:
         receiver: this rank.
@@ -60,10 +63,14 @@ def ways_to(receiver: int, arrivals: Iterable[Arrival], *, burst_bytes: int = 1 
         spans[one.peer].append((one.begin_s, one.end_s))
         num_bytes[one.peer] += one.num_bytes - HEAD_BYTES
     burst = burst_bytes / max(len(spans), 1)
-    return [
+    ways = [
         Way(peer, receiver, num_bytes[peer], _taken_s(spans[peer], burst / num_bytes[peer]))
         for peer in sorted(spans)
     ]
+    if ways:
+        total, every = sum(num_bytes.values()), [span for each in spans.values() for span in each]
+        ways.append(Way(receiver, receiver, total, _taken_s(every, burst_bytes / total)))
+    return ways
 
 
 def lasted_s(arrivals: Sequence[Arrival]) -> float:
