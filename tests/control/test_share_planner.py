@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from evenstep.control import Exchange, SharePlanner, Transfers
-from evenstep.control._share_trust import Looks
+from evenstep.control._share_choice import ShareChoice
+from evenstep.control._share_trust import Looks, Trust
 from evenstep.events import ExchangeMeasured, LinksMeasured, SharesPlanned, to_record
 from evenstep.sharding import (
     AbstractSharePolicy,
@@ -18,7 +19,7 @@ from evenstep.sharding import (
 )
 from evenstep.sim import follow_links, known_links, play_exchange
 
-from .networks import collocated, dedicated, equal_s, mbit, redrawn
+from .networks import MBIT, collocated, dedicated, equal_s, mbit, redrawn
 
 UNLIKE = (200, 200, 200, 50)
 OPTIMAL = OptimalShares(margin=0)
@@ -174,6 +175,47 @@ def test_all_reduce_that_is_faster_than_expected_needs_no_look():
 
     looks.done(1.0, changed=False)
     assert [bool(looks.due(1.3)) for _ in range(3)] == [False, False, True]
+
+
+def test_shares_that_lost_to_a_lucky_all_reduce_get_another_chance():
+    """Once, after five all-reduces; within 5 % of what shares took nothing speaks for them."""
+    looks = Looks()
+    for plain_s, look in ((1.04, False), (1.06, True)):
+        looks.done(1.0, changed=False, shares_s=1.0)
+        told = [looks.due(each) for each in (2.0, plain_s, 0.5, plain_s, plain_s, plain_s)]
+        assert [bool(reason) for reason in told] == [False] * 4 + [look, False]
+    assert told[4] == "a look at the links: all-reduce takes 1.06 s, and shares took 1 s"
+
+
+def test_the_shares_of_servers_do_not_wait_for_what_workers_carry():
+    """A worker taken for slow hides what servers could do; shares suit them all the same."""
+    aggregation = dedicated(servers=3, num_chunks=None)
+    links = mbit(20, 100, 100, 100, 30, 120, 120)
+    choice = ShareChoice(OPTIMAL, aggregation)
+    shares = choice.on(links).shares
+
+    np.testing.assert_allclose(shares[4:], [1 / 9, 4 / 9, 4 / 9])
+    assert choice.seconds(links, shares) == pytest.approx(8e6 / (20 * MBIT))
+    assert choice.seconds_of_servers(links, shares) == pytest.approx(4 * 8e6 / (270 * MBIT))
+
+
+def test_the_better_exchange_of_a_look_counts_and_the_middle_one_of_a_trial():
+    """One that was slow by chance must not leave all-reduce in force for long."""
+    trust = Trust()
+    for seconds in (9.0, 3.0, 1.0, 2.0, 4.0):
+        trust.see_shares(seconds, 1.0)
+    assert trust.best_of(2) == 2.0
+    assert trust.usual_of(3) == 2.0
+
+
+def test_what_all_reduce_took_stays_while_links_become_known():
+    """For ten exchanges; later it is thought to change with the links."""
+    trust, believed_s = Trust(), [2.0] * 11 + [4.0]
+    trust.see_plain(1.0)
+    for step, seconds in enumerate(believed_s):
+        trust.compare_plain(seconds)
+        assert trust.plain_factor * seconds == (2.0 if step == 11 else 1.0)
+        trust.see_shares(1.0, 1.0)
 
 
 def test_a_link_that_was_taken_for_slow_is_found_by_asking_it():

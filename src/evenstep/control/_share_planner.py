@@ -28,7 +28,7 @@ from ..sharding import (
 )
 from ._link_tracker import LinkTracker, links_apart
 from ._share_choice import ShareChoice
-from ._share_trust import Looks, PlainLooks, Trust
+from ._share_trust import MEASURED, Looks, PlainLooks, Trust
 from ._shares import ShareOutcome, SharesInForce
 from ._transfers import Exchange, Transfers
 
@@ -37,7 +37,6 @@ LEAST_GAIN = 0.05  # of what shares in force take on the links as they are: what
 LOSSES = 3  # comparisons in a row that shares have to lose to all-reduce, as links may be in doubt
 STAYS = 0.02  # gain over all-reduce below which shares in force end
 SOUND_EVERY = 25  # exchanges by shares, of which one gives some server more than its part
-MEASURED = 0.05  # gain over all-reduce by which shares win that were tried
 NUM_LOOKS = 3  # exchanges of a look: one that shows the links, and two by what it showed
 HOPELESS = 1.5  # times all-reduce: a look that promises no better is over after one exchange
 TOLD = 0.1  # a change of some link by which part is worth an event
@@ -48,8 +47,7 @@ TRACKER = LinkTracker()
 class SharePlanner:
     """Runs a share policy over the exchanges of a training run, and checks what it promises.
 
-    - It begins with plain all-reduce and measures it, then has a look at the links, or plans by
-      those that were measured before.
+    - It begins with plain all-reduce, measures it, and looks at the links if nobody probed them.
     - A look is three exchanges: one by equal shares, or by what was known of the links, and two by
       shares that suit what it showed. They stay if the better one of these took less than
       all-reduce by 5 %: a link that was not the limit is faster than it looked.
@@ -59,16 +57,15 @@ class SharePlanner:
     - Shares give way to all-reduce where they would not win by ``margin`` on links that were
       probed, and by 2 % once in force, in the words of ``plan_shares``. What either took, over what
       its model said, corrects the model in both.
-    - A prediction that fails, five exchanges in a row by a factor of 1.35 and slower than
-      all-reduce was, ends shares until the next look.
+    - A prediction that fails, five exchanges in a row by 1.35 and slower than all-reduce was, ends
+      shares until the next look.
     - A link shows no more than it is asked for. So one exchange of 25 gives one server 1.4 times
-      its part, in turns, to see whether its link carries that.
-    - Shares over servers without data tell little of what the workers' links carry. So one exchange
-      tries all-reduce, some steps after links changed, unless some worker is slower than the
-      others: then its link is the limit, and would be in all-reduce, for longer.
+      its part, in turns.
+    - Servers without data hide what workers' links carry. So one exchange tries all-reduce some
+      steps after links changed, unless some worker is slower than others: that is the limit, then.
     - All-reduce tells nothing of links. So while it is in force there is a look from time to time:
-      when all-reduce takes another time than it did, and after 50, then 100, ... and at most 1600
-      steps. Its sums are right as all others; it may take 15 % longer.
+      when all-reduce takes another time than it did, or than shares that lost to it, and after 50,
+      then 100, ... and at most 1600 steps.
 
     It reads no clock and talks to nobody: an exchange in, a plan and events out.
 
@@ -250,17 +247,17 @@ class SharePlanner:
             return self._adopt(next_step, decision.shares, seconds, reason, look_no=look_no)
         shares_s = self._trust.best_of(NUM_LOOKS - 1)
         wins, reason = self._trust.compared(shares_s, min(MEASURED, self._margin))
-        if not wins:
-            return self._fall_back(next_step, links, reason)
-        return self._begin(decision, links, next_step, reason)
+        if wins:
+            return self._begin(decision, links, next_step, reason)
+        return self._fall_back(next_step, links, reason, shares_s)
 
     def _after_plain(self, links: Links, next_step: int) -> list[Event]:
         """Decide between an all-reduce just tried and the shares before it."""
         wins, reason = self._trust.compared(self._trust.usual_of(3), min(STAYS, self._margin))
         self._plain_looks.done(faster=not wins)
-        if not wins:
-            return self._fall_back(next_step, links, reason)
-        return self._begin(self._choice.on(links), links, next_step, reason)
+        if wins:
+            return self._begin(self._choice.on(links), links, next_step, reason)
+        return self._fall_back(next_step, links, reason)
 
     def _try_plain(self, next_step: int) -> list[Event]:
         """Have one plain all-reduce, where it might be faster by now than anybody can know."""
@@ -293,9 +290,9 @@ class SharePlanner:
         """Decide between all-reduce and shares, on links that were probed."""
         decision = self._choice.on(links)
         _, wins, reason = self._judged(decision.shares, links, self._margin)
-        if not wins:
-            return self._fall_back(next_step, links, reason)
-        return self._begin(decision, links, next_step, reason)
+        if wins:
+            return self._begin(decision, links, next_step, reason)
+        return self._fall_back(next_step, links, reason)
 
     def _plan_again(self, links: Links, next_step: int) -> list[Event]:
         """Decide between the shares in force, others and all-reduce."""
@@ -329,9 +326,11 @@ class SharePlanner:
         seconds = self._choice.seconds(links, decision.shares)
         return self._adopt(next_step, decision.shares, seconds, reason)
 
-    def _fall_back(self, next_step: int, links: Links, reason: str) -> list[Event]:
+    def _fall_back(
+        self, next_step: int, links: Links, reason: str, shares_s: float | None = None
+    ) -> list[Event]:
         plain_s = ring_s(self._aggregation, links) * self._trust.plain_factor
-        self._looks.done(plain_s, changed=False)
+        self._looks.done(plain_s, changed=False, shares_s=shares_s)
         return self._adopt(next_step, None, plain_s, reason)
 
     def _adopt(

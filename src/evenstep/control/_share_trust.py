@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from statistics import median
 
@@ -20,6 +21,8 @@ PLAIN_WAIT = 100  # the first between two at all-reduce while links do not chang
 SETTLED = 4  # exchanges since links changed after which all-reduce may be tried
 AFTER_CHANGE = 10  # exchanges between two such trials while links change
 EVEN = 0.8  # rate of the slowest worker over the median, below which its link is the limit
+NUM_LIKE, NUM_RECENT = 3, 5  # all-reduces in a row that tell a change, and what one takes
+MEASURED = 0.05  # gain over all-reduce by which shares win that were tried
 OTHER_TIME = 1.2  # an all-reduce that takes longer by this factor, or shorter, has other links
 
 
@@ -133,7 +136,8 @@ class Looks:
         self._wait, self._since = FIRST_WAIT, 0
         self._usual_s: float | None = None  # of all-reduce, when the links were last known
         self._measured = False  # that, or expected only
-        self._recent: deque[float] = deque(maxlen=3)
+        self._shares_s = math.inf  # what shares took in the look that they lost
+        self._recent: deque[float] = deque(maxlen=NUM_RECENT)
 
     def due(self, plain_s: float) -> str | None:
         """Return why one is due, if it is, after an all-reduce of ``plain_s``."""
@@ -141,25 +145,32 @@ class Looks:
         self._recent.append(plain_s)
         if self._usual_s is None:
             return "a look at the links: nobody has measured them"
-        if len(self._recent) == self._recent.maxlen:
-            low, high, now_s = min(self._recent), max(self._recent), median(self._recent)
+        last = [*self._recent][-NUM_LIKE:]
+        if len(last) == NUM_LIKE:
+            low, high, now_s = min(last), max(last), median(last)
             if not self._measured:  # that it is faster than expected does not speak against it
                 self._measured, self._usual_s = True, min(now_s, self._usual_s)
             if low > self._usual_s * OTHER_TIME or high < self._usual_s / OTHER_TIME:
                 return f"a look at the links: all-reduce takes {now_s:.3g} s now"
+        if self._since == NUM_RECENT and median(self._recent) > self._shares_s * (1 + MEASURED):
+            took = f"{median(self._recent):.3g} s, and shares took {self._shares_s:.3g} s"
+            return f"a look at the links: all-reduce takes {took}"
         if self._since >= self._wait:
             return f"a look at the links: the last one was {self._since} steps ago"
         return None
 
-    def done(self, plain_s: float | None, *, changed: bool) -> None:
+    def done(self, plain_s: float | None, *, changed: bool, shares_s: float | None = None) -> None:
         """Note that the links are known.
 
         Args:
             plain_s: what all-reduce is expected to take now.
+            shares_s: what shares took, if they were tried: should five all-reduces take longer
+                than thought, by ``MEASURED``, they get another chance.
             changed: whether shares are used from now on.
         """
         self._wait = FIRST_WAIT if changed else min(2 * self._wait, LONGEST_WAIT)
         self._since, self._usual_s, self._measured = 0, plain_s, False
+        self._shares_s = math.inf if shares_s is None else shares_s
         self._recent.clear()
 
 
