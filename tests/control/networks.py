@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from evenstep.events import SharesPlanned
 from evenstep.sharding import Aggregation, Links, equal_shares
 from evenstep.sim import play_exchange
 
@@ -38,6 +39,11 @@ def equal_s(aggregation, links):
     shares = equal_shares(aggregation)
     seconds = {id(each): play_exchange(aggregation, each, shares).exchange_s for each in links}
     return np.array([seconds[id(each)] for each in links])
+
+
+def planned(report):
+    """All changes of shares in what following links told."""
+    return [event for event in report.events if isinstance(event, SharesPlanned)]
 
 
 def errors(found, links):

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from evenstep.control import Exchange, SharePlanner, Transfers
-from evenstep.control._share_choice import ShareChoice
-from evenstep.control._share_trust import Looks, Trust
-from evenstep.events import ExchangeMeasured, LinksMeasured, SharesPlanned, to_record
+from evenstep.events import ExchangeMeasured, LinksMeasured, to_record
 from evenstep.sharding import (
     AbstractSharePolicy,
     EqualShares,
@@ -19,14 +17,10 @@ from evenstep.sharding import (
 )
 from evenstep.sim import follow_links, known_links, play_exchange
 
-from .networks import MBIT, collocated, dedicated, equal_s, mbit, redrawn
+from .networks import collocated, dedicated, equal_s, mbit, planned, redrawn
 
 UNLIKE = (200, 200, 200, 50)
 OPTIMAL = OptimalShares(margin=0)
-
-
-def planned(report):
-    return [event for event in report.events if isinstance(event, SharesPlanned)]
 
 
 BOTH = pytest.mark.parametrize(
@@ -116,108 +110,6 @@ def test_shares_come_back_when_a_link_slows_down():
     assert any("all-reduce takes" in event.reason for event in planned(found))
 
 
-class Told:
-    """A planner that is told how long exchanges took, whatever the links are."""
-
-    def __init__(self, aggregation, links):
-        self.planner = SharePlanner(OPTIMAL, aggregation)
-        self.aggregation, self.links, self.step = aggregation, links, 0
-
-    def step_of(self, factor):
-        """Play an exchange that takes so many times as long as it should."""
-        plan = self.planner.plan
-        done = play_exchange(self.aggregation, self.links, plan.shares, plan_epoch=plan.epoch)
-        done = Exchange(done.plan_epoch, factor * done.exchange_s, done.transfers)
-        self.planner.observe(self.step, done, next_step=self.step + 1)
-        self.step += 1
-        return plan
-
-
-@pytest.mark.parametrize(("factor", "shares"), [(0.8, True), (1.0, True), (1.5, False)])
-def test_a_look_is_decided_by_what_exchanges_took(factor, shares):
-    """By the model shares gain 33 %; that they really do is measured before they stay."""
-    told = Told(collocated(), mbit(100, 100, 100, 50))
-    plans = [told.step_of(1.0 if step < 2 else factor) for step in range(6)]
-
-    assert [plan.parts is None for plan in plans[:5]] == [True, True, False, False, False]
-    assert (plans[5].parts is not None) == shares
-    assert "both as measured" in plans[5].reason
-
-
-def test_a_look_that_promises_nothing_is_over_at_once():
-    """Servers at a tenth of what workers have: by no shares is that half as fast as all-reduce."""
-    told = Told(dedicated(), mbit(*[150] * 4, *[15] * 4))
-    plans = [told.step_of(1.0) for _ in range(5)]
-
-    assert [plan.parts is None for plan in plans] == [True, True, False, True, True]
-
-
-def test_a_look_goes_by_what_was_known_of_the_links():
-    """A slow server gets little in the second one, which then costs less than half of the first."""
-    aggregation, links = dedicated(servers=2), mbit(*[100] * 4, 100, 10)
-    found = follow_links(OPTIMAL, aggregation, [links] * 60)
-    looks = [
-        event.parts[4:]
-        for event in planned(found)
-        if event.reason.startswith("a look at the links: ") and "by what" not in event.reason
-    ]
-
-    assert looks[0][0] == looks[0][1]
-    assert 3 * looks[1][1] < looks[1][0]
-
-
-def test_all_reduce_that_is_faster_than_expected_needs_no_look():
-    """Shares were given up for it; that was right all the more. Later it would be a change."""
-    looks = Looks()
-    looks.done(1.0, changed=False)
-    assert [looks.due(0.5) for _ in range(4)] == [None] * 4
-    assert [bool(looks.due(0.4)) for _ in range(3)] == [False, False, True]
-
-    looks.done(1.0, changed=False)
-    assert [bool(looks.due(1.3)) for _ in range(3)] == [False, False, True]
-
-
-def test_shares_that_lost_to_a_lucky_all_reduce_get_another_chance():
-    """Once, after five all-reduces; within 5 % of what shares took nothing speaks for them."""
-    looks = Looks()
-    for plain_s, look in ((1.04, False), (1.06, True)):
-        looks.done(1.0, changed=False, shares_s=1.0)
-        told = [looks.due(each) for each in (2.0, plain_s, 0.5, plain_s, plain_s, plain_s)]
-        assert [bool(reason) for reason in told] == [False] * 4 + [look, False]
-    assert told[4] == "a look at the links: all-reduce takes 1.06 s, and shares took 1 s"
-
-
-def test_the_shares_of_servers_do_not_wait_for_what_workers_carry():
-    """A worker taken for slow hides what servers could do; shares suit them all the same."""
-    aggregation = dedicated(servers=3, num_chunks=None)
-    links = mbit(20, 100, 100, 100, 30, 120, 120)
-    choice = ShareChoice(OPTIMAL, aggregation)
-    shares = choice.on(links).shares
-
-    np.testing.assert_allclose(shares[4:], [1 / 9, 4 / 9, 4 / 9])
-    assert choice.seconds(links, shares) == pytest.approx(8e6 / (20 * MBIT))
-    assert choice.seconds_of_servers(links, shares) == pytest.approx(4 * 8e6 / (270 * MBIT))
-
-
-def test_the_better_exchange_of_a_look_counts_and_the_middle_one_of_a_trial():
-    """One that was slow by chance must not leave all-reduce in force for long."""
-    trust = Trust()
-    for seconds in (9.0, 3.0, 1.0, 2.0, 4.0):
-        trust.see_shares(seconds, 1.0)
-    assert trust.best_of(2) == 2.0
-    assert trust.usual_of(3) == 2.0
-
-
-def test_what_all_reduce_took_stays_while_links_become_known():
-    """For ten exchanges; later it is thought to change with the links."""
-    trust, believed_s = Trust(), [2.0] * 11 + [4.0]
-    trust.see_plain(1.0)
-    for step, seconds in enumerate(believed_s):
-        trust.compare_plain(seconds)
-        assert trust.plain_factor * seconds == (2.0 if step == 11 else 1.0)
-        trust.see_shares(1.0, 1.0)
-
-
 def test_a_link_that_was_taken_for_slow_is_found_by_asking_it():
     """It carries what it is asked for, which looks like all it can; so it is asked for more."""
     aggregation, true = collocated(), mbit(34, 34, 47, 140)
@@ -255,20 +147,6 @@ def test_a_prediction_that_fails_ends_shares():
     assert planner.plan.parts is None
     assert planner.plan.reason.startswith("plain all-reduce: shares t")
     assert planner.plan.first_step <= 7
-
-
-def test_a_failing_prediction_is_said_in_words():
-    """What was predicted, what it took, and what all-reduce takes."""
-    trust = SharePlanner(OPTIMAL, collocated())._trust
-    trust.see_plain(2.0)
-    trust.compare_plain(1.0)
-    for _ in range(5):
-        trust.see_shares(3.0, 1.5)
-
-    assert trust.complaint(1.0) == (
-        "plain all-reduce: shares took 3 s, 2.00 times what was predicted and more than its 2 s"
-    )
-    assert trust.complaint(2.0) is None  # all-reduce would take 4 s on links as they are now
 
 
 def test_two_workers_and_one_stay_with_all_reduce():

@@ -28,7 +28,8 @@ from ..sharding import (
 )
 from ._link_tracker import LinkTracker, links_apart
 from ._share_choice import ShareChoice
-from ._share_trust import MEASURED, Looks, PlainLooks, Trust
+from ._share_looks import MEASURED, Looks, PlainLooks
+from ._share_trust import Trust
 from ._shares import ShareOutcome, SharesInForce
 from ._transfers import Exchange, Transfers
 
