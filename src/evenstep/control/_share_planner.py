@@ -53,13 +53,12 @@ class SharePlanner:
       shares that suit what it showed. They stay if the better one of these took less than
       all-reduce by 5 %: a link that was not the limit is faster than it looked.
     - Every exchange by shares tells more of the links (``LinkTracker``). New shares are adopted
-      if those in force would take ``LEAST_GAIN``, 5 %, longer on the links as they are now, at
-      most every ``least_steps`` steps. Links of ranks that only work are left out of that.
+      if those in force would take 5 % longer on the links as they are now, those of ranks that only
+      work left out, at most every ``least_steps`` steps.
     - Shares give way to all-reduce where they would not win by ``margin`` on links that were
-      probed, and by 2 % once in force, in the words of ``plan_shares``. What either took, over what
-      its model said, corrects the model in both.
-    - A prediction that fails, five exchanges in a row by 1.35 and slower than all-reduce was, ends
-      shares until the next look.
+      probed, by 2 % once in force, in the words of ``plan_shares``. What either took, over what
+      its model said, corrects the model.
+    - Predictions that fail five times in a row by 1.35, slower than all-reduce was, end shares.
     - A link shows no more than it is asked for. So one exchange of 25 gives one server 1.4 times
       its part, in turns.
     - Servers without data hide what workers' links carry. So one exchange tries all-reduce some
@@ -75,7 +74,7 @@ class SharePlanner:
         aggregation: what is summed, by whom, in how many chunks.
         links: as they were measured before the first step; None if nobody did.
         tracker: how links are followed.
-        margin: what shares have to gain over plain all-reduce, at least 0.
+        margin: what shares have to gain over plain all-reduce by the model, at least 0.
         least_steps: steps between two plans, at least 1.
 
     Attributes:
