@@ -73,6 +73,8 @@ class LinkTracker:
       was in use at most (``Transfers.carried``), or grows by half in an exchange where nobody knows
       that: its short transfers had it to themselves one by one, or went through at once after a
       pause, and look faster than they are.
+    - No link is taken for slower than 95 % of what it carried while in use, and that of a rank that
+      only serves for no faster than that, unless it was before.
     - Whoever is at fault of nothing keeps what was known of it, however little it moved.
 
     The same is done for receivers, three times over, as one change explains others. What came
