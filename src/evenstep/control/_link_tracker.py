@@ -42,10 +42,13 @@ class LinkBelief:
     num_down: FloatArray
     noise: float
 
-    @property
-    def changed(self) -> bool:
-        """Whether some link was found to have changed in the newest exchange."""
-        return bool(min(self.num_up.min(), self.num_down.min()) <= 1)
+    def changed(self, ranks: NDArray[np.bool_]) -> bool:
+        """Whether the link of some of these ranks was found to have changed in the newest exchange.
+
+        Args:
+            ranks: who counts, at least one, ``(world_size,)``.
+        """
+        return bool(min(self.num_up[ranks].min(), self.num_down[ranks].min()) <= 1)
 
 
 @final

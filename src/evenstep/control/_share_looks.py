@@ -86,7 +86,7 @@ class PlainLooks:
         self._rates: deque[FloatArray] = deque(maxlen=SETTLED)
 
     def changed(self) -> None:
-        """Note that links have changed."""
+        """Note that links of servers have changed."""
         self._changed = True
         self._rates.clear()
 

@@ -179,7 +179,7 @@ class SharePlanner:
         if self._belief is not None:
             only_serves = ~self._aggregation.is_worker
             self._belief = self._tracker.update(self._belief, transfers, only_serves=only_serves)
-            if self._belief.changed:
+            if self._belief.changed(self._aggregation.is_server):
                 self._plain_looks.changed()
             self._plain_looks.see(transfers.rates()[:, self._aggregation.is_worker])
         elif transfers.seen(self._tracker.least_bytes).any():
