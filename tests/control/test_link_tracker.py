@@ -208,11 +208,12 @@ def in_turn(links, to_fast, to_slow):
 
 
 def times_the_slow_one(links, transfers, **options):
-    """What the slower server is taken for in the end, over what it is."""
+    """What the slower server is taken for in the end, up and down, over what it is."""
     belief = LinkTracker().begin(links)
     for _ in range(20):
         belief = LinkTracker().update(belief, transfers, **options)
-    return belief.links.up_bytes_per_s[4] / links.up_bytes_per_s[4]
+    found = np.array([belief.links.up_bytes_per_s[4], belief.links.down_bytes_per_s[4]])
+    return found / links.up_bytes_per_s[4]
 
 
 def test_a_link_with_little_to_do_is_taken_for_what_it_carried_in_use():
@@ -220,8 +221,8 @@ def test_a_link_with_little_to_do_is_taken_for_what_it_carried_in_use():
     links = mbit(100, 100, 100, 100, 20)
     told, untold = in_turn(links, 9e5, 1e5)
 
-    assert times_the_slow_one(links, told) < 1.05
-    assert times_the_slow_one(links, untold) > 2
+    assert times_the_slow_one(links, told).max() < 1.05
+    assert times_the_slow_one(links, untold).min() > 2
 
 
 def test_a_server_without_data_is_never_taken_for_more_than_it_carried_in_use():
@@ -230,17 +231,35 @@ def test_a_server_without_data_is_never_taken_for_more_than_it_carried_in_use():
     told, _ = in_turn(links, 6e5, 4e5)
     only_serves = np.arange(5) > 2
 
-    assert times_the_slow_one(links, told, only_serves=only_serves) < 1.05
-    assert times_the_slow_one(links, told) > 2
+    assert times_the_slow_one(links, told, only_serves=only_serves).max() < 1.05
+    assert times_the_slow_one(links, told).min() > 2
 
 
 def test_a_link_carries_what_it_carried():
-    """Times that were stretched, as some rank was slow that nobody saw, do not make it slower."""
+    """Times that were stretched, as some rank was slow that nobody saw, do not make it slower.
+
+    Of what went out, nobody saw for how long any did: that says nothing for certain.
+    """
     links = mbit(100, 100, 100, 100, 20)
     told, untold = (
         Transfers(each.num_bytes, 9 * each.seconds, each.busy_s)
         for each in in_turn(links, 6e5, 4e5)
     )
 
-    assert times_the_slow_one(links, told) > 0.93
-    assert times_the_slow_one(links, untold) < 0.5
+    assert times_the_slow_one(links, told)[1] > 0.93
+    assert times_the_slow_one(links, told)[0] < 0.5
+    assert times_the_slow_one(links, untold).max() < 0.5
+
+
+def test_a_slow_way_out_is_not_taken_for_as_fast_as_the_way_in():
+    """Of what went out a rank's rows say nothing for certain, unlike what a simulation knows."""
+    aggregation = collocated()
+    links = Links(mbit(30, 100, 100, 100).up_bytes_per_s, mbit(100, 100, 100, 100).up_bytes_per_s)
+    done = play_exchange(aggregation, links, equal_shares(aggregation)).transfers
+    ways = [(s, r, done.num_bytes[s, r], done.seconds[s, r]) for s, r in np.ndindex(4, 4) if s != r]
+    came = [(r, r, done.num_bytes[:, r].sum(), done.busy_s[1, r]) for r in range(4)]
+    belief = LinkTracker().begin(links)
+    for _ in range(5):
+        belief = LinkTracker().update(belief, Transfers.from_rows(4, ways + came))
+
+    assert abs(np.log(belief.links.up_bytes_per_s / links.up_bytes_per_s)).max() < 0.1

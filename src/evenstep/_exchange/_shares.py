@@ -181,6 +181,7 @@ class Shares:
         before, step = self._planner.plan, seen[0].step
         if len({one.plan_epoch for one in seen}) > 1:
             return  # a step that some rank began anew
+        plain = all(one.rows is None for one in seen)
         rows = [row for one in seen for row in one.rows or ()]
         workers = [one for one in seen if math.isfinite(one.waited_s)]
         exchange = ObservedExchange(
@@ -188,7 +189,7 @@ class Shares:
             # From a common start: who waited least may have had its sums before all others.
             max(one.spent_s + one.waited_s for one in workers)
             - max(one.spent_s for one in workers),
-            self._transfers(rows, max(one.lasted_s for one in seen)) if rows else None,
+            None if plain else self._transfers(rows, max(one.lasted_s for one in seen)),
         )
         with self._lock:
             next_step = self._answered + 2 + self._lag

@@ -73,11 +73,11 @@ class LinkTracker:
     - A link that was not expected to be full is at fault only if it fell behind by 15 %, and by
       twice the usual noise.
     - A link over which less than two fifths of the most went is taken for what it carried while it
-      was in use at most (``Transfers.carried``), or grows by half in an exchange where nobody knows
+      was in use, or before, at most (``Transfers.carried``), or grows by half where nobody knows
       that: its short transfers had it to themselves one by one, or went through at once after a
       pause, and look faster than they are.
-    - No link is taken for slower than 95 % of what it carried while in use, and that of a rank that
-      only serves for no faster than that, unless it was before.
+    - No link is found to be slower than 95 % of what came over it while anything did, and that of a
+      rank that only serves to be faster than what it carried while in use.
     - Whoever is at fault of nothing keeps what was known of it, however little it moved.
 
     The same is done for receivers, three times over, as one change explains others. What came
@@ -191,7 +191,9 @@ class LinkTracker:
             doubtful |= only_serves & (carried > 0)
         otherwise = np.maximum(transfers.sustained(), GROWTH * before)
         certain = np.maximum(np.where(carried > 0, carried, otherwise), before)
-        return CERTAIN * carried, np.where(doubtful, certain, np.inf)
+        at_least = np.minimum(CERTAIN * carried, before)
+        at_least[0] = 0.0  # for how long a link was in use by what it sent is known by half
+        return at_least, np.where(doubtful, certain, np.inf)
 
     def _rates(self, transfers: Transfers) -> tuple[FloatArray, FloatArray]:
         """Return rates and bytes of what counts, 0 elsewhere."""

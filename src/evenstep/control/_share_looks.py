@@ -9,25 +9,30 @@ from statistics import median
 import numpy as np
 
 from .._types import FloatArray
+from ..sharding import Aggregation
+from ._share_trust import OTHER_TIME
 
-FIRST_WAIT, LONGEST_WAIT = 25, 1600  # exchanges between two looks at the links
+FIRST_WAIT, LONGEST_WAIT = 50, 1600  # all-reduces between two looks at the links
 PLAIN_WAIT = 100  # the first between two at all-reduce while links do not change
 SETTLED = 4  # exchanges since links changed after which all-reduce may be tried
 AFTER_CHANGE = 10  # exchanges between two such trials while links change
 EVEN = 0.8  # rate of the slowest worker over the median, below which its link is the limit
 NUM_LIKE, NUM_RECENT = 3, 5  # all-reduces in a row that tell a change, and what one takes
-MEASURED = 0.05  # gain over all-reduce by which shares win that were tried
-OTHER_TIME = 1.2  # an all-reduce that takes longer by this factor, or shorter, has other links
+SOUND_EVERY = 25  # exchanges by shares, of which one gives some server more than its part
+MEASURED = 1 / 3  # of the margin by which shares have to win that were tried
+LONGER = 1.05  # than shares took: all-reduce that was thought to be faster
 
 
 class Looks:
     """Says when an exchange by shares is due that shows what the links are."""
 
     def __init__(self) -> None:
-        self._wait, self._since = FIRST_WAIT, 0
+        self._wait = self._next_wait = FIRST_WAIT
+        self._since = 0
         self._usual_s: float | None = None  # of all-reduce, when the links were last known
         self._measured = False  # that, or expected only
-        self._shares_s = math.inf  # what shares took in the look that they lost
+        self._shares_s = math.inf  # what shares took that all-reduce was found to be faster than
+        self._chance = False  # the last look was for their sake
         self._recent: deque[float] = deque(maxlen=NUM_RECENT)
 
     def due(self, plain_s: float) -> str | None:
@@ -43,7 +48,8 @@ class Looks:
                 self._measured, self._usual_s = True, min(now_s, self._usual_s)
             if low > self._usual_s * OTHER_TIME or high < self._usual_s / OTHER_TIME:
                 return f"a look at the links: all-reduce takes {now_s:.3g} s now"
-        if self._since == NUM_RECENT and median(self._recent) > self._shares_s * (1 + MEASURED):
+        if self._since == NUM_RECENT and median(self._recent) > self._shares_s * LONGER:
+            self._chance = True
             took = f"{median(self._recent):.3g} s, and shares took {self._shares_s:.3g} s"
             return f"a look at the links: all-reduce takes {took}"
         if self._since >= self._wait:
@@ -55,13 +61,17 @@ class Looks:
 
         Args:
             plain_s: what all-reduce is expected to take now.
-            shares_s: what shares took, if they were tried: should five all-reduces take longer
-                than thought, by ``MEASURED``, they get another chance.
             changed: whether shares are used from now on.
+            shares_s: what shares took, if they were tried: should five all-reduces take longer
+                than that by 5 %, they get another chance, but not twice in a row.
         """
-        self._wait = FIRST_WAIT if changed else min(2 * self._wait, LONGEST_WAIT)
+        if changed:
+            self._next_wait = FIRST_WAIT
+        else:
+            self._wait, self._next_wait = self._next_wait, min(2 * self._next_wait, LONGEST_WAIT)
         self._since, self._usual_s, self._measured = 0, plain_s, False
-        self._shares_s = math.inf if shares_s is None else shares_s
+        self._shares_s = math.inf if shares_s is None or self._chance else shares_s
+        self._chance = False
         self._recent.clear()
 
 
@@ -73,7 +83,7 @@ class PlainLooks:
     finds out now and then: some steps after links changed, but not within 10 of the last time,
     nor within 20, 40, ... and at most 100 where it was no faster once or more often; while links do
     not change, after 100, then 200, ... and at most 1600. It moves at most twice what shares do
-    over a worker's link, so it takes twice as long at the very most.
+    over a worker's link, so by the model it takes no more than twice as long.
     A worker that others are faster than, in the mean of the last four exchanges, has a full link,
     and all-reduce fills it for longer: then nothing is tried. Where all servers work, the slowest
     link limits both, and there is nothing to find out.
@@ -111,3 +121,26 @@ class PlainLooks:
             return False
         mean = np.mean(self._rates, axis=0)
         return bool((mean.min(axis=1) >= EVEN * np.median(mean, axis=1)).all())
+
+
+class Soundings:
+    """Says which server gets more than its part for one exchange, in turns: one of 25.
+
+    A link shows no more than it is asked for, and a server that nothing goes to shows nothing.
+
+    Args:
+        aggregation: its servers take turns, if there are two at least.
+    """
+
+    def __init__(self, aggregation: Aggregation) -> None:
+        self._servers = np.flatnonzero(aggregation.is_server).tolist()
+        self._num_shared = 0
+
+    def due(self) -> int | None:
+        """Return a rank if it is time, after an exchange by shares."""
+        self._num_shared += 1
+        turn, left = divmod(self._num_shared, SOUND_EVERY)
+        if left or len(self._servers) < 2:
+            return None
+        rank: int = self._servers[turn % len(self._servers)]
+        return rank

@@ -28,7 +28,7 @@ from ..sharding import (
 )
 from ._link_tracker import LinkTracker, links_apart
 from ._share_choice import ShareChoice
-from ._share_looks import MEASURED, Looks, PlainLooks
+from ._share_looks import MEASURED, Looks, PlainLooks, Soundings
 from ._share_trust import Trust
 from ._shares import ShareOutcome, SharesInForce
 from ._transfers import Exchange, Transfers
@@ -37,9 +37,7 @@ NUM_PLAIN = 2  # exchanges at the start by all-reduce: what shares have to beat 
 LEAST_GAIN = 0.05  # of what shares in force take on the links as they are: what new ones must save
 LOSSES = 3  # comparisons in a row that shares have to lose to all-reduce, as links may be in doubt
 STAYS = 0.02  # gain over all-reduce below which shares in force end
-SOUND_EVERY = 25  # exchanges by shares, of which one gives some server more than its part
 NUM_LOOKS = 3  # exchanges of a look: one that shows the links, and two by what it showed
-HOPELESS = 1.5  # times all-reduce: a look that promises no better is over after one exchange
 TOLD = 0.1  # a change of some link by which part is worth an event
 TRACKER = LinkTracker()
 
@@ -106,7 +104,7 @@ class SharePlanner:
         self._trust = Trust()
         self._looks, self._plain_looks = Looks(), PlainLooks()
         self._num_seen = 0
-        self._num_shared = 0
+        self._soundings = Soundings(aggregation)
         self._sounding = False  # the plan in force is the last one, but for one server's part
         self._num_lost = 0
         self._look_no = 0  # exchanges of the look under way, this one included; 0 without one
@@ -157,6 +155,8 @@ class SharePlanner:
                 if self._look_no and self.links is not None:  # that was for few exchanges only
                     reason = "plain all-reduce: the policy failed after a look at the links"
                     events += self._fall_back(next_step, self.links, reason)
+                elif self.plan.parts is None:  # it is asked again when the next look is due
+                    self._looks.done(self._trust.plain_s, changed=False)
         return ShareOutcome(self.plan, tuple(events))
 
     def _learn(self, step: int, exchange: Exchange) -> list[Event]:
@@ -171,11 +171,13 @@ class SharePlanner:
         if self.links is not None and exchange.plan_epoch == self.plan.epoch:
             predicted_s = self._predicted_s(self.links)
             if exchange.transfers is not None and predicted_s > 0:
-                self._trust.see_shares(took_s, predicted_s)
+                self._trust.see_shares(took_s, predicted_s, plan_epoch=self.plan.epoch)
             self._trust.compare_plain(ring_s(self._aggregation, self.links))
         return [*events, ExchangeMeasured(step, exchange.plan_epoch, took_s, predicted_s)]
 
     def _follow(self, transfers: Transfers) -> None:
+        if not transfers.seen(1).any():
+            return  # ranges too short to be timed
         if self._belief is not None:
             only_serves = ~self._aggregation.is_worker
             self._belief = self._tracker.update(self._belief, transfers, only_serves=only_serves)
@@ -209,8 +211,10 @@ class SharePlanner:
                 return self._plan_anew(links, next_step)
             due = self._looks.due(exchange.exchange_s)
             return [] if due is None else self._look(next_step, due)
-        if links is None:  # too few bytes to tell anything
-            return []
+        if links is None:
+            self._looks.done(self._trust.plain_s, changed=False)
+            reason = "plain all-reduce: too few bytes go over links to tell anything of them"
+            return self._adopt(next_step, None, self._trust.plain_s, reason)
         if self._look_no:
             return self._after_look(links, next_step)
         if complaint := self._trust.complaint(ring_s(self._aggregation, links)):
@@ -234,30 +238,32 @@ class SharePlanner:
     def _after_look(self, links: Links, next_step: int) -> list[Event]:
         """Go on with what the look showed, and decide by what that takes.
 
-        What exchanges took is worth more than what a model says of links that may be faster than
-        they looked. The better one counts: shares that prove slower end soon, all-reduce stays.
+        The better exchange counts: shares that prove slower end soon, and all-reduce stays.
         """
         decision = self._choice.on(links)
-        plain_s = self._trust.plain_s or ring_s(self._aggregation, links)
         at_best_s = self._choice.seconds_of_servers(links, decision.shares)
-        if self._look_no < NUM_LOOKS and at_best_s <= HOPELESS * plain_s:
+        if self._look_no == 1 and not self._trust.is_hopeless(at_best_s):
             reason = "a look at the links: shares by what is known of them"
-            seconds = self._choice.seconds(links, decision.shares)
-            look_no = self._look_no + 1
-            return self._adopt(next_step, decision.shares, seconds, reason, look_no=look_no)
+            plan, *_ = self._judged(decision.shares, links, self._margin)
+            return self._adopt(next_step, plan.shares, plan.exchange_s, reason, look_no=2)
+        if self._look_no == 2:  # once more by the same plan, which is in force already
+            self._look_no += 1
+            return []
         shares_s = self._trust.best_of(NUM_LOOKS - 1)
-        wins, reason = self._trust.compared(shares_s, min(MEASURED, self._margin))
+        margin = self._margin * (MEASURED if self._helped else 1.0)
+        wins, reason = self._trust.compared(shares_s, margin)
         if wins:
             return self._begin(decision, links, next_step, reason)
         return self._fall_back(next_step, links, reason, shares_s)
 
     def _after_plain(self, links: Links, next_step: int) -> list[Event]:
         """Decide between an all-reduce just tried and the shares before it."""
-        wins, reason = self._trust.compared(self._trust.usual_of(3), min(STAYS, self._margin))
+        shares_s = self._trust.usual_of(3)
+        wins, reason = self._trust.compared(shares_s, min(STAYS, self._margin))
         self._plain_looks.done(faster=not wins)
         if wins:
             return self._begin(self._choice.on(links), links, next_step, reason)
-        return self._fall_back(next_step, links, reason)
+        return self._fall_back(next_step, links, reason, shares_s)
 
     def _try_plain(self, next_step: int) -> list[Event]:
         """Have one plain all-reduce, where it might be faster by now than anybody can know."""
@@ -268,16 +274,10 @@ class SharePlanner:
         return self._adopt(next_step, None, None, reason, look_no=1)
 
     def _sound(self, links: Links, next_step: int) -> list[Event]:
-        """Give one server more than its part for one exchange, in turns.
-
-        A link shows no more than it is asked for. A server that nothing goes to shows nothing.
-        """
-        self._num_shared += 1
-        servers = np.flatnonzero(self._aggregation.is_server)
-        turn, left = divmod(self._num_shared, SOUND_EVERY)
-        if left or len(servers) < 2:
+        """Give one server more than its part for one exchange, in turns."""
+        rank = self._soundings.due()
+        if rank is None:
             return []
-        rank = int(servers[turn % len(servers)])
         assert self.plan.shares is not None
         shares = self._choice.to_sound(self.plan.shares, rank)
         seconds = self._choice.seconds(links, shares)
@@ -300,7 +300,7 @@ class SharePlanner:
         plan, wins, reason = self._judged(decision.shares, links, min(STAYS, self._margin))
         self._num_lost = 0 if wins else self._num_lost + 1
         if self._num_lost >= LOSSES:
-            return self._fall_back(next_step, links, reason)
+            return self._fall_back(next_step, links, reason, self._trust.usual_of(3))
         if self._sounding:
             return self._adopt(next_step, plan.shares, plan.exchange_s, reason)
         assert self.plan.shares is not None
@@ -321,10 +321,10 @@ class SharePlanner:
         self, decision: ShareDecision[Any], links: Links, next_step: int, reason: str
     ) -> list[Event]:
         """Go over to shares, or stay with them after a trial of all-reduce."""
+        plan, *_ = self._judged(decision.shares, links, self._margin)
         self._looks.done(None, changed=True)
         self._choice.keep(decision)
-        seconds = self._choice.seconds(links, decision.shares)
-        return self._adopt(next_step, decision.shares, seconds, reason)
+        return self._adopt(next_step, plan.shares, plan.exchange_s, reason)
 
     def _fall_back(
         self, next_step: int, links: Links, reason: str, shares_s: float | None = None

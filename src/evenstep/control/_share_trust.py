@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from statistics import median
 
 from ..sharding import SharePlan
 
 FRESH = 10  # exchanges by shares for which an all-reduce before them says what one takes
+HOPELESS = 1.5  # times all-reduce: a look that promises no better is over after one exchange
+OTHER_TIME = 1.2  # what takes longer by this factor, or shorter, goes over other links
 
 FAILS_AT = 1.35
 """A prediction fails that the exchange takes so many times as long, five times in a row."""
@@ -26,14 +29,19 @@ class Trust:
         self._shares_s: deque[float] = deque(maxlen=5)
         self._ratios: deque[float] = deque(maxlen=5)
         self._since_plain = 0  # exchanges by shares
+        self._plan_epoch, self._last_s = -1, math.inf  # of the last one of them
 
     def see_plain(self, seconds: float) -> None:
         """Take in a plain all-reduce."""
         self._plain_s.append(seconds)
         self._since_plain = 0
 
-    def see_shares(self, seconds: float, predicted_s: float) -> None:
+    def see_shares(self, seconds: float, predicted_s: float, *, plan_epoch: int) -> None:
         """Take in an exchange by shares, and what it takes by the model."""
+        like = 1 / OTHER_TIME < seconds / self._last_s < OTHER_TIME
+        if plan_epoch == self._plan_epoch and not like:
+            self._since_plain = FRESH  # the links may have changed
+        self._plan_epoch, self._last_s = plan_epoch, seconds
         self._shares_s.append(seconds)
         self._ratios.append(seconds / predicted_s)
         self._since_plain += 1
@@ -60,6 +68,15 @@ class Trust:
     def shares_factor(self) -> float:
         """Seconds by shares over those predicted, the median of the last 3 to 5; 1 before."""
         return median(self._ratios) if len(self._ratios) > 2 else 1.0
+
+    def is_hopeless(self, predicted_s: float) -> bool:
+        """Return whether shares that take so long by the model promise nothing.
+
+        Corrected by the newest exchange alone, as of a look there is but one.
+        """
+        if not (self._ratios and self._plain_s):
+            return False
+        return predicted_s * self._ratios[-1] > HOPELESS * median(self._plain_s)
 
     def forget_shares(self) -> None:
         """Leave out exchanges by shares so far."""
@@ -97,11 +114,7 @@ class Trust:
         Whatever was predicted: of use while all-reduce was measured on links as they are.
         """
         assert self._plain_s
-        plain_s = median(self._plain_s)
-        measured = f"{shares_s:.3g} s against {plain_s:.3g} s of all-reduce, both as measured"
-        if plain_s > shares_s * (1 + margin):
-            return True, f"shares: {measured}"
-        return False, f"plain all-reduce: shares take {measured}, no gain of {margin:.0%}"
+        return _verdict(shares_s, median(self._plain_s), margin)
 
     def judge(self, plan: SharePlan, margin: float) -> tuple[bool, str]:
         """Return whether shares win by ``margin`` as corrected, and why."""
@@ -110,7 +123,12 @@ class Trust:
         wins = plain_s > shares_s * (1 + margin)
         if wins != plan.falls_back:
             return wins, plan.reason
-        compared = f"{shares_s:.3g} s against {plain_s:.3g} s of all-reduce, both as measured"
-        if wins:
-            return True, f"shares: {compared}"
-        return False, f"plain all-reduce: shares take {compared}, no gain of {margin:.0%}"
+        return _verdict(shares_s, plain_s, margin)
+
+
+def _verdict(shares_s: float, plain_s: float, margin: float) -> tuple[bool, str]:
+    """Return whether shares win by ``margin``, and why."""
+    measured = f"{shares_s:.3g} s against {plain_s:.3g} s of all-reduce, as measured"
+    if plain_s > shares_s * (1 + margin):
+        return True, f"shares: {measured}"
+    return False, f"plain all-reduce: shares take {measured}, no gain of {margin:.0%}"

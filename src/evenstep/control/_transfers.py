@@ -82,7 +82,7 @@ class Transfers:
         return len(self.num_bytes)
 
     def lasting(self, exchange_s: float) -> Self:
-        r"""Return them with all seconds scaled so that the slowest rank took ``exchange_s``.
+        r"""Return them with the ways' seconds scaled so that the slowest rank took ``exchange_s``.
 
         Transfers that ran one after the other had the whole link each, so that the sum of their
         rates is more than it carries; and a token bucket that was idle lets the first bytes of
@@ -104,15 +104,9 @@ class Transfers:
 
     def _longest_s(self) -> float:
         """Return the time of the slowest rank: its bytes over the sum of its transfers' rates."""
-        seen = self.seen(1)
-        num_bytes = np.where(seen, self.num_bytes, 0.0)
-        rate = np.divide(num_bytes, self.seconds, out=np.zeros(seen.shape), where=seen)
-        longest_s = 0.0
-        for axis in (0, 1):
-            moved, rates = num_bytes.sum(axis=axis), rate.sum(axis=axis)
-            taken_s = np.divide(moved, rates, out=np.zeros(len(moved)), where=rates > 0)
-            longest_s = max(longest_s, float(taken_s.max()))
-        return longest_s
+        moved, rates = np.stack(self.moved()), self.rates()
+        taken_s = np.divide(moved, rates, out=np.zeros(moved.shape), where=rates > 0)
+        return float(taken_s.max())
 
     def sustained(self) -> tuple[FloatArray, FloatArray]:
         """Return what each rank's link has certainly carried, up and down, ``(world_size,)`` each.
