@@ -28,7 +28,8 @@ class Taken:
         seconds: from when all ranks could begin until the last had all sums.
         sent_bytes: what every host's interface sent, headers and all.
         planned_bytes: what the plan says of it, headers apart; None for all-reduce.
-        rows: what went over every way between two ranks, and for how long.
+        rows: what went over every way between two ranks, and from a rank to itself all that came
+            to it, and for how long.
         exact: whether all ranks hold what a sum in rank order gives, bit for bit.
         apart: largest difference from that, any rank.
     """

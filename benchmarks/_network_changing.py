@@ -19,7 +19,7 @@ NUM_SERVERS = {"collocated": 0, "dedicated": 3}
 NUM_ELEMENTS = 500_000  # 2 MB in 8 chunks: each several times a burst, and still many exchanges
 NUM_CHUNKS = 8
 LEAD_S = 10.0  # for processes to begin
-START = 3  # exchanges in which a follower looks at all-reduce and at the links, once in a training
+START = 3  # exchanges of a follower, twice all-reduce and equal shares once, before it can follow
 PAPER = 2.68
 
 Taken = dict[str, Any]

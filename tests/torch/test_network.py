@@ -50,7 +50,7 @@ def test_shares_change_nothing_but_who_sums():
 
 @pytest.mark.cluster
 def test_on_equal_links_shares_end_where_they_began():
-    """One step looks at the links; then plain all-reduce goes on, and the log says why."""
+    """There is a look at the links; then plain all-reduce goes on, and the log says why."""
     found = run_workers(3, trained, Network(probe=False), SIZES, False)
     _, epochs, told, _ = found[0]
 

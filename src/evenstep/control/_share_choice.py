@@ -69,7 +69,7 @@ class ShareChoice:
         """Return the links, those of ranks that only work so fast that they are no limit.
 
         What they carry is hard to tell from what servers let them have, and no shares change it:
-        those that suit the servers are the best in any case.
+        those that suit the servers are as good as any, at least in many chunks.
         """
         aggregation = self._aggregation
         only_work = aggregation.is_worker & ~aggregation.is_server

@@ -48,8 +48,8 @@ class SharePlanner:
 
     - It begins with plain all-reduce, measures it, and looks at the links if nobody probed them.
     - A look is three exchanges: one by equal shares, or by what was known of the links, and two by
-      shares that suit what it showed. They stay if the better one of these took less than
-      all-reduce by 5 %: a link that was not the limit is faster than it looked.
+      shares that suit what it showed. They stay if all-reduce took longer than the better one of
+      these by ``margin``, or by a third of it where servers have no data and their links look slow.
     - Every exchange by shares tells more of the links (``LinkTracker``). New shares are adopted
       if those in force would take 5 % longer on the links as they are now, those of ranks that only
       work left out, at most every ``least_steps`` steps.
@@ -72,7 +72,7 @@ class SharePlanner:
         aggregation: what is summed, by whom, in how many chunks.
         links: as they were measured before the first step; None if nobody did.
         tracker: how links are followed.
-        margin: what shares have to gain over plain all-reduce by the model, at least 0.
+        margin: what shares have to gain over plain all-reduce, at least 0.
         least_steps: steps between two plans, at least 1.
 
     Attributes:

@@ -114,7 +114,7 @@ class Trust:
         Whatever was predicted: of use while all-reduce was measured on links as they are.
         """
         assert self._plain_s
-        return _verdict(shares_s, median(self._plain_s), margin)
+        return _verdict(shares_s, median(self._plain_s), margin, "as measured")
 
     def judge(self, plan: SharePlan, margin: float) -> tuple[bool, str]:
         """Return whether shares win by ``margin`` as corrected, and why."""
@@ -123,12 +123,12 @@ class Trust:
         wins = plain_s > shares_s * (1 + margin)
         if wins != plan.falls_back:
             return wins, plan.reason
-        return _verdict(shares_s, plain_s, margin)
+        return _verdict(shares_s, plain_s, margin, "corrected by what both took before")
 
 
-def _verdict(shares_s: float, plain_s: float, margin: float) -> tuple[bool, str]:
+def _verdict(shares_s: float, plain_s: float, margin: float, how: str) -> tuple[bool, str]:
     """Return whether shares win by ``margin``, and why."""
-    measured = f"{shares_s:.3g} s against {plain_s:.3g} s of all-reduce, as measured"
+    both = f"{shares_s:.3g} s against {plain_s:.3g} s of all-reduce, {how}"
     if plain_s > shares_s * (1 + margin):
-        return True, f"shares: {measured}"
-    return False, f"plain all-reduce: shares take {measured}, no gain of {margin:.0%}"
+        return True, f"shares: {both}"
+    return False, f"plain all-reduce: shares take {both}, no gain of {margin:.0%}"
