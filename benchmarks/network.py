@@ -260,7 +260,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", default=PARTS, help="which rows, with commas")
     parser.add_argument("--seeds", type=int, default=5, help="of links that change")
     parser.add_argument("--every-s", type=float, default=20.0, help="each has of a draw of links")
-    parser.add_argument("--redraws", type=int, default=4, help="of each seed, the first included")
+    parser.add_argument("--redraws", type=int, default=3, help="of each seed, the first included")
     parser.add_argument("--kind", choices=NUM_SERVERS, help="of links that change, one of both")
 
 

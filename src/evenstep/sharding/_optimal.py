@@ -29,7 +29,8 @@ class OptimalShares(AbstractSharePolicy[dict[str, Any]]):
 
     Args:
         margin: what a change has to gain, at least 0. At 0 every measurement moves the shares,
-            though nothing migrates when they do.
+            though nothing migrates when they do. ``SharePlanner`` has a dead band of its own: more
+            than a little here adds to that, and shares stay that are worse by both.
 
     Raises:
         ValueError: ``margin`` is negative or not finite.
@@ -37,12 +38,12 @@ class OptimalShares(AbstractSharePolicy[dict[str, Any]]):
 
     name: ClassVar[str] = "optimal"
 
-    margin: float = 0.1
+    margin: float = 0.02
 
     def __post_init__(self) -> None:
         if not (np.isfinite(self.margin) and self.margin >= 0):
             rule = "be finite and at least 0"
-            raise invalid("OptimalShares(margin=...)", rule, self.margin, "0.1 is 10 %.")
+            raise invalid("OptimalShares(margin=...)", rule, self.margin, "0.02 is 2 %.")
 
     def init(self, aggregation: Aggregation) -> ShareDecision[dict[str, Any]]:
         shares = equal_shares(aggregation)
