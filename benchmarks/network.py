@@ -47,9 +47,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
         yield Row(what="a lab", bar="Linux and root", measured={"none here": str(error)})
         return
     rounds = 3 if options.quick else options.rounds
-    settings = (
-        [_rates(options.mbit)] if options.mbit else [(200, 200, 200, 50), (200, 150, 100, 50)]
-    )
+    settings = (_rates(options.mbit),) if options.mbit else UNEQUAL
     parts = (options.only or PARTS).split(",")
     if "unequal" in parts:
         for mbit in settings:
