@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from evenstep.control import LinkTracker, Transfers
-from evenstep.sharding import Links, equal_shares, exchange_s, optimal_shares
+from evenstep.control import Exchange, LinkTracker, SharePlanner, Transfers
+from evenstep.sharding import Links, OptimalShares, equal_shares, exchange_s, optimal_shares
 from evenstep.sim import play_exchange
 
 from .networks import collocated, dedicated, errors, mbit
@@ -233,6 +233,17 @@ def test_a_server_without_data_is_never_taken_for_more_than_it_carried_in_use():
 
     assert times_the_slow_one(links, told, only_serves=only_serves).max() < 1.05
     assert times_the_slow_one(links, told).min() > 2
+
+
+def test_the_planner_knows_who_only_serves():
+    """It tells the tracker, whatever plan an exchange ran under."""
+    links = mbit(100, 100, 100, 100, 20)
+    planner = SharePlanner(OptimalShares(), dedicated(workers=3, servers=2), links)
+    told, _ = in_turn(links, 6e5, 4e5)
+    for step in range(20):
+        planner.observe(step, Exchange(-1, 1.0, told), next_step=step + 1)
+
+    assert planner.links.bandwidth_bytes_per_s[4] < 1.05 * links.bandwidth_bytes_per_s[4]
 
 
 def test_a_link_carries_what_it_carried():
