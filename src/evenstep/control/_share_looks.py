@@ -19,7 +19,6 @@ AFTER_CHANGE = 10  # exchanges between two such trials while links change
 EVEN = 0.8  # rate of the slowest worker over the median, below which its link is the limit
 NUM_LIKE, NUM_RECENT = 3, 5  # all-reduces in a row that tell a change, and what one takes
 SOUND_EVERY = 25  # exchanges by shares, of which one gives some server more than its part
-MEASURED = 1 / 3  # of the margin by which shares have to win that were tried
 LONGER = 1.05  # than shares took: all-reduce that was thought to be faster
 
 

@@ -28,7 +28,7 @@ from ..sharding import (
 )
 from ._link_tracker import LinkTracker, links_apart
 from ._share_choice import ShareChoice
-from ._share_looks import MEASURED, Looks, PlainLooks, Soundings
+from ._share_looks import Looks, PlainLooks, Soundings
 from ._share_trust import Trust
 from ._shares import ShareOutcome, SharesInForce
 from ._transfers import Exchange, Transfers
@@ -37,6 +37,7 @@ NUM_PLAIN = 2  # exchanges at the start by all-reduce: what shares have to beat 
 LEAST_GAIN = 0.05  # of what shares in force take on the links as they are: what new ones must save
 LOSSES = 3  # comparisons in a row that shares have to lose to all-reduce, as links may be in doubt
 STAYS = 0.02  # gain over all-reduce below which shares in force end
+MEASURED = 1 / 3  # of the margin by which shares have to win that were tried
 NUM_LOOKS = 3  # exchanges of a look: one that shows the links, and two by what it showed
 TOLD = 0.1  # a change of some link by which part is worth an event
 TRACKER = LinkTracker()
@@ -57,8 +58,7 @@ class SharePlanner:
       probed, by 2 % once in force, in the words of ``plan_shares``. What either took, over what
       its model said, corrects the model.
     - Predictions that fail five times in a row by 1.35, slower than all-reduce was, end shares.
-    - A link shows no more than it is asked for. So one exchange of 25 gives one server 1.4 times
-      its part, in turns.
+    - One exchange of 25 gives one server 1.4 times its part, in turns, to see what its link carries.
     - Servers without data hide what workers' links carry. So one exchange tries all-reduce some
       steps after links changed, unless some worker is slower than others: that is the limit, then.
     - All-reduce tells nothing of links. So while it is in force there is a look from time to time:
@@ -240,15 +240,15 @@ class SharePlanner:
 
         The better exchange counts: shares that prove slower end soon, and all-reduce stays.
         """
+        if self._look_no == 2:  # once more by the same plan, which is in force already
+            self._look_no += 1
+            return []
         decision = self._choice.on(links)
         at_best_s = self._choice.seconds_of_servers(links, decision.shares)
         if self._look_no == 1 and not self._trust.is_hopeless(at_best_s):
             reason = "a look at the links: shares by what is known of them"
             plan, *_ = self._judged(decision.shares, links, self._margin)
             return self._adopt(next_step, plan.shares, plan.exchange_s, reason, look_no=2)
-        if self._look_no == 2:  # once more by the same plan, which is in force already
-            self._look_no += 1
-            return []
         shares_s = self._trust.best_of(NUM_LOOKS - 1)
         margin = self._margin * (MEASURED if self._helped else 1.0)
         wins, reason = self._trust.compared(shares_s, margin)
