@@ -58,7 +58,7 @@ class SharePlanner:
       probed, by 2 % once in force, in the words of ``plan_shares``. What either took, over what
       its model said, corrects the model.
     - Predictions that fail five times in a row by 1.35, slower than all-reduce was, end shares.
-    - One exchange of 25 gives one server 1.4 times its part, in turns, to see what its link carries.
+    - One exchange of 25 gives a server 1.4 times its part, in turns, to see what its link carries.
     - Servers without data hide what workers' links carry. So one exchange tries all-reduce some
       steps after links changed, unless some worker is slower than others: that is the limit, then.
     - All-reduce tells nothing of links. So while it is in force there is a look from time to time:
