@@ -13,7 +13,7 @@ from evenstep.sharding import EqualShares, OptimalShares, ProportionalShares
 from evenstep.testing import run_workers
 from evenstep.torch import Balancer, Network
 
-from .exchanges import pairs, reports_of
+from ..exchange.exchanges import pairs, reports_of
 from .networks import (
     NUM_STEPS,
     DrawnShares,

@@ -1,14 +1,11 @@
 """Who keeps the others waiting is named in time, and nobody who only takes a break with all."""
 
-import threading
 from dataclasses import replace
 
 import pytest
-import torch
 
 from evenstep._exchange._place import Place
 from evenstep._exchange._progress import ProgressWatch
-from evenstep.torch._exchange._stuck import place_of
 
 USERS = Place("at train.py:31 in forward", in_collective=False, compiling=False)
 WAITING = Place("at train.py:40 in step", in_collective=True, compiling=False)
@@ -133,71 +130,8 @@ def test_elsewhere_is_whoever_is_known_to_wait_for_nobody(places, elsewhere):
     assert watched.watch.look(watched.now_s + 1, missing(1, 2)).elsewhere is elsewhere
 
 
-def test_a_place_is_the_users_own_line():
-    """Past the frames of Python's library, torch and evenstep."""
-    entered, gate, number = threading.Event(), threading.Event(), []
-
-    def users_function():
-        number.append(threading.get_ident())
-        entered.set()
-        gate.wait()  # its innermost frame lies in threading.py
-
-    thread = threading.Thread(target=users_function)
-    thread.start()
-    entered.wait(5)
-    place = place_of(number[0])
-    gate.set()
-    thread.join(5)
-
-    assert place.text.startswith("at ")
-    assert "test_progress.py:" in place.text
-    assert place.text.endswith(" in users_function")
-    assert not place.in_collective
-    assert not place.compiling
-
-
 def test_one_that_may_wait_unseen_is_not_the_one_to_blame():
     """Past its backward it may wait in C++, where it looks like anybody."""
     past = replace(USERS, past_backward=True)
 
     assert Watched().wait(200, missing(0, 2), r0=past, r2=USERS)[0][0] == 2
-
-
-def test_a_backend_at_work_is_compiling():
-    """Dynamo calls it while it converts a frame."""
-    seen = []
-
-    def backend(graph, inputs):
-        seen.append(place_of(threading.get_ident()))
-        return graph.forward
-
-    torch.compile(lambda x: x + 1, backend=backend)(torch.ones(3))
-
-    assert [place.compiling for place in seen] == [True]
-
-
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_compiled_model_that_runs_is_not_compiling(backend):
-    """Though files of the compiler's are on its stack."""
-    seen = []
-
-    @torch.compiler.disable
-    def look():
-        seen.append(place_of(threading.get_ident()))
-
-    def forward(x):
-        look()
-        return look_inside(x) + 1
-
-    @torch.library.custom_op(f"evenstep_tests::look_{backend}", mutates_args=())
-    def look_inside(x: torch.Tensor) -> torch.Tensor:
-        seen.append(place_of(threading.get_ident()))
-        return x.clone()
-
-    look_inside.register_fake(torch.empty_like)
-    compiled = torch.compile(forward, backend=backend)
-    compiled(torch.ones(3))
-    seen.clear()
-    compiled(torch.ones(3))
-
-    assert [place.compiling for place in seen] == [False, False]

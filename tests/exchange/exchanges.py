@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import Queue
@@ -13,9 +14,20 @@ import numpy as np
 from evenstep import Decision
 from evenstep._exchange._channel import StarChannel
 from evenstep._exchange._exchange import Exchange
+from evenstep._exchange._place import ENDED, Framework, Place, line_of_user
 from evenstep.control import Job, Planner, Report
 from evenstep.policies import AbstractPolicy
-from evenstep.torch._exchange._stuck import TORCH
+
+
+def place_of(thread_id):
+    """Where a thread is, for a framework without collectives or a compiler."""
+    frame = sys._current_frames().get(thread_id)
+    if frame is None:
+        return ENDED
+    return Place(line_of_user(frame), in_collective=False, compiling=False)
+
+
+PLAIN = Framework(place_of, lambda thread_id: False, "whoever runs the tests does")
 
 
 @final
@@ -51,7 +63,7 @@ def pairs():
                 rank,
                 ["a", "b"],
                 StarChannel({1 - rank: end}, **watch),
-                framework=TORCH,
+                framework=PLAIN,
                 lag=lag,
                 emit=emit,
                 heartbeat_s=0.05,
@@ -68,3 +80,15 @@ def pairs():
     yield make
     for exchange in opened:
         exchange.close()
+
+
+def alone(**settings):
+    """Return rank 0's exchange of a pair, and the other end of its connection."""
+    one, other = socket.socketpair()
+    channel = StarChannel({1: one}, heartbeat_s=0.02, deadline_s=5.0)
+    settings = {"framework": PLAIN, "emit": lambda event: None, **settings}
+    exchange = Exchange(0, ["a", "b"], channel, **settings)
+    exchange.start()
+    exchange.lead(Planner(Shifting(), Job(2, 16)))
+    exchange.at(0)
+    return exchange, other

@@ -12,10 +12,8 @@ from evenstep._exchange._exchange import Exchange
 from evenstep.control import Job, Planner
 from evenstep.events import WorkerLost
 from evenstep.exceptions import WorkerLostError
-from evenstep.torch._exchange._bracket import Bracket
-from evenstep.torch._exchange._stuck import TORCH
 
-from .exchanges import Shifting, pairs, reports_of
+from .exchanges import PLAIN, Shifting, alone, pairs, reports_of
 
 
 @pytest.fixture
@@ -30,7 +28,7 @@ def test_a_lost_worker_is_an_error_for_everybody_who_waits():
     one, other = socket.socketpair()
     emitted = Queue()
     channel = StarChannel({1: one}, heartbeat_s=0.05, deadline_s=5.0)
-    exchange = Exchange(0, ["a", "b"], channel, framework=TORCH, emit=emitted.put)
+    exchange = Exchange(0, ["a", "b"], channel, framework=PLAIN, emit=emitted.put)
     exchange.start()
     exchange.lead(Planner(Shifting(), Job(2, 16)))
     exchange.at(0)
@@ -45,22 +43,10 @@ def test_a_lost_worker_is_an_error_for_everybody_who_waits():
     assert isinstance(emitted.get(timeout=1), WorkerLost)
 
 
-def alone(**settings):
-    """Return rank 0's exchange of a pair, and the other end of its connection."""
-    one, other = socket.socketpair()
-    channel = StarChannel({1: one}, heartbeat_s=0.02, deadline_s=5.0)
-    settings = {"framework": TORCH, "emit": lambda event: None, **settings}
-    exchange = Exchange(0, ["a", "b"], channel, **settings)
-    exchange.start()
-    exchange.lead(Planner(Shifting(), Job(2, 16)))
-    exchange.at(0)
-    return exchange, other
-
-
 def test_a_main_thread_stuck_in_a_collective_is_ended():
     """It would wait for half an hour, and nothing can interrupt it."""
     ended = Queue()
-    stuck = replace(TORCH, is_stuck=lambda thread_id: True)
+    stuck = replace(PLAIN, is_stuck=lambda thread_id: True)
     exchange, other = alone(grace_s=0.1, abort=ended.put, framework=stuck)
 
     exchange.enter_collective()
@@ -240,40 +226,3 @@ def test_a_policy_that_never_comes_back_is_noticed(star):
         leading.join(5)
 
     assert caught.value.rank == 0
-
-
-def break_by_closing(other):
-    """Be the collective that a rank left."""
-    other.close()
-    raise RuntimeError("port 4711")
-
-
-def test_a_collective_of_the_balancers_own_names_who_broke_it():
-    """Before a run is open its error stays as it is; later it is the loss that is behind it."""
-    exchange, other = alone()
-    bracket = Bracket()
-    with pytest.raises(RuntimeError, match="port 4711"), bracket():
-        raise RuntimeError("port 4711")
-    bracket.watch = exchange
-
-    with pytest.raises(WorkerLostError, match="Rank 1 on b was lost") as caught, bracket():
-        break_by_closing(other)  # in here: a loss known before needs no broken collective
-    assert str(caught.value.__cause__) == "port 4711"
-    with pytest.raises(WorkerLostError), bracket():  # known before: nobody goes in
-        pytest.fail("a collective without the lost worker never ends")
-    assert exchange.verdict(within_s=0) is None, "it is outside again"
-    exchange.close()
-
-
-def test_a_collective_inside_of_another_leaves_that_one_noted():
-    """As between the forward and the backward of a sharded model."""
-    exchange, other = alone()
-    bracket = Bracket()
-    bracket.watch = exchange
-    exchange.enter_collective()
-    with bracket():
-        pass
-
-    other.close()
-    assert exchange.verdict(within_s=5).rank == 1
-    exchange.close()
