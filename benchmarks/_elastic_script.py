@@ -8,6 +8,7 @@ step.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import time
@@ -108,6 +109,7 @@ def main() -> None:
     parser.add_argument("--drop", action="store_true", help="whoever costs more than it brings")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    gc.freeze()  # what was imported is no garbage: looking through it at the end takes 0.5 s
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     train(options)
     dist.destroy_process_group()
