@@ -61,11 +61,11 @@ def test_a_broken_collective_whose_error_is_handled_ends_nobody():
     ended, ticks = Queue(), Queue()
     exchange, other = alone(grace_s=0.0, abort=ended.put)
     tick = exchange.tick
-    exchange.tick = lambda: (tick(), ticks.put(exchange._error))
+    exchange.tick = lambda: (tick(), ticks.put(exchange.is_broken))
 
     exchange.enter_collective()  # and never left: an error was raised in there
     other.close()
-    while ticks.get(timeout=5) is None:
+    while not ticks.get(timeout=5):
         pass
     ticks.get(timeout=5)
 
@@ -79,12 +79,12 @@ def test_outside_of_a_collective_nobody_is_ended():
     ended, ticks = Queue(), Queue()
     exchange, other = alone(grace_s=0.0, abort=ended.put)
     tick = exchange.tick
-    exchange.tick = lambda: (tick(), ticks.put(exchange._error))
+    exchange.tick = lambda: (tick(), ticks.put(exchange.is_broken))
 
     exchange.enter_collective()
     exchange.leave_collective()
     other.close()
-    while ticks.get(timeout=5) is None:
+    while not ticks.get(timeout=5):
         pass
     ticks.get(timeout=5)  # one more, with the loss known and the grace over
 
@@ -119,7 +119,7 @@ def test_a_rank_that_hangs_is_an_error_where_it_is_waited_for(star):
 
     assert "test_waiting.py" in str(caught.value)  # this very thread plays both ranks
     assert isinstance(emitted.get(timeout=5), WorkerLost)
-    wait_for(lambda: both[1]._error is not None)
+    wait_for(lambda: both[1].is_broken)
     with pytest.raises(WorkerLostError, match=r"Rank 1 on b"):
         both[1].check()
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 
 import pytest
 import tensorflow as tf
 
 from evenstep._exchange._channel import StarChannel
 from evenstep._exchange._exchange import Exchange
+from evenstep._exchange._losses import LossWatch
 from evenstep._exchange._meeting import connect_star
 from evenstep.control import Job, Planner, Report
 from evenstep.exceptions import WorkerLostError
@@ -162,7 +162,7 @@ def test_a_known_loss_explains_a_collective_wherever_it_was(pair):
     broken = tf.errors.UnavailableError(None, None, "a port")
 
     assert link.explain(broken).rank == 1
-    assert first._collective_s is None
+    assert not first._loss.in_collective
     assert link.explain(tf.errors.InvalidArgumentError(None, None, "shapes")) is None
 
 
@@ -212,8 +212,7 @@ def test_who_was_told_of_a_loss_may_take_its_time(pair):
     """It may be saving what there is, in TensorFlow's own code."""
     (first, _), (steps, _), _, _ = pair
     ended = []
-    first._abort, first._grace_s = ended.append, -1.0
-    first._framework = replace(TENSORFLOW, is_stuck=lambda thread_id: True)
+    first._loss = LossWatch(grace_s=-1.0, abort=ended.append, is_stuck=lambda thread_id: True)
     steps.at(0)
     steps.enter_collective(0)
     first.lost(1, "it is gone")

@@ -75,13 +75,15 @@ def alone(dtype: torch.dtype) -> torch.Tensor:
 
 
 def distances(rank: int) -> dict[str, float]:
-    """Return relative distances from one process, and how often plans changed."""
+    """Return relative distances from one process, and how often plans changed, on rank 0."""
     found = {}
     for dtype in (torch.float64, torch.float32):
+        ran = {policy.name: distributed(dtype, policy) for policy in (Restless(), Equal())}
+        if rank != 0:
+            continue  # all have the same parameters: DDP sees to it
         reference = alone(dtype)
-        for policy in (Restless(), Equal()):
-            parameters, num_changes = distributed(dtype, policy)
-            name = f"{policy.name} {str(dtype).removeprefix('torch.')}"
+        for policy, (parameters, num_changes) in ran.items():
+            name = f"{policy} {str(dtype).removeprefix('torch.')}"
             found[name] = float((parameters - reference).norm() / reference.norm())
             found[f"changes of {name}"] = num_changes
     return found

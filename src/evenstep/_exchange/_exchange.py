@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from operator import attrgetter
-from time import monotonic
 
 from ..control import Learnt, Plan, Planner, Report
 from ..events import Hook, WorkerLost
@@ -15,9 +14,8 @@ from ..exceptions import WorkerLostError
 from ._channel import Message, StarChannel
 from ._claims import Claims
 from ._decisions import Decisions, read_plan
-from ._losses import lost_worker
+from ._losses import LossWatch, lost_worker
 from ._place import Framework
-from ._process import end_process
 from ._progress import Patrol
 from ._shares import Shares
 from ._stop import Stop
@@ -82,9 +80,8 @@ class Exchange:
         self._channel = channel
         self._lag = lag
         self._emit = emit
-        self._grace_s = grace_s
-        self._abort = abort or end_process
         self._framework = framework
+        self._loss = LossWatch(grace_s=grace_s, abort=abort, is_stuck=framework.is_stuck)
         self._plan: Plan | None = None
         self._plans: dict[int, Plan] = {}  # by the step after which each was decided
         self._newest = -2
@@ -97,10 +94,7 @@ class Exchange:
         self._decisions = Decisions(world_size, lag=lag, announcer=self, emit=emit)  # on rank 0
         self._left: dict[int, int] = {}
         self._listeners: list[Callable[[Plan], None]] = []
-        self._error: WorkerLostError | None = None
         self.on_loss: Callable[[WorkerLostError], object] = lambda error: None  # told of it at once
-        self._error_s = 0.0
-        self._collective_s: float | None = None  # since when the training thread is in one
         self._first_step: int | None = None
         self._last_step = -1
         self._needed = -1
@@ -137,7 +131,7 @@ class Exchange:
     @property
     def is_broken(self) -> bool:
         """Whether a worker was lost."""
-        return self._error is not None
+        return self._loss.error is not None
 
     def subscribe(self, listener: Callable[[Plan], None]) -> None:
         """Have ``listener`` called with every new plan, from whichever thread learns of it."""
@@ -169,7 +163,7 @@ class Exchange:
         Raises:
             WorkerLostError: a worker that is needed for it was lost.
         """
-        self._collective_s = None
+        self._loss.leave_collective()
         self._patrol.thread_id = self._framework.training_thread()
         if self._first_step is None:  # of this process: a resumed run counts on
             self._first_step = step
@@ -231,8 +225,7 @@ class Exchange:
         Raises:
             WorkerLostError: a worker was lost.
         """
-        if self._error is not None:
-            raise self._error
+        self._loss.check()
 
     def verdict(self, *, within_s: float) -> WorkerLostError | None:
         """Return the loss of a worker, if one becomes known in time.
@@ -240,15 +233,15 @@ class Exchange:
         For somebody whose collective broke: a rank that ended its run is to blame for that too.
         None at once if no collective was under way.
         """
-        if self._collective_s is None:
+        if not self._loss.in_collective:
             return None
         if self._channel is not None:  # a connection that broke is given time to be made again
             within_s += self._channel.reconnect_s
         with self._changed:
-            self._changed.wait_for(lambda: self._error or self._left, timeout=within_s)
+            self._changed.wait_for(lambda: self.is_broken or self._left, timeout=within_s)
         for rank, last_step in tuple(self._left.items()):
             self._fail(rank, f"it ended its run after step {last_step}, others had not")
-        return self._error
+        return self._loss.error
 
     def enter_collective(self, *, backward_of: int | None = None) -> bool:
         """Note that the calling thread goes into a collective; return if it was in none.
@@ -257,13 +250,11 @@ class Exchange:
             backward_of: the step, at the end of a backward; None elsewhere.
         """
         self._patrol.entered(backward_of, thread_id=self._framework.training_thread())
-        was_outside = self._collective_s is None
-        self._collective_s = monotonic()
-        return was_outside
+        return self._loss.enter_collective()
 
     def leave_collective(self) -> None:
         """Note that it is back."""
-        self._collective_s = None
+        self._loss.leave_collective()
 
     def script_failed(self, error: BaseException) -> None:
         """Have the goodbye say so: servers would take it for the end of training."""
@@ -278,7 +269,7 @@ class Exchange:
         Where nobody waits for a device, or for gradients that are only accumulated, others may
         still claim what is left of the last step: rank 0 answers until they are through.
         """
-        self._collective_s = None
+        self._loss.leave_collective()
         self.shares.close()
         if self._channel is not None:
             with self._changed:
@@ -291,7 +282,7 @@ class Exchange:
     def _are_through(self) -> bool:
         """Tell whether nobody will claim any more of a step that this rank has done its part of."""
         step, claiming = self.claims.newest, self.claims.claiming - self._left.keys()
-        if self._rank in claiming or self._last_step < step or self._error is not None:
+        if self._rank in claiming or self._last_step < step or self.is_broken:
             return True
         return not claiming or self._newest >= step
 
@@ -335,19 +326,15 @@ class Exchange:
 
         End the process if a worker was lost and the main thread cannot come by to say so.
         """
-        if self._rank == 0 and self._error is None:
+        if self._rank == 0 and not self.is_broken:
             hung = self._patrol.look(self._decisions.incomplete() or self.units.incomplete())
             if hung is not None:
                 self._fail(*hung)
-        if self._error is not None and self.stop.told:
+        if self.is_broken and self.stop.told:
             # Nobody is left to agree with, and whoever said so waits: torchrun does, before it
             # starts the workers anew.
-            self._abort(f"{self._error} This process was told to end as well.")
-        if self._error is None or (since_s := self._collective_s) is None:
-            return
-        late = monotonic() - max(self._error_s, since_s) > self._grace_s
-        if late and self._framework.is_stuck(self._patrol.thread_id):
-            self._abort(str(self._error))
+            self._loss.end(f"{self._loss.error} This process was told to end as well.")
+        self._loss.end_if_stuck(self._patrol.thread_id)
 
     def _take(self, rank: int, step: int, reports: Sequence[Report], *, early: bool) -> None:
         self._decisions.take(rank, step, reports, early=early)
@@ -389,7 +376,7 @@ class Exchange:
 
     def _await(self, index: int, *, limit_s: float | None) -> bool:
         with self._changed:
-            self._changed.wait_for(lambda: self._newest >= index or self._error, timeout=limit_s)
+            self._changed.wait_for(lambda: self._newest >= index or self.is_broken, timeout=limit_s)
             if self._newest < index:
                 self.check()
             return self._newest >= index
@@ -409,7 +396,7 @@ class Exchange:
                 self._fail(rank, f"it ended its run after step {last_step}, others are at {at}")
 
     def _fail(self, rank: int, problem: str) -> None:
-        if self._error is not None:
+        if self.is_broken:
             return
         host, done = self._hosts[rank], self._newest
         restart = self._framework.restart
@@ -419,8 +406,7 @@ class Exchange:
             # and the others would take rank 0 for the one that was lost.
             self._channel.send_all({"lost": rank, "problem": problem})
             self._emit(WorkerLost(done, rank, host, problem))
-        self._error_s = monotonic()
-        self._error = error
+        self._loss.note(error)
         try:
             self.on_loss(error)
         finally:

@@ -1,8 +1,13 @@
-"""The loss of a worker: what is said of it."""
+"""The loss of a rank: what is said of it, and whether the training thread can hear it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from time import monotonic
+from typing import final
+
 from ..exceptions import WorkerLostError
+from ._process import end_process
 
 
 def lost_worker(rank: int, host: str, problem: str, *, done: int, restart: str) -> WorkerLostError:
@@ -21,3 +26,79 @@ def lost_worker(rank: int, host: str, problem: str, *, done: int, restart: str) 
         f"{done}. Restart the run from its last checkpoint ({restart}); if the worker was only "
         f"slow, raise `Runtime(deadline_s=...)`, or `hang_s` where a step took too long.",
     )
+
+
+@final
+class LossWatch:
+    """The loss that this process knows of, and the thread that it may keep in a collective.
+
+    A collective with a lost peer blocks for half an hour, and gloo's cannot be interrupted: a
+    thread that does not come out of one after a loss can be told of it by nobody, and its process
+    is ended.
+
+    Args:
+        grace_s: seconds after the loss, and in the collective, for which it may still come out.
+        abort: ends the process with a message; None does so as ``end_process`` does.
+        is_stuck: tells whether a thread sits in a collective, by its number.
+        clock: seconds that only grow.
+
+    Attributes:
+        error: the loss; None while there is none.
+    """
+
+    def __init__(
+        self,
+        *,
+        grace_s: float,
+        abort: Callable[[str], None] | None,
+        is_stuck: Callable[[int], bool],
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self.error: WorkerLostError | None = None
+        self._grace_s = grace_s
+        self._abort = abort or end_process
+        self._is_stuck = is_stuck
+        self._clock = clock
+        self._known_s = 0.0
+        self._collective_s: float | None = None  # since when the thread is in one
+
+    @property
+    def in_collective(self) -> bool:
+        """Whether the thread is noted to be in a collective."""
+        return self._collective_s is not None
+
+    def note(self, error: WorkerLostError) -> None:
+        """Have the loss known: the first one, which its caller has to see to."""
+        self._known_s = self._clock()
+        self.error = error  # last: another thread looks at both
+
+    def check(self) -> None:
+        """Raise if there was a loss.
+
+        Raises:
+            WorkerLostError: a rank was lost.
+        """
+        if self.error is not None:
+            raise self.error
+
+    def enter_collective(self) -> bool:
+        """Note that the thread goes into a collective; return if it was in none."""
+        was_outside = self._collective_s is None
+        self._collective_s = self._clock()
+        return was_outside
+
+    def leave_collective(self) -> None:
+        """Note that it is back."""
+        self._collective_s = None
+
+    def end_if_stuck(self, thread_id: int) -> None:
+        """End the process if there was a loss and the thread will not come by to hear of it."""
+        if self.error is None or (since_s := self._collective_s) is None:
+            return
+        late = self._clock() - max(self._known_s, since_s) > self._grace_s
+        if late and self._is_stuck(thread_id):
+            self.end(str(self.error))
+
+    def end(self, problem: str) -> None:
+        """End the process, which says so."""
+        self._abort(problem)

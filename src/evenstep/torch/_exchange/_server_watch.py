@@ -9,8 +9,7 @@ from time import monotonic
 from typing import final
 
 from ..._exchange._channel import Message
-from ..._exchange._losses import lost_worker
-from ..._exchange._process import end_process
+from ..._exchange._losses import LossWatch, lost_worker
 from ...exceptions import WorkerLostError
 from ._stuck import TORCH
 
@@ -40,21 +39,19 @@ class ServerWatch:
         end: Callable[[], object],
         is_idle: Callable[[], bool],
         grace_s: float,
-        abort: Callable[[str], None] = end_process,
+        abort: Callable[[str], None] | None = None,
         is_stuck: Callable[[int], bool] = TORCH.is_stuck,
     ) -> None:
         self._hosts = tuple(hosts)
         self._fail, self._ask, self._end, self._is_idle = fail, ask, end, is_idle
         self._told = False
         self._grace_s = grace_s
-        self._abort, self._is_stuck = abort, is_stuck
+        self._loss = LossWatch(grace_s=grace_s, abort=abort, is_stuck=is_stuck)
         self._changed = threading.Condition()
-        self._error: WorkerLostError | None = None
-        self._since_s = 0.0  # of the error, or of the end
+        self._ended_s = 0.0
         self._num_loops: int | None = None
         self._done = -1
         self._thread_id = 0
-        self._collective_s: float | None = None
 
     def received(self, peer: int, message: Message) -> None:
         """Take in a loss or the end; all else is the workers' own."""
@@ -67,7 +64,7 @@ class ServerWatch:
                 self._lose(rank, problem)
             case {"bye": _, "loops": num_loops}:
                 with self._changed:
-                    self._num_loops, self._since_s = num_loops, monotonic()
+                    self._num_loops, self._ended_s = num_loops, monotonic()
                     self._changed.notify_all()
 
     def lost(self, peer: int, problem: str) -> None:
@@ -84,16 +81,10 @@ class ServerWatch:
         if self._told:
             self._told = False
             self._ask()
-        late_s = monotonic() - self._since_s
-        if self._error is None:
-            if self._num_loops is not None and late_s > self._grace_s and self._is_idle():
-                self._end()
-            return
-        if self._collective_s is None:
-            return
-        late = monotonic() - max(self._since_s, self._collective_s) > self._grace_s
-        if late and self._is_stuck(self._thread_id):
-            self._abort(str(self._error))
+        ended = self._num_loops is not None and self._loss.error is None
+        if ended and monotonic() - self._ended_s > self._grace_s and self._is_idle():
+            self._end()
+        self._loss.end_if_stuck(self._thread_id)
 
     def ended(self, *, within_s: float) -> int | None:
         """Return how many loops the workers made, if their training ends in time, else None."""
@@ -107,35 +98,32 @@ class ServerWatch:
         Raises:
             WorkerLostError: a rank was lost.
         """
-        if self._error is not None:
-            raise self._error
+        self._loss.check()
 
     def enter_collective(self) -> bool:
         """Note that the calling thread goes into a collective; return if it was in none."""
         self._thread_id = threading.get_ident()
-        was_outside = self._collective_s is None
-        self._collective_s = monotonic()
-        return was_outside
+        return self._loss.enter_collective()
 
     def leave_collective(self) -> None:
         """Note that it is back."""
-        self._collective_s = None
+        self._loss.leave_collective()
 
     def verdict(self, *, within_s: float) -> WorkerLostError | None:
         """Return the loss of a rank, if one becomes known in time."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._error or self._num_loops is not None, timeout=within_s
+                lambda: self._loss.error or self._num_loops is not None, timeout=within_s
             )
-        return self._error
+        return self._loss.error
 
     def _lose(self, rank: int, problem: str) -> None:
-        if self._error is not None:
+        if self._loss.error is not None:
             return
         host, restart = self._hosts[rank], TORCH.restart
         error = lost_worker(rank, host, problem, done=self._done, restart=restart)
         with self._changed:
-            self._error, self._since_s = error, monotonic()
+            self._loss.note(error)
             self._changed.notify_all()
         logging.getLogger("evenstep").critical("%s", error)
         self._fail(error)
