@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 
@@ -20,6 +21,14 @@ hypothesis.settings.register_profile(
     "evenstep", deadline=None, max_examples=int(os.environ.get("EVENSTEP_EXAMPLES", "40"))
 )
 hypothesis.settings.load_profile("evenstep")
+
+
+def pytest_collection_finish(session):
+    """Leave what was imported and collected out of later searches for garbage.
+
+    Each would go through all of it, for half a second wherever a test runs out of memory.
+    """
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items):
