@@ -28,6 +28,7 @@ def pytest_collection_finish(session):
 
     Each would go through all of it, for half a second wherever a test runs out of memory.
     """
+    gc.collect()  # what is garbage by now is to be found, with what it left open
     gc.freeze()
 
 

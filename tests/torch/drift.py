@@ -76,14 +76,13 @@ def alone(dtype: torch.dtype) -> torch.Tensor:
 
 def distances(rank: int) -> dict[str, float]:
     """Return relative distances from one process, and how often plans changed, on rank 0."""
+    policies, dtypes = (Restless(), Equal()), (torch.float64, torch.float32)
+    ran = {dtype: [distributed(dtype, policy) for policy in policies] for dtype in dtypes}
     found = {}
-    for dtype in (torch.float64, torch.float32):
-        ran = {policy.name: distributed(dtype, policy) for policy in (Restless(), Equal())}
-        if rank != 0:
-            continue  # all have the same parameters: DDP sees to it
+    for dtype in dtypes if rank == 0 else ():  # all have the same parameters: DDP sees to it
         reference = alone(dtype)
-        for policy, (parameters, num_changes) in ran.items():
-            name = f"{policy} {str(dtype).removeprefix('torch.')}"
+        for policy, (parameters, num_changes) in zip(policies, ran[dtype], strict=True):
+            name = f"{policy.name} {str(dtype).removeprefix('torch.')}"
             found[name] = float((parameters - reference).norm() / reference.norm())
             found[f"changes of {name}"] = num_changes
     return found

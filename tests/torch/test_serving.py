@@ -2,6 +2,7 @@
 
 import math
 import signal
+import threading
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch.utils.data import DataLoader
 
 from evenstep._exchange._shares import Seen, Shares
 from evenstep.control import SharesInForce
+from evenstep.exceptions import WorkerLostError
 from evenstep.testing import run_workers
 from evenstep.torch import Network
 from evenstep.torch._data._eval import EvalLoader
@@ -297,6 +299,33 @@ def test_a_server_hears_of_the_end_once():
     assert watch.ended(within_s=0) == 2
     assert ends == ["end"]
     watch.check()
+
+
+def test_a_server_stuck_with_a_lost_rank_is_ended():
+    """Its own thread could tell nobody; and what is lost is told to whoever sums, once."""
+    losses, ended = [], []
+    watch = ServerWatch(
+        ["a", "b"],
+        fail=losses.append,
+        ask=print,
+        end=pytest.fail,
+        is_idle=lambda: True,
+        grace_s=-1.0,
+        abort=ended.append,
+        is_stuck=lambda thread_id: thread_id == threading.get_ident(),
+    )
+    watch.received(0, {"after": 6})
+    watch.received(0, {"lost": 1, "problem": "it is silent"})
+    watch.received(0, {"bye": 6, "failed": [0, "rank 0 ended with KeyError"]})
+    watch.tick()
+    assert not ended  # outside of a collective it comes by to hear of it
+    watch.enter_collective()
+    watch.tick()
+
+    assert [loss.rank for loss in losses] == [1]
+    assert "Rank 1 on b was lost: it is silent. The last step complete" in ended[0]
+    with pytest.raises(WorkerLostError, match="on all ranks is 6"):
+        watch.check()
 
 
 def test_a_step_may_take_as_long_as_the_user_says():

@@ -1,11 +1,12 @@
 """Where a thread of torch's is: on a line of the user's own, or inside of a compiler."""
 
 import threading
+import traceback
 
 import pytest
 import torch
 
-from evenstep.torch._exchange._stuck import place_of
+from evenstep.torch._exchange._stuck import is_in_collective, place_of
 
 
 def test_a_place_is_the_users_own_line():
@@ -42,6 +43,24 @@ def test_a_backend_at_work_is_compiling():
     torch.compile(lambda x: x + 1, backend=backend)(torch.ones(3))
 
     assert [place.compiling for place in seen] == [True]
+
+
+def test_who_handles_the_error_of_a_backward_is_in_none():
+    """It may be saving a checkpoint, which is not to be ended."""
+
+    def fail(grad):
+        raise RuntimeError("port 4711")
+
+    x = torch.ones(3, requires_grad=True)
+    x.register_hook(fail)
+    try:
+        x.sum().backward()
+    except RuntimeError as error:
+        last = traceback.extract_tb(error.__traceback__)[-2]
+        seen = is_in_collective(threading.get_ident())
+
+    assert last.filename.endswith("torch/autograd/graph.py")  # where it would be in one
+    assert not seen
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
