@@ -142,6 +142,7 @@ def raise_in_the_thread(rank: int) -> Any:
 def ask_a_closed_connection(rank: int) -> list[int]:
     """Rank 1 breaks off; return whom rank 0 finds to have failed, asked once more."""
     transport = GlooTransport(dist.new_group())
+    dist.barrier()  # in the group of all: a rank still connecting would take it for a crash
     failed: list[int] = []
     if rank == 1:
         transport.break_off()
