@@ -15,6 +15,8 @@ from evenstep.exceptions import WorkerLostError
 
 from .exchanges import PLAIN, Shifting, alone, pairs, reports_of
 
+STUCK = replace(PLAIN, is_stuck=lambda thread_id: True)
+
 
 @pytest.fixture
 def star():
@@ -46,8 +48,7 @@ def test_a_lost_worker_is_an_error_for_everybody_who_waits():
 def test_a_main_thread_stuck_in_a_collective_is_ended():
     """It would wait for half an hour, and nothing can interrupt it."""
     ended = Queue()
-    stuck = replace(PLAIN, is_stuck=lambda thread_id: True)
-    exchange, other = alone(grace_s=0.1, abort=ended.put, framework=stuck)
+    exchange, other = alone(grace_s=0.1, abort=ended.put, framework=STUCK)
 
     exchange.enter_collective()
     other.close()
@@ -56,18 +57,23 @@ def test_a_main_thread_stuck_in_a_collective_is_ended():
     exchange.close()
 
 
-def test_a_broken_collective_whose_error_is_handled_ends_nobody():
-    """The handler may be saving a checkpoint: it runs outside of the backward."""
-    ended, ticks = Queue(), Queue()
-    exchange, other = alone(grace_s=0.0, abort=ended.put)
-    tick = exchange.tick
+def outlast_the_grace(exchange, other):
+    """Break the connection, and let two ticks pass that know of it: the grace, of 0 s, is over."""
+    ticks, tick = Queue(), exchange.tick
     exchange.tick = lambda: (tick(), ticks.put(exchange.is_broken))
-
-    exchange.enter_collective()  # and never left: an error was raised in there
     other.close()
     while not ticks.get(timeout=5):
         pass
     ticks.get(timeout=5)
+
+
+def test_a_broken_collective_whose_error_is_handled_ends_nobody():
+    """The handler may be saving a checkpoint: it runs outside of the backward."""
+    ended = Queue()
+    exchange, other = alone(grace_s=0.0, abort=ended.put)
+
+    exchange.enter_collective()  # and never left: an error was raised in there
+    outlast_the_grace(exchange, other)
 
     assert ended.empty()
     assert exchange.verdict(within_s=1).rank == 1
@@ -76,17 +82,12 @@ def test_a_broken_collective_whose_error_is_handled_ends_nobody():
 
 def test_outside_of_a_collective_nobody_is_ended():
     """An evaluation or a checkpoint may finish; the next step raises the error."""
-    ended, ticks = Queue(), Queue()
-    exchange, other = alone(grace_s=0.0, abort=ended.put)
-    tick = exchange.tick
-    exchange.tick = lambda: (tick(), ticks.put(exchange.is_broken))
+    ended = Queue()
+    exchange, other = alone(grace_s=0.0, abort=ended.put, framework=STUCK)
 
     exchange.enter_collective()
     exchange.leave_collective()
-    other.close()
-    while not ticks.get(timeout=5):
-        pass
-    ticks.get(timeout=5)  # one more, with the loss known and the grace over
+    outlast_the_grace(exchange, other)
 
     assert ended.empty()
     with pytest.raises(WorkerLostError, match="Rank 1 on b"):

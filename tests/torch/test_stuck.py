@@ -1,4 +1,4 @@
-"""Where a thread of torch's is: on a line of the user's own, or inside of a compiler."""
+"""Where a thread of torch's is: on the user's own line, in a collective, or in a compiler."""
 
 import threading
 import traceback
