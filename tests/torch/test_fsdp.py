@@ -103,7 +103,8 @@ def test_only_the_data_parallel_dimension_is_balanced(four):
     """Two sizes that add up to the global batch, more for the faster pair, and exact gradients."""
     assert all(found["sizes"] == four[0]["sizes"] for found in four)
     assert all(sum(sizes) == 12 and len(sizes) == 2 for sizes in four[0]["sizes"])
-    assert four[0]["sizes"][-1][0] > four[0]["sizes"][-1][1]
+    fast, slow = map(sum, zip(*four[0]["sizes"], strict=True))  # any one step may meet a pause
+    assert fast > slow
     assert max(found["error"] for found in four) <= 1e-12
 
 
