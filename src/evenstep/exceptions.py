@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pathlib
 
-__all__ = ["CheckpointError", "EvenstepWarning", "WorkerLostError", "invalid"]
+__all__ = [
+    "CheckpointError",
+    "EvenstepWarning",
+    "RanksDivergedError",
+    "WorkerLostError",
+    "invalid",
+]
 
 
 def invalid(argument: str, rule: str, got: object, remedy: str) -> ValueError:
@@ -33,6 +39,21 @@ class CheckpointError(RuntimeError):
 
 class EvenstepWarning(UserWarning):
     """Something that was asked for has a limit the user should know; the message says which."""
+
+
+class RanksDivergedError(RuntimeError):
+    """Ranks reduced the gradients of different batches together: the gradient was wrong.
+
+    Attributes:
+        rank: the one that differed from most.
+    """
+
+    def __init__(self, rank: int, message: str) -> None:  # noqa: D107  # the class says it
+        super().__init__(message)
+        self.rank = rank
+
+    def __reduce__(self) -> tuple[type[RanksDivergedError], tuple[int, str]]:
+        return type(self), (self.rank, str(self))
 
 
 class WorkerLostError(RuntimeError):

@@ -186,7 +186,7 @@ class Recorder:
         assert data_s >= 0
         self.calls.append(("step", step, num_samples, global_num_samples))
 
-    def begin_forward(self, *, num_samples, is_last, units=None):
+    def begin_forward(self, step, batch, *, num_samples, is_last, units=None):
         self.calls.append(("forward", num_samples, is_last))
 
     def begin_claim(self):

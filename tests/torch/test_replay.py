@@ -28,7 +28,7 @@ class Weights:
     def __init__(self, total):
         self.total, self.weight, self.limits, self.again = total, 0.0, [], 0
 
-    def begin_forward(self, *, num_samples, is_last, units=None):
+    def begin_forward(self, step, batch, *, num_samples, is_last, units=None):
         self.weight = num_samples / self.total
 
     def found_limit(self, limit):
@@ -92,7 +92,7 @@ def test_the_gradient_is_that_of_the_whole_batch(most):
     model, x, weights, attempts, closure, through = replay(memory)
     wanted, mean = expected(model, x)
 
-    loss = attempts.run([MicroBatch(x, 12)], closure, through)
+    loss = attempts.run(0, [MicroBatch(x, 12)], closure, through)
 
     for parameter, grad in zip(model.parameters(), wanted, strict=True):
         torch.testing.assert_close(parameter.grad, grad, rtol=1e-12, atol=1e-15)
@@ -105,9 +105,9 @@ def test_a_size_that_went_well_goes_straight():
     memory = Memory(100)
     _, x, _, attempts, closure, through = replay(memory)
 
-    attempts.run([MicroBatch(x, 12)], closure, through)
-    attempts.run([MicroBatch(x, 12)], closure, through)
-    attempts.run([MicroBatch(x[:7], 7)], closure, through)
+    attempts.run(0, [MicroBatch(x, 12)], closure, through)
+    attempts.run(0, [MicroBatch(x, 12)], closure, through)
+    attempts.run(0, [MicroBatch(x[:7], 7)], closure, through)
 
     assert memory.sizes == [12, 1, 12, 7]
 
@@ -116,10 +116,10 @@ def test_the_limit_stays():
     """The step after one that ran out begins with parts that fit."""
     memory = Memory(5)
     _, x, _, attempts, closure, through = replay(memory)
-    attempts.run([MicroBatch(x, 12)], closure, through)
+    attempts.run(0, [MicroBatch(x, 12)], closure, through)
     memory.sizes.clear()
 
-    attempts.run([MicroBatch(x, 12)], closure, through)
+    attempts.run(0, [MicroBatch(x, 12)], closure, through)
 
     assert max(memory.sizes) <= 5
     assert sum(memory.sizes) == 12
@@ -141,7 +141,7 @@ def test_a_backward_that_broke_off_is_taken_back():
             raise torch.OutOfMemoryError("CUDA out of memory")
         (loss * weights.weight).backward()
 
-    attempts.run([MicroBatch(x, 12)], lambda batch: model(batch).square().mean(), through)
+    attempts.run(0, [MicroBatch(x, 12)], lambda batch: model(batch).square().mean(), through)
 
     assert weights.again == 1
     for parameter, grad in zip(model.parameters(), wanted, strict=True):
@@ -158,7 +158,9 @@ def test_gradients_of_earlier_steps_cannot_be_put_back():
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with pytest.raises(RuntimeError, match="zero_grad"):
-        attempts.run([MicroBatch(torch.ones(4, 4), 4)], lambda batch: model(batch).sum(), through)
+        attempts.run(
+            0, [MicroBatch(torch.ones(4, 4), 4)], lambda batch: model(batch).sum(), through
+        )
 
 
 def test_what_cannot_be_made_smaller_is_an_error():
@@ -166,7 +168,7 @@ def test_what_cannot_be_made_smaller_is_an_error():
     _, x, _, attempts, closure, through = replay(Memory(0))
 
     with pytest.raises(RuntimeError, match="no smaller one is possible") as caught:
-        attempts.run([MicroBatch(x, 12)], closure, through)
+        attempts.run(0, [MicroBatch(x, 12)], closure, through)
 
     assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
 
@@ -179,7 +181,7 @@ def test_other_errors_pass():
         raise RuntimeError("shapes do not match")
 
     with pytest.raises(RuntimeError, match="shapes do not match"):
-        attempts.run([MicroBatch(x, 12)], closure, through)
+        attempts.run(0, [MicroBatch(x, 12)], closure, through)
 
 
 @pytest.mark.parametrize(
@@ -201,11 +203,11 @@ def test_one_failure_does_not_cap_at_what_happened_to_be_seen():
     """Small steps that went well before are no reason for a limit below the half."""
     memory = Memory(100)
     _, x, weights, attempts, closure, through = replay(memory)
-    attempts.run([MicroBatch(x[:3], 3)], closure, through)
-    attempts.run([MicroBatch(x, 12)], closure, through)
+    attempts.run(0, [MicroBatch(x[:3], 3)], closure, through)
+    attempts.run(0, [MicroBatch(x, 12)], closure, through)
     memory.most = 8
 
-    attempts.run([MicroBatch(x, 12)], closure, through)
+    attempts.run(0, [MicroBatch(x, 12)], closure, through)
 
     assert weights.limits == [6]
 
@@ -220,6 +222,6 @@ def test_a_sum_is_added_up(most):
         Memory(most).check(len(batch))
         return model(batch).sum() * 0 + len(batch)
 
-    loss = attempts.run([MicroBatch(torch.ones(12, 4), 12)], closure, lambda loss: None)
+    loss = attempts.run(0, [MicroBatch(torch.ones(12, 4), 12)], closure, lambda loss: None)
 
     assert float(loss) == 12.0

@@ -23,6 +23,8 @@ from evenstep.torch._model._compile_watch import CompileWatch
 from evenstep.torch._model._prepared import PreparedModels
 from evenstep.torch._model._units import UnitCounter, count_tokens
 from evenstep.torch._model._weighting import Backward, scale
+from evenstep.torch._tickets import Match
+from evenstep.torch._uses import ForwardUse
 
 from .unit_runs import QUIET
 from .units import Case, flat_gradient, pairs, reference
@@ -58,13 +60,20 @@ class Idle:
     """An exchange that only keeps what is reported."""
 
     slowest_s = None
+    stopping = False
 
     def __init__(self, clock):
         self.units = LateUnits(clock)
         self.reports = []
 
-    def report(self, step, reports, *, early):
+    def report(self, step, reports, *, early, reduced):
         self.reports += reports
+
+    def check_way(self):
+        """All ranks go the same way."""
+
+    def tell_reduced(self, reduced):
+        """Nobody is told."""
 
 
 def test_waiting_for_others_units_is_no_time_of_ones_own():
@@ -83,13 +92,15 @@ def test_waiting_for_others_units_is_no_time_of_ones_own():
         watch=CompileWatch(),
     )
     conductor.begin_step(0, num_samples=4, global_num_samples=8, data_s=0.0, units=2.0)
-    conductor.begin_forward(num_samples=4, is_last=True, units=2.0)
+    conductor.begin_forward(0, None, num_samples=4, is_last=True, units=2.0)
+    use = conductor.begin_use(0, [], reduces=None)
     clock.now_s += 1.0
-    weight = conductor.weight()
+    conductor.end_use()
     assert clock.now_s == 1.0  # the forward has what it needs
 
-    assert weight() == 2.0 * 2 / 8.0
-    conductor.backward_done()
+    conductor.backward_begins()
+    assert use.weight() == 2.0 * 2 / 8.0
+    conductor.backward_done([use])
     conductor.end_epoch()
 
     assert exchange.reports[0].compute_s == pytest.approx(1.0)
@@ -170,7 +181,7 @@ class Forwards:
     def __init__(self):
         self.units = []
 
-    def begin_forward(self, *, num_samples, is_last, units):
+    def begin_forward(self, step, batch, *, num_samples, is_last, units):
         self.units.append(units)
 
     def ran_out_of_memory(self, limit, *, num_samples, again):
@@ -189,7 +200,7 @@ def test_what_is_cut_for_memory_is_weighted_by_units_still():
     replay = Replay(PreparedModels(), forwards)
     parts, _ = with_units([MicroBatch(batch, 6)], UnitCounter(lambda x: (x != 0).sum()))
 
-    loss = replay.run(parts, forwards.loss, lambda loss: None)
+    loss = replay.run(0, parts, forwards.loss, lambda loss: None)
 
     assert sum(forwards.units) == 3.0
     assert len(forwards.units) > 2
@@ -254,13 +265,25 @@ def test_a_sum_needs_no_unit():
         Balancer(unit="tokens", loss_reduction="sum")
 
 
+class Deaf:
+    """Is told of backwards, and does nothing."""
+
+    def backward_begins(self): ...
+
+    def backward_done(self, uses): ...
+
+    def reduced(self): ...
+
+
 @pytest.mark.parametrize("grad", [math.nan, math.inf, 1.0])
 def test_a_weight_of_zero_keeps_nan_out(grad):
     """0 * NaN is NaN: a mean over nothing must not reach the others' parameters."""
     source = torch.ones(2, requires_grad=True)
-    backward = Backward(lambda: None, lambda: None, first_order=True)
+    backward = Backward(Deaf(), first_order=True)
     for weight in (0.0, lambda: 0.0):
         source.grad = None
-        scale(source * 1, weight, backward)[0].backward(torch.full((2,), grad))
+        scale(source * 1, ForwardUse(Match((), weight), weight, 0, None), backward)[0].backward(
+            torch.full((2,), grad)
+        )
 
         assert torch.equal(source.grad, torch.zeros(2))

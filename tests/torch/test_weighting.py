@@ -10,7 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from evenstep.torch._model._weighting import Backward, InertHook, OutputHook, feeds_back, scale
+from evenstep.torch._model._compiled import Surround
+from evenstep.torch._model._forward_hook import ForwardHook, feeds_back
+from evenstep.torch._model._weighting import Backward, InertHook
+from evenstep.torch._model._weighting import scale as scale_by_use
 
 Pair = namedtuple("Pair", "first second")
 
@@ -21,22 +24,64 @@ class Frozen:
     name: str
 
 
+@dataclass
+class Fixed:
+    """A forward whose batch has a known weight."""
+
+    weight: float
+
+
+class Weights:
+    """Gives every forward one weight; None is outside of a step."""
+
+    def __init__(self, weight):
+        self.weight = weight
+
+    def begin_use(self, model, tensors, *, reduces):
+        return None if self.weight is None else Fixed(self.weight)
+
+    def end_use(self):
+        """Nothing to note."""
+
+
+class Told:
+    """Writes down what it is told of backwards."""
+
+    def __init__(self, heard):
+        self.heard = heard
+
+    def backward_begins(self):
+        """Nothing to note."""
+
+    def backward_done(self, uses):
+        self.heard.append("done")
+
+    def reduced(self):
+        self.heard.append("reduced")
+
+
+def scale(value, weight, backward):
+    return scale_by_use(value, Fixed(weight), backward)
+
+
 @pytest.fixture
 def ended():
-    """A list that grows by one at the end of every backward."""
+    """What is told of backwards."""
     return []
 
 
 @pytest.fixture
 def backward(ended):
-    return Backward(lambda: ended.append("done"), lambda: None, first_order=True)
+    return Backward(Told(ended), first_order=True)
 
 
 def hooked(module, weight, backward):
     """Return ``module`` with the hook on it."""
-    hook = OutputHook(lambda: weight, backward)
-    module.register_forward_pre_hook(hook.before, with_kwargs=True)
-    module.register_forward_hook(hook, with_kwargs=True)
+    hook = ForwardHook(Weights(weight), backward)
+    surround = Surround(module)
+    surround.before(hook.before, first=True)
+    surround.after(hook)
+    surround.place()
     return module
 
 
@@ -101,14 +146,12 @@ def test_the_end_of_a_backward_is_told_once(backward, ended):
         (first, second), _ = scale((source * 1, source * 2), 1.0, backward)
         (first.sum() + second.sum()).backward()
 
-    assert len(ended) == 3
+    assert ended.count("done") == 3
 
 
 def test_what_others_add_to_a_backward_comes_in_between(ended):
     """As DDP's wait for the all-reduce does: own work is done before it, all is over after it."""
-    backward = Backward(
-        lambda: ended.append("done"), lambda: ended.append("reduced"), first_order=True
-    )
+    backward = Backward(Told(ended), first_order=True)
     source = leaf()
     inner = source * 1
 
@@ -136,7 +179,7 @@ def test_a_backward_that_raised_is_forgotten(backward, ended):
         scaled.sum().backward()
     scale(source * 1, 1.0, backward)[0].sum().backward()
 
-    assert len(ended) == 1
+    assert ended.count("done") == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
@@ -159,32 +202,42 @@ def test_a_gradient_of_a_gradient_is_refused(backward):
         torch.autograd.grad(layer(x).sum(), x, create_graph=True)
 
 
-def test_an_output_fed_back_is_refused(backward):
-    """Directly, through other operations, or in a container."""
-    layer = hooked(nn.Linear(2, 2), 2.0, backward)
-    once = layer(torch.ones(1, 2))
-
-    for again in (once, torch.softmax(once, 1) * 2):
-        with pytest.raises(ValueError, match="fed back into the model, or into another"):
-            layer(again)
-
-
 @dataclass
 class Holder:
     inner: torch.Tensor
 
 
-def test_an_output_fed_back_inside_a_dataclass_is_refused(backward):
-    """Inputs are looked through as outputs are."""
+class Unpack(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.inner if isinstance(x, Holder) else x)
 
-    class Unpack(nn.Linear):
-        def forward(self, x):
-            return super().forward(x.inner if isinstance(x, Holder) else x)
 
-    layer = hooked(Unpack(2, 2), 2.0, backward)
+@pytest.mark.parametrize(
+    "again",
+    [lambda y: y, lambda y: torch.softmax(y, 1) * 2, Holder],
+    ids=["directly", "through operations", "in a dataclass"],
+)
+@pytest.mark.parametrize("weight", [2.0, 0.0])
+def test_an_output_fed_back_is_weighted_once(backward, again, weight):
+    """Beside a loss on the first output itself, which reaches the model by another way."""
+    torch.manual_seed(0)
+    plain = Unpack(2, 2).double()
+    ours = hooked(copy.deepcopy(plain), weight, backward)
+    x = torch.ones(3, 2, dtype=torch.float64)
 
-    with pytest.raises(ValueError, match="fed back into the model"):
-        layer(Holder(layer(torch.ones(1, 2))))
+    for layer in (plain, ours):
+        once = layer(x)
+        (layer(again(once)) ** 2).sum().add((once**3).sum()).backward()
+
+    assert torch.allclose(ours.weight.grad, weight * plain.weight.grad, rtol=1e-14)
+
+
+def test_an_output_that_went_through_a_strange_layer_is_refused(backward):
+    """Nobody knows the weight of parameters between two balanced forwards."""
+    layer, between = hooked(nn.Linear(2, 2), 2.0, backward), nn.Linear(2, 2)
+
+    with pytest.raises(ValueError, match=r"without other parameters in.*Prepare that layer too"):
+        layer(between(layer(torch.ones(1, 2))))
 
 
 def test_tensors_that_nobody_can_weight_are_refused(backward):
@@ -216,7 +269,7 @@ def test_inputs_with_a_history_of_their_own_are_fine(backward):
     layer(encoder(torch.ones(1, 2))).sum().backward()
 
     assert encoder.weight.grad is not None
-    assert not feeds_back((encoder(torch.ones(1, 2)),))
+    assert not feeds_back([encoder(torch.ones(1, 2))], "Linear")
 
 
 def test_an_output_without_a_gradient_is_refused_in_training(backward):

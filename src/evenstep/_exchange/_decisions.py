@@ -80,6 +80,7 @@ class Decisions:
         self._told: set[int] = set()
         self._rest_until_s = 0.0
         self._num_slow = 0  # in a row
+        self._answered = -1  # the newest step that was answered
         self._deciding: int | None = None  # the step being decided after
 
     def take(self, rank: int, step: int, reports: Sequence[Report], *, early: bool) -> None:
@@ -97,6 +98,18 @@ class Decisions:
                     self._decide(step)
                 finally:
                     self._deciding = None
+
+    def answer(self, index: int) -> None:
+        """Answer to step ``index`` with the newest plan: somebody looks ahead of its reports."""
+        with self._lock:
+            if index > self._answered:
+                self._publish(index)
+
+    def _publish(self, index: int) -> None:
+        assert self.planner is not None
+        self._answered = index
+        self._in_force[index + 1 + self._lag] = self.planner.plan
+        self._announcer.publish(index)
 
     def learnt(self) -> Learnt | None:
         """Return what the planner has learnt; None before there is one."""
@@ -156,7 +169,8 @@ class Decisions:
                 self.slowest_s = max(report.compute_s for report in reports)
             ran = self._in_force.pop(index, first)
             events = self._catch_up(planner, index)
-            observe = partial(planner.observe, reports, next_step=step + 1 + self._lag)
+            after = max(step, self._answered + 1)  # what was answered ahead is in force already
+            observe = partial(planner.observe, reports, next_step=after + 1 + self._lag)
             events += self._ask(observe, index)
             books.append(partial(self._account, planner, reports, ran, events))
         for books_of in (self._measured, self._in_force):
@@ -164,8 +178,8 @@ class Decisions:
                 del books_of[index]  # a rank had no measurement of it, and never will
         self.all_early = step not in self._late
         self._late.discard(step)
-        self._in_force[step + 1 + self._lag] = planner.plan
-        self._announcer.publish(step)
+        if step > self._answered:
+            self._publish(step)
         for book in books:
             self._announcer.later(book)
 

@@ -7,16 +7,18 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from operator import attrgetter
+from typing import Any
 
 from ..control import Learnt, Plan, Planner, Report
 from ..events import Hook, WorkerLost
-from ..exceptions import WorkerLostError
+from ..exceptions import RanksDivergedError, WorkerLostError
 from ._channel import Message, StarChannel
 from ._claims import Claims
 from ._decisions import Decisions, read_plan
 from ._losses import LossWatch, lost_worker
 from ._place import Framework
 from ._progress import Patrol
+from ._reductions import Differing, Reduced, Reductions
 from ._shares import Shares
 from ._stop import Stop
 from ._unit_sums import UnitSums
@@ -76,7 +78,7 @@ class Exchange:
         self._rank = rank
         self._hosts = tuple(hosts)
         workers = self._hosts[: len(hosts) - num_servers]
-        world_size = len(workers)
+        self._world_size = world_size = len(workers)
         self._channel = channel
         self._lag = lag
         self._emit = emit
@@ -92,11 +94,12 @@ class Exchange:
         self.claims = Claims(rank, channel, self._changed, owner=self, plan_of=self._plan_of)
         self.shares = Shares(rank, world_size, channel, lag=lag, emit=emit, num_servers=num_servers)
         self._decisions = Decisions(world_size, lag=lag, announcer=self, emit=emit)  # on rank 0
+        self._reductions = Reductions(world_size)  # on rank 0
         self._left: dict[int, int] = {}
         self._listeners: list[Callable[[Plan], None]] = []
-        self.on_loss: Callable[[WorkerLostError], object] = lambda error: None  # told of it at once
+        self.on_loss: Callable[[RuntimeError], object] = lambda error: None  # told of it at once
         self._first_step: int | None = None
-        self._last_step = -1
+        self._last_step = self._newest_reported = -1
         self._needed = -1
         self._patrol = Patrol(
             rank,
@@ -137,43 +140,90 @@ class Exchange:
         """Have ``listener`` called with every new plan, from whichever thread learns of it."""
         self._listeners.append(listener)
 
-    def report(self, step: int, reports: Sequence[Report], *, early: bool = True) -> None:
+    def report(
+        self,
+        step: int,
+        reports: Sequence[Report],
+        *,
+        early: bool = True,
+        reduced: Sequence[Reduced] = (),
+    ) -> None:
         """Send this rank's one message for ``step``.
 
         Args:
             step: the step under way.
             reports: the measurements that are complete.
             early: whether it comes before its last collective.
+            reduced: what its gradients were made of.
         """
-        self._last_step = step
+        self._last_step = self._newest_reported = max(step, self._last_step)
+        rows = [one.row() for one in reduced] if self._world_size > 1 else []
         if self._rank != 0 and self._channel is not None:
-            rows = [_REPORT(report) for report in reports]
-            message: Message = {"step": step, "reports": rows}
+            message: Message = {"step": step, "reports": [_REPORT(report) for report in reports]}
             message |= {} if early else {"late": True}
+            message |= {"reduced": rows} if rows else {}
             message |= self.shares.take_note()
             self._channel.send(0, {**message, "stop": True} if self.stop.asked else message)
             self.check_left()
         else:
             self.shares.take(0, self.shares.take_note())
+            self._take_reduced(0, rows)
             self._take(0, step, reports, early=early)
 
-    def at(self, step: int) -> Plan:
+    def tell_reduced(self, reduced: Sequence[Reduced]) -> None:
+        """Tell rank 0 what reductions were made of, outside of a report."""
+        if not reduced or self._world_size == 1:
+            return
+        rows = [one.row() for one in reduced]
+        if self._rank != 0 and self._channel is not None:
+            self._channel.send(0, {"reduced": rows})
+        else:
+            self._take_reduced(0, rows)
+
+    def at(self, step: int, *, trains: bool = True) -> Plan:
         """Return the plan of ``step``, once it is decided: the plan point.
+
+        A rank that has not reported all before it looks ahead. Then the newest plan is the answer,
+        for all ranks, as nobody could wait for those reports.
+
+        Args:
+            step: whose plan.
+            trains: whether the training thread asks, and not one that fetches for it.
 
         Raises:
             WorkerLostError: a worker that is needed for it was lost.
+            RanksDivergedError: ranks reduced the gradients of different batches together.
         """
-        self._loss.leave_collective()
-        self._patrol.thread_id = self._framework.training_thread()
+        if trains:
+            self._loss.leave_collective()
+            self._patrol.thread_id = self._framework.training_thread()
         if self._first_step is None:  # of this process: a resumed run counts on
             self._first_step = step
         index = self._index_of(step)
+        self.check_way()
+        if index > max(self._newest_reported, self._newest):
+            self._ask_for(index)
         self._await(index, limit_s=None)
         with self._changed:
             for old in [key for key in self._plans if key < index][: -1 - self._lag]:
                 del self._plans[old]  # but for those of ranks behind, which claim by them
             self.stopping = self.stop.is_known(index)
             return self._plans[index]
+
+    def check_way(self) -> None:
+        """Raise if ranks went different ways, which no plan can mend.
+
+        Raises:
+            RanksDivergedError: they reduced the gradients of different batches together.
+        """
+        if isinstance(self._loss.error, RanksDivergedError):
+            raise self._loss.error
+
+    def _ask_for(self, index: int) -> None:
+        if self._rank == 0 or self._channel is None:
+            self._decisions.answer(index)
+        else:
+            self._channel.send(0, {"ask": index})
 
     def need_all(self, step: int) -> None:
         """Note that this rank needs all others for a step, perhaps before it reports it.
@@ -227,7 +277,7 @@ class Exchange:
         """
         self._loss.check()
 
-    def verdict(self, *, within_s: float) -> WorkerLostError | None:
+    def verdict(self, *, within_s: float) -> RuntimeError | None:
         """Return the loss of a worker, if one becomes known in time.
 
         For somebody whose collective broke: a rank that ended its run is to blame for that too.
@@ -293,6 +343,7 @@ class Exchange:
                 self.stop.asked |= message.get("stop", False)
                 early = not message.get("late", False)
                 self.shares.take(peer, message)
+                self._take_reduced(peer, message.get("reduced", ()))
                 self._take(peer, step, [Report(*row) for row in rows], early=early)
             case {"plan": plan}:
                 self.announce(read_plan(plan))
@@ -301,8 +352,20 @@ class Exchange:
                 self.all_early = not message.get("late", False)
                 self.stop.hear(index, message)
                 self.publish(index)
+            case {"reduced": rows}:
+                self._take_reduced(peer, rows)
+            case {"ask": index}:
+                self._decisions.answer(index)
+            case _:
+                self._received_news(peer, message)
+
+    def _received_news(self, peer: int, message: Message) -> None:
+        """Take in what does not come with every step."""
+        match message:
             case {"lost": rank, "problem": problem}:
                 self._fail(rank, problem)
+            case {"diverged": rank, "text": text}:
+                self._diverge(Differing(rank, text))
             case {"bye": last_step}:
                 with self._changed:
                     self._left[peer] = last_step
@@ -339,6 +402,19 @@ class Exchange:
     def _take(self, rank: int, step: int, reports: Sequence[Report], *, early: bool) -> None:
         self._decisions.take(rank, step, reports, early=early)
         self.check_left()
+
+    def _take_reduced(self, rank: int, rows: Sequence[Sequence[Any]]) -> None:
+        differing = self._reductions.take(rank, rows)
+        if differing is not None:
+            self._diverge(differing)
+
+    def _diverge(self, differing: Differing) -> None:
+        """Have all ranks hear that they went different ways."""
+        if self.is_broken:
+            return
+        if self._rank == 0 and self._channel is not None:
+            self._channel.send_all({"diverged": differing.rank, "text": differing.text})
+        self._end_by(RanksDivergedError(differing.rank, differing.text))
 
     def announce(self, plan: Plan) -> None:
         """Tell everybody of a plan, if it is new. None may be left out: ranks replay them all."""
@@ -406,6 +482,9 @@ class Exchange:
             # and the others would take rank 0 for the one that was lost.
             self._channel.send_all({"lost": rank, "problem": problem})
             self._emit(WorkerLost(done, rank, host, problem))
+        self._end_by(error)
+
+    def _end_by(self, error: WorkerLostError | RanksDivergedError) -> None:
         self._loss.note(error)
         try:
             self.on_loss(error)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import final
 
-from ..exceptions import WorkerLostError
+from ..exceptions import RanksDivergedError, WorkerLostError
 from ._process import end_process
 
 
@@ -43,7 +43,7 @@ class LossWatch:
         clock: seconds that only grow.
 
     Attributes:
-        error: the loss; None while there is none.
+        error: the loss, or that ranks went different ways; None while there is neither.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class LossWatch:
         is_stuck: Callable[[int], bool],
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self.error: WorkerLostError | None = None
+        self.error: WorkerLostError | RanksDivergedError | None = None
         self._grace_s = grace_s
         self._abort = abort or end_process
         self._is_stuck = is_stuck
@@ -67,7 +67,7 @@ class LossWatch:
         """Whether the thread is noted to be in a collective."""
         return self._collective_s is not None
 
-    def note(self, error: WorkerLostError) -> None:
+    def note(self, error: WorkerLostError | RanksDivergedError) -> None:
         """Have the loss known: the first one, which its caller has to see to."""
         self._known_s = self._clock()
         self.error = error  # last: another thread looks at both
@@ -77,6 +77,7 @@ class LossWatch:
 
         Raises:
             WorkerLostError: a rank was lost.
+            RanksDivergedError: ranks reduced the gradients of different batches together.
         """
         if self.error is not None:
             raise self.error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -135,9 +135,8 @@ class Balancer:
         self._crew: Crew | None = None
         self._service: Service | None = None  # on a rank without data
         self._link = RunLink(self._open)
-        ends = self._link.backward_done, self._link.reduced
-        self._backward = Backward(*ends, first_order=True)
-        self._loss_backward = Backward(*ends, first_order=False)
+        self._backward = Backward(self._link, first_order=True)
+        self._loss_backward = Backward(self._link, first_order=False)
         self._closed = False
         self._stats = RunningStats()
 
@@ -248,11 +247,33 @@ class Balancer:
                 weight twice.
         """
         arguments.check_weighed_by_hand(self._weighting)
-        weight = self._link.weight()
-        if weight is None:
+        use = self._link.use_of_loss()
+        if use is None:
             return loss
-        scaled, _ = scale(loss, weight, self._loss_backward)
+        scaled, _ = scale(loss, use, self._loss_backward)
         return scaled  # type: ignore[no-any-return]
+
+    def step(self, batch: Any) -> AbstractContextManager[None]:
+        """Return a context in which forwards belong to ``batch``: the explicit form.
+
+        A forward is matched to its batch by its inputs: by their memory, or by their size. Loops
+        that fetch ahead and copy batches before the forward may leave that open, where batches of
+        the same size weigh differently; a backward then raises, and names this form.
+
+        Usage:
+            for batch, copy in fetched_ahead(loader):
+                with balancer.step(batch):
+                    loss = loss_fn(model(copy))
+                loss.backward()
+
+        Args:
+            batch: as the loader handed it out, or tensors of it.
+
+        Raises:
+            ValueError: it was not handed out, or has been freed.
+            RuntimeError: no batch was handed out yet.
+        """
+        return self._link.named(batch)
 
     def mean(self, value: float | torch.Tensor, count: float | None = None) -> float:
         """Return the mean of ``value`` over the samples, or other units, of all ranks.
@@ -412,7 +433,10 @@ class Balancer:
             self._service.reduction = self._reduction
             return outer
         weighting = self._weighting or "output"
-        model = BalancedModel(outer, self._backward, self._link.weight, weighting, self._watch)
+        number = len(self._models)
+        model = BalancedModel(
+            outer, self._backward, self._link, weighting, self._watch, number=number
+        )
         self._watch.before_steps(model.place)
         model.time_buffers(self._link)
         model.time_nested(
@@ -489,6 +513,7 @@ class Balancer:
             has_streams=any(isinstance(loader, StreamLoader) for loader in self._loaders),
             least_workers=lambda: self._link.least_workers,
             reduction=self._reduction,
+            versions=self._models.version,
         )
         self._watch.on_cuda = settings.device.type == "cuda"
         by_size = world_size > 1 and self._bounds.vary == "size"

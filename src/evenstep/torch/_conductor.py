@@ -2,39 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from time import perf_counter
+from typing import Any
+
+import torch
 
 from .._exchange._exchange import Exchange
-from .._exchange._unit_sums import UnitSum
-from ..control import Plan, Report
+from .._exchange._reductions import Reduced
+from ..control import Plan
 from ._blind import BlindWatch
-from ._clock import PendingTime, StepMeter
+from ._clock import StepMeter
 from ._exchange._peers import PeerGroup
+from ._gaps import Gaps
 from ._machine import MachineReader
 from ._memory._memory import MemoryReader
 from ._model._compile_watch import CompileWatch
-from ._model._weighting import Weight
 from ._reduce._follower import ShareFollower
+from ._reporter import Reporter
+from ._settling import Settling
+from ._tickets import Match, Ticket, Tickets
 from ._under_way import StepUnderWay
+from ._uses import ForwardUse, UseBooks
+from ._weights import Weights
 
-# From which expected wait on a rank lets itself be told of the others in Python: past what the
-# news takes to travel, and past what a step varies by itself.
-_LATE_S = 0.002
-_LATE_SHARE = 0.03
+_MOST_OPEN = 128  # steps that were handed out and may still get micro-batches
 
 
 class StepConductor:
     """Stands between the loader, the model's hooks and the exchange.
 
-    The loader announces steps and forwards, and asks for plans; the hooks ask for the weight of
-    the forward under way and announce the end of every backward; the exchange is given one
-    report a step, as early as it can be complete.
+    The loader announces steps and batches, and asks for plans; the hooks ask to which batch a
+    forward belongs and announce the end of every backward; the exchange is given one report a
+    step, as early as it can be complete. The loader may be read by another thread than the one
+    that trains, and ahead of it: the step under way is the one whose batch the newest forward has.
 
-    A step's last backward is recognised by the number of backwards that each forward of the step
-    before had: one in most loops. Where that fails, the report goes out at the plan point, late
-    but complete.
+    A step's last backward is recognised by the number of backwards that each batch of the step
+    before had: one in most loops. Where that fails, the report goes out when the next step begins,
+    late but complete.
 
     Args:
         exchange: carries reports and plans.
@@ -43,11 +50,11 @@ class StepConductor:
         machine: reads what the machine has to spare.
         world_size: number of workers.
         loss_reduction: ``"mean"`` or ``"sum"``, what the user's loss does over samples.
-        settle_s: longest wait for late ranks inside a backward; 0 where collectives do not hold
-            up the host, as on CUDA. After one that lasts so long in vain,
-            there are more only if all ranks turn out to have reported before their collectives.
+        settle_s: longest wait for late ranks inside a backward, as in ``Settling``.
         exact: whether to wait for the device at the plan point, so that nothing is late.
         watch: notices what is compiled in a step.
+        cuts: whether the loop takes micro-batches, which are used in the order they come in.
+        versions: tells by a number whether parameters have changed.
         meet: does what is collective at the start of a step, such as making the parameters of
             sharded models whole; None where nothing is.
         sharded: whether the collectives of a step begin in its last forward.
@@ -67,6 +74,8 @@ class StepConductor:
         settle_s: float,
         exact: bool,
         watch: CompileWatch,
+        cuts: bool = False,
+        versions: Callable[[], int] = lambda: 0,
         meet: Callable[[], None] | None = None,
         sharded: bool = False,
         peers: PeerGroup | None = None,
@@ -80,59 +89,40 @@ class StepConductor:
         self.meter = meter
         self._exchange = exchange
         self._memory = memory
-        self._machine = machine
-        self._world_size = world_size
-        self._loss_reduction = loss_reduction
-        self._settle_s = settle_s
-        self._exact = exact
+        self._reporter = Reporter(exchange, memory, machine, watch, exact=exact)
+        self._weights = Weights(
+            exchange, meter, world_size=world_size, loss_reduction=loss_reduction
+        )
+        self._settling = Settling(exchange, limit_s=settle_s)
+        self._cuts = cuts
+        self._tickets = Tickets(identifies=world_size > 1)
+        self._books = UseBooks()
+        self._gaps = Gaps(meter, counts=world_size > 1)
+        self._named: Match | None = None  # to which batch the user says that forwards belong
+        self._newest_use: ForwardUse | None = None
+        self._thread_id: int | None = None  # of the training thread, from the first forward on
+        self._steps: dict[int, StepUnderWay] = {}  # that were handed out, by number
         self._step: StepUnderWay | None = None
-        self._weight: Weight | None = None
         self._backwards_per_forward = 0  # 0: not known, or not the same for every forward
-        self._may_settle = True
-        self._in_vain = False  # whether it did in the step under way, and nobody came
-        self._pending: list[tuple[StepUnderWay, PendingTime, int]] = []
         self._handed_out_s: float | None = None
-        self._limit: int | None = None  # most samples that one forward of this rank may have
+        self._newest = self._newest_used = -1  # steps that were handed out, that had a backward
         self.num_steps = 0
         self._seen = 0, 0  # samples of this rank: in the finished steps, and in the last of them
-        self._blind = BlindWatch()
-        self.plan: Plan | None = None  # of the step under way, or of the last one
-
-    def subscribe(self, listener: Callable[[Plan], None]) -> None:
-        """Have ``listener`` told of every new plan."""
-        self._exchange.subscribe(listener)
+        self._blind = BlindWatch(versions)
+        self.plan: Plan | None = None  # of the newest step that was handed out
 
     def at(self, step: int) -> Plan:
-        """Finish the step under way and return the plan of ``step``: the plan point."""
-        self._finish()
-        plan = self._exchange.at(step)
+        """Return the plan of ``step``: the plan point. Finish the step under way if it is used."""
+        trains = self._trains()
+        if trains:
+            if self._step is not None and self._step.num_backwards:
+                self._finish(self._step)
+            self._gaps.begin_fetch()
+        plan = self._exchange.at(step, trains=trains)
         self.plan = plan if self._peers is None else self._peers.agree(plan, self._exchange)
-        if self._shares is not None:
-            self._shares.at(step)
-        if self._in_vain:  # for somebody slow, or for somebody who waited for this rank?
-            self._may_settle = self._exchange.all_early
-            self._in_vain = False
+        if trains:
+            self._settling.at_plan_point()
         return self.plan
-
-    @property
-    def num_samples(self) -> int | None:
-        """Samples of this rank in the step under way; None outside of one."""
-        return None if self._step is None else self._step.num_samples
-
-    @property
-    def num_samples_seen(self) -> tuple[int, int]:
-        """Samples that this rank trained on: in the run, and in its newest step with a backward."""
-        step, (total, newest) = self._step, self._seen
-        if step is None or not step.num_backwards:
-            return total, newest
-        return total + step.num_samples, step.num_samples
-
-    @property
-    def num_units(self) -> float | None:
-        """Units of this rank in the step under way, samples or others; None outside of one."""
-        if self._step is None or self._step.units is None:
-            return self.num_samples
-        return self._step.units
 
     def begin_step(
         self,
@@ -147,36 +137,45 @@ class StepConductor:
         now_s = perf_counter()
         wall_s = None if self._handed_out_s is None else now_s - self._handed_out_s
         self._handed_out_s = now_s
-        self._step = StepUnderWay(step, num_samples, global_num_samples, data_s, wall_s)
-        self._compiling.begin_step()
+        opened = StepUnderWay(step, num_samples, global_num_samples, data_s, wall_s)
+        opened.thread_id = threading.get_ident()
+        opened.stopping = self._exchange.stopping
+        opened.follows = self._trains() and self._newest <= self._newest_used
+        if not opened.follows:
+            for other in self._steps.values():
+                other.follows &= other.is_used
+        self._blind.handed_out(step, self._newest_used)
+        self._newest = step
+        self._steps[step] = opened
+        while len(self._steps) > _MOST_OPEN:
+            del self._steps[next(iter(self._steps))]
         if units is not None:
-            self._step.units = units
-            self._step.unit_sum = self._exchange.units.add(step, units)
-        self._memory.reset()
+            opened.units = units
+            opened.unit_sum = self._exchange.units.add(step, units)
+        if opened.follows:
+            self._go_to(opened)
 
-    def begin_forward(self, *, num_samples: int, is_last: bool, units: float | None = None) -> None:
-        """Set the weight of the next forward; the step's clock starts at its first one."""
-        step = self._step
-        assert step is not None
-        if step.unit_sum is not None:
-            assert units is not None, "every forward of a step that counts units counts its own"
-            self._weight = partial(self._unit_weight, step.unit_sum, units)
-        elif self._loss_reduction == "mean":
-            self._weight = num_samples * self._world_size / step.global_num_samples
-        else:
-            self._weight = 1.0 if num_samples else 0.0
-        step.on_last_forward = is_last
-        step.num_forwards += 1
-        self._compiling.begin_forward(num_samples)
-        if step.num_forwards == 1:
-            self._meet_others()
-            self.meter.begin()
+    def begin_forward(
+        self, step: int, batch: Any, *, num_samples: int, is_last: bool, units: float | None = None
+    ) -> None:
+        """Open a ticket for a batch that is handed out next: one a step in plain loops."""
+        opened = self._steps[step]
+        if self._cuts and self._step is not opened:
+            self._go_to(opened)
+        weight, key = self._weights.of(opened, num_samples, units)
+        self._tickets.retire(lambda ticket: self._cuts or ticket.num_backwards > 0)
+        self._tickets.open(Ticket(opened, num_samples, weight, key, is_last), batch)
+        opened.on_last_forward = is_last
+        opened.num_forwards += 1
+        self._gaps.end_fetch()
+        if self._cuts or opened.follows:
+            self._compiling.begin_forward(num_samples)
+            if opened.num_forwards == 1:
+                self._start(opened)
         if is_last:
-            self.meter.begin_last(done=step.num_done, num_samples=step.num_samples)
-            if self._sharded:
-                self._exchange.enter_collective()
-        step.num_done += num_samples
-        step.largest = max(step.largest, num_samples)
+            self.meter.begin_last(done=opened.num_done, num_samples=opened.num_samples)
+        opened.num_done += num_samples
+        opened.largest = max(opened.largest, num_samples)
 
     def begin_claim(self) -> None:
         """Stop the clock: this rank asks for more, or waits for samples.
@@ -193,19 +192,9 @@ class StepConductor:
         step.num_samples += num_samples
         step.data_s += self.meter.resume()
 
-    def _meet_others(self) -> None:
-        """Do what is collective before the first forward: what follows is this rank's own time."""
-        if self._meet is not None:
-            self._exchange.enter_collective()
-            self._meet()
-            self._exchange.leave_collective()
-
     def found_limit(self, limit: int) -> None:
-        """Pass on, with every report from now on, how many samples one forward may have.
-
-        With every one, because a step that some rank could not time is never complete.
-        """
-        self._limit = limit
+        """Pass on, with every report from now on, how many samples one forward may have."""
+        self._reporter.limit = limit
         self._memory.reset()  # the peak of what was tried, or failed, is no step's own
 
     def ran_out_of_memory(self, limit: int, *, num_samples: int, again: bool) -> None:
@@ -221,30 +210,85 @@ class StepConductor:
             step.num_done -= num_samples
 
     def end_epoch(self) -> None:
-        """Close the last step of a loop: what follows is not training, and has no weight."""
-        self._finish()
+        """Hear that a loop is over: batches that it fetched ahead may still be used."""
+        self._tickets.end_loop()
         self._handed_out_s = None
+        if not self._trains():
+            return
+        step = self._step
+        if step is not None and step.num_backwards:
+            self._finish(step)
+        elif step is not None and not step.is_used:
+            self._step = None
 
-    def weight(self) -> Weight | None:
-        """Return the weight of the forward under way, if need be to be asked for in its backward.
+    @contextmanager
+    def named(self, batch: Any) -> Iterator[None]:
+        """Have forwards in the block belong to ``batch``, as it was handed out.
 
-        None outside a step.
+        Raises:
+            ValueError: it was not, or all of it has been freed.
         """
-        return self._weight
+        before, self._named = self._named, self._tickets.of(batch)
+        try:
+            yield
+        finally:
+            self._named = before
 
-    def backward_done(self) -> None:
+    def begin_use(
+        self, model: int, tensors: Sequence[torch.Tensor], *, reduces: bool | None
+    ) -> ForwardUse | None:
+        """Return what the forward under way keeps for its backward; None outside of a step."""
+        match = self._named or self._tickets.match(tensors)
+        if match is None:
+            return None
+        self._exchange.check_way()
+        self._thread_id = threading.get_ident()
+        use = self._newest_use = ForwardUse(match, match.weight, model, reduces)
+        step = use.ticket.step
+        if step is not self._step:
+            self._go_to(step)
+        if not step.is_used:
+            step.is_used = True
+            if not (step.has_begun and step.follows and step.thread_id == self._thread_id):
+                self._start(step)
+            self._meet_others(step)
+        self._gaps.close()
+        self._compiling.begin_forward(use.ticket.num_samples)
+        if self._sharded and use.ticket.is_last:
+            self._exchange.enter_collective()
+        return use
+
+    def end_use(self) -> None:
+        """Hear that the forward is over."""
+        self._gaps.open()
+
+    def use_of_loss(self) -> ForwardUse | None:
+        """Return the newest forward's; None outside of a step."""
+        use = self._newest_use
+        if use is not None and (self._step is None or use.ticket.step is self._step):
+            return use
+        match = self._tickets.match(())  # of a model that was called past its hooks
+        return None if match is None else ForwardUse(match, match.weight, 0, None)
+
+    def backward_begins(self) -> None:
+        """Hear that a backward begins."""
+        self._gaps.close()
+
+    def backward_done(self, uses: Sequence[ForwardUse]) -> None:
         """Take the time: this rank's own backward is done, the others' may not be."""
         step = self._step
+        reduced = self._books.add(uses)
         if step is None:
+            self._exchange.tell_reduced(reduced)
             return
         self.meter.end()
-        step.num_backwards += 1
+        self._note_backward(step, uses)
         foreseen = self._backwards_per_forward * step.num_forwards
         if step.on_last_forward and step.num_backwards == foreseen and not step.reported:
-            compute_s = self._report(step)
-            if self._settle_s:
-                self._settle(step, compute_s)
-        if self._settle_s:
+            self._settling.settle(step.number, self._report(step, reduced=reduced))
+        else:
+            self._exchange.tell_reduced(reduced)
+        if self._settling.is_on:
             self._exchange.enter_collective(backward_of=step.number)
         if self._shares is not None:
             self._shares.backward_done()
@@ -255,96 +299,108 @@ class StepConductor:
             self._shares.reduced()
         self.meter.waited()
         self._exchange.leave_collective()
+        self._gaps.open()
 
     def report_now(self) -> None:
         """Report the step under way if that is still to be done: a collective comes first."""
         if self._step is not None and self._step.num_backwards and not self._step.reported:
             self._report(self._step, early=False)
 
-    def _unit_weight(self, unit_sum: UnitSum, units: float) -> float:
-        """Return the weight of a forward with ``units``, when all ranks have told theirs.
+    @property
+    def in_step(self) -> bool:
+        """Whether a step is under way."""
+        return self._step is not None
 
-        Called in the backward. A step without a single unit has nothing to learn from: weight 0.
-        """
-        if unit_sum.total is None:  # others are late: that is no time of this rank's own
+    @property
+    def stopping(self) -> bool:
+        """Whether all ranks know, as of the step under way, that one of them asked to stop."""
+        step = self._steps.get(self._newest) if self._step is None else self._step
+        return step is not None and step.stopping
+
+    @property
+    def num_samples(self) -> int | None:
+        """Samples of this rank in the step under way; None outside of one."""
+        return None if self._step is None else self._step.num_samples
+
+    @property
+    def num_samples_seen(self) -> tuple[int, int]:
+        """Samples that this rank trained on: in the run, and in its newest step with a backward."""
+        step, (total, newest) = self._step, self._seen
+        if step is None or step.is_over or not step.num_backwards:
+            return total, newest
+        return total + step.num_samples, step.num_samples
+
+    @property
+    def num_units(self) -> float | None:
+        """Units of this rank in the step under way, samples or others; None outside of one."""
+        if self._step is None or self._step.units is None:
+            return self.num_samples
+        return self._step.units
+
+    def _trains(self) -> bool:
+        return self._thread_id is None or self._thread_id == threading.get_ident()
+
+    def _go_to(self, step: StepUnderWay) -> None:
+        """Have ``step`` be the one under way."""
+        before = self._step
+        if before is not None and before.num_backwards:
+            self._finish(before)
+        elif before is not None and before.is_used:
+            before.is_clear = False  # its backward comes among forwards of another
+        self._step = step
+        if step.is_used:
+            step.is_clear = False
+        else:
+            self._compiling.begin_step()
+            self._memory.reset()
+            if self._shares is not None:
+                self._shares.at(step.number)
+
+    def _start(self, step: StepUnderWay) -> None:
+        """Start the clock."""
+        step.has_begun = True
+        self._gaps.forget()
+        self.meter.begin()
+        self._gaps.open()
+
+    def _meet_others(self, step: StepUnderWay) -> None:
+        """Do what is collective before the first forward; that is no time of this rank's own."""
+        if self._meet is not None and not step.is_over:
+            self._exchange.enter_collective()
             begin = self.meter.clock.mark()
-            self._exchange.units.wait(unit_sum)
+            self._meet()
             self.meter.exclude(begin, self.meter.clock.mark())
-        total = unit_sum.total
-        return units * self._world_size / total if total else 0.0
+            self._exchange.leave_collective()
 
-    def _settle(self, step: StepUnderWay, compute_s: float | None) -> None:
-        """Let a rank that will wait for the others anyway do it where a loss has a name.
+    def _note_backward(self, step: StepUnderWay, uses: Sequence[ForwardUse]) -> None:
+        """Count a backward for every step that it went through."""
+        steps = {use.ticket.step for use in uses}
+        for use in uses:
+            use.ticket.num_backwards += 1
+        for one in steps:
+            one.num_backwards += 1
+            one.is_clear &= steps == {step}
+            self._newest_used = max(self._newest_used, one.number)
+        step.is_clear &= steps == {step}
 
-        Only where that wait is expected to be long: the news that all are done comes a moment
-        after they are, and would hold up those who are in time.
-        """
-        self._exchange.check()
-        slowest_s = self._exchange.slowest_s
-        if slowest_s is None or compute_s is None or not self._may_settle:
-            return
-        if slowest_s - compute_s > max(_LATE_S, _LATE_SHARE * compute_s):
-            # Another rank may have had fewer backwards than foreseen, report only at its plan
-            # point, and wait for this one in a collective of the user's: once is enough.
-            self._in_vain = not self._exchange.settle(step.number, limit_s=self._settle_s)
-
-    def _finish(self) -> None:
+    def _finish(self, step: StepUnderWay) -> None:
+        """End a step that has had its backwards."""
         self._seen = self.num_samples_seen
-        step, self._step, self._weight = self._step, None, None
-        if step is None:
+        self._step = None
+        if step.is_over:
             return
+        step.is_over = True
         self._compiling.end_step()
         if not step.reported:
             self._report(step, early=False)
         if self._shares is not None:
             self._shares.end_step(step.number)
-        self._blind.end_step(step.num_backwards)
         each, rest = divmod(step.num_backwards, max(step.num_forwards, 1))
         self._backwards_per_forward = 0 if rest else each
         self.num_steps += 1
 
-    def _report(self, step: StepUnderWay, *, early: bool = True) -> float | None:
-        """Send what is complete of this step, and of earlier ones that a device was late with.
-
-        Args:
-            step: the one under way.
-            early: whether this comes before its last collective.
-
-        Returns:
-            The newest compute time, if any is complete.
-        """
-        step.reported = True
-        time = self.meter.take()
-        if time is not None and not (self._compiling.stalled or step.again):
-            self._pending.append((step, time, self._memory.peak_bytes()))
-        ready: list[Report] = []
-        while self._pending:
-            measured, pending, peak_bytes = self._pending[0]
-            compute_s = pending.seconds(block=self._exact)
-            if compute_s is None:
-                break
-            del self._pending[0]
-            ready.append(self._make_report(measured, compute_s, peak_bytes))
-        if step.again:
-            ready.append(self._make_report(step, 0.0, 0))
-        self._exchange.report(step.number, ready, early=early)
-        return ready[-1].compute_s if ready else None
-
-    def _make_report(self, step: StepUnderWay, compute_s: float, peak_bytes: int) -> Report:
-        free_cpu, free_memory_bytes = self._machine.read() or (None, 0)
-        return Report(
-            step=step.number,
-            batch_size=step.num_samples,
-            global_num_samples=step.global_num_samples,
-            compute_s=compute_s,
-            data_s=step.data_s,
-            wall_s=step.wall_s,
-            peak_bytes=peak_bytes,
-            capacity_bytes=self._memory.capacity_bytes(),
-            holds=self._compiling.holds,
-            limit=self._limit,
-            largest_forward=step.largest,
-            again=step.again,
-            free_cpu=free_cpu,
-            free_memory_bytes=free_memory_bytes,
-        )
+    def _report(
+        self, step: StepUnderWay, *, early: bool = True, reduced: Sequence[Reduced] = ()
+    ) -> float | None:
+        time = self.meter.take() if step.has_begun and step.is_clear else None
+        return self._reporter.send(step, time, early=early, reduced=reduced)

@@ -4,8 +4,37 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import types
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
+
+import torch
+
+
+def tensors_in(item: Any) -> list[torch.Tensor]:
+    """Return the tensors in nested containers and in the attributes of plain objects.
+
+    At every hand-out and every forward, so without recursion. Of an object that is no container,
+    such as a graph with its features, attributes are looked at; of objects in those, none are.
+    """
+    found: list[torch.Tensor] = []
+    queue: list[tuple[Any, bool]] = [(item, True)]
+    while queue:
+        item, opens = queue.pop()
+        if isinstance(item, torch.Tensor):
+            found.append(item)
+        elif isinstance(item, (tuple, list)):
+            queue.extend((entry, opens) for entry in item)
+        elif isinstance(item, (dict, Mapping)):
+            queue.extend((entry, opens) for entry in item.values())
+        elif dataclasses.is_dataclass(item) and not isinstance(item, type):
+            queue.extend((getattr(item, f.name), opens) for f in dataclasses.fields(item))
+        elif opens and hasattr(item, "__dict__") and not isinstance(item, _CLOSED):
+            queue.extend((entry, False) for entry in vars(item).values())
+    return found
+
+
+_CLOSED = (type, torch.nn.Module, types.FunctionType, types.ModuleType)
 
 
 def rebuild(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
 
 from ..control import Plan
-from ..exceptions import WorkerLostError, invalid
+from ..exceptions import RanksDivergedError, WorkerLostError, invalid
 from ..sync import Claim
 from ._checkpoint._estimates import Estimates
 from ._clock import StepMeter
-from ._model._weighting import Weight
+from ._model._weighting import Use
 from ._run import Run
 
 _VERDICT_S = 2.0
@@ -107,10 +110,12 @@ class RunLink:
         """Pass what it gave on to the conductor."""
         self._opened().conductor.end_claim(num_samples)
 
-    def begin_forward(self, *, num_samples: int, is_last: bool, units: float | None = None) -> None:
-        """Pass the forward on to the conductor."""
+    def begin_forward(
+        self, step: int, batch: Any, *, num_samples: int, is_last: bool, units: float | None = None
+    ) -> None:
+        """Pass the batch on to the conductor."""
         self._opened().conductor.begin_forward(
-            num_samples=num_samples, is_last=is_last, units=units
+            step, batch, num_samples=num_samples, is_last=is_last, units=units
         )
 
     def found_limit(self, limit: int) -> None:
@@ -126,20 +131,48 @@ class RunLink:
         if self._run is not None:
             self._run.conductor.end_epoch()
 
-    def weight(self) -> Weight | None:
-        """Return the weight of the forward under way; None outside a step."""
-        return None if self._run is None else self._run.conductor.weight()
+    def begin_use(
+        self, model: int, tensors: list[torch.Tensor], *, reduces: bool | None
+    ) -> Use | None:
+        """Return what the forward under way keeps for its backward; None outside of a step."""
+        if self._run is None:
+            return None
+        return self._run.conductor.begin_use(model, tensors, reduces=reduces)
+
+    def end_use(self) -> None:
+        """Pass the end of the forward on to the conductor."""
+        if self._run is not None:
+            self._run.conductor.end_use()
+
+    def use_of_loss(self) -> Use | None:
+        """Return what the newest forward keeps for its backward; None outside of a step."""
+        return None if self._run is None else self._run.conductor.use_of_loss()
+
+    def named(self, batch: Any) -> AbstractContextManager[None]:
+        """Return a context in which forwards belong to ``batch``.
+
+        Raises:
+            RuntimeError: no batch was handed out yet.
+        """
+        if self._run is None:
+            raise RuntimeError("No batch was handed out yet: loop over what `prepare` returned.")
+        return self._run.conductor.named(batch)
 
     def meter(self) -> StepMeter | None:
         """Return the meter of the step under way, if there is one."""
-        if self._run is None or self._run.conductor.weight() is None:
+        if self._run is None or not self._run.conductor.in_step:
             return None
         return self._run.conductor.meter
 
-    def backward_done(self) -> None:
+    def backward_begins(self) -> None:
+        """Pass the beginning of a backward on to the conductor."""
+        if self._run is not None:
+            self._run.conductor.backward_begins()
+
+    def backward_done(self, uses: list[Any]) -> None:
         """Pass the end of a backward on to the conductor."""
         if self._run is not None:
-            self._run.conductor.backward_done()
+            self._run.conductor.backward_done(uses)
 
     def reduced(self) -> None:
         """Pass the end of a backward's collectives on to the conductor."""
@@ -186,7 +219,7 @@ class RunLink:
     @property
     def stopping(self) -> bool:
         """Whether all ranks know, as of the step under way, that one of them asked to stop."""
-        return self._run is not None and self._run.exchange.stopping
+        return self._run is not None and self._run.conductor.stopping
 
     @property
     def is_leaving(self) -> bool | None:
@@ -215,7 +248,7 @@ class RunLink:
             )
         self._estimates = estimates
 
-    def loss_behind(self, error: BaseException | None) -> WorkerLostError | None:
+    def loss_behind(self, error: BaseException | None) -> RuntimeError | None:
         """Return the loss of a worker that is behind a collective's error, if that is one.
 
         A peer that dies in the middle of a collective breaks it for the others, with an error
@@ -224,7 +257,8 @@ class RunLink:
         """
         if self._run is not None and error is not None:
             self._run.exchange.script_failed(error)
-        if not isinstance(error, RuntimeError) or isinstance(error, WorkerLostError):
+        ended = isinstance(error, WorkerLostError | RanksDivergedError)
+        if ended or not isinstance(error, RuntimeError):
             return None
         return None if self._run is None else self._run.exchange.verdict(within_s=_VERDICT_S)
 

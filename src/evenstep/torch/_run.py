@@ -51,6 +51,7 @@ class RunSettings:
         has_streams: whether samples come from an ``IterableDataset``.
         least_workers: how many have to be left if one is dropped; None to drop none.
         reduction: sums gradients by shares; None is plain all-reduce.
+        versions: tells by a number whether parameters have changed.
     """
 
     policy: AbstractPolicy[Any]
@@ -67,6 +68,7 @@ class RunSettings:
     has_streams: bool
     least_workers: Callable[[], int | None]
     reduction: Reduction | None
+    versions: Callable[[], int]
 
 
 class Run:
@@ -125,6 +127,8 @@ class Run:
             settle_s=min(runtime.deadline_s + 2 * runtime.heartbeat_s, 10.0) if settle else 0.0,
             exact=runtime.freshness == "exact",
             watch=settings.watch,
+            cuts=settings.wrapping.cuts,
+            versions=settings.versions,
             meet=settings.wrapping.meet if settings.wrapping.meets else None,
             sharded=settings.wrapping.is_sharded,
             peers=peers,

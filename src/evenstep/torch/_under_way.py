@@ -1,4 +1,4 @@
-"""What a rank knows of the step that it is in."""
+"""What a rank knows of a step that it was handed."""
 
 from __future__ import annotations
 
@@ -7,21 +7,52 @@ from dataclasses import dataclass
 from .._exchange._unit_sums import UnitSum
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class StepUnderWay:
-    """What is known of the step under way."""
+    """A step from its hand-out to its report.
+
+    Attributes:
+        number: counted over the run.
+        num_samples: this rank's.
+        global_num_samples: of all ranks.
+        data_s: seconds spent waiting for input.
+        wall_s: seconds since the hand-out before it; None for the first of a loop.
+        thread_id: of the thread that it was handed to.
+        stopping: whether all ranks know, as of its plan, that one of them asked to stop.
+        follows: whether its own time begins at the hand-out: nothing else was under way then.
+        is_used: whether one of its batches has had a forward.
+        is_over: whether it is past its backwards, and another has begun.
+        has_begun: whether the clock and the watches have begun with it.
+        is_clear: whether its own time can be told from that of other steps.
+        units: of this rank; None where they are samples.
+        unit_sum: where the sum over ranks will be found.
+        num_forwards: micro-batches handed out, one in plain loops.
+        num_backwards: that went through its batches.
+        num_done: samples of the micro-batches so far.
+        largest: samples of its largest micro-batch.
+        again: whether memory ran out in it.
+        on_last_forward: whether its last micro-batch is handed out.
+        reported: whether rank 0 has been told of it.
+    """
 
     number: int
     num_samples: int
     global_num_samples: int
     data_s: float
     wall_s: float | None
+    thread_id: int = 0
+    stopping: bool = False
+    follows: bool = True
+    is_used: bool = False
+    is_over: bool = False
+    has_begun: bool = False
+    is_clear: bool = True
     units: float | None = None
     unit_sum: UnitSum | None = None
     num_forwards: int = 0
     num_backwards: int = 0
-    num_done: int = 0  # samples of the forwards so far
-    largest: int = 0  # samples of its largest forward
-    again: bool = False  # whether memory ran out in it
+    num_done: int = 0
+    largest: int = 0
+    again: bool = False
     on_last_forward: bool = False
     reported: bool = False

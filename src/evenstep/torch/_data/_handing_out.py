@@ -92,14 +92,15 @@ class HandingOut:
             data_s: seconds spent waiting for input.
             units: this rank's units of it; None where they are samples.
         """
+        number = self._count.value
         step = Step(
             portions,
             global_num_samples,
             listener=self._listener,
             no_sync=lambda: loader.no_sync(),
+            number=number,
             attempts=loader.attempts,
         )
-        number = self._count.value
         self._count.value += 1
         self._listener.begin_step(
             number,

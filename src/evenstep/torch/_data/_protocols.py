@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from ...control import Plan
 from ...sync import Claim
@@ -45,7 +45,7 @@ class PlanSource(Protocol):
 
 
 class StepListener(Protocol):
-    """Who times and weights the steps. Called from the training thread only."""
+    """Who times and weights the steps. Called from whichever thread reads the loader."""
 
     def begin_epoch(self, *, cuts: bool) -> None:
         """Hear that a loop over the loader begins, before its first plan is asked for.
@@ -75,10 +75,14 @@ class StepListener(Protocol):
         """
         ...
 
-    def begin_forward(self, *, num_samples: int, is_last: bool, units: float | None = None) -> None:
+    def begin_forward(
+        self, step: int, batch: Any, *, num_samples: int, is_last: bool, units: float | None = None
+    ) -> None:
         """Hear that a batch for one forward is handed out next: plain loops, one a step.
 
         Args:
+            step: whose batch it is.
+            batch: as the loop gets it.
             num_samples: samples in it that count; 0 for a stand-in of weight 0.
             is_last: whether the step's backward after it is the one that synchronises.
             units: units in it; None where they are samples.

@@ -107,11 +107,15 @@ class Attempts(Protocol):
 
     def run(
         self,
+        step: int,
         parts: Sequence[MicroBatch],
         closure: Callable[[Any], torch.Tensor],
         through: Callable[[torch.Tensor], Any],
     ) -> torch.Tensor:
-        """Run all of a step and return the mean loss over this rank's samples, detached."""
+        """Run all of a step, by its number, and return the mean loss over this rank's samples.
+
+        Detached.
+        """
         ...
 
 
@@ -179,8 +183,10 @@ class Step:
         *,
         listener: StepListener,
         no_sync: Callable[[], AbstractContextManager[Any]],
+        number: int = 0,
         attempts: Attempts | None = None,
     ) -> None:
+        self._number = number
         self._portions = portions
         self._attempts = attempts
         self._listener = listener
@@ -239,7 +245,7 @@ class Step:
         """
         if self._attempts is None:
             raise RuntimeError("`Step.backward` needs a model: `prepare` it with the loader.")
-        return self._attempts.run(self._portions.whole(), closure, through)
+        return self._attempts.run(self._number, self._portions.whole(), closure, through)
 
     def __iter__(self) -> Iterator[Any]:
         if self._attempts is not None and self._attempts.probes:
@@ -252,7 +258,11 @@ class Step:
             )
         for part, is_last in self._portions:
             self._listener.begin_forward(
-                num_samples=part.num_samples, is_last=is_last, units=part.units
+                self._number,
+                part.batch,
+                num_samples=part.num_samples,
+                is_last=is_last,
+                units=part.units,
             )
             with nullcontext() if is_last else self._no_sync():
                 yield part.batch

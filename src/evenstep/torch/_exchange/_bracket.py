@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from ...exceptions import WorkerLostError
-
 _VERDICT_S = 2.0
 
 
@@ -23,7 +21,7 @@ class CollectiveWatch(Protocol):
     def leave_collective(self) -> None:
         """Note that it is back."""
 
-    def verdict(self, *, within_s: float) -> WorkerLostError | None:
+    def verdict(self, *, within_s: float) -> RuntimeError | None:
         """Return the loss of a worker, if one becomes known in time."""
 
 

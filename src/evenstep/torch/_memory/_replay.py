@@ -21,7 +21,9 @@ from ._rows import split_rows
 class ReplayListener(Protocol):
     """Who weights the forwards, and passes on what was found not to fit."""
 
-    def begin_forward(self, *, num_samples: int, is_last: bool, units: float | None = None) -> None:
+    def begin_forward(
+        self, step: int, batch: Any, *, num_samples: int, is_last: bool, units: float | None = None
+    ) -> None:
         """Hear that a forward comes next."""
 
     def found_limit(self, limit: int) -> None:
@@ -125,6 +127,7 @@ class Replay:
 
     def run(
         self,
+        step: int,
         parts: Sequence[MicroBatch],
         closure: Closure,
         through: Callable[[torch.Tensor], Any],
@@ -132,7 +135,8 @@ class Replay:
         """Run all of a step and return the loss over its samples here, detached.
 
         Args:
-            parts: the step's micro-batches.
+            step: its number.
+            parts: its micro-batches.
             closure: from a batch to its loss.
             through: runs the backward of a loss.
 
@@ -150,7 +154,11 @@ class Replay:
         while len(losses) < len(queue):
             part, is_last = queue[len(losses)], len(losses) == len(queue) - 1
             self._listener.begin_forward(
-                num_samples=part.num_samples, is_last=is_last, units=part.units
+                step,
+                part.batch,
+                num_samples=part.num_samples,
+                is_last=is_last,
+                units=part.units,
             )
             error, loss, in_backward = self._attempt(part, closure, through, is_last=is_last)
             if error is None:

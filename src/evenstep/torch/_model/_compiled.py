@@ -26,7 +26,7 @@ _REASON = (
     "`balancer.prepare(torch.compile(model), loader)`."
 )
 
-Before = Callable[[nn.Module, Any, Any], None]
+Before = Callable[[nn.Module, Any, Any], Any]
 After = Callable[[nn.Module, Any, Any, Any], Any]
 
 
@@ -124,11 +124,16 @@ class AbstractUntraced(abc.ABC):
 
 @final
 class BeforeHooks(AbstractUntraced):
-    """Those of a forward's beginning, whose answers are ignored."""
+    """Those of a forward's beginning, which may answer with other inputs and keywords."""
 
-    def _run(self, *args: Any) -> None:
+    def _run(self, *args: Any) -> Any:
+        module, *given = args
+        changed = None
         for hook in self.hooks:
-            hook(*args)
+            answer = hook(module, *given)
+            if answer is not None:
+                changed = given = answer
+        return changed
 
 
 @final
@@ -167,7 +172,7 @@ class Surround:
         From the next ``place`` on, as with ``after``.
 
         Args:
-            hook: called for what it does; what it returns is ignored.
+            hook: returns None, or the inputs and keywords to go on with.
             first: whether it comes before all others, the user's included.
         """
         self.release()
@@ -224,7 +229,7 @@ def _around(
     """Return a call of ``module`` with ours around it, which compilers step over."""
 
     def call(*args: Any, **keywords: Any) -> Any:
-        before.call(module, args, keywords)
+        args, keywords = before.call(module, args, keywords) or (args, keywords)
         output = (present or module._call_impl)(*args, **keywords)
         return after.call(module, args, keywords, output)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
@@ -25,9 +24,10 @@ from ._compiled import (
     inside,
     is_compiled,
 )
+from ._forward_hook import ForwardHook
 from ._fsdp import Shards, check_fsdp, fsdp_device, fsdp_layers, refuse_other_kinds
 from ._nested import NestedBackwards
-from ._weighting import Backward, InertHook, OutputHook, Weight
+from ._weighting import Backward, InertHook
 
 Weighting = Literal["output", "loss"]
 
@@ -38,19 +38,22 @@ class BalancedModel:
     Args:
         module: the model; wrapped into DDP by the caller where it was plain.
         backward: told of every backward.
-        weight: gives the weight of the forward under way.
+        link: the run, which knows to which batch a forward belongs.
         weighting: ``"output"`` scales what the model returns, ``"loss"`` leaves that to
             ``Balancer.weight``.
         watch: told of every forward, and marks what compiled models are given.
+        number: the model's, in the order of ``prepare``.
     """
 
     def __init__(
         self,
         module: nn.Module,
         backward: Backward,
-        weight: Callable[[], Weight | None],
+        link: RunLink,
         weighting: Weighting,
         watch: CompileWatch,
+        *,
+        number: int,
     ) -> None:
         self.module = module
         self.ddp = ddp_of(module)
@@ -61,12 +64,13 @@ class BalancedModel:
         self._inner: Surround | None = None  # what DDP wraps, if its buffers are timed
         # Whether DDP has broadcast its buffers since somebody last cleared this; one entry says it.
         self.broadcasts: deque[None] = deque(maxlen=1)
+        hook = ForwardHook(
+            link, backward, model=number, weighs=weighting == "output", reduces=self._reduces
+        )
+        self._outer.before(hook.before, first=True)
         self._outer.before(watch.enter)
         self._outer.after(watch.leave)
-        if weighting == "output":
-            hook = OutputHook(weight, backward)
-            self._outer.before(hook.before)
-            self._outer.after(hook)
+        self._outer.after(hook)
         self._parts = [Surround(part) for part in compiled_parts(module) if part is not self.module]
         for part in self._parts:
             part.before(watch.mark)
@@ -112,6 +116,13 @@ class BalancedModel:
     def compiles(self) -> bool:
         """Whether the model, or a part of it, is compiled."""
         return bool(self._parts) or is_compiled(self.module)
+
+    def _reduces(self) -> bool | None:
+        """Tell whether the backward of a forward made now reduces gradients: DDP's own attribute.
+
+        None for other wrappers: how a model is sharded does not tell.
+        """
+        return None if self.ddp is None else bool(self.ddp.require_backward_grad_sync)
 
     @property
     def broadcasts_buffers(self) -> bool:
@@ -184,7 +195,7 @@ def check_unprepared(module: nn.Module) -> None:
     """Raise if ``module``, or the model inside a DDP, carries the hooks already."""
     ddp = ddp_of(module)
     for layer in (module, inside(module), module if ddp is None else ddp.module):
-        if any(isinstance(hook, OutputHook) for hook in hooks_on(layer)):
+        if any(isinstance(hook, ForwardHook) for hook in hooks_on(layer)):
             raise invalid(
                 "Balancer.prepare(model)",
                 "be given each model once",

@@ -52,6 +52,11 @@ class PreparedModels(list[BalancedModel]):
         """Return the modules themselves."""
         return [model.module for model in self]
 
+    def version(self) -> int:
+        """Return a number that differs where an optimizer has changed a model's parameters."""
+        firsts = (next((p for p in m.module.parameters() if p.requires_grad), None) for m in self)
+        return sum(first._version for first in firsts if first is not None)
+
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yield the parameters of all of them."""
         for model in self:

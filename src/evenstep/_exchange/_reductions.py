@@ -1,0 +1,118 @@
+"""Whether all ranks reduced the gradients of the same batches: found out on rank 0."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_SAME = 1e-6  # shares of a batch are ratios of whole numbers, summed up
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """What one rank put into one reduction of a model's gradients.
+
+    Attributes:
+        model: number of the model, in the order of ``prepare``.
+        number: of the reduction, counted for each model.
+        shares: by step, how much of the rank's batch went in: 1 is all of it once, 2 is twice;
+            None where that is not known.
+        maybe: steps of which some went in, and nobody knows which: their batches weigh alike.
+    """
+
+    model: int
+    number: int
+    shares: Mapping[int, float | None]
+    maybe: tuple[int, ...] = ()
+
+    def row(self) -> list[Any]:
+        """Return it as plain values."""
+        return [self.model, self.number, list(self.shares.items()), list(self.maybe)]
+
+    @classmethod
+    def of(cls, row: Sequence[Any]) -> Reduced:
+        """Return what ``row`` was made of."""
+        model, number, shares, maybe = row
+        return cls(model, number, {step: share for step, share in shares}, tuple(maybe))
+
+    def may_be(self, other: Reduced) -> bool:
+        """Tell whether ``other`` may be made of the same steps, with the same shares."""
+        steps = self.shares.keys() | set(self.maybe)
+        if not other.shares.keys() <= steps:
+            return False
+        pairs = [(share, self.shares.get(step)) for step, share in other.shares.items()]
+        return all(
+            mine is None or theirs is None or abs(mine - theirs) <= _SAME for theirs, mine in pairs
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Differing:
+    """Ranks reduced unlike gradients together.
+
+    Attributes:
+        rank: the one that differs from most.
+        text: what happened, and what to do.
+    """
+
+    rank: int
+    text: str
+
+
+class Reductions:
+    """Rank 0's books of reductions that some ranks have told of and some have not.
+
+    Args:
+        world_size: number of workers.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._told: defaultdict[tuple[int, int], dict[int, Reduced]] = defaultdict(dict)
+
+    def take(self, rank: int, rows: Sequence[Sequence[Any]]) -> Differing | None:
+        """Take in what a rank reduced; return how it differs from what others did, if it does."""
+        for reduced in map(Reduced.of, rows):
+            key = reduced.model, reduced.number
+            told = self._told[key]
+            told[rank] = reduced
+            differs = any(
+                not (one.may_be(reduced) and reduced.may_be(one)) for one in told.values()
+            )
+            if differs and 2 * len(told) > self._world_size:  # a majority is known, or all there is
+                return _differing(told, key)
+            if len(told) == self._world_size:
+                del self._told[key]
+        return None
+
+
+def _differing(told: Mapping[int, Reduced], key: tuple[int, int]) -> Differing:
+    kinds = {rank: _words(one) for rank, one in sorted(told.items())}
+    (most, _), *_ = Counter(kinds.values()).most_common()
+    rank = next((rank for rank, words in reversed(kinds.items()) if words != most), max(kinds))
+    others = [other for other, words in kinds.items() if words == most and other != rank]
+    return Differing(
+        rank,
+        f"Rank {rank} reduced gradients of {kinds[rank]} together with those of {most} on "
+        f"{_ranks(others)} (reduction {key[1]} of model {key[0]}): that gradient was wrong. Use "
+        f"the same batches on every rank. To skip one, skip it on all ranks, by a decision that they "
+        f"share such as `balancer.mean(bad) > 0`; and fetch batches on all ranks alike.",
+    )
+
+
+def _words(one: Reduced) -> str:
+    parts = [
+        f"step {step}"
+        if share is None or abs(share - 1) <= _SAME
+        else f"{share:.3g} times step {step}"
+        for step, share in sorted(one.shares.items())
+    ]
+    if one.maybe:
+        parts.append("one of the steps " + ", ".join(map(str, one.maybe)))
+    return " and ".join(parts) or "no step"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else "ranks " + ", ".join(map(str, ranks))

@@ -1,0 +1,97 @@
+"""What each reduction of gradients was made of, so that rank 0 can compare the ranks."""
+
+from __future__ import annotations
+
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from .._exchange._reductions import Reduced
+from ..exceptions import EvenstepWarning
+from ._model._weighting import Weight
+from ._tickets import Match, Ticket
+
+
+@dataclass(eq=False, slots=True)
+class ForwardUse:
+    """A forward that may have a backward.
+
+    Attributes:
+        match: to which batch it belongs.
+        weight: what the gradient at its output is multiplied by.
+        model: number of the model.
+        reduces: whether its backward reduces gradients; None where that is not known.
+    """
+
+    match: Match
+    weight: Weight
+    model: int
+    reduces: bool | None
+
+    @property
+    def ticket(self) -> Ticket:
+        """The ticket, or the one most likely: where there are several, they weigh alike."""
+        return self.match.tickets[0]
+
+
+class UseBooks:
+    """The forwards of each model since its last reduction that have had a backward."""
+
+    def __init__(self) -> None:
+        self._open: defaultdict[int, list[ForwardUse]] = defaultdict(list)
+        self._numbers: defaultdict[int, int] = defaultdict(int)
+        self._has_warned = False
+
+    def add(self, uses: Iterable[ForwardUse]) -> list[Reduced]:
+        """Take note of a backward through ``uses``; return what was reduced at its end."""
+        reducing: list[int] = []
+        for use in uses:
+            if use.reduces is None:
+                continue
+            self._open[use.model].append(use)
+            if use.reduces and use.model not in reducing:
+                reducing.append(use.model)
+        return [self._reduced(model) for model in reducing]
+
+    def _reduced(self, model: int) -> Reduced:
+        uses = self._open.pop(model)
+        number = self._numbers[model]
+        self._numbers[model] += 1
+        shares: dict[int, float | None] = {}
+        maybe: set[int] = set()
+        for use in uses:
+            steps = {ticket.step.number for ticket in use.match.tickets}
+            if len(steps) > 1:
+                maybe |= steps
+                continue
+            step, share = steps.pop(), use.match.share
+            before = shares.get(step, 0.0)
+            # Micro-batches and stand-ins are parts of their own: only whole batches are counted.
+            counts = share is not None and use.ticket.is_last and use.ticket.num_samples > 0
+            known = counts and before is not None and use.ticket.step.num_forwards == 1
+            shares[step] = before + share if known and before is not None and share else None
+        self._warn_of_uneven(uses)
+        return Reduced(model, number, shares, tuple(sorted(maybe)))
+
+    def _warn_of_uneven(self, uses: Sequence[ForwardUse]) -> None:
+        if self._has_warned:
+            return
+        parts: defaultdict[int, set[int]] = defaultdict(set)
+        for use in uses:
+            if len(use.match.tickets) == 1 and use.match.share is not None:
+                parts[id(use.ticket)].add(round(use.match.share * use.ticket.size))
+        for use in uses:
+            sizes = parts.get(id(use.ticket), set())
+            if len(sizes) > 1:
+                self._has_warned = True
+                warnings.warn(
+                    f"A batch of {use.ticket.num_samples} samples went through the model in parts "
+                    f"of {sorted(sizes)}. That is exact if each part's loss is multiplied by its "
+                    f"share of the batch, `len(part) / len(batch)`, and not if all are divided by "
+                    f"their number: batches differ in size here. `loader.steps()` cuts batches and "
+                    f"weighs the parts by itself.",
+                    EvenstepWarning,
+                    stacklevel=2,
+                )
+                return
