@@ -97,7 +97,7 @@ def _differing(told: Mapping[int, Reduced], key: tuple[int, int]) -> Differing:
         rank,
         f"Rank {rank} reduced gradients of {kinds[rank]} together with those of {most} on "
         f"{_ranks(others)} (reduction {key[1]} of model {key[0]}): that gradient was wrong. Use "
-        f"the same batches on every rank. To skip one, skip it on all ranks, by a decision that they "
+        f"the same batches on every rank. To skip one, skip it on all, by a decision that they "
         f"share such as `balancer.mean(bad) > 0`; and fetch batches on all ranks alike.",
     )
 
