@@ -95,8 +95,9 @@ def output_without_a_gradient() -> None:
 
 def output_fed_back() -> None:
     model, loader = Balancer(runtime=QUIET).prepare(linear(), stock())
+    between = nn.Linear(4, 4)
     for x, _ in loader:
-        model(model(x))
+        model(between(model(x)))
 
 
 def two_kinds_of_loop() -> None:
@@ -152,7 +153,7 @@ CASES: dict[str, tuple[Callable[[], None], str]] = {
     "no parameters": (no_parameters, "must have parameters, got ReLU without any"),
     "weight given twice": (weight_given_twice, "must be used on models prepared with"),
     "output without a gradient": (output_without_a_gradient, "return a tensor that needs a grad"),
-    "output fed back": (output_fed_back, "would be weighted twice"),
+    "output fed back": (output_fed_back, "without other parameters in between"),
     "two kinds of loop": (two_kinds_of_loop, "use one kind of loop"),
     "two weightings": (two_weightings, "must be 'loss', as in the call before, got 'output'."),
     "mean without a step": (mean_without_a_step, "give `balancer.mean(value, count=...)`"),

@@ -101,8 +101,8 @@ def exact(rank: int, form: str, loop: str = "plain") -> dict[str, Any]:
         model, loader = balancer.prepare(before(inner, backend=backend), stock)
         if after is not None:
             model = after(model, backend=backend)
-        done = balancer._backward._done
-        balancer._backward._done = lambda: (ends.append(0), done())
+        done = balancer._link.backward_done
+        balancer._link.backward_done = lambda uses: (ends.append(0), done(uses))
         steps = loader.steps() if loop == "steps" else ([batch] for batch in loader)
         num_forwards = 0
         for number, step in enumerate(steps):

@@ -284,7 +284,7 @@ class Exchange:
         None at once if no collective was under way.
         """
         if not self._loss.in_collective:
-            return None
+            return self._loss.error if isinstance(self._loss.error, RanksDivergedError) else None
         if self._channel is not None:  # a connection that broke is given time to be made again
             within_s += self._channel.reconnect_s
         with self._changed:

@@ -144,7 +144,7 @@ class StepConductor:
         if not opened.follows:
             for other in self._steps.values():
                 other.follows &= other.is_used
-        self._blind.handed_out(step, self._newest_used)
+        self._blind.handed_out(step, self._newest_used, self._num_without_backward)
         self._newest = step
         self._steps[step] = opened
         while len(self._steps) > _MOST_OPEN:
@@ -336,6 +336,10 @@ class StepConductor:
         if self._step is None or self._step.units is None:
             return self.num_samples
         return self._step.units
+
+    def _num_without_backward(self) -> int:
+        """Return how many steps had a forward since the newest backward."""
+        return sum(step.is_used and not step.num_backwards for step in self._steps.values())
 
     def _trains(self) -> bool:
         return self._thread_id is None or self._thread_id == threading.get_ident()
