@@ -210,14 +210,20 @@ class Exchange:
             self.stopping = self.stop.is_known(index)
             return self._plans[index]
 
+    @property
+    def diverged(self) -> RanksDivergedError | None:
+        """The error of ranks that reduced the gradients of different batches together."""
+        error = self._loss.error
+        return error if isinstance(error, RanksDivergedError) else None
+
     def check_way(self) -> None:
         """Raise if ranks went different ways, which no plan can mend.
 
         Raises:
-            RanksDivergedError: they reduced the gradients of different batches together.
+            RanksDivergedError: they did.
         """
-        if isinstance(self._loss.error, RanksDivergedError):
-            raise self._loss.error
+        if self.diverged is not None:
+            raise self.diverged
 
     def _ask_for(self, index: int) -> None:
         if self._rank == 0 or self._channel is None:
@@ -284,7 +290,7 @@ class Exchange:
         None at once if no collective was under way.
         """
         if not self._loss.in_collective:
-            return self._loss.error if isinstance(self._loss.error, RanksDivergedError) else None
+            return self.diverged
         if self._channel is not None:  # a connection that broke is given time to be made again
             within_s += self._channel.reconnect_s
         with self._changed:

@@ -255,12 +255,15 @@ class RunLink:
         that names a port. Who it was is known a moment later. Whatever ``error`` is, it ends this
         script, which the goodbye will tell.
         """
-        if self._run is not None and error is not None:
-            self._run.exchange.script_failed(error)
+        if self._run is None:
+            return None
+        if error is None:  # after the last step, nothing else came by to say so
+            return self._run.exchange.diverged
+        self._run.exchange.script_failed(error)
         ended = isinstance(error, WorkerLostError | RanksDivergedError)
         if ended or not isinstance(error, RuntimeError):
             return None
-        return None if self._run is None else self._run.exchange.verdict(within_s=_VERDICT_S)
+        return self._run.exchange.verdict(within_s=_VERDICT_S)
 
     def close(self) -> None:
         """Close the run, if it is open, for good."""

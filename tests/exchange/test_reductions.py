@@ -1,0 +1,73 @@
+"""Ranks that reduce the gradients of different batches together are found out."""
+
+import pytest
+
+from evenstep._exchange._reductions import Reduced, Reductions
+
+
+def told(world_size, *reduced):
+    """Tell rank 0 what each rank reduced; return what it finds, at the first rank that shows it."""
+    books = Reductions(world_size)
+    found = [books.take(rank, [one.row()]) for rank, one in enumerate(reduced)]
+    return next((one for one in found if one is not None), None)
+
+
+def once(*steps):
+    return Reduced(0, 0, dict.fromkeys(steps, 1.0))
+
+
+@pytest.mark.parametrize(
+    "reduced",
+    [
+        [once(3), once(3), once(3)],
+        [once(3, 4), once(3, 4), once(4, 3)],
+        [Reduced(0, 0, {3: 2.0}), Reduced(0, 0, {3: None}), Reduced(0, 0, {3: 2.0})],
+        [Reduced(0, 0, {}, maybe=(3, 4)), once(3), Reduced(0, 0, {}, maybe=(2, 3))],
+        [Reduced(0, 0, {3: 0.1 + 0.2 + 0.7}), once(3), once(3)],
+    ],
+    ids=["one step", "two steps", "unknown share", "unknown step", "rounding"],
+)
+def test_the_same_batches_are_no_difference(reduced):
+    """Also where a rank cannot tell all of it."""
+    assert told(3, *reduced) is None
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        (once(4), "step 4"),
+        (once(3, 4), "step 3 and step 4"),
+        (Reduced(0, 0, {3: 2.0}), "2 times step 3"),
+        (Reduced(0, 0, {3: 0.5}), "0.5 times step 3"),
+        (Reduced(0, 0, {}, maybe=(4, 5)), "one of the steps 4, 5"),
+    ],
+)
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_the_rank_that_differs_is_named(odd, words, at):
+    """With what it reduced, what the others did, and what to do."""
+    reduced = [once(3), once(3), once(3)]
+    reduced[at] = odd
+
+    found = told(3, *reduced)
+
+    assert f" gradients of {words} " in found.text or f"those of {words} " in found.text
+    assert "step 3" in found.text
+    assert "skip it on all" in found.text
+    assert found.rank == at or at == 0  # of two that are known, either may be the odd one
+
+
+def test_models_and_reductions_are_told_apart():
+    """A rank may be further than another."""
+    books = Reductions(2)
+
+    assert books.take(0, [Reduced(0, 0, {3: 1.0}).row(), Reduced(1, 0, {4: 1.0}).row()]) is None
+    assert books.take(0, [Reduced(0, 1, {5: 1.0}).row()]) is None
+    assert books.take(1, [Reduced(0, 0, {3: 1.0}).row(), Reduced(1, 0, {4: 1.0}).row()]) is None
+    assert books.take(1, [Reduced(0, 1, {6: 1.0}).row()]).rank in (0, 1)
+
+
+def test_a_row_is_read_as_it_was_written():
+    """Through JSON, which knows lists alone."""
+    reduced = Reduced(1, 7, {3: 1.0, 4: None}, maybe=(5, 6))
+
+    assert Reduced.of(reduced.row()) == reduced

@@ -1,0 +1,218 @@
+"""Which batch a forward belongs to is told by evidence, and never by the order of arrival."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from evenstep.torch._tickets import Ticket, Tickets
+from evenstep.torch._under_way import StepUnderWay
+
+
+@dataclass
+class Graph:
+    """A batch that is no container."""
+
+    def __init__(self, x):
+        self.x = x
+
+
+@pytest.fixture
+def tickets():
+    return Tickets(identifies=True)
+
+
+def opened(tickets, number, size, *, key=None, batch=None):
+    """Hand out a batch of ``size`` samples whose weight is its key; return ticket and batch."""
+    weight = float(size if key is None else key)
+    step = StepUnderWay(number, size, 12, 0.0, None)
+    ticket = Ticket(step, size, weight, weight, is_last=True)
+    batch = torch.randn(size, 3) if batch is None else batch
+    tickets.open(ticket, batch)
+    return ticket, batch
+
+
+def matched(tickets, *tensors):
+    """Return the tickets that a forward with these inputs may belong to; None if it is open."""
+    match = tickets.match(tensors)
+    if match is None:
+        return []
+    return None if callable(match.weight) else list(match.tickets)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda x: x,
+        lambda x: x[:2],
+        lambda x: x.split(2)[1],
+        lambda x: x.T,
+        lambda x: x.view(-1),
+        lambda x: x.detach(),
+        lambda x: x.unsqueeze(1),
+    ],
+    ids=["itself", "slice", "split", "transposed", "flat", "detached", "unsqueezed"],
+)
+def test_what_shares_memory_with_a_batch_belongs_to_it(tickets, form):
+    """Whichever batch was handed out last."""
+    first, x = opened(tickets, 0, 4)
+    second, y = opened(tickets, 1, 8)
+
+    assert matched(tickets, form(x)) == [first]
+    assert matched(tickets, form(y)) == [second]
+
+
+def test_a_batch_that_was_kept_is_still_known_later(tickets):
+    """Its ticket is retired, and no other weighs like it."""
+    first, x = opened(tickets, 0, 4)
+    tickets.retire(lambda ticket: True)
+    opened(tickets, 1, 8)
+
+    assert matched(tickets, x) == [first]
+
+
+def test_batches_that_weigh_alike_need_not_be_told_apart(tickets):
+    """The weight is known; who waits for a backward comes first."""
+    first, _ = opened(tickets, 0, 4)
+    second, _ = opened(tickets, 1, 4)
+
+    assert matched(tickets, torch.ones(9)) == [first, second]
+    first.num_backwards = 1
+    assert matched(tickets, torch.ones(9)) == [second]
+
+
+def test_a_size_that_only_one_batch_has_tells(tickets):
+    """A copy on a device shares no memory, and has as many rows."""
+    first, x = opened(tickets, 0, 4)
+    second, _ = opened(tickets, 1, 8)
+
+    assert matched(tickets, x.double()) == [first]
+    assert matched(tickets, torch.ones(3, 8), torch.ones(8, 2)) == [second]
+
+
+def test_a_stand_in_counts_as_the_one_sample_that_it_has(tickets):
+    """Its weight is 0, its batch has one row."""
+    first, x = opened(tickets, 0, 0, batch=torch.randn(1, 3))
+    opened(tickets, 1, 8)
+
+    assert matched(tickets, x.clone()) == [first]
+    assert tickets.match([x.clone()]).weight == 0.0
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda x: x.clone(),
+        lambda x: x.to(torch.bfloat16),
+        lambda x: torch.cat([x, x + 1]),
+        lambda x: x.t().contiguous().t(),
+    ],
+    ids=["copy", "cast", "views", "other strides"],
+)
+def test_a_copy_tells_by_its_values_where_sizes_do_not(tickets, form):
+    """The short last batch may have as many rows as a full one, with another weight."""
+    first, x = opened(tickets, 0, 4, key=1.0)
+    second, y = opened(tickets, 1, 4, key=2.0)
+
+    assert matched(tickets, form(x)) == [first]
+    assert matched(tickets, form(y)) == [second]
+
+
+def test_labels_that_are_alike_leave_it_to_the_other_inputs(tickets):
+    """Every tensor that is a copy of any batch's has its say."""
+    labels = torch.zeros(4, dtype=torch.int64)
+    first, batch = opened(tickets, 0, 4, key=1.0, batch=(torch.randn(4, 3), labels))
+    opened(tickets, 1, 4, key=2.0, batch=(torch.randn(4, 3), labels.clone()))
+
+    assert matched(tickets, labels + 0, batch[0].clone()) == [first]
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [(torch.ones(9, 3),), (torch.ones(4, 3), torch.ones(8)), ()],
+    ids=["other size", "two sizes", "no tensors"],
+)
+def test_what_nothing_tells_is_an_error_in_the_backward(tickets, inputs):
+    """With the explicit form as its remedy; a forward without a backward may do without."""
+    opened(tickets, 0, 4)
+    opened(tickets, 1, 8)
+
+    match = tickets.match(inputs)
+
+    with pytest.raises(RuntimeError, match=r"\[4, 8\] samples.*`with balancer\.step\(batch\)"):
+        match.weight()
+
+
+def test_two_batches_in_one_forward_are_an_error_if_they_weigh_differently(tickets):
+    """No single weight would be right."""
+    _, x = opened(tickets, 0, 4)
+    _, y = opened(tickets, 1, 8)
+
+    assert matched(tickets, x, y) is None
+
+
+def test_a_buffer_that_is_filled_anew_belongs_to_the_newest_batch(tickets):
+    """What it held before is gone."""
+    buffer = torch.zeros(8, 3)
+    opened(tickets, 0, 4, batch=buffer)
+    tickets.retire(lambda ticket: True)
+    second, _ = opened(tickets, 1, 8, batch=buffer)
+
+    assert matched(tickets, buffer) == [second]
+
+
+def test_a_constant_in_every_batch_says_nothing(tickets):
+    """A mask, say: the other inputs tell."""
+    mask = torch.ones(3, 3)
+    batches = [opened(tickets, n, 3 + n, batch=(torch.randn(3 + n, 3), mask)) for n in range(12)]
+
+    for ticket, (x, _) in batches:
+        assert matched(tickets, x, mask) == [ticket]
+
+
+def test_memory_that_was_freed_is_nobodys(tickets):
+    """A tensor made later is no batch of ours, even at the same address."""
+    for number in range(200):
+        _, x = opened(tickets, number, 4)
+        tickets.retire(lambda ticket: True)
+        del x
+
+        assert not matched(tickets, torch.randn(4, 3))
+
+
+def test_books_do_not_grow_with_batches_that_are_freed(tickets):
+    """A long run keeps what is alive, and a little more."""
+    for number in range(500):
+        opened(tickets, number, 4)
+        tickets.retire(lambda ticket: True)
+
+    assert len(tickets._storages) < 20
+
+
+def test_the_attributes_of_an_object_are_its_tensors(tickets):
+    """A graph with its features, say."""
+    first, batch = opened(tickets, 0, 4, batch=Graph(torch.randn(4, 3)))
+    opened(tickets, 1, 8)
+
+    assert matched(tickets, batch.x) == [first]
+
+
+def test_the_user_may_say_it(tickets):
+    """By the batch, or by a part of it; what was not handed out is refused."""
+    first, x = opened(tickets, 0, 4)
+    opened(tickets, 1, 8)
+
+    assert tickets.of((x, "and more")).tickets == (first,)
+    with pytest.raises(ValueError, match=r"`Balancer\.step\(batch\)` must be one batch as the lo"):
+        tickets.of(x.clone())
+
+
+def test_after_the_loop_only_its_own_batches_are_weighted(tickets):
+    """What is fetched ahead is used after the loop has ended; what is none of it has no weight."""
+    first, x = opened(tickets, 0, 4)
+    tickets.end_loop()
+    assert matched(tickets, torch.ones(9)) == [first]  # it waits still
+    first.num_backwards = 1
+
+    assert matched(tickets, x.clone()) == [first]
+    assert matched(tickets, torch.ones(9)) == []
