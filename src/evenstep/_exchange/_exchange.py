@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from operator import attrgetter
-from typing import Any
 
 from ..control import Learnt, Plan, Planner, Report
 from ..events import Hook, WorkerLost
@@ -18,10 +17,11 @@ from ._decisions import Decisions, read_plan
 from ._losses import LossWatch, lost_worker
 from ._place import Framework
 from ._progress import Patrol
-from ._reductions import Differing, Reduced, Reductions
+from ._reductions import Differing, Reduced
 from ._shares import Shares
 from ._stop import Stop
 from ._unit_sums import UnitSums
+from ._ways import Ways
 
 _REPORT = attrgetter(*(field.name for field in fields(Report)))
 
@@ -78,7 +78,7 @@ class Exchange:
         self._rank = rank
         self._hosts = tuple(hosts)
         workers = self._hosts[: len(hosts) - num_servers]
-        self._world_size = world_size = len(workers)
+        world_size = len(workers)
         self._channel = channel
         self._lag = lag
         self._emit = emit
@@ -94,7 +94,7 @@ class Exchange:
         self.claims = Claims(rank, channel, self._changed, owner=self, plan_of=self._plan_of)
         self.shares = Shares(rank, world_size, channel, lag=lag, emit=emit, num_servers=num_servers)
         self._decisions = Decisions(world_size, lag=lag, announcer=self, emit=emit)  # on rank 0
-        self._reductions = Reductions(world_size)  # on rank 0
+        self.ways = Ways(rank, world_size, channel, differ=self._diverge)
         self._left: dict[int, int] = {}
         self._listeners: list[Callable[[Plan], None]] = []
         self.on_loss: Callable[[RuntimeError], object] = lambda error: None  # told of it at once
@@ -157,28 +157,17 @@ class Exchange:
             reduced: what its gradients were made of.
         """
         self._last_step = self._newest_reported = max(step, self._last_step)
-        rows = [one.row() for one in reduced] if self._world_size > 1 else []
         if self._rank != 0 and self._channel is not None:
             message: Message = {"step": step, "reports": [_REPORT(report) for report in reports]}
             message |= {} if early else {"late": True}
-            message |= {"reduced": rows} if rows else {}
+            message |= self.ways.along(reduced)
             message |= self.shares.take_note()
             self._channel.send(0, {**message, "stop": True} if self.stop.asked else message)
             self.check_left()
         else:
             self.shares.take(0, self.shares.take_note())
-            self._take_reduced(0, rows)
+            self.ways.tell(reduced)
             self._take(0, step, reports, early=early)
-
-    def tell_reduced(self, reduced: Sequence[Reduced]) -> None:
-        """Tell rank 0 what reductions were made of, outside of a report."""
-        if not reduced or self._world_size == 1:
-            return
-        rows = [one.row() for one in reduced]
-        if self._rank != 0 and self._channel is not None:
-            self._channel.send(0, {"reduced": rows})
-        else:
-            self._take_reduced(0, rows)
 
     def at(self, step: int, *, trains: bool = True) -> Plan:
         """Return the plan of ``step``, once it is decided: the plan point.
@@ -349,7 +338,7 @@ class Exchange:
                 self.stop.asked |= message.get("stop", False)
                 early = not message.get("late", False)
                 self.shares.take(peer, message)
-                self._take_reduced(peer, message.get("reduced", ()))
+                self.ways.received(peer, message)
                 self._take(peer, step, [Report(*row) for row in rows], early=early)
             case {"plan": plan}:
                 self.announce(read_plan(plan))
@@ -358,8 +347,6 @@ class Exchange:
                 self.all_early = not message.get("late", False)
                 self.stop.hear(index, message)
                 self.publish(index)
-            case {"reduced": rows}:
-                self._take_reduced(peer, rows)
             case {"ask": index}:
                 self._decisions.answer(index)
             case _:
@@ -382,6 +369,7 @@ class Exchange:
                 or self.claims.received(peer, message)
                 or self.shares.received(peer, message)
                 or self.stop.received(message)
+                or self.ways.received(peer, message)
             ):
                 self._patrol.received(peer, message)
 
@@ -408,11 +396,6 @@ class Exchange:
     def _take(self, rank: int, step: int, reports: Sequence[Report], *, early: bool) -> None:
         self._decisions.take(rank, step, reports, early=early)
         self.check_left()
-
-    def _take_reduced(self, rank: int, rows: Sequence[Sequence[Any]]) -> None:
-        differing = self._reductions.take(rank, rows)
-        if differing is not None:
-            self._diverge(differing)
 
     def _diverge(self, differing: Differing) -> None:
         """Have all ranks hear that they went different ways."""

@@ -279,7 +279,7 @@ class StepConductor:
         step = self._step
         reduced = self._books.add(uses)
         if step is None:
-            self._exchange.tell_reduced(reduced)
+            self._exchange.ways.tell(reduced)
             return
         self.meter.end()
         self._note_backward(step, uses)
@@ -287,7 +287,7 @@ class StepConductor:
         if step.on_last_forward and step.num_backwards == foreseen and not step.reported:
             self._settling.settle(step.number, self._report(step, reduced=reduced))
         else:
-            self._exchange.tell_reduced(reduced)
+            self._exchange.ways.tell(reduced)
         if self._settling.is_on:
             self._exchange.enter_collective(backward_of=step.number)
         if self._shares is not None:
