@@ -20,6 +20,7 @@ from ..policies import AbstractPolicy, Equal, Fixed
 from ..timemodels import ClusterProfile
 from . import _arguments as arguments
 from ._checkpoint._estimates import Estimates
+from ._connection import Connection
 from ._data._eval import EvalLoader, is_lockstep
 from ._data._global_batch import agreed_batch_size
 from ._data._loader import BalancedLoader
@@ -133,6 +134,7 @@ class Balancer:
         self._loaders: list[BalancedLoader | StreamLoader] = []
         self._count = StepCount()
         self._crew: Crew | None = None
+        self._connection: Connection | None = None
         self._service: Service | None = None  # on a rank without data
         self._link = RunLink(self._open)
         self._backward = Backward(self._link, first_order=True)
@@ -177,6 +179,8 @@ class Balancer:
             part if i in models else self._prepare_loader(part, stream)
             for i, part in enumerate(done)
         ]
+        if self._join().num_servers == 0:
+            self._connect()
         return done[0] if len(done) == 1 else tuple(done)
 
     def prepare_eval(
@@ -490,6 +494,15 @@ class Balancer:
             min_forwards=min_forwards,
         )
 
+    def _connect(self) -> None:
+        """Connect with the others, once there are a model and a loader; collective."""
+        if self._connection is not None or not (self._models and self._loaders):
+            return
+        atexit.register(self._say_goodbye)
+        device = device_of(self._models[0].module)
+        self._connection = Connection(self._join(), device, self._runtime)
+        self._link.exchange = self._connection.exchange
+
     def _open(self, listeners: list[Callable[[Plan], None]], *, cuts: bool) -> Run:
         """Open the run at its first step, when devices and the kind of loop are known."""
         assert self._crew is not None
@@ -518,5 +531,6 @@ class Balancer:
         self._watch.on_cuda = settings.device.type == "cuda"
         by_size = world_size > 1 and self._bounds.vary == "size"
         self._watch.varies = by_size and not isinstance(self._policy, Equal | Fixed)
-        atexit.register(self._say_goodbye)
-        return Run(settings, self._crew, listeners)
+        self._connect()  # with servers, which come to it in their first loop
+        assert self._connection is not None
+        return Run(settings, self._crew, self._connection, listeners)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
+from .._exchange._exchange import Exchange
 from ..control import Plan
 from ..exceptions import RanksDivergedError, WorkerLostError, invalid
 from ..sync import Claim
@@ -34,6 +35,7 @@ class RunLink:
 
     Attributes:
         least_workers: how many have to be left if an unhelpful one is dropped; None to drop none.
+        exchange: with the other ranks, from ``prepare`` on; None before.
     """
 
     def __init__(self, open_run: OpenRun) -> None:
@@ -44,6 +46,7 @@ class RunLink:
         self._closed = False
         self._estimates = Estimates()
         self.least_workers: int | None = None
+        self.exchange: Exchange | None = None
 
     def begin_epoch(self, *, cuts: bool) -> None:
         """Open the run, if it is not yet.
@@ -255,21 +258,23 @@ class RunLink:
         that names a port. Who it was is known a moment later. Whatever ``error`` is, it ends this
         script, which the goodbye will tell.
         """
-        if self._run is None:
+        if self.exchange is None:
             return None
         if error is None:  # after the last step, nothing else came by to say so
-            return self._run.exchange.diverged
-        self._run.exchange.script_failed(error)
+            return self.exchange.diverged
+        self.exchange.script_failed(error)
         ended = isinstance(error, WorkerLostError | RanksDivergedError)
         if ended or not isinstance(error, RuntimeError):
             return None
-        return self._run.exchange.verdict(within_s=_VERDICT_S)
+        return self.exchange.verdict(within_s=_VERDICT_S)
 
     def close(self) -> None:
         """Close the run, if it is open, for good."""
         self._closed = True
         if self._run is not None:
             self._run.close()
+        elif self.exchange is not None:
+            self.exchange.close()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from .._exchange._exchange import Exchange
 from .._exchange._jointly import Jointly
 from ..control import Job, Plan, Planner
 from ..events import Hook, RunEnded, RunStarted
@@ -19,10 +18,10 @@ from ._checkpoint._estimates import Estimates
 from ._claiming import claims_of
 from ._clock import AbstractClock, CudaClock, HostClock
 from ._conductor import StepConductor
+from ._connection import Connection
 from ._exchange._crew import Crew
 from ._exchange._dropping import Dropping
-from ._exchange._startup import WorkerFacts, gather_facts, open_channel
-from ._exchange._stuck import TORCH
+from ._exchange._startup import WorkerFacts
 from ._machine import MachineReader, NoReader, PsutilReader
 from ._memory._memory import CudaMemory, MemoryReader, NoMemory
 from ._model._compile_watch import CompileWatch
@@ -72,16 +71,21 @@ class RunSettings:
 
 
 class Run:
-    """The open parts of a run on this rank. Collective: all ranks open one in the same step.
+    """The open parts of a run on this rank. All ranks open one at their first step.
 
     Args:
         settings: what to open.
         crew: all ranks.
+        connection: with the others.
         listeners: told of every plan.
     """
 
     def __init__(
-        self, settings: RunSettings, crew: Crew, listeners: Sequence[Callable[[Plan], None]]
+        self,
+        settings: RunSettings,
+        crew: Crew,
+        connection: Connection,
+        listeners: Sequence[Callable[[Plan], None]],
     ) -> None:
         side, peers = crew.side, crew.side.peers
         runtime, device = settings.runtime, settings.device
@@ -91,32 +95,18 @@ class Run:
         self._is_first = side.rank == 0
         self._speaks = self._is_first and not (peers is not None and peers.follows)
         self._outlets: list[Outlet] = []
-        late = device.type == "cuda" and runtime.freshness == "newest"
-        everybody = gather_facts(crew, WorkerFacts.here(device, lag=int(late)))
-        facts = everybody[: crew.num_workers]
+        facts = connection.facts[: crew.num_workers]
         self._emit = self._dropping(settings, crew, facts)
         self._workers = [worker.identity for worker in facts]
-        lag = max(worker.lag for worker in facts)
-        channel = open_channel(crew, everybody, runtime)
-        self.exchange = Exchange(
-            side.rank,
-            crew.hosts(everybody),
-            channel,
-            framework=TORCH,
-            lag=lag,
-            num_servers=crew.num_servers,
-            emit=self._emit,
-            heartbeat_s=runtime.heartbeat_s,
-            hang_s=runtime.hang_s,
-            grace_s=3 * runtime.heartbeat_s,
-        )
+        connection.emit_to(self._emit)
+        self.exchange = connection.exchange
         for listener in listeners:
             follows = peers is not None and peers.follows
             (peers if peers is not None and follows else self.exchange).subscribe(listener)
         if peers is not None and not peers.follows:
             self.exchange.subscribe(peers.hear)
         settings.wrapping.open(settings.policy)
-        settle = lag == 0 and side.world_size > 1 and not settings.wrapping.is_sharded
+        settle = connection.lag == 0 and side.world_size > 1 and not settings.wrapping.is_sharded
         self.conductor = StepConductor(
             self.exchange,
             settings.wrapping.meter(_clock_of(device)),
@@ -136,8 +126,6 @@ class Run:
         )
         for outlet in self._outlets:
             outlet.start()
-        self.exchange.start()
-        crew.watch_by(self.exchange)
         if settings.reduction is not None:  # heartbeats know by now who is lost in it
             settings.reduction.probe(crew.collect, self._emit)
         if self._is_first:
