@@ -85,7 +85,7 @@ class Pattern:
     num_loaders: int = 1
     num_samples: int = NUM_SAMPLES
     count: Callable[[Any], int] = lambda batch: len(batch[0])
-    bounds: Bounds = Bounds()
+    bounds: Bounds = Bounds()  # noqa: RUF009  # a frozen value
     ahead: bool = False
     timed: bool = True
 
