@@ -1,0 +1,67 @@
+"""Training loops as people write them, under plans that change at every step, stay exact.
+
+The loops stand in `benchmarks/_patterns/`, one function each, with where they come from.
+"""
+
+from itertools import pairwise
+
+import pytest
+
+from benchmarks._patterns import GLOBAL_BATCH_SIZE, PATTERNS
+
+from .pattern_runs import EXACT, table
+
+pytestmark = pytest.mark.cluster
+
+WORLD_SIZES = (2, 3)
+MOST_REFUSED = 5
+CONTROLS = ("plain", "accumulation", "gradient penalty", "many epochs over one batch")
+
+
+@pytest.fixture(scope="module", params=WORLD_SIZES)
+def found(request, tmp_path_factory):
+    """What came of every pattern, on two ranks and on three."""
+    return table(request.param, list(PATTERNS), tmp_path_factory.mktemp("patterns"))
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_a_loop_is_exact_or_refused_with_its_remedy(found, name):
+    """Parameters at the end are those of one process: 1e-12 in fp64. Few loops may be refused."""
+    outcome, remedy = found[name], PATTERNS[name].remedy
+
+    if remedy is not None and outcome.kind == "refused":
+        assert all(remedy in text for text in outcome.texts)
+    else:
+        assert outcome.kind == "exact", (outcome.error, outcome.texts)
+        assert outcome.error <= EXACT
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_each_step_had_all_samples_and_other_sizes(found, name):
+    """Otherwise the comparison above would say little."""
+    outcome, pattern = found[name], PATTERNS[name]
+    if outcome.kind == "refused" and pattern.remedy is not None:
+        return
+    steps = list(zip(*outcome.sizes, strict=True))
+    full = [step for step in steps if sum(step) == GLOBAL_BATCH_SIZE]
+    changes = sum(step != before for before, step in pairwise(full))
+
+    assert len(full) >= len(steps) / 2
+    assert max(map(sum, steps)) == GLOBAL_BATCH_SIZE
+    assert changes >= min(1 if pattern.ahead else 2, len(full) - 1)
+
+
+def test_the_control_is_wrong(tmp_path):
+    """The same comparison fails by far where the samples of all ranks count alike."""
+    found = table(2, list(CONTROLS), tmp_path, reduction="sum")
+
+    assert min(outcome.error for outcome in found.values()) > 0.05
+
+
+def test_the_table_is_long_and_few_loops_may_be_refused():
+    """What newcomers read: each loop says in a line what it is."""
+    may_be_refused = [name for name, pattern in PATTERNS.items() if pattern.remedy is not None]
+
+    assert len(PATTERNS) >= 45
+    assert len(may_be_refused) <= MOST_REFUSED
+    assert all(pattern.origin for pattern in PATTERNS.values())
