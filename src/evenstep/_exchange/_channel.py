@@ -26,6 +26,7 @@ from ._peer import Peer, encode
 from ._process import has_ended, process_name
 
 _RETRY_S = 0.05  # between two looks after a broken connection
+_FLUSH_S = 0.002  # between two looks whether a connection takes more
 _DIAL_S = 1.0  # for one try to make it again
 _JOIN_S = 10.0  # at the close, for a policy that does not come to an end
 _CLOSED = "its connection closed: it ended, was killed or cut off"
@@ -104,15 +105,19 @@ class StarChannel:
 
     def send(self, peer: int, message: Message) -> None:
         """Send ``message``; to a peer that is gone, nothing: its loss was told already."""
-        if peer not in self._gone:
-            self._peers[peer].send(encode(message))
+        self._send(peer, encode(message))
 
     def send_all(self, message: Message) -> None:
         """Send ``message`` to every peer."""
         text = encode(message)
-        for number, peer in self._peers.items():
-            if number not in self._gone:
-                peer.send(text)
+        for number in self._peers:
+            self._send(number, text)
+
+    def _send(self, number: int, text: bytes) -> None:
+        if number in self._gone or not self._peers[number].send(text):
+            return
+        if threading.current_thread() is not self._thread:
+            self._wake.send(b"x")  # the thread sends the rest
 
     def call_later(self, call: Callable[[], None], *, delay_s: float) -> None:
         """Have the channel's thread make ``call`` in ``delay_s`` seconds, or at the close.
@@ -181,6 +186,8 @@ class StarChannel:
             wait_s = max(0.0, due_s - self._clock())
             if self._broken:
                 wait_s = min(wait_s, _RETRY_S)
+            if any([peer.flush() for n, peer in self._peers.items() if n not in self._gone]):
+                wait_s = min(wait_s, _FLUSH_S)
             for key, _ in selector.select(timeout=wait_s):
                 self._handle(key, receiver)
             now_s = self._clock()
