@@ -232,7 +232,7 @@ def test_loaders_that_cannot_be_balanced_are_refused(make, rule):
             global_batch_size=4,
             plans=FixedPlan(4),
             listener=Recorder(),
-            share=lambda values: values,
+            share=lambda key, values: values,
         )
 
 

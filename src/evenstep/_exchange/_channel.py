@@ -114,16 +114,12 @@ class StarChannel:
             self._send(number, text)
 
     def _send(self, number: int, text: bytes) -> None:
-        if number in self._gone or not self._peers[number].send(text):
-            return
-        if threading.current_thread() is not self._thread:
+        is_left = number not in self._gone and self._peers[number].send(text)
+        if is_left and threading.current_thread() is not self._thread:
             self._wake.send(b"x")  # the thread sends the rest
 
     def call_later(self, call: Callable[[], None], *, delay_s: float) -> None:
-        """Have the channel's thread make ``call`` in ``delay_s`` seconds, or at the close.
-
-        In the order in which they were asked for.
-        """
+        """Have the channel's thread make calls, in order, each in ``delay_s`` or at the close."""
         self._calls.append((self._clock() + delay_s, call))
         if threading.current_thread() is not self._thread:
             self._wake.send(b"x")
@@ -182,13 +178,7 @@ class StarChannel:
         beat_s = self._clock()
         self._heard = dict.fromkeys(self._heard, beat_s)
         while not self._closing.is_set():
-            due_s = min(beat_s, self._calls[0][0]) if self._calls else beat_s
-            wait_s = max(0.0, due_s - self._clock())
-            if self._broken:
-                wait_s = min(wait_s, _RETRY_S)
-            if any([peer.flush() for n, peer in self._peers.items() if n not in self._gone]):
-                wait_s = min(wait_s, _FLUSH_S)
-            for key, _ in selector.select(timeout=wait_s):
+            for key, _ in selector.select(timeout=self._wait_s(beat_s)):
                 self._handle(key, receiver)
             now_s = self._clock()
             self._make_calls(now_s)
@@ -197,6 +187,14 @@ class StarChannel:
                 beat_s = now_s + self._heartbeat_s
             if self._broken:
                 self._mend(now_s, receiver)
+
+    def _wait_s(self, beat_s: float) -> float:
+        """Return how long there is nothing to do, having sent what could be."""
+        due_s = min(beat_s, self._calls[0][0]) if self._calls else beat_s
+        most_s = _RETRY_S if self._broken else math.inf
+        if any([peer.flush() for number, peer in self._peers.items() if number not in self._gone]):
+            most_s = _FLUSH_S
+        return min(max(0.0, due_s - self._clock()), most_s)
 
     def _handle(self, key: selectors.SelectorKey, receiver: Receiver) -> None:
         match key.data:
