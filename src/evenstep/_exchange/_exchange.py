@@ -312,7 +312,7 @@ class Exchange:
                 self.check_left()
             case _ if not (
                 self.units.received(peer, message)
-                or self.mailbox.received(message)
+                or self.mailbox.received(peer, message)
                 or self.claims.received(peer, message)
                 or self.shares.received(peer, message)
                 or self.stop.received(message)
@@ -394,8 +394,8 @@ class Exchange:
             waiting = self.units.step_without(rank)
             if waiting is None and rank == 0:
                 waiting = self.claims.awaited
-                if waiting is None and self.mailbox.is_awaited:
-                    waiting = self._last_step + 1
+            if waiting is None and self.mailbox.misses(rank):
+                waiting = self._last_step + 1
             at = ahead if waiting is None else waiting
             if ahead > last_step or waiting is not None:
                 self._fail(rank, f"it ended its run after step {last_step}, others are at {at}")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from .._exchange._mailbox import Key
-from .._types import IntArray
+from .._exchange._mailbox import Mailbox
 from ..control import Plan
 from ..exceptions import WorkerLostError, invalid
 from ..sync import Claim
@@ -76,9 +75,10 @@ class RunLink:
         """Return the plan of ``step``: the plan point."""
         return self._opened().conductor.at(step)
 
-    def share(self, key: Key, ints: IntArray | None) -> IntArray:
-        """Return on every rank the integers that rank 0 calls it with; no collective."""
-        return self._opened().exchange.mailbox.share(key, ints)
+    @property
+    def mailbox(self) -> Mailbox:
+        """What ranks tell each other outside of collectives, once the run is open."""
+        return self._opened().exchange.mailbox
 
     def begin_step(
         self,

@@ -6,15 +6,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, get_args
 
-import numpy as np
 from torch.utils.data import DataLoader, IterableDataset
 
-from ..._types import IntArray
 from ...exceptions import invalid
 from .._exchange._startup import Alone, SideGroup
 from .._link import RunLink
 from ._loader import BalancedLoader
-from ._order import ShareInts
+from ._mail import LoaderMail
 from ._step import StepCount
 from ._stream import StreamLoader
 from ._stream_terms import StreamKind
@@ -62,6 +60,7 @@ def balanced_loader(
     """
     if link.plan() is not None:
         raise RuntimeError("The run has begun: `prepare` all loaders before the first loop.")
+    mail = LoaderMail(link, side, len(beside))
     made: BalancedLoader | StreamLoader
     if stream is None and not isinstance(loader.dataset, IterableDataset):
         made = BalancedLoader(
@@ -71,7 +70,7 @@ def balanced_loader(
             global_batch_size=global_batch_size,
             plans=link,
             listener=link,
-            share=_share(link, side, len(beside)),
+            share=mail.share,
             no_sync=no_sync,
             counter=counter,
             count=count,
@@ -80,7 +79,7 @@ def balanced_loader(
         made = StreamLoader(
             loader,
             kind=_said(stream, loader),
-            side=side,
+            side=mail,
             global_batch_size=global_batch_size,
             plans=link,
             listener=link,
@@ -91,26 +90,6 @@ def balanced_loader(
     for other in beside[:1]:
         _check_fits(other, made)
     return made
-
-
-def _share(link: RunLink, side: SideGroup | Alone, number: int) -> ShareInts:
-    """Return what gives all ranks the integers of rank 0, without a collective between them.
-
-    Peers, which get the very same batches, take those of their first.
-
-    Args:
-        link: to rank 0, once the run is open.
-        side: the ranks.
-        number: of the loader.
-    """
-
-    def share(key: tuple[int, int], ints: IntArray | None) -> IntArray:
-        agreed = link.share((number, *key), ints)
-        if side.peers is None:
-            return agreed
-        return np.array(side.peers.share_indices(agreed.tolist()), np.int64)
-
-    return share
 
 
 def _said(stream: StreamKind | None, loader: DataLoader[Any]) -> StreamKind:
