@@ -208,10 +208,17 @@ class Ranks:
     Args:
         make: returns the user's loader of a rank.
         plans: one source for all ranks, or ``OpenPlans``, which tell them apart.
+        options: for every ``BalancedLoader``.
     """
 
     def __init__(
-        self, make: Callable[[int], DataLoader], plans: Any, *, world_size: int, size: int
+        self,
+        make: Callable[[int], DataLoader],
+        plans: Any,
+        *,
+        world_size: int,
+        size: int,
+        **options: Any,
     ):
         self.shared: dict[tuple[int, int], Any] = {}
         self.listeners = [Recorder() for _ in range(world_size)]
@@ -225,6 +232,7 @@ class Ranks:
                 listener=self.listeners[rank],
                 share=self.share(rank),
                 count=StepCount(),
+                **options,
             )
             for rank in range(world_size)
         ]

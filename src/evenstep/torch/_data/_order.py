@@ -211,7 +211,7 @@ class GlobalOrder:
             first ``num_fingerprinted`` indices, and that of those before the blocks.
         """
         self._drawing = self._drawn(again=True)
-        begin = position // self._block_size * self._block_size
+        begin = min(position, self.num_samples) // self._block_size * self._block_size
         kept: list[IntArray] = []
         end = found = checksum = 0
         while end < max(begin, until):

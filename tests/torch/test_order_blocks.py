@@ -1,0 +1,360 @@
+"""Orders in blocks: the same as if they were drawn as a whole, of any length, and resumed in any."""
+
+from __future__ import annotations
+
+import random
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from evenstep.torch._data._loader_state import sealed
+from evenstep.torch._data._order_blocks import OrderBlocks
+
+from .loader_fakes import FixedPlan, Items, RandomPlans, Ranks, alone, flat
+
+
+class Drawing:
+    """A sampler that draws every index from torch's generator when it is asked for it."""
+
+    def __init__(self, length):
+        self.length = length
+        self.num_drawn = 0
+
+    def __len__(self):
+        return self.length
+
+    def __iter__(self):
+        for _ in range(self.length):
+            self.num_drawn += 1
+            yield int(torch.randint(29, ()))
+
+
+class Sized:
+    """A sampler that says how long it is, and may be wrong."""
+
+    def __init__(self, indices, length):
+        self.indices, self.length = indices, length
+
+    def __len__(self):
+        return self.length
+
+    def __iter__(self):
+        yield from self.indices
+
+
+def seeded(seed=3):
+    return torch.Generator().manual_seed(seed)
+
+
+def indices_of(loader):
+    return [batch[0].tolist() for batch in loader]
+
+
+SAMPLERS = {
+    "sequential": lambda: SequentialSampler(range(29)),
+    "shuffled": lambda: RandomSampler(range(29)),
+    "shuffled by a generator": lambda: RandomSampler(range(29), generator=seeded()),
+    "more than there are": lambda: RandomSampler(range(9), num_samples=29, generator=seeded()),
+    "with replacement": lambda: RandomSampler(range(29), replacement=True, num_samples=77),
+    "likewise, by a generator": lambda: RandomSampler(
+        range(29), replacement=True, num_samples=77, generator=seeded()
+    ),
+    "weighted": lambda: WeightedRandomSampler([1.0] * 9 + [3.0] * 20, 31),
+    "subset": lambda: SubsetRandomSampler(range(3, 26), generator=seeded()),
+    "list": lambda: random.Random(1).sample(range(29), 29),
+    "drawn one by one": lambda: Drawing(31),
+}
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_one_process_sees_torchs_order_in_blocks(name, drop_last):
+    """With the same generators, for several epochs, wherever blocks end."""
+
+    def make():
+        torch.manual_seed(5)
+        sampler = SAMPLERS[name]()
+        return DataLoader(Items(29), batch_size=4, sampler=sampler, drop_last=drop_last)
+
+    stock = make()
+    expected = [indices_of(stock) for _ in range(3)]
+    after = torch.get_rng_state()
+    for block_size in (3, 4, 5, 1000):
+        ours = alone(make(), block_size=block_size)
+
+        assert [indices_of(ours) for _ in range(3)] == expected
+        assert torch.equal(torch.get_rng_state(), after)
+
+
+def test_a_shared_generator_seeds_workers_and_order_as_in_torchs_loader():
+    """The loader's own generator is drawn from at the same places, to the end of the epoch."""
+
+    def make():
+        return DataLoader(Items(29), batch_size=4, shuffle=True, generator=seeded())
+
+    stock, ours = make(), alone(make(), block_size=5)
+
+    for _ in range(3):
+        assert indices_of(ours) == indices_of(stock)
+
+
+def test_global_batches_are_taken_in_blocks():
+    """A batch sampler's order as well."""
+    batches = BatchSampler(RandomSampler(range(29), generator=seeded()), 4, drop_last=False)
+    expected = list(BatchSampler(RandomSampler(range(29), generator=seeded()), 4, drop_last=False))
+    ours = alone_with_batches(batches, block_size=5)
+
+    assert indices_of(ours) == expected
+
+
+def alone_with_batches(batches, **options):
+    return Ranks(
+        lambda rank: DataLoader(Items(29), batch_sampler=batches),
+        FixedPlan(4, tail=(1,)),
+        world_size=1,
+        size=4,
+        **options,
+    ).loaders[0]
+
+
+@pytest.mark.parametrize("block_size", [3, 5, 1000])
+def test_all_ranks_train_on_one_order_however_it_is_cut_into_blocks(block_size):
+    """Step k has positions kB to (k+1)B, whatever the plans, the blocks and loader workers."""
+
+    def make(rank):
+        return DataLoader(
+            Items(29),
+            sampler=RandomSampler(range(29), generator=seeded()),
+            num_workers=rank,
+            multiprocessing_context="fork" if rank else None,
+        )
+
+    order = list(RandomSampler(range(29), generator=seeded()))
+    plans = RandomPlans(3, 4, tail=1)
+    with Ranks(make, plans, world_size=3, size=4, block_size=block_size) as ranks:
+        for number, step in enumerate(ranks.counted()):
+            assert sorted(flat(step)) == sorted(order[4 * number : 4 * number + 4])
+            states = [loader.state_dict() for loader in ranks.loaders]
+            assert states[0] == states[1] == states[2]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_distributed_sampler_is_taken_apart_in_blocks(shuffle):
+    """Its order is that of one replica."""
+    sampler = DistributedSampler(range(29), 2, 0, shuffle=shuffle, seed=7)
+    expected = list(DistributedSampler(range(29), 1, 0, shuffle=shuffle, seed=7))
+    ranks = Ranks(
+        lambda rank: DataLoader(Items(29), sampler=sampler),
+        FixedPlan(1, 3, tail=(0, 1)),
+        world_size=2,
+        size=4,
+        block_size=5,
+    )
+
+    steps = [flat(step) for step in ranks.counted()]
+    assert [sorted(step) for step in steps] == [
+        sorted(expected[first : first + 4]) for first in range(0, 29, 4)
+    ]
+
+
+def test_an_order_is_drawn_only_as_far_as_training_comes_near():
+    """The first batch of an order of a billion needs no more than the next steps do."""
+    sampler = Drawing(10**9)
+    loader = alone(DataLoader(Items(29), batch_size=4, sampler=sampler), block_size=20)
+    steps = iter(loader)
+    for number in range(1, 50):
+        next(steps)
+        assert sampler.num_drawn <= 4 * number + 4 + 2 * 20
+    steps.close()
+
+
+@given(
+    sizes=st.lists(st.integers(1, 6), min_size=1, max_size=9),
+    start=st.integers(0, 9),
+    data=st.data(),
+)
+def test_blocks_hold_what_is_ahead_and_drop_the_rest(sizes, start, data):
+    """Positions ahead of the newest `drop` are there, with checksums of whole blocks."""
+    end = start + sum(sizes)
+    order = np.random.default_rng(0).integers(0, 99, end)
+    blocks = OrderBlocks(start, zlib.crc32(order[:start].tobytes()))
+    ends = np.cumsum([start, *sizes]).tolist()
+    for first, last in zip(ends, ends[1:], strict=False):
+        assert blocks.indices(first, 1) is None
+        blocks.append(order[first:last])
+    position = data.draw(st.integers(start, end - 1))
+    blocks.drop(position)
+    first = data.draw(st.integers(position, end - 1))
+    num = data.draw(st.integers(1, end - first))
+
+    assert np.array_equal(blocks.indices(first, num), order[first : first + num])
+    covered, checksum = blocks.checksum(position)
+    assert covered == min(one for one in ends if one >= max(position, 1))
+    assert checksum == zlib.crc32(order[:covered].tobytes())
+    assert blocks.end == end
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_run_goes_on_in_a_later_block(name, drop_last):
+    """At every step of two epochs: the rest of the epoch, and the next one of a generator."""
+
+    def make():
+        torch.manual_seed(5)
+        loader = DataLoader(Items(29), batch_size=4, sampler=SAMPLERS[name](), drop_last=drop_last)
+        return alone(loader, block_size=5)
+
+    unbroken, states, generators = make(), [], []
+    expected = []
+    for _ in range(2):
+        for batch in unbroken:
+            torch.rand(3)  # as a model with dropout does
+            expected.append(batch[0].tolist())
+            states.append(unbroken.state_dict())
+            generators.append(torch.get_rng_state())
+    for taken, state in enumerate(states[:-1], start=1):
+        resumed = make()
+        torch.set_rng_state(generators[taken - 1])
+        resumed.load_state_dict(state)
+        rest = []
+        for batch in resumed:
+            torch.rand(3)
+            rest.append(batch[0].tolist())
+
+        assert rest == expected[taken:][: len(rest)]
+        assert len(rest) == len(unbroken) - taken % len(unbroken)
+
+
+def test_a_run_goes_on_with_other_blocks_and_ranks():
+    """A state does not depend on how many ranks wrote it, nor on the blocks of who reads it."""
+
+    def make(rank):
+        return DataLoader(Items(29), shuffle=True, generator=seeded())
+
+    before = Ranks(make, FixedPlan(3, 1, tail=(1, 0)), world_size=2, size=4, block_size=5)
+    steps = before.counted()
+    done = [flat(next(steps)) for _ in range(4)]
+    steps.close()
+    state = before.loaders[1].state_dict()
+    for block_size in (1, 3, 5, 8, 1000):
+        after = Ranks(
+            make, FixedPlan(1, 1, 2, tail=(0, 1, 0)), world_size=3, size=4, block_size=block_size
+        )
+        for loader in after.loaders:
+            loader.load_state_dict(state)
+
+        rest = [flat(step) for step in after.counted()]
+        assert sorted(flat(done + rest)) == list(range(29))
+
+
+@pytest.mark.parametrize("taken", [1, 4, 8])
+def test_a_state_of_before_there_were_blocks_is_read(taken):
+    """Its checksum is that of the whole order."""
+
+    def make(block_size):
+        loader = DataLoader(Items(29), batch_size=4, shuffle=True, generator=seeded())
+        return alone(loader, block_size=block_size)
+
+    whole = make(1000)
+    expected = indices_of(whole) + indices_of(whole)
+    loader = make(1000)
+    steps = iter(loader)
+    for _ in range(taken):
+        next(steps)
+    state = loader.state_dict()
+    fields = {k: v for k, v in state.items() if k not in ("checksum", "num_fingerprinted")}
+    old = sealed(fields)
+    resumed = make(5)
+    resumed.load_state_dict(old)
+
+    assert resumed.state_dict() == state
+    rest = indices_of(resumed)
+    assert rest == expected[taken:][: len(rest)]
+
+
+def test_another_order_is_refused_where_it_was_trained_on():
+    """By the blocks up to there; rank 0 says so, and so do the others."""
+
+    def ranks(order):
+        return Ranks(
+            lambda rank: DataLoader(Items(29), sampler=order),
+            FixedPlan(1, 3, tail=(0, 1)),
+            world_size=2,
+            size=4,
+            block_size=5,
+        )
+
+    before = ranks(list(range(29)))
+    steps = before.counted()
+    for _ in range(3):
+        next(steps)
+    steps.close()
+    after = ranks([*range(9), 10, 9, *range(11, 29)])
+    for loader in after.loaders:
+        loader.load_state_dict(before.loaders[0].state_dict())
+        with pytest.raises(RuntimeError, match="did not draw the order of the checkpoint again"):
+            next(iter(loader))
+
+
+@pytest.mark.parametrize(
+    ("sampler", "rule"),
+    [
+        (Sized(range(21), 29), "as many indices as its length says, 29, got 21"),
+        (Sized(range(40), 29), "as many indices as its length says, 29, got more"),
+        (Sized([*range(20), "x", *range(8)], 29), "yield integers, got 'x'"),
+    ],
+)
+def test_a_sampler_that_goes_wrong_later_is_refused_then_on_all_ranks(sampler, rule):
+    """At the block where it shows, with the rule, and with rank 0's words elsewhere."""
+    ranks = Ranks(
+        lambda rank: DataLoader(Items(29), sampler=sampler),
+        FixedPlan(1, 3, tail=(0, 1)),
+        world_size=2,
+        size=4,
+        block_size=5,
+    )
+    mine, other = map(iter, ranks.loaders)
+    num_steps = 0
+    with pytest.raises(ValueError, match=rule):
+        while True:
+            next(mine)
+            num_steps += 1
+    assert num_steps > 0
+    for _ in range(num_steps):
+        next(other)
+    with pytest.raises(RuntimeError, match=f"failed on rank 0: ValueError: .*{rule}"):
+        next(other)
+
+
+def test_what_the_model_draws_does_not_disturb_a_sampler_that_draws_as_it_goes():
+    """Its order is the one it would draw as a whole, and its next epoch repeats none of it."""
+
+    def orders(noisy):
+        torch.manual_seed(1)
+        loader = alone(DataLoader(Items(29), batch_size=4, sampler=Drawing(40)), block_size=8)
+        for _ in range(2):
+            order = []
+            for batch in loader:
+                if noisy:
+                    torch.rand(1)
+                order += batch[0].tolist()
+            yield order
+
+    quiet, noisy = list(orders(False)), list(orders(True))
+
+    assert noisy[0] == quiet[0]
+    following = ",".join(map(str, noisy[1][:8]))
+    assert following not in ",".join(map(str, noisy[0]))
