@@ -1,9 +1,9 @@
-"""Orders in blocks: the same as if they were drawn as a whole, of any length, and resumed in any."""
+"""Orders in blocks: as if they were drawn as a whole, of any length, and resumed in any block."""
 
 from __future__ import annotations
 
-import random
 import zlib
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -15,68 +15,12 @@ from torch.utils.data import (
     DataLoader,
     DistributedSampler,
     RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
 )
 
-from evenstep.torch._data._loader_state import sealed
 from evenstep.torch._data._order_blocks import OrderBlocks
 
 from .loader_fakes import FixedPlan, Items, RandomPlans, Ranks, alone, flat
-
-
-class Drawing:
-    """A sampler that draws every index from torch's generator when it is asked for it."""
-
-    def __init__(self, length):
-        self.length = length
-        self.num_drawn = 0
-
-    def __len__(self):
-        return self.length
-
-    def __iter__(self):
-        for _ in range(self.length):
-            self.num_drawn += 1
-            yield int(torch.randint(29, ()))
-
-
-class Sized:
-    """A sampler that says how long it is, and may be wrong."""
-
-    def __init__(self, indices, length):
-        self.indices, self.length = indices, length
-
-    def __len__(self):
-        return self.length
-
-    def __iter__(self):
-        yield from self.indices
-
-
-def seeded(seed=3):
-    return torch.Generator().manual_seed(seed)
-
-
-def indices_of(loader):
-    return [batch[0].tolist() for batch in loader]
-
-
-SAMPLERS = {
-    "sequential": lambda: SequentialSampler(range(29)),
-    "shuffled": lambda: RandomSampler(range(29)),
-    "shuffled by a generator": lambda: RandomSampler(range(29), generator=seeded()),
-    "more than there are": lambda: RandomSampler(range(9), num_samples=29, generator=seeded()),
-    "with replacement": lambda: RandomSampler(range(29), replacement=True, num_samples=77),
-    "likewise, by a generator": lambda: RandomSampler(
-        range(29), replacement=True, num_samples=77, generator=seeded()
-    ),
-    "weighted": lambda: WeightedRandomSampler([1.0] * 9 + [3.0] * 20, 31),
-    "subset": lambda: SubsetRandomSampler(range(3, 26), generator=seeded()),
-    "list": lambda: random.Random(1).sample(range(29), 29),
-    "drawn one by one": lambda: Drawing(31),
-}
+from .order_fakes import SAMPLERS, Drawing, Sized, indices_of, seeded
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
@@ -192,7 +136,7 @@ def test_blocks_hold_what_is_ahead_and_drop_the_rest(sizes, start, data):
     order = np.random.default_rng(0).integers(0, 99, end)
     blocks = OrderBlocks(start, zlib.crc32(order[:start].tobytes()))
     ends = np.cumsum([start, *sizes]).tolist()
-    for first, last in zip(ends, ends[1:], strict=False):
+    for first, last in pairwise(ends):
         assert blocks.indices(first, 1) is None
         blocks.append(order[first:last])
     position = data.draw(st.integers(start, end - 1))
@@ -205,108 +149,6 @@ def test_blocks_hold_what_is_ahead_and_drop_the_rest(sizes, start, data):
     assert covered == min(one for one in ends if one >= max(position, 1))
     assert checksum == zlib.crc32(order[:covered].tobytes())
     assert blocks.end == end
-
-
-@pytest.mark.parametrize("name", SAMPLERS)
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_a_run_goes_on_in_a_later_block(name, drop_last):
-    """At every step of two epochs: the rest of the epoch, and the next one of a generator."""
-
-    def make():
-        torch.manual_seed(5)
-        loader = DataLoader(Items(29), batch_size=4, sampler=SAMPLERS[name](), drop_last=drop_last)
-        return alone(loader, block_size=5)
-
-    unbroken, states, generators = make(), [], []
-    expected = []
-    for _ in range(2):
-        for batch in unbroken:
-            torch.rand(3)  # as a model with dropout does
-            expected.append(batch[0].tolist())
-            states.append(unbroken.state_dict())
-            generators.append(torch.get_rng_state())
-    for taken, state in enumerate(states[:-1], start=1):
-        resumed = make()
-        torch.set_rng_state(generators[taken - 1])
-        resumed.load_state_dict(state)
-        rest = []
-        for batch in resumed:
-            torch.rand(3)
-            rest.append(batch[0].tolist())
-
-        assert rest == expected[taken:][: len(rest)]
-        assert len(rest) == len(unbroken) - taken % len(unbroken)
-
-
-def test_a_run_goes_on_with_other_blocks_and_ranks():
-    """A state does not depend on how many ranks wrote it, nor on the blocks of who reads it."""
-
-    def make(rank):
-        return DataLoader(Items(29), shuffle=True, generator=seeded())
-
-    before = Ranks(make, FixedPlan(3, 1, tail=(1, 0)), world_size=2, size=4, block_size=5)
-    steps = before.counted()
-    done = [flat(next(steps)) for _ in range(4)]
-    steps.close()
-    state = before.loaders[1].state_dict()
-    for block_size in (1, 3, 5, 8, 1000):
-        after = Ranks(
-            make, FixedPlan(1, 1, 2, tail=(0, 1, 0)), world_size=3, size=4, block_size=block_size
-        )
-        for loader in after.loaders:
-            loader.load_state_dict(state)
-
-        rest = [flat(step) for step in after.counted()]
-        assert sorted(flat(done + rest)) == list(range(29))
-
-
-@pytest.mark.parametrize("taken", [1, 4, 8])
-def test_a_state_of_before_there_were_blocks_is_read(taken):
-    """Its checksum is that of the whole order."""
-
-    def make(block_size):
-        loader = DataLoader(Items(29), batch_size=4, shuffle=True, generator=seeded())
-        return alone(loader, block_size=block_size)
-
-    whole = make(1000)
-    expected = indices_of(whole) + indices_of(whole)
-    loader = make(1000)
-    steps = iter(loader)
-    for _ in range(taken):
-        next(steps)
-    state = loader.state_dict()
-    fields = {k: v for k, v in state.items() if k not in ("checksum", "num_fingerprinted")}
-    old = sealed(fields)
-    resumed = make(5)
-    resumed.load_state_dict(old)
-
-    assert resumed.state_dict() == state
-    rest = indices_of(resumed)
-    assert rest == expected[taken:][: len(rest)]
-
-
-def test_another_order_is_refused_where_it_was_trained_on():
-    """By the blocks up to there; rank 0 says so, and so do the others."""
-
-    def ranks(order):
-        return Ranks(
-            lambda rank: DataLoader(Items(29), sampler=order),
-            FixedPlan(1, 3, tail=(0, 1)),
-            world_size=2,
-            size=4,
-            block_size=5,
-        )
-
-    before = ranks(list(range(29)))
-    steps = before.counted()
-    for _ in range(3):
-        next(steps)
-    steps.close()
-    after = ranks([*range(9), 10, 9, *range(11, 29)])
-    for loader in after.loaders:
-        loader.load_state_dict(before.loaders[0].state_dict())
-        with pytest.raises(RuntimeError, match="did not draw the order of the checkpoint again"):
-            next(iter(loader))
 
 
 @pytest.mark.parametrize(
@@ -327,13 +169,11 @@ def test_a_sampler_that_goes_wrong_later_is_refused_then_on_all_ranks(sampler, r
         block_size=5,
     )
     mine, other = map(iter, ranks.loaders)
-    num_steps = 0
+    done: list[object] = []
     with pytest.raises(ValueError, match=rule):
-        while True:
-            next(mine)
-            num_steps += 1
-    assert num_steps > 0
-    for _ in range(num_steps):
+        done.extend(mine)
+    assert done
+    for _ in done:
         next(other)
     with pytest.raises(RuntimeError, match=f"failed on rank 0: ValueError: .*{rule}"):
         next(other)

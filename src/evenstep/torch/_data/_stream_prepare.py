@@ -87,9 +87,7 @@ def balanced_loader(
             counter=counter,
             count=count,
         )
-    for other in beside[:1]:
-        _check_fits(other, made)
-    return made
+    return made if not beside else _fitting(beside[0], made)
 
 
 def _said(stream: StreamKind | None, loader: DataLoader[Any]) -> StreamKind:
@@ -124,8 +122,10 @@ def num_steps_of(loader: BalancedLoader | StreamLoader) -> int:
         return 0
 
 
-def _check_fits(first: BalancedLoader | StreamLoader, other: BalancedLoader | StreamLoader) -> None:
-    """Raise unless two loaders can be trained on in turn, under the same plans."""
+def _fitting(
+    first: BalancedLoader | StreamLoader, other: BalancedLoader | StreamLoader
+) -> BalancedLoader | StreamLoader:
+    """Return ``other`` if it can be trained on in turn with ``first``, under the same plans."""
     tails = first.tail_batch_size or 0, other.tail_batch_size or 0
     if tails[0] != tails[1]:
         raise invalid(
@@ -135,3 +135,4 @@ def _check_fits(first: BalancedLoader | StreamLoader, other: BalancedLoader | St
             tails[1],
             "Set `DataLoader(drop_last=True)` on both, or make a balancer for each.",
         )
+    return other
