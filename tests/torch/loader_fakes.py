@@ -281,7 +281,7 @@ def alone(loader: DataLoader, plans: Any = None, *, size: int | None = None, **o
         global_batch_size=size,
         plans=plans or FixedPlan(size, tail=tail and (tail,)),
         listener=options.pop("listener", Recorder()),
-        share=lambda key, values: values,
+        share=options.pop("share", lambda key, values: values),
         **options,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 import zlib
 from itertools import pairwise
 
@@ -123,6 +124,21 @@ def test_an_order_is_drawn_only_as_far_as_training_comes_near():
         next(steps)
         assert sampler.num_drawn <= 4 * number + 4 + 2 * 20
     steps.close()
+
+
+def test_an_order_that_was_trained_on_is_forgotten():
+    """However long the epoch is, no more than the blocks around a step are kept."""
+    shared = []
+
+    def share(key, values):
+        shared.append(weakref.ref(values))
+        return values
+
+    sampler = RandomSampler(range(29), replacement=True, num_samples=10**9)
+    loader = alone(DataLoader(Items(29), batch_size=4, sampler=sampler), share=share, block_size=8)
+    for _ in zip(range(100), loader, strict=False):
+        assert sum(values() is not None for values in shared) <= 5
+    assert len(shared) > 50
 
 
 @given(
