@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import count
 
 import torch
 from torch.utils.data import (
@@ -40,6 +41,17 @@ class Sized:
 
     def __iter__(self):
         yield from self.indices
+
+
+class Endless:
+    """A sampler without a length, which may end all the same."""
+
+    def __init__(self, most=None):
+        self.most = most
+
+    def __iter__(self):
+        numbers = count() if self.most is None else range(self.most)
+        return (number % 29 for number in numbers)
 
 
 def seeded(seed=3):

@@ -17,8 +17,8 @@ def share(*slots, forwards=None):
     return Share(np.array(slots, np.int64), forwards or (len(slots),))
 
 
-def indices(span):
-    return np.arange(span.first, span.first + span.num_samples)
+def indices(first, num_samples):
+    return np.arange(first, first + num_samples)
 
 
 def chunk():
@@ -53,7 +53,7 @@ def test_what_is_not_drawn_yet_is_not_asked_for():
     drawn = [16]
     ahead = Horizon(num_steps=4, num_workers=2)
     spans = (StepSpan(step, 8 * step, 8) for step in range(6))
-    ahead.begin(spans, lambda span: indices(span) if span.first < drawn[0] else None)
+    ahead.begin(spans, lambda first, num: indices(first, num) if first < drawn[0] else None)
     ahead.replan(lambda span: share(2))
     assert asked(ahead) == [(0, [2]), (1, [2])]
 

@@ -21,7 +21,7 @@ from torch.utils.data import (
 from evenstep.torch._data._order_blocks import OrderBlocks
 
 from .loader_fakes import FixedPlan, Items, RandomPlans, Ranks, alone, flat
-from .order_fakes import SAMPLERS, Drawing, Sized, indices_of, seeded
+from .order_fakes import SAMPLERS, Drawing, Endless, Sized, indices_of, seeded
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
@@ -139,6 +139,40 @@ def test_an_order_that_was_trained_on_is_forgotten():
     for _ in zip(range(100), loader, strict=False):
         assert sum(values() is not None for values in shared) <= 5
     assert len(shared) > 50
+
+
+def test_an_endless_sampler_goes_on_for_ever():
+    """It has no length, as with torch's loader, and a state like any other's."""
+
+    def make():
+        return alone_endless(Endless())
+
+    loader, resumed = make(), make()
+    with pytest.raises(TypeError, match="endless Endless has no length"):
+        len(loader)
+    batches = [batch[0].tolist() for _, batch in zip(range(50), loader, strict=False)]
+    assert flat(batches) == [number % 29 for number in range(200)]
+
+    resumed.load_state_dict(loader.state_dict())
+    assert next(iter(resumed))[0].tolist() == [number % 29 for number in range(200, 204)]
+
+
+def test_a_sampler_without_a_length_that_ends_is_refused_then():
+    """Nobody could plan its last step."""
+    loader = alone_endless(Endless(30))
+
+    with pytest.raises(ValueError, match=r"have a length, or go on .* ended after 30\. Give it a"):
+        list(loader)
+
+
+def alone_endless(sampler):
+    return Ranks(
+        lambda rank: DataLoader(Items(29), batch_size=4, sampler=sampler),
+        FixedPlan(4),
+        world_size=1,
+        size=4,
+        block_size=8,
+    ).loaders[0]
 
 
 @given(

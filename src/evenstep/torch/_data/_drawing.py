@@ -107,10 +107,10 @@ def blocks_of(sampler: Iterable[Any], num_samples: int, block_size: int) -> Iter
         end = min(first + block_size, num_samples)
         drawn = list(islice(indices, end - first))
         if len(drawn) < end - first:
-            raise _miscounted(num_samples, str(first + len(drawn)))
+            raise _miscounted(sampler, num_samples, str(first + len(drawn)))
         # To its very end, as torch's loader does: some draw from their generator there.
         if end == num_samples and next(indices, _END) is not _END:
-            raise _miscounted(num_samples, "more")
+            raise _miscounted(sampler, num_samples, "more")
         yield _integers(drawn)
 
 
@@ -138,7 +138,14 @@ def _integers(drawn: list[Any]) -> IntArray:
         ) from None
 
 
-def _miscounted(num_samples: int, got: str) -> ValueError:
+def _miscounted(sampler: object, num_samples: int, got: str) -> ValueError:
+    if not hasattr(sampler, "__len__"):
+        return invalid(
+            "DataLoader(sampler=...)",
+            "have a length, or go on for ever",
+            f"{type(sampler).__name__} without one, which ended after {got}",
+            "Give it a `__len__` that returns how many indices it yields an epoch.",
+        )
     return invalid(
         "DataLoader(sampler=...)",
         f"yield as many indices as its length says, {num_samples}",

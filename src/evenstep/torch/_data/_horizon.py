@@ -148,7 +148,7 @@ class Horizon:
             work.replan(share)
         while (span := self._next) is not None and len(self._works) < self._num_steps:
             assert self._indices_of is not None
-            share, indices = share_of(span), self._indices_of(span)
+            share, indices = share_of(span), self._indices_of(span.first, span.num_samples)
             if share is None or indices is None:
                 return
             self._works.append(StepWork(span, share, indices))

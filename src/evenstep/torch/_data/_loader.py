@@ -13,7 +13,6 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from ..._types import IntArray
 from ...control import Plan
 from ...exceptions import invalid
 from ._assemble import pinner_of
@@ -21,7 +20,6 @@ from ._claimed import Claimed
 from ._handing_out import HandingOut, batches_of
 from ._loader_state import OrderedForm
 from ._order import GlobalOrder, ShareInts, num_steps_of
-from ._order_blocks import OrderBlocks
 from ._plans import PlanBook
 from ._prefetch import PrefetchSource
 from ._protocols import PlanSource, StepListener
@@ -148,7 +146,13 @@ class BalancedLoader:
         return getattr(self._loader, name)
 
     def __len__(self) -> int:
-        """Return the global steps of an epoch."""
+        """Return the global steps of an epoch.
+
+        Raises:
+            TypeError: the sampler goes on for ever.
+        """
+        if self._order.is_endless:
+            raise TypeError(f"a loader over an endless {type(self.sampler).__name__} has no length")
         return self._num_steps
 
     def __iter__(self) -> Iterator[Any]:
@@ -225,7 +229,7 @@ class BalancedLoader:
             self._advance(next(self._spans(), None))
             # The book's, as the source must not keep the loader alive.
             self._source.begin(
-                partial(_indices, self._order.blocks),
+                self._order.blocks.indices,
                 self._spans(),
                 partial(self._book.share, whole=whole),
             )
@@ -316,10 +320,6 @@ def _source(loader: DataLoader[Any], changed: Condition) -> BatchSource:
     if loader.num_workers == 0:
         return InlineSource(loader, pin=pin)
     return PrefetchSource(loader, changed=changed, pin=pin)
-
-
-def _indices(blocks: OrderBlocks, span: StepSpan) -> IntArray | None:
-    return blocks.indices(span.first, span.num_samples)
 
 
 def _both_ways() -> ValueError:

@@ -25,6 +25,7 @@ The key says which order, and which of its messages: of each order the first is 
 
 _LEAST_BLOCK = 1 << 14
 _BLOCK_STEPS = 64  # more than loader workers fetch ahead
+_ENDLESS = 1 << 62  # indices: more than anybody trains on
 _MADE, _FAILED = 0, 1  # what a message begins with
 
 
@@ -53,7 +54,8 @@ class GlobalOrder:
 
     Attributes:
         sampler: what yields the order.
-        num_samples: indices in every epoch.
+        is_endless: whether the sampler has no length: then it has to go on for ever.
+        num_samples: indices in every epoch; of an endless one, more than anybody trains on.
         blocks: the part of the newest order that is drawn and not trained on yet.
 
     Raises:
@@ -76,11 +78,8 @@ class GlobalOrder:
             self.sampler = GlobalBatches(loader.batch_sampler, global_batch_size)  # type: ignore[arg-type]
         self._is_root = rank == 0
         self._share = share
-        self.num_samples = (
-            len(self.sampler.dataset)  # type: ignore[arg-type]
-            if isinstance(self.sampler, DistributedSampler)
-            else len(self.sampler)  # type: ignore[arg-type]
-        )
+        self.is_endless = not hasattr(self.sampler, "__len__")
+        self.num_samples = _length(self.sampler, global_batch_size or 1)
         steps = self.num_samples if global_batch_size is None else _BLOCK_STEPS * global_batch_size
         self._block_size = block_size or max(steps, _LEAST_BLOCK)
         self._chance = Chance(self.sampler)
@@ -300,6 +299,13 @@ def _check(loader: DataLoader[Any], world_size: int, *, batches: bool) -> None:
             "Give the DataLoader inside it, before another library prepared it.",
         )
     _check_sampler(loader.sampler, world_size)
+    if not batches and not hasattr(loader.sampler, "__len__"):
+        raise invalid(
+            "DataLoader(sampler=...)",
+            "have a length",
+            type(loader.sampler).__name__,
+            "Give it a `__len__` that returns how many indices it yields an epoch.",
+        )
 
 
 def _check_sampler(sampler: object, world_size: int) -> None:
@@ -318,10 +324,12 @@ def _check_sampler(sampler: object, world_size: int) -> None:
                 sampler.num_replicas,
                 "Leave the sampler out and use `DataLoader(shuffle=True)`.",
             )
-    elif not hasattr(sampler, "__len__"):
-        raise invalid(
-            "DataLoader(sampler=...)",
-            "have a length",
-            type(sampler).__name__,
-            "Give it a `__len__` that returns how many indices it yields an epoch.",
-        )
+
+
+def _length(sampler: Any, global_batch_size: int) -> int:
+    """Return the indices of an epoch: of a whole ``DistributedSampler``, of steps without end."""
+    if isinstance(sampler, DistributedSampler):
+        return len(sampler.dataset)  # type: ignore[arg-type]
+    if hasattr(sampler, "__len__"):
+        return len(sampler)
+    return _ENDLESS // global_batch_size * global_batch_size

@@ -16,8 +16,8 @@ from ._step import MicroBatch, StepSpan
 ShareOf = Callable[[StepSpan], Share | None]
 """A rank's part of a step under the newest plan, for any thread; None while there is none."""
 
-IndicesOf = Callable[[StepSpan], IntArray | None]
-"""What the slots of a step are in the data set, for any thread; None while it is not drawn."""
+IndicesOf = Callable[[int, int], IntArray | None]
+"""So many indices of the order from a position on, for any thread; None while not drawn."""
 
 
 @dataclass(slots=True)
@@ -102,7 +102,7 @@ class InlineSource:
     def take(self, span: StepSpan) -> tuple[list[MicroBatch], Feed]:
         assert self._indices_of is not None
         assert self._share_of is not None
-        share, indices = self._share_of(span), self._indices_of(span)
+        share, indices = self._share_of(span), self._indices_of(span.first, span.num_samples)
         assert share is not None  # the plan of this step is in force
         assert indices is not None  # and its part of the order is drawn
         feed = InlineFeed(self._loader, indices, pin=self._pin, counts=self.counts)
