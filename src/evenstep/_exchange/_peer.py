@@ -16,6 +16,7 @@ Message = dict[str, Any]
 # Length of the JSON text that follows, and messages received so far. Length 0 is a heartbeat.
 _HEADER = struct.Struct("!IQ")
 _LAST_WORD = 0xFFFFFFFF  # in the place of a length: the connection will be closed on purpose
+_AT_ONCE = getattr(socket, "MSG_DONTWAIT", 0)  # where there is none, sending waits
 _LAST_S = 5.0  # at the close, for what the connection has not taken yet
 
 
@@ -122,12 +123,12 @@ class Peer:
         """Close the connection."""
         self.connection.close()
 
-    def _write(self, length: int, text: bytes = b"", *, flags: int = socket.MSG_DONTWAIT) -> None:
+    def _write(self, length: int, text: bytes = b"", *, flags: int = _AT_ONCE) -> None:
         if not self._is_broken:
             self._backlog += _HEADER.pack(length, self.num_received) + text
             self._flush(flags)
 
-    def _flush(self, flags: int = socket.MSG_DONTWAIT) -> None:
+    def _flush(self, flags: int = _AT_ONCE) -> None:
         try:
             while self._backlog:
                 del self._backlog[: self.connection.send(self._backlog, flags)]
