@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+from evenstep._types import IntArray
 from evenstep.control import Plan
 from evenstep.torch._data._loader import BalancedLoader
 from evenstep.torch._data._plans import PlanBook
@@ -204,7 +205,7 @@ def _changed_hands(rank: int, setting: Setting) -> int:
     return changed
 
 
-def _share(values: list[int] | None) -> list[int]:
+def _share(key: tuple[int, int], values: IntArray | None) -> IntArray:
     box: list[Any] = [values]
     dist.broadcast_object_list(box, src=0)
-    return list(box[0])
+    return np.array(box[0])

@@ -219,7 +219,7 @@ def fed_back(model, loader, optimizer, run):
 
 
 def fed_back_by_output(model, loader, optimizer, run):
-    """A rollout where the weight is at the output, which would count twice."""
+    """A rollout where the weight is at the output: it must count once."""
     for x, noise, _ in loader:
         optimizer.zero_grad()
         first = model(x)
@@ -264,5 +264,5 @@ PATTERNS = (
     Pattern(several_outputs, models=(TwoHeads,)),
     Pattern(seen_twice),
     Pattern(fed_back, weighting="loss", **VIEWS),
-    Pattern(fed_back_by_output, remedy="weighting='loss'", **VIEWS),
+    Pattern(fed_back_by_output, **VIEWS),
 )

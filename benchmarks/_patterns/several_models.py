@@ -217,7 +217,7 @@ PATTERNS = (
     Pattern(image_to_image_with_weighted_losses, models=PAIR, data=with_noise, weighting="loss"),
     Pattern(critic_more_often, models=PAIR, data=with_noise, timed=False),
     Pattern(gradient_penalty, models=PAIR, data=with_noise, weighting="loss"),
-    Pattern(encoder_and_decoder, remedy=BY_HAND, models=(layers(4, 3, seed=8), layers(3, 4))),
+    Pattern(encoder_and_decoder, models=(layers(4, 3, seed=8), layers(3, 4))),
     Pattern(co_training, models=(net, layers(4, 2, seed=9))),
     Pattern(models_in_turn, models=(net, layers(4, 2, seed=9))),
     Pattern(distillation),

@@ -99,6 +99,32 @@ def test_silence_is_noticed_by_the_deadline():
     assert problem.startswith("it has been silent for 0.")
 
 
+def test_a_peer_that_reads_nothing_holds_up_nobody():
+    """What its connection does not take is kept, and it is still noticed by the deadline."""
+    one, other = socket.socketpair()
+    channel, listener = StarChannel({7: one}, **FAST), Listener()
+
+    channel.start(listener)
+    channel.send(7, {"much": "x" * (8 << 20)})
+    peer, problem = listener.losses.get(timeout=10)
+    channel.close()
+    other.close()
+
+    assert peer == 7
+    assert problem.startswith("it has been silent for 0.")
+
+
+def test_what_a_connection_does_not_take_at_once_arrives_whole(pair):
+    """In order with what is sent after it, and before the goodbye."""
+    (first, _), (_, at_second) = pair
+    sent = [{"much": "x" * (4 << 20)}, {"more": "y" * (4 << 20)}, {"last": 1}]
+    for message in sent:
+        first.send(1, message)
+    first.close()
+
+    assert [at_second.messages.get(timeout=10)[1] for _ in sent] == sent
+
+
 def test_a_pause_of_this_process_is_no_silence_of_the_others():
     """After having been stopped itself, a process gives the others a new deadline."""
     one, other = socket.socketpair()

@@ -208,13 +208,19 @@ class Ranks:
     Args:
         make: returns the user's loader of a rank.
         plans: one source for all ranks, or ``OpenPlans``, which tell them apart.
+        options: for every ``BalancedLoader``.
     """
 
     def __init__(
-        self, make: Callable[[int], DataLoader], plans: Any, *, world_size: int, size: int
+        self,
+        make: Callable[[int], DataLoader],
+        plans: Any,
+        *,
+        world_size: int,
+        size: int,
+        **options: Any,
     ):
-        self.shared: list[list[int]] = []
-        self.num_shared = [0] * world_size
+        self.shared: dict[tuple[int, int], Any] = {}
         self.listeners = [Recorder() for _ in range(world_size)]
         self.loaders = [
             BalancedLoader(
@@ -226,16 +232,16 @@ class Ranks:
                 listener=self.listeners[rank],
                 share=self.share(rank),
                 count=StepCount(),
+                **options,
             )
             for rank in range(world_size)
         ]
 
-    def share(self, rank: int) -> Callable[[list[int] | None], list[int]]:
-        def share(values):
+    def share(self, rank: int) -> Callable[..., Any]:
+        def share(key, values):
             if rank == 0:
-                self.shared.append(values)
-            self.num_shared[rank] += 1
-            return self.shared[self.num_shared[rank] - 1]
+                self.shared[key] = values
+            return self.shared[key]
 
         return share
 
@@ -275,7 +281,7 @@ def alone(loader: DataLoader, plans: Any = None, *, size: int | None = None, **o
         global_batch_size=size,
         plans=plans or FixedPlan(size, tail=tail and (tail,)),
         listener=options.pop("listener", Recorder()),
-        share=lambda values: values,
+        share=options.pop("share", lambda key, values: values),
         **options,
     )
 

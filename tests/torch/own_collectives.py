@@ -54,7 +54,6 @@ def watch(rank: int) -> dict[str, tuple[bool, list[str]]]:
         "share": lambda: side.share(1),
         "share_indices": lambda: side.share_indices([1] if rank == 0 else None),
         "collect": lambda: side.collect(1),
-        "gather": lambda: side.gather([1])(),
         "sum": lambda: side.sum(torch.ones(1)),
         "agree": lambda: peers.agree(plan, noting),
         "peers' share_indices": lambda: peers.share_indices([1]),

@@ -89,7 +89,6 @@ def test_all_collectives_of_the_balancers_own_are_watched():
         "share": (True, ["in", "out"]),
         "share_indices": (True, ["in", "out"]),
         "collect": (True, ["in", "out"]),
-        "gather": (True, ["in", "out"] * 2),
         "sum": (True, ["in", "out"]),
         "agree": (True, ["in", "out"] * 2),
         "peers' share_indices": (True, ["in", "out"]),

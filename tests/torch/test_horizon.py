@@ -17,6 +17,10 @@ def share(*slots, forwards=None):
     return Share(np.array(slots, np.int64), forwards or (len(slots),))
 
 
+def indices(first, num_samples):
+    return np.arange(first, first + num_samples)
+
+
 def chunk():
     return Packed(b"", (), ())
 
@@ -24,7 +28,7 @@ def chunk():
 def horizon(shares, *, num_steps=3, num_workers=2):
     """Return a horizon over steps of 8 samples that are owned as `shares` says."""
     ahead = Horizon(num_steps=num_steps, num_workers=num_workers)
-    ahead.begin([StepSpan(step, 8 * step, 8) for step in range(6)])
+    ahead.begin([StepSpan(step, 8 * step, 8) for step in range(6)], indices)
     ahead.replan(lambda span: shares[span.step])
     return ahead
 
@@ -44,10 +48,24 @@ def test_the_nearest_step_comes_first():
     assert asked(ahead) == [(2, [3]), (3, [7])]
 
 
+def test_what_is_not_drawn_yet_is_not_asked_for():
+    """The order is drawn at the plan point; until then the horizon ends there."""
+    drawn = [16]
+    ahead = Horizon(num_steps=4, num_workers=2)
+    spans = (StepSpan(step, 8 * step, 8) for step in range(6))
+    ahead.begin(spans, lambda first, num: indices(first, num) if first < drawn[0] else None)
+    ahead.replan(lambda span: share(2))
+    assert asked(ahead) == [(0, [2]), (1, [2])]
+
+    drawn[0] = 48
+    ahead.replan(lambda span: share(2))
+    assert asked(ahead) == [(2, [2]), (3, [2])]
+
+
 def test_without_a_plan_nothing_is_asked_for():
     """The first plan point of a run has to come first."""
     ahead = Horizon(num_steps=3, num_workers=2)
-    ahead.begin([StepSpan(0, 0, 8)])
+    ahead.begin([StepSpan(0, 0, 8)], indices)
     ahead.replan(lambda span: None)
 
     assert ahead.first is None
@@ -86,7 +104,7 @@ def test_speed_is_learnt_step_by_step():
 def test_plans_that_swing_ask_for_nothing_twice(data):
     """Only what is owned is asked for; what was fetched before is found when it comes back."""
     owned = st.sets(st.integers(0, 7), min_size=1).map(sorted)
-    work = StepWork(StepSpan(0, 0, 8), share(*data.draw(owned)))
+    work = StepWork(StepSpan(0, 0, 8), share(*data.draw(owned)), np.arange(8))
     requested: list[int] = []
     for _ in range(data.draw(st.integers(1, 6))):
         slots = data.draw(owned)
@@ -104,7 +122,7 @@ def test_plans_that_swing_ask_for_nothing_twice(data):
 
 def test_batches_are_in_the_order_of_positions():
     """Wherever their samples came from; side by side in a chunk is one run."""
-    work = StepWork(StepSpan(0, 0, 8), share(0, 1, 2, 3, 5, 6, forwards=(4, 2)))
+    work = StepWork(StepSpan(0, 0, 8), share(0, 1, 2, 3, 5, 6, forwards=(4, 2)), np.arange(8))
     one, two = chunk(), chunk()
     work.store(np.array([1, 2, 6]), one)
     work.store(np.array([0, 3, 5]), two)
@@ -117,7 +135,7 @@ def test_batches_are_in_the_order_of_positions():
 
 def test_a_share_without_samples_fetches_one_to_stand_in():
     """The step's first."""
-    work = StepWork(StepSpan(0, 0, 8), share())
+    work = StepWork(StepSpan(0, 0, 8), share(), np.arange(8))
 
     assert work.ask(5).tolist() == [0]
     work.store(np.array([0]), chunk())

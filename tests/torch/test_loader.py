@@ -187,11 +187,6 @@ class Stream(IterableDataset):
         return iter(range(8))
 
 
-class Endless:
-    def __iter__(self):
-        return iter(range(8))
-
-
 class Sharding(DistributedSampler):
     def __iter__(self):
         return iter([0])
@@ -213,7 +208,6 @@ class Replaced(DataLoader):
         (lambda: DataLoader(Items(8), batch_size=None), "got batch_size=None"),
         (lambda: DataLoader(Items(0)), "at least 1 samples an epoch, got 0"),
         (lambda: DataLoader(Items(3), batch_size=4, drop_last=True), "at least 4 samples"),
-        (lambda: DataLoader(Items(8), sampler=Endless()), "have a length"),
         (
             lambda: DataLoader(Items(8), sampler=DistributedSampler(range(8), 2, 0)),
             "be the 1 ranks",
@@ -232,7 +226,7 @@ def test_loaders_that_cannot_be_balanced_are_refused(make, rule):
             global_batch_size=4,
             plans=FixedPlan(4),
             listener=Recorder(),
-            share=lambda values: values,
+            share=lambda key, values: values,
         )
 
 

@@ -151,6 +151,16 @@ def test_two_batches_in_one_forward_are_an_error_if_they_weigh_differently(ticke
     assert matched(tickets, x, y) is None
 
 
+def test_rows_of_another_batch_in_one_tensor_are_an_error(tickets):
+    """As in experience replay; several views of one batch, or a part of it, are none."""
+    first, x = opened(tickets, 0, 4)
+
+    assert matched(tickets, torch.cat([x, torch.ones(3, 3)])) is None
+    assert matched(tickets, torch.cat([x, x + 1])) == [first]
+    assert matched(tickets, x[:3].clone()) == [first]
+    assert matched(tickets, torch.ones(7, 3)) == [first]
+
+
 def test_a_buffer_that_is_filled_anew_belongs_to_the_newest_batch(tickets):
     """What it held before is gone."""
     buffer = torch.zeros(8, 3)

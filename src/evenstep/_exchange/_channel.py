@@ -26,6 +26,7 @@ from ._peer import Peer, encode
 from ._process import has_ended, process_name
 
 _RETRY_S = 0.05  # between two looks after a broken connection
+_FLUSH_S = 0.002  # between two looks whether a connection takes more
 _DIAL_S = 1.0  # for one try to make it again
 _JOIN_S = 10.0  # at the close, for a policy that does not come to an end
 _CLOSED = "its connection closed: it ended, was killed or cut off"
@@ -104,21 +105,21 @@ class StarChannel:
 
     def send(self, peer: int, message: Message) -> None:
         """Send ``message``; to a peer that is gone, nothing: its loss was told already."""
-        if peer not in self._gone:
-            self._peers[peer].send(encode(message))
+        self._send(peer, encode(message))
 
     def send_all(self, message: Message) -> None:
         """Send ``message`` to every peer."""
         text = encode(message)
-        for number, peer in self._peers.items():
-            if number not in self._gone:
-                peer.send(text)
+        for number in self._peers:
+            self._send(number, text)
+
+    def _send(self, number: int, text: bytes) -> None:
+        is_left = number not in self._gone and self._peers[number].send(text)
+        if is_left and threading.current_thread() is not self._thread:
+            self._wake.send(b"x")  # the thread sends the rest
 
     def call_later(self, call: Callable[[], None], *, delay_s: float) -> None:
-        """Have the channel's thread make ``call`` in ``delay_s`` seconds, or at the close.
-
-        In the order in which they were asked for.
-        """
+        """Have the channel's thread make calls, in order, each in ``delay_s`` or at the close."""
         self._calls.append((self._clock() + delay_s, call))
         if threading.current_thread() is not self._thread:
             self._wake.send(b"x")
@@ -177,11 +178,7 @@ class StarChannel:
         beat_s = self._clock()
         self._heard = dict.fromkeys(self._heard, beat_s)
         while not self._closing.is_set():
-            due_s = min(beat_s, self._calls[0][0]) if self._calls else beat_s
-            wait_s = max(0.0, due_s - self._clock())
-            if self._broken:
-                wait_s = min(wait_s, _RETRY_S)
-            for key, _ in selector.select(timeout=wait_s):
+            for key, _ in selector.select(timeout=self._wait_s(beat_s)):
                 self._handle(key, receiver)
             now_s = self._clock()
             self._make_calls(now_s)
@@ -190,6 +187,14 @@ class StarChannel:
                 beat_s = now_s + self._heartbeat_s
             if self._broken:
                 self._mend(now_s, receiver)
+
+    def _wait_s(self, beat_s: float) -> float:
+        """Return how long there is nothing to do, having sent what could be."""
+        due_s = min(beat_s, self._calls[0][0]) if self._calls else beat_s
+        most_s = _RETRY_S if self._broken else math.inf
+        if any([peer.flush() for number, peer in self._peers.items() if number not in self._gone]):
+            most_s = _FLUSH_S
+        return min(max(0.0, due_s - self._clock()), most_s)
 
     def _handle(self, key: selectors.SelectorKey, receiver: Receiver) -> None:
         match key.data:

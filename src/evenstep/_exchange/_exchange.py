@@ -15,6 +15,7 @@ from ._channel import Message, StarChannel
 from ._claims import Claims
 from ._decisions import Decisions, read_plan
 from ._losses import LossWatch, lost_worker
+from ._mailbox import Mailbox
 from ._place import Framework
 from ._progress import Patrol
 from ._reductions import Differing, Reduced
@@ -91,6 +92,7 @@ class Exchange:
         self.all_early = True  # whether all reported the newest step before its last collective
         self._changed = threading.Condition()  # `_newest` grew, or a worker was lost
         self.units = UnitSums(rank, world_size, channel, self._changed, owner=self)
+        self.mailbox = Mailbox(rank, world_size, channel, self._changed, owner=self)
         self.claims = Claims(rank, channel, self._changed, owner=self, plan_of=self._plan_of)
         self.shares = Shares(rank, world_size, channel, lag=lag, emit=emit, num_servers=num_servers)
         self._decisions = Decisions(world_size, lag=lag, announcer=self, emit=emit)  # on rank 0
@@ -366,6 +368,7 @@ class Exchange:
                 self.check_left()
             case _ if not (
                 self.units.received(peer, message)
+                or self.mailbox.received(peer, message)
                 or self.claims.received(peer, message)
                 or self.shares.received(peer, message)
                 or self.stop.received(message)
@@ -456,6 +459,8 @@ class Exchange:
             waiting = self.units.step_without(rank)
             if waiting is None and rank == 0:
                 waiting = self.claims.awaited
+            if waiting is None and self.mailbox.misses(rank):
+                waiting = self._last_step + 1
             at = ahead if waiting is None else waiting
             if ahead > last_step or waiting is not None:
                 self._fail(rank, f"it ended its run after step {last_step}, others are at {at}")

@@ -16,6 +16,8 @@ Message = dict[str, Any]
 # Length of the JSON text that follows, and messages received so far. Length 0 is a heartbeat.
 _HEADER = struct.Struct("!IQ")
 _LAST_WORD = 0xFFFFFFFF  # in the place of a length: the connection will be closed on purpose
+_AT_ONCE = getattr(socket, "MSG_DONTWAIT", 0)  # where there is none, sending waits
+_LAST_S = 5.0  # at the close, for what the connection has not taken yet
 
 
 def encode(message: Message) -> bytes:
@@ -29,6 +31,9 @@ class Peer:
     Both ends count the messages they have received, and say so with everything they send. What
     is sent is kept until the other end has counted it, and sent again over the next connection
     if this one breaks.
+
+    Nothing here waits for the other end, which may be stopped: what the connection does not take
+    at once is the backlog, until ``flush``.
 
     Args:
         connection: an open socket, which belongs to the peer from now on.
@@ -44,23 +49,38 @@ class Peer:
         self._is_broken = False
         self._unsure: deque[bytes] = deque()
         self._num_sure = 0
+        self._backlog = bytearray()
         self._buffer = bytearray()
 
-    def send(self, text: bytes) -> None:
-        """Send a message from any thread, now or, if the connection is broken, over the next."""
+    def send(self, text: bytes) -> bool:
+        """Send a message from any thread, now or, if the connection is broken, over the next.
+
+        Returns:
+            Whether there is a backlog.
+        """
         with self._lock:
             self._unsure.append(text)
             self._write(len(text), text)
+            return bool(self._backlog)
+
+    def flush(self) -> bool:
+        """Send what the connection takes of the backlog; return whether any is left."""
+        with self._lock:
+            self._flush()
+            return bool(self._backlog)
 
     def beat(self) -> None:
-        """Send a heartbeat."""
+        """Send a heartbeat; a backlog is one."""
         with self._lock:
-            self._write(0)
+            if not self._backlog:
+                self._write(0)
 
     def say_last_word(self) -> None:
-        """Say that the end of this connection is none to repair."""
+        """Say that the end of this connection is none to repair, after everything else."""
         with self._lock:
-            self._write(_LAST_WORD)
+            if not self._is_broken:
+                self.connection.settimeout(_LAST_S)
+                self._write(_LAST_WORD, flags=0)
 
     def receive(self) -> Iterator[Message] | None:
         """Read what has come and return an iterator over its messages; None at the end.
@@ -80,6 +100,7 @@ class Peer:
         """Close a connection that broke; messages wait for the next one."""
         with self._lock:
             self._is_broken = True
+            self._backlog.clear()
             self.connection.close()
 
     def resume(self, connection: socket.socket, num_arrived: int) -> None:
@@ -102,13 +123,20 @@ class Peer:
         """Close the connection."""
         self.connection.close()
 
-    def _write(self, length: int, text: bytes = b"") -> None:
-        if self._is_broken:
-            return
+    def _write(self, length: int, text: bytes = b"", *, flags: int = _AT_ONCE) -> None:
+        if not self._is_broken:
+            self._backlog += _HEADER.pack(length, self.num_received) + text
+            self._flush(flags)
+
+    def _flush(self, flags: int = _AT_ONCE) -> None:
         try:
-            self.connection.sendall(_HEADER.pack(length, self.num_received) + text)
+            while self._backlog:
+                del self._backlog[: self.connection.send(self._backlog, flags)]
+        except BlockingIOError:
+            return
         except OSError:
             self._is_broken = True  # perhaps in the middle of a message: nothing may follow
+            self._backlog.clear()
             with suppress(OSError):
                 self.connection.shutdown(socket.SHUT_RDWR)  # so that the reading side meets it
 

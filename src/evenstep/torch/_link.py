@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from .._exchange._exchange import Exchange
+from .._exchange._mailbox import Mailbox
 from ..control import Plan
 from ..exceptions import RanksDivergedError, WorkerLostError, invalid
 from ..sync import Claim
@@ -79,6 +80,11 @@ class RunLink:
     def at(self, step: int) -> Plan:
         """Return the plan of ``step``: the plan point."""
         return self._opened().conductor.at(step)
+
+    @property
+    def mailbox(self) -> Mailbox:
+        """What ranks tell each other outside of collectives, once the run is open."""
+        return self._opened().exchange.mailbox
 
     def begin_step(
         self,

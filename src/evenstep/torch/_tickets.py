@@ -166,8 +166,11 @@ class Tickets:
                 for ticket in self._live
                 if not (ticket.is_over and ticket.num_backwards) or ticket.size in sizes
             ]
-        if not live or _agree(live):
-            return _alike(live) if live else None
+        if not live:
+            return None
+        if _agree(live):
+            fits = any(ticket.size in sizes for ticket in live) or not _exceeds(live, tensors)
+            return _alike(live) if fits else Match(tuple(live), _several(live))
         sized = [ticket for ticket in live if ticket.size in sizes]
         if not _agree(sized):
             sized = _copied(sized or live, tensors)
@@ -263,10 +266,39 @@ def _copied(tickets: Sequence[Ticket], tensors: Sequence[torch.Tensor]) -> list[
     return found if len(found) < len(tickets) else []
 
 
+def _exceeds(tickets: Sequence[Ticket], tensors: Sequence[torch.Tensor]) -> bool:
+    """Tell whether an input begins with a copy of a batch and goes on with rows of another.
+
+    Several views of one batch have as many rows each; a part of it has fewer.
+    """
+    return any(
+        tensor.ndim
+        and tensor.shape[0] > ticket.size
+        and tensor.shape[0] % ticket.size
+        and any(peek.shows(tensor) for peek in ticket.peeks)
+        for ticket in tickets
+        for tensor in tensors
+    )
+
+
 def _alike(tickets: Sequence[Ticket]) -> Match:
     """Return the match with tickets that weigh alike: those that wait come first."""
     waiting = [ticket for ticket in tickets if not ticket.num_backwards]
     return Match(tuple(waiting or tickets), tickets[0].weight)
+
+
+def _several(tickets: Sequence[Ticket]) -> Weight:
+    size = tickets[-1].num_samples
+
+    def unknown() -> NoReturn:
+        raise RuntimeError(
+            f"A forward began with a batch of {size} samples and went on with rows that are not of "
+            f"it: no single weight is right for rows of several batches. Give each batch a forward "
+            f"of its own. If the rows are the batch's own, say so around the forward: "
+            f"`with balancer.step(batch): ...`."
+        )
+
+    return unknown
 
 
 def _unknown(tickets: Sequence[Ticket]) -> Weight:

@@ -73,7 +73,7 @@ class EvalLoader:
         self._lockstep = lockstep
         self._report = report
         self._order = GlobalOrder(
-            loader, rank=side.rank, world_size=side.world_size, share=side.share_indices
+            loader, rank=side.rank, world_size=side.world_size, share=self._share
         )
         self._batches = _Batches()
         self._inner = _inner(loader, self._batches)
@@ -186,7 +186,12 @@ class EvalLoader:
         if type(self._loader.sampler) is SequentialSampler:
             return np.arange(self.num_samples)
         self._report()
-        return self._order.draw()
+        return self._order.whole()
+
+    def _share(self, key: tuple[int, int], ints: IntArray | None) -> IntArray:
+        """Share integers by a collective: the loop begins as one."""
+        listed = None if ints is None else ints.tolist()
+        return np.array(self._side.share_indices(listed), np.int64)
 
 
 class _Batches:

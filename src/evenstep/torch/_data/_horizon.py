@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from ..._types import IntArray
 from ._assemble import Run
 from ._pack import Packed
 from ._plans import Share
-from ._source import ShareOf
+from ._source import IndicesOf, ShareOf
 from ._step import MicroBatch, StepSpan
 
 _LARGEST_CHUNK = 64
@@ -26,9 +26,10 @@ class StepWork:
     What was fetched is kept until the step is over: a plan that swings back finds it there.
     """
 
-    def __init__(self, span: StepSpan, share: Share) -> None:
+    def __init__(self, span: StepSpan, share: Share, indices: IntArray) -> None:
         self.span = span
         self.share = share
+        self._indices = indices  # of all its slots in the data set
         self.made: tuple[Share, list[MicroBatch] | Exception] | None = None
         self.num_shared = 0
         self.handed_out = False  # more of it may be claimed
@@ -49,6 +50,10 @@ class StepWork:
     def num_todo(self) -> int:
         """Samples it owns that nobody asked for yet."""
         return len(self._todo)
+
+    def indices(self, slots: IntArray) -> list[int]:
+        """Return what these slots are in the data set."""
+        return list(map(int, self._indices[slots].tolist()))
 
     def ask(self, most: int) -> IntArray:
         """Return the first ``most`` slots to ask for, which counts as having asked."""
@@ -119,12 +124,15 @@ class Horizon:
         self._num_steps = num_steps
         self._num_workers = num_workers
         self._sample_s: float | None = None
-        self._spans: deque[StepSpan] = deque()
+        self._spans: Iterator[StepSpan] = iter(())
+        self._next: StepSpan | None = None
+        self._indices_of: IndicesOf | None = None
         self._works: deque[StepWork] = deque()
 
-    def begin(self, spans: Sequence[StepSpan]) -> None:
+    def begin(self, spans: Iterable[StepSpan], indices_of: IndicesOf | None = None) -> None:
         """Start over with these steps; none is to end."""
-        self._spans = deque(spans)
+        self._spans, self._indices_of = iter(spans), indices_of
+        self._next = next(self._spans, None)
         self._works.clear()
 
     @property
@@ -138,11 +146,13 @@ class Horizon:
             share = share_of(work.span)
             assert share is not None
             work.replan(share)
-        while self._spans and len(self._works) < self._num_steps:
-            share = share_of(self._spans[0])
-            if share is None:
+        while (span := self._next) is not None and len(self._works) < self._num_steps:
+            assert self._indices_of is not None
+            share, indices = share_of(span), self._indices_of(span.first, span.num_samples)
+            if share is None or indices is None:
                 return
-            self._works.append(StepWork(self._spans.popleft(), share))
+            self._works.append(StepWork(span, share, indices))
+            self._next = next(self._spans, None)
 
     def drop_first(self) -> None:
         """Forget the next step: it was handed out."""

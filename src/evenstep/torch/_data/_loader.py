@@ -13,7 +13,6 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from ..._types import IntArray
 from ...control import Plan
 from ...exceptions import invalid
 from ._assemble import pinner_of
@@ -25,7 +24,7 @@ from ._plans import PlanBook
 from ._prefetch import PrefetchSource
 from ._protocols import PlanSource, StepListener
 from ._source import BatchSource, FetchCounts, InlineSource
-from ._step import Attempts, Fixed, Portions, Step, StepCount, StepSpan, with_units
+from ._step import Attempts, Fixed, Portions, Step, StepCount, StepSpan, spans_of, with_units
 
 
 class BalancedLoader:
@@ -55,10 +54,12 @@ class BalancedLoader:
         global_batch_size: samples of a step over all ranks.
         plans: where plans come from.
         listener: whom to tell how a step goes.
-        share: broadcast of rank 0's integers; called by all ranks at the start of an epoch.
+        share: gives all ranks rank 0's integers; called when an epoch begins, and now and then.
         no_sync: entered around all but the last micro-batch of a step; may be set later.
         count: steps of the run so far, shared by loaders which are used in turn.
         counter: counts the units in a batch that is handed out; None where they are samples.
+        block_size: indices of the order that are drawn at a time, the same on all ranks; None is
+            as many as suit.
 
     Attributes:
         no_sync: as given.
@@ -81,6 +82,7 @@ class BalancedLoader:
         no_sync: Callable[[], AbstractContextManager[Any]] = nullcontext,
         count: StepCount | None = None,
         counter: Callable[[Any], float] | None = None,
+        block_size: int | None = None,
     ) -> None:
         self._order = GlobalOrder(
             loader,
@@ -88,6 +90,7 @@ class BalancedLoader:
             world_size=world_size,
             share=share,
             global_batch_size=global_batch_size,
+            block_size=block_size,
         )
         self._num_steps = num_steps_of(self._order.num_samples, global_batch_size, loader.drop_last)
         self._loader = loader
@@ -143,7 +146,13 @@ class BalancedLoader:
         return getattr(self._loader, name)
 
     def __len__(self) -> int:
-        """Return the global steps of an epoch."""
+        """Return the global steps of an epoch.
+
+        Raises:
+            TypeError: the sampler goes on for ever.
+        """
+        if self._order.is_endless:
+            raise TypeError(f"a loader over an endless {type(self.sampler).__name__} has no length")
         return self._num_steps
 
     def __iter__(self) -> Iterator[Any]:
@@ -170,8 +179,7 @@ class BalancedLoader:
             epochs_begun=self._num_begun,
             steps_taken=self._num_taken,
             steps_of_run=self._count.value,
-            order=self._order.state(),
-            fingerprint=self._order.fingerprint,
+            **self._order.state(self._num_taken * self._global_batch_size),
         )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -215,11 +223,16 @@ class BalancedLoader:
         self._source.close()
 
     def _steps(self, *, whole: bool) -> Generator[Step, None, None]:
-        with self._handing_out.loop(self._source.end, cuts=not whole) as loop:
-            order = self._begin_epoch()
+        with self._handing_out.loop(self._end_epoch, cuts=not whole) as loop:
+            self._begin_epoch()
             spans = self._spans()
+            self._advance(next(self._spans(), None))
             # The book's, as the source must not keep the loader alive.
-            self._source.begin(order, spans, partial(self._book.share, whole=whole))
+            self._source.begin(
+                self._order.blocks.indices,
+                self._spans(),
+                partial(self._book.share, whole=whole),
+            )
             for span in spans:
                 yield self._take(span, whole=whole)
                 self._handing_out.check(loop)
@@ -227,8 +240,8 @@ class BalancedLoader:
     def _form(self) -> OrderedForm:
         return OrderedForm(self._global_batch_size, self._order.num_samples, self._num_steps)
 
-    def _begin_epoch(self) -> IntArray:
-        """Start what fetches, draw the order or the checkpoint's again, and set the position."""
+    def _begin_epoch(self) -> None:
+        """Start what fetches, begin an order or the checkpoint's again, and set the position."""
         resume, self._resume = self._resume, None
         if resume is not None:
             self._num_begun, self._num_taken = resume["epochs_begun"], resume["steps_taken"]
@@ -240,28 +253,42 @@ class BalancedLoader:
         if not late:
             self._source.open()
         if resume is not None:
-            order = self._order.redraw(resume["order"], resume["fingerprint"], finished=finished)
+            self._order.redraw(
+                resume["order"],
+                self._num_taken * self._global_batch_size,
+                fingerprint=resume["fingerprint"],
+                num_fingerprinted=resume["num_fingerprinted"],
+                finished=finished,
+            )
             if not finished:
-                return order
+                return
         if late:
             self._source.open()
         self._num_begun += 1
         self._num_taken, self._num_skipped = self._num_skipped, 0
-        return self._order.draw()
+        self._order.draw()
 
-    def _spans(self) -> list[StepSpan]:
-        total, size, taken = self.num_samples, self._global_batch_size, self._num_taken
-        firsts = range(taken * size, total, size)
-        return [
-            StepSpan(self._count.value + k, first, min(size, total - first))
-            for k, first in enumerate(firsts)
-        ]
+    def _end_epoch(self) -> None:
+        """Let go of what the loop reads from."""
+        self._source.end()
+        self._order.end()
+
+    def _spans(self) -> Iterator[StepSpan]:
+        """Return the steps of the epoch from here on."""
+        size, taken = self._global_batch_size, self._num_taken
+        return spans_of(self._count.value, taken * size, self.num_samples, size)
+
+    def _advance(self, span: StepSpan | None) -> None:
+        """Draw the order past a step, and forget what is before it."""
+        if span is not None:
+            self._order.advance(span.first, span.first + 2 * self._global_batch_size)
 
     def _take(self, span: StepSpan, *, whole: bool) -> Step:
         self._count.check_turn(span.step)
         self._count.begun = True
         plan = self._plans.at(span.step)
         began_s = perf_counter()
+        self._advance(span)
         with self._lock:
             if self._problem is not None:
                 raise self._problem

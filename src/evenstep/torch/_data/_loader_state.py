@@ -105,6 +105,7 @@ class OrderedForm:
         steps_of_run: int,
         order: list[int],
         fingerprint: int | None,
+        num_fingerprinted: int,
     ) -> dict[str, Any]:
         """Return a state of plain values, free of the number of ranks."""
         return sealed(
@@ -117,6 +118,7 @@ class OrderedForm:
                 "num_samples": self.num_samples,
                 "order": order,
                 "fingerprint": fingerprint,
+                "num_fingerprinted": num_fingerprinted,
             }
         )
 
@@ -127,7 +129,7 @@ class OrderedForm:
             ValueError: it is damaged, foreign, or of another form; the message says which.
         """
         where = "BalancedLoader.load_state_dict(state=...)"
-        good = checked(state, where, "order", _ORDERED)
+        good = self._checked(state, where)
         size = good["global_batch_size"]
         if size != self.global_batch_size:
             raise invalid(
@@ -154,6 +156,17 @@ class OrderedForm:
             )
         return good
 
+    def _checked(self, state: object, where: str) -> dict[str, Any]:
+        """Return ``state`` if it is whole, in the form of now."""
+        if type(state) is not dict or "num_fingerprinted" in state or "fingerprint" not in state:
+            return checked(state, where, "order", _ORDERED)
+        # Until 0.1.0, the checksum was that of the whole epoch's order.
+        checks = {key: check for key, check in _ORDERED.items() if key != "num_fingerprinted"}
+        fields = checked(state, where, "order", checks)
+        del fields["checksum"]
+        covered = 0 if fields["fingerprint"] is None else fields["num_samples"]
+        return sealed({**fields, "num_fingerprinted": covered})
+
 
 def _is_order(value: object) -> bool:
     """Tell whether ``value`` is an epoch, a length, and bytes of generators, if anything."""
@@ -177,4 +190,5 @@ _ORDERED = {
     "num_samples": is_size,
     "order": _is_order,
     "fingerprint": lambda value: value is None or is_count(value),
+    "num_fingerprinted": is_count,
 }

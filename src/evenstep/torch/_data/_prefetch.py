@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from threading import Condition, Thread, current_thread
 from time import monotonic
 from typing import Any
@@ -15,7 +15,7 @@ from ._assemble import Assembly
 from ._crew import Crew
 from ._horizon import Horizon, StepWork
 from ._pack import Packed
-from ._source import Feed, FetchCounts, ShareOf, worker_generator
+from ._source import Feed, FetchCounts, IndicesOf, ShareOf, worker_generator
 from ._step import MicroBatch, StepSpan
 from ._worker import Chunk, Failure
 
@@ -52,7 +52,6 @@ class PrefetchSource:
         )
         self._crew: Crew | None = None
         self._maker: Thread | None = None
-        self._order: IntArray | None = None
         self._share_of: ShareOf | None = None
         self._tasks: dict[int, tuple[StepWork, IntArray]] = {}
         self._problem: Exception | None = None
@@ -74,10 +73,10 @@ class PrefetchSource:
         self._maker = Thread(target=self._make_batches, name="evenstep-collate", daemon=True)
         self._maker.start()
 
-    def begin(self, order: IntArray, spans: Sequence[StepSpan], share_of: ShareOf) -> None:
+    def begin(self, indices_of: IndicesOf, spans: Iterator[StepSpan], share_of: ShareOf) -> None:
         with self._changed:
-            self._order, self._share_of = order, share_of
-            self._horizon.begin(spans)
+            self._share_of = share_of
+            self._horizon.begin(spans, indices_of)
             self.replan()
 
     def replan(self) -> None:
@@ -91,7 +90,7 @@ class PrefetchSource:
         with self._changed:
             work = self._horizon.first
             assert work is not None
-            assert work.span is span
+            assert work.span == span
             self._wait_until(work.is_made)
             assert work.made is not None
             self.counts.used += len(work.share.begun())
@@ -107,11 +106,11 @@ class PrefetchSource:
         """Ask for samples of a step under way, before all others; return whether all are here."""
         with self._changed:
             missing = work.want(slots)
-            if self._crew is None or self._order is None:
+            if self._crew is None or self._share_of is None:
                 return False
             for part in np.array_split(missing, min(len(missing), self._loader.num_workers) or 1):
                 if len(part):
-                    number = self._crew.send(self._order[work.span.first + part].tolist())
+                    number = self._crew.send(work.indices(part))
                     self._tasks[number] = work, part
             self.counts.requested += len(missing)
             return work.has(slots)
@@ -133,7 +132,7 @@ class PrefetchSource:
     def end(self) -> None:
         with self._changed:
             self._horizon.begin([])
-            self._order = self._share_of = None
+            self._share_of = None
         if not self._loader.persistent_workers or self._problem is not None:
             self.close()
 
@@ -169,10 +168,9 @@ class PrefetchSource:
         """Give workers with room the most urgent tasks there are."""
         if self._crew is None or self._closing:
             return
-        assert self._order is not None
         while self._crew.has_room() and (wanted := self._horizon.ask()) is not None:
             work, slots = wanted
-            number = self._crew.send(self._order[work.span.first + slots].tolist())
+            number = self._crew.send(work.indices(slots))
             self._tasks[number] = wanted
             self.counts.requested += len(slots)
 
@@ -190,8 +188,7 @@ class PrefetchSource:
                 self._problem = self._problem or content.error()
             else:
                 work.store(slots, content)
-            if self._order is not None:
-                self._ask()
+            self._ask()
             is_next = work is self._horizon.first and work.is_complete()
             if self._problem or is_next or work.handed_out:
                 self._changed.notify_all()

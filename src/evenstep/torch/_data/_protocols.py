@@ -44,6 +44,26 @@ class PlanSource(Protocol):
         ...
 
 
+class Ranks(Protocol):
+    """The ranks that read a stream.
+
+    Attributes:
+        rank: this one.
+        world_size: how many.
+    """
+
+    rank: int
+    world_size: int
+
+    def share_indices(self, indices: list[int] | None) -> list[int]:
+        """Return on every rank the integers that rank 0 calls it with; None on the others."""
+        ...
+
+    def gather(self, numbers: list[int]) -> Callable[[], list[list[int]]]:
+        """Send ``numbers``, as many on every rank, and return what waits for everybody's."""
+        ...
+
+
 class StepListener(Protocol):
     """Who times and weights the steps. Called from whichever thread reads the loader."""
 

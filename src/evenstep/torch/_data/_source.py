@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,6 +15,9 @@ from ._step import MicroBatch, StepSpan
 
 ShareOf = Callable[[StepSpan], Share | None]
 """A rank's part of a step under the newest plan, for any thread; None while there is none."""
+
+IndicesOf = Callable[[int, int], IntArray | None]
+"""So many indices of the order from a position on, for any thread; None while not drawn."""
 
 
 @dataclass(slots=True)
@@ -57,8 +60,8 @@ class BatchSource(Protocol):
         """Start what fetches, if it is not running, and draw its seed when torch's would."""
         ...
 
-    def begin(self, order: IntArray, spans: Sequence[StepSpan], share_of: ShareOf) -> None:
-        """Get ready for these steps, in this order of the data set's indices."""
+    def begin(self, indices_of: IndicesOf, spans: Iterator[StepSpan], share_of: ShareOf) -> None:
+        """Get ready for these steps."""
         ...
 
     def replan(self) -> None:
@@ -84,29 +87,25 @@ class InlineSource:
     def __init__(self, loader: DataLoader[Any], *, pin: Callable[[Any], Any]) -> None:
         self._loader = loader
         self._pin = pin
-        self._order: IntArray | None = None
+        self._indices_of: IndicesOf | None = None
         self._share_of: ShareOf | None = None
         self.counts = FetchCounts()
 
     def open(self) -> None:
         worker_generator(self._loader)  # torch's loader draws it without workers too
 
-    def begin(self, order: IntArray, spans: Sequence[StepSpan], share_of: ShareOf) -> None:
-        self._order, self._share_of = order, share_of
+    def begin(self, indices_of: IndicesOf, spans: Iterator[StepSpan], share_of: ShareOf) -> None:
+        self._indices_of, self._share_of = indices_of, share_of
 
     def replan(self) -> None: ...
 
     def take(self, span: StepSpan) -> tuple[list[MicroBatch], Feed]:
-        assert self._order is not None
+        assert self._indices_of is not None
         assert self._share_of is not None
-        share = self._share_of(span)
+        share, indices = self._share_of(span), self._indices_of(span.first, span.num_samples)
         assert share is not None  # the plan of this step is in force
-        feed = InlineFeed(
-            self._loader,
-            self._order[span.first : span.first + span.num_samples],
-            pin=self._pin,
-            counts=self.counts,
-        )
+        assert indices is not None  # and its part of the order is drawn
+        feed = InlineFeed(self._loader, indices, pin=self._pin, counts=self.counts)
         samples = feed.samples(share.begun())
         parts = [
             MicroBatch(feed.collated(part), size)
@@ -115,7 +114,7 @@ class InlineSource:
         return parts, feed
 
     def end(self) -> None:
-        self._order = self._share_of = None
+        self._indices_of = self._share_of = None
 
     def close(self) -> None:
         self.end()

@@ -64,6 +64,12 @@ class StepSpan:
     num_samples: int
 
 
+def spans_of(step: int, first: int, end: int, size: int) -> Iterator[StepSpan]:
+    """Yield the steps from ``step`` on, of ``size`` positions each from ``first`` to ``end``."""
+    for number, begin in enumerate(range(first, end, size), start=step):
+        yield StepSpan(number, begin, min(size, end - begin))
+
+
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
     """What one forward gets.

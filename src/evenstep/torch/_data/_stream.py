@@ -13,10 +13,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ...control import Plan
 from ...exceptions import EvenstepWarning, invalid
-from .._exchange._startup import Alone, SideGroup
 from ._assemble import pinner_of
 from ._handing_out import HandingOut, batches_of
-from ._protocols import PlanSource, StepListener
+from ._protocols import PlanSource, Ranks, StepListener
 from ._step import Attempts, Fixed, MicroBatch, Step, StepCount, with_units
 from ._stream_read import StreamReader
 from ._stream_state import Position, StateForm
@@ -70,7 +69,7 @@ class StreamLoader:
         loader: DataLoader[Any],
         *,
         kind: StreamKind,
-        side: SideGroup | Alone,
+        side: Ranks,
         global_batch_size: int,
         plans: PlanSource,
         listener: StepListener,

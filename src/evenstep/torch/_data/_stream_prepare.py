@@ -12,6 +12,7 @@ from ...exceptions import invalid
 from .._exchange._startup import Alone, SideGroup
 from .._link import RunLink
 from ._loader import BalancedLoader
+from ._mail import LoaderMail
 from ._step import StepCount
 from ._stream import StreamLoader
 from ._stream_terms import StreamKind
@@ -59,6 +60,7 @@ def balanced_loader(
     """
     if link.plan() is not None:
         raise RuntimeError("The run has begun: `prepare` all loaders before the first loop.")
+    mail = LoaderMail(link, side, len(beside))
     made: BalancedLoader | StreamLoader
     if stream is None and not isinstance(loader.dataset, IterableDataset):
         made = BalancedLoader(
@@ -68,7 +70,7 @@ def balanced_loader(
             global_batch_size=global_batch_size,
             plans=link,
             listener=link,
-            share=side.share_indices,
+            share=mail.share,
             no_sync=no_sync,
             counter=counter,
             count=count,
@@ -77,7 +79,7 @@ def balanced_loader(
         made = StreamLoader(
             loader,
             kind=_said(stream, loader),
-            side=side,
+            side=mail,
             global_batch_size=global_batch_size,
             plans=link,
             listener=link,
@@ -85,9 +87,7 @@ def balanced_loader(
             counter=counter,
             count=count,
         )
-    for other in beside[:1]:
-        _check_fits(other, made)
-    return made
+    return made if not beside else _fitting(beside[0], made)
 
 
 def _said(stream: StreamKind | None, loader: DataLoader[Any]) -> StreamKind:
@@ -122,8 +122,10 @@ def num_steps_of(loader: BalancedLoader | StreamLoader) -> int:
         return 0
 
 
-def _check_fits(first: BalancedLoader | StreamLoader, other: BalancedLoader | StreamLoader) -> None:
-    """Raise unless two loaders can be trained on in turn, under the same plans."""
+def _fitting(
+    first: BalancedLoader | StreamLoader, other: BalancedLoader | StreamLoader
+) -> BalancedLoader | StreamLoader:
+    """Return ``other`` if it can be trained on in turn with ``first``, under the same plans."""
     tails = first.tail_batch_size or 0, other.tail_batch_size or 0
     if tails[0] != tails[1]:
         raise invalid(
@@ -133,3 +135,4 @@ def _check_fits(first: BalancedLoader | StreamLoader, other: BalancedLoader | St
             tails[1],
             "Set `DataLoader(drop_last=True)` on both, or make a balancer for each.",
         )
+    return other

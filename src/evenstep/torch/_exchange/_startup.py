@@ -134,22 +134,6 @@ class SideGroup:
             dist.all_gather_object(values, value, group=self._group)
         return values
 
-    def gather(self, numbers: list[int]) -> Callable[[], list[list[int]]]:
-        """Send ``numbers``, as many on every rank, and return what waits for everybody's."""
-        mine = torch.tensor(numbers, dtype=torch.int64)
-        rows = [torch.empty_like(mine) for _ in range(self.world_size)]
-        with self._bracket():
-            work = dist.all_gather(rows, mine, group=self._group, async_op=True)
-
-        def wait() -> list[list[int]]:
-            if work is not None:
-                with self._bracket():
-                    work.wait()
-            self._last = mine
-            return [list(map(int, row.tolist())) for row in rows]
-
-        return wait
-
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum over ranks of a CPU tensor."""
         with self._bracket():
@@ -185,10 +169,6 @@ class Alone:
     def collect(self, value: Any) -> list[Any]:
         """Return ``value`` alone."""
         return [value]
-
-    def gather(self, numbers: list[int]) -> Callable[[], list[list[int]]]:
-        """Return what returns ``numbers`` alone."""
-        return lambda: [numbers]
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Return ``values``."""
