@@ -9,7 +9,7 @@ import pytest
 
 from .clusters import found, start
 
-TOLD = ("fit", "fit_sum", "again", "outputs", "own_step")
+TOLD = ("fit", "fit_sum", "again", "outputs", "class_weight", "own_step")
 ALONE = (*TOLD, "loop", "pipeline")
 CASES = (*ALONE, "many_sizes", "resume", "backup", "speeds")
 NUM_SAMPLES, BATCH_SIZE = 122, 12
@@ -60,6 +60,13 @@ def test_metrics_are_weighted_by_samples(runs, case):
         for name, values in alone["history"].items():
             assert worker["history"][name] == pytest.approx(values, rel=1e-6), name
         assert worker.get("evaluated", []) == pytest.approx(alone.get("evaluated", []), rel=1e-6)
+
+
+def test_classes_may_weigh_unlike(runs):
+    """`fit(class_weight=...)` reports what plain Keras reports, to rounding."""
+    (plain,) = runs("class_weight", 1)
+    for worker in runs("class_weight"):
+        assert worker["history"]["loss"] == pytest.approx(plain["history"]["loss"], rel=1e-9)
 
 
 def test_a_step_decides_the_very_next(runs):

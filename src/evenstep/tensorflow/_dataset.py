@@ -215,31 +215,48 @@ def distributed(
         stopwatch: measures the mapping.
     """
 
-    def make(_: Any) -> tf.data.Dataset:
-        rows = tf.nest.map_structure(
-            lambda spec: tf.TensorSpec((None, *spec.shape), spec.dtype), signature
-        )
+    rows = tf.nest.map_structure(
+        lambda spec: tf.TensorSpec((None, *spec.shape), spec.dtype), signature
+    )
+
+    def make(*functions: Callable[..., Any]) -> tf.data.Dataset:
         data = tf.data.Dataset.counter().map(_called(batches, rows))
         data = data.take_while(lambda is_one, batch: is_one)
         data = data.map(lambda is_one, batch: batch)
         if map_fn is not None:
             data = data.map(_mapped(map_fn, signature, num_parallel, stopwatch))
+        for function in functions:
+            data = data.map(function)
         options = tf.data.Options()
         options.autotune.enabled = False
         options.experimental_optimization.inject_prefetch = False
         return data.with_options(options)
 
+    return _unbuffered(make, strategy, num_steps)
+
+
+def _unbuffered(
+    make: Callable[..., tf.data.Dataset],
+    strategy: tf.distribute.Strategy,
+    num_steps: int,
+    *functions: Callable[..., Any],
+) -> Any:
+    """Return what ``make`` makes of some functions on batches, as ``strategy`` wants it."""
     # A buffer would hold batches of plans that are old by the time they are trained on.
     unbuffered = tf.distribute.InputOptions(
         experimental_fetch_to_device=False, experimental_per_replica_buffer_size=0
     )
-    data = strategy.distribute_datasets_from_function(make, unbuffered)
+    data = strategy.distribute_datasets_from_function(lambda _: make(*functions), unbuffered)
     # Not by `assert_cardinality`: an epoch that is resumed in the middle has fewer.
     data._cardinality = num_steps
     if isinstance(data, tf.data.Dataset):  # of a single worker
         data.cardinality = lambda: tf.constant(num_steps, tf.int64)
     # All workers have as many steps: nobody needs to be asked, in each of them, who has some left.
     data._enable_get_next_as_optional = False
+    # For `fit(class_weight=...)`, which maps batches to ones with weights, and then wants a buffer.
+    data.map = lambda function: _unbuffered(make, strategy, num_steps, *functions, function)
+    if functions:
+        data.prefetch = lambda buffer_size: data
     return data
 
 
