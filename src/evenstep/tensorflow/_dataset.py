@@ -14,6 +14,7 @@ from .._types import IntArray
 from ..control import Plan
 from ..exceptions import invalid
 from ..order import Deal
+from ._drift import Row
 from ._source import AbstractSource
 
 
@@ -90,6 +91,7 @@ class Batches:
         global_batch_size: samples of a full step.
         drop_remainder: whether to leave out a short last step.
         conductor: returns whom to ask for plans.
+        compare: compares what workers have read, at the end of an epoch. Collective.
         clock: seconds that only grow.
 
     Attributes:
@@ -108,6 +110,7 @@ class Batches:
         global_batch_size: int,
         drop_remainder: bool,
         conductor: Callable[[], Conductor],
+        compare: Callable[[list[Row]], None],
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         full, rest = divmod(source.num_samples, global_batch_size)
@@ -127,6 +130,7 @@ class Batches:
         self._world_size = world_size
         self._global_batch_size = global_batch_size
         self._conductor = conductor
+        self._compare = compare
         self._clock = clock
         self._deal: Deal | None = None
         self._next = Position()
@@ -179,10 +183,20 @@ class Batches:
             began_s = self._clock()
             batch = self._source.take(num_samples, slots)
             data_s = self._clock() - began_s
+            if step == self.num_steps - 1:
+                self._compare_epoch()
             self._handed_out = Position(begun.epoch, step)
             conductor.begin_step(len(slots), global_num_samples=num_samples, data_s=data_s)
             yield batch
         conductor.end_epoch()
+
+    def _compare_epoch(self) -> None:
+        """Raise before the last batch of an epoch if workers have read other samples in it."""
+        last = self.tail_size or self._global_batch_size
+        in_steps = self._global_batch_size * (self.num_steps - 1) + last
+        rows = self._source.end(self.form.num_samples - in_steps)
+        if rows is not None and self._world_size > 1:
+            self._compare(rows)
 
     def _slots(self, plan: Plan, *, is_short: bool) -> IntArray:
         if is_short:
