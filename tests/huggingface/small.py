@@ -41,6 +41,14 @@ class Sentences(Dataset):
         return {"input_ids": self.ids[index], "labels": self.labels[index]}
 
 
+class FirstWhole(Sentences):
+    """Of which the first have all their labels."""
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        labels = self.ids if index < 6 else self.labels
+        return {"input_ids": self.ids[index], "labels": labels[index]}
+
+
 class Classified(Sentences):
     """Token ids with a class for each row."""
 

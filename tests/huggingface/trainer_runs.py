@@ -17,6 +17,7 @@ from ..torch.plans import Restless
 from .small import (
     Classified,
     Deaf,
+    FirstWhole,
     Pairs,
     Plain,
     Scored,
@@ -42,6 +43,7 @@ class Case:
     num_samples: int = 50  # 8 batches of 6, and one of 2
     masked: bool = True
     data: Callable[..., Any] = Sentences
+    loss: Callable[..., Any] | None = None  # of a trainer's own, in the place of `compute_loss`
     more: dict[str, Any] = field(default_factory=dict)
 
 
@@ -54,6 +56,12 @@ CASES = {
     "mean loss, accumulation": Case(Plain, num_accumulated=2, num_samples=48),
 }
 
+
+def own_loss(trainer: Any, model: Any, inputs: Any, **_: Any) -> torch.Tensor:
+    """Return the loss of the model as many scripts do, without the number of items."""
+    return model(**inputs)["loss"]
+
+
 SELDOM = {"logging_steps": 5, "optim": "sgd"}  # of 18 or 10 steps, which 5 does not divide or does
 STOCK = {
     "causal": Case(more=SELDOM),
@@ -63,6 +71,10 @@ STOCK = {
     "regression": Case(partial(bert, "BertForSequenceClassification", 1), data=Scored, more=SELDOM),
     "classifier of tokens": Case(partial(bert, "BertForTokenClassification", 23), more=SELDOM),
     "masked model": Case(partial(bert, "BertForMaskedLM", 2), more=SELDOM),
+    "causal, a loss of one's own": Case(loss=own_loss, more=SELDOM),
+    "causal, no padding in the first batch": Case(
+        loss=own_loss, data=FirstWhole, more={**SELDOM, "train_sampling_strategy": "sequential"}
+    ),
     "another mean": Case(Deaf, more=SELDOM),
     "accumulated": Case(
         partial(bert, "BertForSequenceClassification", 3),
@@ -112,11 +124,10 @@ def make(folder: str, case: Case, *, balancing: dict[str, Any] | None, **more: A
     )
     data = case.data(case.num_samples, masked=case.masked)
     parts = {"model": case.model(), "args": arguments, "train_dataset": data}
+    own = {"compute_loss": case.loss} if case.loss is not None else {}
     if balancing is None:
-        return Trainer(**parts)
-
-    class BalancedTrainer(BalancedMixin, Trainer):
-        pass
+        return type("OwnTrainer", (Trainer,), own)(**parts)
+    BalancedTrainer = type("BalancedTrainer", (BalancedMixin, Trainer), own)
 
     return BalancedTrainer(**parts, balancing={"runtime": QUIET, **balancing})
 

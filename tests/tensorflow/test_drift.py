@@ -62,7 +62,7 @@ NUMBERS = np.arange(20)
         ([random, random], {"epochs": 2}, None),
         ([random, in_order], {"epochs": 2}, None),
         ([labelled(random), labelled(the_other_way)], {"epochs": 2}, None),
-        ([labelled(random), others_labelled], {}, r"another order on rank 0 \\| rank 1"),
+        ([labelled(random), others_labelled], {}, r"another order on rank 0 \| rank 1"),
         ([lambda epoch: [0] * 9 + [1], lambda epoch: [1] + [0] * 9], {}, None),
     ],
 )

@@ -10,10 +10,12 @@ from typing import Any, Literal
 import torch
 
 from ..exceptions import invalid
+from ..torch._model._units import shifting
 
-Divisor = Literal["items", "targets", "samples"]
+Divisor = Literal["items", "labels", "shifted labels", "samples"]
 
 _IGNORED = -100  # what every Hugging Face loss leaves out, and `num_items_in_batch` as well
+_OWN: tuple[Divisor, ...] = ("labels", "shifted labels", "samples")
 _ROUNDING = 1e-6  # of losses, relative; less than that tells nothing
 _SAME = 1e-4
 
@@ -28,23 +30,23 @@ class Evidence:
     Attributes:
         loss: of the part.
         listens: how far the loss changes with twice as many items.
-        off_by_samples: distance of the sum weighted by samples.
-        off_by_targets: distance of the sum weighted by targets.
+        off: distances of the sums weighted by labels, shifted labels and samples.
     """
 
     loss: float = 0.0
     listens: float = 0.0
-    off_by_samples: float = 0.0
-    off_by_targets: float = 0.0
+    off: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
 
-def count_targets(trainer: Any, batch: Any) -> int | None:
-    """Return the targets in ``batch`` by Trainer's own rule; None where labels are no classes."""
+def count(batch: Any, num_samples: int, divisor: Divisor) -> int | None:
+    """Return what a loss over ``batch`` divides by; None where labels are no classes."""
+    if divisor == "samples":
+        return num_samples
     fields = batch if isinstance(batch, Mapping) else {}
     labels = fields.get("shift_labels", fields.get("labels"))
     if not isinstance(labels, torch.Tensor) or labels.is_floating_point():
         return None
-    if "shift_labels" not in fields and trainer._loss_shifts_labels:
+    if divisor == "shifted labels" and "shift_labels" not in fields:
         labels = labels[..., 1:]
     return int((labels != _IGNORED).sum())
 
@@ -53,10 +55,10 @@ def divisor_of(trainer: Any, batch: Any, num_samples: int, num_items: Any) -> Di
     """Return what the loss divides by. Collective: all ranks come to the same result.
 
     ``"items"``: the ``num_items_in_batch`` of all ranks, as Trainer takes for granted.
-    ``"targets"`` and ``"samples"``: those in the forward alone, as the losses of many models for
-    classification do, which accept ``num_items_in_batch`` and leave it unread. A few forwards
-    without gradient tell, in evaluation mode, on the model beneath DDP. None: no rank has a loss
-    other than 0 in this batch.
+    The others: those in the forward alone, as the losses of many models for classification do,
+    which accept ``num_items_in_batch`` and leave it unread. A few forwards without gradient tell,
+    in evaluation mode, on the model beneath DDP; where this batch fits several, the kind of the
+    model does. None: no rank has a loss other than 0 in this batch.
 
     Args:
         trainer: that trains.
@@ -68,12 +70,14 @@ def divisor_of(trainer: Any, batch: Any, num_samples: int, num_items: Any) -> Di
         ValueError: it divides by none of them.
     """
     found = _look(trainer, batch, num_samples, num_items) if num_samples else Evidence()
-    loss, listens, by_samples, by_targets = _summed(trainer, found)
+    loss, listens, *distances = _summed(trainer, found)
     if not loss:
         return None
     if listens > _SAME * loss:
         return "samples" if num_items is None else "items"
-    if min(by_samples, by_targets) > _tolerance(trainer) * loss:
+    off = dict(zip(_OWN, distances, strict=True))
+    least = min(distances)
+    if least > _tolerance(trainer) * loss:
         raise invalid(
             f"{type(trainer).__name__}(model=...)",
             "have a loss that is divided by `num_items_in_batch`, by its own targets or by its "
@@ -82,9 +86,17 @@ def divisor_of(trainer: Any, batch: Any, num_samples: int, num_items: Any) -> Di
             "Set `model.accepts_loss_kwargs = False` before the trainer is made, and "
             '`balancing={"unit": function}`, which returns what the loss of a batch divides by.',
         )
-    if abs(by_samples - by_targets) <= _ROUNDING * loss:  # as many targets in every sample
-        return "samples" if count_targets(trainer, batch) is None else "targets"
-    return "samples" if by_samples < by_targets else "targets"
+    fitting = [name for name in _OWN if off[name] <= least + _ROUNDING * loss]
+    usual = _usual(trainer, batch)
+    return usual if usual in fitting else fitting[0]
+
+
+def _usual(trainer: Any, batch: Any) -> Divisor:
+    """Return what the kind of the model, and of its labels, let expect."""
+    if count(batch, 0, "labels") is None:
+        return "samples"
+    shifts = shifting(trainer.accelerator.unwrap_model(trainer.model_wrapped))
+    return "shifted labels" if shifts or trainer._loss_shifts_labels else "labels"
 
 
 def _look(trainer: Any, batch: Any, num_samples: int, num_items: Any) -> Evidence:
@@ -98,15 +110,12 @@ def _look(trainer: Any, batch: Any, num_samples: int, num_items: Any) -> Evidenc
     whole = _loss(trainer, batch, None)
     if not _has_rows(batch, num_samples):
         return Evidence(abs(whole))
-    each = [count_targets(trainer, _rows(batch, i, i + 1)) for i in range(num_samples)]
-    counts = None if None in each else [count or 0 for count in each]
-    cut = _cut(counts, num_samples)
+    rows = [_rows(batch, i, i + 1) for i in range(num_samples)]
+    counts = [[count(row, 1, divisor) for row in rows] for divisor in _OWN]
+    cut = _cut(counts[0], num_samples)
     losses = [_loss(trainer, _rows(batch, *ends), None) for ends in ((0, cut), (cut, num_samples))]
-    by_samples = _distance(whole, losses, [cut, num_samples - cut])
-    if counts is None:
-        return Evidence(abs(whole), 0.0, by_samples, math.inf)
-    by_targets = _distance(whole, losses, [sum(counts[:cut]), sum(counts[cut:])])
-    return Evidence(abs(whole), 0.0, by_samples, by_targets)
+    by_labels, by_shifted, by_samples = (_distance(whole, losses, each, cut) for each in counts)
+    return Evidence(abs(whole), 0.0, (by_labels, by_shifted, by_samples))
 
 
 def _loss(trainer: Any, batch: Any, num_items: Any) -> float:
@@ -127,8 +136,7 @@ def _loss(trainer: Any, batch: Any, num_items: Any) -> float:
 
 
 def _summed(trainer: Any, found: Evidence) -> list[float]:
-    numbers = [found.loss, found.listens, found.off_by_samples, found.off_by_targets]
-    row = torch.tensor(numbers, device=trainer.args.device)
+    row = torch.tensor([found.loss, found.listens, *found.off], device=trainer.args.device)
     total: list[float] = trainer.accelerator.reduce(row, reduction="sum").tolist()
     return total
 
@@ -146,20 +154,26 @@ def _rows(batch: Any, first: int, end: int) -> dict[str, Any]:
     }
 
 
-def _cut(counts: Sequence[int] | None, num_samples: int) -> int:
+def _cut(counts: Sequence[int | None], num_samples: int) -> int:
     """Return where shares of the targets and of the samples differ most."""
-    if counts is None or not sum(counts):
-        return max(num_samples // 3, 1)
+    known = [each or 0 for each in counts]
+    total = sum(known) or 1
     return max(
         range(1, num_samples),
-        key=lambda cut: abs(sum(counts[:cut]) / sum(counts) - cut / num_samples),
+        key=lambda cut: (abs(sum(known[:cut]) / total - cut / num_samples), -cut),
     )
 
 
-def _distance(whole: float, losses: Sequence[float], counts: Sequence[int]) -> float:
-    """Return how far the pieces' losses, each by its share, are from the whole one."""
-    parts = [loss * count for loss, count in zip(losses, counts, strict=True) if count]
-    off = abs(whole - sum(parts) / sum(counts)) if parts else math.inf
+def _distance(
+    whole: float, losses: Sequence[float], counts: Sequence[int | None], cut: int
+) -> float:
+    """Return how far two pieces' losses, each by its share, are from the whole one."""
+    known = [each for each in counts if each is not None]
+    if len(known) < len(counts):
+        return math.inf
+    shares = sum(known[:cut]), sum(known[cut:])
+    parts = [loss * share for loss, share in zip(losses, shares, strict=True) if share]
+    off = abs(whole - sum(parts) / sum(shares)) if parts else math.inf
     return off if math.isfinite(off) else abs(whole)  # a mean over no targets is no number
 
 

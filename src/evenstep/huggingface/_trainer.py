@@ -16,7 +16,7 @@ from ._checks import check_accelerator, check_model
 from ._normalised import Divisor, divisor_of
 from ._portions import Portion, masked, portions
 from ._training_data import Epochs, TrainingData
-from ._weighing import weight_of, weighted
+from ._weighing import total_of, weight_of, weighted
 
 if TYPE_CHECKING:
 
@@ -99,6 +99,7 @@ class BalancedMixin(_Trainer):
         self._data: TrainingData | None = None
         self._num_begun = 0
         self._divisor: Divisor | None = None
+        self._total: Any = None  # of what a step's losses divide by, over the ranks by their number
 
     @property
     def balancer(self) -> Balancer | None:
@@ -150,9 +151,10 @@ class BalancedMixin(_Trainer):
         _, num_items = super().get_batch_samples(iter(batches), len(batches), device)
         if self._is_scaled() and self._divisor is None:
             self._divisor = self._found_divisor(step, num_items)
-        if self._divisor in ("targets", "samples"):
+        if self._divides_by() != "items":
             # A mean over a stand-in is a number only with its targets; its weight is 0.
             batches = [part.batch for part in step.micro_batches]
+            self._total = total_of(self, step, self._divisor or "samples")
         self._num_begun += 1
         main_input = getattr(self.model, "main_input_name", "input_ids")
         handed_out: list[Any] = portions(step, batches, num_batches, main_input=main_input)
@@ -165,24 +167,20 @@ class BalancedMixin(_Trainer):
         if not isinstance(inputs, Portion):
             return super().training_step(model, inputs, num_items_in_batch)
         total = torch.zeros((), device=self.args.device)
-        divisor = self._divisor or ("items" if self._is_scaled() else None)
+        divisor = self._divides_by()
         given = num_items_in_batch if divisor == "items" else None
         if divisor != "items":
             # What Trainer divides by; every forward has its weight in the whole step already.
             self.current_gradient_accumulation_steps = 1
-        num_samples = inputs.global_num_samples
         for forward in inputs.forwards():
-            weight = weight_of(
-                self,
-                forward,
-                divisor or "samples",
-                num_samples=num_samples,
-                num_items=num_items_in_batch,
-            )
+            weight = 1
+            if divisor != "items":
+                weight = weight_of(forward, divisor or "samples", self._total)
             at_loss = nullcontext() if divisor in (None, "items") else weighted(self, weight)
             with nullcontext() if forward.is_last else self.accelerator.no_sync(model), at_loss:
                 loss = super().training_step(model, forward.batch, given)
-            if forward.num_samples and weight != 0:  # a mean over nothing is no number
+            # A mean over nothing is no number, and weighs 0; a weight in a tensor is none of 0.
+            if forward.num_samples and (torch.is_tensor(weight) or weight):
                 total = total + loss * (1 if divisor else weight)
         return total
 
@@ -196,7 +194,7 @@ class BalancedMixin(_Trainer):
         """Look at the first batch. Collective."""
         first = step.micro_batches[0]
         found = divisor_of(self, first.batch, first.num_samples, num_items)
-        if found in ("targets", "samples") and self.args.gradient_accumulation_steps > 1:
+        if found not in (None, "items") and self.args.gradient_accumulation_steps > 1:
             warnings.warn(
                 f"The loss of {type(self.model).__name__} is a mean over a batch's own {found}, "
                 f"which Trainer takes for divided by `num_items_in_batch`: plain, it adds up the "
@@ -206,6 +204,10 @@ class BalancedMixin(_Trainer):
                 stacklevel=2,
             )
         return found
+
+    def _divides_by(self) -> Divisor | None:
+        """Return what the loss divides by; None where the balancer knows and weights."""
+        return self._divisor or ("items" if self._is_scaled() else None)
 
     def _is_scaled(self) -> bool:
         """Tell whether the loss is divided by the targets of the whole step: Trainer's own rule."""

@@ -8,31 +8,38 @@ from typing import Any
 
 import torch
 
-from ._normalised import Divisor, count_targets
+from ..torch import Step
+from ._normalised import Divisor, count
 from ._portions import Forward
 
 
-def weight_of(
-    trainer: Any, forward: Forward, divisor: Divisor, *, num_samples: int, num_items: Any
-) -> Any:
-    """Return what the loss of a forward is multiplied by: its share of the step, times the ranks.
+def weight_of(forward: Forward, divisor: Divisor, total: Any) -> Any:
+    """Return what a forward's loss, divided by its own, is multiplied by for its share of a step.
 
-    DDP divides by the ranks again. A forward without targets has weight 0.
+    Args:
+        forward: of this rank.
+        divisor: what the loss divides by itself.
+        total: of that over the step and all ranks, by the number of ranks: DDP divides by it.
+    """
+    own = count(forward.batch, forward.num_samples, divisor) if forward.num_samples else 0
+    return own / total if own else 0
+
+
+def total_of(trainer: Any, step: Step, divisor: Divisor) -> Any:
+    """Return what losses of a step divide by, over all ranks, by their number. Collective.
 
     Args:
         trainer: that trains.
-        forward: of this rank.
-        divisor: what the loss divides by itself.
-        num_samples: of the step over all ranks.
-        num_items: targets of the step over all ranks, where the divisor is ``"targets"``.
+        step: whose micro-batches this rank is about to train on.
+        divisor: which of their counts.
     """
-    num_ranks = trainer.accelerator.num_processes
-    if divisor == "items":  # divided by those of all ranks, and multiplied by the ranks
-        return 1
-    if divisor == "samples" or not forward.num_samples:
-        return forward.num_samples * num_ranks / num_samples
-    count = count_targets(trainer, forward.batch) or 0
-    return num_ranks * count / num_items if count else 0
+    if divisor == "samples":
+        return step.global_num_samples / trainer.accelerator.num_processes
+    parts = [part for part in step.micro_batches if part.num_samples]
+    own = sum(count(part.batch, part.num_samples, divisor) or 0 for part in parts)
+    device = trainer.args.device
+    dtype = torch.float32 if device.type == "mps" else torch.float64
+    return trainer.accelerator.reduce(torch.tensor(own, device=device, dtype=dtype), "mean")
 
 
 @contextmanager
@@ -45,8 +52,8 @@ def weighted(trainer: Any, weight: Any) -> Iterator[None]:
     compute = trainer.compute_loss
 
     def compute_loss(*args: Any, **kwargs: Any) -> torch.Tensor:
-        loss: torch.Tensor = compute(*args, **kwargs) * weight
-        return loss
+        loss: torch.Tensor = compute(*args, **kwargs)
+        return loss * torch.as_tensor(weight, dtype=loss.dtype, device=loss.device)
 
     trainer.compute_loss = compute_loss
     try:

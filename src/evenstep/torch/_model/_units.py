@@ -134,8 +134,7 @@ def shifts_labels(modules: Iterable[nn.Module]) -> bool:
         ValueError: no model tells, or they differ.
     """
     outer = list(modules)
-    told = {next(filter(_is_told, map(_shifts, module.modules())), None) for module in outer}
-    told.discard(None)
+    told = set(map(shifting, outer)) - {None}
     if len(told) != 1:
         raise invalid(
             'Balancer(unit="tokens")',
@@ -147,6 +146,11 @@ def shifts_labels(modules: Iterable[nn.Module]) -> bool:
     return bool(told.pop())
 
 
+def shifting(model: nn.Module) -> bool | None:
+    """Tell whether a model, or the outermost part of it that tells, shifts labels; else None."""
+    return next((told for told in map(_shifts, model.modules()) if told is not None), None)
+
+
 def _shifts(module: nn.Module) -> bool | None:
     """Tell whether a module shifts labels, by transformers' own rule; None where it has none."""
     kinds = {kind.__name__ for kind in type(module).__mro__}
@@ -155,7 +159,3 @@ def _shifts(module: nn.Module) -> bool | None:
         return None
     is_encoder_decoder = getattr(getattr(module, "config", None), "is_encoder_decoder", False)
     return loss_type in _SHIFTS and not is_encoder_decoder
-
-
-def _is_told(answer: bool | None) -> bool:
-    return answer is not None
