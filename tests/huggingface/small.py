@@ -41,6 +41,28 @@ class Sentences(Dataset):
         return {"input_ids": self.ids[index], "labels": self.labels[index]}
 
 
+class FirstWhole(Sentences):
+    """Of which the first have all their labels."""
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        labels = self.ids if index < 6 else self.labels
+        return {"input_ids": self.ids[index], "labels": labels[index]}
+
+
+class Classified(Sentences):
+    """Token ids with a class for each row."""
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": self.ids[index], "labels": self.ids[index].sum() % 3}
+
+
+class Scored(Sentences):
+    """Token ids with a number for each row."""
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": self.ids[index], "labels": self.ids[index].double().mean()}
+
+
 def gpt(dtype: torch.dtype = torch.float32) -> Any:
     """Return a GPT-2 of two layers; the same weights for everybody."""
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -60,6 +82,25 @@ def gpt(dtype: torch.dtype = torch.float32) -> Any:
         eos_token_id=0,
     )
     return GPT2LMHeadModel(config).to(dtype)
+
+
+def bert(kind: str, num_labels: int) -> Any:
+    """Return a BERT of one layer in double precision, for a task of its own loss."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=VOCABULARY,
+        max_position_embeddings=LENGTH,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        num_labels=num_labels,
+    )
+    return getattr(transformers, kind)(config).double()
 
 
 def gpt_in_double() -> Any:
@@ -103,6 +144,14 @@ class Deaf(Plain):
 
     def forward(self, input_ids: torch.Tensor, labels: torch.Tensor, **_: Any) -> Any:
         return super().forward(input_ids, labels)
+
+
+class Pairs(Plain):
+    """A model whose loss compares the rows of a batch with each other."""
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor, **_: Any) -> Any:
+        rows = self.tokens(input_ids).mean(1) + self.head.weight.mean()
+        return {"loss": nn.functional.cross_entropy(rows @ rows.T, torch.arange(len(rows)))}
 
 
 def flat(model: nn.Module) -> torch.Tensor:

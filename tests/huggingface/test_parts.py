@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 from evenstep.huggingface import balance
 from evenstep.huggingface._checks import check_accelerator
-from evenstep.huggingface._portions import portions
+from evenstep.huggingface._portions import masked, portions
 from evenstep.huggingface._stock import FirstOf, Stock
 
 
@@ -40,12 +40,17 @@ class FakeStep:
             yield part.batch
 
 
+def cut(step: FakeStep, num_portions: int, main_input: str = "input_ids") -> Any:
+    batches = [masked(part) for part in step.micro_batches]
+    return portions(step, batches, num_portions, main_input=main_input)
+
+
 @pytest.mark.parametrize("num_forwards", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("num_portions", [1, 2, 4, 7])
 def test_portions_hold_every_forward_once_and_the_last_has_one(num_forwards, num_portions):
     """However many forwards a rank has, Trainer counts the same number of batches."""
     step = FakeStep(*[2] * num_forwards)
-    made = portions(step, num_portions, main_input="input_ids")
+    made = cut(step, num_portions)
     counts = [len(list(portion.forwards())) for portion in made]
 
     assert len(made) == num_portions
@@ -58,7 +63,7 @@ def test_portions_hold_every_forward_once_and_the_last_has_one(num_forwards, num
 
 def test_gradients_are_averaged_in_the_last_forward_alone():
     """Before it, whatever the portion, they are only added up."""
-    made = portions(FakeStep(3, 3, 1), 2, main_input="input_ids")
+    made = cut(FakeStep(3, 3, 1), 2)
     last = [forward.is_last for portion in made for forward in portion.forwards()]
 
     assert last == [False, False, True]
@@ -67,9 +72,11 @@ def test_gradients_are_averaged_in_the_last_forward_alone():
 def test_a_stand_in_has_no_targets_and_no_tokens():
     """What a rank without samples computes is in no count."""
     step = FakeStep(0)
-    (made,) = portions(step, 1, main_input="input_ids")
+    (made,) = cut(step, 1)
+    (forward,) = made.forwards()
 
-    assert (step.micro_batches[0].batch["labels"] == -100).all()
+    assert (forward.batch["labels"] == -100).all()
+    assert (step.micro_batches[0].batch["labels"] == 0).all()  # as it came, for means over it
     assert made["input_ids"].numel() == 0
 
 
@@ -77,7 +84,7 @@ def test_pictures_are_counted_without_a_copy():
     """Of a main input in floating point only the number of elements is kept."""
     step = FakeStep(2)
     step.micro_batches[0].batch["pixels"] = torch.zeros(2, 3, 5)
-    (made,) = portions(step, 1, main_input="pixels")
+    (made,) = cut(step, 1, "pixels")
 
     assert made["pixels"].numel() == 30
     assert made["pixels"].is_meta

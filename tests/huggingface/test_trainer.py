@@ -9,6 +9,7 @@ from evenstep.testing import run_workers
 from .small import distance
 from .trainer_runs import (
     CASES,
+    STOCK,
     WORLD_SIZE,
     alone,
     beside,
@@ -17,6 +18,8 @@ from .trainer_runs import (
     on_the_cluster,
     refused,
     resumed,
+    stock_alone,
+    stock_on_the_cluster,
 )
 
 pytestmark = pytest.mark.cluster
@@ -46,6 +49,31 @@ def test_the_log_says_what_it_says_in_one_process(runs, name):
 
     assert ours.rates == theirs.rates
     assert ours.losses == pytest.approx(theirs.losses, rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory):
+    """Models as they are, with losses logged at every fifth step of 18."""
+    folder = str(tmp_path_factory.mktemp("stock"))
+    cluster = run_workers(WORLD_SIZE, stock_on_the_cluster, folder)
+    return cluster, run_workers(1, stock_alone, folder)[0]
+
+
+@pytest.mark.parametrize("name", STOCK)
+def test_a_stock_model_ends_where_one_process_ends(stock, name):
+    """Whether its loss listens to `num_items_in_batch` or not, and without a setting."""
+    ours, theirs = stock[0][0][name], stock[1][name]
+
+    assert len(set(ours.sizes)) > 2
+    assert distance(ours.parameters, theirs.parameters) <= 1e-9
+    assert ours.losses == pytest.approx(theirs.losses, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", STOCK)
+def test_the_loss_of_the_whole_training_is_that_of_one_process(stock, name):
+    """On every rank, steps after the last log included."""
+    for rank in stock[0]:
+        assert rank[name].train_loss == pytest.approx(stock[1][name].train_loss, rel=1e-9)
 
 
 def test_tokens_are_counted_once(runs):
@@ -83,9 +111,8 @@ def test_what_cannot_be_balanced_is_refused(tmp_path):
         "global_batch_size": "leave out 'global_batch_size'",
         "loss_reduction": "leave out 'loss_reduction'",
         "process_group": "leave out 'process_group'",
-        "deaf": "must have a loss that is divided by `num_items_in_batch`",
+        "pairs": "must have a loss that is divided by `num_items_in_batch`",
         "batch_rebalance": "another `train_sampling_strategy`",
-        "no labels": "whose targets Trainer can count",
     }
 
     assert found.keys() == said.keys()

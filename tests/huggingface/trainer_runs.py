@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,20 @@ from evenstep.policies import Equal
 from evenstep.torch import Runtime
 
 from ..torch.plans import Restless
-from .small import Deaf, Plain, Sentences, flat, gpt, gpt_in_double, offline
+from .small import (
+    Classified,
+    Deaf,
+    FirstWhole,
+    Pairs,
+    Plain,
+    Scored,
+    Sentences,
+    bert,
+    flat,
+    gpt,
+    gpt_in_double,
+    offline,
+)
 
 QUIET = Runtime(line_every=None)
 WORLD_SIZE = 3
@@ -28,6 +42,8 @@ class Case:
     num_accumulated: int = 1
     num_samples: int = 50  # 8 batches of 6, and one of 2
     masked: bool = True
+    data: Callable[..., Any] = Sentences
+    loss: Callable[..., Any] | None = None  # of a trainer's own, in the place of `compute_loss`
     more: dict[str, Any] = field(default_factory=dict)
 
 
@@ -41,6 +57,34 @@ CASES = {
 }
 
 
+def own_loss(trainer: Any, model: Any, inputs: Any, **_: Any) -> torch.Tensor:
+    """Return the loss of the model as many scripts do, without the number of items."""
+    return model(**inputs)["loss"]
+
+
+SELDOM = {"logging_steps": 5, "optim": "sgd"}  # of 18 or 10 steps, which 5 does not divide or does
+STOCK = {
+    "causal": Case(more=SELDOM),
+    "classifier": Case(
+        partial(bert, "BertForSequenceClassification", 3), data=Classified, more=SELDOM
+    ),
+    "regression": Case(partial(bert, "BertForSequenceClassification", 1), data=Scored, more=SELDOM),
+    "classifier of tokens": Case(partial(bert, "BertForTokenClassification", 23), more=SELDOM),
+    "masked model": Case(partial(bert, "BertForMaskedLM", 2), more=SELDOM),
+    "causal, a loss of one's own": Case(loss=own_loss, more=SELDOM),
+    "causal, no padding in the first batch": Case(
+        loss=own_loss, data=FirstWhole, more={**SELDOM, "train_sampling_strategy": "sequential"}
+    ),
+    "another mean": Case(Deaf, more=SELDOM),
+    "accumulated": Case(
+        partial(bert, "BertForSequenceClassification", 3),
+        num_accumulated=2,
+        data=Classified,
+        more={**SELDOM, "logging_steps": 3},
+    ),
+}
+
+
 @dataclass
 class Result:
     """What came of a training."""
@@ -50,6 +94,7 @@ class Result:
     rates: list[float]
     sizes: list[tuple[int, ...]]
     tokens: int
+    train_loss: float
 
 
 def make(folder: str, case: Case, *, balancing: dict[str, Any] | None, **more: Any) -> Any:
@@ -77,13 +122,12 @@ def make(folder: str, case: Case, *, balancing: dict[str, Any] | None, **more: A
         data_seed=7,
         **given,
     )
-    data = Sentences(case.num_samples, masked=case.masked)
+    data = case.data(case.num_samples, masked=case.masked)
     parts = {"model": case.model(), "args": arguments, "train_dataset": data}
+    own = {"compute_loss": case.loss} if case.loss is not None else {}
     if balancing is None:
-        return Trainer(**parts)
-
-    class BalancedTrainer(BalancedMixin, Trainer):
-        pass
+        return type("OwnTrainer", (Trainer,), own)(**parts)
+    BalancedTrainer = type("BalancedTrainer", (BalancedMixin, Trainer), own)
 
     return BalancedTrainer(**parts, balancing={"runtime": QUIET, **balancing})
 
@@ -100,7 +144,7 @@ def run(trainer: Any, **how: Any) -> Result:
                 sizes.append(trainer.balancer.batch_sizes)
 
     trainer.add_callback(Watch())
-    trainer.train(**how)
+    ended = trainer.train(**how)
     steps = [entry for entry in trainer.state.log_history if "learning_rate" in entry]
     return Result(
         flat(trainer.model),
@@ -108,6 +152,7 @@ def run(trainer: Any, **how: Any) -> Result:
         [entry["learning_rate"] for entry in steps],
         sizes,
         trainer.state.num_input_tokens_seen,
+        ended.training_loss,
     )
 
 
@@ -134,6 +179,28 @@ def alone(rank: int, folder: str) -> dict[str, Result]:
         )
         for name, case in CASES.items()
     }
+
+
+def stock_on_the_cluster(rank: int, folder: str) -> dict[str, Result]:
+    """Return every stock case as the ranks train it."""
+    offline(folder)
+    torch.set_default_dtype(torch.float64)  # Trainer adds up losses in the default
+    return {
+        name: run(make(folder, case, balancing={"policy": Restless()}))
+        for name, case in STOCK.items()
+    }
+
+
+def stock_alone(rank: int, folder: str) -> dict[str, Result]:
+    """Return the same of plain Trainer in one process, with the whole global batch at once."""
+    offline(folder)
+    torch.set_default_dtype(torch.float64)
+    found = {}
+    for name, case in STOCK.items():
+        size = case.batch_size * WORLD_SIZE * case.num_accumulated
+        whole = {"per_device_train_batch_size": size, "gradient_accumulation_steps": 1}
+        found[name] = run(make(folder, case, balancing=None, **whole))
+    return found
 
 
 def resumed(rank: int, folder: str) -> dict[str, Result]:
@@ -194,24 +261,14 @@ def refused(rank: int, folder: str) -> dict[str, str]:
         ("global_batch_size", Case(), {"global_batch_size": 6}, {}),
         ("loss_reduction", Case(), {"loss_reduction": "sum"}, {}),
         ("process_group", Case(), {"process_group": None}, {}),
-        ("deaf", Case(Deaf), {}, {}),
+        ("pairs", Case(Pairs), {}, {}),
         ("batch_rebalance", Case(), {}, {"train_sampling_strategy": "batch_rebalance"}),
-        ("no labels", Case(_no_labels), {}, {"label_names": ["labels"]}),
     ):
         try:
-            trainer = make(folder, case, balancing=balancing, **more)
-            if name == "no labels":
-                trainer.data_collator = lambda rows: {
-                    "input_ids": torch.stack([row["input_ids"] for row in rows])
-                }
-            run(trainer)
+            run(make(folder, case, balancing=balancing, **more))
         except ValueError as error:
             found[name] = str(error)
     return found
-
-
-def _no_labels() -> Any:
-    return gpt()
 
 
 def beside(rank: int, folder: str) -> dict[str, Any]:

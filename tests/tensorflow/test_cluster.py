@@ -9,9 +9,9 @@ import pytest
 
 from .clusters import found, start
 
-TOLD = ("fit", "fit_sum", "again", "outputs", "own_step")
+TOLD = ("fit", "fit_sum", "again", "outputs", "class_weight", "own_step")
 ALONE = (*TOLD, "loop", "pipeline")
-CASES = (*ALONE, "many_sizes", "resume", "backup", "speeds")
+CASES = (*ALONE, "many_sizes", "resume", "backup", "speeds", "drift")
 NUM_SAMPLES, BATCH_SIZE = 122, 12
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -60,6 +60,13 @@ def test_metrics_are_weighted_by_samples(runs, case):
         for name, values in alone["history"].items():
             assert worker["history"][name] == pytest.approx(values, rel=1e-6), name
         assert worker.get("evaluated", []) == pytest.approx(alone.get("evaluated", []), rel=1e-6)
+
+
+def test_classes_may_weigh_unlike(runs):
+    """`fit(class_weight=...)` reports what plain Keras reports, to rounding."""
+    (plain,) = runs("class_weight", 1)
+    for worker in runs("class_weight"):
+        assert worker["history"]["loss"] == pytest.approx(plain["history"]["loss"], rel=1e-9)
 
 
 def test_a_step_decides_the_very_next(runs):
@@ -139,6 +146,32 @@ def test_fast_workers_get_more(runs):
     assert planned[0] < planned[1] < planned[2]
     assert sum(planned) == 28
     assert equal[0] > 2 * equal[2]  # four times, and what is not sleep
+
+
+@pytest.mark.parametrize(
+    ("name", "epochs", "said"),
+    [
+        ("peeked", 0, "another order on rank 0 | ranks 1, 2 in this epoch"),
+        ("peeked, without the remainder", 0, "another order on rank 0 | ranks 1, 2"),
+        ("peeked, augmented", 0, "another order on rank 0 | ranks 1, 2"),
+        ("peeked later", 1, "another order on ranks 0, 1 | rank 2"),
+        ("loop", 0, "another order on rank 0 | ranks 1, 2"),
+        ("sharded", 1, "other samples on rank 0 | rank 1 | rank 2"),
+    ],
+)
+def test_pipelines_that_drift_apart_are_noticed(runs, name, epochs, said):
+    """In the same epoch, on every worker, by an error that says who; other data in the second."""
+    for worker in runs("drift"):
+        assert worker[name]["epochs"] == epochs
+        assert said in worker[name]["said"]
+        assert "on all workers or on none" in worker[name]["said"]
+
+
+@pytest.mark.parametrize("name", ["augmented", "alike"])
+def test_pipelines_in_step_are_let_through(runs, name):
+    """Content drawn at random on every worker included, where the labels are in step."""
+    for worker in runs("drift"):
+        assert worker[name] == {"epochs": 3, "said": None}
 
 
 @pytest.mark.parametrize(

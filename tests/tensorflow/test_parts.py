@@ -25,14 +25,15 @@ from evenstep.tensorflow._workers import workers_of
 ROWS = np.arange(10.0)
 
 
-def batches(source, conducted, *, rank=0, size=4):
+def batches(source, conducted, *, rank=0, size=4, drop_remainder=False, compare=None):
     return Batches(
         source_of(source, shuffle=False, seed=0),
         rank=rank,
         world_size=2,
         global_batch_size=size,
-        drop_remainder=False,
+        drop_remainder=drop_remainder,
         conductor=lambda: conducted,
+        compare=compare or (lambda rows: None),
     )
 
 
@@ -120,6 +121,23 @@ def test_a_function_is_held_to_what_it_returned_first():
         source.begin(0, 0)
         with pytest.raises(ValueError, match=words):
             source.begin(1, 0)
+
+
+def test_an_epoch_is_compared_whole_before_its_last_batch():
+    """What `drop_remainder` leaves out is read too: the rest would be no whole epoch's."""
+    compared = []
+    pipeline = tf.data.Dataset.from_tensor_slices(ROWS)
+    made = batches(pipeline, Planned(plans()), drop_remainder=True, compare=compared.append)
+    iterator = made()
+    next(iterator)
+    assert not compared
+    next(iterator)
+    made = batches(pipeline.shuffle(10, seed=1), Planned(plans()), compare=compared.append)
+    list(made())
+
+    (kept,), (shuffled,) = compared
+    assert kept[0] != shuffled[0]  # in order
+    assert kept[1:] == shuffled[1:]
 
 
 @pytest.mark.parametrize("part", ["evaluator", "ps"])

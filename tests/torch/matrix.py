@@ -115,6 +115,8 @@ class Net(nn.Module):
 class TokenNet(nn.Module):
     """Twelve tokens to scores of the next ones, with a look at the two before."""
 
+    loss_type = "ForCausalLM"  # as a model of transformers says that it shifts labels
+
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(11, 8)

@@ -4,6 +4,7 @@ import math
 import socket
 import threading
 from collections import UserDict
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from evenstep.torch._memory._memory import NoMemory
 from evenstep.torch._memory._replay import Replay
 from evenstep.torch._model._compile_watch import CompileWatch
 from evenstep.torch._model._prepared import PreparedModels
-from evenstep.torch._model._units import UnitCounter, count_tokens
+from evenstep.torch._model._units import UnitCounter
 from evenstep.torch._model._weighting import Backward, scale
 from evenstep.torch._tickets import Match
 from evenstep.torch._uses import ForwardUse
@@ -217,10 +218,52 @@ COPIED = torch.where(MASK == 1, IDS, -100)
 OTHERS = torch.tensor([[1, -100, 2, -100], [-100, 3, -100, -100]])
 
 
+class Kind(torch.nn.Module):
+    """A model of transformers, as far as it is asked."""
+
+    def __init__(self, loss_type, *, is_encoder_decoder=False):
+        super().__init__()
+        self.loss_type = loss_type
+        self.config = SimpleNamespace(is_encoder_decoder=is_encoder_decoder)
+
+
+GPT2LMHeadModel = type("GPT2LMHeadModel", (Kind,), {})  # transformers knows no loss type of it
+CAUSAL, MASKED = Kind("ForCausalLM"), Kind("ForMaskedLM")
+
+
+@pytest.mark.parametrize(
+    ("model", "shifts"),
+    [
+        (CAUSAL, True),
+        (torch.nn.Sequential(CAUSAL), True),
+        (GPT2LMHeadModel(None), True),
+        (Kind("ForConditionalGeneration"), True),
+        (Kind("ForConditionalGeneration", is_encoder_decoder=True), False),
+        (MASKED, False),
+        (Kind("ForTokenClassification"), False),
+    ],
+)
+def test_the_model_tells_whether_labels_are_shifted(model, shifts):
+    """A task of copying has labels like a causal model's, and no batch tells them apart."""
+    counter = UnitCounter("tokens", lambda: [model])
+
+    assert counter({"input_ids": IDS, "labels": COPIED}) == (3 + 1 if shifts else 4 + 2)
+    assert counter({"input_ids": IDS, "labels": OTHERS}) == (2 if shifts else 3)
+
+
+@pytest.mark.parametrize("models", [(), (Kind(None),), (Kind("l1"),), (CAUSAL, MASKED)])
+def test_where_no_model_tells_it_is_refused(models):
+    """Once the batch has labels, with the functions to write instead."""
+    counter = UnitCounter("tokens", lambda: models)
+
+    assert counter({"input_ids": IDS, "attention_mask": MASK}) == 6
+    with pytest.raises(ValueError, match=r"shifts labels.*\[\.\.\., 1:\]"):
+        counter({"input_ids": IDS, "labels": COPIED})
+
+
 @pytest.mark.parametrize(
     ("batch", "units"),
     [
-        ({"input_ids": IDS, "attention_mask": MASK, "labels": COPIED}, 3 + 1),
         ({"input_ids": IDS, "labels": OTHERS}, 3),
         ({"input_ids": IDS, "labels": COPIED, "shift_labels": OTHERS}, 3),
         ({"input_ids": IDS, "labels": OTHERS[:, :3]}, 3),  # encoder and decoder
@@ -229,11 +272,11 @@ OTHERS = torch.tensor([[1, -100, 2, -100], [-100, 3, -100, -100]])
         ({"input_ids": IDS, "attention_mask": MASK}, 6),
         (UserDict(labels=OTHERS), 3),
     ],
-    ids=["causal", "masked", "shifted", "seq2seq", "class", "regression", "mask", "kin of a dict"],
+    ids=["masked", "shifted", "seq2seq", "class", "regression", "mask", "kin of a dict"],
 )
 def test_tokens_are_what_the_model_is_asked_for(batch, units):
-    """The first token of a row is never predicted by a causal model: nobody counts it."""
-    assert count_tokens(batch) == units
+    """By a model that does not shift its labels: each of them but -100."""
+    assert UnitCounter("tokens", lambda: [MASKED])(batch) == units
 
 
 @pytest.mark.parametrize("batch", [(IDS, COPIED), {"input_ids": IDS}, {"labels": [1]}, 3])

@@ -38,22 +38,35 @@ class Tokens(nn.Module):
         return self.head(self.mix(self.embedding(input_ids))[0])
 
 
+class CausalTokens(Tokens):
+    """The same, of a kind that shifts labels, as a model of transformers says it."""
+
+    loss_type = "ForCausalLM"
+
+
+class MaskedTokens(Tokens):
+    """The same, of a kind that does not."""
+
+    loss_type = "ForMaskedLM"
+
+
 class Texts(Dataset):
     """Rows of tokens as Hugging Face's collators make them, short and long ones.
 
     Args:
         causal: whether labels repeat the tokens, padded with -100; else some of them are asked
             for, and are others.
+        copied: whether they repeat them all the same.
     """
 
-    def __init__(self, *, causal: bool) -> None:
+    def __init__(self, *, causal: bool, copied: bool = False) -> None:
         generator = torch.Generator().manual_seed(3)
         self.tokens = torch.randint(11, (NUM_SAMPLES, 7), generator=generator)
         lengths = torch.randint(1, 8, (NUM_SAMPLES, 1), generator=generator)
         asked = torch.arange(7) < lengths
         if not causal:
             asked &= torch.rand(NUM_SAMPLES, 7, generator=generator) < 0.4
-        labels = self.tokens if causal else (self.tokens + 1) % 11
+        labels = self.tokens if causal or copied else (self.tokens + 1) % 11
         self.labels = torch.where(asked, labels, -100)
 
     def __len__(self) -> int:
@@ -143,8 +156,13 @@ FIXED = Fixed((14, 6, 4))  # rank 0 has the first 14 positions of each step
 CASES = {
     "ignored targets": Case(),
     "class weights": Case(weighted_loss, class_weights),
-    "tokens of a masked model": Case(masked_lm, "tokens", lambda: Texts(causal=False), Tokens),
-    "tokens of a causal model": Case(causal_lm, "tokens", lambda: Texts(causal=True), Tokens),
+    "tokens of a masked model": Case(
+        masked_lm, "tokens", lambda: Texts(causal=False), MaskedTokens
+    ),
+    "tokens of a causal model": Case(causal_lm, "tokens", lambda: Texts(causal=True), CausalTokens),
+    "tokens of a model that copies": Case(
+        masked_lm, "tokens", lambda: Texts(causal=False, copied=True), MaskedTokens
+    ),
     "a sum": Case(summed_loss, "samples", reduction="sum"),
     "micro-batches of a sum": Case(summed_loss, "samples", reduction="sum", steps=True),
     "micro-batches": Case(steps=True),

@@ -1,60 +1,183 @@
-"""Whether a loss divides by `num_items_in_batch`, as Trainer takes for granted."""
+"""What the loss of a `Trainer` divides by: found out once, on the first batch."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 
 from ..exceptions import invalid
+from ..torch._model._units import shifting
 
-_REMEDY = (
-    "Set `model.accepts_loss_kwargs = False` before the trainer is made: then the loss counts as a "
-    "mean over samples, or over the `unit` in `balancing`."
-)
+Divisor = Literal["items", "labels", "shifted labels", "samples"]
+
+_IGNORED = -100  # what every Hugging Face loss leaves out, and `num_items_in_batch` as well
+_OWN: tuple[Divisor, ...] = ("labels", "shifted labels", "samples")
+_ROUNDING = 1e-6  # of losses, relative; less than that tells nothing
+_SAME = 1e-4
 
 
-def check_normalised(trainer: Any, batch: Any, num_items: Any) -> None:
-    """Raise if the loss of ``batch`` does not change with the number that it is to be divided by.
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    r"""What this rank's part of the first batch says; zeros where it says nothing.
 
-    Two forwards without gradient, in evaluation mode, on the model beneath DDP. Some models accept
-    loss keywords and leave them unread, as for regression: theirs is a mean over the rank's own
-    samples, and plain training is then off as soon as ranks hold unlike numbers of targets.
+    The loss $L$ of the whole part is compared with $\sum_i s_i L_i$ of two pieces of it, where
+    $s_i$ are shares of the samples or of the targets.
+
+    Attributes:
+        loss: of the part.
+        listens: how far the loss changes with twice as many items.
+        off: distances of the sums weighted by labels, shifted labels and samples.
+    """
+
+    loss: float = 0.0
+    listens: float = 0.0
+    off: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+
+def count(batch: Any, num_samples: int, divisor: Divisor) -> int | None:
+    """Return what a loss over ``batch`` divides by; None where labels are no classes."""
+    if divisor == "samples":
+        return num_samples
+    fields = batch if isinstance(batch, Mapping) else {}
+    labels = fields.get("shift_labels", fields.get("labels"))
+    if not isinstance(labels, torch.Tensor) or labels.is_floating_point():
+        return None
+    if divisor == "shifted labels" and "shift_labels" not in fields:
+        labels = labels[..., 1:]
+    return int((labels != _IGNORED).sum())
+
+
+def divisor_of(trainer: Any, batch: Any, num_samples: int, num_items: Any) -> Divisor | None:
+    """Return what the loss divides by. Collective: all ranks come to the same result.
+
+    ``"items"``: the ``num_items_in_batch`` of all ranks, as Trainer takes for granted.
+    The others: those in the forward alone, as the losses of many models for classification do,
+    which accept ``num_items_in_batch`` and leave it unread. A few forwards without gradient tell,
+    in evaluation mode, on the model beneath DDP; where this batch fits several, the kind of the
+    model does. None: no rank has a loss other than 0 in this batch.
 
     Args:
         trainer: that trains.
-        batch: of one forward; its device does not matter.
-        num_items: targets of the step over all ranks; None where Trainer could not count them.
+        batch: of one forward of this rank; its device does not matter.
+        num_samples: in it; 0 where the rank has none, which then learns from the others.
+        num_items: targets of the step over all ranks; None where Trainer does not count them.
 
     Raises:
-        ValueError: it does not, or there is no number.
+        ValueError: it divides by none of them.
     """
-    where = f"{type(trainer).__name__}(model=...)"
-    if num_items is None:
+    found = _look(trainer, batch, num_samples, num_items) if num_samples else Evidence()
+    loss, listens, *distances = _summed(trainer, found)
+    if not loss:
+        return None
+    if listens > _SAME * loss:
+        return "samples" if num_items is None else "items"
+    off = dict(zip(_OWN, distances, strict=True))
+    least = min(distances)
+    if least > _tolerance(trainer) * loss:
         raise invalid(
-            where,
-            "be trained on batches whose targets Trainer can count, under `labels`",
-            f"a batch with {sorted(map(str, batch))}",
-            _REMEDY,
+            f"{type(trainer).__name__}(model=...)",
+            "have a loss that is divided by `num_items_in_batch`, by its own targets or by its "
+            "own samples",
+            "another one",
+            "Set `model.accepts_loss_kwargs = False` before the trainer is made, and "
+            '`balancing={"unit": function}`, which returns what the loss of a batch divides by.',
         )
-    once, twice = (_loss(trainer, batch, factor * num_items) for factor in (1, 2))
-    if once and math.isfinite(once) and math.isclose(once, twice, rel_tol=1e-4):
-        raise invalid(
-            where,
-            "have a loss that is divided by `num_items_in_batch`, which is given to it",
-            f"a loss of {once:.6g}, and {twice:.6g} for twice as many items",
-            _REMEDY,
-        )
+    fitting = [name for name in _OWN if off[name] <= least + _ROUNDING * loss]
+    usual = _usual(trainer, batch)
+    return usual if usual in fitting else fitting[0]
+
+
+def _usual(trainer: Any, batch: Any) -> Divisor:
+    """Return what the kind of the model, and of its labels, let expect."""
+    if count(batch, 0, "labels") is None:
+        return "samples"
+    shifts = shifting(trainer.accelerator.unwrap_model(trainer.model_wrapped))
+    return "shifted labels" if shifts or trainer._loss_shifts_labels else "labels"
+
+
+def _look(trainer: Any, batch: Any, num_samples: int, num_items: Any) -> Evidence:
+    """Compute the loss of a batch for two numbers of items, and of two pieces of it."""
+    given = [None, None] if num_items is None else [num_items, 2 * num_items]
+    once, twice = (_loss(trainer, batch, items) for items in given)
+    if not (once and math.isfinite(once) and math.isfinite(twice)):
+        return Evidence()
+    if abs(once - twice) > _SAME * abs(once):
+        return Evidence(abs(once), abs(once - twice))
+    whole = _loss(trainer, batch, None)
+    if not _has_rows(batch, num_samples):
+        return Evidence(abs(whole))
+    rows = [_rows(batch, i, i + 1) for i in range(num_samples)]
+    counts = [[count(row, 1, divisor) for row in rows] for divisor in _OWN]
+    cut = _cut(counts[0], num_samples)
+    losses = [_loss(trainer, _rows(batch, *ends), None) for ends in ((0, cut), (cut, num_samples))]
+    by_labels, by_shifted, by_samples = (_distance(whole, losses, each, cut) for each in counts)
+    return Evidence(abs(whole), 0.0, (by_labels, by_shifted, by_samples))
 
 
 def _loss(trainer: Any, batch: Any, num_items: Any) -> float:
     model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
-    trains = model.training
+    trains, device = model.training, trainer.args.device
     model.eval()
     try:
-        with torch.no_grad(), trainer.compute_loss_context_manager():
+        with (
+            torch.random.fork_rng([device] if device.type == "cuda" else []),
+            torch.no_grad(),
+            trainer.compute_loss_context_manager(),
+        ):
+            torch.manual_seed(0)  # what is drawn in evaluation mode too is drawn alike
             inputs = trainer._prepare_inputs(dict(batch))
             return float(trainer.compute_loss(model, inputs, num_items_in_batch=num_items))
     finally:
         model.train(trains)
+
+
+def _summed(trainer: Any, found: Evidence) -> list[float]:
+    row = torch.tensor([found.loss, found.listens, *found.off], device=trainer.args.device)
+    total: list[float] = trainer.accelerator.reduce(row, reduction="sum").tolist()
+    return total
+
+
+def _has_rows(batch: Any, num_samples: int) -> bool:
+    """Tell whether a batch can be cut: packed ones, and those of one sample, cannot."""
+    tensors = [value for value in batch.values() if isinstance(value, torch.Tensor) and value.ndim]
+    return num_samples > 1 and all(len(tensor) == num_samples for tensor in tensors)
+
+
+def _rows(batch: Any, first: int, end: int) -> dict[str, Any]:
+    return {
+        name: value[first:end] if isinstance(value, torch.Tensor) and value.ndim else value
+        for name, value in batch.items()
+    }
+
+
+def _cut(counts: Sequence[int | None], num_samples: int) -> int:
+    """Return where shares of the targets and of the samples differ most."""
+    known = [each or 0 for each in counts]
+    total = sum(known) or 1
+    return max(
+        range(1, num_samples),
+        key=lambda cut: (abs(sum(known[:cut]) / total - cut / num_samples), -cut),
+    )
+
+
+def _distance(
+    whole: float, losses: Sequence[float], counts: Sequence[int | None], cut: int
+) -> float:
+    """Return how far two pieces' losses, each by its share, are from the whole one."""
+    known = [each for each in counts if each is not None]
+    if len(known) < len(counts):
+        return math.inf
+    shares = sum(known[:cut]), sum(known[cut:])
+    parts = [loss * share for loss, share in zip(losses, shares, strict=True) if share]
+    off = abs(whole - sum(parts) / sum(shares)) if parts else math.inf
+    return off if math.isfinite(off) else abs(whole)  # a mean over no targets is no number
+
+
+def _tolerance(trainer: Any) -> float:
+    is_short = trainer.args.bf16 or trainer.args.fp16
+    kinds = {parameter.dtype for parameter in trainer.model.parameters()}
+    return 2e-2 if is_short or kinds & {torch.bfloat16, torch.float16} else _SAME

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -66,43 +67,47 @@ class Portion(dict[str, torch.Tensor]):
             yield forward
 
 
-def portions(step: Step, num_portions: int, *, main_input: str) -> list[Portion]:
+def portions(
+    step: Step, batches: Sequence[Any], num_portions: int, *, main_input: str
+) -> list[Portion]:
     """Return the step's forwards in ``num_portions`` portions, at least 1.
-
-    Stand-ins of weight 0 have their labels masked: they are in no count and in no loss.
 
     Args:
         step: of a loop over ``loader.steps()``.
+        batches: of its micro-batches, as they are to be trained on.
         num_portions: as many as Trainer counts batches.
         main_input: what the model calls its input, such as ``input_ids``.
     """
-    parts = step.micro_batches
-    for part in parts:
-        if not part.num_samples:
-            _mask(part.batch)
-    last = len(parts) - 1
-    forwards = [Forward(p.batch, p.num_samples, i == last) for i, p in enumerate(parts)]
-    ends = [len(parts) * number // num_portions for number in range(num_portions + 1)]
+    counts = [part.num_samples for part in step.micro_batches]
+    last = len(counts) - 1
+    forwards = [
+        Forward(batch, count, i == last)
+        for i, (batch, count) in enumerate(zip(batches, counts, strict=True))
+    ]
+    ends = [len(counts) * number // num_portions for number in range(num_portions + 1)]
     shared = iter(step)
-    names = [name for name in (main_input, _MASK) if name in parts[0].batch]
+    names = [name for name in (main_input, _MASK) if name in batches[0]]
     return [
         Portion(
             forwards[begin:end],
             shared,
-            {name: _flat(forwards[begin:end], name, parts[0].batch[name]) for name in names},
+            {name: _flat(forwards[begin:end], name, batches[0][name]) for name in names},
             step.global_num_samples,
         )
         for begin, end in pairwise(ends)
     ]
 
 
-def _mask(batch: Any) -> None:
-    if not isinstance(batch, MutableMapping):
-        return
+def masked(part: Any) -> Any:
+    """Return a micro-batch's batch; of a stand-in a copy without targets, for no count to see."""
+    if part.num_samples or not isinstance(part.batch, MutableMapping):
+        return part.batch
+    batch = copy(part.batch)
     for name in ("labels", "shift_labels"):
         labels = batch.get(name)
         if isinstance(labels, torch.Tensor) and not labels.is_floating_point():
             batch[name] = torch.full_like(labels, _IGNORED)
+    return batch
 
 
 def _flat(forwards: Sequence[Forward], name: str, like: torch.Tensor) -> torch.Tensor:

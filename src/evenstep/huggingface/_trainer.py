@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -9,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ..exceptions import invalid
-from ..torch import Balancer
+from ..exceptions import EvenstepWarning, invalid
+from ..torch import Balancer, Step
 from ._checks import check_accelerator, check_model
-from ._normalised import check_normalised
-from ._portions import Portion, portions
+from ._normalised import Divisor, divisor_of
+from ._portions import Portion, masked, portions
 from ._training_data import Epochs, TrainingData
+from ._weighing import total_of, weight_of, weighted
 
 if TYPE_CHECKING:
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
         compute_loss_func: Any
         loss_is_scaled_for_ga: bool | None
         current_gradient_accumulation_steps: int
+        _tr_loss: torch.Tensor
 
         def __init__(self, *args: Any, **kwargs: Any) -> None: ...
         def train(self, *args: Any, **kwargs: Any) -> Any: ...
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
         def training_step(
             self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None
         ) -> torch.Tensor: ...
+        def _finalize_training(self, *args: Any, **kwargs: Any) -> Any: ...
 
 else:
     _Trainer = object
@@ -63,9 +67,11 @@ class BalancedMixin(_Trainer):
 
     Where `Trainer` divides the loss by the ``num_items_in_batch`` of all ranks, which it does for
     models that accept loss keywords and for a ``compute_loss_func``, its gradient is exact for any
-    split, and nothing is weighted a second time. Otherwise the loss is a mean over the rank's
-    samples, or over the ``unit`` in ``balancing``, and is weighted at the model's output. A loss
-    that was to divide by ``num_items_in_batch``, and does not, is refused in the first step.
+    split, and nothing is weighted a second time. A loss that was to divide by it, and does not,
+    as in many models for classification, is found out in the first step and weighted by what it
+    divides by instead: its samples, or its own targets. Where `Trainer` has no such rule, the loss
+    is a mean over the rank's samples, or over the ``unit`` in ``balancing``, and is weighted at
+    the model's output.
 
     Resuming from a checkpoint of `Trainer` goes on at the next step, within an epoch too, with as
     many processes as before.
@@ -92,6 +98,8 @@ class BalancedMixin(_Trainer):
         _check_arguments(self.args, scaled=self._is_scaled())
         self._data: TrainingData | None = None
         self._num_begun = 0
+        self._divisor: Divisor | None = None
+        self._total: Any = None  # of what a step's losses divide by, over the ranks by their number
 
     @property
     def balancer(self) -> Balancer | None:
@@ -122,6 +130,7 @@ class BalancedMixin(_Trainer):
             options=self._balancing,
         )
         self._num_begun = 0
+        self._divisor = None
         return Epochs(self._data)
 
     def get_batch_samples(
@@ -138,13 +147,17 @@ class BalancedMixin(_Trainer):
         )
         if step is None:
             return [], None
-        main_input = getattr(self.model, "main_input_name", "input_ids")
-        handed_out: list[Any] = portions(step, num_batches, main_input=main_input)
-        batches = [part.batch for part in step.micro_batches]
+        batches = [masked(part) for part in step.micro_batches]
         _, num_items = super().get_batch_samples(iter(batches), len(batches), device)
-        if self._is_scaled() and not self._num_begun:
-            check_normalised(self, batches[0], num_items)
+        if self._is_scaled() and self._divisor is None:
+            self._divisor = self._found_divisor(step, num_items)
+        if self._divides_by() != "items":
+            # A mean over a stand-in is a number only with its targets; its weight is 0.
+            batches = [part.batch for part in step.micro_batches]
+            self._total = total_of(self, step, self._divisor or "samples")
         self._num_begun += 1
+        main_input = getattr(self.model, "main_input_name", "input_ids")
+        handed_out: list[Any] = portions(step, batches, num_batches, main_input=main_input)
         return handed_out, num_items
 
     def training_step(
@@ -154,17 +167,47 @@ class BalancedMixin(_Trainer):
         if not isinstance(inputs, Portion):
             return super().training_step(model, inputs, num_items_in_batch)
         total = torch.zeros((), device=self.args.device)
-        scaled = self._is_scaled()
-        if not scaled:
+        divisor = self._divides_by()
+        given = num_items_in_batch if divisor == "items" else None
+        if divisor != "items":
             # What Trainer divides by; every forward has its weight in the whole step already.
             self.current_gradient_accumulation_steps = 1
         for forward in inputs.forwards():
-            with nullcontext() if forward.is_last else self.accelerator.no_sync(model):
-                loss = super().training_step(model, forward.batch, num_items_in_batch)
-            if forward.num_samples:  # the loss of a stand-in may be a mean over nothing
-                share = forward.num_samples / inputs.global_num_samples
-                total = total + loss * (1 if scaled else share * self.accelerator.num_processes)
+            weight = 1
+            if divisor != "items":
+                weight = weight_of(forward, divisor or "samples", self._total)
+            at_loss = nullcontext() if divisor in (None, "items") else weighted(self, weight)
+            with nullcontext() if forward.is_last else self.accelerator.no_sync(model), at_loss:
+                loss = super().training_step(model, forward.batch, given)
+            # A mean over nothing is no number, and weighs 0; a weight in a tensor is none of 0.
+            if forward.num_samples and (torch.is_tensor(weight) or weight):
+                total = total + loss * (1 if divisor else weight)
         return total
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        """Have `Trainer` end with the mean of all ranks since the last log, not with its own."""
+        if self._data is not None:
+            self._tr_loss = self.accelerator.reduce(self._tr_loss, reduction="mean")
+        return super()._finalize_training(*args, **kwargs)
+
+    def _found_divisor(self, step: Step, num_items: Any) -> Divisor | None:
+        """Look at the first batch. Collective."""
+        first = step.micro_batches[0]
+        found = divisor_of(self, first.batch, first.num_samples, num_items)
+        if found not in (None, "items") and self.args.gradient_accumulation_steps > 1:
+            warnings.warn(
+                f"The loss of {type(self.model).__name__} is a mean over a batch's own {found}, "
+                f"which Trainer takes for divided by `num_items_in_batch`: plain, it adds up the "
+                f"{self.args.gradient_accumulation_steps} accumulated means. Here the gradient is "
+                f"that of their mean, as with `model.accepts_loss_kwargs = False`.",
+                EvenstepWarning,
+                stacklevel=2,
+            )
+        return found
+
+    def _divides_by(self) -> Divisor | None:
+        """Return what the loss divides by; None where the balancer knows and weights."""
+        return self._divisor or ("items" if self._is_scaled() else None)
 
     def _is_scaled(self) -> bool:
         """Tell whether the loss is divided by the targets of the whole step: Trainer's own rule."""

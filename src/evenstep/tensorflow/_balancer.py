@@ -253,6 +253,7 @@ class Balancer:
             global_batch_size=self._global_batch_size,
             drop_remainder=drop_remainder,
             conductor=self._link.conductor,
+            compare=self._link.compare,
         )
         job = Job(
             self._workers.world_size,

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
 from typing import Any, Protocol
 
 import tensorflow as tf
 from tensorflow.python.eager import context  # not public: it has the coordination service
 
 from ..exceptions import invalid
+
+_LOOK_S = 1.0
 
 
 class Board(Protocol):
@@ -18,8 +21,8 @@ class Board(Protocol):
     def put(self, name: str, value: Any) -> None:
         """Put a plain value there."""
 
-    def get(self, name: str) -> Any:
-        """Return it, once it is there."""
+    def get(self, name: str, look: Callable[[], None] | None = None) -> Any:
+        """Return it, once it is there; look around while it is not."""
 
 
 class ServiceBoard:
@@ -42,21 +45,56 @@ class ServiceBoard:
         """Put a plain value there."""
         self._service.set_config_key_value(self._prefix + name, json.dumps(value))
 
-    def get(self, name: str) -> Any:
+    def get(self, name: str, look: Callable[[], None] | None = None) -> Any:
         """Return a value, once it is there.
+
+        Args:
+            name: of the value.
+            look: called once a second while it is not there; it may raise.
 
         Raises:
             ConnectionError: nobody put it there in time.
         """
-        try:
-            text = self._service.get_config_key_value(self._prefix + name, int(self._wait_s * 1000))
-        except tf.errors.OpError as error:
-            raise ConnectionError(
-                f"Nothing was heard from another worker within {self._wait_s:g} s ({name}). All "
-                f"workers have to begin to train together; where some take longer to get there, "
-                f"raise `Runtime(meeting_s=...)`."
-            ) from error
-        return json.loads(text)
+        until_s = monotonic() + self._wait_s
+        while True:
+            left_s = until_s - monotonic()
+            wait_s = left_s if look is None else min(left_s, _LOOK_S)
+            try:
+                text = self._service.get_config_key_value(
+                    self._prefix + name, max(int(wait_s * 1000), 1)
+                )
+                return json.loads(text)
+            except tf.errors.OpError as error:
+                if look is not None:
+                    look()
+                if isinstance(error, tf.errors.DeadlineExceededError) and monotonic() < until_s:
+                    continue
+                raise ConnectionError(
+                    f"Nothing was heard from another worker within {self._wait_s:g} s ({name}). "
+                    f"All workers have to begin to train together; where some take longer to get "
+                    f"there, raise `Runtime(meeting_s=...)`."
+                ) from error
+
+
+def gathered(
+    board: Board, rank: int, world_size: int, name: str, value: Any, look: Callable[[], None]
+) -> list[Any]:
+    """Return what every rank gives, on every rank. Collective.
+
+    Args:
+        board: theirs.
+        rank: this process.
+        world_size: number of workers.
+        name: of the values, not used before.
+        value: a plain one.
+        look: called once a second while others are late.
+    """
+    board.put(f"{name} of rank {rank}", value)
+    if rank == 0:
+        said = [board.get(f"{name} of rank {peer}", look) for peer in range(world_size)]
+        board.put(name, said)
+    result: list[Any] = board.get(name, look)
+    return result
 
 
 def check_alike(board: Board, rank: int, world_size: int, settings: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ from .._types import IntArray
 from ..control import Plan
 from ..exceptions import invalid
 from ..order import Deal
+from ._drift import Row
 from ._source import AbstractSource
 
 
@@ -90,6 +91,7 @@ class Batches:
         global_batch_size: samples of a full step.
         drop_remainder: whether to leave out a short last step.
         conductor: returns whom to ask for plans.
+        compare: compares what workers have read, at the end of an epoch. Collective.
         clock: seconds that only grow.
 
     Attributes:
@@ -108,6 +110,7 @@ class Batches:
         global_batch_size: int,
         drop_remainder: bool,
         conductor: Callable[[], Conductor],
+        compare: Callable[[list[Row]], None],
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         full, rest = divmod(source.num_samples, global_batch_size)
@@ -127,6 +130,7 @@ class Batches:
         self._world_size = world_size
         self._global_batch_size = global_batch_size
         self._conductor = conductor
+        self._compare = compare
         self._clock = clock
         self._deal: Deal | None = None
         self._next = Position()
@@ -179,10 +183,20 @@ class Batches:
             began_s = self._clock()
             batch = self._source.take(num_samples, slots)
             data_s = self._clock() - began_s
+            if step == self.num_steps - 1:
+                self._compare_epoch()
             self._handed_out = Position(begun.epoch, step)
             conductor.begin_step(len(slots), global_num_samples=num_samples, data_s=data_s)
             yield batch
         conductor.end_epoch()
+
+    def _compare_epoch(self) -> None:
+        """Raise before the last batch of an epoch if workers have read other samples in it."""
+        last = self.tail_size or self._global_batch_size
+        in_steps = self._global_batch_size * (self.num_steps - 1) + last
+        rows = self._source.end(self.form.num_samples - in_steps)
+        if rows is not None and self._world_size > 1:
+            self._compare(rows)
 
     def _slots(self, plan: Plan, *, is_short: bool) -> IntArray:
         if is_short:
@@ -215,31 +229,48 @@ def distributed(
         stopwatch: measures the mapping.
     """
 
-    def make(_: Any) -> tf.data.Dataset:
-        rows = tf.nest.map_structure(
-            lambda spec: tf.TensorSpec((None, *spec.shape), spec.dtype), signature
-        )
+    rows = tf.nest.map_structure(
+        lambda spec: tf.TensorSpec((None, *spec.shape), spec.dtype), signature
+    )
+
+    def make(*functions: Callable[..., Any]) -> tf.data.Dataset:
         data = tf.data.Dataset.counter().map(_called(batches, rows))
         data = data.take_while(lambda is_one, batch: is_one)
         data = data.map(lambda is_one, batch: batch)
         if map_fn is not None:
             data = data.map(_mapped(map_fn, signature, num_parallel, stopwatch))
+        for function in functions:
+            data = data.map(function)
         options = tf.data.Options()
         options.autotune.enabled = False
         options.experimental_optimization.inject_prefetch = False
         return data.with_options(options)
 
+    return _unbuffered(make, strategy, num_steps)
+
+
+def _unbuffered(
+    make: Callable[..., tf.data.Dataset],
+    strategy: tf.distribute.Strategy,
+    num_steps: int,
+    *functions: Callable[..., Any],
+) -> Any:
+    """Return what ``make`` makes of some functions on batches, as ``strategy`` wants it."""
     # A buffer would hold batches of plans that are old by the time they are trained on.
     unbuffered = tf.distribute.InputOptions(
         experimental_fetch_to_device=False, experimental_per_replica_buffer_size=0
     )
-    data = strategy.distribute_datasets_from_function(make, unbuffered)
+    data = strategy.distribute_datasets_from_function(lambda _: make(*functions), unbuffered)
     # Not by `assert_cardinality`: an epoch that is resumed in the middle has fewer.
     data._cardinality = num_steps
     if isinstance(data, tf.data.Dataset):  # of a single worker
         data.cardinality = lambda: tf.constant(num_steps, tf.int64)
     # All workers have as many steps: nobody needs to be asked, in each of them, who has some left.
     data._enable_get_next_as_optional = False
+    # For `fit(class_weight=...)`, which maps batches to ones with weights, and then wants a buffer.
+    data.map = lambda function: _unbuffered(make, strategy, num_steps, *functions, function)
+    if functions:
+        data.prefetch = lambda buffer_size: data
     return data
 
 

@@ -13,6 +13,7 @@ from .._exchange._exchange import Exchange
 from ..control import Learnt, Plan
 from ._alone import Alone
 from ._conductor import StepConductor
+from ._drift import Row
 from ._run import Run
 
 _VERDICT_S = 2.0
@@ -76,6 +77,11 @@ class RunLink:
         if self._run is None:
             self._run = self._open_run()
         return self._run.conductor
+
+    def compare(self, rows: list[Row]) -> None:
+        """Compare what workers have read in an epoch, if there are several."""
+        if isinstance(self._run, Run):
+            self._run.compare(rows)
 
     def begin_forward(self) -> float:
         """Pass a forward on; return its weight."""

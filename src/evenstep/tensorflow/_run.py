@@ -14,8 +14,9 @@ from ..control import Job, Planner
 from ..events import Hook, RunEnded, RunStarted
 from ..policies import AbstractPolicy, reads_resources
 from ..telemetry import Fanout, Outlet, close_all, open_outlets
-from ._board import Board, ServiceBoard, check_alike
+from ._board import Board, ServiceBoard, check_alike, gathered
 from ._conductor import StepConductor
+from ._drift import Row, check_same_samples
 from ._estimates import Kept
 from ._exchange import TENSORFLOW, StepExchange
 from ._machine import MachineReader
@@ -71,7 +72,8 @@ class Run:
         # On every rank, though rank 0 alone uses it: what it refuses, all of them should hear.
         planner = Planner(settings.policy, settings.job)
         self._workers = workers
-        board = board or ServiceBoard(wait_s=runtime.meeting_s)
+        self._num_compared = 0
+        self._board = board = board or ServiceBoard(wait_s=runtime.meeting_s)
         check_alike(board, workers.rank, workers.world_size, settings.alike)
         self._outlets: list[Outlet] = []
         self._emit = self._open_sinks(settings)
@@ -112,6 +114,22 @@ class Run:
         self.exchange.start()
         if workers.rank == 0:
             self._lead(planner, settings)
+
+    def compare(self, rows: list[Row]) -> None:
+        """Compare what workers have read in an epoch. Collective.
+
+        Raises:
+            ValueError: some have read other samples.
+            WorkerLostError: a worker was lost meanwhile.
+        """
+        name = f"samples of epoch {self._num_compared}"
+        self._num_compared += 1
+
+        def look() -> None:  # whether somebody who is waited for was lost, or has ended the run
+            self.exchange.need_all(self.conductor.num_steps)
+
+        said = gathered(self._board, self._workers.rank, self._workers.world_size, name, rows, look)
+        check_same_samples(said)
 
     def close(self) -> None:
         """Say goodbye to the others, and have the sinks take what is left."""

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from .._types import IntArray
 from ..exceptions import invalid
+from ._drift import Row, Tally
 
 _BATCHED = ("Batch", "Rebatch")  # in the names of the stages that make batches
 _PASSING = ("Options", "Prefetch", "Repeat", "Take", "Skip", "Cache", "AssertCardinality")
@@ -43,6 +44,14 @@ class AbstractSource(abc.ABC):
         Args:
             num_samples: of the global step, which are passed over.
             slots: which of them are wanted, ascending.
+        """
+
+    @abc.abstractmethod
+    def end(self, num_left: int) -> list[Row] | None:
+        """Return checksums of the epoch; None where all workers have the same samples for sure.
+
+        Args:
+            num_left: samples at its end that are in no step.
         """
 
 
@@ -92,6 +101,9 @@ class ArraySource(AbstractSource):
         self._first += num_samples
         return tf.nest.map_structure(lambda array: array[rows], self._arrays)
 
+    def end(self, num_left: int) -> list[Row] | None:
+        return None
+
 
 @final
 class PipelineSource(AbstractSource):
@@ -115,6 +127,8 @@ class PipelineSource(AbstractSource):
         seeds = [tuple(map(int, stage)) for stage in map(_seeds, _stages(first)) if stage]
         self.order = f"the order of the pipeline, with the seeds {seeds}"
         self.content = str(self.signature)
+        kept = any("Cache" in type(stage).__name__ for stage in _stages(first))
+        self._tally = Tally(repeats=not kept)
         self._samples: Iterator[Any] = iter(())
 
     def begin(self, epoch: int, first: int) -> None:
@@ -127,14 +141,25 @@ class PipelineSource(AbstractSource):
                 "Other data is for another run, with a `Balancer` of its own.",
             )
         self._samples = pipeline.skip(first).as_numpy_iterator()
+        self._tally.begin()
 
     def take(self, num_samples: int, slots: IntArray) -> Any:
         wanted = set(slots.tolist())
-        samples = [next(self._samples) for _ in range(num_samples)]
+        samples = self._read(num_samples)
         kept = [sample for slot, sample in enumerate(samples) if slot in wanted]
         if kept:
             return tf.nest.map_structure(lambda *rows: np.stack(rows), *kept)
         return tf.nest.map_structure(_no_rows, self.signature)
+
+    def end(self, num_left: int) -> list[Row] | None:
+        self._read(num_left)
+        return self._tally.rows()
+
+    def _read(self, num_samples: int) -> list[Any]:
+        samples = [next(self._samples) for _ in range(num_samples)]
+        for sample in samples:
+            self._tally.add(sample)
+        return samples
 
     def _checked(self, epoch: int) -> tf.data.Dataset:
         pipeline = self._make(epoch)

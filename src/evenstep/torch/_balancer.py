@@ -86,10 +86,10 @@ class Balancer:
         policy: decides the sizes: a name (``"auto"``, ``"equal"``, ``"dynamic-batching"``,
             ``"lb-bsp-2020"``, ``"lbb"``), ``"module:Class"``, or a policy.
         unit: what the loss is a mean over: ``"samples"``; ``"tokens"``, the targets other than
-            -100 in batches as Hugging Face's collators make them; or a function that is given a
-            batch as the loop gets it and returns how much the loss divides by: its valid targets,
-            their class weights' sum. A forward then weighs by its units. Plans count samples
-            still.
+            -100 in batches as Hugging Face's collators make them, for models of transformers, whose
+            kind tells whether they shift labels; or a function that is given a batch as the loop
+            gets it and returns how much the loss divides by: its valid targets, their class
+            weights' sum. A forward then weighs by its units. Plans count samples still.
         loss_reduction: what the user's loss does over the units of a forward, ``"mean"`` or
             ``"sum"``. Nothing in the tensors tells them apart. A sum is left as plain DDP has it,
             which averages over ranks: the sum over the global batch over their number.
@@ -121,7 +121,9 @@ class Balancer:
         arguments.check_size(global_batch_size)
         self._global_batch_size = global_batch_size
         self._policy = checked_policy(policy)
-        self._counter = counter_of(unit, loss_reduction=loss_reduction)
+        self._models = PreparedModels()
+        modules = lambda: [model.module for model in self._models]  # noqa: E731
+        self._counter = counter_of(unit, loss_reduction=loss_reduction, modules=modules)
         self._bounds = bounds
         self._runtime = runtime
         self._run_dir = None if run_dir is None else Path(run_dir)
@@ -129,7 +131,6 @@ class Balancer:
         self._network = arguments.checked_network(network)
         self._reduction: Reduction | None = None
         self._weighting: Weighting | None = None
-        self._models = PreparedModels()
         self._watch = CompileWatch()
         self._loaders: list[BalancedLoader | StreamLoader] = []
         self._count = StepCount()

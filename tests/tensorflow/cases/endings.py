@@ -5,14 +5,17 @@ import time
 import warnings
 
 import keras
+import numpy as np
 import tensorflow as tf
 from common import (
+    NUM_SAMPLES,
     STRATEGY,
     TASK,
     Swing,
     balancer,
     case,
     compiled,
+    custom,
     data,
     model,
 )
@@ -129,6 +132,61 @@ def fixed_size():
     """A function that is traced for the size of one batch."""
     trained = balancer().prepare(model())
     tf.function(lambda x: trained(x, training=True))(tf.zeros((5, 4), tf.float64))
+
+
+def shuffled(seed=3):
+    return tf.data.Dataset.from_tensor_slices(data()).shuffle(NUM_SAMPLES, seed=seed)
+
+
+def fitted(source, **options):
+    """How many epochs of three a fit gets through, and the error that ends it."""
+    ended = []
+    watch = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: ended.append(epoch))
+    made = balancer()
+    trained = made.prepare(compiled())
+    try:
+        dataset = made.dataset(source, **options)
+        trained.fit(dataset, epochs=3, shuffle=False, verbose=0, callbacks=[watch])
+    except ValueError as error:
+        return {"epochs": len(ended), "said": str(error)}
+    finally:
+        made.close()
+    return {"epochs": len(ended), "said": None}
+
+
+@case
+def drift():
+    """Pipelines of which one worker reads another order, or other samples; and fine ones."""
+    peeked, in_a_loop = shuffled(), shuffled()
+    for rows in (peeked, in_a_loop):
+        if TASK == 0:
+            next(iter(rows))
+    later = shuffled()
+    noise = np.random.default_rng()  # of its own on every worker
+
+    def source(epoch):
+        if epoch == 1 and TASK == 2:
+            next(iter(later))
+        return later
+
+    def augment(x, y):
+        drawn = tf.numpy_function(lambda: noise.normal(size=4), [], tf.float64)
+        return x + tf.ensure_shape(drawn, x.shape), y
+
+    found = {
+        "peeked": fitted(peeked),
+        "peeked, without the remainder": fitted(peeked, drop_remainder=True),
+        "peeked later": fitted(source),
+        "sharded": fitted(tf.data.Dataset.from_tensor_slices(data(3 * NUM_SAMPLES)).shard(3, TASK)),
+        "peeked, augmented": fitted(peeked.map(augment)),
+        "augmented": fitted(shuffled().map(augment), drop_remainder=True),
+        "alike": fitted(shuffled()),
+    }
+    try:
+        custom(balancer(), [], num_epochs=2, source=in_a_loop)
+    except ValueError as error:
+        found["loop"] = {"epochs": 0, "said": str(error)}
+    return found
 
 
 class Die(keras.callbacks.Callback):

@@ -124,6 +124,32 @@ def outputs():
     }
 
 
+@case
+def class_weight():
+    """Classes that count unlike, which Keras turns into weights of samples."""
+    x, y = data()
+    classes = (y[:, 0] > 0).astype(int) + (y[:, 0] > 1)
+    with STRATEGY.scope():
+        keras.utils.set_random_seed(0)
+        trained = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+        trained.compile(
+            keras.optimizers.SGD(0.05, momentum=0.9),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+            weighted_metrics=["accuracy"],
+        )
+    settings = {"epochs": 5, "shuffle": False, "verbose": 0, "class_weight": {0: 0.3, 2: 4.0}}
+    if STRATEGY.num_replicas_in_sync == 1:  # plain Keras, without evenstep
+        batches = tf.data.Dataset.from_tensor_slices((x, classes)).batch(BATCH_SIZE)
+        history = trained.fit(batches, **settings)
+    else:
+        with balancer() as made:
+            trained = made.prepare(trained)
+            dataset = made.dataset((x, classes))
+            history = trained.fit(dataset, callbacks=[made.callback()], **settings)
+    return {"weights": weights(trained), "history": told(history)}
+
+
 class OwnStep(keras.Model):
     """A training step as Keras' guide writes one, with a mean of its own and a number."""
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, partial
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from ...exceptions import invalid
 
 Unit = Literal["samples", "tokens"] | Callable[[Any], float]
 
 _IGNORED = -100  # `ignore_index` of torch's cross entropy, and so of every Hugging Face model
+# Of transformers' `loss_type` and, where that is None, of its classes: their loss shifts labels.
+_SHIFTS = ("ForCausalLM", "ForConditionalGeneration", "CsmForConditionalGeneration")
+_SHIFTS_BY_NAME = ("GPT2LMHeadModel", "OpenAIGPTLMHeadModel", "CTRLLMHeadModel", "BertLMHeadModel")
 
 
 class UnitCounter:
@@ -24,10 +29,16 @@ class UnitCounter:
 
     Args:
         unit: ``"tokens"``, or a function of a batch as the loop gets it.
+        modules: returns the prepared models, which are asked once whether they shift labels.
     """
 
-    def __init__(self, unit: Literal["tokens"] | Callable[[Any], float]) -> None:
-        self._count = count_tokens if unit == "tokens" else unit
+    def __init__(
+        self,
+        unit: Literal["tokens"] | Callable[[Any], float],
+        modules: Callable[[], Iterable[nn.Module]] = tuple,
+    ) -> None:
+        shifts = cache(lambda: shifts_labels(modules()))
+        self._count = partial(count_tokens, shifts=shifts) if unit == "tokens" else unit
         assert callable(self._count)
 
     def __call__(self, batch: Any) -> float:
@@ -52,7 +63,9 @@ class UnitCounter:
         return units
 
 
-def counter_of(unit: Any, *, loss_reduction: str) -> UnitCounter | None:
+def counter_of(
+    unit: Any, *, loss_reduction: str, modules: Callable[[], Iterable[nn.Module]]
+) -> UnitCounter | None:
     """Return what counts ``unit`` in a batch; None for samples, which the loader knows.
 
     Raises:
@@ -74,18 +87,22 @@ def counter_of(unit: Any, *, loss_reduction: str) -> UnitCounter | None:
             repr(unit),
             "A sum counts every target once however the batch is split: leave `unit` out.",
         )
-    return UnitCounter(unit)
+    return UnitCounter(unit, modules)
 
 
-def count_tokens(batch: Any) -> int:
+def count_tokens(batch: Any, *, shifts: Callable[[], bool]) -> int:
     """Return the targets in a batch as Hugging Face's collators make them.
 
     The first of these that the mapping holds:
 
     - ``"shift_labels"``: those other than -100;
-    - ``"labels"``: those other than -100; where they repeat ``"input_ids"``, as a causal language
-      model's do, without the first of each row. Such a model predicts ``labels[..., 1:]``;
+    - ``"labels"``: those other than -100; without the first of each row where the model shifts
+      them, as a causal language model does: it predicts ``labels[..., 1:]``;
     - ``"attention_mask"``: the tokens that it marks.
+
+    Args:
+        batch: as the loop gets it.
+        shifts: tells whether the model shifts labels; asked only where that makes a difference.
 
     Raises:
         ValueError: the batch is no mapping, or holds none of them.
@@ -93,7 +110,7 @@ def count_tokens(batch: Any) -> int:
     fields = batch if isinstance(batch, Mapping) else {}
     targets = fields.get("shift_labels", fields.get("labels"))
     if isinstance(targets, torch.Tensor):
-        if "shift_labels" not in fields and _repeat(targets, fields.get("input_ids")):
+        if "shift_labels" not in fields and shifts():
             targets = targets[..., 1:]
         return int((targets != _IGNORED).sum())
     mask = fields.get("attention_mask")
@@ -108,8 +125,37 @@ def count_tokens(batch: Any) -> int:
     )
 
 
-def _repeat(labels: torch.Tensor, input_ids: Any) -> bool:
-    """Tell whether every label is the token that stands there: then the model shifts them."""
-    if not isinstance(input_ids, torch.Tensor) or input_ids.shape != labels.shape:
-        return False
-    return bool(((labels == input_ids) | (labels == _IGNORED)).all())
+def shifts_labels(modules: Iterable[nn.Module]) -> bool:
+    """Tell by the kind of the models whether their loss predicts ``labels[..., 1:]``.
+
+    Never by a batch: a model that copies its input has labels like a causal one's.
+
+    Raises:
+        ValueError: no model tells, or they differ.
+    """
+    outer = list(modules)
+    told = set(map(shifting, outer)) - {None}
+    if len(told) != 1:
+        raise invalid(
+            'Balancer(unit="tokens")',
+            "be used with a model of transformers, whose kind tells whether it shifts labels",
+            " and ".join(type(module).__name__ for module in outer) or "no model",
+            "Say which labels count: `Balancer(unit=lambda batch: (batch['labels'][..., 1:] != "
+            "-100).sum())` for a causal language model, `(batch['labels'] != -100)` for others.",
+        )
+    return bool(told.pop())
+
+
+def shifting(model: nn.Module) -> bool | None:
+    """Tell whether a model, or the outermost part of it that tells, shifts labels; else None."""
+    return next((told for told in map(_shifts, model.modules()) if told is not None), None)
+
+
+def _shifts(module: nn.Module) -> bool | None:
+    """Tell whether a module shifts labels, by transformers' own rule; None where it has none."""
+    kinds = {kind.__name__ for kind in type(module).__mro__}
+    loss_type = "ForCausalLM" if kinds & set(_SHIFTS_BY_NAME) else getattr(module, "loss_type", "")
+    if not isinstance(loss_type, str) or "For" not in loss_type:
+        return None
+    is_encoder_decoder = getattr(getattr(module, "config", None), "is_encoder_decoder", False)
+    return loss_type in _SHIFTS and not is_encoder_decoder
