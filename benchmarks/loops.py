@@ -106,12 +106,18 @@ def row_of(pattern: Pattern) -> Row:
 
 def rows(options: argparse.Namespace) -> Iterator[Row]:
     """Run every pattern whose steps last as long as their samples, or ten of them."""
-    patterns = [PATTERNS[name] for name in (QUICK if options.quick else PATTERNS)]
+    names = options.only or (QUICK if options.quick else PATTERNS)
+    patterns = [PATTERNS[name] for name in names]
     for pattern in patterns:
         if pattern.timed:
             progress(pattern.name)
             yield row_of(pattern)
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add a choice of patterns."""
+    parser.add_argument("--only", nargs="+", choices=list(PATTERNS), help="these alone")
+
+
 if __name__ == "__main__":
-    main(__doc__, rows)
+    main(__doc__, rows, add_options)

@@ -161,8 +161,9 @@ def _sleep(seconds_per_sample: float) -> Callable[[nn.Module, Any, Any], None]:
 
     def hook(module: nn.Module, given: Any, output: Any) -> None:
         first = output
-        while not isinstance(first, torch.Tensor):
-            first = next(iter(first.values())) if isinstance(first, dict) else first[0]
+        while not isinstance(first, torch.Tensor) or not first.ndim:  # past a loss among outputs
+            parts = first if isinstance(first, tuple | dict) else vars(first)
+            first = list(parts.values() if isinstance(parts, dict) else parts)[-1]
         sleep(seconds_per_sample * len(first))
 
     return hook

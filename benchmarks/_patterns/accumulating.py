@@ -211,7 +211,7 @@ PATTERNS = (
     Pattern(steps_prefetched_by_one, bounds=SMALL, num_samples=LONG, ahead=True),
     Pattern(accumulation_over_steps, bounds=SMALL, num_samples=LONG),
     Pattern(chunks_of_the_batch),
-    Pattern(splits_of_one_size),
+    Pattern(splits_of_one_size, timed=False),
     Pattern(two_backwards),
     Pattern(graph_retained),
     Pattern(many_epochs_over_one_batch, data=with_groups),

@@ -250,7 +250,7 @@ PATTERNS = (
     Pattern(accuracy_before_the_update),
     Pattern(accuracy_after_the_update),
     Pattern(gradients_accumulated_over_an_epoch),
-    Pattern(stopped_early),
+    Pattern(stopped_early, timed=False),
     Pattern(rates_scheduled, loader={"shuffle": True}),
     Pattern(model_compiled, models=(compiled,), timed=False),
     Pattern(features_collected, weighting="loss"),

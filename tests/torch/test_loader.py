@@ -7,6 +7,7 @@ import weakref
 from contextlib import contextmanager
 
 import pytest
+import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
 
 from evenstep.torch._data._loader import BalancedLoader
@@ -118,17 +119,37 @@ def test_cutting_is_fair(num_samples, limit):
     assert limit is None or (len(sizes) - 1) * limit < max(num_samples, 1)
 
 
-def test_only_one_iteration_at_a_time():
-    """An older one cannot go on, and says so."""
-    loader = alone(DataLoader(Items(8), batch_size=2))
-    older = iter(loader)
-    next(older)
-    newer = iter(loader)
-    next(newer)
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_loop_goes_on_after_another_one(num_workers, shuffle):
+    """A look at a batch by `next(iter(loader))`, say: each loop goes through its own order."""
+    loader = alone(DataLoader(Items(8), batch_size=2, shuffle=shuffle, num_workers=num_workers))
+    older, found = iter(loader), []
+    for _ in range(2):
+        found += next(older)[0].tolist()
+        newer = iter(loader)
+        first = [next(newer)[0].tolist() for _ in range(3)]
+        found += next(older)[0].tolist()
+        looked = next(iter(loader))[0].tolist()
+        assert shuffle or (first, looked) == ([[0, 1], [2, 3], [4, 5]], [0, 1])
+    loader.close()
 
-    with pytest.raises(RuntimeError, match="iterated anew"):
-        next(older)
-    assert next(newer)[0].tolist() == [2, 3]
+    assert sorted(found) == list(range(8))
+    assert shuffle or found == list(range(8))
+
+
+def test_the_state_is_that_of_the_loop_that_goes_on():
+    """A checkpoint after a look at a batch resumes the loop, and not the look."""
+    loader = alone(DataLoader(Items(8), batch_size=2))
+    loop = iter(loader)
+    next(loop)
+    before = loader.state_dict()
+    next(iter(loader))
+
+    after = loader.state_dict()
+
+    differing = {name for name in before if after[name] != before[name]}
+    assert differing == {"steps_of_run", "checksum"}  # the look was a step of the run
 
 
 def test_a_closed_loader_ends_the_loop_under_way():

@@ -30,7 +30,7 @@ def test_a_loop_is_exact_or_refused_with_its_remedy(found, name):
     outcome, remedy = found[name], PATTERNS[name].remedy
 
     if remedy is not None and outcome.kind == "refused":
-        assert all(remedy in text for text in outcome.texts)
+        assert any(remedy in text for text in outcome.texts)  # others may name that rank instead
     else:
         assert outcome.kind == "exact", (outcome.error, outcome.texts)
         assert outcome.error <= EXACT

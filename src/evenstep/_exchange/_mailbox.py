@@ -14,7 +14,9 @@ from ._channel import StarChannel
 from ._unit_sums import Owner
 
 Key = tuple[int, int, int]
-"""Whose integers, of which round, and which of them. What is older than a round is over."""
+"""Whose integers, of which round, and which of them."""
+
+_KEPT_ROUNDS = 8  # a loop may be left for another one, and gone on with
 
 _KINDS = ("<u1", "<u2", "<u4", "<i8")
 
@@ -97,7 +99,8 @@ class Mailbox:
         with self._changed:
             if key not in self._here:
                 self._await(key)
-            for old in [one for one in self._here if one[0] == key[0] and one[1] < key[1]]:
+            kind, newest = key[0], key[1] - _KEPT_ROUNDS
+            for old in [one for one in self._here if one[0] == kind and one[1] < newest]:
                 del self._here[old]
             return self._here.pop(key)
 

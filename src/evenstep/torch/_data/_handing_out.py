@@ -25,20 +25,29 @@ class StepLoader(Protocol):
 class HandingOut:
     """What loaders do alike, whatever they read from: begin and end loops, count and announce.
 
-    A loader stands at one place, so only the newest loop over it can go on.
+    A loader stands at one place, that of the newest loop. A loop before it may take it over again,
+    as after ``next(iter(loader))`` for a look at a batch.
 
     Args:
         listener: whom to tell how a step goes.
         count: steps of the run so far.
 
     Attributes:
-        newest: number of the loop that may go on, from 1; after ``cut_off``, of none.
+        current: number of the loop that the loader stands at, from 1.
     """
 
     def __init__(self, listener: StepListener, count: StepCount) -> None:
         self._listener = listener
         self._count = count
-        self.newest = 0
+        self.current = 0
+        self._num_begun = 0
+        self._cut_off = 0  # loops up to this one cannot go on
+        self._open: set[int] = set()
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether a loop was begun and is not over."""
+        return bool(self._open)
 
     @contextmanager
     def loop(self, end: Callable[[], None], *, cuts: bool) -> Iterator[int]:
@@ -49,29 +58,45 @@ class HandingOut:
             cuts: whether it is a loop over ``loader.steps()``.
         """
         end()  # of a loop that was left and is still referred to
-        self.newest += 1
-        number = self.newest
+        self._num_begun += 1
+        self.current = number = self._num_begun
+        self._open.add(number)
         try:
             self._listener.begin_epoch(cuts=cuts)
             yield number
         finally:
-            if self.newest == number:  # not if another loop has begun meanwhile
+            self._open.discard(number)
+            if self.current == number:  # not if another loop has begun meanwhile
                 end()
-                self._listener.end_epoch()
+                if not self._open:
+                    self._listener.end_epoch()
 
     def cut_off(self) -> None:
-        """Have the loop under way not go on."""
-        self.newest += 1
+        """Have the loops under way not go on."""
+        self._cut_off = self._num_begun
+        self._open.clear()
+
+    def takes_over(self, number: int) -> bool:
+        """Have the loop of this number go on; return whether another one has begun meanwhile.
+
+        Raises:
+            RuntimeError: the loader was closed.
+        """
+        if number <= self._cut_off:
+            raise RuntimeError("the loader was closed, so this iteration cannot go on")
+        before, self.current = self.current, number
+        return before != number
 
     def check(self, number: int) -> None:
-        """Raise unless the loop of this number may go on.
+        """Raise unless the loop of this number may go on, where none can be taken over.
 
         Raises:
             RuntimeError: it may not.
         """
-        if number != self.newest:
+        if number <= self._cut_off or number != self.current:
             raise RuntimeError(
-                "the loader was closed or iterated anew, so this iteration cannot go on"
+                "the loader was closed or iterated anew, so this iteration cannot go on: what was "
+                "read of a stream is gone. Make another loader for a look at its samples."
             )
 
     def next_step(

@@ -19,7 +19,7 @@ from ._assemble import pinner_of
 from ._claimed import Claimed
 from ._handing_out import HandingOut, batches_of
 from ._loader_state import OrderedForm
-from ._order import GlobalOrder, ShareInts, num_steps_of
+from ._order import GlobalOrder, Place, ShareInts, num_steps_of
 from ._plans import PlanBook
 from ._prefetch import PrefetchSource
 from ._protocols import PlanSource, StepListener
@@ -223,19 +223,39 @@ class BalancedLoader:
         self._source.close()
 
     def _steps(self, *, whole: bool) -> Generator[Step, None, None]:
+        outer = self._place() if self._handing_out.is_nested else None
         with self._handing_out.loop(self._end_epoch, cuts=not whole) as loop:
-            self._begin_epoch()
-            spans = self._spans()
-            self._advance(next(self._spans(), None))
-            # The book's, as the source must not keep the loader alive.
-            self._source.begin(
-                self._order.blocks.indices,
-                self._spans(),
-                partial(self._book.share, whole=whole),
-            )
-            for span in spans:
-                yield self._take(span, whole=whole)
-                self._handing_out.check(loop)
+            try:
+                self._begin_epoch()
+                spans = self._begin_steps(whole=whole)
+                while (span := next(spans, None)) is not None:
+                    step, place = self._take(span, whole=whole), self._place()
+                    yield step
+                    del step  # its batch is the loop's alone
+                    if self._handing_out.takes_over(loop):
+                        self._return_to(place)
+                        spans = self._begin_steps(whole=whole)
+            finally:
+                if outer is not None and self._handing_out.current == loop:
+                    self._return_to(outer)
+
+    def _begin_steps(self, *, whole: bool) -> Iterator[StepSpan]:
+        """Have the steps from here on fetched, and return them."""
+        self._advance(next(self._spans(), None))
+        # The book's, as the source must not keep the loader alive.
+        share_of = partial(self._book.share, whole=whole)
+        self._source.begin(self._order.blocks.indices, self._spans(), share_of)
+        return self._spans()
+
+    def _place(self) -> tuple[Place, int, int]:
+        return self._order.place(), self._num_begun, self._num_taken
+
+    def _return_to(self, place: tuple[Place, int, int]) -> None:
+        """Go on where a loop was left for another one."""
+        self._source.end()
+        order, self._num_begun, self._num_taken = place
+        self._order.return_to(order)
+        self._source.open()
 
     def _form(self) -> OrderedForm:
         return OrderedForm(self._global_batch_size, self._order.num_samples, self._num_steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 from zlib import crc32
@@ -27,6 +28,23 @@ _LEAST_BLOCK = 1 << 14
 _BLOCK_STEPS = 64  # more than loader workers fetch ahead
 _ENDLESS = 1 << 62  # indices: more than anybody trains on
 _MADE, _FAILED = 0, 1  # what a message begins with
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """An order that is drawn in part.
+
+    Attributes:
+        number: counted over the orders of a loader.
+        before: the states of chance from before its draw.
+        drawing: what yields its next blocks, on rank 0.
+        blocks: those drawn and not trained on yet.
+    """
+
+    number: int
+    before: list[int]
+    drawing: Iterator[IntArray]
+    blocks: OrderBlocks
 
 
 class GlobalOrder:
@@ -85,6 +103,7 @@ class GlobalOrder:
         self._chance = Chance(self.sampler)
         self._before: list[int] = []
         self._num_drawn = 0  # orders
+        self._number = 0  # of the order under way
         self._drawing: Iterator[IntArray] = iter(())  # on rank 0
         self.blocks = OrderBlocks()
 
@@ -175,6 +194,15 @@ class GlobalOrder:
         """Let go of the sampler's iterator, wherever it stands."""
         self._drawing = iter(())
 
+    def place(self) -> Place:
+        """Return the order under way, to come back to it after another one."""
+        return Place(self._number, self._before, self._drawing, self.blocks)
+
+    def return_to(self, place: Place) -> None:
+        """Go on with an order that another one came between."""
+        self._number, self._before = place.number, place.before
+        self._drawing, self.blocks = place.drawing, place.blocks
+
     def state(self, position: int) -> dict[str, Any]:
         """Return what ``redraw`` takes at ``position``, the same on every rank."""
         num_fingerprinted, fingerprint = self.blocks.checksum(position)
@@ -187,6 +215,7 @@ class GlobalOrder:
     def _begin(self, begin: Callable[[], list[int]]) -> None:
         """Begin an order on all ranks as ``begin`` does on rank 0."""
         self._num_drawn += 1
+        self._number = self._num_drawn
         # The states go along so that any rank can write the checkpoint.
         first, checksum, *before = self._agree(-1, lambda: np.array(begin(), np.int64)).tolist()
         self._before = before
@@ -234,7 +263,7 @@ class GlobalOrder:
                 problem = error
                 text = f"{type(error).__name__}: {error}".encode()
                 message = np.array([_FAILED, *text], np.int64)
-        agreed = self._share((self._num_drawn, number), message)
+        agreed = self._share((self._number, number), message)
         if problem is not None:
             raise problem
         if agreed[0] == _FAILED:

@@ -201,7 +201,7 @@ class StreamLoader:
         """Raise or warn if the begin of the streams shows a mistake."""
         if (problem := self._terms.problem(stocks)) is not None:
             raise RuntimeError(problem)
-        doubt = self._terms.doubt(stocks) if self._handing_out.newest == 1 else None
+        doubt = self._terms.doubt(stocks) if self._handing_out.current == 1 else None
         if doubt is not None:
             warnings.warn(doubt, EvenstepWarning, stacklevel=5)
 
