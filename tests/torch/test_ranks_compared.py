@@ -6,26 +6,29 @@ import pytest
 
 from evenstep.testing import run_workers
 
-from . import ranks_compared
+from . import compared_runs
 
 pytestmark = pytest.mark.cluster
 
 
-def test_differences_between_ranks_are_refused_by_one_error_on_all():
+@pytest.mark.parametrize(
+    ("world_size", "cases"), [(2, compared_runs.OF_TWO), (3, compared_runs.OF_THREE)]
+)
+def test_differences_between_ranks_are_refused_by_one_error_on_all(world_size, cases):
     """It names the setting, the values and the ranks: before the first loop, and without a hang."""
-    results = run_workers(2, ranks_compared.provoke, list(ranks_compared.DIFFERENT), timeout_s=150)
+    results = run_workers(world_size, compared_runs.provoke, timeout_s=150)
 
     wrong = {
         name: results[0].get(name, "nothing was raised")
-        for name, (_, text) in ranks_compared.DIFFERENT.items()
+        for name, (_, text) in cases.items()
         if not results[0].get(name, "").startswith("ValueError") or text not in results[0][name]
     }
     assert wrong == {}
-    assert results[0] == results[1]
+    assert all(result == results[0] for result in results)
 
 
 def test_what_ranks_may_differ_in_is_not_refused():
     """Nor is randomness of any kind; and random states stay as they are."""
-    for texts, noticed in run_workers(2, ranks_compared.accept, timeout_s=150):
+    for texts, noticed in run_workers(2, compared_runs.accept, timeout_s=150):
         assert texts == {}
         assert noticed == []

@@ -160,7 +160,7 @@ class _Walk:
         if value.dtype.kind in "fc":
             self._floats(_chunks_of_array(value.ravel()), float(np.finfo(value.dtype).eps))
         elif value.size:
-            self.checksum.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+            self.checksum.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
         self._show(_beginning(str(value.dtype), value.shape, value.ravel()[:3].tolist()))
         return f"{value.dtype}[{value.ndim}d]", f"{value.shape}"
 
@@ -174,7 +174,7 @@ class _Walk:
             self._floats(_chunks_of_tensor(flat), torch.finfo(flat.dtype).eps)
         else:
             for chunk in torch.split(flat, _CHUNK):
-                self.checksum.update(chunk.contiguous().view(torch.uint8).numpy())
+                self.checksum.update(chunk.contiguous().view(torch.uint8).numpy().data)
         shape = tuple(value.shape)
         self._show(_beginning(str(value.dtype)[6:], shape, flat[:3].tolist()))
         return kind, f"{shape}"

@@ -63,4 +63,4 @@ def _of_tensor(tensor: torch.Tensor) -> str:
 
 def _bare(name: str) -> str:
     """Return a name without what DDP and ``torch.compile`` put before it."""
-    return name.replace("_orig_mod.", "").removeprefix("module.")
+    return f"{name}.".replace("_orig_mod.", "").removeprefix("module.").removesuffix(".")
