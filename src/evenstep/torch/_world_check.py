@@ -33,11 +33,12 @@ _WHOLE = (
     "Give the whole data set, in the same order, to every rank: evenstep splits every batch over "
     "the ranks."
 )
+_SEEDED = f"{_WHOLE} What is drawn at random needs the same seed on all of them."
 _REMEDIES = {
     _CALL: "Prepare the same things in the same order on all ranks.",
     _VERSION: "Install the same one on all hosts.",
     LENGTH: _WHOLE,
-    SUBSET: f"{_WHOLE} Where it is a random part, draw it with the same seed.",
+    SUBSET: _SEEDED,
     "`Balancer(bounds=...)`": "What one worker can take goes into a tuple with a number for each, "
     "such as `Bounds(max=(8, 64))`.",
     "`DataLoader(batch_size=...)`": "It is a rank's part of an equal split; evenstep itself gives "
@@ -272,7 +273,7 @@ def _compare_content(ranks: Ranks, loaders: Mapping[str, DataLoader[Any]]) -> No
     if len(set(told)) == 1:  # they differ in what is too long to be shown
         told = [f"{each.text(level)}, checksum {each.checksum}" for each in prints]
     name = f"Sample {positions[0]} of `DataLoader(dataset=...)`"
-    raise ValueError(refusal(name, told, _WHOLE, part=label))
+    raise ValueError(refusal(name, told, _SEEDED, part=label))
 
 
 def _unlike_at(samples: Sequence[Mapping[int, Sample]]) -> dict[int, str]:
