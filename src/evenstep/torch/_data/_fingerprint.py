@@ -16,11 +16,12 @@ import torch
 _CHUNK = 1 << 20  # numbers that are looked at in one go
 _MOST_PARTS = 10_000  # of one sample; what follows is left out
 _MOST_SHOWN = 90  # characters of a sample in an error
-_ROUNDING = 1e-7  # that of a float32, which a wider type may carry on
-_SLACK = 64.0  # units of rounding by which values on unlike hardware may differ
+# What unlike hardware and libraries leave of a float32, which a wider type may carry on.
+_ROUNDING = 1e-5
+_SLACK = 4.0  # units of rounding of narrower types
 
-Sketch = tuple[float, float, float]
-"""Of floating-point numbers: the sum of their sizes, a weighted sum, their relative rounding."""
+Sketch = tuple[float, float, float, float]
+"""Of floating-point numbers: sum of sizes, weighted sum, Euclidean norm, relative rounding."""
 
 
 @final
@@ -76,8 +77,11 @@ def same_values(one: Fingerprint, other: Fingerprint) -> bool:
 
 
 def _close(mine: Sketch, theirs: Sketch) -> bool:
-    room = _SLACK * max(mine[2], theirs[2]) * max(mine[0], theirs[0])
-    return abs(mine[0] - theirs[0]) <= room and abs(mine[1] - theirs[1]) <= room
+    size, _, norm, rounding = map(max, mine, theirs)
+    # Rounding is of any sign, so a weighted sum is off by far less than by the sum of sizes.
+    return (
+        abs(mine[0] - theirs[0]) <= rounding * size and abs(mine[1] - theirs[1]) <= rounding * norm
+    )
 
 
 class _Walk:
@@ -96,7 +100,7 @@ class _Walk:
         if value is None or isinstance(value, bool | int | str | bytes):
             return self._exactly(value)
         if isinstance(value, float | complex):
-            self._floats(_chunks_of_array(np.asarray([value])), _ROUNDING)
+            self._floats(_chunks_of_array(np.asarray([value])), 0.0)
             self._show(f"{value:.4g}")
             return type(value).__name__, ""
         if isinstance(value, torch.Tensor):
@@ -181,7 +185,7 @@ class _Walk:
 
     def _floats(self, chunks: Iterable[torch.Tensor], rounding: float) -> None:
         """Take note of numbers whose last bits may differ: of their sizes and of their places."""
-        size = placed = 0.0
+        size = placed = squares = 0.0
         first = 0
         for chunk in chunks:
             finite = chunk.isfinite()
@@ -190,10 +194,12 @@ class _Walk:
                 self.checksum.update(odd.to(torch.uint8).numpy().tobytes())
                 chunk = chunk.masked_fill(~finite, 0.0)
             size += float(chunk.abs().sum())
+            squares += float(chunk.square().sum())
             placed += float((chunk * _weights(first, len(chunk))).sum())
             first += len(chunk)
         if math.isfinite(size):
-            self.sketches.append((size, placed, max(rounding, _ROUNDING)))
+            room = max(_SLACK * rounding, _ROUNDING)
+            self.sketches.append((size, placed, math.sqrt(squares), room))
 
     def _show(self, text: str) -> None:
         if len(self.shown) < 8:
