@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from evenstep.policies import Fixed
@@ -140,6 +141,10 @@ DIFFERENT: dict[str, tuple[Case, str]] = {
     "broadcast_buffers": (
         lambda rank: model(quietly_in_ddp(broadcast_buffers=rank == 1)),
         "`DistributedDataParallel(broadcast_buffers=...)` must be the same",
+    ),
+    "kind of wrapper": (
+        lambda rank: model(fully_shard(linear()) if rank else linear()),
+        "The model's wrapper must be the same on all ranks, got plain on rank 0 and FSDP2 on rank",
     ),
     "second of two models": (
         lambda rank: balancer().prepare(linear(), linear(bias=rank == 0), stock()),

@@ -94,7 +94,7 @@ class Settings:
 class Parts:
     """What one call of the balancer's is given, as this rank knows it.
 
-    Args:
+    Attributes:
         call: its name.
         given: all that it is given.
         settings: what else decides on results, by name.

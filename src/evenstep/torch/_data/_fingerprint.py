@@ -197,7 +197,7 @@ class _Walk:
             squares += float(chunk.square().sum())
             placed += float((chunk * _weights(first, len(chunk))).sum())
             first += len(chunk)
-        if math.isfinite(size):
+        if math.isfinite(squares):
             room = max(_SLACK * rounding, _ROUNDING)
             self.sketches.append((size, placed, math.sqrt(squares), room))
 
