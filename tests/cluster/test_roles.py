@@ -18,6 +18,7 @@ from evenstep.torch import Balancer, Network
 
 dist.init_process_group("gloo")
 balancer = Balancer(network=Network(probe=False))
+torch.manual_seed(0)  # the same data on every rank
 stock = DataLoader(TensorDataset(torch.randn(80, 64)), batch_size=4)
 model, loader = balancer.prepare(torch.nn.Linear(64, 64), stock)
 num_steps = 0

@@ -32,6 +32,7 @@ def main(how: str) -> None:
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo")
+    torch.manual_seed(0)  # the same data on every rank
     dataset = TensorDataset(torch.randn(64, 4))
     stock = DataLoader(dataset, batch_size=4, num_workers=1 if how == "workers" else 0)
     hooks = (lambda event: None,)

@@ -8,8 +8,8 @@ from ..exceptions import invalid
 from ._network import Network
 
 
-def check_size(global_batch_size: int | None) -> None:
-    """Raise for a global batch without samples."""
+def checked_size(global_batch_size: int | None) -> int | None:
+    """Return the global batch size, if it is one."""
     if global_batch_size is not None and global_batch_size < 1:
         raise invalid(
             "Balancer(global_batch_size=...)",
@@ -17,6 +17,7 @@ def check_size(global_batch_size: int | None) -> None:
             global_batch_size,
             "Leave it out to take the loader's batch size times the number of workers.",
         )
+    return global_batch_size
 
 
 def checked_network(network: Any) -> Network | None:

@@ -57,6 +57,7 @@ from ._profile._profiler import Profiler, Request
 from ._reduce._reduction import Reduction
 from ._run import Run, RunSettings
 from ._service import Service
+from ._world_check import Settings, check_eval, check_prepared
 
 
 class Balancer:
@@ -118,8 +119,7 @@ class Balancer:
         network: Network | None = None,
     ) -> None:
         self._loss_reduction = checked_reduction(loss_reduction)
-        arguments.check_size(global_batch_size)
-        self._global_batch_size = global_batch_size
+        self._global_batch_size = arguments.checked_size(global_batch_size)
         self._policy = checked_policy(policy)
         self._models = PreparedModels()
         modules = lambda: [model.module for model in self._models]  # noqa: E731
@@ -129,6 +129,8 @@ class Balancer:
         self._run_dir = None if run_dir is None else Path(run_dir)
         self._process_group = process_group
         self._network = arguments.checked_network(network)
+        more = {"loss_reduction": loss_reduction, "bounds": bounds, "network": network}
+        self._settings = Settings.of(runtime, unit, global_batch_size, policy=self._policy, **more)
         self._reduction: Reduction | None = None
         self._weighting: Weighting | None = None
         self._watch = CompileWatch()
@@ -151,7 +153,7 @@ class Balancer:
         A model comes back as the same object with hooks on it, so that ``state_dict`` keys stay;
         a plain one is wrapped into DDP where there are several processes. The loader comes back
         as one whose every iteration is a global step, and whose length is their number.
-        Collective: every rank prepares the same things in the same order.
+        Collective: every rank prepares the same things in the same order, which is compared.
 
         Args:
             parts: modules (plain or DDP) and ``DataLoader``s, in any order. Several loaders are
@@ -166,12 +168,12 @@ class Balancer:
             The prepared parts in the order given; a single one by itself.
 
         Raises:
-            ValueError: a part cannot be balanced; the message says why and what to do instead.
+            ValueError: a part cannot be balanced, or ranks differ; the message says what to do.
         """
         self._check_open()
         arguments.check_weighting(weighting, self._weighting)
         self._weighting = weighting
-        self._join()
+        check_prepared(self._join().side, self._settings, parts, weighting=weighting, stream=stream)
         models = {i: p for i, p in enumerate(parts) if isinstance(p, nn.Module)}
         for module in models.values():
             check_unprepared(module)
@@ -202,7 +204,8 @@ class Balancer:
         """
         self._check_open()
         crew, models = self._join(), self._models
-        at_once = lambda: is_lockstep(lockstep, (model.module for model in models))  # noqa: E731
+        at_once: Callable[[], bool] = lambda: is_lockstep(lockstep, (m.module for m in models))  # noqa: E731
+        check_eval(crew.side, loader, lockstep=at_once())
         return evaluation(loader, crew, self._link, lockstep=at_once)
 
     def profile(

@@ -1,0 +1,300 @@
+"""Refuses in ``prepare`` what differs between ranks and would silently change the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from .. import __version__
+from .._exchange._world_check import (
+    Facts,
+    code_of,
+    described,
+    difference,
+    differing,
+    digest,
+    first_unlike,
+    refusal,
+)
+from ._data._content import Sample, fetch_samples, positions_in, unlike
+from ._data._facts import LENGTH, SUBSET, length_of, loader_facts, read_facts
+from ._data._sharded import Shard, check_whole, shard_of
+from ._model._facts import Listing, model_facts, model_listings
+from ._options import Runtime
+
+_CALL = "The balancer's next call"
+_VERSION = "The version of evenstep"
+_WHOLE = (
+    "Give the whole data set, in the same order, to every rank: evenstep splits every batch over "
+    "the ranks."
+)
+_SEEDED = f"{_WHOLE} What is drawn at random needs the same seed on all of them."
+_REMEDIES = {
+    _CALL: "Prepare the same things in the same order on all ranks.",
+    _VERSION: "Install the same one on all hosts.",
+    LENGTH: _WHOLE,
+    SUBSET: _SEEDED,
+    "`Balancer(bounds=...)`": "What one worker can take goes into a tuple with a number for each, "
+    "such as `Bounds(max=(8, 64))`.",
+    "`DataLoader(batch_size=...)`": "It is a rank's part of an equal split; evenstep itself gives "
+    "faster ranks more.",
+}
+_CONFIRMATIONS = 10  # fetches of a sample that differs, to be sure that it is not random
+
+
+class Ranks(Protocol):
+    """The ranks that are balanced."""
+
+    rank: int
+    world_size: int
+
+    def collect(self, value: Any) -> list[Any]:
+        """Return on every rank what each rank was called with, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a balancer was made with, as far as it changes results.
+
+    Attributes:
+        facts: name to value.
+        global_batch_size: as given; batch sizes of ranks may then differ by one.
+    """
+
+    facts: Mapping[str, str]
+    global_batch_size: int | None
+
+    @classmethod
+    def of(
+        cls, runtime: Runtime, unit: Any, global_batch_size: int | None, **others: Any
+    ) -> Settings:
+        """Return the settings of a balancer.
+
+        Args:
+            runtime: of it, what decides on plans; not how a run is watched.
+            unit: what a loss is a mean over.
+            global_batch_size: as given.
+            others: further arguments of ``Balancer``, by name.
+        """
+        others |= {"unit": unit, "global_batch_size": global_batch_size}
+        facts = {f"`Balancer({name}=...)`": described(value) for name, value in others.items()}
+        for version, checksum in code_of(unit).items():
+            facts[f"The code of `Balancer(unit=...)`, in Python {version},"] = checksum
+        for name in ("freshness", "claims"):
+            facts[f"`Runtime({name}=...)`"] = described(getattr(runtime, name))
+        return cls(facts, global_batch_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What one call of the balancer's is given, as this rank knows it.
+
+    Attributes:
+        call: its name.
+        given: all that it is given.
+        settings: what else decides on results, by name.
+        stream: who reads what of a stream.
+        of_loader: what is stated about a loader.
+    """
+
+    call: str
+    given: Sequence[Any]
+    settings: Mapping[str, str]
+    stream: str | None
+    of_loader: Callable[[DataLoader[Any]], dict[str, str]]
+
+    @property
+    def models(self) -> dict[str, nn.Module]:
+        """Models, by what an error calls them."""
+        return _labelled(self.given, nn.Module, "model")
+
+    @property
+    def loaders(self) -> dict[str, DataLoader[Any]]:
+        """Loaders, likewise."""
+        return _labelled(self.given, DataLoader, "loader")
+
+    def head(self) -> Facts:
+        """Return what has to be alike before anything else can be compared."""
+        kinds = {nn.Module: "model", DataLoader: "loader"}
+        names = [
+            next((name for kind, name in kinds.items() if isinstance(part, kind)), None)
+            or type(part).__name__
+            for part in self.given
+        ]
+        return {"": {_VERSION: __version__, _CALL: f"`{self.call}({', '.join(names)})`"}}
+
+    def facts(self, listings: Mapping[str, Mapping[str, Listing]]) -> Facts:
+        """Return all settings, with a checksum of each long listing."""
+        facts = {"": dict(self.settings)}
+        for label, model in self.models.items():
+            long = {
+                _plural(kind): digest(f"{name}: {text}" for name, text in listing.items())
+                for kind, listing in listings[label].items()
+            }
+            facts[label] = facts.get(label, {}) | model_facts(model) | long
+        for label, loader in self.loaders.items():
+            facts[label] = facts.get(label, {}) | self.of_loader(loader)
+        return facts
+
+    def shards(self, world_size: int) -> list[Shard | None]:
+        """Return what hints at loaders that read a part for each rank."""
+        loaders = self.loaders.values()
+        return [shard_of(each, world_size=world_size, stream=self.stream) for each in loaders]
+
+
+def check_prepared(
+    ranks: Ranks,
+    settings: Settings,
+    parts: Sequence[Any],
+    *,
+    weighting: str,
+    stream: str | None,
+) -> None:
+    """Raise on every rank if ranks differ in what changes results. Collective.
+
+    Before models are wrapped, as DDP would wait for parameters that others do not have.
+
+    Args:
+        ranks: that are balanced.
+        settings: of the balancer.
+        parts: as given to ``prepare``.
+        weighting: likewise.
+        stream: likewise.
+
+    Raises:
+        ValueError: they differ; the message names each difference, its values and the ranks.
+    """
+    if ranks.world_size == 1:
+        return
+    here = {"weighting": repr(weighting), "stream": repr(stream)}
+    given = Parts(
+        "prepare",
+        parts,
+        {f"`Balancer.prepare({name}=...)`": value for name, value in here.items()}
+        | dict(settings.facts),
+        stream,
+        partial(
+            loader_facts,
+            stream=stream,
+            global_batch_size=settings.global_batch_size,
+            world_size=ranks.world_size,
+        ),
+    )
+    _compare(ranks, given)
+    if stream is None:
+        _compare_content(ranks, given.loaders)
+
+
+def check_eval(ranks: Ranks, loader: Any, *, lockstep: bool) -> None:
+    """Raise on every rank if ranks differ in what they evaluate. Collective.
+
+    Args:
+        ranks: that are balanced.
+        loader: as given to ``prepare_eval``.
+        lockstep: whether ranks make as many forwards, whose sizes then matter.
+
+    Raises:
+        ValueError: they differ; the message names each difference, its values and the ranks.
+    """
+    if ranks.world_size == 1:
+        return
+    settings = {"`Balancer.prepare_eval(lockstep=...)`": repr(lockstep)}
+    if lockstep:
+        settings["`DataLoader(batch_size=...)`"] = repr(getattr(loader, "batch_size", None))
+    _compare(ranks, Parts("prepare_eval", [loader], settings, None, read_facts))
+
+
+def _compare(ranks: Ranks, given: Parts) -> None:
+    """Compare all that can be read without fetching a sample."""
+    problem, row = None, None
+    listings: dict[str, dict[str, Listing]] = {}
+    try:
+        listings = {label: model_listings(model) for label, model in given.models.items()}
+        row = given.head(), given.facts(listings), given.shards(ranks.world_size)
+    except Exception as error:  # of the user's code; the other ranks would wait
+        problem = error
+    rows = ranks.collect(row)
+    if problem is not None:
+        raise problem
+    if None in rows:
+        raise RuntimeError(
+            f"`{given.call}` failed on rank {rows.index(None)}; its error is raised there."
+        )
+    _refuse(difference([head for head, _, _ in rows], _REMEDIES))
+    for shards in zip(*(shards for _, _, shards in rows), strict=True):
+        check_whole(shards)
+    _refuse_facts(ranks, [facts for _, facts, _ in rows], listings)
+
+
+def _refuse_facts(
+    ranks: Ranks, stated: Sequence[Facts], listings: Mapping[str, Mapping[str, Listing]]
+) -> None:
+    """Raise if facts differ; of a long listing, the first entry that does is asked for."""
+    told = [{part: dict(facts) for part, facts in rank.items()} for rank in stated]
+    unlike_facts = differing(stated)
+    for label, kinds in listings.items():
+        for kind, listing in kinds.items():
+            if (label, _plural(kind)) not in unlike_facts:
+                continue
+            entry, values = first_unlike(ranks.collect(listing))
+            for rank, value in zip(told, values, strict=True):
+                del rank[label][_plural(kind)]
+                rank[label][f"The {kind} `{entry}` of the model"] = value
+    _refuse(difference(told, _REMEDIES))
+
+
+def _compare_content(ranks: Ranks, loaders: Mapping[str, DataLoader[Any]]) -> None:
+    """Compare a few samples of each loader's data set; those that differ are fetched again."""
+    wanted = {
+        label: positions_in(length_of(loader.dataset) or 0)
+        for label, loader in loaders.items()
+        if not isinstance(loader.dataset, IterableDataset)
+    }
+    for repeats in (2, _CONFIRMATIONS):
+        mine = {
+            label: fetch_samples(loaders[label], positions, repeats)
+            for label, positions in wanted.items()
+            if positions
+        }
+        rows: list[dict[str, dict[int, Sample]]] = ranks.collect(mine)
+        unlike_at = {label: _unlike_at([row.get(label, {}) for row in rows]) for label in mine}
+        wanted = {label: list(found) for label, found in unlike_at.items() if found}
+        if not wanted:
+            return
+    label, positions = next(iter(wanted.items()))
+    level = unlike_at[label][positions[0]]
+    prints = [row[label][positions[0]].first for row in rows]
+    told = [each.text(level) for each in prints]
+    if len(set(told)) == 1:  # they differ in what is too long to be shown
+        told = [f"{each.text(level)}, checksum {each.checksum}" for each in prints]
+    name = f"Sample {positions[0]} of `DataLoader(dataset=...)`"
+    raise ValueError(refusal(name, told, _SEEDED, part=label))
+
+
+def _unlike_at(samples: Sequence[Mapping[int, Sample]]) -> dict[int, str]:
+    """Return in what samples differ between ranks, by position, of those that all could fetch."""
+    common = [at for at in samples[0] if all(at in of_rank for of_rank in samples)]
+    found = {at: unlike([of_rank[at] for of_rank in samples]) for at in common}
+    return {at: level for at, level in found.items() if level is not None}
+
+
+def _labelled(parts: Sequence[Any], kind: type[Any], word: str) -> dict[str, Any]:
+    """Return the parts of a kind, by what an error calls them: nothing, if there is one."""
+    found = [part for part in parts if isinstance(part, kind)]
+    if len(found) == 1:
+        return {"": found[0]}
+    return {f"{word} {number}": part for number, part in enumerate(found, 1)}
+
+
+def _plural(kind: str) -> str:
+    return f"The model's {kind}s"
+
+
+def _refuse(text: str | None) -> None:
+    if text is not None:
+        raise ValueError(text)
