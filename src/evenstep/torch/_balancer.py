@@ -305,7 +305,7 @@ class Balancer:
         """This rank's samples of the training step under way; 0 outside of one.
 
         Also 0 where the rank got a stand-in of weight 0, because the short last step of an epoch
-        had no sample for it.
+        had fewer samples than ranks.
         """
         return self._link.num_samples or 0
 
