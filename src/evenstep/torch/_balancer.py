@@ -30,6 +30,7 @@ from ._data._stream_prepare import balanced_loader, check_is_loader, num_steps_o
 from ._data._stream_terms import StreamKind
 from ._exchange._crew import Crew
 from ._exchange._startup import Alone, SideGroup
+from ._fabric import FabricLoader, as_wrapped, still_wrapped, wrapped_loader, wrapped_model
 from ._job import job_of
 from ._link import RunLink
 from ._means import mean_over
@@ -172,7 +173,7 @@ class Balancer:
         self._join()
         models = {i: p for i, p in enumerate(parts) if isinstance(p, nn.Module)}
         for module in models.values():
-            check_unprepared(module)
+            check_unprepared(wrapped_model(module))
         done = [self._prepare_model(part) if i in models else part for i, part in enumerate(parts)]
         done = [
             part if i in models else self._prepare_loader(part, stream)
@@ -182,7 +183,7 @@ class Balancer:
 
     def prepare_eval(
         self, loader: DataLoader[Any], *, lockstep: bool | None = None
-    ) -> EvalLoader | ServerEval:
+    ) -> EvalLoader | ServerEval | FabricLoader:
         """Return ``loader`` for evaluation, each sample once over all ranks, shared out by speed.
 
         Collective, as a loop over what it returns is: every rank makes it. Any number of loaders.
@@ -199,7 +200,8 @@ class Balancer:
         self._check_open()
         crew, models = self._join(), self._models
         at_once = lambda: is_lockstep(lockstep, (model.module for model in models))  # noqa: E731
-        return evaluation(loader, crew, self._link, lockstep=at_once)
+        made = evaluation(wrapped_loader(loader), crew, self._link, lockstep=at_once)
+        return as_wrapped(loader, made)
 
     def profile(
         self,
@@ -397,8 +399,8 @@ class Balancer:
                 atexit.register(self._say_goodbye)  # here, as no run is ever opened
         return self._crew
 
-    def _prepare_model(self, module: nn.Module) -> nn.Module:
-        crew = self._join()
+    def _prepare_model(self, given: nn.Module) -> nn.Module:
+        crew, module = self._join(), wrapped_model(given)
         device_of(module)
         if crew.world_size > 1:
             warn_batch_norm(module)
@@ -410,7 +412,7 @@ class Balancer:
             self._reduction.attach(ddp_of(outer))
         if self._service is not None:
             self._service.reduction = self._reduction
-            return outer
+            return still_wrapped(given, outer)
         weighting = self._weighting or "output"
         model = BalancedModel(outer, self._backward, self._link.weight, weighting, self._watch)
         self._watch.before_steps(model.place)
@@ -419,12 +421,12 @@ class Balancer:
             self._link, self._backward if weighting == "output" else self._loss_backward
         )
         self._models.append(model)
-        return outer
+        return still_wrapped(given, outer)
 
     def _prepare_loader(
-        self, loader: Any, stream: StreamKind | None
-    ) -> BalancedLoader | StreamLoader | ServerLoader:
-        crew = self._join()
+        self, given: Any, stream: StreamKind | None
+    ) -> BalancedLoader | StreamLoader | ServerLoader | FabricLoader:
+        crew, loader = self._join(), wrapped_loader(given)
         check_is_loader(loader)
         size = agreed_batch_size(self._global_batch_size, loader, crew.num_workers)
         self._global_batch_size = size
@@ -451,7 +453,7 @@ class Balancer:
         )
         self._loaders.append(prepared)
         self._job(cuts=True)  # what no kind of loop can split is refused here
-        return prepared
+        return as_wrapped(given, prepared)
 
     def _job(self, *, cuts: bool, min_forwards: int = 1) -> Job:
         assert self._side is not None
