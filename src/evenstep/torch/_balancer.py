@@ -48,6 +48,7 @@ from ._model._models import (
 )
 from ._model._prepared import PreparedModels
 from ._model._running_stats import RunningStats
+from ._model._self_test import self_test
 from ._model._units import Unit, counter_of
 from ._model._weighting import Backward, scale
 from ._model._wrapping import Wrapping
@@ -401,11 +402,11 @@ class Balancer:
 
     def _prepare_model(self, given: nn.Module) -> nn.Module:
         crew, module = self._join(), wrapped_model(given)
-        device_of(module)
         if crew.world_size > 1:
             warn_batch_norm(module)
             check_compiled(module)
         outer = with_ddp(module, crew.world_size, crew.workers)
+        self_test(outer)
         crew.side.join(outer)
         if self._network is not None and crew.world_size > 1:
             self._reduction = self._reduction or Reduction(self._network, crew, self._runtime)

@@ -197,6 +197,7 @@ def with_ddp(
     module: nn.Module, world_size: int, process_group: torch.distributed.ProcessGroup | None
 ) -> nn.Module:
     """Return ``module`` as it is if it averages gradients or is alone, else in a DDP."""
+    device = device_of(module)  # or there is nothing to train
     if world_size > 1:
         refuse_other_kinds(module)
         _refuse_ddp_inside(module)
@@ -208,7 +209,6 @@ def with_ddp(
         return module
     if world_size == 1:
         return module
-    device = device_of(module)
     ids = [device.index] if device.type == "cuda" and device.index is not None else None
     return DistributedDataParallel(module, device_ids=ids, process_group=process_group)
 
