@@ -58,6 +58,7 @@ from ._profile._profiler import Profiler, Request
 from ._reduce._reduction import Reduction
 from ._run import Run, RunSettings
 from ._service import Service
+from ._switch import kind_by_switch
 
 
 class Balancer:
@@ -118,6 +119,7 @@ class Balancer:
         process_group: torch.distributed.ProcessGroup | None = None,
         network: Network | None = None,
     ) -> None:
+        self.__class__ = kind_by_switch(type(self))  # a `__new__` would hide the signature
         self._loss_reduction = checked_reduction(loss_reduction)
         arguments.check_size(global_batch_size)
         self._global_batch_size = global_batch_size
@@ -287,12 +289,7 @@ class Balancer:
         Raises:
             RuntimeError: before ``prepare``, or after ``close``.
         """
-        if self._side is None:
-            raise RuntimeError("Nothing to average: call it between `prepare` and `close`.")
-        if self._side.world_size == 1:
-            return
-        self._link.report_now()
-        self._stats.average(self._models, *self._link.num_samples_seen, self._side.sum)
+        self._stats.average_over(self._side, self._link, self._models)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
