@@ -11,13 +11,18 @@ from ._exchange._agent import OFF, SWITCH, switch_in
 T = TypeVar("T")
 
 
+def is_off() -> bool:
+    """Return whether the environment leaves scripts plain."""
+    return switch_in(os.environ) == OFF
+
+
 def kind_by_switch(kind: type[T]) -> type[T]:
     """Return ``kind``, or the plain kind of balancer where ``EVENSTEP=off``.
 
     Raises:
         ValueError: ``kind`` is a class of the user's own, of which there is no plain one.
     """
-    if switch_in(os.environ) != OFF:
+    if not is_off():
         return kind
     from ._off import PlainBalancer  # which is a balancer itself
 
