@@ -34,6 +34,7 @@ from ._fabric import FabricLoader, as_wrapped, still_wrapped, wrapped_loader, wr
 from ._job import job_of
 from ._link import RunLink
 from ._means import mean_over
+from ._memory._layout import layout_by
 from ._memory._probe import Closure
 from ._memory._replay import Replay
 from ._model._compile_watch import CompileWatch
@@ -445,6 +446,7 @@ class Balancer:
         prepared.attempts = Replay(
             self._models,
             self._link,
+            layout=layout_by(loader, prepared),
             loss_reduction=self._loss_reduction,
             smallest=lambda: self._job(cuts=True).smallest,
             probe_up_to=size if self._bounds.max == "probe" else None,
