@@ -133,10 +133,10 @@ class Balancer:
         self._network = arguments.checked_network(network)
         self._reduction: Reduction | None = None
         self._weighting: Weighting | None = None
-        self._models = PreparedModels()
         self._watch = CompileWatch()
         self._loaders: list[BalancedLoader | StreamLoader] = []
         self._count = StepCount()
+        self._models = PreparedModels(self._count)
         self._crew: Crew | None = None
         self._service: Service | None = None  # on a rank without data
         self._link = RunLink(self._open)
@@ -358,7 +358,7 @@ class Balancer:
             parts.callback(self._link.close)
             for loader in self._loaders:
                 parts.callback(loader.close)
-        self._models.clear()
+        self._models.close()
 
     def __enter__(self) -> Self:
         return self
