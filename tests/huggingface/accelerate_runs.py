@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -101,6 +102,12 @@ def on_the_cluster(rank: int, folder: str) -> dict[str, tuple[torch.Tensor, list
         loader.close()
         found[name] = flat(model), rates, len(loader)
     return found
+
+
+def switched_off(rank: int, folder: str) -> dict[str, tuple[torch.Tensor, list[float], int]]:
+    """Return the same where the environment leaves the script plain."""
+    os.environ["EVENSTEP"] = "off"
+    return on_the_cluster(rank, folder)
 
 
 def alone(rank: int, folder: str) -> dict[str, tuple[torch.Tensor, list[float], int]]:

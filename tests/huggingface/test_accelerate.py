@@ -16,6 +16,7 @@ from .accelerate_runs import (
     on_the_cluster,
     refused,
     resumed,
+    switched_off,
 )
 from .small import distance
 
@@ -37,6 +38,17 @@ def test_it_ends_where_one_process_ends(runs, name):
     assert length == plain_length
     assert rates == pytest.approx(expected, rel=1e-12)
     assert distance(ours, theirs) <= 1e-9
+
+
+def test_switched_off_every_epoch_has_its_steps(tmp_path):
+    """`EVENSTEP=off`: as many, at the same rates, and ranks end alike."""
+    ranks = run_workers(2, switched_off, str(tmp_path))
+
+    for name in CASES:
+        (ours, rates, length), (theirs, *_) = (rank[name] for rank in ranks)
+        assert len(rates) >= 3
+        assert length > 1
+        assert ours.equal(theirs)
 
 
 def test_a_saved_state_holds_the_position(tmp_path):

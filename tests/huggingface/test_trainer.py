@@ -20,6 +20,7 @@ from .trainer_runs import (
     resumed,
     stock_alone,
     stock_on_the_cluster,
+    switched_off,
 )
 
 pytestmark = pytest.mark.cluster
@@ -40,6 +41,14 @@ def test_it_ends_where_one_process_ends(runs, name):
     assert len(set(ours.sizes)) > 2
     assert len(ours.losses) == len(theirs.losses) >= 6
     assert distance(ours.parameters, theirs.parameters) <= 1e-9
+
+
+def test_switched_off_it_is_trainer_itself(tmp_path):
+    """`EVENSTEP=off`: the parameters and losses of the stock class, bit for bit."""
+    for plain, ours, sizes in run_workers(2, switched_off, str(tmp_path)):
+        assert ours.parameters.equal(plain.parameters)
+        assert ours.losses == plain.losses
+        assert sizes == ()
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -130,6 +131,15 @@ def make(folder: str, case: Case, *, balancing: dict[str, Any] | None, **more: A
     BalancedTrainer = type("BalancedTrainer", (BalancedMixin, Trainer), own)
 
     return BalancedTrainer(**parts, balancing={"runtime": QUIET, **balancing})
+
+
+def switched_off(rank: int, folder: str) -> tuple[Result, Result, tuple[int, ...]]:
+    """Return what comes of a plain `Trainer`, of a balanced one that is switched off, and sizes."""
+    offline(folder)
+    plain = run(make(folder, Case(), balancing=None))
+    os.environ["EVENSTEP"] = "off"
+    trainer = make(folder, Case(), balancing={"policy": Restless()})
+    return plain, run(trainer), trainer.balancer.batch_sizes
 
 
 def run(trainer: Any, **how: Any) -> Result:

@@ -150,6 +150,13 @@ def test_a_process_with_another_part_makes_no_balancer(monkeypatch, part):
         workers_of(tf.distribute.get_strategy())
 
 
+def test_the_switch_of_pytorch_is_refused(monkeypatch):
+    """Or a script would be balanced that somebody has switched off."""
+    monkeypatch.setenv("EVENSTEP", "off")
+    with pytest.raises(ValueError, match="`EVENSTEP` must be left out with TensorFlow"):
+        workers_of(tf.distribute.get_strategy())
+
+
 def test_an_epoch_goes_on_only_where_that_was_asked_for():
     """`fit` names every epoch; the one that a checkpoint was in begins in its middle."""
     made = batches(ROWS, Alone(4, 2, first_step=0))

@@ -72,6 +72,12 @@ def no_parameters() -> None:
     Balancer(runtime=QUIET).prepare(nn.ReLU())
 
 
+def ddp_of_another_torch() -> None:
+    model = linear()
+    del model.require_forward_param_sync
+    Balancer(runtime=QUIET).prepare(model)
+
+
 def weight_given_twice() -> None:
     balancer = Balancer(runtime=QUIET)
     model, loader = balancer.prepare(linear(), stock())
@@ -151,6 +157,10 @@ CASES: dict[str, tuple[Callable[[], None], str]] = {
     "loader without a model": (loader_without_a_model, "`prepare` the model too"),
     "something else": (something_else, "must be given torch modules and `DataLoader`s, got list"),
     "no parameters": (no_parameters, "must have parameters, got ReLU without any"),
+    "DDP of another torch": (
+        ddp_of_another_torch,
+        "must keep a DDP's `require_forward_param_sync`, on which evenstep relies, got none there.",
+    ),
     "weight given twice": (weight_given_twice, "must be used on models prepared with"),
     "output without a gradient": (output_without_a_gradient, "return a tensor that needs a grad"),
     "output fed back": (output_fed_back, "without other parameters in between"),

@@ -67,8 +67,8 @@ def epochs(rank: int) -> dict[str, Any]:
         "restless": run("ddp", 48 * 4 + 13, Restless()),
         "restless fsdp2": run("fsdp2", 48 * 4 + 13, Restless()),
         "with workers": run("ddp", 48 * 4 + 13, Restless(), num_workers=1),
-        "tiny tail": run("ddp", 48 + 3, Fixed((32, 12, 4))),
-        "tiny tail fsdp2": run("fsdp2", 48 + 3, Fixed((32, 8, 8))),
+        "tiny tail": run("ddp", 48 + 2, Fixed((32, 12, 4))),
+        "tiny tail fsdp2": run("fsdp2", 48 + 2, Fixed((32, 8, 8))),
     }
 
 

@@ -17,7 +17,7 @@ from .models import Cnn, Gpt, HfStyle, Mlp, WithBuffers, WithDict, WithUnused, m
 from .plans import Restless
 
 BATCH_SIZE = 8  # per rank; 4 ranks make a global batch of 32
-NUM_SAMPLES = 32 * 3 + 5  # three full steps and a short one, with fewer samples than 2 a rank
+NUM_SAMPLES = 32 * 3 + 3  # three full steps and a short one, with fewer samples than ranks
 QUIET = Runtime(line_every=None)
 
 

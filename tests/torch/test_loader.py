@@ -7,7 +7,6 @@ import weakref
 from contextlib import contextmanager
 
 import pytest
-import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
 
 from evenstep.torch._data._loader import BalancedLoader

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from evenstep.torch._data._step import MicroBatch
+from evenstep.torch._memory._layout import Layout
 from evenstep.torch._memory._probe import probe
 
 
@@ -27,6 +28,7 @@ def limit(fits, *, held=4, most=64, smallest=1, model=None):
         lambda loss: loss.backward(),
         most=most,
         smallest=smallest,
+        layout=Layout(torch.ones),
         models=[model],
         no_sync=nullcontext,
         forget=lambda: None,

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from evenstep.torch._data._step import MicroBatch
+from evenstep.torch._memory._layout import Layout
 from evenstep.torch._memory._replay import Replay, is_out_of_memory
 
 
@@ -68,7 +69,7 @@ def replay(memory):
     torch.manual_seed(0)
     model, weights = nn.Linear(4, 2).double(), Weights(12)
     x = torch.randn(12, 4, dtype=torch.float64)
-    attempts = Replay(Models(model), weights)
+    attempts = Replay(Models(model), weights, layout=lambda: Layout(torch.ones))
 
     def closure(batch):
         memory.check(len(batch))
@@ -131,7 +132,7 @@ def test_a_backward_that_broke_off_is_taken_back():
     x = torch.randn(12, 4, dtype=torch.float64)
     wanted, _ = expected(model, x)
     weights = Weights(12)
-    attempts = Replay(Models(model), weights)
+    attempts = Replay(Models(model), weights, layout=lambda: Layout(torch.ones))
     broken = []
 
     def through(loss):
@@ -152,7 +153,7 @@ def test_gradients_of_earlier_steps_cannot_be_put_back():
     """A backward that broke off over accumulated gradients is an error with the remedy."""
     model = nn.Linear(4, 2)
     model(torch.ones(1, 4)).sum().backward()
-    attempts = Replay(Models(model), Weights(4))
+    attempts = Replay(Models(model), Weights(4), layout=lambda: Layout(torch.ones))
 
     def through(loss):
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -216,7 +217,9 @@ def test_one_failure_does_not_cap_at_what_happened_to_be_seen():
 def test_a_sum_is_added_up(most):
     """The loss of a step does not depend on how it was cut."""
     model, weights = nn.Linear(4, 2), Weights(12)
-    attempts = Replay(Models(model), weights, loss_reduction="sum")
+    attempts = Replay(
+        Models(model), weights, loss_reduction="sum", layout=lambda: Layout(torch.ones)
+    )
 
     def closure(batch):
         Memory(most).check(len(batch))

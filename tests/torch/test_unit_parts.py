@@ -18,6 +18,7 @@ from evenstep.torch._clock import HostClock, StepMeter
 from evenstep.torch._conductor import StepConductor
 from evenstep.torch._data._step import MicroBatch, with_units
 from evenstep.torch._machine import NoReader
+from evenstep.torch._memory._layout import Layout
 from evenstep.torch._memory._memory import NoMemory
 from evenstep.torch._memory._replay import Replay
 from evenstep.torch._model._compile_watch import CompileWatch
@@ -202,7 +203,7 @@ def test_what_is_cut_for_memory_is_weighted_by_units_still():
     """Each part by its own, and the mean loss of the step as well."""
     batch = torch.tensor([1.0, 0.0, 5.0, 0.0, 0.0, 3.0])
     forwards = Forwards()
-    replay = Replay(PreparedModels(), forwards)
+    replay = Replay(PreparedModels(), forwards, layout=lambda: Layout(torch.ones))
     parts, _ = with_units([MicroBatch(batch, 6)], UnitCounter(lambda x: (x != 0).sum()))
 
     loss = replay.run(0, parts, forwards.loss, lambda loss: None)

@@ -31,8 +31,7 @@ class Bounds:
             one number for all workers, and a worker gets as many of them as suits it: the one
             shape that compiled models and CUDA graphs are made for. Needs a loop over
             ``loader.steps()`` and a global batch of whole granules. The short last step of an
-            epoch may have one smaller forward, unless ``DataLoader(drop_last=True)`` leaves it
-            out.
+            epoch may have smaller forwards, unless ``DataLoader(drop_last=True)`` leaves it out.
 
     Raises:
         ValueError: a number is out of range, or does not go with ``vary``.

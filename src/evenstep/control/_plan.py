@@ -18,7 +18,8 @@ class Plan:
         first_step: first optimizer step that uses it, counted over the whole run, from 0.
         batch_size: local batch sizes, one per rank, adding up to the global batch.
         tail: the same for the short last batch of an epoch, adding up to its own size; None if
-            the data set divides evenly or the short batch is dropped. Zeros are allowed here.
+            the data set divides evenly or the short batch is dropped. Zeros where it has fewer
+            samples than workers.
         max_forward: most samples that a rank may put through one forward, one per rank; None is no
             limit. Loops over ``loader.steps()`` cut larger local batches into micro-batches.
         granularity: samples that those micro-batches keep together, one per rank; None is 1.

@@ -12,6 +12,7 @@ from torch import nn
 
 from ..exceptions import EvenstepWarning, invalid
 from ..torch import Balancer, Step
+from ..torch._switch import is_off
 from ._checks import check_accelerator, check_model
 from ._normalised import Divisor, divisor_of
 from ._portions import Portion, masked, portions
@@ -97,6 +98,7 @@ class BalancedMixin(_Trainer):
         check_accelerator(self.accelerator)
         _check_arguments(self.args, scaled=self._is_scaled())
         self._data: TrainingData | None = None
+        self._plain: Balancer | None = None  # where the environment leaves the script plain
         self._num_begun = 0
         self._divisor: Divisor | None = None
         self._total: Any = None  # of what a step's losses divide by, over the ranks by their number
@@ -104,20 +106,24 @@ class BalancedMixin(_Trainer):
     @property
     def balancer(self) -> Balancer | None:
         """The balancer of the training under way, or of the last one."""
-        return None if self._data is None else self._data.balancer
+        return self._plain if self._data is None else self._data.balancer
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as `Trainer` does, and end the balanced run with it."""
         try:
             return super().train(*args, **kwargs)
         finally:
-            if self._data is not None:
-                self._data.close()
+            if self.balancer is not None:
+                self.balancer.close()
 
     def get_train_dataloader(self) -> Any:
         """Return the balanced training loader; outside of ``train``, Trainer's own."""
         prepared = super().get_train_dataloader()
         if not self.is_in_train:
+            return prepared
+        if is_off():
+            self._plain = Balancer(**self._balancing)
+            self._plain.prepare()  # which compares the ranks
             return prepared
         if self._data is not None:
             self._data.close()

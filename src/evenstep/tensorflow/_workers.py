@@ -44,6 +44,7 @@ def workers_of(strategy: Any) -> Workers:
             repr(strategy),
             "Give `tf.distribute.MultiWorkerMirroredStrategy()`.",
         )
+    _check_switch()
     _check_task()
     hosts, rank = _cluster(strategy)
     if strategy.num_replicas_in_sync != len(hosts):
@@ -92,6 +93,18 @@ def _check_task() -> None:
             "have a task of type 'chief' or 'worker' in a process that makes a `Balancer`",
             repr(part),
             "Evaluate, or serve parameters, in a script of its own, without one.",
+        )
+
+
+def _check_switch() -> None:
+    """Raise if the environment asks for what is there for PyTorch alone."""
+    switch = os.environ.get("EVENSTEP", "") or "on"
+    if switch != "on":
+        raise invalid(
+            "EVENSTEP",
+            "be left out with TensorFlow",
+            repr(switch),
+            "It switches scripts of PyTorch's off. Leave the balancer out of this one.",
         )
 
 

@@ -15,52 +15,43 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from .._settings import checked_policy, checked_reduction
-from ..control import Bounds, Job, Plan
-from ..policies import AbstractPolicy, Equal, Fixed
+from ..control import Bounds
+from ..policies import AbstractPolicy
 from ..timemodels import ClusterProfile
 from . import _arguments as arguments
+from ._assembly import Assembly
 from ._checkpoint._estimates import Estimates
 from ._connection import Connection
 from ._data._eval import EvalLoader, is_lockstep
-from ._data._global_batch import agreed_batch_size
 from ._data._loader import BalancedLoader
-from ._data._served import ServerEval, ServerLoader, evaluation
+from ._data._served import ServerEval, evaluation
 from ._data._step import StepCount
 from ._data._stream import StreamLoader
-from ._data._stream_prepare import balanced_loader, check_is_loader, num_steps_of
 from ._data._stream_terms import StreamKind
 from ._exchange._crew import Crew
-from ._exchange._startup import Alone, SideGroup
-from ._job import job_of
+from ._fabric import FabricLoader, as_wrapped, unwrapped, wrapped_loader, wrapped_model
 from ._link import RunLink
 from ._means import mean_over
 from ._memory._probe import Closure
-from ._memory._replay import Replay
 from ._model._compile_watch import CompileWatch
-from ._model._compiled import check_compiled, ddp_of
 from ._model._models import (
-    BalancedModel,
     Weighting,
     check_unprepared,
-    device_of,
-    warn_batch_norm,
-    with_ddp,
 )
 from ._model._prepared import PreparedModels
 from ._model._running_stats import RunningStats
 from ._model._units import Unit, counter_of
 from ._model._weighting import Backward, scale
-from ._model._wrapping import Wrapping
 from ._network import Network
 from ._options import Runtime
 from ._profile._profiler import Profiler, Request
 from ._reduce._reduction import Reduction
-from ._run import Run, RunSettings
 from ._service import Service
+from ._switch import kind_by_switch
 from ._world_check import Settings, check_eval, check_prepared
 
 
-class Balancer:
+class Balancer(Assembly):
     """Sizes every worker's share of the same global batch so that all finish together.
 
     Usage:
@@ -118,10 +109,12 @@ class Balancer:
         process_group: torch.distributed.ProcessGroup | None = None,
         network: Network | None = None,
     ) -> None:
+        self.__class__ = kind_by_switch(type(self))  # a `__new__` would hide the signature
         self._loss_reduction = checked_reduction(loss_reduction)
         self._global_batch_size = arguments.checked_size(global_batch_size)
         self._policy = checked_policy(policy)
-        self._models = PreparedModels()
+        self._count = StepCount()
+        self._models = PreparedModels(self._count)
         modules = lambda: [model.module for model in self._models]  # noqa: E731
         self._counter = counter_of(unit, loss_reduction=loss_reduction, modules=modules)
         self._bounds = bounds
@@ -135,7 +128,6 @@ class Balancer:
         self._weighting: Weighting | None = None
         self._watch = CompileWatch()
         self._loaders: list[BalancedLoader | StreamLoader] = []
-        self._count = StepCount()
         self._crew: Crew | None = None
         self._connection: Connection | None = None
         self._service: Service | None = None  # on a rank without data
@@ -173,10 +165,11 @@ class Balancer:
         self._check_open()
         arguments.check_weighting(weighting, self._weighting)
         self._weighting = weighting
-        check_prepared(self._join().side, self._settings, parts, weighting=weighting, stream=stream)
+        inner = [unwrapped(part) for part in parts]
+        check_prepared(self._join().side, self._settings, inner, weighting=weighting, stream=stream)
         models = {i: p for i, p in enumerate(parts) if isinstance(p, nn.Module)}
         for module in models.values():
-            check_unprepared(module)
+            check_unprepared(wrapped_model(module))
         done = [self._prepare_model(part) if i in models else part for i, part in enumerate(parts)]
         done = [
             part if i in models else self._prepare_loader(part, stream)
@@ -188,7 +181,7 @@ class Balancer:
 
     def prepare_eval(
         self, loader: DataLoader[Any], *, lockstep: bool | None = None
-    ) -> EvalLoader | ServerEval:
+    ) -> EvalLoader | ServerEval | FabricLoader:
         """Return ``loader`` for evaluation, each sample once over all ranks, shared out by speed.
 
         Collective, as a loop over what it returns is: every rank makes it. Any number of loaders.
@@ -205,8 +198,9 @@ class Balancer:
         self._check_open()
         crew, models = self._join(), self._models
         at_once: Callable[[], bool] = lambda: is_lockstep(lockstep, (m.module for m in models))  # noqa: E731
-        check_eval(crew.side, loader, lockstep=at_once())
-        return evaluation(loader, crew, self._link, lockstep=at_once)
+        check_eval(crew.side, wrapped_loader(loader), lockstep=at_once())
+        made = evaluation(wrapped_loader(loader), crew, self._link, lockstep=at_once)
+        return as_wrapped(loader, made)
 
     def profile(
         self,
@@ -313,12 +307,7 @@ class Balancer:
         Raises:
             RuntimeError: before ``prepare``, or after ``close``.
         """
-        if self._side is None:
-            raise RuntimeError("Nothing to average: call it between `prepare` and `close`.")
-        if self._side.world_size == 1:
-            return
-        self._link.report_now()
-        self._stats.average(self._models, *self._link.num_samples_seen, self._side.sum)
+        self._stats.average_over(self._side, self._link, self._models)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -334,7 +323,7 @@ class Balancer:
         """This rank's samples of the training step under way; 0 outside of one.
 
         Also 0 where the rank got a stand-in of weight 0, because the short last step of an epoch
-        had no sample for it.
+        had fewer samples than ranks.
         """
         return self._link.num_samples or 0
 
@@ -386,7 +375,7 @@ class Balancer:
             parts.callback(self._link.close)
             for loader in self._loaders:
                 parts.callback(loader.close)
-        self._models.clear()
+        self._models.close()
 
     def __enter__(self) -> Self:
         return self
@@ -406,135 +395,3 @@ class Balancer:
         """Close at the end of a script that never did; if a collective broke, say who broke it."""
         self._link.loss_behind(getattr(sys, "last_value", None))  # the exchange logs what it learns
         self.close()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise RuntimeError("The balancer was closed. Make a new `Balancer` for a new run.")
-
-    @property
-    def _side(self) -> SideGroup | Alone | None:
-        """The workers' side group, between ``prepare`` and ``close``."""
-        return None if self._crew is None or self._closed else self._crew.side
-
-    def _join(self) -> Crew:
-        """Return all ranks, with whom roles are agreed on at first."""
-        if self._crew is None:
-            self._check_open()
-            self._crew = Crew(self._process_group, self._network)
-            if self._crew.is_server:
-                self._service = Service(self._crew, self._runtime)
-                atexit.register(self._say_goodbye)  # here, as no run is ever opened
-        return self._crew
-
-    def _prepare_model(self, module: nn.Module) -> nn.Module:
-        crew = self._join()
-        device_of(module)
-        if crew.world_size > 1:
-            warn_batch_norm(module)
-            check_compiled(module)
-        outer = with_ddp(module, crew.world_size, crew.workers)
-        crew.side.join(outer)
-        if self._network is not None and crew.world_size > 1:
-            self._reduction = self._reduction or Reduction(self._network, crew, self._runtime)
-            self._reduction.attach(ddp_of(outer))
-        if self._service is not None:
-            self._service.reduction = self._reduction
-            return outer
-        weighting = self._weighting or "output"
-        number = len(self._models)
-        model = BalancedModel(
-            outer, self._backward, self._link, weighting, self._watch, number=number
-        )
-        self._watch.before_steps(model.place)
-        model.time_buffers(self._link)
-        model.time_nested(
-            self._link, self._backward if weighting == "output" else self._loss_backward
-        )
-        self._models.append(model)
-        return outer
-
-    def _prepare_loader(
-        self, loader: Any, stream: StreamKind | None
-    ) -> BalancedLoader | StreamLoader | ServerLoader:
-        crew = self._join()
-        check_is_loader(loader)
-        size = agreed_batch_size(self._global_batch_size, loader, crew.num_workers)
-        self._global_batch_size = size
-        prepared = balanced_loader(
-            loader,
-            stream,
-            side=crew.side,
-            global_batch_size=size,
-            link=self._link,
-            no_sync=self._models.no_sync,
-            counter=self._counter,
-            count=self._count,
-            beside=self._loaders,
-        )
-        if self._service is not None:
-            self._loaders.append(prepared)
-            return ServerLoader(prepared, self._service.loop)
-        prepared.attempts = Replay(
-            self._models,
-            self._link,
-            loss_reduction=self._loss_reduction,
-            smallest=lambda: self._job(cuts=True).smallest,
-            probe_up_to=size if self._bounds.max == "probe" else None,
-        )
-        self._loaders.append(prepared)
-        self._job(cuts=True)  # what no kind of loop can split is refused here
-        return prepared
-
-    def _job(self, *, cuts: bool, min_forwards: int = 1) -> Job:
-        assert self._side is not None
-        assert self._global_batch_size is not None
-        return job_of(
-            self._models,
-            self._loaders,
-            self._bounds,
-            world_size=self._side.world_size,
-            global_batch_size=self._global_batch_size,
-            cuts=cuts,
-            min_forwards=min_forwards,
-        )
-
-    def _connect(self) -> None:
-        """Connect with the others, once there are a model and a loader; collective."""
-        if self._connection is not None or not (self._models and self._loaders):
-            return
-        atexit.register(self._say_goodbye)
-        device = device_of(self._models[0].module)
-        self._connection = Connection(self._join(), device, self._runtime)
-        self._link.exchange = self._connection.exchange
-
-    def _open(self, listeners: list[Callable[[Plan], None]], *, cuts: bool) -> Run:
-        """Open the run at its first step, when devices and the kind of loop are known."""
-        assert self._crew is not None
-        assert self._loaders
-        if not self._models:
-            raise RuntimeError("The loader runs without a model: `prepare` the model too.")
-        world_size = self._crew.num_workers
-        wrapping = Wrapping.of(self._models, self._bounds, world_size=world_size, cuts=cuts)
-        settings = RunSettings(
-            policy=self._policy,
-            job=self._job(cuts=cuts, min_forwards=wrapping.min_forwards),
-            num_steps=num_steps_of(self._loaders[0]),
-            loss_reduction=self._loss_reduction,
-            runtime=self._runtime,
-            device=device_of(self._models[0].module),
-            wrapping=wrapping,
-            run_dir=self._run_dir,
-            estimates=self._link.estimates,
-            watch=self._watch,
-            counts_units=self._counter is not None,
-            has_streams=any(isinstance(loader, StreamLoader) for loader in self._loaders),
-            least_workers=lambda: self._link.least_workers,
-            reduction=self._reduction,
-            versions=self._models.version,
-        )
-        self._watch.on_cuda = settings.device.type == "cuda"
-        by_size = world_size > 1 and self._bounds.vary == "size"
-        self._watch.varies = by_size and not isinstance(self._policy, Equal | Fixed)
-        self._connect()  # with servers, which come to it in their first loop
-        assert self._connection is not None
-        return Run(settings, self._crew, self._connection, listeners)

@@ -165,6 +165,10 @@ class StreamLoader:
         self._count.go_on_from(good["steps_of_run"])
         self._resume = good
 
+    def repeated(self, size: int) -> Any:
+        """Return a batch of the stream's first sample, ``size`` times; during a loop only."""
+        return self._reader.repeated(size)
+
     def close(self) -> None:
         """Stop workers, and end an iteration under way; iterating starts them anew."""
         self._handing_out.cut_off()

@@ -116,6 +116,10 @@ class StreamReader:
         self._drop(num_samples)
         return batches
 
+    def repeated(self, size: int) -> Any:
+        """Return a batch of the stream's first sample, ``size`` times."""
+        return self._batch([self._stand_in() for _ in range(size)])
+
     def mark(self) -> int:
         """Return a number made of the stream's first sample, -1 for no number, -2 for no sample."""
         if self._spare is None:

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, final
 
+import numpy as np
+
+from ..._types import IntArray
 from ._eval_deal import in_proportion
 
 StreamKind = Literal["same", "sharded"]
@@ -100,7 +103,7 @@ class SameStream:
         left = min(stocks[0].num_samples, self.global_batch_size)
         if left == self.global_batch_size:
             return tuple(batch_size)
-        return tuple(in_proportion(left, batch_size).tolist())
+        return _one_each(in_proportion(left, batch_size), batch_size)
 
     def portion(self, sizes: Sequence[int], rank: int) -> Portion:
         return Portion(sum(sizes), sum(sizes[:rank]))
@@ -195,6 +198,19 @@ class OwnShards:
             "are the same on all: each sample would count once for every rank. Split the stream "
             "by `torch.distributed.get_rank()`, or prepare with `stream='same'`."
         )
+
+
+def _one_each(sizes: IntArray, batch_size: Sequence[int]) -> tuple[int, ...]:
+    """Return ``sizes`` with at least one for each rank that has samples in full steps.
+
+    They come from the largest shares. With fewer samples than such ranks, nothing changes.
+    """
+    due = np.minimum(batch_size, 1)
+    if sizes.sum() >= due.sum():
+        for rank in np.flatnonzero(sizes < due):
+            sizes[np.argmax(sizes)] -= 1
+            sizes[rank] = 1
+    return tuple(sizes.tolist())
 
 
 def terms_of(kind: StreamKind, global_batch_size: int) -> Terms:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-ROLE = "EVENSTEP_ROLE"
+ROLE, SWITCH, OFF = "EVENSTEP_ROLE", "EVENSTEP", "off"
 
 
 def role_in(environment: Mapping[str, str]) -> str:
@@ -17,6 +17,11 @@ def role_in(environment: Mapping[str, str]) -> str:
     Unchecked, because all ranks have to hear of one that is none.
     """
     return environment.get(ROLE, "") or "worker"
+
+
+def switch_in(environment: Mapping[str, str]) -> str:
+    """Return whether the environment leaves the script plain, unchecked: "on" by default."""
+    return environment.get(SWITCH, "") or "on"
 
 
 @dataclass(frozen=True, slots=True)

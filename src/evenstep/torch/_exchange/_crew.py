@@ -10,7 +10,7 @@ from typing import Any, final
 import torch.distributed as dist
 
 from .._network import Network
-from ._agent import role_in
+from ._agent import OFF, role_in, switch_in
 from ._bracket import CollectiveWatch
 from ._roles import Said, agreed_servers
 from ._startup import WorkerFacts, open_side
@@ -44,9 +44,7 @@ class Crew:
     def __init__(self, process_group: dist.ProcessGroup | None, network: Network | None) -> None:
         self._hall = open_side(process_group)
         self.all = process_group
-        said = Said(
-            network is not None, None if network is None else network.servers, role_in(os.environ)
-        )
+        said = _said(network)
         try:
             servers = agreed_servers([Said(*row) for row in self._hall.collect(astuple(said))])
         except ValueError:
@@ -129,3 +127,12 @@ class Crew:
         ]
         mine: dist.ProcessGroup = groups[[self._hall.rank in part for part in parts].index(True)]
         return mine
+
+
+def _said(network: Network | None) -> Said:
+    """Return what this rank says of the roles; where it is switched off, nothing but that."""
+    switch = switch_in(os.environ)
+    if switch == OFF:
+        return Said(False, None, "worker", switch)
+    servers = None if network is None else network.servers
+    return Said(network is not None, servers, role_in(os.environ), switch)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ...exceptions import invalid
-from ._agent import ROLE
+from ._agent import OFF, ROLE, SWITCH
 
 _ROLES: Final = ("worker", "server")
 _LEAST_WORKERS = 2
@@ -21,11 +21,13 @@ class Said:
         shares: whether its balancer sums gradients by shares at all.
         servers: the servers by `Network(servers=...)`; None leaves it to the environment.
         role: this rank's by the environment.
+        switch: "off" where the environment leaves the script plain, and everybody trains.
     """
 
     shares: bool
     servers: tuple[int, ...] | None
     role: str
+    switch: str = "on"
 
 
 def agreed_servers(said: Sequence[Said]) -> tuple[int, ...]:
@@ -67,6 +69,13 @@ def agreed_servers(said: Sequence[Said]) -> tuple[int, ...]:
 
 
 def _check_same(rank: int, mine: Said, first: Said) -> None:
+    if mine.switch not in ("on", OFF):
+        got = f"{mine.switch!r} on rank {rank}"
+        raise invalid(SWITCH, 'be "off", "on" or left out', got, "Leave it out to balance.")
+    if mine.switch != first.switch:
+        got = f"{first.switch!r} on rank 0 and {mine.switch!r} on rank {rank}"
+        remedy = f"Set {SWITCH}=off in the environment of all processes, or of none."
+        raise invalid(SWITCH, "be the same on all ranks", got, remedy)
     if mine.role not in _ROLES:
         rule, got = 'be "worker" or "server"', f"{mine.role!r} on rank {rank}"
         raise invalid(ROLE, rule, got, "Leave it out for a worker.")

@@ -12,6 +12,7 @@ import torch
 from .._data._step import MicroBatch
 from ._kept import kept
 from ._lack import free_memory, is_out_of_memory
+from ._layout import Layout
 from ._rows import repeat_rows
 
 Closure = Callable[[Any], torch.Tensor]
@@ -27,6 +28,7 @@ def probe(
     *,
     most: int,
     smallest: int,
+    layout: Layout,
     models: Iterable[torch.nn.Module],
     no_sync: Callable[[], AbstractContextManager[Any]],
     forget: Callable[[], None],
@@ -48,6 +50,7 @@ def probe(
         through: runs the backward of a loss.
         most: largest size worth knowing, at least 1.
         smallest: samples that one forward needs at least.
+        layout: tells what of a batch has one entry per sample.
         models: whose gradients and buffers are put back.
         no_sync: entered around the backwards.
         forget: called after a forward that broke off.
@@ -58,7 +61,8 @@ def probe(
     held = max(part.num_samples, 1)
 
     def fits(size: int) -> bool:
-        fitted = _fits(repeat_rows(part.batch, held, size), closure, through, no_sync=no_sync)
+        batch = repeat_rows(part.batch, held, size, layout)
+        fitted = _fits(batch, closure, through, no_sync=no_sync)
         if not fitted:
             forget()
         free_memory()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -14,6 +15,7 @@ import torch
 from ...exceptions import invalid
 from .._data._step import MicroBatch, cut
 from ._lack import free_memory, is_out_of_memory
+from ._layout import Layout
 from ._probe import Closure, probe
 from ._rows import split_rows
 
@@ -93,6 +95,7 @@ class Replay:
     Args:
         models: those of the run.
         listener: is told of forwards and limits.
+        layout: finds out what of a batch has one entry per sample; asked once, when it is needed.
         loss_reduction: what a loss does over the samples of a forward, ``"mean"`` or ``"sum"``.
         smallest: gives the samples that one forward needs at least, positive.
         probe_up_to: find by trial, before the first forward, which size up to this one fits; None
@@ -108,12 +111,14 @@ class Replay:
         models: ReplayModels,
         listener: ReplayListener,
         *,
+        layout: Callable[[], Layout],
         loss_reduction: str = "mean",
         smallest: Callable[[], int] = lambda: 1,
         probe_up_to: int | None = None,
     ) -> None:
         self._models = models
         self._listener = listener
+        self._layout = functools.cache(layout)
         self._sums = loss_reduction == "sum"
         self._least = smallest
         self._probe_up_to = probe_up_to
@@ -205,6 +210,7 @@ class Replay:
             through,
             most=most,
             smallest=self._smallest,
+            layout=self._layout(),
             models=self._models.modules(),
             no_sync=self._models.no_sync,
             forget=self._models.forget_forward,
@@ -286,23 +292,20 @@ class Replay:
 
     def _cut(self, parts: Sequence[MicroBatch]) -> list[MicroBatch]:
         """Return the parts within the limit, the last of them safe to synchronise in."""
-        pieces = [piece for part in parts for piece in _pieces(part, self.limit)]
+        pieces = [piece for part in parts for piece in self._pieces(part)]
         last = pieces[-1].num_samples
         if self._models.synchronise and last > max(self._smallest, *self._went_well, 0):
             rest = last - self._smallest
-            stand_in, _ = split_rows(pieces[-1].batch, last, (self._smallest, rest))
+            stand_in, _ = split_rows(pieces[-1].batch, last, (self._smallest, rest), self._layout())
             pieces.append(replace(pieces[-1], batch=stand_in, num_samples=0))
         return pieces
 
-
-def _pieces(part: MicroBatch, limit: int | None) -> list[MicroBatch]:
-    sizes = cut(part.num_samples, limit)
-    return [part] if len(sizes) == 1 else _split(part, sizes)
-
-
-def _split(part: MicroBatch, sizes: Sequence[int]) -> list[MicroBatch]:
-    batches = split_rows(part.batch, part.num_samples, sizes)
-    return [
-        replace(part, batch=batch, num_samples=size)
-        for batch, size in zip(batches, sizes, strict=True)
-    ]
+    def _pieces(self, part: MicroBatch) -> list[MicroBatch]:
+        sizes = cut(part.num_samples, self.limit)
+        if len(sizes) == 1:
+            return [part]
+        batches = split_rows(part.batch, part.num_samples, sizes, self._layout())
+        return [
+            replace(part, batch=batch, num_samples=size)
+            for batch, size in zip(batches, sizes, strict=True)
+        ]

@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from ...exceptions import invalid
 from ._weighting import InertHook
 
-_IN_PLACE = "_compiled_call_impl"  # where `Module.compile()` keeps what it made
+IN_PLACE = "_compiled_call_impl"  # where `Module.compile()` keeps what it made
 _BEHIND, _HOOKS = "_evenstep_behind", "_evenstep_hooks"  # what ours stands around, and its hooks
 
 _REASON = (
@@ -85,7 +85,7 @@ def check_compiled(module: nn.Module) -> None:
 def hooks_on(module: nn.Module) -> Iterator[Any]:
     """Yield the balancer's hooks on ``module``, wherever they are placed."""
     registered = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
-    placed = getattr(module.__dict__.get(_IN_PLACE), _HOOKS, ())
+    placed = getattr(module.__dict__.get(IN_PLACE), _HOOKS, ())
     for group in (*registered, *placed):
         if isinstance(group, AbstractUntraced):
             yield from group.hooks
@@ -189,7 +189,7 @@ class Surround:
         Args:
             traced: whether the module is called from inside of a compiled one.
         """
-        present = self.module.__dict__.get(_IN_PLACE)
+        present = self.module.__dict__.get(IN_PLACE)
         if present is not None and present is self._call:
             return
         if present is None and not traced:
@@ -199,12 +199,12 @@ class Surround:
         self._take_off()
         before = BeforeHooks((*self._first, *self._before))
         self._call = _around(self.module, present, before, AfterHooks(self._after))
-        self.module.__dict__[_IN_PLACE] = self._call
+        self.module.__dict__[IN_PLACE] = self._call
 
     def release(self) -> None:
         """Leave the module as it was."""
         self._take_off()
-        if self._call is not None and self.module.__dict__.get(_IN_PLACE) is self._call:
+        if self._call is not None and self.module.__dict__.get(IN_PLACE) is self._call:
             _restore(self.module, self._call)
         self._call = None
 
@@ -243,12 +243,12 @@ def _around(
 def _restore(module: nn.Module, call: Any) -> None:
     present = getattr(call, _BEHIND)
     if present is None:
-        del module.__dict__[_IN_PLACE]
+        del module.__dict__[IN_PLACE]
     else:
-        module.__dict__[_IN_PLACE] = present
+        module.__dict__[IN_PLACE] = present
 
 
 def _in_place(module: nn.Module) -> Any:
     """Return what ``module.compile()`` made, also from behind ours; None if it was not called."""
-    call = module.__dict__.get(_IN_PLACE)
+    call = module.__dict__.get(IN_PLACE)
     return getattr(call, _BEHIND, call)

@@ -208,8 +208,10 @@ def with_ddp(
     module: nn.Module, world_size: int, process_group: torch.distributed.ProcessGroup | None
 ) -> nn.Module:
     """Return ``module`` as it is if it averages gradients or is alone, else in a DDP."""
+    device = device_of(module)  # or there is nothing to train
     if world_size > 1:
         refuse_other_kinds(module)
+        _refuse_ddp_inside(module)
     if fsdp_layers(module):
         check_fsdp(module, process_group)
         return module
@@ -218,9 +220,22 @@ def with_ddp(
         return module
     if world_size == 1:
         return module
-    device = device_of(module)
     ids = [device.index] if device.type == "cuda" and device.index is not None else None
     return DistributedDataParallel(module, device_ids=ids, process_group=process_group)
+
+
+def _refuse_ddp_inside(module: nn.Module) -> None:
+    """Raise if a part of ``module`` averages gradients for itself: they would be averaged twice."""
+    outer = ddp_of(module)
+    for name, part in module.named_modules():
+        if isinstance(part, DistributedDataParallel) and part is not outer:
+            raise invalid(
+                "Balancer.prepare(model)",
+                "be a DDP as a whole, or have none inside",
+                f"{type(module).__name__} with a DDP at `{name}`",
+                f"Prepare that one: `balancer.prepare(model.{name}, loader)`. What is around it "
+                "stays as it is.",
+            )
 
 
 def _check_group(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -9,16 +10,35 @@ from typing import Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from .._data._step import StepCount
 from ._models import BalancedModel
+from ._unused import Unused
 
 
 class PreparedModels(list[BalancedModel]):
-    """All models that a balancer has prepared, in the order in which they came."""
+    """All models that a balancer has prepared, in the order in which they came.
 
-    def __init__(self) -> None:
+    Args:
+        count: steps of the run so far.
+    """
+
+    def __init__(self, count: StepCount | None = None) -> None:
         super().__init__()
+        self._unused = Unused(count or StepCount())
+        weakref.finalize(self, self._unused.close)  # at the end of a script that closes nothing
         self._through = False
         self._hooks: list[RemovableHandle] = []
+
+    def append(self, model: BalancedModel) -> None:
+        """Add a model."""
+        super().append(model)
+        if not model.compiles:  # a hook may cost a compilation
+            self._unused.watch(model.module)
+
+    def close(self) -> None:
+        """Let go of the models, and say if they were trained past the balancer."""
+        self._unused.close()
+        self.clear()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

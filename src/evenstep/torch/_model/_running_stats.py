@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from .._exchange._startup import Alone, SideGroup
+from .._link import RunLink
 from ._models import BalancedModel
 
 Total = Callable[[torch.Tensor], torch.Tensor]
@@ -18,6 +20,20 @@ class RunningStats:
 
     def __init__(self) -> None:
         self._num_averaged = 0  # samples of this rank that were dealt with
+
+    def average_over(
+        self, side: SideGroup | Alone | None, link: RunLink, models: Iterable[BalancedModel]
+    ) -> None:
+        """Average over the ranks of ``side`` what they have seen so far, by ``link``. Collective.
+
+        Raises:
+            RuntimeError: there is no ``side``, before ``prepare`` or after ``close``.
+        """
+        if side is None:
+            raise RuntimeError("Nothing to average: call it between `prepare` and `close`.")
+        if side.world_size > 1:
+            link.report_now()
+            self.average(models, *link.num_samples_seen, side.sum)
 
     def average(
         self, models: Iterable[BalancedModel], seen: int, newest: int, total: Total

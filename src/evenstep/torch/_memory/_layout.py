@@ -1,0 +1,115 @@
+"""What of a batch has one entry per sample, told by what grows with the number of samples."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from ...exceptions import invalid
+from .._data._stream import StreamLoader
+from .._profile._samples import batch_maker, first_samples
+from ._kept import kept_random
+
+Path = tuple[Any, ...]
+"""Keys, places and field names that lead to a member of a batch."""
+
+_REMEDY = "Have `collate_fn` lay samples along the first dimension, or set `Bounds(max=...)`."
+
+
+class Layout:
+    """Tells which members of a batch have one entry per sample.
+
+    Two batches that differ in size alone are compared: what has as many entries as samples in both
+    has one for each. A length by itself says nothing: a batch of 64 may hold 64 class weights.
+
+    Args:
+        collated: returns a batch of so many samples, as the loader's ``collate_fn`` makes them.
+    """
+
+    def __init__(self, collated: Callable[[int], Any]) -> None:
+        few, more = (dict(_lengths(collated(size), ())) for size in (2, 3))
+        self._known = {path: few[path] == 2 and more[path] == 3 for path in few.keys() & more}
+
+    def per_sample(self, batch: Any, num_samples: int) -> list[Any]:
+        """Return the outermost members of ``batch`` that have one entry per sample.
+
+        Raises:
+            ValueError: there is none, or one of which nobody can tell.
+        """
+        found: list[Any] = []
+        done: list[Path] = []
+        for path, item in _members(batch, ()):
+            if any(path[: len(outer)] == outer for outer in done):
+                continue
+            length = _length(item)
+            known = self._known.get(path, None if length == num_samples else False)
+            if known is None or (known and length != num_samples):
+                raise _refused(num_samples, f"`{_named(path)}` with {length} entries")
+            if known:
+                found.append(item)
+                done.append(path)
+        if not found:
+            raise _refused(num_samples, f"a {type(batch).__name__} without any")
+        return found
+
+
+def layout_by(loader: Any, prepared: Any) -> Callable[[], Layout]:
+    """Return what finds out the layout of the loader's batches, from one sample over and over.
+
+    Fetched as in training, in a worker process where there are any, and under random states that
+    are put back.
+
+    Args:
+        loader: the user's own.
+        prepared: what ``prepare`` made of it.
+    """
+
+    def find() -> Layout:
+        with kept_random():
+            if isinstance(prepared, StreamLoader):
+                return Layout(prepared.repeated)
+            return Layout(batch_maker(loader, first_samples(loader, 1)))
+
+    return find
+
+
+def _members(item: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+    """Yield ``item`` and all that it holds, outer ones first."""
+    yield path, item
+    pairs: Any = ()
+    if isinstance(item, Mapping):
+        pairs = item.items()
+    elif isinstance(item, (list, tuple)):
+        pairs = enumerate(item)
+    elif dataclasses.is_dataclass(item) and not isinstance(item, type):
+        pairs = [(field.name, getattr(item, field.name)) for field in dataclasses.fields(item)]
+    for key, member in pairs:
+        yield from _members(member, (*path, key))
+
+
+def _lengths(item: Any, path: Path) -> Iterator[tuple[Path, int | None]]:
+    for place, member in _members(item, path):
+        yield place, _length(member)
+
+
+def _length(item: Any) -> int | None:
+    """Return the entries of what may have one per sample; None for all else."""
+    if isinstance(item, torch.Tensor):
+        return len(item) if item.dim() else None
+    is_list = isinstance(item, (list, tuple)) and not hasattr(item, "_fields")
+    return len(item) if is_list else None
+
+
+def _named(path: Path) -> str:
+    return "batch" + "".join(f"[{key!r}]" for key in path)
+
+
+def _refused(num_samples: int, got: str) -> ValueError:
+    rule = (
+        f"get batches that can be cut: tensors or lists with one entry for each of the "
+        f"{num_samples} samples"
+    )
+    return invalid("Step.backward(...)", rule, got, _REMEDY)

@@ -1,0 +1,150 @@
+"""Whether the installed torch behaves, where nothing promises it, as evenstep relies on.
+
+The weight and the clock need the order in which the autograd engine calls back, and a number for
+each backward. Both are private to torch. A torch that does otherwise would give wrong gradients or
+wrong times without an error, so it is refused before the first step.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...exceptions import invalid
+from ._compiled import IN_PLACE, ddp_of
+from ._weighting import at_end_of_backward
+
+_REMEDY = "Install torch 2.13.0, with which evenstep is tested, or set EVENSTEP=off for this run."
+_ORDER = ["output", "inner", "inner end", "gradient", "end", "wait", "after the wait"]
+
+
+def self_test(model: nn.Module) -> None:
+    """Check what evenstep relies on in torch, once per process, and in the DDP of ``model``.
+
+    Raises:
+        ValueError: torch behaves in another way; the message says how.
+    """
+    _check_once()
+    ddp = ddp_of(model)
+    for name in ("require_forward_param_sync", "require_backward_grad_sync"):
+        if ddp is not None and not isinstance(getattr(ddp, name, None), bool):
+            raise _refused(f"keep a DDP's `{name}`, on which evenstep relies", "none there")
+
+
+def task_id() -> int:
+    """Return the engine's number of the backward under way; -1 outside of one."""
+    return torch._C._current_graph_task_id()
+
+
+def check_engine(
+    queue: Callable[[Callable[[], None]], None] = at_end_of_backward,
+    task: Callable[[], int] = task_id,
+) -> None:
+    """Run a backward of a few nodes, another one inside it, and look at what is called when.
+
+    On the CPU, whatever the default device; random states and the grad mode stay as they are.
+
+    Args:
+        queue: has the engine call back at the end of the backward under way.
+        task: gives its number.
+
+    Raises:
+        ValueError: callbacks come in another order, or backwards cannot be told apart.
+    """
+    calls: list[str] = []
+    tasks: list[int] = []
+    try:
+        before = task()
+        with torch.inference_mode(False), torch.enable_grad():
+            _run(calls, tasks, queue, task)
+        after = task()
+    except Exception as error:
+        what = "call back at the end of a backward, and number backwards"
+        raise _refused(what, f"{type(error).__name__}: {error}") from error
+    if calls != _ORDER:
+        raise _refused(f"call back in the order {_ORDER}", calls)
+    outer, inner, again = tasks
+    if not (before == after == -1 and outer == again >= 0 and inner >= 0 and inner != outer):
+        got = f"{before}, {outer}, {inner}, {again}, {after}"
+        raise _refused("number backwards, -1 outside of them and another one inside", got)
+
+
+class _Note(torch.autograd.Function):
+    """An identity whose backward takes a note."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, note: Callable[[], None]) -> torch.Tensor:
+        ctx.note = note
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        ctx.note()
+        return grads[0], None
+
+
+def _run(
+    calls: list[str],
+    tasks: list[int],
+    queue: Callable[[Callable[[], None]], None],
+    task: Callable[[], int],
+) -> None:
+    """Note the callbacks of an output, as evenstep asks for them, and of a gradient, as DDP does.
+
+    Between them lies a backward inside of the backward, as in reentrant checkpointing.
+    """
+
+    def at_output() -> None:
+        calls.append("output")
+        tasks.append(task())
+        queue(at_end)
+
+    def at_end() -> None:
+        calls.append("end")
+        queue(lambda: calls.append("after the wait"))
+
+    def at_inner() -> None:
+        calls.append("inner")
+        tasks.append(task())
+        queue(lambda: calls.append("inner end"))
+
+    def nested() -> None:
+        with torch.enable_grad():
+            inner = torch.ones((), device="cpu", requires_grad=True)
+            torch.autograd.backward(_Note.apply(inner, at_inner))  # type: ignore[no-untyped-call]
+
+    def at_gradient(_: torch.Tensor) -> None:
+        calls.append("gradient")
+        tasks.append(task())
+        queue(lambda: calls.append("wait"))
+
+    parameter = torch.ones((), device="cpu", requires_grad=True)
+    parameter.register_post_accumulate_grad_hook(at_gradient)  # type: ignore[no-untyped-call]
+    hidden = _Note.apply(parameter, nested)  # type: ignore[no-untyped-call]
+    torch.autograd.backward(_Note.apply(hidden, at_output))  # type: ignore[no-untyped-call]
+
+
+def check_call(place: str = IN_PLACE) -> None:
+    """Look whether a module calls what ``Module.compile()`` puts in its ``place``.
+
+    Raises:
+        ValueError: it calls its own ``forward``.
+    """
+    module = nn.Identity()
+    module.__dict__[place] = lambda value: "placed"
+    if (got := module("forward")) != "placed":
+        raise _refused(f"call what stands in a module's `{place}`", f"its {got}")
+
+
+@functools.cache
+def _check_once() -> None:
+    check_engine()
+    check_call()
+
+
+def _refused(rule: str, got: object) -> ValueError:
+    return invalid(f"torch {torch.__version__}", rule, got, _REMEDY)

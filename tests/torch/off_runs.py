@@ -1,0 +1,161 @@
+"""What the workers of the tests of ``EVENSTEP=off`` run: one script, plain or through evenstep."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler
+
+from evenstep.torch import Balancer, Checkpoint, Drain, Runtime
+
+from .exactness import samples
+from .models import Mlp
+from .plans import Restless
+
+SETTINGS: dict[str, Any] = {"policy": Restless(), "runtime": Runtime(line_every=None)}
+NUM_EPOCHS = 2
+
+
+def mlp() -> nn.Module:
+    torch.manual_seed(0)
+    return Mlp().double()
+
+
+def parameters(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).clone()
+
+
+def sharded() -> DataLoader:
+    data = samples()
+    return DataLoader(data, 8, sampler=DistributedSampler(data, seed=3))
+
+
+def train(model: nn.Module, loader: Any) -> torch.Tensor:
+    """Train as the DDP tutorial does."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(NUM_EPOCHS):
+        loader.sampler.set_epoch(epoch)
+        for x, y in loader:
+            functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return parameters(model)
+
+
+def plain_and_off(rank: int) -> dict[str, Any]:
+    """Return whether both end alike to the last bit, and what evenstep has put on the model."""
+    alone = train(DistributedDataParallel(mlp()), sharded())
+    os.environ["EVENSTEP"] = "off"
+    threads = set(threading.enumerate())
+    with Balancer(**SETTINGS) as balancer:
+        model, loader = balancer.prepare(mlp(), sharded())
+        hooks = [*model._forward_hooks, *model._forward_pre_hooks]
+        ends = train(model, loader)
+        started = set(threading.enumerate()) - threads
+    return {
+        "alike": torch.equal(ends, alone),
+        "kind": type(model).__name__,
+        "hooks": len(hooks),
+        "threads": len(started),
+    }
+
+
+class Numbers(IterableDataset):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(13))
+
+
+class Reversed(Sampler):
+    def __len__(self) -> int:
+        return 13
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(12, -1, -1))
+
+
+LOADERS = {
+    "in order": lambda: DataLoader(range(13), 2),
+    "shuffled": lambda: DataLoader(range(13), 2, shuffle=True),
+    "a sampler": lambda: DataLoader(range(13), 2, sampler=Reversed()),
+    "batches": lambda: DataLoader(range(13), batch_sampler=[[0, 1, 2, 3], [4, 5, 6, 7, 8]]),
+    "sharded already": lambda: DataLoader(range(13), 2, sampler=DistributedSampler(range(13))),
+    "the same stream": lambda: DataLoader(Numbers(), 2),
+}
+
+
+def numbers(rank: int) -> dict[str, list[list[list[int]]]]:
+    """Return the batches of two epochs of each loader on this rank."""
+    os.environ["EVENSTEP"] = "off"
+    torch.manual_seed(rank)  # as scripts that seed by rank
+    found = {}
+    for name, make in LOADERS.items():
+        settings = {**SETTINGS, "global_batch_size": 4} if name == "batches" else SETTINGS
+        with Balancer(**settings) as balancer:
+            stream = "same" if name == "the same stream" else None
+            _, loader = balancer.prepare(mlp(), make(), stream=stream)
+            found[name] = [[batch.tolist() for batch in loader] for _ in range(2)]
+    return found
+
+
+def everything(rank: int, folder: str) -> dict[str, Any]:
+    """Call what a script may call."""
+    os.environ["EVENSTEP"] = "off"
+    seen = []
+    with Balancer(**SETTINGS) as balancer, Drain(balancer) as drain:
+        model = mlp()
+        model, loader = balancer.prepare(model, DataLoader(samples(), 8, shuffle=True))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        parts = {"model": model, "optimizer": optimizer, "loader": loader, "balancer": balancer}
+        checkpoint = Checkpoint(folder, **parts)
+        before = balancer.batch_sizes, balancer.num_samples, len(loader)
+        balancer.profile(lambda batch: functional.cross_entropy(model(batch[0]), batch[1]))
+        for number, step in enumerate(loader.steps()):
+            (first,) = step.micro_batches
+            for x, y in step:
+                loss = balancer.weight(functional.cross_entropy(model(x), y))
+                loss.backward()
+            assert len(x) == step.num_samples == balancer.num_samples == first.num_samples
+            seen.append(balancer.mean(float(rank)))
+            optimizer.step()
+            if number == 1:
+                checkpoint.save(number)
+                break
+        assert not drain.requested
+        step.backward(lambda batch: functional.cross_entropy(model(batch[0]), batch[1]))
+        balancer.average_buffers()
+        evaluation = balancer.prepare_eval(DataLoader(samples(), 7))
+        for x, _ in evaluation:
+            evaluation.add("first", x[:, 0].mean())
+        means = evaluation.mean()
+        loader.set_epoch(5)
+        sizes, servers = balancer.batch_sizes, balancer.is_server
+    with Balancer(**SETTINGS) as again:
+        _, later = again.prepare(mlp(), DataLoader(samples(), 8, shuffle=True))
+        Checkpoint(folder, **{**parts, "loader": later, "balancer": again}).load()
+        left = sum(1 for _ in later)
+    return {
+        "before": before,
+        "means": seen,
+        "first": means["first"] - float(samples().tensors[0][:, 0].mean()),
+        "sizes": sizes,
+        "server": servers,
+        "left": left,
+        "steps": len(later),
+    }
+
+
+def differing(rank: int, values: list[str]) -> str:
+    """Return the error of a rank whose environment has one of these values."""
+    os.environ["EVENSTEP"] = values[rank]
+    try:
+        Balancer(**SETTINGS).prepare(mlp())
+    except ValueError as error:
+        return str(error)
+    return ""
