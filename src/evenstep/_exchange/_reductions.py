@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,8 @@ class Reduced:
 
     def row(self) -> list[Any]:
         """Return it as plain values."""
-        return [self.model, self.number, list(self.shares.items()), list(self.maybe)]
+        shares = [[step, share] for step, share in self.shares.items()]  # as JSON gives them back
+        return [self.model, self.number, shares, list(self.maybe)]
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> Reduced:
@@ -70,22 +71,28 @@ class Reductions:
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
-        self._told: defaultdict[tuple[int, int], dict[int, Reduced]] = defaultdict(dict)
+        self._told: defaultdict[tuple[int, int], dict[int, Sequence[Any]]] = defaultdict(dict)
 
     def take(self, rank: int, rows: Sequence[Sequence[Any]]) -> Differing | None:
         """Take in what a rank reduced; return how it differs from what others did, if it does."""
-        for reduced in map(Reduced.of, rows):
-            key = reduced.model, reduced.number
+        for row in rows:
+            key = row[0], row[1]
             told = self._told[key]
-            told[rank] = reduced
-            differs = any(
-                not (one.may_be(reduced) and reduced.may_be(one)) for one in told.values()
-            )
-            if differs and 2 * len(told) > self._world_size:  # a majority is known, or all there is
-                return _differing(told, key)
+            told[rank] = row
+            if 2 * len(told) > self._world_size and _differ(told.values()):
+                return _differing({one: Reduced.of(said) for one, said in told.items()}, key)
             if len(told) == self._world_size:
                 del self._told[key]
         return None
+
+
+def _differ(rows: Iterable[Sequence[Any]]) -> bool:
+    """Tell whether ranks cannot have put the same into a reduction."""
+    first, *others = rows
+    if all(row == first for row in others):
+        return False
+    told = [Reduced.of(row) for row in (first, *others)]
+    return any(not one.may_be(other) for one in told for other in told)
 
 
 def _differing(told: Mapping[int, Reduced], key: tuple[int, int]) -> Differing:

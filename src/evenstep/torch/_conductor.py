@@ -28,6 +28,7 @@ from ._under_way import StepUnderWay
 from ._uses import ForwardUse, UseBooks
 from ._weights import Weights
 
+_NUM_PEEKED = 4  # first batches of a loop, before it shows whether it fetches ahead
 _MOST_OPEN = 128  # steps that were handed out and may still get micro-batches
 
 
@@ -105,6 +106,7 @@ class StepConductor:
         self._step: StepUnderWay | None = None
         self._backwards_per_forward = 0  # 0: not known, or not the same for every forward
         self._handed_out_s: float | None = None
+        self._num_of_loop = 0  # batches
         self._newest = self._newest_used = -1  # steps that were handed out, that had a backward
         self.num_steps = 0
         self._seen = 0, 0  # samples of this rank: in the finished steps, and in the last of them
@@ -117,7 +119,7 @@ class StepConductor:
         if trains:
             if self._step is not None and self._step.num_backwards:
                 self._finish(self._step)
-            self._gaps.begin_fetch()
+            self._gaps.begin_fetch(in_step=self._step is not None)
         plan = self._exchange.at(step, trains=trains)
         self.plan = plan if self._peers is None else self._peers.agree(plan, self._exchange)
         if trains:
@@ -142,7 +144,7 @@ class StepConductor:
         opened.stopping = self._exchange.stopping
         opened.follows = self._trains() and self._newest <= self._newest_used
         if not opened.follows:
-            for other in self._steps.values():
+            for other in tuple(self._steps.values()):
                 other.follows &= other.is_used
         self._blind.handed_out(step, self._newest_used, self._num_without_backward)
         self._newest = step
@@ -164,7 +166,10 @@ class StepConductor:
             self._go_to(opened)
         weight, key = self._weights.of(opened, num_samples, units)
         self._tickets.retire(lambda ticket: self._cuts or ticket.num_backwards > 0)
-        self._tickets.open(Ticket(opened, num_samples, weight, key, is_last), batch)
+        # In a loop that uses each batch before the next one, there is nothing to be told apart.
+        peeks = self._num_of_loop < _NUM_PEEKED or not opened.follows
+        self._num_of_loop += 1
+        self._tickets.open(Ticket(opened, num_samples, weight, key, is_last), batch, peeks=peeks)
         opened.on_last_forward = is_last
         opened.num_forwards += 1
         self._gaps.end_fetch()
@@ -212,7 +217,7 @@ class StepConductor:
     def end_epoch(self) -> None:
         """Hear that a loop is over: batches that it fetched ahead may still be used."""
         self._tickets.end_loop()
-        self._handed_out_s = None
+        self._handed_out_s, self._num_of_loop = None, 0
         if not self._trains():
             return
         step = self._step
@@ -251,7 +256,9 @@ class StepConductor:
             step.is_used = True
             if not (step.has_begun and step.follows and step.thread_id == self._thread_id):
                 self._start(step)
-            self._meet_others(step)
+            if self._meet is not None:
+                self._gaps.close()
+                self._meet_others(step)
         self._gaps.close()
         self._compiling.begin_forward(use.ticket.num_samples)
         if self._sharded and use.ticket.is_last:
@@ -283,6 +290,9 @@ class StepConductor:
             return
         self.meter.end()
         self._note_backward(step, uses)
+        if step.reported and not step.is_over:  # too early: one backward more than was foreseen
+            step.is_underrated = True
+            self._settling.give_up()
         foreseen = self._backwards_per_forward * step.num_forwards
         if step.on_last_forward and step.num_backwards == foreseen and not step.reported:
             self._settling.settle(step.number, self._report(step, reduced=reduced))
@@ -299,7 +309,8 @@ class StepConductor:
             self._shares.reduced()
         self.meter.waited()
         self._exchange.leave_collective()
-        self._gaps.open()
+        if self._step is not None and not self._step.reported:
+            self._gaps.open()
 
     def report_now(self) -> None:
         """Report the step under way if that is still to be done: a collective comes first."""
@@ -339,7 +350,8 @@ class StepConductor:
 
     def _num_without_backward(self) -> int:
         """Return how many steps had a forward since the newest backward."""
-        return sum(step.is_used and not step.num_backwards for step in self._steps.values())
+        steps = tuple(self._steps.values())  # another thread may hand out meanwhile
+        return sum(step.is_used and not step.num_backwards for step in steps)
 
     def _trains(self) -> bool:
         return self._thread_id is None or self._thread_id == threading.get_ident()
@@ -400,7 +412,7 @@ class StepConductor:
         if self._shares is not None:
             self._shares.end_step(step.number)
         each, rest = divmod(step.num_backwards, max(step.num_forwards, 1))
-        self._backwards_per_forward = 0 if rest else each
+        self._backwards_per_forward = 0 if rest or step.is_underrated else each
         self.num_steps += 1
 
     def _report(

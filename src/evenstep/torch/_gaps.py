@@ -60,8 +60,11 @@ class Gaps:
         """Begin anew with another step."""
         self._open = self._fetch = None
 
-    def begin_fetch(self) -> None:
+    def begin_fetch(self, *, in_step: bool) -> None:
         """Note that the loop comes back for another batch, perhaps in the middle of a step."""
+        if not in_step:
+            self.forget()
+            return
         self.close()
         self._fetch = self._meter.clock.mark()
 

@@ -52,6 +52,10 @@ class Settling:
             # point, and wait for this one in a collective of the user's: once is enough.
             self._in_vain = not self._exchange.settle(step, limit_s=self._limit_s)
 
+    def give_up(self) -> None:
+        """Wait no more: this rank's backwards cannot be foreseen, so others may wait for it."""
+        self._may_settle = self._in_vain = False
+
     def at_plan_point(self) -> None:
         """Decide whether to go on: the wait was for somebody slow, or for one who waited here."""
         if self._in_vain:

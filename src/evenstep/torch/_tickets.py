@@ -32,9 +32,8 @@ from ._under_way import StepUnderWay
 # A batch that was fetched and has not been used after so many others: no prefetcher looks so far
 # ahead. It can still be told by identity.
 _MOST_WAITING = 64
-_MOST_OWNERS = (
-    8  # batches at one address: more is a constant, such as a mask that is in all of them
-)
+_MOST_OWNERS = 8  # batches at one address: with more it is a constant, such as a mask
+_MOST_LOOKED_AT = 6  # storages, at each hand-out, whether they were freed
 _MOST_PEEKS = 8  # tensors of a batch that are looked at
 _MOST_RANGES = 64  # newest batches in one storage whose splits are recognised
 
@@ -109,8 +108,14 @@ class Tickets:
         # The weak reference keeps the address from being given to other memory.
         self._storages: OrderedDict[int, _Storage] = OrderedDict()
 
-    def open(self, ticket: Ticket, batch: Any) -> None:
-        """Note that ``batch`` is handed out with ``ticket``."""
+    def open(self, ticket: Ticket, batch: Any, *, peeks: bool = True) -> None:
+        """Note that ``batch`` is handed out with ``ticket``.
+
+        Args:
+            ticket: what is known of it.
+            batch: as the loop gets it.
+            peeks: whether copies of it may have to be recognised.
+        """
         with self._lock:
             self._live.append(ticket)
             del self._live[:-_MOST_WAITING]
@@ -119,8 +124,9 @@ class Tickets:
                 tensors = tensors_in(batch)
                 for tensor in tensors:
                     self._register(tensor, ticket)
-                peeks = map(Peek.of, tensors[:_MOST_PEEKS])
-                ticket.peeks = tuple(peek for peek in peeks if peek is not None)
+                if peeks:
+                    seen = map(Peek.of, tensors[:_MOST_PEEKS])
+                    ticket.peeks = tuple(peek for peek in seen if peek is not None)
 
     def retire(self, is_done: Callable[[Ticket], bool]) -> None:
         """Have tickets be found by identity alone from now on."""
@@ -241,8 +247,8 @@ class Tickets:
         storage.ranges.append((first, first + size * tensor.element_size(), ticket, size))
 
     def _forget_freed(self) -> None:
-        """Look at the two storages that were not looked at for longest; twice as many as come."""
-        for _ in range(min(8, len(self._storages))):
+        """Look at the storages that were not looked at for longest; more than a batch brings."""
+        for _ in range(min(_MOST_LOOKED_AT, len(self._storages))):
             number, storage = self._storages.popitem(last=False)
             if not storage.alive.expired():  # type: ignore[no-untyped-call]
                 self._storages[number] = storage

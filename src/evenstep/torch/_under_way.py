@@ -20,6 +20,7 @@ class StepUnderWay:
         thread_id: of the thread that it was handed to.
         stopping: whether all ranks know, as of its plan, that one of them asked to stop.
         follows: whether its own time begins at the hand-out: nothing else was under way then.
+        is_underrated: whether it had more backwards than were foreseen.
         is_used: whether one of its batches has had a forward.
         is_over: whether it is past its backwards, and another has begun.
         has_begun: whether the clock and the watches have begun with it.
@@ -43,6 +44,7 @@ class StepUnderWay:
     thread_id: int = 0
     stopping: bool = False
     follows: bool = True
+    is_underrated: bool = False
     is_used: bool = False
     is_over: bool = False
     has_begun: bool = False

@@ -45,19 +45,22 @@ class UseBooks:
 
     def add(self, uses: Iterable[ForwardUse]) -> list[Reduced]:
         """Take note of a backward through ``uses``; return what was reduced at its end."""
-        reducing: list[int] = []
+        reducing: dict[int, None] = {}
         for use in uses:
             if use.reduces is None:
                 continue
             self._open[use.model].append(use)
-            if use.reduces and use.model not in reducing:
-                reducing.append(use.model)
+            if use.reduces:
+                reducing[use.model] = None
+                use.reduces = None  # DDP reduces in the first backward after a forward
         return [self._reduced(model) for model in reducing]
 
     def _reduced(self, model: int) -> Reduced:
         uses = self._open.pop(model)
         number = self._numbers[model]
         self._numbers[model] += 1
+        if len(uses) == 1 and len(uses[0].match.tickets) == 1:  # as nearly always
+            return Reduced(model, number, {uses[0].ticket.step.number: _share_of(uses[0])})
         shares: dict[int, float | None] = {}
         maybe: set[int] = set()
         for use in uses:
@@ -65,12 +68,9 @@ class UseBooks:
             if len(steps) > 1:
                 maybe |= steps
                 continue
-            step, share = steps.pop(), use.match.share
+            step, share = steps.pop(), _share_of(use)
             before = shares.get(step, 0.0)
-            # Micro-batches and stand-ins are parts of their own: only whole batches are counted.
-            counts = share is not None and use.ticket.is_last and use.ticket.num_samples > 0
-            known = counts and before is not None and use.ticket.step.num_forwards == 1
-            shares[step] = before + share if known and before is not None and share else None
+            shares[step] = None if before is None or share is None else before + share
         self._warn_of_uneven(uses)
         return Reduced(model, number, shares, tuple(sorted(maybe)))
 
@@ -95,3 +95,13 @@ class UseBooks:
                     stacklevel=2,
                 )
                 return
+
+
+def _share_of(use: ForwardUse) -> float | None:
+    """Return which part of its batch a forward had, if that can be compared between ranks.
+
+    Micro-batches and stand-ins are parts of their own: only whole batches are counted.
+    """
+    ticket = use.ticket
+    counts = ticket.num_samples > 0 and ticket.step.num_forwards == 1
+    return use.match.share if counts else None
