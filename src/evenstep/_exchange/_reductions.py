@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -64,27 +65,34 @@ class Differing:
 class Reductions:
     """Rank 0's books of reductions that some ranks have told of and some have not.
 
+    Safe to use from several threads: rank 0's own come from its training thread.
+
     Args:
         world_size: number of workers.
     """
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
+        self._lock = threading.Lock()
         self._told: defaultdict[tuple[int, int], dict[int, Reduced]] = defaultdict(dict)
 
     def take(self, rank: int, rows: Sequence[Sequence[Any]]) -> Differing | None:
         """Take in what a rank reduced; return how it differs from what others did, if it does."""
-        for reduced in map(Reduced.of, rows):
-            key = reduced.model, reduced.number
-            told = self._told[key]
-            told[rank] = reduced
-            differs = any(
-                not (one.may_be(reduced) and reduced.may_be(one)) for one in told.values()
-            )
-            if differs and 2 * len(told) > self._world_size:  # a majority is known, or all there is
-                return _differing(told, key)
-            if len(told) == self._world_size:
-                del self._told[key]
+        with self._lock:
+            for reduced in map(Reduced.of, rows):
+                if (differing := self._take(rank, reduced)) is not None:
+                    return differing
+        return None
+
+    def _take(self, rank: int, reduced: Reduced) -> Differing | None:
+        key = reduced.model, reduced.number
+        told = self._told[key]
+        told[rank] = reduced
+        differs = any(not (one.may_be(reduced) and reduced.may_be(one)) for one in told.values())
+        if differs and 2 * len(told) > self._world_size:  # a majority is known, or all there is
+            return _differing(told, key)
+        if len(told) == self._world_size:
+            del self._told[key]
         return None
 
 
