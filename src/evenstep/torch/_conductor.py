@@ -281,7 +281,8 @@ class StepConductor:
         step = self._step
         reduced = self._books.add(uses)
         for use in uses:
-            self._finite.note(use.ticket.step.number, use.looks)
+            if use.looks:
+                self._finite.note(use.ticket.step.number, use.looks)
         self._finite.read()
         if step is None:
             self._exchange.tell_reduced(reduced)

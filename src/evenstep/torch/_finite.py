@@ -13,43 +13,50 @@ from .._exchange._exchange import Exchange
 
 @final
 class Look:
-    """A look at a tensor, whose sum is finite only if all of it is; read without a wait.
+    """A sum that is not finite, or that a device may find not to be.
 
-    On a device, the sum is copied into pinned memory on the stream that makes it, and an event
-    tells when it is there: the host never waits for it.
+    From a device it is copied into pinned memory, on the stream that makes it, and an event tells
+    when it is there: the host never waits for it.
 
     Args:
-        tensor: a gradient, or a loss. Of one that is spread over ranks, this rank's part.
-
-    Attributes:
-        is_half: whether it is in half precision, where a loss scale may be too large.
+        total: the sum, of no dimensions.
+        is_half: whether it is one of half precision, where a loss scale may be too large.
     """
 
     __slots__ = ("_copied", "_total", "is_half")
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        if type(tensor) is not torch.Tensor and hasattr(tensor, "to_local"):
-            tensor = tensor.to_local()  # summing all of it would be a collective
-        if tensor.is_complex():
-            tensor = tensor.abs()
-        kind = tensor.dtype
-        self.is_half = kind == torch.float16
+    def __init__(self, total: torch.Tensor, *, is_half: bool) -> None:
+        self.is_half = is_half
+        self._total = total.detach()
         self._copied: torch.cuda.Event | None = None
-        wide = kind if kind == torch.float64 else torch.float32  # a sum in half may overflow
-        total = tensor.sum(dtype=wide).detach()
         if total.is_cuda:
-            self._total = torch.empty((), dtype=wide, pin_memory=True)
-            self._total.copy_(total, non_blocking=True)
+            self._total = torch.empty((), dtype=total.dtype, pin_memory=True)
+            self._total.copy_(total.detach(), non_blocking=True)
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copied.record(torch.cuda.current_stream(total.device))
-        else:
-            self._total = total
 
     def is_finite(self) -> bool | None:
-        """Return whether all of it is; None while a device has not got there."""
+        """Return whether it is; None while a device has not got there."""
         if self._copied is not None and not self._copied.query():  # type: ignore[no-untyped-call]
             return None
         return math.isfinite(self._total.item())
+
+
+def look_at(tensor: torch.Tensor, looks: list[Look]) -> None:
+    """Look whether all of a gradient, or of a loss, is finite: its sum is not otherwise.
+
+    Args:
+        tensor: of one that is spread over ranks, this rank's part is looked at.
+        looks: gets what is left to be told; nothing for what is known to be finite.
+    """
+    if type(tensor) is not torch.Tensor and hasattr(tensor, "to_local"):
+        tensor = tensor.to_local()  # summing all of it would be a collective
+    if tensor.is_complex():
+        tensor = tensor.abs()
+    is_half = tensor.dtype == torch.float16
+    total = tensor.sum(dtype=torch.float32) if is_half else tensor.sum()  # half may overflow
+    if total.is_cuda or not math.isfinite(total.item()):
+        looks.append(Look(total, is_half=is_half))
 
 
 @final

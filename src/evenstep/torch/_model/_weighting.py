@@ -22,7 +22,7 @@ import torch
 
 from ...exceptions import invalid
 from .._containers import rebuild
-from .._finite import Look
+from .._finite import Look, look_at
 
 Weight = float | Callable[[], float]
 """What a gradient is multiplied by: known in the forward, or asked for in the backward."""
@@ -118,10 +118,9 @@ class _OutputScale(torch.autograd.Function):
         weight = known(ctx.use.weight)
         if weight == 0.0:  # a mean over nothing has a gradient of NaN, and 0 * NaN is NaN
             return torch.zeros_like(grads[0]), None, None
-        looks = ctx.use.looks
-        looks.append(Look(grads[0]))
+        look_at(grads[0], ctx.use.looks)
         if ctx.loss is not None:
-            looks.append(Look(ctx.loss))
+            look_at(ctx.loss, ctx.use.looks)
         return grads[0] * weight, None, None
 
 
