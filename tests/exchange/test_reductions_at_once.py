@@ -1,4 +1,4 @@
-"""Rank 0's comparison of what ranks reduced together."""
+"""Rank 0 hears of reductions from several threads at once."""
 
 import sys
 import threading
