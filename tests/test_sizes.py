@@ -12,6 +12,7 @@ FUNCTION_LINES, FUNCTION_LIMIT = 60, 80
 LONGER = {
     "src/evenstep/events.py": "every fact in one place; half of it is docstrings",
     "src/evenstep/torch/_balancer.py": "the public face in one place; half of it is docstrings",
+    "src/evenstep/torch/_data/_loader.py": "a loop over the loader in one place",
     "src/evenstep/torch/_conductor.py": "one rank's way through a step in one place",
     "src/evenstep/_exchange/_exchange.py": "where reports, plans, claims and losses meet",
 }

@@ -178,6 +178,19 @@ class SizesHeld:
 
 
 @dataclass(frozen=True, slots=True)
+class LossNotFinite:
+    """Losses are NaN or infinite, and do not recover: said once in a run.
+
+    Attributes:
+        step: the first optimizer step in which one was, from 0; none was finite in all since.
+        ranks: whose was, in that step.
+    """
+
+    step: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ClaimsSwitched:
     """A part of every step's samples is up for claims from now on, or no longer.
 
@@ -376,6 +389,7 @@ Event = (
     | MemoryCapped
     | MemoryShort
     | SizesHeld
+    | LossNotFinite
     | ClaimsSwitched
     | ProbingStarted
     | LinksMeasured

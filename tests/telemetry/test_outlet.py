@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from evenstep.events import MeasurementRejected, PolicyFailed, PolicySlow, RunEnded
+from evenstep.events import LossNotFinite, MeasurementRejected, PolicyFailed, PolicySlow, RunEnded
 from evenstep.telemetry import FaultLog, Outlet, close_all
 
 
@@ -138,6 +138,7 @@ def test_a_fault_is_told_to_a_person_once_for_each_who_has_it(told):
         log(PolicySlow(step, 2.0, 38.0))
         log(MeasurementRejected(step, 1, "compute_s is nan"))
         log(MeasurementRejected(step, 2, "compute_s is nan"))
+        log(LossNotFinite(step, (1, 2)))
         log(RunEnded(step))
 
     assert [text.partition(" Training")[0] for text in told()] == [
@@ -146,4 +147,7 @@ def test_a_fault_is_told_to_a_person_once_for_each_who_has_it(told):
         "first time. It is asked again after 38 s; until then the sizes stay.",
         "Step 0: rank 1 measured what cannot be, and the plan stays: compute_s is nan.",
         "Step 0: rank 2 measured what cannot be, and the plan stays: compute_s is nan.",
+        "From step 0 on losses are NaN or infinite, first on rank 1 and rank 2: look at the batch "
+        "and the loss there. Averaged gradients bring it to all ranks' parameters, which no later "
+        "step mends: begin again with what is from before.",
     ]

@@ -3,7 +3,7 @@
 import copy
 import io
 from collections import OrderedDict, namedtuple
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import pytest
@@ -29,6 +29,7 @@ class Fixed:
     """A forward whose batch has a known weight."""
 
     weight: float
+    looks: list = field(default_factory=list)
 
 
 class Weights:

@@ -16,6 +16,7 @@ from ._claims import Claims
 from ._decisions import Decisions, read_plan
 from ._losses import LossWatch, lost_worker
 from ._mailbox import Mailbox
+from ._not_finite import NotFinite
 from ._place import Framework
 from ._progress import Patrol
 from ._reductions import Differing, Reduced
@@ -95,6 +96,7 @@ class Exchange:
         self.mailbox = Mailbox(rank, world_size, channel, self._changed, owner=self)
         self.claims = Claims(rank, channel, self._changed, owner=self, plan_of=self._plan_of)
         self.shares = Shares(rank, world_size, channel, lag=lag, emit=emit, num_servers=num_servers)
+        self.not_finite = NotFinite(rank, channel, emit=emit)
         self._decisions = Decisions(world_size, lag=lag, announcer=self, emit=emit)  # on rank 0
         self.ways = Ways(rank, world_size, channel, differ=self._diverge)
         self._left: dict[int, int] = {}
@@ -325,6 +327,7 @@ class Exchange:
             self._channel.send_all({"bye": self._last_step, "loops": self.num_loops, **failed})
             self._channel.close()
             self._channel = None
+        self.not_finite.end(self._last_step)
 
     def _are_through(self) -> bool:
         """Tell whether nobody will claim any more of a step that this rank has done its part of."""
@@ -371,6 +374,7 @@ class Exchange:
                 or self.mailbox.received(peer, message)
                 or self.claims.received(peer, message)
                 or self.shares.received(peer, message)
+                or self.not_finite.received(peer, message)
                 or self.stop.received(message)
                 or self.ways.received(peer, message)
             ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -65,24 +66,33 @@ class Differing:
 class Reductions:
     """Rank 0's books of reductions that some ranks have told of and some have not.
 
+    Safe to use from several threads: rank 0's own come from its training thread.
+
     Args:
         world_size: number of workers.
     """
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
+        self._lock = threading.Lock()
         self._told: defaultdict[tuple[int, int], dict[int, Sequence[Any]]] = defaultdict(dict)
 
     def take(self, rank: int, rows: Sequence[Sequence[Any]]) -> Differing | None:
         """Take in what a rank reduced; return how it differs from what others did, if it does."""
-        for row in rows:
-            key = row[0], row[1]
-            told = self._told[key]
-            told[rank] = row
-            if 2 * len(told) > self._world_size and _differ(told.values()):
-                return _differing({one: Reduced.of(said) for one, said in told.items()}, key)
-            if len(told) == self._world_size:
-                del self._told[key]
+        with self._lock:
+            for row in rows:
+                if (differing := self._take(rank, row)) is not None:
+                    return differing
+        return None
+
+    def _take(self, rank: int, row: Sequence[Any]) -> Differing | None:
+        key = row[0], row[1]
+        told = self._told[key]
+        told[rank] = row
+        if 2 * len(told) > self._world_size and _differ(told.values()):
+            return _differing({one: Reduced.of(said) for one, said in told.items()}, key)
+        if len(told) == self._world_size:
+            del self._told[key]
         return None
 
 

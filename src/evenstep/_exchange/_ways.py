@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 
 from ._channel import Message, StarChannel
@@ -32,7 +31,6 @@ class Ways:
         self._channel = channel
         self._differ = differ
         self._books = Reductions(world_size)  # on rank 0
-        self._lock = threading.Lock()
 
     def along(self, reduced: Sequence[Reduced]) -> Message:
         """Return what goes along with a report to rank 0."""
@@ -52,8 +50,7 @@ class Ways:
         rows = message.get("reduced")
         if rows is None:
             return False
-        with self._lock:  # rank 0's own come from another thread
-            differing = self._books.take(peer, rows)
+        differing = self._books.take(peer, rows)
         if differing is not None:
             self._differ(differing)
         return True

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 
-from ..events import Event, MeasurementRejected, PolicyFailed, PolicySlow
+from ..events import Event, LossNotFinite, MeasurementRejected, PolicyFailed, PolicySlow
 
 
 class FaultLog:
-    """Logs a warning for the policy's first failure and first rest, and each rank's measurements.
+    """Logs a warning for the policy's first failure and rest, each rank's measurements, and NaN.
 
     Not for each: a policy that fails once mostly fails at every step, and the events have them
     all. Goes through the logger ``evenstep``, which reaches standard error unless it is set up
@@ -37,6 +37,14 @@ class FaultLog:
                     f"{problem}."
                 )
                 self._tell(rank, text)
+            case LossNotFinite(step=step, ranks=ranks):
+                whose = " and ".join(f"rank {rank}" for rank in ranks)
+                text = (
+                    f"From step {step} on losses are NaN or infinite, first on {whose}: look at "
+                    f"the batch and the loss there. Averaged gradients bring it to all ranks' "
+                    f"parameters, which no later step mends: begin again with what is from before."
+                )
+                self._tell("loss", text)
 
     def _tell(self, whose: int | str, text: str) -> None:
         if whose not in self._told:

@@ -16,6 +16,7 @@ from ..control import Plan
 from ._blind import BlindWatch
 from ._clock import StepMeter
 from ._exchange._peers import PeerGroup
+from ._finite import FiniteWatch
 from ._gaps import Gaps
 from ._machine import MachineReader
 from ._memory._memory import MemoryReader
@@ -98,6 +99,7 @@ class StepConductor:
         self._cuts = cuts
         self._tickets = Tickets(identifies=world_size > 1)
         self._books = UseBooks()
+        self._finite = FiniteWatch(exchange)
         self._gaps = Gaps(meter, counts=world_size > 1)
         self._named: Match | None = None  # to which batch the user says that forwards belong
         self._newest_use: ForwardUse | None = None
@@ -285,6 +287,10 @@ class StepConductor:
         """Take the time: this rank's own backward is done, the others' may not be."""
         step = self._step
         reduced = self._books.add(uses)
+        for use in uses:
+            if use.looks:
+                self._finite.note(use.ticket.step.number, use.looks)
+        self._finite.read()
         if step is None:
             self._exchange.ways.tell(reduced)
             return
@@ -311,6 +317,10 @@ class StepConductor:
         self._exchange.leave_collective()
         if self._step is not None and not self._step.reported:
             self._gaps.open()
+
+    def close(self) -> None:
+        """Have what a device was late with read, as far as it is there."""
+        self._finite.read()
 
     def report_now(self) -> None:
         """Report the step under way if that is still to be done: a collective comes first."""

@@ -137,6 +137,7 @@ class Run:
 
     def close(self) -> None:
         """Say goodbye to the others, and have the sinks take what is left."""
+        self.conductor.close()
         self.exchange.close()
         if self._is_first:
             self._emit(RunEnded(self.conductor.num_steps))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .._exchange._reductions import Reduced
 from ..exceptions import EvenstepWarning
+from ._finite import Look
 from ._model._weighting import Weight
 from ._tickets import Match, Ticket
 
@@ -22,12 +23,14 @@ class ForwardUse:
         weight: what the gradient at its output is multiplied by.
         model: number of the model.
         reduces: whether its backward reduces gradients; None where that is not known.
+        looks: at the gradients that its backward began with.
     """
 
     match: Match
     weight: Weight
     model: int
     reduces: bool | None
+    looks: list[Look] = field(default_factory=list)
 
     @property
     def ticket(self) -> Ticket:

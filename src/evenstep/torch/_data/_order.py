@@ -10,13 +10,14 @@ from zlib import crc32
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 from ..._types import IntArray
 from ...exceptions import invalid
 from ._drawing import Chance, blocks_of
 from ._global_batches import GlobalBatches, has_own_batches
 from ._order_blocks import OrderBlocks
+from ._order_checks import check_order
 
 ShareInts = Callable[[tuple[int, int], IntArray | None], IntArray]
 """Given a key and integers on rank 0, and the key and None elsewhere, return rank 0's on all.
@@ -90,7 +91,7 @@ class GlobalOrder:
         global_batch_size: int | None = None,
         block_size: int | None = None,
     ) -> None:
-        _check(loader, world_size, batches=global_batch_size is not None)
+        check_order(loader, world_size, batches=global_batch_size is not None)
         self.sampler: Iterable[Any] = loader.sampler
         if global_batch_size is not None and has_own_batches(loader):
             self.sampler = GlobalBatches(loader.batch_sampler, global_batch_size)  # type: ignore[arg-type]
@@ -293,66 +294,6 @@ def _draws_a_seed(sampler: object) -> bool:
     """Tell whether a sampler takes one number from torch's generator in every epoch."""
     inner = sampler.sampler if isinstance(sampler, GlobalBatches) else sampler
     return type(inner) is RandomSampler and inner.generator is None
-
-
-def _check(loader: DataLoader[Any], world_size: int, *, batches: bool) -> None:
-    """Raise unless ``loader`` can be given a global order.
-
-    Args:
-        loader: the user's.
-        world_size: number of ranks.
-        batches: whether it may have a ``batch_sampler``.
-    """
-    where = "BalancedLoader(loader=...)"
-    if isinstance(loader.dataset, IterableDataset):
-        raise invalid(
-            where,
-            "have a data set that is addressed by index",
-            f"the IterableDataset {type(loader.dataset).__name__}",
-            "Prepare it with `balancer.prepare(model, loader, stream=...)`, which says what each "
-            "rank reads of it.",
-        )
-    if loader.batch_size is None and not (batches and has_own_batches(loader)):
-        got = "a custom batch_sampler" if has_own_batches(loader) else "batch_size=None"
-        raise invalid(
-            where,
-            "leave it to evenstep which samples make a batch",
-            got,
-            "Use `DataLoader(batch_size=..., sampler=...)`.",
-        )
-    if type(loader).__iter__ is not DataLoader.__iter__:
-        raise invalid(
-            where,
-            "be a DataLoader that iterates as torch's does",
-            type(loader).__name__,
-            "Give the DataLoader inside it, before another library prepared it.",
-        )
-    _check_sampler(loader.sampler, world_size)
-    if not batches and not hasattr(loader.sampler, "__len__"):
-        raise invalid(
-            "DataLoader(sampler=...)",
-            "have a length",
-            type(loader.sampler).__name__,
-            "Give it a `__len__` that returns how many indices it yields an epoch.",
-        )
-
-
-def _check_sampler(sampler: object, world_size: int) -> None:
-    if isinstance(sampler, DistributedSampler):
-        if type(sampler).__iter__ is not DistributedSampler.__iter__:
-            raise invalid(
-                "DataLoader(sampler=...)",
-                "yield the order of the whole data set",
-                f"{type(sampler).__name__}, a DistributedSampler of its own kind",
-                "Give a sampler that does not shard: evenstep does.",
-            )
-        if sampler.num_replicas != world_size:
-            raise invalid(
-                "DistributedSampler(num_replicas=...)",
-                f"be the {world_size} ranks that are balanced",
-                sampler.num_replicas,
-                "Leave the sampler out and use `DataLoader(shuffle=True)`.",
-            )
 
 
 def _length(sampler: Any, global_batch_size: int) -> int:

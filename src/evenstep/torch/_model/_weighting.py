@@ -22,6 +22,7 @@ import torch
 
 from ...exceptions import invalid
 from .._containers import rebuild
+from .._finite import Look, look_at
 
 Weight = float | Callable[[], float]
 """What a gradient is multiplied by: known in the forward, or asked for in the backward."""
@@ -32,9 +33,11 @@ class Use(Protocol):
 
     Attributes:
         weight: what the gradient at its output is multiplied by.
+        looks: at what its backward began with, which is not finite if the loss is not.
     """
 
     weight: Weight
+    looks: list[Look]
 
 
 class Listener(Protocol):
@@ -102,6 +105,8 @@ class _OutputScale(torch.autograd.Function):
     def forward(ctx: Any, output: torch.Tensor, use: Use, backward: Backward) -> Any:
         ctx.use = use
         ctx.backward_of = backward
+        # The gradient at a loss is 1 whatever the loss.
+        ctx.loss = None if output.ndim else output.detach()
         # A view: no copy of large logits. A loss is copied, as scripts scale it in place.
         return output.view_as(output) if output.ndim else output.clone()
 
@@ -113,6 +118,9 @@ class _OutputScale(torch.autograd.Function):
         weight = known(ctx.use.weight)
         if weight == 0.0:  # a mean over nothing has a gradient of NaN, and 0 * NaN is NaN
             return torch.zeros_like(grads[0]), None, None
+        look_at(grads[0], ctx.use.looks)
+        if ctx.loss is not None:
+            look_at(ctx.loss, ctx.use.looks)
         return grads[0] * weight, None, None
 
 

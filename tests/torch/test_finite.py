@@ -1,0 +1,49 @@
+"""A look at a gradient tells whether all of it is finite, without a wait for a device."""
+
+import math
+
+import pytest
+import torch
+
+from evenstep.torch._finite import look_at
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def seen(values, device, dtype=torch.float32):
+    """Return what a look leaves to be told: whether it was finite, and half precision."""
+    tensor, looks = torch.tensor(values, dtype=dtype, device=device), []
+    if device == "cuda":
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        look_at(tensor, looks)
+    finally:
+        if device == "cuda":
+            torch.cuda.set_sync_debug_mode("default")
+            torch.cuda.synchronize()
+    return [(look.is_finite(), look.is_half) for look in looks if not look.is_finite()]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_one_bad_number_is_seen(bad, dtype, device):
+    """Among others that are finite."""
+    assert seen([1.0, bad, -2.0], device, dtype) == [(False, False)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_infinities_of_both_signs_are_seen(device):
+    """Their sum is no number."""
+    assert seen([math.inf, -math.inf], device, torch.float16) == [(False, True)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_large_numbers_of_half_precision_are_finite(device):
+    """Though their sum is none of half precision."""
+    assert seen([60000.0] * 4, device, torch.float16) == []
+
+
+def test_nothing_is_an_empty_sum():
+    """A batch without samples has a gradient without numbers."""
+    assert seen([], "cpu") == []
