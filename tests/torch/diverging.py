@@ -7,8 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
-from .loops import opened
+from evenstep.policies import Fixed
+from evenstep.torch import Balancer, Runtime
+
+from .loops import gradient, model, stock
 
 ODD = 1  # the rank that goes another way
 
@@ -62,11 +66,37 @@ WAYS = {
 
 def error_of(rank: int, name: str) -> tuple[str, str]:
     """Return the class and the text of what a way ends in."""
-    balancer, ddp, loader = opened()
-    assert isinstance(ddp, DistributedDataParallel)
+    balancer = Balancer(policy=Fixed((14, 6)), runtime=Runtime(line_every=None, deadline_s=6.0))
+    ddp, loader = balancer.prepare(DistributedDataParallel(model()), stock(200))
     try:
         with balancer:
             WAYS[name](ddp, loader, is_odd=rank == ODD)
     except Exception as error:
         return type(error).__name__, str(error)
     return "no error", ""
+
+
+def told_by_others(rank: int) -> tuple[str, float]:
+    """Fetch one batch ahead, change it in a copy, and end with a step as large on two ranks.
+
+    Returns:
+        The error's text, and how far the last gradient is from that of one process.
+    """
+    runtime = Runtime(line_every=None, deadline_s=6.0)
+    with Balancer(policy=Fixed((2, 2, 8)), runtime=runtime) as balancer:
+        data = DataLoader(stock(4 * 12 - 1).dataset, batch_size=4)
+        ddp, loader = balancer.prepare(DistributedDataParallel(model()), data)
+        batches = iter(loader)
+        ahead = 2.0 * next(batches)[0]
+        while ahead is not None:
+            x, following = ahead, next(batches, None)
+            ahead = None if following is None else 2.0 * following[0]
+            ddp.zero_grad()
+            try:
+                (ddp(x) ** 2).mean().backward()
+            except RuntimeError as error:
+                return str(error), 1.0
+        alone, whole = model(), 2.0 * data.dataset.tensors[0][36:]
+        (alone(whole) ** 2).mean().backward()
+        theirs = gradient(alone)
+        return "", float((gradient(ddp) - theirs).norm() / theirs.norm())

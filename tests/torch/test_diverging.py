@@ -4,7 +4,7 @@ import pytest
 
 from evenstep.testing import run_workers
 
-from .diverging import ODD, WAYS, error_of
+from .diverging import ODD, WAYS, error_of, told_by_others
 
 pytestmark = pytest.mark.cluster
 
@@ -18,3 +18,10 @@ def test_ranks_that_reduce_different_batches_end_at_once(way):
         assert kind == "RanksDivergedError", text
         assert f"Rank {ODD} reduced gradients of" in text
         assert "To skip one, skip it on all" in text
+
+
+def test_a_rank_that_cannot_tell_its_batch_is_told_by_the_others():
+    """The short last step has as many samples as a full one on two ranks, not on the third."""
+    for text, error in run_workers(3, told_by_others, timeout_s=60.0):
+        assert not text
+        assert error <= 1e-12

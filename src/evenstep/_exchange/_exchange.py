@@ -98,7 +98,7 @@ class Exchange:
         self.shares = Shares(rank, world_size, channel, lag=lag, emit=emit, num_servers=num_servers)
         self.not_finite = NotFinite(rank, channel, emit=emit)
         self._decisions = Decisions(world_size, lag=lag, announcer=self, emit=emit)  # on rank 0
-        self.ways = Ways(rank, world_size, channel, differ=self._diverge)
+        self.ways = Ways(rank, world_size, channel, self._changed, owner=self, differ=self._diverge)
         self._left: dict[int, int] = {}
         self._listeners: list[Callable[[Plan], None]] = []
         self.on_loss: Callable[[RuntimeError], object] = lambda error: None  # told of it at once
@@ -463,7 +463,7 @@ class Exchange:
             waiting = self.units.step_without(rank)
             if waiting is None and rank == 0:
                 waiting = self.claims.awaited
-            if waiting is None and self.mailbox.misses(rank):
+            if waiting is None and (self.mailbox.misses(rank) or self.ways.misses(rank)):
                 waiting = self._last_step + 1
             at = ahead if waiting is None else waiting
             if ahead > last_step or waiting is not None:

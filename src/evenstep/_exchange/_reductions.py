@@ -85,6 +85,15 @@ class Reductions:
                     return differing
         return None
 
+    def steps(self, key: tuple[int, int]) -> list[int] | None:
+        """Return the steps that went into a reduction; None as long as no rank is sure of them."""
+        with self._lock:
+            for row in self._told.get(key, {}).values():
+                reduced = Reduced.of(row)
+                if not reduced.maybe:
+                    return sorted(reduced.shares)
+        return None
+
     def _take(self, rank: int, row: Sequence[Any]) -> Differing | None:
         key = row[0], row[1]
         told = self._told[key]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -21,6 +22,7 @@ from ._gaps import Gaps
 from ._machine import MachineReader
 from ._memory._memory import MemoryReader
 from ._model._compile_watch import CompileWatch
+from ._model._weighting import known
 from ._reduce._follower import ShareFollower
 from ._reporter import Reporter
 from ._settling import Settling
@@ -251,6 +253,8 @@ class StepConductor:
         self._exchange.check_way()
         self._thread_id = threading.get_ident()
         use = self._newest_use = ForwardUse(match, match.weight, model, reduces)
+        if match.is_open and reduces:
+            use.weight = partial(self._weight_by_others, use)
         step = use.ticket.step
         if step is not self._step:
             self._go_to(step)
@@ -365,6 +369,20 @@ class StepConductor:
 
     def _trains(self) -> bool:
         return self._thread_id is None or self._thread_id == threading.get_ident()
+
+    def _weight_by_others(self, use: ForwardUse) -> float:
+        """Return the weight of a forward of which other ranks know the step.
+
+        Of two batches with as many samples here, but of steps with different numbers of samples,
+        some other rank has different numbers. Called in the backward.
+        """
+        key = use.model, self._books.next_number(use.model)
+        steps = self._exchange.ways.steps_of(key)
+        found = [one for one in use.match.tickets if steps == [one.step.number]]
+        if found:
+            use.match, use.weight = Match((found[0],), found[0].weight), found[0].weight
+            return known(use.weight)
+        return known(use.match.weight)  # which raises
 
     def _go_to(self, step: StepUnderWay) -> None:
         """Have ``step`` be the one under way."""

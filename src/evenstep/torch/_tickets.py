@@ -76,11 +76,13 @@ class Match:
         tickets: those it may belong to, the oldest first; one if it is certain.
         weight: of its gradient.
         share: which part of the batch it has, where the inputs tell; None where they do not.
+        is_open: whether nothing here tells which of the tickets it is: the weight raises.
     """
 
     tickets: tuple[Ticket, ...]
     weight: Weight
     share: float | None = None
+    is_open: bool = False
 
 
 @dataclass(slots=True)
@@ -180,7 +182,10 @@ class Tickets:
         sized = [ticket for ticket in live if ticket.size in sizes]
         if not _agree(sized):
             sized = _copied(sized or live, tensors)
-        return _alike(sized) if _agree(sized) else Match(tuple(live), _unknown(live))
+        if _agree(sized):
+            return _alike(sized)
+        live.sort(key=lambda ticket: ticket.num_backwards > 0)
+        return Match(tuple(live), _unknown(live), is_open=True)
 
     def _resolved(self, found: list[Ticket], share: float | None) -> Match:
         if _agree(found):
@@ -312,8 +317,8 @@ def _unknown(tickets: Sequence[Ticket]) -> Weight:
 
     def unknown() -> NoReturn:
         raise RuntimeError(
-            f"Nobody can tell which batch this backward belongs to: batches of {sizes} samples are "
-            f"in use, the model's inputs are none of their tensors, and no size of theirs tells. "
+            f"No rank can tell which batch this backward belongs to: batches of {sizes} samples "
+            f"are in use, its inputs are none of their tensors, and no size of theirs tells. "
             f"Say it: `with balancer.step(batch): loss = ...`, with `batch` as the loader handed "
             f"it out, around the forward."
         )

@@ -46,6 +46,10 @@ class UseBooks:
         self._numbers: defaultdict[int, int] = defaultdict(int)
         self._has_warned = False
 
+    def next_number(self, model: int) -> int:
+        """Return the number of the model's next reduction."""
+        return self._numbers[model]
+
     def add(self, uses: Iterable[ForwardUse]) -> list[Reduced]:
         """Take note of a backward through ``uses``; return what was reduced at its end."""
         reducing: dict[int, None] = {}
