@@ -82,14 +82,13 @@ def collectives_in_next(rank: int, kind: str) -> tuple[int, set[int]]:
         model, loader = balancer.prepare(model, stock, **options)
         groups = [balancer._side._group, dist.group.WORLD]
         num_steps = 0
-        for epoch in range(2):
+        for _ in range(2):
             batches = iter(loader)
             while True:
                 before = [group._get_sequence_number_for_group() for group in groups]
                 batch = next(batches, None)
-                if (epoch, num_steps) != (0, 0):  # the first fetch opens the run
-                    after = [group._get_sequence_number_for_group() for group in groups]
-                    counts |= {new - old for new, old in zip(after, before, strict=True)}
+                after = [group._get_sequence_number_for_group() for group in groups]
+                counts |= {new - old for new, old in zip(after, before, strict=True)}
                 if batch is None:
                     break
                 model(batch if kind == "order" else batch[0]).mean().backward()

@@ -18,7 +18,7 @@ from .loader_fakes import FixedPlan, Items, Recorder, flat
 
 
 @pytest.mark.parametrize("kind", ["order", "same", "sharded"])
-def test_a_fetch_makes_no_collective_once_the_run_is_open(kind):
+def test_a_fetch_makes_no_collective(kind):
     """A prefetching thread may ask for a batch while the main thread is in a collective."""
     for num_steps, counts in run_workers(2, order_runs.collectives_in_next, kind, timeout_s=120):
         assert num_steps >= 10
