@@ -72,12 +72,15 @@ def test_with_lag_step_k_decides_the_one_after_the_next(star):
 def test_a_rank_that_looks_ahead_waits_for_no_report(star):
     """A loop fetches two batches before it uses the first: all ranks are told the same plan."""
     both, _ = star()
-    told = {rank: [both[rank].at(step).batch_size for step in range(3)] for rank in (1, 0)}
+    told = {
+        rank: [both[rank].at(step, may_look_ahead=True).batch_size for step in range(3)]
+        for rank in (1, 0)
+    }
     for step in range(8):
         for rank in (0, 1):
             both[rank].report(step, reports_of(rank, step, told[rank][step][rank]))
         for rank in (1, 0):
-            told[rank].append(both[rank].at(step + 3).batch_size)
+            told[rank].append(both[rank].at(step + 3, may_look_ahead=True).batch_size)
 
     assert told[0] == told[1]
     assert told[0][:4] == [(8, 8)] * 4
@@ -90,13 +93,13 @@ def test_a_plan_never_changes_a_step_that_was_answered(star):
     heard = [[], []]
     for rank in (0, 1):
         both[rank].subscribe(heard[rank].append)
-    ahead = [both[1].at(step) for step in range(6)]
+    ahead = [both[1].at(step, may_look_ahead=True) for step in range(6)]
     for step in range(6):
         both[1].report(step, reports_of(1, step, ahead[step].batch_size[1]))
-        plan = both[0].at(step)
+        plan = both[0].at(step, may_look_ahead=True)
         assert plan.batch_size == ahead[step].batch_size
         both[0].report(step, reports_of(0, step, plan.batch_size[0]))
-    both[0].at(6)
+    both[0].at(6, may_look_ahead=True)
 
     changed = [plan for plan in heard[0] if plan.epoch]
     assert changed

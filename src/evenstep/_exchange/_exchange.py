@@ -173,15 +173,15 @@ class Exchange:
             self.ways.tell(reduced)
             self._take(0, step, reports, early=early)
 
-    def at(self, step: int, *, trains: bool = True) -> Plan:
+    def at(self, step: int, *, trains: bool = True, may_look_ahead: bool = False) -> Plan:
         """Return the plan of ``step``, once it is decided: the plan point.
-
-        A rank that has not reported all before it looks ahead. Then the newest plan is the answer,
-        for all ranks, as nobody could wait for those reports.
 
         Args:
             step: whose plan.
             trains: whether the training thread asks, and not one that fetches for it.
+            may_look_ahead: whether this rank may ask for it before it has reported the steps that
+                the plan would be decided by. Then the newest plan is the answer, for all ranks, as
+                nobody could wait for those reports.
 
         Raises:
             WorkerLostError: a worker that is needed for it was lost.
@@ -194,7 +194,7 @@ class Exchange:
             self._first_step = step
         index = self._index_of(step)
         self.check_way()
-        if index > max(self._newest_reported, self._newest):
+        if may_look_ahead and index > max(self._newest_reported, self._newest):
             self._ask_for(index)
         self._await(index, limit_s=None)
         with self._changed:

@@ -98,7 +98,12 @@ class Mailbox:
         """
         with self._changed:
             if key not in self._here:
-                self._await(key)
+                self._awaited.add(key)
+        if key in self._awaited:
+            # Not under the condition: it looks at the decisions, whose lock is held to publish.
+            self._owner.check_left()  # somebody may have ended its run before
+        with self._changed:
+            self._await(key)
             kind, newest = key[0], key[1] - _KEPT_ROUNDS
             for old in [one for one in self._here if one[0] == kind and one[1] < newest]:
                 del self._here[old]
@@ -133,9 +138,7 @@ class Mailbox:
             self._changed.notify_all()
 
     def _await(self, key: Key) -> None:
-        self._awaited.add(key)
         try:
-            self._owner.check_left()  # somebody may have ended its run before
             while key not in self._here:
                 self._owner.check()
                 self._changed.wait()

@@ -45,7 +45,7 @@ class Ways:
         self._books = Reductions(world_size)  # on rank 0
         self._asking: defaultdict[Key, set[int]] = defaultdict(set)  # on rank 0
         self._answers: dict[Key, list[int]] = {}
-        self._awaited: Key | None = None
+        self._awaited: set[Key] = set()
 
     def along(self, reduced: Sequence[Reduced]) -> Message:
         """Return what goes along with a report to rank 0."""
@@ -70,25 +70,24 @@ class Ways:
             WorkerLostError: a worker was lost before it told.
             RanksDivergedError: ranks went different ways.
         """
-        with self._changed:
-            self._awaited = key
+        self._awaited.add(key)
         if self._rank != 0 and self._channel is not None:
             self._channel.send(0, {"which": key})
         else:
             self._ask(0, key)
         try:
+            self._owner.check_left()  # without the condition: it looks at the decisions
             with self._changed:
-                self._owner.check_left()
                 while key not in self._answers:
                     self._owner.check()
                     self._changed.wait()
-                return self._answers[key]
+                return self._answers.pop(key)
         finally:
-            self._awaited = None
+            self._awaited.discard(key)
 
     def misses(self, rank: int) -> bool:
         """Return whether a thread here waits for ``rank``."""
-        return self._awaited is not None and (self._rank == 0 or rank == 0)
+        return bool(self._awaited) and (self._rank == 0 or rank == 0)
 
     def received(self, peer: int, message: Message) -> bool:
         """Take in what a rank reduced, a question, or an answer; return whether it was one."""
@@ -127,5 +126,5 @@ class Ways:
 
     def _put(self, key: Key, steps: list[int]) -> None:
         with self._changed:
-            self._answers = {key: steps}
+            self._answers[key] = steps
             self._changed.notify_all()

@@ -124,7 +124,7 @@ class StepConductor:
             if self._step is not None and self._step.num_backwards:
                 self._finish(self._step)
             self._gaps.begin_fetch(in_step=self._step is not None)
-        plan = self._exchange.at(step, trains=trains)
+        plan = self._exchange.at(step, trains=trains, may_look_ahead=True)
         self.plan = plan if self._peers is None else self._peers.agree(plan, self._exchange)
         if trains:
             self._settling.at_plan_point()
