@@ -10,16 +10,22 @@ import torch.distributed as dist
 from ._clock import StepMeter
 
 
-def num_collectives() -> int:
-    """Return how many collectives this process has begun, over all process groups.
+class CollectiveCount:
+    """Tells how many collectives this process has begun, over all process groups.
 
     Torch numbers them in each group, to compare ranks. The name is private to torch; a test holds
     it for the pinned version.
     """
-    if not (dist.is_available() and dist.is_initialized()):
-        return 0
-    groups: Any = dist.distributed_c10d._world.pg_map
-    return sum(group._get_sequence_number_for_group() for group in groups)
+
+    def __init__(self) -> None:
+        self._numbers: list[Callable[[], int]] = []
+
+    def __call__(self) -> int:
+        """Return their number; another one as well where groups were made or destroyed."""
+        groups: Any = dist.distributed_c10d._world.pg_map
+        if len(groups) != len(self._numbers):
+            self._numbers = [group._get_sequence_number_for_group for group in groups]
+        return sum([number() for number in self._numbers])  # a list is faster than a generator
 
 
 class Gaps:
@@ -32,14 +38,14 @@ class Gaps:
     Args:
         meter: measures own compute time.
         counts: whether there is anybody to wait for.
-        count: how many collectives this process has begun.
+        count: how many collectives this process has begun; None asks torch.
     """
 
     def __init__(
-        self, meter: StepMeter, *, counts: bool, count: Callable[[], int] = num_collectives
+        self, meter: StepMeter, *, counts: bool, count: Callable[[], int] | None = None
     ) -> None:
         self._meter = meter
-        self._count = count if counts else None
+        self._count = (count or CollectiveCount()) if counts else None
         self._open: tuple[Any, int] | None = None
         self._fetch: Any = None
 

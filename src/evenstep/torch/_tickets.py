@@ -15,9 +15,9 @@ raised in the backward, as a forward without one (an evaluation) needs no weight
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -33,7 +33,7 @@ from ._under_way import StepUnderWay
 # ahead. It can still be told by identity.
 _MOST_WAITING = 64
 _MOST_OWNERS = 8  # batches at one address: with more it is a constant, such as a mask
-_MOST_LOOKED_AT = 6  # storages, at each hand-out, whether they were freed
+_MOST_PARTS = 4096  # tensors in one storage, as where all batches are slices of one
 _MOST_PEEKS = 8  # tensors of a batch that are looked at
 _MOST_RANGES = 64  # newest batches in one storage whose splits are recognised
 
@@ -85,15 +85,27 @@ class Match:
     is_open: bool = False
 
 
-@dataclass(slots=True)
 class _Storage:
-    """Memory of which handed-out tensors are parts."""
+    """Memory of which handed-out tensors are parts: mostly of one, so made in little time.
 
-    alive: StorageWeakRef
-    owners: dict[int, list[tuple[Ticket, int]]] = field(default_factory=dict)  # by first address
-    ranges: deque[tuple[int, int, Ticket, int]] = field(
-        default_factory=lambda: deque(maxlen=_MOST_RANGES)
-    )
+    Args:
+        memory: it; the weak reference keeps its address from being given to other memory.
+    """
+
+    __slots__ = ("alive", "parts")
+
+    def __init__(self, memory: torch.UntypedStorage) -> None:
+        self.alive = StorageWeakRef(memory)  # type: ignore[no-untyped-call]
+        # First address, address past the last, ticket, number of elements; the newest come last.
+        self.parts: list[tuple[int, int, Ticket, int]] = []
+
+    def owners(self, first: int, size: int) -> list[tuple[Ticket, int]]:
+        """Return the tickets of what begins at an address, or else of what it lies in."""
+        at = [(part[2], part[3]) for part in self.parts if part[0] == first]
+        if at and (len(at) > 1 or at[0][1] >= size):
+            return at
+        newest = self.parts[-_MOST_RANGES:]
+        return [(part[2], part[3]) for part in newest if part[0] <= first < part[1]] or at
 
 
 class Tickets:
@@ -122,8 +134,8 @@ class Tickets:
             self._live.append(ticket)
             del self._live[:-_MOST_WAITING]
             if self._identifies:
-                self._forget_freed()
                 tensors = tensors_in(batch)
+                self._forget_freed(len(tensors) + 1)  # more than come
                 for tensor in tensors:
                     self._register(tensor, ticket)
                 if peeks:
@@ -220,20 +232,7 @@ class Tickets:
         if not _has_memory(tensor):
             return []
         storage = self._storages.get(tensor.untyped_storage()._cdata)
-        if storage is None:
-            return []
-        first = tensor.data_ptr()
-        owners = storage.owners.get(first)
-        if owners is None or (len(owners) == 1 and owners[0][1] < tensor.numel()):
-            owners = (
-                [
-                    (ticket, size)
-                    for begin, end, ticket, size in storage.ranges
-                    if begin <= first < end
-                ]
-                or owners
-                or []
-            )
+        owners = [] if storage is None else storage.owners(tensor.data_ptr(), tensor.numel())
         return [] if len(owners) >= _MOST_OWNERS else owners
 
     def _register(self, tensor: torch.Tensor, ticket: Ticket) -> None:
@@ -242,18 +241,15 @@ class Tickets:
         memory = tensor.untyped_storage()
         storage = self._storages.get(memory._cdata)
         if storage is None:
-            storage = self._storages[memory._cdata] = _Storage(
-                StorageWeakRef(memory)  # type: ignore[no-untyped-call]
-            )
+            storage = self._storages[memory._cdata] = _Storage(memory)
         first, size = tensor.data_ptr(), tensor.numel()
-        owners = storage.owners.setdefault(first, [])
-        owners.append((ticket, size))
-        del owners[:-_MOST_OWNERS]
-        storage.ranges.append((first, first + size * tensor.element_size(), ticket, size))
+        storage.parts.append((first, first + size * tensor.element_size(), ticket, size))
+        if len(storage.parts) > _MOST_PARTS:
+            del storage.parts[: _MOST_PARTS // 2]
 
-    def _forget_freed(self) -> None:
-        """Look at the storages that were not looked at for longest; more than a batch brings."""
-        for _ in range(min(_MOST_LOOKED_AT, len(self._storages))):
+    def _forget_freed(self, count: int) -> None:
+        """Look whether the storages that were not looked at for longest have been freed."""
+        for _ in range(min(count, len(self._storages))):
             number, storage = self._storages.popitem(last=False)
             if not storage.alive.expired():  # type: ignore[no-untyped-call]
                 self._storages[number] = storage
