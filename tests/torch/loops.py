@@ -140,8 +140,10 @@ def uneven_backwards(rank: int) -> float:
     balancer, ddp, loader = opened(bounds=Bounds(max=5))
     began_s = perf_counter()
     for step in loader.steps():
-        loss = sum((ddp.module(x) ** 2).mean() for x, _ in step)
-        loss = loss + 0.0 * (ddp(torch.ones(1, 4, dtype=torch.float64)) ** 2).mean()
+        loss = 0.0
+        for x, _ in step:
+            loss = loss + (ddp.module(x) ** 2).mean()
+        loss = loss + 0.0 * (ddp(x[:1]) ** 2).mean()
         loss.backward()
         balancer.mean(loss)
     seconds = perf_counter() - began_s

@@ -1,6 +1,6 @@
 """Which batch a forward belongs to is told by evidence, and never by the order of arrival."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -15,6 +15,14 @@ class Graph:
 
     def __init__(self, x):
         self.x = x
+
+
+@dataclass
+class Linked:
+    """A batch that refers to another one."""
+
+    other: object = None
+    x: torch.Tensor = field(init=False)
 
 
 @pytest.fixture
@@ -78,16 +86,27 @@ def test_batches_that_weigh_alike_need_not_be_told_apart(tickets):
 
     assert matched(tickets, torch.ones(9)) == [first, second]
     first.num_backwards = 1
-    assert matched(tickets, torch.ones(9)) == [second]
+    assert matched(tickets, torch.ones(9)) == [second, first]
 
 
 def test_a_size_that_only_one_batch_has_tells(tickets):
     """A copy on a device shares no memory, and has as many rows."""
-    first, x = opened(tickets, 0, 4)
+    first, x = opened(tickets, 0, 5)
     second, _ = opened(tickets, 1, 8)
 
     assert matched(tickets, x.double()) == [first]
     assert matched(tickets, torch.ones(3, 8), torch.ones(8, 2)) == [second]
+    assert matched(tickets, torch.ones(7, 8)) == [second]  # time first
+    assert matched(tickets, torch.ones(10, 2)) == [first]  # two views
+
+
+def test_a_size_that_fits_two_batches_tells_nothing(tickets):
+    """Eight rows are one batch of eight, or two views of one of four."""
+    opened(tickets, 0, 4)
+    opened(tickets, 1, 8)
+
+    assert matched(tickets, torch.ones(8, 3)) is None
+    assert matched(tickets, torch.ones(4, 8, 3)) is None
 
 
 def test_a_stand_in_counts_as_the_one_sample_that_it_has(tickets):
@@ -161,6 +180,97 @@ def test_rows_of_another_batch_in_one_tensor_are_an_error(tickets):
     assert matched(tickets, torch.ones(7, 3)) == [first]
 
 
+def test_a_batch_that_may_be_meant_stays_in_use(tickets):
+    """A batch is trained on twice while the next one is fetched: nobody takes that one for used."""
+    first, _ = opened(tickets, 0, 4)
+    second, y = opened(tickets, 1, 4)
+    for _ in range(2):
+        match = tickets.match([torch.randn(4, 3)])
+        match.tickets[0].num_backwards += 1
+        match.tickets[0].is_trained |= match.is_certain
+    tickets.retire(lambda ticket: ticket.is_trained)
+    opened(tickets, 2, 8)
+
+    assert matched(tickets, y.clone() * 3) == [first, second]
+
+
+@pytest.mark.parametrize(
+    ("form", "share"),
+    [
+        (lambda x: x, 1.0),
+        (lambda x: x[:, :2], 1.0),
+        (lambda x: x[:2], 0.5),
+        (lambda x: x[2:, 1:], 0.5),
+        (lambda x: x[::2], 0.5),
+        (lambda x: x.T, 1.0),
+        (lambda x: x.T[:2], None),
+    ],
+    ids=[
+        "all",
+        "trimmed",
+        "half",
+        "half, trimmed",
+        "every second",
+        "transposed",
+        "trimmed, transposed",
+    ],
+)
+def test_a_share_is_one_of_rows(tickets, form, share):
+    """Text is trimmed to its longest sample, which differs between ranks."""
+    _, x = opened(tickets, 0, 4)
+
+    assert tickets.match([form(x)]).share == share
+
+
+def test_slices_of_one_tensor_are_batches_of_their_own(tickets):
+    """In every epoch, however it is cut."""
+    data = torch.randn(12, 3)
+    for sizes in ((4, 8), (7, 5), (6, 6)):
+        first = 0
+        for number, size in enumerate(sizes):
+            part = data[first : first + size]
+            ticket, _ = opened(tickets, number, size, batch=part)
+            match = tickets.match([part])
+            assert (match.tickets, match.share) == ((ticket,), 1.0)
+            ticket.is_trained = True
+            tickets.retire(lambda one: one.is_trained)
+            first += size
+
+
+def test_a_batch_that_something_was_copied_into_is_a_buffer(tickets):
+    """The first batch of a loop, say, into which all later ones are copied."""
+    first, x = opened(tickets, 0, 4, key=1.0)
+    first.is_trained = True
+    tickets.retire(lambda ticket: ticket.is_trained)
+    second, y = opened(tickets, 1, 4, key=2.0)
+    x.copy_(y)
+
+    assert matched(tickets, x) == [second]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize(
+    "make",
+    [torch.Tensor.to_sparse, lambda x: torch.nested.nested_tensor(list(x))],
+    ids=["sparse", "nested"],
+)
+def test_what_has_no_rows_in_memory_tells_nothing(tickets, make):
+    """As a batch, and as an input."""
+    tensor = make(torch.ones(4, 3))
+    ticket, _ = opened(tickets, 0, 4, batch=tensor)
+
+    assert matched(tickets, tensor) == [ticket]
+
+
+def test_objects_that_refer_to_each_other_are_looked_at_once(tickets):
+    """And what is not set is no tensor."""
+    one, other = Linked(), Linked()
+    one.other, other.other, one.x = other, one, torch.randn(4, 3)
+    ticket, _ = opened(tickets, 0, 4, batch=one)
+
+    assert matched(tickets, one.x) == [ticket]
+
+
 def test_a_buffer_that_is_filled_anew_belongs_to_the_newest_batch(tickets):
     """What it held before is gone."""
     buffer = torch.zeros(8, 3)
@@ -196,7 +306,7 @@ def test_books_do_not_grow_with_batches_that_are_freed(tickets):
         opened(tickets, number, 4)
         tickets.retire(lambda ticket: True)
 
-    assert len(tickets._storages) < 20
+    assert len(tickets._memory) < 20
 
 
 def test_the_attributes_of_an_object_are_its_tensors(tickets):

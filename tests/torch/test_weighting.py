@@ -41,6 +41,9 @@ class Weights:
     def begin_use(self, model, tensors, *, reduces):
         return None if self.weight is None else Fixed(self.weight)
 
+    def outside(self):
+        """Nothing to note."""
+
     def end_use(self):
         """Nothing to note."""
 

@@ -85,14 +85,12 @@ class Reductions:
                     return differing
         return None
 
-    def steps(self, key: tuple[int, int]) -> list[int] | None:
-        """Return the steps that went into a reduction; None as long as no rank is sure of them."""
+    def steps(self, key: tuple[int, int]) -> tuple[int, list[int]]:
+        """Return how many ranks told of a reduction, and of which steps it may be, after them."""
         with self._lock:
-            for row in self._told.get(key, {}).values():
-                reduced = Reduced.of(row)
-                if not reduced.maybe:
-                    return sorted(reduced.shares)
-        return None
+            told = [Reduced.of(row) for row in self._told.get(key, {}).values()]
+        possible = [one.shares.keys() | set(one.maybe) for one in told]
+        return len(told), sorted(set.intersection(*possible)) if possible else []
 
     def _take(self, rank: int, row: Sequence[Any]) -> Differing | None:
         key = row[0], row[1]

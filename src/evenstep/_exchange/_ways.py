@@ -61,7 +61,7 @@ class Ways:
             self.received(0, self.along(reduced))
 
     def steps_of(self, key: Key) -> list[int]:
-        """Return the steps that the others put into a reduction; none if no rank can tell.
+        """Return of which steps the others' part of a reduction may be; none if nobody can tell.
 
         For a rank that cannot tell which batch it has, in the backward of that reduction: others
         tell of it before they wait for this one.
@@ -113,14 +113,13 @@ class Ways:
         self._answer(key)
 
     def _answer(self, key: Key) -> None:
-        steps = self._books.steps(key)
+        num_told, steps = self._books.steps(key)
         with self._changed:
-            if steps is None and len(self._asking.get(key, ())) == self._world_size:
-                steps = []
-            asking = () if steps is None else self._asking.pop(key, ())
+            is_all = num_told + len(self._asking.get(key, ())) == self._world_size
+            asking = self._asking.pop(key, set()) if is_all or len(steps) == 1 else set()
         for rank in asking:
             if rank == 0:
-                self._put(key, steps or [])
+                self._put(key, steps)
             elif self._channel is not None:
                 self._channel.send(rank, {"made": key, "of": steps})
 

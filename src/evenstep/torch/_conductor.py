@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -14,6 +15,7 @@ import torch
 from .._exchange._exchange import Exchange
 from .._exchange._reductions import Reduced
 from ..control import Plan
+from ..exceptions import EvenstepWarning
 from ._blind import BlindWatch
 from ._clock import StepMeter
 from ._exchange._peers import PeerGroup
@@ -100,6 +102,8 @@ class StepConductor:
         self._settling = Settling(exchange, limit_s=settle_s)
         self._cuts = cuts
         self._tickets = Tickets(identifies=world_size > 1)
+        self._is_alone = world_size == 1
+        self._has_warned = False  # of a forward outside of steps
         self._books = UseBooks()
         self._finite = FiniteWatch(exchange)
         self._gaps = Gaps(meter, counts=world_size > 1)
@@ -111,6 +115,7 @@ class StepConductor:
         self._backwards_per_forward = 0  # 0: not known, or not the same for every forward
         self._handed_out_s: float | None = None
         self._num_of_loop = 0  # batches
+        self._looks_ahead = False  # whether the loop ever fetched a batch before it used another
         self._newest = self._newest_used = -1  # steps that were handed out, that had a backward
         self.num_steps = 0
         self._seen = 0, 0  # samples of this rank: in the finished steps, and in the last of them
@@ -169,9 +174,10 @@ class StepConductor:
         if self._cuts and self._step is not opened:
             self._go_to(opened)
         weight, key = self._weights.of(opened, num_samples, units)
-        self._tickets.retire(lambda ticket: self._cuts or ticket.num_backwards > 0)
+        self._tickets.retire(lambda ticket: ticket.is_trained)
         # In a loop that uses each batch before the next one, there is nothing to be told apart.
-        peeks = self._num_of_loop < _NUM_PEEKED or not opened.follows
+        self._looks_ahead |= not opened.follows
+        peeks = self._num_of_loop < _NUM_PEEKED or self._looks_ahead
         self._num_of_loop += 1
         self._tickets.open(Ticket(opened, num_samples, weight, key, is_last), batch, peeks=peeks)
         opened.on_last_forward = is_last
@@ -212,6 +218,7 @@ class StepConductor:
         step = self._step
         assert step is not None
         step.again = True
+        self._tickets.retire(lambda ticket: ticket.step is step and not ticket.num_backwards)
         if again:
             step.num_forwards = step.num_backwards = step.num_done = step.largest = 0
         else:
@@ -221,7 +228,7 @@ class StepConductor:
     def end_epoch(self) -> None:
         """Hear that a loop is over: batches that it fetched ahead may still be used."""
         self._tickets.end_loop()
-        self._handed_out_s, self._num_of_loop = None, 0
+        self._handed_out_s, self._num_of_loop, self._looks_ahead = None, 0, False
         if not self._trains():
             return
         step = self._step
@@ -270,6 +277,20 @@ class StepConductor:
         if self._sharded and use.ticket.is_last:
             self._exchange.enter_collective()
         return use
+
+    def outside(self) -> None:
+        """Warn once of a forward in training that belongs to no batch that was handed out."""
+        if self._newest < 0 or self._has_warned or self._is_alone:
+            return
+        self._has_warned = True
+        warnings.warn(
+            "A forward in training has no batch of a balanced loader: none is in use, and its "
+            "inputs are tensors of none that was kept. Its gradient counts every rank alike, which "
+            "is right for batches of one size on all ranks. Of a copy of a batch, say which it is: "
+            "`with balancer.step(batch): ...`, with `batch` as the loader handed it out.",
+            EvenstepWarning,
+            stacklevel=2,
+        )
 
     def end_use(self) -> None:
         """Hear that the forward is over."""
@@ -358,9 +379,12 @@ class StepConductor:
     @property
     def num_units(self) -> float | None:
         """Units of this rank in the step under way, samples or others; None outside of one."""
-        if self._step is None or self._step.units is None:
-            return self.num_samples
-        return self._step.units
+        step = self._step
+        if step is None and self._looks_ahead and self._newest_use is not None:
+            step = self._newest_use.ticket.step  # the next one has no forward yet
+        if step is None:
+            return None
+        return step.num_samples if step.units is None else step.units
 
     def _num_without_backward(self) -> int:
         """Return how many steps had a forward since the newest backward."""
@@ -378,9 +402,10 @@ class StepConductor:
         """
         key = use.model, self._books.next_number(use.model)
         steps = self._exchange.ways.steps_of(key)
-        found = [one for one in use.match.tickets if steps == [one.step.number]]
-        if found:
-            use.match, use.weight = Match((found[0],), found[0].weight), found[0].weight
+        found = tuple(one for one in use.match.tickets if one.step.number in steps)
+        if len({one.key for one in found}) == 1:
+            use.match = Match(found, found[0].weight, is_certain=len(found) == 1)
+            use.weight = found[0].weight
             return known(use.weight)
         return known(use.match.weight)  # which raises
 
@@ -421,6 +446,7 @@ class StepConductor:
         steps = {use.ticket.step for use in uses}
         for use in uses:
             use.ticket.num_backwards += 1
+            use.ticket.is_trained |= use.match.is_certain
         for one in steps:
             one.num_backwards += 1
             one.is_clear &= steps == {step}

@@ -19,6 +19,7 @@ def tensors_in(item: Any) -> list[torch.Tensor]:
     """
     found: list[torch.Tensor] = []
     queue: list[tuple[Any, bool]] = [(item, True)]
+    seen: set[int] = set()  # objects may refer to each other
     while queue:
         item, opens = queue.pop()
         if isinstance(item, torch.Tensor):
@@ -28,7 +29,10 @@ def tensors_in(item: Any) -> list[torch.Tensor]:
         elif isinstance(item, (dict, Mapping)):
             queue.extend((entry, opens) for entry in item.values())
         elif dataclasses.is_dataclass(item) and not isinstance(item, type):
-            queue.extend((getattr(item, f.name), opens) for f in dataclasses.fields(item))
+            if id(item) not in seen:
+                seen.add(id(item))
+                fields = (getattr(item, f.name, None) for f in dataclasses.fields(item))
+                queue.extend((entry, opens) for entry in fields)
         elif opens and hasattr(item, "__dict__") and not isinstance(item, _CLOSED):
             queue.extend((entry, False) for entry in vars(item).values())
     return found

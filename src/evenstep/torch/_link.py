@@ -148,6 +148,11 @@ class RunLink:
             return None
         return self._run.conductor.begin_use(model, tensors, reduces=reduces)
 
+    def outside(self) -> None:
+        """Pass a forward in training without a batch on to the conductor."""
+        if self._run is not None:
+            self._run.conductor.outside()
+
     def end_use(self) -> None:
         """Pass the end of the forward on to the conductor."""
         if self._run is not None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ._batch_memory import has_memory
+
 _NUM_VALUES = 32
 
 
@@ -24,7 +26,7 @@ class Peek:
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Peek | None:
         """Return what there is to see of ``tensor``; None of scalars and of what has no strides."""
-        if not tensor.ndim or not tensor.numel() or tensor.layout is not torch.strided:
+        if not has_memory(tensor) or not tensor.ndim:
             return None
         with torch.no_grad():
             return cls(tensor.shape[1:], _some(tensor))
@@ -34,7 +36,7 @@ class Peek:
 
         A tensor on a device is waited for. Only what leaves its batch open gets here.
         """
-        if tensor.ndim != len(self.row) + 1 or tensor.shape[1:] != self.row or not tensor.numel():
+        if tensor.ndim != len(self.row) + 1 or tensor.shape[1:] != self.row:
             return False
         with torch.no_grad():
             theirs = _some(tensor)

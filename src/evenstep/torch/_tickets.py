@@ -2,10 +2,15 @@
 
 Each batch that a loop gets opens a ticket. A forward is matched to tickets by evidence alone:
 
-1. by identity: an input shares memory with a handed-out tensor (itself, a view, a split);
+1. by memory: an input shares it with a handed-out tensor (itself, a view, a split);
 2. all tickets in use weigh alike, so that it does not matter which one it is;
-3. by size: a leading dimension of an input equals the samples of one ticket only;
-4. by value: an input begins with a copy of a handed-out tensor, as on another device.
+3. by size: the rows of an input are as many as the samples of one ticket only, or as some views
+   of each;
+4. by value: an input begins with a copy of a handed-out tensor, as on another device;
+5. by what other ranks know (``StepConductor``).
+
+A ticket is in use until a forward that is its own beyond doubt has had a backward and the loop has
+come back for another batch.
 
 The order in which batches are handed out and used is no evidence: a loop may fetch ahead, keep
 batches and use them again. Where nothing tells, the weight is an error that names the remedy,
@@ -15,15 +20,14 @@ raised in the backward, as a forward without one (an evaluation) needs no weight
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..exceptions import invalid
+from ._batch_memory import BatchMemory, Found, has_memory
 from ._containers import tensors_in
 from ._model._weighting import Weight
 from ._peek import Peek
@@ -32,10 +36,7 @@ from ._under_way import StepUnderWay
 # A batch that was fetched and has not been used after so many others: no prefetcher looks so far
 # ahead. It can still be told by identity.
 _MOST_WAITING = 64
-_MOST_OWNERS = 8  # batches at one address: with more it is a constant, such as a mask
-_MOST_PARTS = 4096  # tensors in one storage, as where all batches are slices of one
 _MOST_PEEKS = 8  # tensors of a batch that are looked at
-_MOST_RANGES = 64  # newest batches in one storage whose splits are recognised
 
 
 @dataclass(eq=False, slots=True)
@@ -49,7 +50,8 @@ class Ticket:
         key: equal for tickets with equal weights.
         is_last: whether it is the step's last one.
         is_over: whether the loop that handed it out has ended.
-        num_backwards: how many its forwards have had.
+        num_backwards: how many its forwards have had, those included that may be another's.
+        is_trained: whether one of its own forwards, beyond doubt, has had a backward.
         peeks: some values of its tensors.
     """
 
@@ -60,12 +62,27 @@ class Ticket:
     is_last: bool
     is_over: bool = False
     num_backwards: int = 0
+    is_trained: bool = False
     peeks: tuple[Peek, ...] = ()
 
     @property
     def size(self) -> int:
         """Samples in the batch, a stand-in included."""
         return max(self.num_samples, 1)
+
+    def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Tell whether a tensor may have the batch's rows, or some views of each.
+
+        Rows lie along the first dimension, or along the second where time comes first.
+        """
+        size = self.size
+        for tensor in tensors:
+            for rows in tensor.shape[:2]:
+                if rows == size:
+                    return True
+            if tensor.ndim and tensor.shape[0] in (2 * size, 3 * size, 4 * size):
+                return True
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,35 +94,14 @@ class Match:
         weight: of its gradient.
         share: which part of the batch it has, where the inputs tell; None where they do not.
         is_open: whether nothing here tells which of the tickets it is: the weight raises.
+        is_certain: whether there is no doubt which ticket it is.
     """
 
     tickets: tuple[Ticket, ...]
     weight: Weight
     share: float | None = None
     is_open: bool = False
-
-
-class _Storage:
-    """Memory of which handed-out tensors are parts: mostly of one, so made in little time.
-
-    Args:
-        memory: it; the weak reference keeps its address from being given to other memory.
-    """
-
-    __slots__ = ("alive", "parts")
-
-    def __init__(self, memory: torch.UntypedStorage) -> None:
-        self.alive = StorageWeakRef(memory)  # type: ignore[no-untyped-call]
-        # First address, address past the last, ticket, number of elements; the newest come last.
-        self.parts: list[tuple[int, int, Ticket, int]] = []
-
-    def owners(self, first: int, size: int) -> list[tuple[Ticket, int]]:
-        """Return the tickets of what begins at an address, or else of what it lies in."""
-        at = [(part[2], part[3]) for part in self.parts if part[0] == first]
-        if at and (len(at) > 1 or at[0][1] >= size):
-            return at
-        newest = self.parts[-_MOST_RANGES:]
-        return [(part[2], part[3]) for part in newest if part[0] <= first < part[1]] or at
+    is_certain: bool = False
 
 
 class Tickets:
@@ -119,8 +115,7 @@ class Tickets:
         self._identifies = identifies
         self._lock = threading.Lock()
         self._live: list[Ticket] = []
-        # The weak reference keeps the address from being given to other memory.
-        self._storages: OrderedDict[int, _Storage] = OrderedDict()
+        self._memory: BatchMemory[Ticket] = BatchMemory()
 
     def open(self, ticket: Ticket, batch: Any, *, peeks: bool = True) -> None:
         """Note that ``batch`` is handed out with ``ticket``.
@@ -135,22 +130,20 @@ class Tickets:
             del self._live[:-_MOST_WAITING]
             if self._identifies:
                 tensors = tensors_in(batch)
-                self._forget_freed(len(tensors) + 1)  # more than come
-                for tensor in tensors:
-                    self._register(tensor, ticket)
+                self._memory.add(tensors, ticket)
                 if peeks:
                     seen = map(Peek.of, tensors[:_MOST_PEEKS])
                     ticket.peeks = tuple(peek for peek in seen if peek is not None)
 
     def retire(self, is_done: Callable[[Ticket], bool]) -> None:
-        """Have tickets be found by identity alone from now on."""
+        """Have tickets be found by memory alone from now on."""
         with self._lock:
             self._live = [ticket for ticket in self._live if not is_done(ticket)]
 
     def end_loop(self) -> None:
         """Note that the loop has ended: what it handed out and was used is used up."""
         with self._lock:
-            self._live = [ticket for ticket in self._live if not ticket.num_backwards]
+            self._live = [ticket for ticket in self._live if not ticket.is_trained]
             for ticket in self._live:
                 ticket.is_over = True
 
@@ -163,100 +156,61 @@ class Tickets:
         if not self._identifies:
             return self.match(())
         with self._lock:
-            found = self._owners_of(tensors_in(batch))
-            match = None if found is None else self._resolved(found[0], None)
-        if match is None or (callable(match.weight) and not _agree(match.tickets)):
+            found = self._memory.find(tensors_in(batch))
+            ticket = None if found is None else self._ticket_of(found)
+        if ticket is None:
             raise invalid(
                 "Balancer.step(batch)",
-                "be one batch as the loader handed it out, or tensors of it",
+                "be one batch as the loader handed it out, with tensors, or tensors of it",
                 f"a {type(batch).__name__} that is none",
                 "Keep what the loader returned beside copies of it, and pass that.",
             )
-        return match
+        return Match((ticket,), ticket.weight, is_certain=True)
 
     def match(self, tensors: Sequence[torch.Tensor]) -> Match | None:
         """Return to which tickets a forward with these inputs belongs; None outside of a step."""
+        tensors = [tensor for tensor in tensors if has_memory(tensor)]
         with self._lock:
-            found = self._owners_of(tensors) if self._identifies else None
-            if found is not None:
-                return self._resolved(*found)
-            sizes = {int(tensor.shape[0]) for tensor in tensors if tensor.ndim}
+            found = self._memory.find(tensors) if self._identifies else None
+            if found is not None and (match := self._by_memory(found)) is not None:
+                return match
             live = [
-                ticket
-                for ticket in self._live
-                if not (ticket.is_over and ticket.num_backwards) or ticket.size in sizes
+                one
+                for one in self._live
+                if not (one.is_over and one.num_backwards) or one.fits(tensors)
             ]
         if not live:
             return None
-        if _agree(live):
-            fits = any(ticket.size in sizes for ticket in live) or not _exceeds(live, tensors)
-            return _alike(live) if fits else Match(tuple(live), _several(live))
-        sized = [ticket for ticket in live if ticket.size in sizes]
-        if not _agree(sized):
-            sized = _copied(sized or live, tensors)
-        if _agree(sized):
-            return _alike(sized)
+        fitting = [ticket for ticket in live if ticket.fits(tensors)]
+        if len(live) == 1 or _agree(live):
+            if not fitting and _exceeds(live, tensors):
+                return Match(tuple(live), _several(live))
+            return _alike(live)
+        if not _agree(fitting):
+            fitting = _copied(fitting or live, tensors)
+        if _agree(fitting):
+            return _alike(fitting)
         live.sort(key=lambda ticket: ticket.num_backwards > 0)
         return Match(tuple(live), _unknown(live), is_open=True)
 
-    def _resolved(self, found: list[Ticket], share: float | None) -> Match:
-        if _agree(found):
-            return Match(tuple(found), found[0].weight, share)
-        live = [ticket for ticket in found if ticket in self._live]
-        if live and _agree(live):  # memory that is filled anew for each batch holds the newest
-            return Match(tuple(live), live[0].weight, share)
-        return Match(tuple(found), _unknown(found))
+    def _by_memory(self, found: Found[Ticket]) -> Match | None:
+        """Return whose memory it is; None if that does not tell."""
+        if not found.owners:
+            return Match(tuple(self._live), _several(self._live))
+        ticket = self._ticket_of(found)
+        if ticket is None or (found.is_changed and ticket not in self._live):
+            return None  # a buffer that something else was copied into
+        return Match((ticket,), ticket.weight, found.share, is_certain=True)
 
-    def _owners_of(
-        self, tensors: Sequence[torch.Tensor]
-    ) -> tuple[list[Ticket], float | None] | None:
-        """Return whose memory the inputs are; None if they are nobody's."""
-        found: list[tuple[Ticket, int]] | None = None
-        size = 0
-        for tensor in tensors:
-            owners = self._owners(tensor)
-            if not owners:
-                continue
-            if found is None:
-                found, size = owners, tensor.numel()
-                continue
-            both = [pair for pair in found if any(pair[0] is owner for owner, _ in owners)]
-            found = both or [*found, *owners]  # of two batches at once
-        if found is None:
-            return None
-        whole = found[0][1]
-        share = size / whole if whole and size <= whole else None
-        return sorted({id(t): t for t, _ in found}.values(), key=lambda t: t.step.number), share
-
-    def _owners(self, tensor: torch.Tensor) -> list[tuple[Ticket, int]]:
-        if not _has_memory(tensor):
-            return []
-        storage = self._storages.get(tensor.untyped_storage()._cdata)
-        owners = [] if storage is None else storage.owners(tensor.data_ptr(), tensor.numel())
-        return [] if len(owners) >= _MOST_OWNERS else owners
-
-    def _register(self, tensor: torch.Tensor, ticket: Ticket) -> None:
-        if not _has_memory(tensor):
-            return
-        memory = tensor.untyped_storage()
-        storage = self._storages.get(memory._cdata)
-        if storage is None:
-            storage = self._storages[memory._cdata] = _Storage(memory)
-        first, size = tensor.data_ptr(), tensor.numel()
-        storage.parts.append((first, first + size * tensor.element_size(), ticket, size))
-        if len(storage.parts) > _MOST_PARTS:
-            del storage.parts[: _MOST_PARTS // 2]
-
-    def _forget_freed(self, count: int) -> None:
-        """Look whether the storages that were not looked at for longest have been freed."""
-        for _ in range(min(count, len(self._storages))):
-            number, storage = self._storages.popitem(last=False)
-            if not storage.alive.expired():  # type: ignore[no-untyped-call]
-                self._storages[number] = storage
-
-
-def _has_memory(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_meta and tensor.numel() > 0
+    def _ticket_of(self, found: Found[Ticket]) -> Ticket | None:
+        """Return the owner; of memory that is handed out again, the newest that is in use."""
+        if _agree(found.owners):
+            return (
+                next((one for one in reversed(found.owners) if one in self._live), None)
+                or (found.owners[-1])
+            )
+        live = [one for one in found.owners if one in self._live]
+        return live[-1] if _agree(live) else None
 
 
 def _agree(tickets: Iterable[Ticket]) -> bool:
@@ -291,16 +245,17 @@ def _exceeds(tickets: Sequence[Ticket], tensors: Sequence[torch.Tensor]) -> bool
 def _alike(tickets: Sequence[Ticket]) -> Match:
     """Return the match with tickets that weigh alike: those that wait come first."""
     waiting = [ticket for ticket in tickets if not ticket.num_backwards]
-    return Match(tuple(waiting or tickets), tickets[0].weight)
+    found = waiting + [ticket for ticket in tickets if ticket.num_backwards]
+    return Match(tuple(found), found[0].weight, is_certain=len(found) == 1)
 
 
 def _several(tickets: Sequence[Ticket]) -> Weight:
-    size = tickets[-1].num_samples
+    size = tickets[-1].num_samples if tickets else 0
 
     def unknown() -> NoReturn:
         raise RuntimeError(
-            f"A forward began with a batch of {size} samples and went on with rows that are not of "
-            f"it: no single weight is right for rows of several batches. Give each batch a forward "
+            f"A forward has rows of several batches, or rows beside those of a batch of {size} "
+            f"samples: no single weight is right for them. Give each batch a forward "
             f"of its own. If the rows are the batch's own, say so around the forward: "
             f"`with balancer.step(batch): ...`."
         )

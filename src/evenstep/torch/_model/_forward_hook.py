@@ -26,6 +26,9 @@ class Forwards(Protocol):
             reduces: whether its backward reduces gradients; None where that is not known.
         """
 
+    def outside(self) -> None:
+        """Hear of a forward in training that has no batch."""
+
     def end_use(self) -> None:
         """Hear that it is over."""
 
@@ -68,6 +71,8 @@ class ForwardHook:
         tensors = tensors_in((inputs, keywords))
         use = self._forwards.begin_use(self._model, tensors, reduces=self._reduces())
         self._use = use
+        if use is None and module.training:
+            self._forwards.outside()
         if use is None or not self._weighs or not feeds_back(tensors, type(module).__name__):
             return None
         return unscale(inputs, use), unscale(keywords, use)

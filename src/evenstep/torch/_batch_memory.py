@@ -1,0 +1,143 @@
+"""Whose memory a tensor is: handed-out batches are recognised by it, and views of them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+T = TypeVar("T")
+
+_MOST_OWNERS = 8  # batches at one address: with more it is a constant, such as a mask
+_MOST_RANGES = 64  # newest tensors in one storage of which parts are recognised
+_MOST_PARTS = 4096  # tensors in one storage, as where all batches are slices of one
+
+
+@dataclass(eq=False, slots=True)
+class _Part(Generic[T]):
+    """A handed-out tensor."""
+
+    owner: T
+    first: int
+    end: int
+    size: int
+    rows: int
+    stride: int
+    version: int
+
+    def share(self, tensor: torch.Tensor) -> float | None:
+        """Return which part of the rows ``tensor`` has; None where that cannot be told."""
+        if tensor.numel() == self.size:
+            return 1.0
+        if not (tensor.ndim and self.stride) or tensor.stride(0) % self.stride:
+            return None
+        return tensor.shape[0] / self.rows if tensor.shape[0] <= self.rows else None
+
+
+class _Storage(Generic[T]):
+    """Memory of which handed-out tensors are parts, mostly of one."""
+
+    __slots__ = ("alive", "parts")
+
+    def __init__(self, memory: torch.UntypedStorage) -> None:
+        # The weak reference keeps the address from being given to other memory.
+        self.alive = StorageWeakRef(memory)  # type: ignore[no-untyped-call]
+        self.parts: list[_Part[T]] = []
+
+    def parts_of(self, tensor: torch.Tensor) -> list[_Part[T]]:
+        """Return what ``tensor`` may be: what begins where it does, or the newest it lies in."""
+        first, size = tensor.data_ptr(), tensor.numel()
+        at = [part for part in self.parts if part.first == first]
+        same = [part for part in at if part.size == size]
+        larger = [part for part in at if part.size > size]
+        if same or larger:
+            return same or larger[-1:]
+        newest = self.parts[-_MOST_RANGES:]
+        return [part for part in newest if part.first <= first < part.end][-1:]
+
+
+@dataclass(frozen=True, slots=True)
+class Found(Generic[T]):
+    """Whose memory the inputs of a forward are.
+
+    Attributes:
+        owners: those it may be, the newest last; none if the inputs are those of several.
+        share: which part of the rows they have; None where that cannot be told.
+        is_changed: whether the memory was written to since it was handed out.
+    """
+
+    owners: tuple[T, ...]
+    share: float | None
+    is_changed: bool
+
+
+class BatchMemory(Generic[T]):
+    """Memory that was handed out, as long as it is alive, and who owns it."""
+
+    def __init__(self) -> None:
+        self._storages: OrderedDict[int, _Storage[T]] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Return how many storages are known."""
+        return len(self._storages)
+
+    def add(self, tensors: Sequence[torch.Tensor], owner: T) -> None:
+        """Note that ``tensors`` are handed out."""
+        self._forget_freed(len(tensors) + 1)  # more than come
+        for tensor in tensors:
+            if not has_memory(tensor):
+                continue
+            memory = tensor.untyped_storage()
+            storage = self._storages.get(memory._cdata)
+            if storage is None:
+                storage = self._storages[memory._cdata] = _Storage(memory)
+            first, size = tensor.data_ptr(), tensor.numel()
+            rows = tensor.shape[0] if tensor.ndim else 1
+            stride = tensor.stride(0) if tensor.ndim else 0
+            end = first + size * tensor.element_size()
+            version = tensor._version
+            storage.parts.append(_Part(owner, first, end, size, rows, stride, version))
+            if len(storage.parts) > _MOST_PARTS:
+                del storage.parts[: _MOST_PARTS // 2]
+
+    def find(self, tensors: Sequence[torch.Tensor]) -> Found[T] | None:
+        """Return whose memory ``tensors`` are; None if they are nobody's."""
+        known = [
+            (tensor, parts)
+            for tensor in tensors
+            if has_memory(tensor) and (parts := self._parts_of(tensor))
+        ]
+        if not known:
+            return None
+        owners = [part.owner for part in known[0][1]]
+        for _, parts in known[1:]:
+            theirs = [part.owner for part in parts]
+            owners = [owner for owner in owners if any(owner is other for other in theirs)]
+        if not owners:
+            return Found((), None, is_changed=False)
+        tensor, parts = known[0]
+        part = next(part for part in reversed(parts) if part.owner is owners[-1])
+        return Found(tuple(owners), part.share(tensor), tensor._version != part.version)
+
+    def _parts_of(self, tensor: torch.Tensor) -> list[_Part[T]]:
+        storage = self._storages.get(tensor.untyped_storage()._cdata)
+        parts = [] if storage is None else storage.parts_of(tensor)
+        return [] if len(parts) >= _MOST_OWNERS else parts
+
+    def _forget_freed(self, count: int) -> None:
+        """Look whether the storages that were not looked at for longest have been freed."""
+        for _ in range(min(count, len(self._storages))):
+            number, storage = self._storages.popitem(last=False)
+            if not storage.alive.expired():  # type: ignore[no-untyped-call]
+                self._storages[number] = storage
+
+
+def has_memory(tensor: Any) -> bool:
+    """Tell whether ``tensor`` has rows in memory of its own: no sparse, nested or meta tensor."""
+    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested:
+        return False
+    return bool(tensor.numel() > 0)
