@@ -102,7 +102,7 @@ def test_a_rank_that_leaves_early_is_named():
     assert results[1] == "left"
     for rank in (0, 2):
         assert "Rank 1 on " in results[rank]
-        assert "it ended its run after step 1" in results[rank]
+        assert "it ended its run after step 2" in results[rank]
 
 
 def test_a_rank_that_hangs_while_its_heartbeats_go_on_is_named():

@@ -344,7 +344,15 @@ class StepConductor:
             self._gaps.open()
 
     def close(self) -> None:
-        """Have what a device was late with read, as far as it is there."""
+        """Report what is still to be: all ranks end with the newest step, whoever used it.
+
+        And have what a device was late with read, as far as it is there.
+        """
+        if self._step is not None and self._step.num_backwards:
+            self._finish(self._step)
+        newest = self._steps.get(self._newest)
+        if newest is not None and not newest.reported:
+            self._report(newest, early=False)
         self._finite.read()
 
     def report_now(self) -> None:
