@@ -178,6 +178,7 @@ class Recorder:
 
     def __init__(self):
         self.calls: list[tuple[Any, ...]] = []
+        self.ahead = 0
 
     def begin_epoch(self, *, cuts):
         """Nothing to open."""
@@ -188,6 +189,9 @@ class Recorder:
 
     def begin_forward(self, step, batch, *, num_samples, is_last, units=None):
         self.calls.append(("forward", num_samples, is_last))
+
+    def num_ahead(self):
+        return self.ahead
 
     def begin_claim(self):
         """Nothing to time."""

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from evenstep.exceptions import EvenstepWarning
 
-from .loader_fakes import FixedPlan, Items, RandomPlans, alone, flat
+from .loader_fakes import FixedPlan, Items, RandomPlans, Recorder, alone, flat
 from .stream_fakes import Numbers, cluster
 
 DAMAGED = (
@@ -214,6 +214,20 @@ def test_what_persistent_workers_draw_is_warned_about():
 
     with pytest.warns(EvenstepWarning, match="persistent_workers=True"):
         stream(**options).load_state_dict(state)
+
+
+def test_what_a_loop_has_fetched_ahead_comes_again():
+    """Of five batches handed out, the last two were not trained on when the state was written."""
+    listener = Recorder()
+    loader = alone(DataLoader(Items(20), batch_size=2), listener=listener)
+    batches = iter(loader)
+    for _ in range(5):
+        next(batches)
+    listener.ahead = 2
+    resumed = alone(DataLoader(Items(20), batch_size=2))
+    resumed.load_state_dict(loader.state_dict())
+
+    assert next(iter(resumed))[0].tolist() == [6, 7]
 
 
 @pytest.mark.parametrize("name", MAKERS)

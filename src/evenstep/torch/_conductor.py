@@ -372,6 +372,11 @@ class StepConductor:
         return step is not None and step.stopping
 
     @property
+    def num_ahead(self) -> int:
+        """Steps that were handed out and not used, in a loop that fetches ahead."""
+        return self._newest - self._newest_used if self._looks_ahead else 0
+
+    @property
     def num_samples(self) -> int | None:
         """Samples of this rank in the step under way; None outside of one."""
         return None if self._step is None else self._step.num_samples

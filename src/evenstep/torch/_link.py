@@ -127,6 +127,10 @@ class RunLink:
             step, batch, num_samples=num_samples, is_last=is_last, units=units
         )
 
+    def num_ahead(self) -> int:
+        """Return how many steps the loop has fetched before it used those at hand."""
+        return 0 if self._run is None else self._run.conductor.num_ahead
+
     def found_limit(self, limit: int) -> None:
         """Pass on what one forward may have to the conductor."""
         self._opened().conductor.found_limit(limit)

@@ -168,18 +168,21 @@ class BalancedLoader:
             self.sampler.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where training stands: what was handed out, not what was fetched ahead.
+        """Return where training stands: what was handed out, less what the loop fetched ahead.
 
+        A loop that fetches batches before it uses those at hand begins with the unused ones again.
         The same on every rank, of plain values, and free of the number of ranks. At any time: from
         inside a loop, after it, and before the first, where it is what was loaded, if anything.
         """
         if self._resume is not None:
             return {**self._resume}
+        ahead = min(self._listener.num_ahead(), self._num_taken)
+        taken = self._num_taken - ahead
         return self._form().write(
             epochs_begun=self._num_begun,
-            steps_taken=self._num_taken,
-            steps_of_run=self._count.value,
-            **self._order.state(self._num_taken * self._global_batch_size),
+            steps_taken=taken,
+            steps_of_run=self._count.value - ahead,
+            **self._order.state(taken * self._global_batch_size),
         )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -109,6 +109,10 @@ class StepListener(Protocol):
         """
         ...
 
+    def num_ahead(self) -> int:
+        """Return how many steps the loop has fetched before it used those at hand."""
+        ...
+
     def begin_claim(self) -> None:
         """Hear that this rank asks for more of the step under way, or waits for its samples."""
         ...
