@@ -62,6 +62,8 @@ def test_a_rank_may_be_an_epoch_ahead_of_the_other(ahead):
         results = [first.result(30), second.result(30)]
     for end in ends:
         end.channel.close()
+    for end in ends:
+        end.channel.close()
     for mine, other in zip(*results, strict=True):
         stand_in = 1  # of the rank without a sample in the short last step
         assert len(flat(mine) + flat(other)) == 29 + stand_in

@@ -100,15 +100,6 @@ def test_a_size_that_only_one_batch_has_tells(tickets):
     assert matched(tickets, torch.ones(10, 2)) == [first]  # two views
 
 
-def test_a_size_that_fits_two_batches_tells_nothing(tickets):
-    """Eight rows are one batch of eight, or two views of one of four."""
-    opened(tickets, 0, 4)
-    opened(tickets, 1, 8)
-
-    assert matched(tickets, torch.ones(8, 3)) is None
-    assert matched(tickets, torch.ones(4, 8, 3)) is None
-
-
 def test_a_stand_in_counts_as_the_one_sample_that_it_has(tickets):
     """Its weight is 0, its batch has one row."""
     first, x = opened(tickets, 0, 0, batch=torch.randn(1, 3))
@@ -194,74 +185,6 @@ def test_a_batch_that_may_be_meant_stays_in_use(tickets):
     assert matched(tickets, y.clone() * 3) == [first, second]
 
 
-@pytest.mark.parametrize(
-    ("form", "share"),
-    [
-        (lambda x: x, 1.0),
-        (lambda x: x[:, :2], 1.0),
-        (lambda x: x[:2], 0.5),
-        (lambda x: x[2:, 1:], 0.5),
-        (lambda x: x[::2], 0.5),
-        (lambda x: x.T, 1.0),
-        (lambda x: x.T[:2], None),
-    ],
-    ids=[
-        "all",
-        "trimmed",
-        "half",
-        "half, trimmed",
-        "every second",
-        "transposed",
-        "trimmed, transposed",
-    ],
-)
-def test_a_share_is_one_of_rows(tickets, form, share):
-    """Text is trimmed to its longest sample, which differs between ranks."""
-    _, x = opened(tickets, 0, 4)
-
-    assert tickets.match([form(x)]).share == share
-
-
-def test_slices_of_one_tensor_are_batches_of_their_own(tickets):
-    """In every epoch, however it is cut."""
-    data = torch.randn(12, 3)
-    for sizes in ((4, 8), (7, 5), (6, 6)):
-        first = 0
-        for number, size in enumerate(sizes):
-            part = data[first : first + size]
-            ticket, _ = opened(tickets, number, size, batch=part)
-            match = tickets.match([part])
-            assert (match.tickets, match.share) == ((ticket,), 1.0)
-            ticket.is_trained = True
-            tickets.retire(lambda one: one.is_trained)
-            first += size
-
-
-def test_a_batch_that_something_was_copied_into_is_a_buffer(tickets):
-    """The first batch of a loop, say, into which all later ones are copied."""
-    first, x = opened(tickets, 0, 4, key=1.0)
-    first.is_trained = True
-    tickets.retire(lambda ticket: ticket.is_trained)
-    second, y = opened(tickets, 1, 4, key=2.0)
-    x.copy_(y)
-
-    assert matched(tickets, x) == [second]
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize(
-    "make",
-    [torch.Tensor.to_sparse, lambda x: torch.nested.nested_tensor(list(x))],
-    ids=["sparse", "nested"],
-)
-def test_what_has_no_rows_in_memory_tells_nothing(tickets, make):
-    """As a batch, and as an input."""
-    tensor = make(torch.ones(4, 3))
-    ticket, _ = opened(tickets, 0, 4, batch=tensor)
-
-    assert matched(tickets, tensor) == [ticket]
-
-
 def test_objects_that_refer_to_each_other_are_looked_at_once(tickets):
     """And what is not set is no tensor."""
     one, other = Linked(), Linked()
@@ -269,25 +192,6 @@ def test_objects_that_refer_to_each_other_are_looked_at_once(tickets):
     ticket, _ = opened(tickets, 0, 4, batch=one)
 
     assert matched(tickets, one.x) == [ticket]
-
-
-def test_a_buffer_that_is_filled_anew_belongs_to_the_newest_batch(tickets):
-    """What it held before is gone."""
-    buffer = torch.zeros(8, 3)
-    opened(tickets, 0, 4, batch=buffer)
-    tickets.retire(lambda ticket: True)
-    second, _ = opened(tickets, 1, 8, batch=buffer)
-
-    assert matched(tickets, buffer) == [second]
-
-
-def test_a_constant_in_every_batch_says_nothing(tickets):
-    """A mask, say: the other inputs tell."""
-    mask = torch.ones(3, 3)
-    batches = [opened(tickets, n, 3 + n, batch=(torch.randn(3 + n, 3), mask)) for n in range(12)]
-
-    for ticket, (x, _) in batches:
-        assert matched(tickets, x, mask) == [ticket]
 
 
 def test_memory_that_was_freed_is_nobodys(tickets):

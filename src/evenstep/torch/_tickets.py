@@ -36,6 +36,7 @@ from ._under_way import StepUnderWay
 # A batch that was fetched and has not been used after so many others: no prefetcher looks so far
 # ahead. It can still be told by identity.
 _MOST_WAITING = 64
+_MOST_LAYOUTS = 256  # shapes of handed-out tensors
 _MOST_PEEKS = 8  # tensors of a batch that are looked at
 
 
@@ -70,19 +71,15 @@ class Ticket:
         """Samples in the batch, a stand-in included."""
         return max(self.num_samples, 1)
 
-    def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Tell whether a tensor may have the batch's rows, or some views of each.
+    def fits(self, rows: Iterable[int], views: Iterable[int]) -> bool:
+        """Tell whether so many rows may be the batch's, or so many some views of each.
 
-        Rows lie along the first dimension, or along the second where time comes first.
+        Args:
+            rows: of inputs, as far as they can be told.
+            views: those of which there may be several for each sample.
         """
         size = self.size
-        for tensor in tensors:
-            for rows in tensor.shape[:2]:
-                if rows == size:
-                    return True
-            if tensor.ndim and tensor.shape[0] in (2 * size, 3 * size, 4 * size):
-                return True
-        return False
+        return size in rows or any(number in (2 * size, 3 * size, 4 * size) for number in views)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +113,7 @@ class Tickets:
         self._lock = threading.Lock()
         self._live: list[Ticket] = []
         self._memory: BatchMemory[Ticket] = BatchMemory()
+        self._layouts: set[tuple[int, torch.Size]] = set()  # where rows lie, and the other sizes
 
     def open(self, ticket: Ticket, batch: Any, *, peeks: bool = True) -> None:
         """Note that ``batch`` is handed out with ``ticket``.
@@ -131,6 +129,7 @@ class Tickets:
             if self._identifies:
                 tensors = tensors_in(batch)
                 self._memory.add(tensors, ticket)
+                self._note_layouts(tensors, ticket.size)
                 if peeks:
                     seen = map(Peek.of, tensors[:_MOST_PEEKS])
                     ticket.peeks = tuple(peek for peek in seen if peek is not None)
@@ -174,14 +173,15 @@ class Tickets:
             found = self._memory.find(tensors) if self._identifies else None
             if found is not None and (match := self._by_memory(found)) is not None:
                 return match
+            rows, views = self._rows_of(tensors)
             live = [
                 one
                 for one in self._live
-                if not (one.is_over and one.num_backwards) or one.fits(tensors)
+                if not (one.is_over and one.num_backwards) or one.fits(rows, views)
             ]
         if not live:
             return None
-        fitting = [ticket for ticket in live if ticket.fits(tensors)]
+        fitting = [ticket for ticket in live if ticket.fits(rows, views)]
         if len(live) == 1 or _agree(live):
             if not fitting and _exceeds(live, tensors):
                 return Match(tuple(live), _several(live))
@@ -192,6 +192,34 @@ class Tickets:
             return _alike(fitting)
         live.sort(key=lambda ticket: ticket.num_backwards > 0)
         return Match(tuple(live), _unknown(live), is_open=True)
+
+    def _note_layouts(self, tensors: Sequence[torch.Tensor], size: int) -> None:
+        """Remember along which dimension of a batch's tensors its rows lie."""
+        if len(self._layouts) > _MOST_LAYOUTS:  # of text of all lengths, say
+            self._layouts.clear()
+        for tensor in tensors:
+            if has_memory(tensor) and size in tensor.shape[:2]:
+                at = tensor.shape[:2].index(size)
+                self._layouts.add((at, tensor.shape[:at] + tensor.shape[at + 1 :]))
+
+    def _rows_of(self, tensors: Sequence[torch.Tensor]) -> tuple[set[int], set[int]]:
+        """Return how many rows inputs may have, and of which there may be several views each.
+
+        Rows lie where they do in a tensor that was handed out and is otherwise of the same shape;
+        where there is none, along the first dimension, or along the second if time comes first.
+        """
+        rows: set[int] = set()
+        views: set[int] = set()
+        for tensor in tensors:
+            shape = tensor.shape
+            known = [
+                at
+                for at in range(min(len(shape), 2))
+                if (at, shape[:at] + shape[at + 1 :]) in self._layouts
+            ]
+            rows.update(shape[at] for at in known or range(min(len(shape), 2)))
+            views.update(shape[at] for at in known or range(min(len(shape), 1)))
+        return rows, views
 
     def _by_memory(self, found: Found[Ticket]) -> Match | None:
         """Return whose memory it is; None if that does not tell."""
