@@ -23,6 +23,15 @@ def ends():
         end.channel.close()
 
 
+@pytest.fixture(scope="module")
+def pair():
+    """Two ends for many examples, which leave nothing in them."""
+    made = star(2)
+    yield made
+    for end in made:
+        end.channel.close()
+
+
 def ints(*numbers):
     return np.array(numbers, np.int64)
 
@@ -41,17 +50,14 @@ def test_integers_may_be_asked_for_before_or_after_they_are_posted(ends):
 
 
 @given(st.lists(st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(0, 300), max_size=5))
-def test_any_integers_arrive_as_they_are(numbers):
+def test_any_integers_arrive_as_they_are(pair, numbers):
     """Whatever their sizes, in however few bytes they travel."""
-    (root, other), values = PAIR, ints(*numbers)
+    (root, other), values = pair, ints(*numbers)
     root.box.post((0, 0, 0), values)
 
     arrived = other.box.take((0, 0, 0))
     assert arrived.dtype == np.int64
     assert arrived.tolist() == numbers
-
-
-PAIR = star(2)
 
 
 def test_what_a_round_left_behind_is_dropped_some_rounds_later(ends):
