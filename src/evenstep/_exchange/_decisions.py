@@ -100,7 +100,7 @@ class Decisions:
                     self._deciding = None
 
     def answer(self, index: int) -> None:
-        """Answer to step ``index`` with the newest plan: somebody looks ahead of its reports."""
+        """Answer to step ``index`` with the newest plan, before all ranks have reported it."""
         with self._lock:
             if index > self._answered:
                 self._publish(index)

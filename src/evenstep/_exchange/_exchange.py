@@ -180,8 +180,7 @@ class Exchange:
             step: whose plan.
             trains: whether the training thread asks, and not one that fetches for it.
             may_look_ahead: whether this rank may ask for it before it has reported the steps that
-                the plan would be decided by. Then the newest plan is the answer, for all ranks, as
-                nobody could wait for those reports.
+                decide it. Then the newest plan is the answer, for all ranks.
 
         Raises:
             WorkerLostError: a worker that is needed for it was lost.

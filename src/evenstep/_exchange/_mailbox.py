@@ -101,7 +101,7 @@ class Mailbox:
                 self._awaited.add(key)
         if key in self._awaited:
             # Not under the condition: it looks at the decisions, whose lock is held to publish.
-            self._owner.check_left()  # somebody may have ended its run before
+            self._owner.check_left()  # the sender may have ended its run already
         with self._changed:
             self._await(key)
             kind, newest = key[0], key[1] - _KEPT_ROUNDS

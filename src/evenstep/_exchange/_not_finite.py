@@ -18,7 +18,7 @@ _HALF = 17
 
 @final
 class NotFinite:
-    """One rank's side of it. Nothing is sent for finite steps, and nobody waits for an answer.
+    """One rank's side of it. Finite steps send nothing; no rank waits for an answer.
 
     Rank 0 looks for steps in a row, of whichever ranks: one rank's NaN is in all parameters after
     the step, and so in all ranks' losses of the next. Steps may come in any order, as devices are

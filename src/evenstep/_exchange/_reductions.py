@@ -20,7 +20,8 @@ class Reduced:
         number: of the reduction, counted for each model.
         shares: by step, how much of the rank's batch went in: 1 is all of it once, 2 is twice;
             None where that is not known.
-        maybe: steps of which some went in, and nobody knows which: their batches weigh alike.
+        maybe: steps of which some went in; their batches weigh alike, so the rank cannot tell them
+            apart.
     """
 
     model: int

@@ -61,7 +61,7 @@ class Ways:
             self.received(0, self.along(reduced))
 
     def steps_of(self, key: Key) -> list[int]:
-        """Return of which steps the others' part of a reduction may be; none if nobody can tell.
+        """Return the steps that a reduction may be of, as far as other ranks know; else none.
 
         For a rank that cannot tell which batch it has, in the backward of that reduction: others
         tell of it before they wait for this one.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import atexit
 from collections.abc import Callable
 from pathlib import Path
@@ -41,7 +42,7 @@ from ._run import Run, RunSettings
 from ._service import Service
 
 
-class Assembly:
+class Assembly(abc.ABC):
     """What a balancer does before its first step: it joins, prepares, connects and opens."""
 
     _policy: AbstractPolicy[Any]
@@ -67,13 +68,9 @@ class Assembly:
     _loss_backward: Backward
     _closed: bool
 
-    def close(self) -> None:
-        """End the run on this rank."""
-        raise NotImplementedError
-
+    @abc.abstractmethod
     def _say_goodbye(self) -> None:
         """Close at the end of a script that never did."""
-        self.close()
 
     def _check_open(self) -> None:
         if self._closed:

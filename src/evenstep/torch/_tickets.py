@@ -232,12 +232,9 @@ class Tickets:
 
     def _ticket_of(self, found: Found[Ticket]) -> Ticket | None:
         """Return the owner; of memory that is handed out again, the newest that is in use."""
-        if _agree(found.owners):
-            return (
-                next((one for one in reversed(found.owners) if one in self._live), None)
-                or (found.owners[-1])
-            )
         live = [one for one in found.owners if one in self._live]
+        if _agree(found.owners):
+            return (live or found.owners)[-1]
         return live[-1] if _agree(live) else None
 
 
@@ -247,7 +244,7 @@ def _agree(tickets: Iterable[Ticket]) -> bool:
 
 
 def _copied(tickets: Sequence[Ticket], tensors: Sequence[torch.Tensor]) -> list[Ticket]:
-    """Return those of which every tensor that is a copy of any may be one."""
+    """Return the tickets whose tensors the inputs may be copies of; none if all may be."""
     found = list(tickets)
     for tensor in tensors:
         shown = [one for one in tickets if any(peek.shows(tensor) for peek in one.peeks)]
