@@ -250,3 +250,54 @@ def test_where_load_goes_by_the_clock_every_step_is_news():
 
     assert decisions[5].level > 0
     assert decisions[-1].level == 0
+
+
+NOISES = {
+    "lognormal": lambda rng: np.exp(0.4 * rng.standard_normal((600, 3))),
+    "pauses": lambda rng: np.where(rng.random((600, 3)) < 0.05, rng.uniform(2, 20, (600, 3)), 1.0),
+}
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("seed", range(3))
+def test_short_steps_of_equal_workers_keep_the_equal_split(seed, noise):
+    """A few milliseconds each, mostly fixed cost, with next to nothing in them but noise."""
+    factors = NOISES[noise](np.random.default_rng(seed))
+    slopes_s = [np.full(3, 2e-5)] * 600
+
+    sizes = sizes_of(follow(Auto(), Cluster(3, 96), 1e-3, slopes_s, factors=factors))
+
+    assert (sizes == 32).all()
+
+
+def test_short_steps_of_unlike_workers_are_balanced_all_the_same():
+    """Within a second: 1 to 2 ms a sample in steps of some 6 ms."""
+    slope_s = np.array([5e-5, 1e-4, 2e-4])
+
+    decisions = follow(Auto(), Cluster(3, 96), 1e-3, [slope_s] * 150)
+
+    assert above_best(sizes_of(decisions), Cluster(3, 96), 1e-3, slope_s)[-1] <= 0.05
+
+
+def test_nobody_waits_for_a_decision_about_a_short_step():
+    """The sizes are promised whatever the step is like, but once in 50 ms."""
+    decisions = follow(Auto(), Cluster(3, 96), 1e-3, [np.full(3, 1e-4)] * 100)
+
+    assert sum(decision.level < 1 for decision in decisions) <= 25
+
+
+def test_every_step_is_looked_at_if_asked_for():
+    """With nothing to wait for, the second plan knows the speeds."""
+    slope_s = np.array([5e-5, 1e-4, 2e-4])
+
+    auto = Auto(least_reading_s=0.0)
+    sizes = sizes_of(follow(auto, Cluster(3, 96), 0.0, [slope_s] * 2))
+
+    assert sizes[0].tolist() == [32, 32, 32]
+    assert sizes[1].tolist() == [55, 27, 14]
+
+
+def test_a_reading_below_zero_is_named():
+    """With the rule and the remedy."""
+    with pytest.raises(ValueError, match=r"Auto\(least_reading_s=...\).*at least 0"):
+        Auto(least_reading_s=-1.0)

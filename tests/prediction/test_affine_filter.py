@@ -198,3 +198,17 @@ def test_a_cost_per_sample_never_vanishes():
     times = AffineFilter().times(learn(steps))
 
     assert (times.slope_s * 50 >= 1e-5 * 0.1).all()
+
+
+@pytest.mark.parametrize("noise_share", [0.2, 0.4])
+def test_large_noise_is_known_after_twenty_steps(noise_share):
+    """What looks like one jump after the other is noise, and the error is owned up to."""
+    draw = np.random.default_rng(0)
+    filter_, size = AffineFilter(), np.full(200, 32)
+    state = filter_.init(200)
+    for _ in range(21):
+        state = filter_.update(state, size, 0.4 * np.exp(noise_share * draw.standard_normal(200)))
+
+    errors = filter_.times(state).seconds(size) / 0.4 - 1
+    assert np.median(filter_.noise(state)) == pytest.approx(noise_share, rel=0.3)
+    assert np.median(abs(errors) / filter_.uncertainty(state)) < 3

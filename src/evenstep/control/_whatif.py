@@ -11,6 +11,13 @@ from .._apportion import apportion
 from .._minmax import allocate, makespan_s
 from .._types import Cluster, FloatArray, IntArray, StepTimings
 from ..prediction import AffineFilter
+from ..prediction._gathered import (
+    LEAST_READING_S,
+    gather,
+    nothing_gathered,
+    num_steps_left,
+    typical_step,
+)
 from ..timemodels import AffineTime
 
 _WORTH_A_WORD = 0.02
@@ -44,12 +51,24 @@ class Burden:
     without_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Splits:
+    """What the newest fit says of the equal split and of the best, each ``(world_size,)``."""
+
+    cluster: Cluster
+    times: AffineTime
+    equal_s: FloatArray
+    best_s: FloatArray
+
+
 class WhatIf:
     """Follows every worker's affine time, whatever the policy, and prices splits by it."""
 
     def __init__(self, world_size: int) -> None:
         self._filter = AffineFilter()
         self._state = self._filter.init(world_size)
+        self._gathered = nothing_gathered(world_size)
+        self._splits: _Splits | None = None  # by the newest fit
 
     @property
     def state(self) -> dict[str, Any]:
@@ -58,7 +77,7 @@ class WhatIf:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from ``state``, of as many workers."""
-        self._state = state
+        self._state, self._splits = state, None
 
     def fresh(self, world_size: int) -> dict[str, Any]:
         """Return the state in which nothing is known."""
@@ -72,8 +91,13 @@ class WhatIf:
         return times, self._filter.noise(self._state)
 
     def observe(self, timings: StepTimings) -> None:
-        """Learn from one step."""
-        self._state = self._filter.update(self._state, timings.batch_size, timings.compute_s)
+        """Learn from one step; from short ones together."""
+        self._gathered = gather(self._gathered, timings)
+        if num_steps_left(self._gathered, LEAST_READING_S) and (self._state["num_steps"] > 0).all():
+            return
+        typical = typical_step(self._gathered, timings)
+        self._state = self._filter.update(self._state, typical.batch_size, typical.compute_s)
+        self._gathered, self._splits = nothing_gathered(len(typical.batch_size)), None
 
     def costs(self, cluster: Cluster, timings: StepTimings) -> SplitCosts | None:
         r"""Return what a step would have cost split otherwise; None until all are measured.
@@ -85,18 +109,27 @@ class WhatIf:
             cluster: whose splits are compared.
             timings: the step as it ran.
         """
-        times = self._filter.times(self._state)
-        if times is None:
+        splits = self._splits_of(cluster)
+        if splits is None:
             return None
-        equal = apportion(np.ones(cluster.world_size), cluster)
-        best = allocate(times, cluster)
         ran = timings.batch_size > 0
-        fitted_s = np.where(ran, times.seconds(timings.batch_size), 1.0)
+        fitted_s = np.where(ran, splits.times.seconds(timings.batch_size), 1.0)
         luck = np.where(ran, timings.compute_s, 1.0) / np.maximum(fitted_s, 1e-12)
         return SplitCosts(
-            equal_s=float((luck * times.seconds(equal)).max()),
-            best_s=float((luck * times.seconds(best)).max()),
+            equal_s=float((luck * splits.equal_s).max()),
+            best_s=float((luck * splits.best_s).max()),
         )
+
+    def _splits_of(self, cluster: Cluster) -> _Splits | None:
+        """Return the splits to compare with, worked out once for every fit."""
+        if self._splits is None or self._splits.cluster is not cluster:
+            times = self._filter.times(self._state)
+            if times is None:
+                return None
+            equal = apportion(np.ones(cluster.world_size), cluster)
+            best = allocate(times, cluster)
+            self._splits = _Splits(cluster, times, times.seconds(equal), times.seconds(best))
+        return self._splits
 
     def burden(self, cluster: Cluster) -> Burden | None:
         """Return the worker that costs more than it brings; None if there is none.

@@ -125,7 +125,7 @@ class AffineFilter:
         verdict = judge(jump, seconds, ran=ran, young=steps < 2, memory=state["jumps"])
 
         rate = np.maximum(1 / (steps + 1), 0.03)
-        fitted = grade(lines, reading, rate=rate, memory=self.memory)
+        fitted = graded = grade(lines, reading, rate=rate, memory=self.memory)
         before = np.maximum(state["batch_size"], 1)
         contrast = abs(batch - before) > self.contrast * np.maximum(batch, before)
         if verdict.accept.any():
@@ -143,6 +143,11 @@ class AffineFilter:
         # A first reading is a line of its own, and one held back leaves no trace.
         if not follow.all():
             fitted = fitted.where(follow, lines.where(ran & unmeasured, old))
+        if jump.any():
+            # What follows one jump after the other is noise: it is learnt from those, too.
+            noise = np.where(jump != 0, graded.noise, fitted.noise)
+            fitted = fitted.copy()
+            fitted.noise[:] = noise
         return {
             "num_steps": steps + ran,
             "batch_size": np.where(ran, batch_size, state["batch_size"]),

@@ -187,7 +187,10 @@ def correct(lines: Lines, reading: Reading, *, contrast: Mask) -> Lines:
 
 
 def grade(lines: Lines, reading: Reading, *, rate: FloatArray, memory: float) -> Lines:
-    """Return ``lines`` with noise and score updated by how well they foresaw the reading."""
+    """Return ``lines`` with noise and score updated by how well they foresaw the reading.
+
+    As the noise rises, so does the doubt about the line.
+    """
     surprise2, before2 = reading.surprise**2, lines.noise**2
     # E[surprise * residual] is the variance of the noise for the optimal gain.
     share = reading.noise / reading.total
@@ -198,5 +201,8 @@ def grade(lines: Lines, reading: Reading, *, rate: FloatArray, memory: float) ->
     )
     graded = lines.copy()
     graded.noise[:] = np.sqrt(np.maximum(noise2, 0.002**2))
+    # Noise above what was assumed so far was in the earlier readings as well.
+    more = np.maximum(graded.noise**2 / before2 - 1, 0.0)
+    graded.var_slope[:] += more * reading.spread / reading.batch**2
     graded.score[:] = memory * lines.score + likelihood
     return graded
