@@ -16,6 +16,7 @@ from ..prediction._gathered import (
     gather,
     nothing_gathered,
     num_steps_left,
+    num_steps_of,
     typical_step,
 )
 from ..timemodels import AffineTime
@@ -96,8 +97,12 @@ class WhatIf:
         if num_steps_left(self._gathered, LEAST_READING_S) and (self._state["num_steps"] > 0).all():
             return
         typical = typical_step(self._gathered, timings)
-        self._state = self._filter.update(self._state, typical.batch_size, typical.compute_s)
-        self._gathered, self._splits = nothing_gathered(len(typical.batch_size)), None
+        num_steps = num_steps_of(self._gathered)
+        self._state = self._filter.update(
+            self._state, typical.batch_size, typical.compute_s, num_steps=num_steps
+        )
+        self._gathered = nothing_gathered(len(typical.batch_size), num_before=num_steps)
+        self._splits = None
 
     def costs(self, cluster: Cluster, timings: StepTimings) -> SplitCosts | None:
         r"""Return what a step would have cost split otherwise; None until all are measured.

@@ -18,6 +18,7 @@ from ..prediction._gathered import (
     gather,
     nothing_gathered,
     num_steps_left,
+    num_steps_of,
     typical_step,
 )
 from ..timemodels import AffineTime
@@ -113,7 +114,7 @@ class Auto(AbstractPolicy[dict[str, Any]]):
                 "Auto(least_reading_s=...)",
                 "be at least 0",
                 self.least_reading_s,
-                "0.05 looks at steps of 10 ms five at a time; 0 looks at each.",
+                "0.02 looks at steps of 5 ms four at a time; 0 looks at each.",
             )
         if not self.horizon >= 1:
             raise invalid(
@@ -142,7 +143,12 @@ class Auto(AbstractPolicy[dict[str, Any]]):
         if num_left or state["level"] == _WHATEVER:
             return self._wait(cluster, state, gathered, num_left)
         timings = typical_step(gathered, timings)
-        fitted = self.filter.update(state["filter"], timings.batch_size, timings.compute_s)
+        fitted = self.filter.update(
+            state["filter"],
+            timings.batch_size,
+            timings.compute_s,
+            num_steps=num_steps_of(gathered),
+        )
         held, equal = refit(state["held"], cluster), equal_split(cluster)
         times, bank = self.filter.times(fitted), state["bank"]
         resize_s = self._resize_s(timings, state)
@@ -166,7 +172,7 @@ class Auto(AbstractPolicy[dict[str, Any]]):
             "bank": bank,
             "level": level,
             "resize_s": resize_s,
-            "gathered": nothing_gathered(cluster.world_size),
+            "gathered": nothing_gathered(cluster.world_size, num_before=num_steps_of(gathered)),
         }
         return Decision(wanted, state, reason, level)
 

@@ -99,7 +99,12 @@ class AffineFilter:
         }
 
     def update(
-        self, state: dict[str, Any], batch_size: IntArray, compute_s: FloatArray
+        self,
+        state: dict[str, Any],
+        batch_size: IntArray,
+        compute_s: FloatArray,
+        *,
+        num_steps: int = 1,
     ) -> dict[str, Any]:
         """Return the state after one more step, leaving ``state`` as it is.
 
@@ -109,6 +114,7 @@ class AffineFilter:
                 its estimate.
             compute_s: seconds each needed for them, positive and finite, ``(world_size,)``.
                 Ignored where no samples were computed.
+            num_steps: of how many steps in a row these are the typical times, at least 1.
         """
         ran, steps = batch_size > 0, state["num_steps"]
         batch = np.maximum(batch_size, 1).astype(np.float64)
@@ -122,10 +128,12 @@ class AffineFilter:
         reading = read(lines, batch, seconds)
         again = ran & ~unmeasured
         jump = again * self._jumps(lines.weights(), reading)
-        verdict = judge(jump, seconds, ran=ran, young=steps < 2, memory=state["jumps"])
+        took_s, young = num_steps * seconds, steps < 2
+        verdict = judge(jump, took_s, ran=ran, young=young, memory=state["jumps"])
 
         rate = np.maximum(1 / (steps + 1), 0.03)
-        fitted = graded = grade(lines, reading, rate=rate, memory=self.memory)
+        fitted = grade(lines, reading, rate=rate, memory=self.memory)
+        noise = fitted.noise  # from jumps, too: one after the other is noise
         before = np.maximum(state["batch_size"], 1)
         contrast = abs(batch - before) > self.contrast * np.maximum(batch, before)
         if verdict.accept.any():
@@ -143,15 +151,10 @@ class AffineFilter:
         # A first reading is a line of its own, and one held back leaves no trace.
         if not follow.all():
             fitted = fitted.where(follow, lines.where(ran & unmeasured, old))
-        if jump.any():
-            # What follows one jump after the other is noise: it is learnt from those, too.
-            noise = np.where(jump != 0, graded.noise, fitted.noise)
-            fitted = fitted.copy()
-            fitted.noise[:] = noise
         return {
             "num_steps": steps + ran,
             "batch_size": np.where(ran, batch_size, state["batch_size"]),
-            "lines": fitted.values,
+            "lines": fitted.with_noise(noise, where=jump != 0).values,
             "former": kept,
             "jumps": verdict.memory,
         }

@@ -80,6 +80,14 @@ class Lines:
         """Return the same lines, to be written to."""
         return Lines(self.values.copy())
 
+    def with_noise(self, noise: FloatArray, *, where: Mask) -> Lines:
+        """Return the same lines, with ``noise`` where ``where`` holds."""
+        if not where.any():
+            return self
+        lines = self.copy()
+        lines.noise[:] = np.where(where, noise, self.noise)
+        return lines
+
     def where(self, mask: Mask, other: Lines) -> Lines:
         """Return ``self`` where ``mask`` holds, else ``other``."""
         return Lines(np.where(mask, self.values, other.values))

@@ -62,7 +62,7 @@ def judge(
 
     Args:
         jump: -1 for a reading far too fast, 1 for one far too slow, else 0, ``(world_size,)``.
-        seconds: the readings, ``(world_size,)``.
+        seconds: what the steps of the reading took, ``(world_size,)``.
         ran: which workers were measured, ``(world_size,)``.
         young: which have too little behind them to be judged, ``(world_size,)``.
         memory: from the step before; left as it is.
