@@ -100,3 +100,30 @@ def told_by_others(rank: int) -> tuple[str, float]:
         (alone(whole) ** 2).mean().backward()
         theirs = gradient(alone)
         return "", float((gradient(ddp) - theirs).norm() / theirs.norm())
+
+
+class TwoHeads(nn.Module):
+    """One of whose heads may have no part in the output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList([nn.Linear(4, 1), nn.Linear(4, 1)]).double()
+
+    def forward(self, x: torch.Tensor, *, both: bool) -> torch.Tensor:
+        """Return what one head says, or both."""
+        first, second = self.heads
+        found: torch.Tensor = first(x) + second(x) if both else first(x)
+        return found
+
+
+def with_unused_parameters(rank: int, step: int) -> str:
+    """Leave a head out on one rank, in one step, and return the error."""
+    runtime = Runtime(line_every=None, hang_s=60.0)
+    try:
+        with Balancer(policy="equal", runtime=runtime) as balancer:
+            heads, loader = balancer.prepare(TwoHeads(), stock())
+            for number, (x, _) in enumerate(loader):
+                heads(x, both=not (rank == ODD and number == step)).mean().backward()
+    except RuntimeError as error:
+        return f"{type(error).__name__}: {error}"
+    return "none"

@@ -4,7 +4,7 @@ import pytest
 
 from evenstep.testing import run_workers
 
-from .diverging import ODD, WAYS, error_of, told_by_others
+from .diverging import ODD, WAYS, error_of, told_by_others, with_unused_parameters
 
 pytestmark = pytest.mark.cluster
 
@@ -25,3 +25,12 @@ def test_a_rank_that_cannot_tell_its_batch_is_told_by_the_others():
     for text, error in run_workers(3, told_by_others, timeout_s=60.0):
         assert not text
         assert error <= 1e-12
+
+
+@pytest.mark.parametrize("step", [0, 1, 2])
+def test_parameters_without_a_part_in_the_loss_are_reported_by_the_rank_that_has_them(step):
+    """In DDP's own words; also in the first step and in the last."""
+    first, odd = run_workers(2, with_unused_parameters, step, timeout_s=50.0)
+
+    assert "parameters that were not used in producing loss" in odd
+    assert first.startswith("WorkerLostError: Rank 1")

@@ -63,6 +63,7 @@ class StepConductor:
         versions: tells by a number whether parameters have changed.
         meet: does what is collective at the start of a step, such as making the parameters of
             sharded models whole; None where nothing is.
+        check_reduced: raises if a backward is over and its reductions can never be.
         sharded: whether the collectives of a step begin in its last forward.
         peers: ranks that get the very same batches; None if there are none.
         shares: has the aggregation of gradients follow its plans; None with plain all-reduce.
@@ -83,11 +84,13 @@ class StepConductor:
         cuts: bool = False,
         versions: Callable[[], int] = lambda: 0,
         meet: Callable[[], None] | None = None,
+        check_reduced: Callable[[], None] = lambda: None,
         sharded: bool = False,
         peers: PeerGroup | None = None,
         shares: ShareFollower | None = None,
     ) -> None:
         self._meet = meet
+        self._check_reduced = check_reduced
         self._shares = shares
         self._sharded = sharded
         self._peers = peers
@@ -233,6 +236,7 @@ class StepConductor:
             return
         step = self._step
         if step is not None and step.num_backwards:
+            self._check_reduced()  # no forward may come to do it
             self._finish(step)
         elif step is not None and not step.is_used:
             self._step = None
@@ -475,6 +479,7 @@ class StepConductor:
         step.is_over = True
         self._compiling.end_step()
         if not step.reported:
+            self._check_reduced()
             self._report(step, early=False)
         if self._shares is not None:
             self._shares.end_step(step.number)

@@ -120,6 +120,7 @@ class Run:
             cuts=settings.wrapping.cuts,
             versions=settings.versions,
             meet=settings.wrapping.meet if settings.wrapping.meets else None,
+            check_reduced=settings.wrapping.check_reduced,
             sharded=settings.wrapping.is_sharded,
             peers=peers,
             shares=self._follower(settings.reduction),

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ...control import Bounds
 from ...exceptions import EvenstepWarning, invalid
@@ -37,11 +38,13 @@ class Wrapping:
         shards: one for each model that FSDP2 shards over more than one rank.
         cuts: whether the loop takes micro-batches.
         several: the models in DDP, if there are more than one in a loop that takes micro-batches.
+        ddps: the models in DDP.
     """
 
     shards: tuple[Shards, ...]
     cuts: bool
     several: SeveralDdps | None = None
+    ddps: tuple[DistributedDataParallel, ...] = ()
 
     @classmethod
     def of(
@@ -67,8 +70,8 @@ class Wrapping:
                 _refuse_sync_batch_norm(model.module)
                 _refuse_static_graph(model)
         shards = tuple(model.shards for model in models if model.shards is not None)
-        ddps = [model.ddp for model in models if model.ddp is not None]
-        return cls(shards, cuts, SeveralDdps(ddps) if cuts and len(ddps) > 1 else None)
+        ddps = tuple(model.ddp for model in models if model.ddp is not None)
+        return cls(shards, cuts, SeveralDdps(ddps) if cuts and len(ddps) > 1 else None, ddps)
 
     @property
     def min_forwards(self) -> int:
@@ -98,6 +101,18 @@ class Wrapping:
                 EvenstepWarning,
                 stacklevel=2,
             )
+
+    def check_reduced(self) -> None:
+        """Raise DDP's own error if a backward is over here and not all it reduces was ready.
+
+        DDP raises it in the next forward. That is too late where a rank waits before for others,
+        which wait in this reduction.
+
+        Raises:
+            RuntimeError: a parameter had no part in the loss.
+        """
+        for ddp in self.ddps:
+            ddp._check_reducer_finalized()  # type: ignore[no-untyped-call]
 
     @property
     def meets(self) -> bool:
