@@ -32,6 +32,7 @@ _REPORT = attrgetter(*(field.name for field in fields(Report)))
 _BOOKS_S = 0.005
 
 _LAST_CLAIMS_S = 30.0  # at the close, for a rank that left its last step in the middle
+_MOST_PLANS = 8  # that are kept, and the lag
 
 
 class Exchange:
@@ -193,14 +194,20 @@ class Exchange:
             self._first_step = step
         index = self._index_of(step)
         self.check_way()
-        if may_look_ahead and index > max(self._newest_reported, self._newest):
-            self._ask_for(index)
-        self._await(index, limit_s=None)
+        if self._newest < index:
+            if may_look_ahead and index > self._newest_reported:
+                self._ask_for(index)
+            self._await(index, limit_s=None)
+        if len(self._plans) > _MOST_PLANS + self._lag:
+            self._forget_before(index)
+        self.stopping = self.stop.is_known(index)
+        return self._plans[index]
+
+    def _forget_before(self, index: int) -> None:
+        """Forget old plans, but for those of ranks behind, which claim by them."""
         with self._changed:
             for old in [key for key in self._plans if key < index][: -1 - self._lag]:
-                del self._plans[old]  # but for those of ranks behind, which claim by them
-            self.stopping = self.stop.is_known(index)
-            return self._plans[index]
+                del self._plans[old]
 
     @property
     def diverged(self) -> RanksDivergedError | None:
@@ -214,7 +221,7 @@ class Exchange:
         Raises:
             RanksDivergedError: they did.
         """
-        if self.diverged is not None:
+        if self._loss.error is not None and self.diverged is not None:
             raise self.diverged
 
     def _ask_for(self, index: int) -> None:
@@ -454,6 +461,8 @@ class Exchange:
 
     def check_left(self) -> None:
         """Take notice if somebody is needed who has ended its run."""
+        if not self._left:
+            return
         ahead = self._decisions.newest
         if self._rank != 0:
             ahead = self._last_step if self._newest < self._last_step else -1

@@ -17,12 +17,13 @@ Message = dict[str, Any]
 _HEADER = struct.Struct("!IQ")
 _LAST_WORD = 0xFFFFFFFF  # in the place of a length: the connection will be closed on purpose
 _AT_ONCE = getattr(socket, "MSG_DONTWAIT", 0)  # where there is none, sending waits
+_ENCODE = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
 _LAST_S = 5.0  # at the close, for what the connection has not taken yet
 
 
 def encode(message: Message) -> bytes:
     """Return ``message`` as it goes over a connection."""
-    return json.dumps(message).encode()
+    return _ENCODE(message).encode()
 
 
 class Peer:

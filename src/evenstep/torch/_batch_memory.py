@@ -15,6 +15,7 @@ T = TypeVar("T")
 _MOST_OWNERS = 8  # batches at one address: with more it is a constant, such as a mask
 _MOST_RANGES = 64  # newest tensors in one storage of which parts are recognised
 _MOST_PARTS = 4096  # tensors in one storage, as where all batches are slices of one
+_LOOK_EVERY = 8  # batches, for memory that was freed: a look at several is quicker than one at each
 
 
 @dataclass(eq=False, slots=True)
@@ -51,6 +52,8 @@ class _Storage(Generic[T]):
     def parts_of(self, tensor: torch.Tensor) -> list[_Part[T]]:
         """Return what ``tensor`` may be: what begins where it does, or the newest it lies in."""
         first, size = tensor.data_ptr(), tensor.numel()
+        if len(self.parts) == 1 and self.parts[0].first == first and self.parts[0].size == size:
+            return self.parts
         at = [part for part in self.parts if part.first == first]
         same = [part for part in at if part.size == size]
         larger = [part for part in at if part.size > size]
@@ -80,17 +83,20 @@ class BatchMemory(Generic[T]):
 
     def __init__(self) -> None:
         self._storages: OrderedDict[int, _Storage[T]] = OrderedDict()
+        self._num_added = self._num_batches = 0  # since the last look
 
     def __len__(self) -> int:
         """Return how many storages are known."""
         return len(self._storages)
 
     def add(self, tensors: Sequence[torch.Tensor], owner: T) -> None:
-        """Note that ``tensors`` are handed out."""
-        self._forget_freed(len(tensors) + 1)  # more than come
+        """Note that ``tensors``, which have memory, are handed out."""
+        self._num_batches += 1
+        self._num_added += len(tensors)
+        if self._num_batches == _LOOK_EVERY:
+            self._forget_freed(self._num_added + _LOOK_EVERY)  # more than came
+            self._num_batches = self._num_added = 0
         for tensor in tensors:
-            if not has_memory(tensor):
-                continue
             memory = tensor.untyped_storage()
             storage = self._storages.get(memory._cdata)
             if storage is None:
@@ -105,14 +111,13 @@ class BatchMemory(Generic[T]):
                 del storage.parts[: _MOST_PARTS // 2]
 
     def find(self, tensors: Sequence[torch.Tensor]) -> Found[T] | None:
-        """Return whose memory ``tensors`` are; None if they are nobody's."""
-        known = [
-            (tensor, parts)
-            for tensor in tensors
-            if has_memory(tensor) and (parts := self._parts_of(tensor))
-        ]
+        """Return whose memory ``tensors``, which have some, are; None if they are nobody's."""
+        known = [(tensor, parts) for tensor in tensors if (parts := self._parts_of(tensor))]
         if not known:
             return None
+        if len(known) == 1 and len(known[0][1]) == 1:  # as in most loops
+            (tensor, (part,)), *_ = known
+            return Found((part.owner,), part.share(tensor), tensor._version != part.version)
         owners = [part.owner for part in known[0][1]]
         for _, parts in known[1:]:
             theirs = [part.owner for part in parts]

@@ -227,5 +227,7 @@ class PendingTime:
             return None
         if total < 0:
             return total  # a clock that went back: to be refused, not planned by
-        waited = sum(self._clock.seconds(begin, end) or 0.0 for begin, end in self._waits)
+        waited = 0.0
+        for begin, end in self._waits:
+            waited += self._clock.seconds(begin, end) or 0.0
         return max(self._scale * (total - waited), 1e-9)  # a clock may not resolve an empty step

@@ -177,7 +177,6 @@ class StepConductor:
         if self._cuts and self._step is not opened:
             self._go_to(opened)
         weight, key = self._weights.of(opened, num_samples, units)
-        self._tickets.retire(lambda ticket: ticket.is_trained)
         # In a loop that uses each batch before the next one, there is nothing to be told apart.
         self._looks_ahead |= not opened.follows
         peeks = self._num_of_loop < _NUM_PEEKED or self._looks_ahead
@@ -263,7 +262,7 @@ class StepConductor:
             return None
         self._exchange.check_way()
         self._thread_id = threading.get_ident()
-        use = self._newest_use = ForwardUse(match, match.weight, model, reduces)
+        use = self._newest_use = ForwardUse.of(match, model, reduces=reduces)
         if match.is_open and reduces:
             use.weight = partial(self._weight_by_others, use)
         step = use.ticket.step
@@ -306,7 +305,7 @@ class StepConductor:
         if use is not None and (self._step is None or use.ticket.step is self._step):
             return use
         match = self._tickets.match(())  # of a model that was called past its hooks
-        return None if match is None else ForwardUse(match, match.weight, 0, None)
+        return None if match is None else ForwardUse.of(match, 0, reduces=None)
 
     def backward_begins(self) -> None:
         """Hear that a backward begins."""

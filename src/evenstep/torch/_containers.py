@@ -17,6 +17,8 @@ def tensors_in(item: Any) -> list[torch.Tensor]:
     At every hand-out and every forward, so without recursion. Of an object that is no container,
     such as a graph with its features, attributes are looked at; of objects in those, none are.
     """
+    if type(item) in _PLAIN and all([type(entry) is torch.Tensor for entry in item]):
+        return list(item)  # nearly always
     found: list[torch.Tensor] = []
     queue: list[tuple[Any, bool]] = [(item, True)]
     seen: set[int] = set()  # objects may refer to each other
@@ -38,6 +40,7 @@ def tensors_in(item: Any) -> list[torch.Tensor]:
     return found
 
 
+_PLAIN = (tuple, list)
 _CLOSED = (type, torch.nn.Module, types.FunctionType, types.ModuleType)
 
 

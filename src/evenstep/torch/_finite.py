@@ -51,7 +51,7 @@ def look_at(tensor: torch.Tensor, looks: list[Look]) -> None:
     """
     if type(tensor) is not torch.Tensor and hasattr(tensor, "to_local"):
         tensor = tensor.to_local()  # summing all of it would be a collective
-    if tensor.is_complex():
+    if tensor.dtype.is_complex:
         tensor = tensor.abs()
     is_half = tensor.dtype == torch.float16
     total = tensor.sum(dtype=torch.float32) if is_half else tensor.sum()  # half may overflow

@@ -18,14 +18,17 @@ class CollectiveCount:
     """
 
     def __init__(self) -> None:
+        self._groups: Any = dist.distributed_c10d._world.pg_map
         self._numbers: list[Callable[[], int]] = []
 
     def __call__(self) -> int:
         """Return their number; another one as well where groups were made or destroyed."""
-        groups: Any = dist.distributed_c10d._world.pg_map
-        if len(groups) != len(self._numbers):
-            self._numbers = [group._get_sequence_number_for_group for group in groups]
-        return sum([number() for number in self._numbers])  # a list is faster than a generator
+        if len(self._groups) != len(self._numbers):
+            self._numbers = [group._get_sequence_number_for_group for group in self._groups]
+        total = 0
+        for number in self._numbers:
+            total += number()
+        return total
 
 
 class Gaps:
@@ -69,7 +72,7 @@ class Gaps:
     def begin_fetch(self, *, in_step: bool) -> None:
         """Note that the loop comes back for another batch, perhaps in the middle of a step."""
         if not in_step:
-            self.forget()
+            self._open = self._fetch = None
             return
         self.close()
         self._fetch = self._meter.clock.mark()

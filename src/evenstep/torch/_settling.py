@@ -41,7 +41,7 @@ class Settling:
             WorkerLostError: a worker was lost.
             RanksDivergedError: ranks reduced the gradients of different batches together.
         """
-        if not self.is_on:
+        if self._limit_s <= 0.0:
             return
         self._exchange.check()
         slowest_s = self._exchange.slowest_s

@@ -114,9 +114,10 @@ class Tickets:
         self._live: list[Ticket] = []
         self._memory: BatchMemory[Ticket] = BatchMemory()
         self._layouts: set[tuple[int, torch.Size]] = set()  # where rows lie, and the other sizes
+        self._shapes: set[tuple[torch.Size, int]] = set()  # of which that is known
 
     def open(self, ticket: Ticket, batch: Any, *, peeks: bool = True) -> None:
-        """Note that ``batch`` is handed out with ``ticket``.
+        """Note that ``batch`` is handed out with ``ticket``, the loop having come back for it.
 
         Args:
             ticket: what is known of it.
@@ -124,10 +125,12 @@ class Tickets:
             peeks: whether copies of it may have to be recognised.
         """
         with self._lock:
+            self._live = [other for other in self._live if not other.is_trained]
             self._live.append(ticket)
-            del self._live[:-_MOST_WAITING]
+            if len(self._live) > _MOST_WAITING:
+                del self._live[0]
             if self._identifies:
-                tensors = tensors_in(batch)
+                tensors = [tensor for tensor in tensors_in(batch) if has_memory(tensor)]
                 self._memory.add(tensors, ticket)
                 self._note_layouts(tensors, ticket.size)
                 if peeks:
@@ -135,7 +138,7 @@ class Tickets:
                     ticket.peeks = tuple(peek for peek in seen if peek is not None)
 
     def retire(self, is_done: Callable[[Ticket], bool]) -> None:
-        """Have tickets be found by memory alone from now on."""
+        """Have tickets be found by memory alone from now on, as those that were trained on are."""
         with self._lock:
             self._live = [ticket for ticket in self._live if not is_done(ticket)]
 
@@ -155,7 +158,7 @@ class Tickets:
         if not self._identifies:
             return self.match(())
         with self._lock:
-            found = self._memory.find(tensors_in(batch))
+            found = self._memory.find([one for one in tensors_in(batch) if has_memory(one)])
             ticket = None if found is None else self._ticket_of(found)
         if ticket is None:
             raise invalid(
@@ -195,10 +198,14 @@ class Tickets:
 
     def _note_layouts(self, tensors: Sequence[torch.Tensor], size: int) -> None:
         """Remember along which dimension of a batch's tensors its rows lie."""
-        if len(self._layouts) > _MOST_LAYOUTS:  # of text of all lengths, say
-            self._layouts.clear()
         for tensor in tensors:
-            if has_memory(tensor) and size in tensor.shape[:2]:
+            if (tensor.shape, size) in self._shapes:
+                continue
+            if len(self._shapes) > _MOST_LAYOUTS:  # of text of all lengths, say
+                self._shapes.clear()
+                self._layouts.clear()
+            self._shapes.add((tensor.shape, size))
+            if size in tensor.shape[:2]:
                 at = tensor.shape[:2].index(size)
                 self._layouts.add((at, tensor.shape[:at] + tensor.shape[at + 1 :]))
 
@@ -232,6 +239,8 @@ class Tickets:
 
     def _ticket_of(self, found: Found[Ticket]) -> Ticket | None:
         """Return the owner; of memory that is handed out again, the newest that is in use."""
+        if len(found.owners) == 1:
+            return found.owners[0]
         live = [one for one in found.owners if one in self._live]
         if _agree(found.owners):
             return (live or found.owners)[-1]

@@ -20,6 +20,7 @@ class ForwardUse:
 
     Attributes:
         match: to which batch it belongs.
+        ticket: of that batch, or the one most likely: where there are several, they weigh alike.
         weight: what the gradient at its output is multiplied by.
         model: number of the model.
         reduces: whether its backward reduces gradients; None where that is not known.
@@ -27,15 +28,16 @@ class ForwardUse:
     """
 
     match: Match
+    ticket: Ticket
     weight: Weight
     model: int
     reduces: bool | None
     looks: list[Look] = field(default_factory=list)
 
-    @property
-    def ticket(self) -> Ticket:
-        """The ticket, or the one most likely: where there are several, they weigh alike."""
-        return self.match.tickets[0]
+    @classmethod
+    def of(cls, match: Match, model: int, *, reduces: bool | None) -> ForwardUse:
+        """Return the use of a forward that was matched."""
+        return cls(match, match.tickets[0], match.weight, model, reduces)
 
 
 class UseBooks:

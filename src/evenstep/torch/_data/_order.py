@@ -177,11 +177,11 @@ class GlobalOrder:
             ValueError: on rank 0, the sampler yields what is no integer, or not as many as it says.
             RuntimeError: elsewhere, the sampler failed on rank 0.
         """
-        while self.blocks.end < min(end + self._block_size, self.num_samples):
+        end = min(end + self._block_size, self.num_samples)
+        while self.blocks.end < end:
             number = self.blocks.end // self._block_size
             self.blocks.append(self._agree(number, lambda: next(self._drawing)))
             self.blocks.drop(position)
-        self.blocks.drop(position)
 
     def whole(self) -> IntArray:
         """Return all of the next epoch's order."""

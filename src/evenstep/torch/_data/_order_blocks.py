@@ -16,18 +16,15 @@ class Block:
 
     Attributes:
         first: position of the first of them.
+        end: position after the last.
         indices: what they are in the data set.
         checksum: of the order from its begin to the last of them.
     """
 
     first: int
+    end: int
     indices: IntArray
     checksum: int
-
-    @property
-    def end(self) -> int:
-        """The position after the last."""
-        return self.first + len(self.indices)
 
 
 class OrderBlocks:
@@ -38,22 +35,23 @@ class OrderBlocks:
     Args:
         first: position of the first index to come.
         checksum: of the order before it.
+
+    Attributes:
+        end: the position up to which the order is drawn.
     """
 
     def __init__(self, first: int = 0, checksum: int = 0) -> None:
         # Replaced and never changed, so that whoever looks at it needs no lock.
-        self._blocks: tuple[Block, ...] = (Block(first, np.zeros(0, np.int64), checksum),)
-
-    @property
-    def end(self) -> int:
-        """The position up to which the order is drawn."""
-        return self._blocks[-1].end
+        self._blocks: tuple[Block, ...] = (Block(first, first, np.zeros(0, np.int64), checksum),)
+        self.end = first
 
     def append(self, indices: IntArray) -> None:
         """Take in the indices that come next."""
         last = self._blocks[-1]
-        block = Block(last.end, indices, zlib.crc32(indices.tobytes(), last.checksum))
+        checksum = zlib.crc32(indices.tobytes(), last.checksum)
+        block = Block(last.end, last.end + len(indices), indices, checksum)
         self._blocks = (*self._blocks, block)
+        self.end = block.end
 
     def drop(self, position: int) -> None:
         """Forget the blocks that end before ``position``, but for the newest."""
@@ -66,12 +64,15 @@ class OrderBlocks:
         blocks = self._blocks
         if end > blocks[-1].end:
             return None
+        for block in blocks:
+            if block.first <= first and end <= block.end:
+                return block.indices[first - block.first : end - block.first]
         parts = [
             block.indices[max(first - block.first, 0) : end - block.first]
             for block in blocks
             if block.first < end and block.end > first
         ]
-        found = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        found: IntArray = np.concatenate(parts)
         assert len(found) == num_samples, "it was dropped"
         return found
 

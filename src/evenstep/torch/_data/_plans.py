@@ -40,6 +40,8 @@ class Share:
 
     def begun(self) -> IntArray:
         """Return those of them that the forwards begin with."""
+        if len(self.forwards) == 1:
+            return self.fetched()[: max(self.forwards[0], 1)]
         return self.fetched()[: sum(max(size, 1) for size in self.forwards)]
 
 

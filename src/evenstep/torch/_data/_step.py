@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -158,8 +158,10 @@ class Fixed:
         self.num_forwards = len(parts)
 
     def __iter__(self) -> Iterator[tuple[MicroBatch, bool]]:
-        last = self.num_forwards - 1
-        yield from ((part, index == last) for index, part in enumerate(self._parts))
+        *others, last = self._parts
+        for part in others:
+            yield part, False
+        yield last, True
 
     def whole(self) -> Sequence[MicroBatch]:
         return self._parts
@@ -270,5 +272,8 @@ class Step:
                 is_last=is_last,
                 units=part.units,
             )
-            with nullcontext() if is_last else self._no_sync():
+            if is_last:
+                yield part.batch
+                continue
+            with self._no_sync():
                 yield part.batch

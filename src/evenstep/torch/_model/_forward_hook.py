@@ -68,7 +68,7 @@ class ForwardHook:
         self._use = None
         if not torch.is_grad_enabled():
             return None
-        tensors = tensors_in((inputs, keywords))
+        tensors = tensors_in((inputs, keywords) if keywords else inputs)
         use = self._forwards.begin_use(self._model, tensors, reduces=self._reduces())
         self._use = use
         if use is None and module.training:
@@ -110,6 +110,8 @@ def feeds_back(tensors: list[torch.Tensor], name: str) -> bool:
         ValueError: parameters that are not balanced lie in between: nobody knows their weight.
     """
     queue: list[Any] = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    if not queue:
+        return False
     seen: set[Any] = set()
     found = others = False
     while queue:
