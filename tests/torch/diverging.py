@@ -52,6 +52,14 @@ def uses_another(ddp: nn.Module, loader: Any, *, is_odd: bool) -> None:
         train(ddp, kept[0] if is_odd and number == 1 else x)
 
 
+def ends_with_another(ddp: nn.Module, loader: Any, *, is_odd: bool) -> None:
+    """In the last step of all, after which nothing else comes by."""
+    kept: list[torch.Tensor] = []
+    for number, (x, _) in enumerate(loader):
+        kept.append(x)
+        train(ddp, kept[0] if is_odd and number == len(loader) - 1 else x)
+
+
 def skips_half(ddp: nn.Module, loader: Any, *, is_odd: bool) -> None:
     """Trains on a part of its batch."""
     for number, (x, _) in enumerate(loader):
@@ -60,7 +68,14 @@ def skips_half(ddp: nn.Module, loader: Any, *, is_odd: bool) -> None:
 
 WAYS = {
     way.__name__: way
-    for way in (skips_a_batch, skips_the_first, trains_twice, uses_another, skips_half)
+    for way in (
+        skips_a_batch,
+        skips_the_first,
+        trains_twice,
+        uses_another,
+        skips_half,
+        ends_with_another,
+    )
 }
 
 

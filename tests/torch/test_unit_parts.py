@@ -330,8 +330,8 @@ def test_a_weight_of_zero_keeps_nan_out(grad):
     backward = Backward(Deaf(), first_order=True)
     for weight in (0.0, lambda: 0.0):
         source.grad = None
-        scale(source * 1, ForwardUse(Match((), weight), None, weight, 0, None), backward)[0].backward(
-            torch.full((2,), grad)
-        )
+        scale(source * 1, ForwardUse(Match((), weight), None, weight, 0, None), backward)[
+            0
+        ].backward(torch.full((2,), grad))
 
         assert torch.equal(source.grad, torch.zeros(2))

@@ -11,6 +11,7 @@ from operator import attrgetter
 from ..control import Learnt, Plan, Planner, Report
 from ..events import Hook, WorkerLost
 from ..exceptions import RanksDivergedError, WorkerLostError
+from ._answers import Answers
 from ._channel import Message, StarChannel
 from ._claims import Claims
 from ._decisions import Decisions, read_plan
@@ -32,7 +33,6 @@ _REPORT = attrgetter(*(field.name for field in fields(Report)))
 _BOOKS_S = 0.005
 
 _LAST_CLAIMS_S = 30.0  # at the close, for a rank that left its last step in the middle
-_MOST_PLANS = 8  # that are kept, and the lag
 
 
 class Exchange:
@@ -88,11 +88,10 @@ class Exchange:
         self._framework = framework
         self._loss = LossWatch(grace_s=grace_s, abort=abort, is_stuck=framework.is_stuck)
         self._plan: Plan | None = None
-        self._plans: dict[int, Plan] = {}  # by the step after which each was decided
-        self._newest = -2
         self.slowest_s: float | None = None  # compute time of the slowest, in the newest step
         self.all_early = True  # whether all reported the newest step before its last collective
-        self._changed = threading.Condition()  # `_newest` grew, or a worker was lost
+        self._changed = threading.Condition()  # an answer came, or a worker was lost
+        self._answers = Answers(self._changed, lag=lag, is_over=lambda: self.is_broken)
         self.units = UnitSums(rank, world_size, channel, self._changed, owner=self)
         self.mailbox = Mailbox(rank, world_size, channel, self._changed, owner=self)
         self.claims = Claims(rank, channel, self._changed, owner=self, plan_of=self._plan_of)
@@ -194,20 +193,11 @@ class Exchange:
             self._first_step = step
         index = self._index_of(step)
         self.check_way()
-        if self._newest < index:
-            if may_look_ahead and index > self._newest_reported:
-                self._ask_for(index)
-            self._await(index, limit_s=None)
-        if len(self._plans) > _MOST_PLANS + self._lag:
-            self._forget_before(index)
+        if may_look_ahead and index > max(self._newest_reported, self._answers.newest):
+            self._ask_for(index)
+        self._await(index, limit_s=None)
         self.stopping = self.stop.is_known(index)
-        return self._plans[index]
-
-    def _forget_before(self, index: int) -> None:
-        """Forget old plans, but for those of ranks behind, which claim by them."""
-        with self._changed:
-            for old in [key for key in self._plans if key < index][: -1 - self._lag]:
-                del self._plans[old]
+        return self._answers.plan(index)
 
     @property
     def diverged(self) -> RanksDivergedError | None:
@@ -247,8 +237,7 @@ class Exchange:
 
     def _plan_of(self, step: int) -> Plan:
         """Return the plan of a step which some rank has begun: it was published."""
-        with self._changed:
-            return self._plans[self._index_of(step)]
+        return self._answers.plan(self._index_of(step))
 
     def learnt(self) -> Learnt | None:
         """Return what the planner has learnt; None on ranks that have none."""
@@ -273,6 +262,13 @@ class Exchange:
                 return False
             limit_s = self._patrol.heartbeat_s
         return True
+
+    def hear_out(self, *, limit_s: float) -> None:
+        """Wait for the answer to this rank's last step, at most ``limit_s``.
+
+        Rank 0 has compared by then what all ranks made of it.
+        """
+        self._answers.wait(self._last_step, limit_s=limit_s)
 
     def check(self) -> None:
         """Raise if a worker was lost.
@@ -340,7 +336,7 @@ class Exchange:
         step, claiming = self.claims.newest, self.claims.claiming - self._left.keys()
         if self._rank in claiming or self._last_step < step or self.is_broken:
             return True
-        return not claiming or self._newest >= step
+        return not claiming or self._answers.newest >= step
 
     def received(self, peer: int, message: Message) -> None:
         """Take in a report (rank 0) or a plan (the others), units, a loss or a goodbye."""
@@ -431,8 +427,7 @@ class Exchange:
     def publish(self, index: int) -> None:
         """Let the newest plan be the answer to step ``index``."""
         assert self._plan is not None
-        with self._changed:  # before anybody can claim by it
-            self._plans[index] = self._plan
+        self._answers.put(index, self._plan)
         if self._rank == 0:
             stop = self.stop.answer(index)
             self.shares.answers(index)
@@ -441,9 +436,7 @@ class Exchange:
         if self._rank == 0 and self._channel is not None:
             late = {} if self.all_early else {"late": True}
             self._channel.send_all({"after": index, "slowest_s": self.slowest_s, **stop, **late})
-        with self._changed:
-            self._newest = index
-            self._changed.notify_all()
+        self._answers.publish(index)
 
     def later(self, call: Callable[[], None]) -> None:
         """Make ``call`` when nobody waits for anything."""
@@ -453,11 +446,10 @@ class Exchange:
             self._channel.call_later(call, delay_s=_BOOKS_S)
 
     def _await(self, index: int, *, limit_s: float | None) -> bool:
-        with self._changed:
-            self._changed.wait_for(lambda: self._newest >= index or self.is_broken, timeout=limit_s)
-            if self._newest < index:
-                self.check()
-            return self._newest >= index
+        is_here = self._answers.wait(index, limit_s=limit_s)
+        if not is_here:
+            self.check()
+        return is_here
 
     def check_left(self) -> None:
         """Take notice if somebody is needed who has ended its run."""
@@ -465,7 +457,7 @@ class Exchange:
             return
         ahead = self._decisions.newest
         if self._rank != 0:
-            ahead = self._last_step if self._newest < self._last_step else -1
+            ahead = self._last_step if self._answers.newest < self._last_step else -1
         ahead = max(ahead, self._needed)
         for rank, last_step in tuple(self._left.items()):
             waiting = self.units.step_without(rank)
@@ -480,7 +472,7 @@ class Exchange:
     def _fail(self, rank: int, problem: str) -> None:
         if self.is_broken:
             return
-        host, done = self._hosts[rank], self._newest
+        host, done = self._hosts[rank], self._answers.newest
         restart = self._framework.restart
         error = lost_worker(rank, host, problem, done=done, restart=restart)
         if self._rank == 0 and self._channel is not None:

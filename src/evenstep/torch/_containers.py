@@ -17,8 +17,16 @@ def tensors_in(item: Any) -> list[torch.Tensor]:
     At every hand-out and every forward, so without recursion. Of an object that is no container,
     such as a graph with its features, attributes are looked at; of objects in those, none are.
     """
-    if type(item) in _PLAIN and all([type(entry) is torch.Tensor for entry in item]):
-        return list(item)  # nearly always
+    return list(item) if _is_plain(item) else _found_in(item)
+
+
+def _is_plain(item: Any) -> bool:
+    """Tell whether ``item`` is a tuple or list of tensors, as nearly always."""
+    return type(item) in (tuple, list) and all([type(entry) is torch.Tensor for entry in item])
+
+
+def _found_in(item: Any) -> list[torch.Tensor]:
+    """Return the tensors in what may be nested."""
     found: list[torch.Tensor] = []
     queue: list[tuple[Any, bool]] = [(item, True)]
     seen: set[int] = set()  # objects may refer to each other
@@ -40,7 +48,6 @@ def tensors_in(item: Any) -> list[torch.Tensor]:
     return found
 
 
-_PLAIN = (tuple, list)
 _CLOSED = (type, torch.nn.Module, types.FunctionType, types.ModuleType)
 
 

@@ -276,6 +276,9 @@ class RunLink:
         if self.exchange is None:
             return None
         if error is None:  # after the last step, nothing else came by to say so
+            if self._run is not None:
+                self._run.conductor.close()
+                self.exchange.hear_out(limit_s=_VERDICT_S)
             return self.exchange.diverged
         self.exchange.script_failed(error)
         ended = isinstance(error, WorkerLostError | RanksDivergedError)
