@@ -90,6 +90,22 @@ def leave_early(rank: int) -> str:
     return "nothing happened"
 
 
+def raise_on_one(rank: int, victim: int) -> str:
+    """One rank's data set has a bad sample; return what each is told."""
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    dataset = TensorDataset(torch.randn(48, 4))
+    try:
+        with Balancer(runtime=WATCHFUL) as balancer:
+            model, loader = balancer.prepare(model, DataLoader(dataset, batch_size=4))
+            for step, (x,) in enumerate(loader):
+                if rank == victim and step == 2:
+                    raise ValueError("sample 17 has no label\nand more that is left out")
+                model(x).sum().backward()
+    except (WorkerLostError, ValueError) as error:
+        return str(error)
+    return "nothing happened"
+
+
 def hang(rank: int) -> str:
     """Rank 2 comes to a halt in its fifth step, short of its heartbeats; return the error."""
     model = DistributedDataParallel(Halting(rank == 2))

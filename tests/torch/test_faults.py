@@ -16,7 +16,7 @@ from evenstep.testing import WorkerFailed, run_workers
 from evenstep.torch import Runtime
 
 from . import faults, own_collectives
-from .faults import WATCHFUL, hang_in_the_all_reduce, leave_early, train
+from .faults import WATCHFUL, hang_in_the_all_reduce, leave_early, raise_on_one, train
 
 pytestmark = pytest.mark.cluster
 SILENT = Runtime(line_every=None)
@@ -103,6 +103,17 @@ def test_a_rank_that_leaves_early_is_named():
     for rank in (0, 2):
         assert "Rank 1 on " in results[rank]
         assert "it ended its run after step 2" in results[rank]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_an_exception_on_one_rank_is_told_to_all(victim):
+    """By its type and the first line of its message: others need not look for its log."""
+    results = run_workers(3, raise_on_one, victim, timeout_s=15)
+
+    for rank in {0, 1, 2} - {victim}:
+        assert f"Rank {victim} on " in results[rank]
+        assert "it raised ValueError: sample 17 has no label after step 1." in results[rank]
+        assert "slow" not in results[rank]
 
 
 def test_a_rank_that_hangs_while_its_heartbeats_go_on_is_named():

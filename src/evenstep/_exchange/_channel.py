@@ -248,7 +248,10 @@ class StarChannel:
             if number in self._gone:
                 continue
             if silent_s > self._deadline_s:
-                problem = f"it has been silent for {silent_s:.1f} s: stopped, hung or cut off"
+                problem = (
+                    f"it has been silent for {silent_s:.1f} s: stopped, hung or cut off (if it was "
+                    f"only slow, raise `Runtime(deadline_s=...)`)"
+                )
                 self._lose(number, problem, receiver)
             elif silent_s > 2 * self._heartbeat_s and self._has_ended(number):
                 # Its forked loader workers may keep the connection open for some seconds.

@@ -15,6 +15,7 @@ from ._answers import Answers
 from ._channel import Message, StarChannel
 from ._claims import Claims
 from ._decisions import Decisions, read_plan
+from ._departures import Departure, failure_of
 from ._losses import LossWatch, lost_worker
 from ._mailbox import Mailbox
 from ._not_finite import NotFinite
@@ -99,7 +100,7 @@ class Exchange:
         self.not_finite = NotFinite(rank, channel, emit=emit)
         self._decisions = Decisions(world_size, lag=lag, announcer=self, emit=emit)  # on rank 0
         self.ways = Ways(rank, world_size, channel, self._changed, owner=self, differ=self._diverge)
-        self._left: dict[int, int] = {}
+        self._left: dict[int, Departure] = {}
         self._listeners: list[Callable[[Plan], None]] = []
         self.on_loss: Callable[[RuntimeError], object] = lambda error: None  # told of it at once
         self._first_step: int | None = None
@@ -290,8 +291,8 @@ class Exchange:
             within_s += self._channel.reconnect_s
         with self._changed:
             self._changed.wait_for(lambda: self.is_broken or self._left, timeout=within_s)
-        for rank, last_step in tuple(self._left.items()):
-            self._fail(rank, f"it ended its run after step {last_step}, others had not")
+        for departure in tuple(self._left.values()):
+            self._fail(departure.rank, departure.problem("others had not"))
         return self._loss.error
 
     def enter_collective(self, *, backward_of: int | None = None) -> bool:
@@ -308,11 +309,8 @@ class Exchange:
         self._loss.leave_collective()
 
     def script_failed(self, error: BaseException) -> None:
-        """Have the goodbye say so: servers would take it for the end of training."""
-        if isinstance(error, SystemExit) and not error.code:
-            return
-        lost = error.rank if isinstance(error, WorkerLostError) else self._rank
-        self._failed = lost, f"rank {self._rank} ended with {type(error).__name__}"
+        """Have the goodbye say so: others would take it for the end of training."""
+        self._failed = failure_of(error, self._rank, self._last_step)
 
     def close(self) -> None:
         """Say goodbye and stop. May be called again.
@@ -366,9 +364,9 @@ class Exchange:
                 self._fail(rank, problem)
             case {"diverged": rank, "text": text}:
                 self._diverge(Differing(rank, text))
-            case {"bye": last_step}:
+            case {"bye": _}:
                 with self._changed:
-                    self._left[peer] = last_step
+                    self._left[peer] = Departure.of(peer, message)
                     self._changed.notify_all()
                 self.check_left()
             case _ if not (
@@ -459,15 +457,15 @@ class Exchange:
         if self._rank != 0:
             ahead = self._last_step if self._answers.newest < self._last_step else -1
         ahead = max(ahead, self._needed)
-        for rank, last_step in tuple(self._left.items()):
+        for rank, departure in tuple(self._left.items()):
             waiting = self.units.step_without(rank)
             if waiting is None and rank == 0:
                 waiting = self.claims.awaited
             if waiting is None and (self.mailbox.misses(rank) or self.ways.misses(rank)):
                 waiting = self._last_step + 1
             at = ahead if waiting is None else waiting
-            if ahead > last_step or waiting is not None:
-                self._fail(rank, f"it ended its run after step {last_step}, others are at {at}")
+            if ahead > departure.last_step or waiting is not None:
+                self._fail(departure.rank, departure.problem(f"others are at {at}"))
 
     def _fail(self, rank: int, problem: str) -> None:
         if self.is_broken:

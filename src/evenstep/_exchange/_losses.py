@@ -16,15 +16,15 @@ def lost_worker(rank: int, host: str, problem: str, *, done: int, restart: str) 
     Args:
         rank: who was lost.
         host: its host name.
-        problem: how that was noticed.
+        problem: how that was noticed, and what to do if it was a mistake.
         done: the last step complete on all ranks.
         restart: what starts a run anew.
     """
+    newest = f"The last step complete on all ranks is {done}." if done >= 0 else ""
     return WorkerLostError(
         rank,
-        f"Rank {rank} on {host} was lost: {problem}. The last step complete on all ranks is "
-        f"{done}. Restart the run from its last checkpoint ({restart}); if the worker was only "
-        f"slow, raise `Runtime(deadline_s=...)`, or `hang_s` where a step took too long.",
+        f"Rank {rank} on {host} was lost: {problem}. {newest or 'No step was complete on all.'} "
+        f"Restart the run from its last checkpoint ({restart}).",
     )
 
 

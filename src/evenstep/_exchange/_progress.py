@@ -99,7 +99,8 @@ class ProgressWatch:
         waits = f"has not finished step {self._step} for {self._waited_s:.0f} s while others wait"
         limit_s = self._hang_s * (COMPILING_TIMES if place and place.compiling else 1)
         if self._waited_s >= limit_s:
-            hung = rank, f"it {waits}; {where}"
+            slow = "if it was only slow, raise `Runtime(hang_s=...)`"
+            hung = rank, f"it {waits}; {where} ({slow})"
             return Finding(self._step, missing, elsewhere, hung=hung)
         warning = None
         if self._waited_s >= 6 * self._heartbeat_s + self._hang_s * _WARN_SHARE:
