@@ -73,3 +73,22 @@ def test_nobody_is_ended_who_can_hear_of_it():
 
     assert [watched.ended_at(200.0) for watched in (left, elsewhere, whole)] == [None] * 3
     assert [watched.watch.in_collective for watched in (left, elsewhere)] == [False, True]
+
+
+def test_collectives_are_broken_off_once_and_soon_after_a_loss():
+    """After a third of the grace: who is in none hears of the loss by itself meanwhile."""
+    now_s, released = [100.0], []
+    watch = LossWatch(
+        grace_s=3.0,
+        abort=lambda message: None,
+        is_stuck=lambda thread_id: False,
+        release=lambda: released.append(now_s[0]),
+        clock=lambda: now_s[0],
+    )
+    for now_s[0] in (100.0, 110.0):
+        watch.end_if_stuck(7)
+    watch.note(LOSS)
+    for now_s[0] in (110.5, 111.5, 120.0):
+        watch.end_if_stuck(7)
+
+    assert released == [111.5]

@@ -47,7 +47,8 @@ def test_a_rank_that_hangs_is_named_at_the_deadline_with_its_place():
     assert looks == 90
     assert hung == (
         2,
-        "it has not finished step 7 for 90 s while others wait; it is at train.py:31 in forward",
+        "it has not finished step 7 for 90 s while others wait; it is at train.py:31 in forward "
+        "(if it was only slow, raise `Runtime(hang_s=...)`)",
     )
     assert len(watched.warnings) == 1
     assert "Rank 2 on c has not finished step 7 for 16 s while others wait" in watched.warnings[0]
@@ -91,7 +92,8 @@ def test_one_that_does_not_answer_is_named_all_the_same():
 
     assert hung == (
         1,
-        "it has not finished step 7 for 90 s while others wait; where it is, it does not say",
+        "it has not finished step 7 for 90 s while others wait; where it is, it does not say "
+        "(if it was only slow, raise `Runtime(hang_s=...)`)",
     )
     assert looks == 90
 

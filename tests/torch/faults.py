@@ -301,9 +301,8 @@ def log_after_the_backward(rank: int) -> str:
     return "nothing happened"
 
 
-def lose_one_in_an_evaluation(rank: int, sent: signal.Signals, folder: str) -> str:
+def lose_one_in_an_evaluation(rank: int, sent: signal.Signals) -> str:
     """Rank 1 dies or stops before the mean; return the error of the other."""
-    logging.getLogger("evenstep").addHandler(logging.FileHandler(f"{folder}/{rank}.log"))
     dataset = TensorDataset(torch.randn(16, 4))
     balancer = Balancer(runtime=WATCHFUL)
     model, loader = balancer.prepare(nn.Linear(4, 1), DataLoader(dataset, batch_size=4))

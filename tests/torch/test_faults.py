@@ -40,16 +40,14 @@ def test_the_survivors_name_the_victim(victim, sent):
 
 
 def test_a_collective_that_hangs_does_not_hold_the_others_for_ever(tmp_path):
-    """Stuck in an all-reduce that cannot be interrupted, they end by themselves and say why."""
+    """Their all-reduce is broken off; a script without a `with` finds the name in its log."""
     results = run_workers(
         3, hang_in_the_all_reduce, str(tmp_path), timeout_s=20, check=False, stop_after=2
     )
 
     for rank in (0, 1):
-        assert "died without a word" in str(results[rank])
-        text = (tmp_path / f"{rank}.log").read_text()
-        assert "Rank 2 on " in text
-        assert "waits in vain and is ended" in text
+        assert "gloo" in str(results[rank])
+        assert "Rank 2 on " in (tmp_path / f"{rank}.log").read_text()
 
 
 def test_a_wait_for_a_late_rank_is_no_deadlock_where_that_one_waits_too():
@@ -60,25 +58,18 @@ def test_a_wait_for_a_late_rank_is_no_deadlock_where_that_one_waits_too():
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_worker_lost_in_an_evaluation_is_named(sent, tmp_path):
+def test_a_worker_lost_in_an_evaluation_is_named(sent):
     """A collective of the balancer's own breaks or hangs like any other."""
     results = run_workers(
         2,
         faults.lose_one_in_an_evaluation,
         sent,
-        str(tmp_path),
         timeout_s=20,
         check=False,
         stop_after=1 if sent == signal.SIGSTOP else 2,
     )
 
-    if sent == signal.SIGKILL:
-        assert "Rank 1 on " in results[0]
-    else:
-        assert "died without a word" in str(results[0])
-        text = (tmp_path / "0.log").read_text()
-        assert "Rank 1 on " in text
-        assert "waits in vain and is ended" in text
+    assert "Rank 1 on " in results[0]
 
 
 def test_all_collectives_of_the_balancers_own_are_watched():

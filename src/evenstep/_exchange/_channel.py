@@ -29,6 +29,7 @@ _RETRY_S = 0.05  # between two looks after a broken connection
 _FLUSH_S = 0.002  # between two looks whether a connection takes more
 _DIAL_S = 1.0  # for one try to make it again
 _JOIN_S = 10.0  # at the close, for a policy that does not come to an end
+_SILENT = "stopped, hung or cut off (if it was only slow, raise `Runtime(deadline_s=...)`)"
 _CLOSED = "its connection closed: it ended, was killed or cut off"
 
 
@@ -248,11 +249,7 @@ class StarChannel:
             if number in self._gone:
                 continue
             if silent_s > self._deadline_s:
-                problem = (
-                    f"it has been silent for {silent_s:.1f} s: stopped, hung or cut off (if it was "
-                    f"only slow, raise `Runtime(deadline_s=...)`)"
-                )
-                self._lose(number, problem, receiver)
+                self._lose(number, f"it has been silent for {silent_s:.1f} s: {_SILENT}", receiver)
             elif silent_s > 2 * self._heartbeat_s and self._has_ended(number):
                 # Its forked loader workers may keep the connection open for some seconds.
                 self._lose(number, _CLOSED, receiver)

@@ -62,6 +62,8 @@ class Exchange:
             a collective. After that the process is ended: a collective with a lost peer blocks
             for half an hour, and gloo's cannot be interrupted.
         abort: ends the process with a message.
+        release: breaks collectives off, so that who waits in one comes out of it; None where
+            nothing can.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Exchange:
         hang_s: float | None = None,
         grace_s: float = 3.0,
         abort: Callable[[str], None] | None = None,
+        release: Callable[[], None] | None = None,
     ) -> None:
         self._rank = rank
         self._hosts = tuple(hosts)
@@ -87,7 +90,9 @@ class Exchange:
         self._lag = lag
         self._emit = emit
         self._framework = framework
-        self._loss = LossWatch(grace_s=grace_s, abort=abort, is_stuck=framework.is_stuck)
+        self._loss = LossWatch(
+            grace_s=grace_s, abort=abort, is_stuck=framework.is_stuck, release=release
+        )
         self._plan: Plan | None = None
         self.slowest_s: float | None = None  # compute time of the slowest, in the newest step
         self.all_early = True  # whether all reported the newest step before its last collective
@@ -279,14 +284,18 @@ class Exchange:
         """
         self._loss.check()
 
-    def verdict(self, *, within_s: float) -> RuntimeError | None:
-        """Return the loss of a worker, if one becomes known in time.
+    def verdict(self, *, within_s: float, in_collective: bool = False) -> RuntimeError | None:
+        """Return the loss of a worker, if one is known or becomes known in time.
 
         For somebody whose collective broke: a rank that ended its run is to blame for that too.
         None at once if no collective was under way.
+
+        Args:
+            within_s: how long to wait for the news.
+            in_collective: whether the error says that it was one, which nobody has noted.
         """
-        if not self._loss.in_collective:
-            return self.diverged
+        if self.is_broken or not (in_collective or self._loss.in_collective):
+            return self._loss.error
         if self._channel is not None:  # a connection that broke is given time to be made again
             within_s += self._channel.reconnect_s
         with self._changed:

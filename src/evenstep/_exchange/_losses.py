@@ -9,6 +9,8 @@ from typing import final
 from ..exceptions import RanksDivergedError, WorkerLostError
 from ._process import end_process
 
+_RELEASE = 1 / 3  # of the grace: those in no collective hear of the loss by themselves meanwhile
+
 
 def lost_worker(rank: int, host: str, problem: str, *, done: int, restart: str) -> WorkerLostError:
     """Return the error of a lost worker.
@@ -32,14 +34,15 @@ def lost_worker(rank: int, host: str, problem: str, *, done: int, restart: str) 
 class LossWatch:
     """The loss that this process knows of, and the thread that it may keep in a collective.
 
-    A collective with a lost peer blocks for half an hour, and gloo's cannot be interrupted: a
-    thread that does not come out of one after a loss can be told of it by nobody, and its process
-    is ended.
+    A collective with a lost peer blocks for half an hour. So collectives are broken off soon after
+    a loss. A thread that still does not come out can be told of it by nobody, and its process is
+    ended.
 
     Args:
         grace_s: seconds after the loss, and in the collective, for which it may still come out.
         abort: ends the process with a message; None does so as ``end_process`` does.
         is_stuck: tells whether a thread sits in a collective, by its number.
+        release: breaks collectives off, wherever the thread may be; None where nothing can.
         clock: seconds that only grow.
 
     Attributes:
@@ -52,12 +55,14 @@ class LossWatch:
         grace_s: float,
         abort: Callable[[str], None] | None,
         is_stuck: Callable[[int], bool],
+        release: Callable[[], None] | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.error: WorkerLostError | RanksDivergedError | None = None
         self._grace_s = grace_s
         self._abort = abort or end_process
         self._is_stuck = is_stuck
+        self._release = release
         self._clock = clock
         self._known_s = 0.0
         self._collective_s: float | None = None  # since when the thread is in one
@@ -93,8 +98,13 @@ class LossWatch:
         self._collective_s = None
 
     def end_if_stuck(self, thread_id: int) -> None:
-        """End the process if there was a loss and the thread will not come by to hear of it."""
-        if self.error is None or (since_s := self._collective_s) is None:
+        """Have the thread hear of a loss: break collectives off, and at last end the process."""
+        if self.error is None:
+            return
+        if self._release is not None and self._clock() - self._known_s > _RELEASE * self._grace_s:
+            release, self._release = self._release, None
+            release()
+        if (since_s := self._collective_s) is None:
             return
         late = self._clock() - max(self._known_s, since_s) > self._grace_s
         if late and self._is_stuck(thread_id):

@@ -28,7 +28,7 @@ from ._resize import resize_cost_s
 from ._splits import equal_split, refit, within_reach
 
 _MOST_APART = 0.1  # past that, noise or not, it is looked into at once
-_LEAST_SAVING_S = 5e-4  # of a step, for leaving the equal split
+_LEAST_SAVING_S = 1e-3  # of a step, for leaving the equal split
 _WHATEVER = 1.0  # a level that any step has
 _STEPS_TO_KNOW_NOISE = 10  # of every worker; until then it is a guess
 
@@ -50,7 +50,7 @@ class Auto(AbstractPolicy[dict[str, Any]]):
     the slowest looks slow by $\sqrt{2 \ln W}$ of them. So equal workers keep the equal split
     under jitter of some percent, and go back to it once nothing is sure to save half of that. Two
     workers that differ by less than 5 % are told apart after a handful of steps, unlike ones
-    after the first. It also has to exceed half a millisecond: less is not worth unequal sizes.
+    after the first. It also has to exceed a millisecond: less is not worth unequal sizes.
 
     Steps of a few milliseconds say little, and deciding takes as long: such steps are looked at
     together, ``least_reading_s`` of them at a time, by every worker's median. Then a "step" below

@@ -9,6 +9,7 @@ import torch
 from .._exchange._exchange import Exchange
 from ..events import Event, Hook
 from ._exchange._crew import Crew
+from ._exchange._sockets import break_off, ports_of_store
 from ._exchange._startup import WorkerFacts, gather_facts, open_channel
 from ._exchange._stuck import TORCH
 from ._options import Runtime
@@ -48,6 +49,7 @@ class Connection:
             heartbeat_s=runtime.heartbeat_s,
             hang_s=runtime.hang_s,
             grace_s=3 * runtime.heartbeat_s,
+            release=self._release,
         )
         self.exchange.start()
         crew.watch_by(self.exchange)
@@ -55,6 +57,11 @@ class Connection:
     def emit_to(self, emit: Hook) -> None:
         """Have events taken from now on: those before the run is open are only logged."""
         self._emit = emit
+
+    def _release(self) -> None:
+        """Have whoever waits in a collective of gloo's come out of it."""
+        addresses = {address for worker in self.facts for address in worker.addresses}
+        break_off(addresses, spared_ports=ports_of_store())
 
     def _pass_on(self, event: Event) -> None:
         if self._emit is not None:

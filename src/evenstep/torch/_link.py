@@ -18,6 +18,7 @@ from ._clock import StepMeter
 from ._model._weighting import Use
 from ._run import Run
 
+_OF_COLLECTIVES = ("gloo/", "NCCL", "Connection closed by peer")  # in errors of torch's backends
 _VERDICT_S = 2.0
 
 
@@ -284,7 +285,8 @@ class RunLink:
         ended = isinstance(error, WorkerLostError | RanksDivergedError)
         if ended or not isinstance(error, RuntimeError):
             return None
-        return self.exchange.verdict(within_s=_VERDICT_S)
+        broke = any(word in str(error) for word in _OF_COLLECTIVES)
+        return self.exchange.verdict(within_s=_VERDICT_S, in_collective=broke)
 
     def close(self) -> None:
         """Close the run, if it is open, for good."""

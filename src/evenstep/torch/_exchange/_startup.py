@@ -19,6 +19,7 @@ from .._options import Runtime
 from ._agent import Agent
 from ._bracket import Bracket, CollectiveWatch
 from ._peers import PeerGroup, peers_of
+from ._sockets import own_addresses
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class WorkerFacts:
             process may call its own card ``"cuda:0"``.
         beside: workers that the torchrun which started it has, itself included; 0 without one.
         num_restarts: how often that torchrun will still start its workers anew.
+        addresses: at which it is connected to other ranks.
     """
 
     host: str
@@ -41,6 +43,7 @@ class WorkerFacts:
     identity: str
     beside: int
     num_restarts: int
+    addresses: tuple[str, ...] = ()
 
     @classmethod
     def here(cls, device: torch.device, *, lag: int) -> WorkerFacts:
@@ -48,7 +51,8 @@ class WorkerFacts:
         host, agent = socket.gethostname(), Agent.of(os.environ)
         identity = f"{host} {_identity(device)}"
         beside, restarts = agent.num_workers, agent.num_restarts
-        return cls(host, describe_device(device), lag, identity, beside, restarts)
+        addresses = tuple(own_addresses())
+        return cls(host, describe_device(device), lag, identity, beside, restarts, addresses)
 
 
 class SideGroup:

@@ -1,0 +1,86 @@
+"""Whoever waits for a rank that was stopped comes out, wherever that is, and names it."""
+
+import signal
+import socket
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from evenstep.testing import run_workers
+from evenstep.torch._exchange._sockets import break_off, own_addresses, ports_of_store
+
+from .stops import IMPATIENT, struck
+
+pytestmark = pytest.mark.cluster
+POINTS = [
+    ("before the loop", 1),
+    ("forward 0", 2),
+    ("forward 1", 0),
+    ("backward 1", 2),
+    ("mean", 0),
+    ("barrier", 1),
+    ("save", 2),
+    ("evaluation", 1),
+]
+
+
+@pytest.mark.parametrize(("point", "victim"), [("barrier", 0), ("save", 1)])
+def test_who_waits_for_a_killed_rank_names_it(point, victim, tmp_path):
+    """Where gloo's own error comes first, and names a port."""
+    killed = (str(tmp_path), point, victim, signal.SIGKILL)
+    found = run_workers(3, struck, *killed, timeout_s=25, check=False)
+
+    for rank in {0, 1, 2} - {victim}:
+        told, cleaned, _ = found[rank]
+        assert f"Rank {victim} on " in told
+        assert cleaned
+
+
+@pytest.mark.parametrize(("point", "victim"), POINTS)
+def test_who_waits_for_a_stopped_rank_comes_out_and_names_it(point, victim, tmp_path):
+    """In collectives of the balancer's, of DDP's and of the user's, and its `finally` runs."""
+    found = run_workers(
+        3,
+        struck,
+        str(tmp_path),
+        point,
+        victim,
+        signal.SIGSTOP,
+        timeout_s=25,
+        check=False,
+        stop_after=2,
+    )
+
+    for rank in {0, 1, 2} - {victim}:
+        told, cleaned, seconds = found[rank]
+        assert f"Rank {victim} on " in told
+        assert "it has been silent" in told
+        assert cleaned
+        assert seconds < IMPATIENT.deadline_s + 5
+
+
+def spared(rank):
+    """Break gloo's connections off beside one of Python's; return what still works."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = socket.create_connection(server.getsockname())
+        accepted, _ = server.accept()
+    dist.barrier()
+    count = break_off(own_addresses(), spared_ports=ports_of_store())
+    client.sendall(b"here")
+    heard = accepted.recv(4)
+    client.close()
+    accepted.close()
+    try:
+        dist.all_reduce(torch.ones(1))
+    except RuntimeError:
+        return count, heard, "broken off"
+    return count, heard, "went on"
+
+
+def test_connections_of_pythons_own_are_left_alone():
+    """They lead to the same address, and are somebody else's."""
+    found = run_workers(2, spared)
+
+    assert sum(count for count, _, _ in found) >= 1  # one end may see the other's break first
+    assert [rest for _, *rest in found] == [[b"here", "broken off"]] * 2
