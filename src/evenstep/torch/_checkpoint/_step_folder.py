@@ -1,4 +1,11 @@
-"""A checkpoint's folder on disk: written beside, sealed with checksums, renamed into place."""
+"""A checkpoint's folder on disk: written beside, sealed with checksums, renamed into place.
+
+A step that is saved again has a folder already, which no rename can replace. That one is set aside
+first, and counts until the new one is in its place: killed at any moment, one of the two is found.
+
+Assumed of the file system, NFS and Lustre included: a rename inside one folder is all or nothing,
+what ``fsync`` has returned for survives, and other hosts see both once they open the folder anew.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +26,7 @@ from ._plain import reason
 MANIFEST = "manifest.json"
 _FORMAT = "evenstep-checkpoint-1"
 _PARTIAL = ".partial-"
+_ASIDE = ".aside-"  # before the name of a folder that another one is to replace
 _COMPLETE = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,14})")  # what `complete_folder` gives
 _PIECE = 1 << 20
 
@@ -51,19 +59,29 @@ def complete_folder(root: Path, step: int) -> Path:
 def complete_folders(root: Path) -> list[tuple[int, Path]]:
     """Return the steps of all checkpoints that are in place, the newest first.
 
+    One that was set aside for another is in place as long as the other is not.
+
     Raises:
         OSError: ``root`` is there, and cannot be read or is no folder.
     """
     try:
-        found = [(_COMPLETE.fullmatch(path.name), path) for path in root.iterdir()]
+        names = sorted((path.name for path in root.iterdir()), key=lambda name: name[:1] != ".")
     except FileNotFoundError:
         return []
-    return sorted(((int(match[1]), path) for match, path in found if match), reverse=True)
+    newest = {name.removeprefix(_ASIDE): root / name for name in names}  # set aside come first
+    matches = [(_COMPLETE.fullmatch(name), path) for name, path in newest.items()]
+    return sorted(((int(match[1]), path) for match, path in matches if match), reverse=True)
 
 
 def begin(root: Path, step: int) -> Path:
     """Make an empty folder to write to, and clear away what died half-written."""
     root.mkdir(parents=True, exist_ok=True)
+    for aside in root.glob(f"{_ASIDE}*"):
+        final = root / aside.name.removeprefix(_ASIDE)
+        if final.exists():
+            remove(aside)
+        else:
+            aside.rename(final)
     for path in root.glob(f"{_PARTIAL}*"):
         remove(path)
     path = partial_folder(root, step)
@@ -103,14 +121,13 @@ def seal(root: Path, step: int, *, world_size: int, digests: Mapping[str, str]) 
     write(path / MANIFEST, json.dumps({"body": body, "sha256": _sum(body)}).encode())
     _sync(path)
     final = complete_folder(root, step)
+    aside = root / f"{_ASIDE}{final.name}"
     if final.exists():  # of this step already, found broken or written twice
-        aside = root / f"{_PARTIAL}old-{step:08d}"
         final.rename(aside)
-        path.rename(final)
-        remove(aside)
-    else:
-        path.rename(final)
+    path.rename(final)
     _sync(root)
+    if aside.exists():
+        remove(aside)
 
 
 def remove(path: Path) -> None:
