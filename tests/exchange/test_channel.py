@@ -1,5 +1,6 @@
 """Messages arrive whole and in order; a peer that is gone or silent is named once."""
 
+import contextlib
 import socket
 import struct
 import threading
@@ -241,3 +242,61 @@ def test_a_stranger_is_turned_away(text):
 
     with pytest.raises(ConnectionError, match=r"Ranks \[1\]"):
         connect_star(0, 2, share, addresses=["127.0.0.1"], timeout_s=0.5)
+
+
+def met(addresses, *, strangers=0, timeout_s=20.0):
+    """Return both stars of two ranks, which meet beside strangers that say next to nothing."""
+    share, stars = rendezvous(2), {}
+    with contextlib.ExitStack() as crowd:
+
+        def crowded(value):
+            meeting = share(value)
+            for _ in range(strangers if value is None else 0):  # before this rank connects
+                address = meeting["addresses"][0], meeting["port"]
+                stranger = crowd.enter_context(socket.create_connection(address))
+                stranger.sendall(b"\0")
+            return meeting
+
+        def join(rank):
+            stars[rank] = connect_star(rank, 2, crowded, addresses=addresses, timeout_s=timeout_s)
+
+        threads = [threading.Thread(target=join, args=(rank,)) for rank in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+    return stars
+
+
+def close_all(stars):
+    """Close what two ranks have opened."""
+    for star in stars.values():
+        for connection in star.connections.values():
+            connection.close()
+    stars[0].server.close()
+
+
+def test_strangers_that_drip_hold_up_no_start():
+    """They are listened to all at once: one after the other they would take five seconds each."""
+    stars = met(["127.0.0.1"], strangers=4, timeout_s=9.0)
+
+    assert sorted(stars) == [0, 1]
+    assert list(stars[0].connections) == [1]
+    close_all(stars)
+
+
+def test_rank_zero_listens_on_the_loopback_where_all_are_here():
+    """Nobody else's business."""
+    stars = met(["127.0.0.1"])
+
+    assert stars[0].server.getsockname()[0] == "127.0.0.1"
+    close_all(stars)
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this host has no IPv6")
+def test_ranks_meet_where_there_is_only_ipv6():
+    """By the same socket that hears IPv4."""
+    stars = met(["::1"])
+
+    assert list(stars[0].connections) == [1]
+    close_all(stars)

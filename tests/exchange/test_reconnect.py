@@ -149,6 +149,24 @@ def test_strangers_at_the_door_disturb_nobody(star):
     silent.close()
 
 
+def test_idle_strangers_stay_few_and_keep_nobody_out(star):
+    """A flood of connections that say nothing: the oldest go, a rank comes back."""
+    (first, second), (_, at_second), stars = star()
+    port = stars[0].meeting.port
+    with contextlib.ExitStack() as flood:
+        strangers = [
+            flood.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(200)
+        ]
+        for stranger in strangers[: 200 - 64]:
+            stranger.settimeout(20)
+            with contextlib.suppress(ConnectionError):
+                assert stranger.recv(1) == b""  # turned away
+        cut(second, 0)
+        first.send(1, {"still": "here"})
+
+        assert at_second.messages.get(timeout=5) == (0, {"still": "here"})
+
+
 def test_a_connection_that_is_listened_to_no_more_can_be_forgotten(star):
     """Unknown, or closed already."""
     (first, _), (_, at_second), _ = star()

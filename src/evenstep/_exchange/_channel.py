@@ -20,7 +20,9 @@ from functools import partial
 from time import monotonic
 from typing import Protocol
 
-from ._meeting import Newcomer, Star, dial
+from ._door import Door
+from ._greeting import Newcomer
+from ._meeting import Star, dial
 from ._peer import Message as Message
 from ._peer import Peer, encode
 from ._process import has_ended, process_name
@@ -90,12 +92,12 @@ class StarChannel:
         self._heard = dict.fromkeys(connections, clock())
         self._gone: set[int] = set()
         self._broken: dict[int, float] = {}  # since when
-        self._newcomers: dict[Newcomer, float] = {}  # likewise
         self._calls: deque[tuple[float, Callable[[], None]]] = deque()  # with when they are due
         self._closing = threading.Event()
         self._wake, self._woken = socket.socketpair()
         self._thread: threading.Thread | None = None
         self._selector = selectors.DefaultSelector()
+        self._door = None if star is None else Door(star.meeting.token, self._selector)
 
     def start(self, receiver: Receiver) -> None:
         """Start the thread, which tells ``receiver`` whatever happens."""
@@ -141,8 +143,8 @@ class StarChannel:
     def _close_connections(self) -> None:
         for peer in self._peers.values():
             peer.close()
-        for newcomer in self._newcomers:
-            newcomer.connection.close()
+        if self._door is not None:
+            self._door.close()
         for end in (self._wake, self._woken):
             end.close()
         self._selector.close()
@@ -206,8 +208,8 @@ class StarChannel:
                     self._read(number, receiver)
             case Newcomer():
                 self._greet(key.data)
-            case _:
-                self._accept(key.data)
+            case _ if self._door is not None:
+                self._door.accept(key.data, self._clock())
 
     def _beat(self, now_s: float, receiver: Receiver, *, late_s: float) -> None:
         for number, peer in self._peers.items():
@@ -217,9 +219,8 @@ class StarChannel:
             self._heard = dict.fromkeys(self._heard, now_s)
             self._broken = dict.fromkeys(self._broken, now_s)
         self._check_silence(now_s, receiver)
-        for newcomer, since_s in tuple(self._newcomers.items()):
-            if now_s - since_s > self._deadline_s:
-                self._turn_away(newcomer)
+        if self._door is not None:
+            self._door.clear(now_s)
         self._guard(receiver.tick)
 
     def _make_calls(self, now_s: float) -> None:
@@ -277,18 +278,8 @@ class StarChannel:
             return  # tried again in a moment
         self._resume(0, connection, num_arrived)
 
-    def _accept(self, server: socket.socket) -> None:
-        """On rank 0: let somebody in who will say who it is."""
-        assert self._star is not None
-        try:
-            connection, _ = server.accept()
-        except OSError:
-            return  # gone again
-        newcomer = Newcomer(connection, self._star.meeting.token)
-        self._newcomers[newcomer] = self._clock()
-        self._selector.register(connection, selectors.EVENT_READ, newcomer)
-
     def _greet(self, newcomer: Newcomer) -> None:
+        assert self._door is not None
         try:
             greeting = newcomer.read()
             if greeting is None:
@@ -296,22 +287,16 @@ class StarChannel:
             peer = self._peers.get(greeting.rank)
             if peer is None or greeting.rank in self._gone:
                 raise ValueError("nobody who is missed")
-            self._forget(newcomer.connection)
-            del self._newcomers[newcomer]
+            self._door.let_in(newcomer)
             if greeting.rank not in self._broken:  # the break was noticed there first
                 self._forget(peer.connection)
                 peer.break_off()
                 self._broken[greeting.rank] = self._clock()
             connection = newcomer.welcome(peer.num_received)
         except Exception:  # strangers send anything
-            self._turn_away(newcomer)
+            self._door.turn_away(newcomer)
             return
         self._resume(greeting.rank, connection, greeting.num_received)
-
-    def _turn_away(self, newcomer: Newcomer) -> None:
-        if self._newcomers.pop(newcomer, None) is not None:
-            self._forget(newcomer.connection)
-        newcomer.connection.close()
 
     def _forget(self, connection: socket.socket) -> None:
         """Listen no more to a connection, which may be unknown or closed already."""

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import hmac
-import json
 import secrets
+import selectors
 import socket
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
+from ._door import Door
+from ._greeting import Newcomer, receive, send, tune
 from ._process import process_name
 
-_LENGTH = struct.Struct("!I")
-_LONGEST = 4096  # bytes of a greeting; who sends more is a stranger
-_GREETING_S = 5.0
+LOOPBACK = "127.0.0.1"
+_LOOK_S = 0.5  # between two looks at who has not greeted
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +32,6 @@ class Meeting:
     addresses: tuple[str, ...]
     port: int
     token: str
-    process: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Greeting:
-    """What a rank says first.
-
-    Attributes:
-        rank: who it is.
-        num_received: messages it has received from rank 0 over earlier connections.
-        process: the name of its process, where it has one.
-    """
-
-    rank: int
-    num_received: int
     process: str | None
 
 
@@ -99,7 +83,7 @@ def connect_star(
         meeting = Meeting(**share(None))
         connection, _ = dial(meeting, rank, 0, timeout_s=timeout_s)
         return Star(rank, meeting, {0: connection}, {0: meeting.process})
-    server = socket.create_server(("", 0), backlog=max(world_size, 16))
+    server = _listen(addresses, max(world_size, 128))
     try:
         meeting = Meeting(
             tuple(addresses), server.getsockname()[1], secrets.token_hex(16), process_name()
@@ -133,14 +117,14 @@ def dial(
         try:
             connection = socket.create_connection((address, meeting.port), timeout=left_s)
             connection.settimeout(max(0.1, deadline_s - monotonic()))
-            _send(connection, greeting)
-            num_arrived = int(_receive(connection)["received"])
+            send(connection, greeting)
+            num_arrived = int(receive(connection)["received"])
         except Exception as error:  # whatever somebody else may answer on that port
             problems.append(f"{address}: {error}")
             if connection is not None:
                 connection.close()
         else:
-            return _tune(connection), num_arrived
+            return tune(connection), num_arrived
     raise ConnectionError(
         f"Rank {rank} cannot reach rank 0 on port {meeting.port}; tried "
         f"{'; '.join(problems)}. Name an address of rank 0 that all can reach with "
@@ -148,117 +132,68 @@ def dial(
     )
 
 
-class Newcomer:
-    """A connection that has not said yet whose it is.
+def _listen(addresses: Sequence[str], backlog: int) -> socket.socket:
+    """Return a socket that listens where rank 0 is to be reached, and nowhere else if that is here.
 
-    Args:
-        connection: just accepted.
-        token: what it has to know.
+    By IPv6 as well where this host has it, as some have nothing else.
     """
-
-    def __init__(self, connection: socket.socket, token: str) -> None:
-        self.connection = connection
-        self._token = token
-        self._buffer = bytearray()
-        connection.setblocking(False)
-
-    def read(self) -> Greeting | None:
-        """Read what is there; return the greeting, or None if it is not complete.
-
-        Raises:
-            ValueError: a stranger. Close the connection.
-        """
+    if set(addresses) == {LOOPBACK}:
+        return socket.create_server((LOOPBACK, 0), backlog=backlog)
+    if socket.has_dualstack_ipv6():
         try:
-            data = self.connection.recv(_LONGEST)
-        except BlockingIOError:
-            return None
-        except OSError as error:
-            raise ValueError(str(error)) from error
-        self._buffer += data
-        if not data or len(self._buffer) > _LONGEST:
-            raise ValueError("no greeting")
-        if len(self._buffer) < _LENGTH.size:
-            return None
-        (length,) = _LENGTH.unpack_from(self._buffer)
-        if length > _LONGEST:
-            raise ValueError("no greeting")
-        if len(self._buffer) < _LENGTH.size + length:
-            return None
-        return _greeting(bytes(self._buffer[_LENGTH.size :]), self._token)
-
-    def welcome(self, num_received: int) -> socket.socket:
-        """Answer the greeting and return the connection, ready to use.
-
-        Args:
-            num_received: messages received from that rank over earlier connections.
-        """
-        self.connection.settimeout(None)
-        _send(self.connection, {"received": num_received})
-        return _tune(self.connection)
-
-
-def _greeting(text: bytes, token: str) -> Greeting:
-    try:
-        said = json.loads(text)
-        if not hmac.compare_digest(said["token"].encode(), token.encode()):
-            raise ValueError("the token is another one")
-        return Greeting(int(said["rank"]), int(said["received"]), said["process"])
-    except Exception as error:  # strangers send anything: nested too deep, no object at all
-        raise ValueError("no greeting") from error
+            return socket.create_server(
+                ("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog
+            )
+        except OSError:
+            pass  # compiled in, and switched off
+    return socket.create_server(("", 0), backlog=backlog)
 
 
 def _accept_all(server: socket.socket, world_size: int, meeting: Meeting, timeout_s: float) -> Star:
+    """Let all ranks in, whoever else is at the door."""
     star = Star(0, meeting, {}, {}, server)
     deadline_s = monotonic() + timeout_s
-    while len(star.connections) < world_size - 1:
-        server.settimeout(max(0.01, deadline_s - monotonic()))
+    server.setblocking(False)
+    with selectors.DefaultSelector() as selector:
+        door = Door(meeting.token, selector)
+        selector.register(server, selectors.EVENT_READ, None)
         try:
-            connection, _ = server.accept()
-        except TimeoutError as error:
-            missing = sorted(set(range(1, world_size)) - set(star.connections))
+            while len(star.connections) < world_size - 1:
+                left_s = deadline_s - monotonic()
+                if left_s <= 0:
+                    raise _missing(star, world_size, timeout_s)
+                for key, _ in selector.select(min(left_s, _LOOK_S)):
+                    if key.data is None:
+                        door.accept(server, monotonic())
+                    else:
+                        _greet(door, key.data, star)
+                door.clear(monotonic())
+        except BaseException:
             for connected in star.connections.values():
                 connected.close()
-            raise ConnectionError(
-                f"Ranks {missing} did not reach rank 0 within {timeout_s:g} s. The balancer needs "
-                f"one TCP connection from each rank to rank 0: open the ports between the "
-                f"hosts, or name an address of rank 0 that all can reach with "
-                f"`Runtime(address=...)`."
-            ) from error
-        connection.settimeout(max(0.01, min(_GREETING_S, deadline_s - monotonic())))
-        try:
-            said = _greeting(json.dumps(_receive(connection)).encode(), meeting.token)
-            _send(connection, {"received": 0})
-        except Exception:
-            connection.close()  # a stranger
-            continue
-        star.connections[said.rank] = _tune(connection)
-        star.processes[said.rank] = said.process
+            raise
+        finally:
+            door.close()
     return star
 
 
-def _send(connection: socket.socket, value: dict[str, Any]) -> None:
-    text = json.dumps(value).encode()
-    connection.sendall(_LENGTH.pack(len(text)) + text)
+def _greet(door: Door, newcomer: Newcomer, star: Star) -> None:
+    """Let a newcomer in if it has said who it is, and turn a stranger away."""
+    try:
+        said = newcomer.read()
+        if said is not None:
+            door.let_in(newcomer)
+            star.connections[said.rank] = newcomer.welcome(0)
+            star.processes[said.rank] = said.process
+    except Exception:  # strangers send anything
+        door.turn_away(newcomer)
 
 
-def _receive(connection: socket.socket) -> Any:
-    (length,) = _LENGTH.unpack(_read_exactly(connection, _LENGTH.size))
-    if length > _LONGEST:
-        raise ValueError("no greeting")
-    return json.loads(_read_exactly(connection, length))
-
-
-def _read_exactly(connection: socket.socket, length: int) -> bytes:
-    data = b""
-    while len(data) < length:
-        more = connection.recv(length - len(data))
-        if not more:
-            raise ConnectionError("the connection closed")
-        data += more
-    return data
-
-
-def _tune(connection: socket.socket) -> socket.socket:
-    connection.settimeout(None)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return connection
+def _missing(star: Star, world_size: int, timeout_s: float) -> ConnectionError:
+    missing = sorted(set(range(1, world_size)) - set(star.connections))
+    return ConnectionError(
+        f"Ranks {missing} did not reach rank 0 within {timeout_s:g} s. The balancer needs "
+        f"one TCP connection from each rank to rank 0: open the ports between the "
+        f"hosts, or name an address of rank 0 that all can reach with "
+        f"`Runtime(address=...)`."
+    )

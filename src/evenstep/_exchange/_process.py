@@ -5,10 +5,12 @@ from __future__ import annotations
 import faulthandler
 import logging
 import os
+import socket
 from contextlib import suppress
 from pathlib import Path
 
 _BOOT, _NAMESPACE = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
+_NETWORK = Path("/proc/self/ns/net")
 
 
 def process_name() -> str | None:
@@ -21,6 +23,17 @@ def process_name() -> str | None:
         machine = f"{_BOOT.read_text().strip()}/{_NAMESPACE.stat().st_ino}"
         return f"{machine}/{os.getpid()}"
     return None
+
+
+def network_name() -> str:
+    """Return a name that processes share which reach each other by the loopback.
+
+    Host names do not tell: two machines may have the same one, and containers on one machine have
+    networks of their own. Where there is nothing better, as outside Linux, the host name it is.
+    """
+    with suppress(OSError):
+        return f"{_BOOT.read_text().strip()}/{_NETWORK.stat().st_ino}"
+    return socket.gethostname()
 
 
 def has_ended(name: str | None, here: str | None) -> bool:

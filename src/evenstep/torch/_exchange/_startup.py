@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch import nn
 
 from ..._exchange._channel import StarChannel
-from ..._exchange._meeting import connect_star
+from ..._exchange._meeting import LOOPBACK, connect_star
+from ..._exchange._process import network_name
 from .._options import Runtime
 from ._agent import Agent
 from ._bracket import Bracket, CollectiveWatch
@@ -35,6 +36,7 @@ class WorkerFacts:
         beside: workers that the torchrun which started it has, itself included; 0 without one.
         num_restarts: how often that torchrun will still start its workers anew.
         addresses: at which it is connected to other ranks.
+        network: equal for those that reach each other by the loopback.
     """
 
     host: str
@@ -44,6 +46,7 @@ class WorkerFacts:
     beside: int
     num_restarts: int
     addresses: tuple[str, ...] = ()
+    network: str = ""
 
     @classmethod
     def here(cls, device: torch.device, *, lag: int) -> WorkerFacts:
@@ -52,7 +55,16 @@ class WorkerFacts:
         identity = f"{host} {_identity(device)}"
         beside, restarts = agent.num_workers, agent.num_restarts
         addresses = tuple(own_addresses())
-        return cls(host, describe_device(device), lag, identity, beside, restarts, addresses)
+        return cls(
+            host,
+            describe_device(device),
+            lag,
+            identity,
+            beside,
+            restarts,
+            addresses=addresses,
+            network=network_name(),
+        )
 
 
 class SideGroup:
@@ -260,8 +272,8 @@ def _addresses(facts: list[WorkerFacts], given: str | None) -> list[str]:
     """
     if given is not None:
         return [given]
-    if len({worker.host for worker in facts}) == 1:
-        return ["127.0.0.1"]
+    if len({worker.network for worker in facts}) == 1:
+        return [LOOPBACK]
     name = socket.gethostname()
     found = [os.environ.get("MASTER_ADDR", ""), *_quietly(lambda: [socket.getfqdn(), name])]
     found += _quietly(lambda: socket.gethostbyname_ex(name)[2])
