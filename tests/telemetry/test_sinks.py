@@ -231,3 +231,15 @@ def test_reopening_takes_off_a_cut_line_and_nothing_else(tmp_path):
         text = path.read_text()
         assert text.startswith(kept + '{"event": "Schema"')
         assert "z" not in text[len(kept) :].replace("Schema", "")
+
+
+def test_a_link_is_not_written_through(tmp_path):
+    """In a folder that others can write to, it may lead to any file of the user's."""
+    mine = tmp_path / "mine"
+    mine.write_text("precious")
+    (tmp_path / "events.jsonl").symlink_to(mine)
+
+    with pytest.raises(OSError, match="symbolic link, which is not followed: remove it"):
+        JsonLines(tmp_path / "events.jsonl")
+
+    assert mine.read_text() == "precious"

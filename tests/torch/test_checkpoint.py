@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import pickle
 import shutil
-import subprocess
-import sys
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,8 +18,6 @@ from evenstep.exceptions import CheckpointError, EvenstepWarning
 from evenstep.torch import Checkpoint
 
 from .checkpoints import Training, plain_net, same
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -353,20 +347,3 @@ def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(tmp_path):
 
     with pytest.raises(CheckpointError, match=r"file/c/.*Not a directory"):
         Checkpoint(tmp_path / "file" / "c", model=plain_net()).save(1)
-
-
-def test_a_step_that_is_saved_again_is_never_lost(tmp_path):
-    """Killed at any call in between, the first save is found or the second, and later this one."""
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT), *filter(None, sys.path)])
-    command = [sys.executable, "-m", "tests.torch.saves", str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, env=environment, cwd=ROOT, check=True, timeout=120, stdout=subprocess.PIPE
-    )
-    found = json.loads(done.stdout)
-
-    values = [value for _, _, value in found]
-    assert all(step == 7 for _, step, _ in found)
-    assert values == sorted(values)
-    assert {values[0], values[-1]} == {1.0, 2.0}
-    assert values.count(2.0) > 2, "nothing was killed after the second was in place"

@@ -29,10 +29,12 @@ class JsonLines:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_symlink():  # of another's making, it would have us write into any file of ours
+            raise OSError(f"{path} is a symbolic link, which is not followed: remove it")
         _drop_cut_line(path)
         self._path = path
         # Without a buffer: one that could not be written would be tried again at every close.
-        self._file = path.open("ab", buffering=0)
+        self._file = open(path, "ab", buffering=0, opener=_not_through_links)  # noqa: SIM115
         self._write({"event": "Schema", "version": SCHEMA_VERSION})
 
     def __repr__(self) -> str:
@@ -59,11 +61,15 @@ class JsonLines:
             line = line[self._file.write(line) :]
 
 
+def _not_through_links(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
 def _drop_cut_line(path: Path) -> None:
     """Take off what a killed run left of its last line; the next one would be glued to it."""
     if not path.exists():
         return
-    with path.open("rb+") as file:
+    with open(path, "rb+", opener=_not_through_links) as file:
         end = file.seek(0, os.SEEK_END)
         while end:  # from the end, and in place: whole lines are never at stake
             first = max(end - _BLOCK, 0)
