@@ -285,7 +285,7 @@ class Exchange:
         self._loss.check()
 
     def verdict(self, *, within_s: float, in_collective: bool = False) -> RuntimeError | None:
-        """Return the loss of a worker, if one is known or becomes known in time.
+        """Return the loss of a worker, if one becomes known in time.
 
         For somebody whose collective broke: a rank that ended its run is to blame for that too.
         None at once if no collective was under way.
@@ -294,8 +294,8 @@ class Exchange:
             within_s: how long to wait for the news.
             in_collective: whether the error says that it was one, which nobody has noted.
         """
-        if self.is_broken or not (in_collective or self._loss.in_collective):
-            return self._loss.error
+        if not (in_collective or self._loss.in_collective):
+            return self.diverged
         if self._channel is not None:  # a connection that broke is given time to be made again
             within_s += self._channel.reconnect_s
         with self._changed:
