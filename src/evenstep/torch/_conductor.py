@@ -130,6 +130,8 @@ class StepConductor:
         trains = self._trains()
         if trains:
             if self._step is not None and self._step.num_backwards:
+                if not self._step.reported:
+                    self._check_reduced()
                 self._finish(self._step)
             self._gaps.begin_fetch(in_step=self._step is not None)
         plan = self._exchange.at(step, trains=trains, may_look_ahead=True)
@@ -227,6 +229,11 @@ class StepConductor:
             step.num_forwards -= 1
             step.num_done -= num_samples
 
+    def came_to_end(self) -> None:
+        """Hear that a loop came to its end, and no error ended it: no forward may follow."""
+        if self._step is not None and self._step.num_backwards and self._trains():
+            self._check_reduced()
+
     def end_epoch(self) -> None:
         """Hear that a loop is over: batches that it fetched ahead may still be used."""
         self._tickets.end_loop()
@@ -235,7 +242,6 @@ class StepConductor:
             return
         step = self._step
         if step is not None and step.num_backwards:
-            self._check_reduced()  # no forward may come to do it
             self._finish(step)
         elif step is not None and not step.is_used:
             self._step = None
@@ -478,7 +484,6 @@ class StepConductor:
         step.is_over = True
         self._compiling.end_step()
         if not step.reported:
-            self._check_reduced()
             self._report(step, early=False)
         if self._shares is not None:
             self._shares.end_step(step.number)

@@ -140,6 +140,11 @@ class RunLink:
         """Pass a forward that did not fit on to the conductor."""
         self._opened().conductor.ran_out_of_memory(limit, num_samples=num_samples, again=again)
 
+    def came_to_end(self) -> None:
+        """Pass the natural end of the loop on to the conductor."""
+        if self._run is not None:
+            self._run.conductor.came_to_end()
+
     def end_epoch(self) -> None:
         """Pass the end of the loop on to the conductor."""
         if self._run is not None:

@@ -64,6 +64,7 @@ class HandingOut:
         try:
             self._listener.begin_epoch(cuts=cuts)
             yield number
+            self._listener.came_to_end()
         finally:
             self._open.discard(number)
             if self.current == number:  # not if another loop has begun meanwhile
