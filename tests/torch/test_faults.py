@@ -69,6 +69,7 @@ def test_a_worker_lost_in_an_evaluation_is_named(sent):
         stop_after=1 if sent == signal.SIGSTOP else 2,
     )
 
+    assert isinstance(results[0], str), results[0]
     assert "Rank 1 on " in results[0]
 
 
