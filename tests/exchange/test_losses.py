@@ -92,3 +92,21 @@ def test_collectives_are_broken_off_once_and_soon_after_a_loss():
         watch.end_if_stuck(7)
 
     assert released == [111.5]
+
+
+def test_who_was_released_late_has_all_of_the_grace_to_come_out():
+    """On a machine so busy that the first look after the loss comes past the grace."""
+    now_s, ended = [100.0], []
+    watch = LossWatch(
+        grace_s=3.0,
+        abort=lambda message: ended.append(now_s[0]),
+        is_stuck=lambda thread_id: True,
+        release=lambda: None,
+        clock=lambda: now_s[0],
+    )
+    watch.enter_collective()
+    watch.note(LOSS)
+    for now_s[0] in (110.0, 112.0, 114.0):
+        watch.end_if_stuck(7)
+
+    assert ended == [114.0]

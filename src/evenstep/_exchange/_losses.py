@@ -104,6 +104,7 @@ class LossWatch:
         if self._release is not None and self._clock() - self._known_s > _RELEASE * self._grace_s:
             release, self._release = self._release, None
             release()
+            self._known_s = self._clock()  # the thread has all of the grace to come out of it
         if (since_s := self._collective_s) is None:
             return
         late = self._clock() - max(self._known_s, since_s) > self._grace_s
