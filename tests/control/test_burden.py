@@ -73,7 +73,7 @@ def test_it_is_told_once_and_only_if_it_lasts():
         fixed_s = 2.0 if step > 120 else 0.0
         for rank, size in enumerate(sizes):
             seconds = 0.01 * size + fixed_s * rank
-            decisions.take(rank, step, [Report(step, size, 64, seconds, 0.0)], early=True)
+            decisions.take(rank, step, [Report(step, size, 64, seconds, 0.0)])
 
     (told,) = [event for event in events if isinstance(event, WorkerUnhelpful)]
     assert (told.step, told.rank) == (200, 1)

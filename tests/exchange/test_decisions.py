@@ -72,7 +72,7 @@ def run(policy, num_steps, *, clock=None, change=None):
         for rank in (0, 1):
             report = Report(step, sizes[rank], 16, compute_s=0.1, data_s=max(step - 1.0, 0.0))
             report = change(report, rank) if change else report
-            decisions.take(rank, step, [report], early=True)
+            decisions.take(rank, step, [report])
     assert ranks.answered == list(range(num_steps)), "training did not go on"
     return ranks
 
@@ -222,20 +222,6 @@ def test_a_time_that_cannot_be_is_told_and_not_planned_by(field, seconds):
     assert failures(ranks) == []
 
 
-def test_a_late_report_makes_the_step_a_late_one():
-    """Everybody learns whether all were there before the step's last collective."""
-    ranks = Ranks()
-    decisions = Decisions(2, lag=0, announcer=ranks, emit=ranks.events.append)
-    decisions.planner = Planner(Scripted((good(8, 8),)), Job(2, 16))
-    known = []
-    for step, early in enumerate((True, False, True)):
-        decisions.take(0, step, [], early=True)
-        decisions.take(1, step, [], early=early)
-        known.append(decisions.all_early)
-
-    assert known == [True, False, True]
-
-
 class Busy(Ranks):
     """Ranks that leave no time for books until they are asked to take it."""
 
@@ -265,7 +251,7 @@ def level_run(ranks, *, lag=0, num_steps=3, after_each=lambda: None, news_in=Non
             report = Report(step, 8, 16, compute_s=0.1, data_s=float(step))
             if step == news_in:
                 report = replace(report, capacity_bytes=10**9)
-            decisions.take(rank, step, [report], early=True)
+            decisions.take(rank, step, [report])
         after_each()
     return in_force
 

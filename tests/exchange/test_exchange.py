@@ -179,22 +179,11 @@ def test_a_planner_that_raises_does_not_stop_training(star):
     assert any(isinstance(event, PolicyFailed) for event in list(emitted.queue))
 
 
-def test_everybody_learns_how_long_the_slowest_took(star):
-    """So that a rank knows whether it is early, and may wait where a loss has a name."""
-    both, _ = star()
-
-    play(both, 2)
-
-    assert both[0].slowest_s == both[1].slowest_s == pytest.approx(0.2)
-
-
 def test_times_that_cannot_be_travel_and_are_told(star):
     """NaN and infinity reach rank 0 as they are; the plan stays, and nobody waits by them."""
     both, emitted = star()
-    slowest = set()
     for step, seconds in enumerate((0.2, 0.2, float("nan"), float("inf"), -1.0, 0.2)):
         plans = [both[rank].at(step) for rank in (0, 1)]
-        slowest.add(both[1].slowest_s)
         both[0].report(step, reports_of(0, step, plans[0].batch_size[0]))
         both[1].report(step, [Report(step, plans[1].batch_size[1], 16, seconds, data_s=0.0)])
     plans = [both[rank].at(6).batch_size for rank in (0, 1)]
@@ -203,4 +192,3 @@ def test_times_that_cannot_be_travel_and_are_told(star):
 
     assert plans == [(6, 10), (6, 10)]
     assert rejected == [2, 3, 4]
-    assert slowest == {None, 0.2}

@@ -132,71 +132,11 @@ def test_nobody_hangs_while_nobody_waits(star):
         both[rank].at(0)
         both[rank].report(0, reports_of(rank, 0, 8))
     looks = Queue()
-    look, both[0]._patrol.look = both[0]._patrol.look, lambda arrived: looks.put(look(arrived))
+    look, both[0]._patrol.look = both[0]._patrol.look, lambda: looks.put(look())
     found = [looks.get(timeout=5) for _ in range(10)]
 
     assert found == [None] * 10
     assert both[0].at(1) == both[1].at(1)
-
-
-def test_a_wait_for_late_ranks_lasts_while_they_wait_for_nobody(star):
-    """They are seen to be elsewhere, so this rank can stay where a loss has a name."""
-    both, _ = star()
-    for rank in (0, 1):
-        both[rank].at(0)
-    both[0].report(0, reports_of(0, 0, 8))
-    answers = Queue()
-    waiting = threading.Thread(target=lambda: answers.put(both[0].settle(0, limit_s=0.4)))
-    waiting.start()
-    wait_for(lambda: both[0]._patrol.is_elsewhere(0))
-    waiting.join(0.8)  # past the limit
-    assert waiting.is_alive()
-    both[1].report(0, reports_of(1, 0, 8))
-
-    assert answers.get(timeout=5) is True
-
-
-def test_a_wait_for_late_ranks_ends_if_they_may_wait_for_this_one(star):
-    """In a collective, say: then this rank has to go there."""
-    both, _ = star()
-    for rank in (0, 1):
-        both[rank].at(0)
-    both[1]._patrol.thread_id = -1  # nobody can tell where that is
-    both[0].report(0, reports_of(0, 0, 8))
-    both[0]._patrol.received = lambda peer, message: True  # and no answer is taken
-
-    assert both[0].settle(0, limit_s=0.4) is False
-
-
-def test_everybody_learns_whether_a_report_came_late(star):
-    """Past its last collective: a wait for it inside the backward would have been in vain."""
-    both, _ = star()
-    told = []
-    for step, early in enumerate((True, False, True)):
-        for rank in (0, 1):
-            both[rank].at(step)
-            both[rank].report(step, reports_of(rank, step, 8), early=early or rank == 0)
-        both[1].at(step + 1)
-        told.append((both[0].all_early, both[1].all_early))
-
-    assert told == [(True, True), (False, False), (True, True)]
-
-
-def test_a_wait_for_late_ranks_ends_once_they_are_past_a_backward(star):
-    """They may wait for this one then, in C++, where nobody sees it."""
-    both, _ = star()
-    for rank in (0, 1):
-        both[rank].at(0)
-    both[1].enter_collective(backward_of=0)
-    both[1].leave_collective()
-    both[0].report(0, reports_of(0, 0, 8))
-    answers = Queue()
-    waiting = threading.Thread(
-        target=lambda: answers.put(both[0].settle(0, limit_s=0.4)), daemon=True
-    )
-    waiting.start()
-
-    assert answers.get(timeout=5) is False
 
 
 def test_a_policy_that_never_comes_back_is_noticed(star):

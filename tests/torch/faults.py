@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic, sleep
 from typing import Any
@@ -76,30 +77,29 @@ def hang_in_the_all_reduce(rank: int, folder: str) -> None:
 
 def leave_early(rank: int) -> str:
     """Rank 1 ends its run two steps before the others; return what they are told."""
-    model = DistributedDataParallel(nn.Linear(4, 4))
-    dataset = TensorDataset(torch.randn(48, 4))
-    try:
-        with Balancer(runtime=WATCHFUL) as balancer:
-            model, loader = balancer.prepare(model, DataLoader(dataset, batch_size=4))
-            for step, (x,) in enumerate(loader):
-                if rank == 1 and step == 2:
-                    return "left"
-                model(x).sum().backward()
-    except WorkerLostError as error:
-        return str(error)
-    return "nothing happened"
+    return _train_until(lambda step: rank == 1 and step == 2)
 
 
 def raise_on_one(rank: int, victim: int) -> str:
     """One rank's data set has a bad sample; return what each is told."""
+
+    def is_over(step: int) -> bool:
+        if rank == victim and step == 2:
+            raise ValueError("sample 17 has no label\nand more that is left out")
+        return False
+
+    return _train_until(is_over)
+
+
+def _train_until(is_over: Callable[[int], bool]) -> str:
     model = DistributedDataParallel(nn.Linear(4, 4))
     dataset = TensorDataset(torch.randn(48, 4))
     try:
         with Balancer(runtime=WATCHFUL) as balancer:
             model, loader = balancer.prepare(model, DataLoader(dataset, batch_size=4))
             for step, (x,) in enumerate(loader):
-                if rank == victim and step == 2:
-                    raise ValueError("sample 17 has no label\nand more that is left out")
+                if is_over(step):
+                    return "left"
                 model(x).sum().backward()
     except (WorkerLostError, ValueError) as error:
         return str(error)

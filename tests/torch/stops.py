@@ -1,24 +1,39 @@
-"""What the workers of the stop tests run: one of them is stopped, or killed, at a given point."""
+"""What the workers of the stop tests run: one is stopped, is killed, or hangs at a given point."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Callable
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from evenstep.exceptions import WorkerLostError
 from evenstep.torch import Balancer, Checkpoint, Runtime
 
-IMPATIENT = Runtime(deadline_s=1.5, heartbeat_s=0.2, line_every=None)
+IMPATIENT = Runtime(deadline_s=1.5, heartbeat_s=0.2, hang_s=2.0, line_every=None)
 Strike = Callable[[str], None]
+HANG = None  # in the place of a signal
+
+
+class Reading(Dataset[tuple[torch.Tensor, ...]]):
+    """A data set of which a rank may be struck at each sample."""
+
+    def __init__(self, data: TensorDataset, strike: Strike, point: str) -> None:
+        self._data, self._strike, self._point = data, strike, point
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+        self._strike(self._point)
+        return self._data[index]
 
 
 class Buffered(nn.Module):
@@ -39,8 +54,11 @@ def train(balancer: Balancer, folder: str, strike: Strike) -> None:
     """Pass every point once, in a script as people write it."""
     model: Any = DistributedDataParallel(Buffered())
     data = TensorDataset(torch.randn(72, 4))
-    model, loader = balancer.prepare(model, DataLoader(data, batch_size=4))
-    held_out = balancer.prepare_eval(DataLoader(data, batch_size=4))
+    read = Reading(data, strike, "prepare")
+    model, loader = balancer.prepare(model, DataLoader(read, batch_size=4))
+    read._point = "data set"
+    shown = Reading(data, strike, "data set of evaluation")
+    held_out = balancer.prepare_eval(DataLoader(shown, batch_size=4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     checkpoint = Checkpoint(folder, model=model, optimizer=optimizer, loader=loader)
     strike("before the loop")
@@ -64,8 +82,14 @@ def train(balancer: Balancer, folder: str, strike: Strike) -> None:
                 balancer.mean(sum(model(y).mean() for (y,) in held_out) / len(held_out))
 
 
+def hang() -> None:
+    """Never return, in Python."""
+    while True:
+        sleep(3600)
+
+
 def struck(
-    rank: int, folder: str, point: str, victim: int, sent: signal.Signals
+    rank: int, folder: str, point: str, victim: int, sent: signal.Signals | None
 ) -> tuple[str, bool, float]:
     """Return what a rank ended with, whether its ``finally`` ran, and in how many seconds."""
     torch.manual_seed(0)
@@ -75,7 +99,9 @@ def struck(
         nonlocal began_s
         if here == point:
             began_s = monotonic()
-            if rank == victim:
+            if rank == victim and sent is HANG:
+                hang()
+            elif rank == victim:
                 os.kill(os.getpid(), sent)
 
     try:

@@ -1,16 +1,23 @@
-"""Whoever waits for a rank that was stopped comes out, wherever that is, and names it."""
+"""Who waits for a rank that was stopped, or hangs, comes out wherever that is, and names it."""
 
 import signal
 import socket
+from contextlib import nullcontext
+from time import sleep
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
 
+from evenstep.exceptions import WorkerLostError
 from evenstep.testing import run_workers
+from evenstep.torch import Balancer
 from evenstep.torch._exchange._sockets import break_off, own_addresses, ports_of_store
 
-from .stops import IMPATIENT, struck
+from .stops import HANG, IMPATIENT, struck
 
 pytestmark = pytest.mark.cluster
 POINTS = [
@@ -60,6 +67,22 @@ def test_who_waits_for_a_stopped_rank_comes_out_and_names_it(point, victim, tmp_
         assert seconds < IMPATIENT.deadline_s + 5
 
 
+@pytest.mark.parametrize(
+    ("point", "victim"),
+    [*POINTS, ("prepare", 0), ("data set", 2), ("data set of evaluation", 1)],
+)
+def test_a_rank_that_hangs_ends_all_ranks_itself_included(point, victim, tmp_path):
+    """Its heartbeats go on: it is told by the collectives that it has not come to."""
+    found = run_workers(3, struck, str(tmp_path), point, victim, HANG, timeout_s=25, check=False)
+
+    for told, cleaned, seconds in found:
+        assert f"Rank {victim} on " in told
+        assert "stops.py" in told
+        assert told.count("in hang") == 1
+        assert cleaned
+        assert seconds < IMPATIENT.hang_s + 5
+
+
 def spared(rank):
     """Break gloo's connections off beside one of Python's; return what still works."""
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -84,3 +107,33 @@ def test_connections_of_pythons_own_are_left_alone():
 
     assert sum(count for count, _, _ in found) >= 1  # one end may see the other's break first
     assert [rest for _, *rest in found] == [[b"here", "broken off"]] * 2
+
+
+def alone_for_long(rank, paused):
+    """Have rank 0 work alone for longer than a hang lasts; return what each ended with."""
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    data = TensorDataset(torch.randn(24, 4))
+    told = "trained"
+    try:
+        with Balancer(runtime=IMPATIENT) as balancer:
+            model, loader = balancer.prepare(model, DataLoader(data, batch_size=4))
+            for step, (x,) in enumerate(loader):
+                model(x).sum().backward()
+                if step == 1 and rank == 0:
+                    with balancer.pause() if paused else nullcontext():
+                        sleep(2 * IMPATIENT.hang_s)
+                dist.barrier()
+    except WorkerLostError as error:
+        told = str(error)
+    return told
+
+
+@pytest.mark.parametrize("paused", [True, False])
+def test_a_rank_may_work_alone_for_long_if_it_says_so(paused):
+    """The others wait at a barrier meanwhile."""
+    found = run_workers(3, alone_for_long, paused, timeout_s=40)
+
+    if paused:
+        assert found == ["trained"] * 3
+    else:
+        assert all("Rank 0 on " in told and "in alone_for_long" in told for told in found)

@@ -61,14 +61,13 @@ class LateUnits:
 class Idle:
     """An exchange that only keeps what is reported."""
 
-    slowest_s = None
     stopping = False
 
     def __init__(self, clock):
         self.units = LateUnits(clock)
         self.reports = []
 
-    def report(self, step, reports, *, early, reduced):
+    def report(self, step, reports, *, reduced):
         self.reports += reports
 
     def check_way(self):
@@ -93,7 +92,6 @@ def test_waiting_for_others_units_is_no_time_of_ones_own():
         NoReader(),
         world_size=2,
         loss_reduction="mean",
-        settle_s=0.0,
         exact=False,
         watch=CompileWatch(),
     )

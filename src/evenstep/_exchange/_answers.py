@@ -34,7 +34,7 @@ class Answers:
         self.newest = -2
 
     def put(self, index: int, plan: Plan) -> None:
-        """Keep the answer to step ``index``, which is to be published: so it can be claimed by."""
+        """Keep the answer to step ``index``: claims need it before it is published."""
         with self._changed:
             self._plans[index] = plan
 

@@ -48,8 +48,6 @@ class Decisions:
 
     Attributes:
         planner: decides; set before the first report.
-        slowest_s: compute time of the slowest rank in the newest step.
-        all_early: whether all ranks reported the newest step before its last collective.
     """
 
     def __init__(
@@ -62,8 +60,6 @@ class Decisions:
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.planner: Planner | None = None
-        self.slowest_s: float | None = None
-        self.all_early = True
         self._world_size = world_size
         self._lag = lag
         self._announcer = announcer
@@ -72,7 +68,6 @@ class Decisions:
         self._lock = threading.RLock()  # books are kept under it too, at once in a single process
         self._arrived: defaultdict[int, set[int]] = defaultdict(set)
         self._measured: defaultdict[int, dict[int, Report]] = defaultdict(dict)
-        self._late: set[int] = set()  # steps that somebody reported past its collectives
         self._first: Plan | None = None
         self._in_force: dict[int, Plan] = {}  # by step, from the first that was published on
         self._complete: deque[list[Report]] = deque(maxlen=8)  # of the newest steps
@@ -81,23 +76,16 @@ class Decisions:
         self._rest_until_s = 0.0
         self._num_slow = 0  # in a row
         self._answered = -1  # the newest step that was answered
-        self._deciding: int | None = None  # the step being decided after
 
-    def take(self, rank: int, step: int, reports: Sequence[Report], *, early: bool) -> None:
+    def take(self, rank: int, step: int, reports: Sequence[Report]) -> None:
         """Take in a rank's message for ``step``, and decide if it is the last."""
         with self._lock:
-            if not early:
-                self._late.add(step)
             for report in reports:
                 self._measured[report.step][rank] = report
             self._arrived[step].add(rank)
             if len(self._arrived[step]) == self._world_size:
                 del self._arrived[step]
-                self._deciding = step
-                try:
-                    self._decide(step)
-                finally:
-                    self._deciding = None
+                self._decide(step)
 
     def answer(self, index: int) -> None:
         """Answer to step ``index`` with the newest plan, before all ranks have reported it."""
@@ -136,22 +124,6 @@ class Decisions:
         with self._lock:
             return max(self._arrived, default=-1)
 
-    def incomplete(self) -> tuple[int, frozenset[int]] | None:
-        """Return the oldest such step and who has reported it, without waiting for a decision.
-
-        While one is made, the others wait for rank 0: it has not finished that step.
-        """
-        deciding = self._deciding
-        if deciding is not None:
-            return deciding, frozenset(range(1, self._world_size))
-        if not self._lock.acquire(blocking=False):
-            return None
-        try:
-            step = min(self._arrived, default=None)
-            return None if step is None else (step, frozenset(self._arrived[step]))
-        finally:
-            self._lock.release()
-
     def _decide(self, step: int) -> None:
         """Show the planner what is complete and publish what it says; then keep the books."""
         planner = self.planner
@@ -165,8 +137,6 @@ class Decisions:
             known = self._measured.pop(index)
             reports = [known[rank] for rank in range(self._world_size)]
             self._complete.append(reports)
-            if not any(report.problem() for report in reports):
-                self.slowest_s = max(report.compute_s for report in reports)
             ran = self._in_force.pop(index, first)
             events = self._catch_up(planner, index)
             after = max(step, self._answered + 1)  # what was answered ahead is in force already
@@ -176,8 +146,6 @@ class Decisions:
         for books_of in (self._measured, self._in_force):
             for index in [index for index in books_of if index < step - 8]:
                 del books_of[index]  # a rank had no measurement of it, and never will
-        self.all_early = step not in self._late
-        self._late.discard(step)
         if step > self._answered:
             self._publish(step)
         for book in books:

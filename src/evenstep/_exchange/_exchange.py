@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, fields
+from functools import partial
 from operator import attrgetter
 
 from ..control import Learnt, Plan, Planner, Report
@@ -20,7 +22,8 @@ from ._losses import LossWatch, lost_worker
 from ._mailbox import Mailbox
 from ._not_finite import NotFinite
 from ._place import Framework
-from ._progress import Patrol
+from ._process import interrupt_thread
+from ._progress import STEPS, UNITS, Patrol
 from ._reductions import Differing, Reduced
 from ._shares import Shares
 from ._stop import Stop
@@ -91,14 +94,15 @@ class Exchange:
         self._emit = emit
         self._framework = framework
         self._loss = LossWatch(
-            grace_s=grace_s, abort=abort, is_stuck=framework.is_stuck, release=release
+            grace_s=grace_s,
+            abort=abort,
+            is_stuck=framework.is_stuck,
+            release=release,
+            interrupt=self._interrupt,
         )
         self._plan: Plan | None = None
-        self.slowest_s: float | None = None  # compute time of the slowest, in the newest step
-        self.all_early = True  # whether all reported the newest step before its last collective
         self._changed = threading.Condition()  # an answer came, or a worker was lost
         self._answers = Answers(self._changed, lag=lag, is_over=lambda: self.is_broken)
-        self.units = UnitSums(rank, world_size, channel, self._changed, owner=self)
         self.mailbox = Mailbox(rank, world_size, channel, self._changed, owner=self)
         self.claims = Claims(rank, channel, self._changed, owner=self, plan_of=self._plan_of)
         self.shares = Shares(rank, world_size, channel, lag=lag, emit=emit, num_servers=num_servers)
@@ -118,6 +122,16 @@ class Exchange:
             hang_s=hang_s,
             heartbeat_s=heartbeat_s,
             place_of=framework.place_of,
+            num_collectives=framework.num_collectives,
+            thread_id=framework.training_thread(),
+        )
+        self.units = UnitSums(
+            rank,
+            world_size,
+            channel,
+            self._changed,
+            owner=self,
+            came_to=partial(self._patrol.came_to, UNITS),
         )
         self.stop = Stop()
         self.num_loops = 0  # over the loaders of this process, as servers will want to know
@@ -146,6 +160,11 @@ class Exchange:
         """Whether a worker was lost."""
         return self._loss.error is not None
 
+    @property
+    def interrupted_by(self) -> RuntimeError | None:
+        """The error for which the training thread was interrupted: it counted as hanging."""
+        return self._loss.error if self._loss.was_interrupted else None
+
     def subscribe(self, listener: Callable[[Plan], None]) -> None:
         """Have ``listener`` called with every new plan, from whichever thread learns of it."""
         self._listeners.append(listener)
@@ -155,7 +174,6 @@ class Exchange:
         step: int,
         reports: Sequence[Report],
         *,
-        early: bool = True,
         reduced: Sequence[Reduced] = (),
     ) -> None:
         """Send this rank's one message for ``step``.
@@ -163,13 +181,11 @@ class Exchange:
         Args:
             step: the step under way.
             reports: the measurements that are complete.
-            early: whether it comes before its last collective.
             reduced: what its gradients were made of.
         """
         self._last_step = self._newest_reported = max(step, self._last_step)
         if self._rank != 0 and self._channel is not None:
             message: Message = {"step": step, "reports": [_REPORT(report) for report in reports]}
-            message |= {} if early else {"late": True}
             message |= self.ways.along(reduced)
             message |= self.shares.take_note()
             self._channel.send(0, {**message, "stop": True} if self.stop.asked else message)
@@ -177,7 +193,8 @@ class Exchange:
         else:
             self.shares.take(0, self.shares.take_note())
             self.ways.tell(reduced)
-            self._take(0, step, reports, early=early)
+            self._take(0, step, reports)
+        self._patrol.came_to(STEPS, self._last_step)
 
     def at(self, step: int, *, trains: bool = True, may_look_ahead: bool = False) -> Plan:
         """Return the plan of ``step``, once it is decided: the plan point.
@@ -197,11 +214,13 @@ class Exchange:
             self._patrol.thread_id = self._framework.training_thread()
         if self._first_step is None:  # of this process: a resumed run counts on
             self._first_step = step
+            self._patrol.came_to(STEPS, step - 1)
+            self._patrol.came_to(UNITS, step - 1)
         index = self._index_of(step)
         self.check_way()
         if may_look_ahead and index > max(self._newest_reported, self._answers.newest):
             self._ask_for(index)
-        self._await(index, limit_s=None)
+        self._await(index)
         self.stopping = self.stop.is_known(index)
         return self._answers.plan(index)
 
@@ -249,26 +268,6 @@ class Exchange:
         """Return what the planner has learnt; None on ranks that have none."""
         return self._decisions.learnt()
 
-    def settle(self, step: int, *, limit_s: float) -> bool:
-        """Wait until all ranks have reported ``step`` and the answer is here, at most ``limit_s``.
-
-        Called when this rank's own backward is done and a collective would make it wait for the
-        others anyway: here a lost worker raises an error with its name, there it would hang. It
-        may be this rank that a late one waits for, in a collective that comes before its report:
-        hence the limit. It is lifted while the late ranks are seen to be short of a backward's end.
-
-        Returns:
-            Whether the answer came in time.
-
-        Raises:
-            WorkerLostError: a worker was lost.
-        """
-        while not self._await(step, limit_s=limit_s):
-            if not self._patrol.is_elsewhere(step):
-                return False
-            limit_s = self._patrol.heartbeat_s
-        return True
-
     def hear_out(self, *, limit_s: float) -> None:
         """Wait for the answer to this rank's last step, at most ``limit_s``.
 
@@ -287,12 +286,12 @@ class Exchange:
     def verdict(self, *, within_s: float, in_collective: bool = False) -> RuntimeError | None:
         """Return the loss of a worker, if one becomes known in time.
 
-        For somebody whose collective broke: a rank that ended its run is to blame for that too.
+        For a rank whose collective broke: one that ended its run is to blame for that, too.
         None at once if no collective was under way.
 
         Args:
             within_s: how long to wait for the news.
-            in_collective: whether the error says that it was one, which nobody has noted.
+            in_collective: whether the error says that it comes from a collective.
         """
         if not (in_collective or self._loss.in_collective):
             return self.diverged
@@ -304,18 +303,18 @@ class Exchange:
             self._fail(departure.rank, departure.problem("others had not"))
         return self._loss.error
 
-    def enter_collective(self, *, backward_of: int | None = None) -> bool:
-        """Note that the calling thread goes into a collective; return if it was in none.
-
-        Args:
-            backward_of: the step, at the end of a backward; None elsewhere.
-        """
-        self._patrol.entered(backward_of, thread_id=self._framework.training_thread())
+    def enter_collective(self) -> bool:
+        """Note that the calling thread goes into a collective; return if it was in none."""
+        self._patrol.thread_id = self._framework.training_thread()
         return self._loss.enter_collective()
 
     def leave_collective(self) -> None:
         """Note that it is back."""
         self._loss.leave_collective()
+
+    def pause(self) -> AbstractContextManager[None]:
+        """Return a context in which this rank works alone, and does not count as hanging."""
+        return self._patrol.pause()
 
     def script_failed(self, error: BaseException) -> None:
         """Have the goodbye say so: others would take it for the end of training."""
@@ -350,15 +349,12 @@ class Exchange:
         match message:
             case {"step": step, "reports": rows}:
                 self.stop.asked |= message.get("stop", False)
-                early = not message.get("late", False)
                 self.shares.take(peer, message)
                 self.ways.received(peer, message)
-                self._take(peer, step, [Report(*row) for row in rows], early=early)
+                self._take(peer, step, [Report(*row) for row in rows])
             case {"plan": plan}:
                 self.announce(read_plan(plan))
-            case {"after": index, "slowest_s": slowest_s}:
-                self.slowest_s = slowest_s
-                self.all_early = not message.get("late", False)
+            case {"after": index}:
                 self.stop.hear(index, message)
                 self.publish(index)
             case {"ask": index}:
@@ -374,6 +370,7 @@ class Exchange:
             case {"diverged": rank, "text": text}:
                 self._diverge(Differing(rank, text))
             case {"bye": _}:
+                self._patrol.left(peer)
                 with self._changed:
                     self._left[peer] = Departure.of(peer, message)
                     self._changed.notify_all()
@@ -395,22 +392,20 @@ class Exchange:
             self._fail(peer, problem)
 
     def tick(self) -> None:
-        """Look who keeps the others waiting, on rank 0; act on a loss.
+        """Look who keeps the others waiting; act on a loss.
 
         End the process if a worker was lost and the main thread cannot come by to say so.
         """
-        if self._rank == 0 and not self.is_broken:
-            hung = self._patrol.look(self._decisions.incomplete() or self.units.incomplete())
-            if hung is not None:
-                self._fail(*hung)
+        if not self.is_broken and (hung := self._patrol.look()) is not None:
+            self._fail(*hung)
         if self.is_broken and self.stop.told:
             # Nobody is left to agree with, and whoever said so waits: torchrun does, before it
             # starts the workers anew.
             self._loss.end(f"{self._loss.error} This process was told to end as well.")
         self._loss.end_if_stuck(self._patrol.thread_id)
 
-    def _take(self, rank: int, step: int, reports: Sequence[Report], *, early: bool) -> None:
-        self._decisions.take(rank, step, reports, early=early)
+    def _take(self, rank: int, step: int, reports: Sequence[Report]) -> None:
+        self._decisions.take(rank, step, reports)
         self.check_left()
 
     def _diverge(self, differing: Differing) -> None:
@@ -438,11 +433,8 @@ class Exchange:
         if self._rank == 0:
             stop = self.stop.answer(index)
             self.shares.answers(index)
-            self.slowest_s = self._decisions.slowest_s
-            self.all_early = self._decisions.all_early
-        if self._rank == 0 and self._channel is not None:
-            late = {} if self.all_early else {"late": True}
-            self._channel.send_all({"after": index, "slowest_s": self.slowest_s, **stop, **late})
+            if self._channel is not None:
+                self._channel.send_all({"after": index, **stop})
         self._answers.publish(index)
 
     def later(self, call: Callable[[], None]) -> None:
@@ -452,11 +444,9 @@ class Exchange:
         else:
             self._channel.call_later(call, delay_s=_BOOKS_S)
 
-    def _await(self, index: int, *, limit_s: float | None) -> bool:
-        is_here = self._answers.wait(index, limit_s=limit_s)
-        if not is_here:
+    def _await(self, index: int) -> None:
+        if not self._answers.wait(index, limit_s=None):
             self.check()
-        return is_here
 
     def check_left(self) -> None:
         """Take notice if somebody is needed who has ended its run."""
@@ -487,10 +477,15 @@ class Exchange:
             # and the others would take rank 0 for the one that was lost.
             self._channel.send_all({"lost": rank, "problem": problem})
             self._emit(WorkerLost(done, rank, host, problem))
-        self._end_by(error)
+        self._end_by(error, hangs=rank == self._rank)
 
-    def _end_by(self, error: WorkerLostError | RanksDivergedError) -> None:
-        self._loss.note(error)
+    def _interrupt(self, thread_id: int) -> None:
+        """Interrupt the thread, unless it waits in a collective, which was broken off."""
+        if not self._framework.place_of(thread_id).in_collective:
+            interrupt_thread(thread_id)
+
+    def _end_by(self, error: WorkerLostError | RanksDivergedError, *, hangs: bool = False) -> None:
+        self._loss.note(error, hangs=hangs)
         try:
             self.on_loss(error)
         finally:

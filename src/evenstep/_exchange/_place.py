@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sysconfig
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from types import FrameType
 
@@ -23,15 +24,11 @@ class Place:
         in_collective: whether it may be waiting for others. False is no proof: a wait for a work in
             flight has no Python frame of its own.
         compiling: whether it is inside a compiler.
-        past_backward: whether it has ended a backward of the step that it was asked about. After
-            one it may be waiting for anybody; before, all that it can wait for was done by those
-            who have ended theirs.
     """
 
     text: str
     in_collective: bool
     compiling: bool
-    past_backward: bool = False
 
 
 ENDED = Place("past its training thread's end", in_collective=False, compiling=False)
@@ -46,12 +43,15 @@ class Framework:
         is_stuck: tells whether a thread sits in a collective of the framework's, by its number.
         restart: what starts a run anew, for errors.
         training_thread: the number of the thread that trains, asked at its plan points.
+        num_collectives: how many collectives this process has begun in each process group, by a
+            name that its other ranks have for it, too.
     """
 
     place_of: Callable[[int], Place]
     is_stuck: Callable[[int], bool]
     restart: str
     training_thread: Callable[[], int] = threading.get_ident
+    num_collectives: Callable[[], Mapping[str, int]] = dict
 
 
 def frames(innermost: FrameType | None) -> Iterator[FrameType]:
@@ -64,6 +64,11 @@ def frames(innermost: FrameType | None) -> Iterator[FrameType]:
 def file_of(frame: FrameType) -> str:
     """Return the file of its code, with slashes."""
     return frame.f_code.co_filename.replace(os.sep, "/")
+
+
+def frames_below_user(innermost: FrameType) -> Iterator[FrameType]:
+    """Yield the frames that the innermost line of the user's own has called, innermost first."""
+    return takewhile(lambda frame: _is_machinery(file_of(frame)), frames(innermost))
 
 
 def line_of_user(innermost: FrameType) -> str:

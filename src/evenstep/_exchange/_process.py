@@ -1,11 +1,14 @@
-"""Whether another process on this machine has ended, which no connection says; how to end this."""
+"""Whether another process on this machine has ended; how to interrupt and to end this one."""
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import logging
 import os
+import signal
 import socket
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -59,8 +62,24 @@ def has_ended(name: str | None, here: str | None) -> bool:
     return stat.rpartition(")")[2].split()[0] in "ZX"
 
 
+def interrupt_thread(thread_id: int) -> None:
+    """Raise ``KeyboardInterrupt`` in a thread of this process, by its number.
+
+    As Ctrl+C does in the main thread, where a signal also ends a sleep or a wait for input. In
+    another thread, or where the script handles Ctrl+C by itself, it comes with the thread's next
+    step in Python.
+    """
+    is_main = thread_id == threading.main_thread().ident
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_main and is_default and hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(thread_id, signal.SIGINT)
+        return
+    error = ctypes.py_object(KeyboardInterrupt)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), error)
+
+
 def end_process(message: str) -> None:
-    """End the process from a side thread: the main one is stuck in a collective."""
+    """End the process from a side thread: the main one is stuck."""
     log = logging.getLogger("evenstep")
     log.critical("This process waits in vain and is ended, where it stood: %s", message)
     faulthandler.dump_traceback()

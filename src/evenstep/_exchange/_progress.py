@@ -1,11 +1,17 @@
-"""Who keeps the others waiting: a rank that lives, sends heartbeats, and does not come on."""
+"""Who keeps the others waiting: a rank that lives, sends heartbeats, and does not come on.
+
+Every rank counts what it has come to: steps reported, unit sums told, and collectives begun in each
+process group, which go on counting while a thread waits in one. Whoever waits in a collective has
+begun it, and whoever is waited for has not. So the rank that hangs is behind in a count, stands
+still in all of them, and is ahead of no one.
+"""
 
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from time import monotonic
 
 from ._channel import Message, StarChannel
@@ -15,35 +21,53 @@ from ._place import Place
 COMPILING_TIMES = 3
 _WARN_SHARE = 1 / 9
 
+STEPS, UNITS = "steps", "units"
+_OWN = {STEPS: "finished step {}", UNITS: "come to step {}"}  # all ranks count these alike
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far a rank has come.
+
+    Attributes:
+        counts: what it has come to, by name: steps, unit sums, collectives of process groups.
+        is_paused: whether it works alone for a while, as its script says.
+    """
+
+    counts: Mapping[str, int] = field(default_factory=dict)
+    is_paused: bool = False
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """What one look found.
 
     Attributes:
-        step: the step that is waited for.
-        missing: who has not finished it.
-        elsewhere: whether all of those are known to wait for nobody, at the last look.
+        rank: who keeps others waiting.
+        waiting: who may be waiting for it.
         warning: what a person should be told now.
-        hung: who counts as hanging from now on, and why.
+        hung: why it counts as hanging from now on; None if it does not.
     """
 
-    step: int
-    missing: frozenset[int]
-    elsewhere: bool
+    rank: int
+    waiting: tuple[int, ...]
     warning: str | None = None
-    hung: tuple[int, str] | None = None
+    hung: str | None = None
 
 
 class ProgressWatch:
-    """Measures how long some ranks wait in a step for others that do not finish it.
+    """Measures how long a rank stands still while others are ahead of it.
 
-    The clock of a step starts with the first rank that has finished it. So a pause that all ranks
-    share (an evaluation, a checkpoint) is none here, however long, nor is a first step that all
-    ranks compile. One that a single rank makes is, and ``hang_s`` has to be longer than that.
-    A rank that is found inside a compiler is given three times as long.
+    A pause that all ranks share (an evaluation, a checkpoint) is none here, however long: none is
+    ahead. The clock starts with the first rank that is. A pause that a single rank makes counts,
+    so ``hang_s`` has to be longer than that, or the script has to say that it pauses. A rank that
+    is found inside a compiler is given three times as long.
 
-    A pause of this process itself counts as two heartbeats: nobody else is late then.
+    Process groups count sends and receives as well, in some backends, so that counts may come
+    apart for good. A rank that is behind in those alone hangs only if one that is ahead of it is
+    seen in a collective.
+
+    A pause of this process itself counts as two heartbeats: the others are not late by that.
 
     Args:
         hosts: host name of every rank.
@@ -56,65 +80,116 @@ class ProgressWatch:
         self._hang_s = hang_s
         self._heartbeat_s = heartbeat_s
         self._seen_s: float | None = None
-        self._step = -1
-        self._waited_s = 0.0
-        self._warned = False
+        self._standings = [Standing() for _ in hosts]
+        self._moved: set[int] = set()
+        self._late_s = dict.fromkeys(range(len(hosts)), 0.0)  # behind, and without a move
         self._places: dict[int, Place] = {}
+        self._warned: set[int] = set()
 
-    def heard(self, rank: int, step: int, place: Place) -> None:
-        """Take note of where a rank is that was asked about ``step``."""
-        if step == self._step:
-            self._places[rank] = place
+    def heard(self, rank: int, standing: Standing) -> None:
+        """Take in how far a rank has come."""
+        if standing != self._standings[rank]:
+            self._standings[rank] = standing
+            self._moved.add(rank)
 
-    def look(self, now_s: float, awaited: tuple[int, frozenset[int]] | None) -> Finding | None:
-        """Return what there is to find; None while nobody waits for long.
+    def found(self, rank: int, place: Place) -> None:
+        """Take in where a rank is that was asked."""
+        self._places[rank] = place
+
+    def left(self, rank: int) -> None:
+        """Hear that a rank has ended its run: it is behind in nothing."""
+        self.heard(rank, Standing())
+
+    def look(self, now_s: float) -> Finding | None:
+        """Return what there is to find; None while no rank waits for long.
 
         Args:
             now_s: monotonic seconds.
-            awaited: the oldest step that some ranks have finished, and who has not; None if there
-                is none.
         """
         passed_s = 0.0 if self._seen_s is None else now_s - self._seen_s
-        self._seen_s = now_s
-        if awaited is None or awaited[0] != self._step:
-            self._step = -1 if awaited is None else awaited[0]
-            self._waited_s, self._warned = 0.0, False
-            self._places.clear()
-            return None
-        self._waited_s += min(passed_s, 2 * self._heartbeat_s)
-        if self._waited_s < 3 * self._heartbeat_s:
-            return None
-        return self._judge(awaited[1])
-
-    def _judge(self, missing: frozenset[int]) -> Finding:
-        known = {rank: self._places[rank] for rank in sorted(missing) if rank in self._places}
-        free = [rank for rank, place in known.items() if not place.in_collective]
-        before = [rank for rank in free if not known[rank].past_backward]
-        rank = (before or free or sorted(missing))[0]  # the others may be waiting for that one
-        place = known.get(rank)
-        elsewhere = len(before) == len(missing)
+        passed_s, self._seen_s = min(passed_s, 2 * self._heartbeat_s), now_s
+        behind = self._behind()
+        for rank in self._moved:
+            self._places.pop(rank, None)
+            self._warned.discard(rank)
+        for rank, late_s in self._late_s.items():
+            stands = rank in behind and rank not in self._moved
+            self._late_s[rank] = late_s + passed_s if stands else 0.0
+        self._moved.clear()
         if self._hang_s is None:
-            return Finding(self._step, missing, elsewhere)
+            return None
+        late = [rank for rank in behind if self._late_s[rank] >= 3 * self._heartbeat_s]
+        cause = self._first_cause({rank: behind[rank] for rank in late})
+        return None if cause is None else self._judge(cause, behind[cause], self._hang_s)
+
+    def _behind(self) -> dict[int, set[str]]:
+        """Return who is behind, and in which counts."""
+        newest: dict[str, int] = {}
+        for standing in self._standings:
+            for name, count in standing.counts.items():
+                newest[name] = max(count, newest.get(name, count))
+        behind = {
+            rank: {name for name, count in standing.counts.items() if count < newest[name]}
+            for rank, standing in enumerate(self._standings)
+        }
+        return {rank: names for rank, names in behind.items() if names}
+
+    def _first_cause(self, late: Mapping[int, set[str]]) -> int | None:
+        """Return who is late and waits for no other: the others may be waiting for that one."""
+        if not late:
+            return None
+        in_groups = {rank: names - _OWN.keys() for rank, names in late.items()}
+        # Who has finished a step may be late for a collective after it, and hold up another's step.
+        candidates = [rank for rank in late if in_groups[rank]] or list(late)
+        free = [
+            rank
+            for rank in candidates
+            if not any(self._is_ahead(rank, other, in_groups[other]) for other in late)
+        ]
+        if any(self._standings[rank].is_paused for rank in late):
+            free = [rank for rank in free if not self._standings[rank].is_paused]
+            candidates = []  # the rest wait for the one that pauses
+        of = free or candidates
+        return min(of, key=lambda rank: (self._is_waiting(rank), rank), default=None)
+
+    def _is_ahead(self, rank: int, other: int, names: set[str]) -> bool:
+        ours, theirs = self._standings[rank].counts, self._standings[other].counts
+        return any(ours.get(name, theirs[name]) > theirs[name] for name in names)
+
+    def _is_waiting(self, rank: int) -> bool:
+        place = self._places.get(rank)
+        return place is not None and place.in_collective
+
+    def _judge(self, rank: int, names: set[str], hang_s: float) -> Finding:
+        everyone = range(len(self._hosts))
+        waiting = tuple(other for other in everyone if self._is_ahead(other, rank, names))
+        place, late_s = self._places.get(rank), self._late_s[rank]
         where = f"it is {place.text}" if place else "where it is, it does not say"
-        waits = f"has not finished step {self._step} for {self._waited_s:.0f} s while others wait"
-        limit_s = self._hang_s * (COMPILING_TIMES if place and place.compiling else 1)
-        if self._waited_s >= limit_s:
+        waits = f"has not {self._next_of(rank, names)} for {late_s:.0f} s while others wait"
+        limit_s = hang_s * (COMPILING_TIMES if place and place.compiling else 1)
+        is_certain = bool(names & _OWN.keys()) or any(map(self._is_waiting, waiting))
+        if late_s >= limit_s and is_certain:
             slow = "if it was only slow, raise `Runtime(hang_s=...)`"
-            hung = rank, f"it {waits}; {where} ({slow})"
-            return Finding(self._step, missing, elsewhere, hung=hung)
+            return Finding(rank, waiting, hung=f"it {waits}; {where} ({slow})")
         warning = None
-        if self._waited_s >= 6 * self._heartbeat_s + self._hang_s * _WARN_SHARE:
-            if not self._warned:
+        if late_s >= 6 * self._heartbeat_s + hang_s * _WARN_SHARE:
+            if rank not in self._warned:
                 warning = (
                     f"Rank {rank} on {self._hosts[rank]} {waits}; {where}. After {limit_s:g} s it "
                     f"counts as hanging: `Runtime(hang_s=...)`."
                 )
-            self._warned = True
-        return Finding(self._step, missing, elsewhere, warning)
+            self._warned.add(rank)
+        return Finding(rank, waiting, warning)
+
+    def _next_of(self, rank: int, names: set[str]) -> str:
+        """Return what a rank has not come to: a step, as people count, or a collective."""
+        name = next((own for own in _OWN if own in names), min(names))
+        count = self._standings[rank].counts[name] + 1
+        return _OWN.get(name, f"come to collective {{}} of {name}").format(count)
 
 
 class Patrol:
-    """One rank's side of the watch: rank 0 asks late ranks where they are, and tells the others.
+    """One rank's side of the watch: it tells rank 0 how far it is, and where, if it is asked.
 
     Args:
         rank: this process.
@@ -123,12 +198,13 @@ class Patrol:
         hang_s: seconds after which a rank counts as hanging; None is never.
         heartbeat_s: seconds between two looks.
         place_of: tells where a thread is, by its number.
+        num_collectives: tells how many collectives have begun in each process group, by name.
+            Those up to now do not count.
+        thread_id: the training thread's.
         clock: monotonic seconds.
 
     Attributes:
-        thread_id: the training thread's.
-        backward_step: the newest step of which this process has ended a backward.
-        heartbeat_s: as given.
+        thread_id: as given; it may change.
     """
 
     def __init__(
@@ -140,71 +216,74 @@ class Patrol:
         hang_s: float | None,
         heartbeat_s: float,
         place_of: Callable[[int], Place],
+        num_collectives: Callable[[], Mapping[str, int]],
+        thread_id: int,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self.thread_id = 0
-        self.backward_step = -1
+        self.thread_id = thread_id
+        self._is_paused = False
         self._rank = rank
-        self._ranks = frozenset(range(len(hosts)))
         self._channel = channel
-        self.heartbeat_s = heartbeat_s
         self._place_of = place_of
+        self._num_collectives = num_collectives
+        self._first = dict(num_collectives())
+        self._own: dict[str, int] = {}
+        self._told = Standing()
         self._clock = clock
         self._watch = ProgressWatch(hosts, hang_s=hang_s, heartbeat_s=heartbeat_s)
-        self._elsewhere = (-1, -math.inf)  # a step whose late ranks wait for nobody, and when
 
-    def look(self, arrived: tuple[int, frozenset[int]] | None) -> tuple[int, str] | None:
-        """On rank 0: look who keeps the others waiting; return who hangs, and why.
+    def came_to(self, name: str, step: int) -> None:
+        """Note that this rank has come to ``step`` in one of the counts that are our own."""
+        self._own[name] = step
 
-        Args:
-            arrived: the oldest step that some ranks have finished, and who; None if there is none.
-        """
-        awaited = None if arrived is None else (arrived[0], self._ranks - arrived[1])
-        finding = self._watch.look(self._clock(), awaited)
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Have this rank work alone for the time of the block."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
+
+    def look(self) -> tuple[int, str] | None:
+        """Tell how far this rank is; on rank 0, look who hangs, and return that and why."""
+        standing = self._standing()
+        if self._rank != 0:
+            if standing != self._told and self._channel is not None:
+                self._told = standing
+                self._channel.send(0, {"standing": asdict(standing)})
+            return None
+        self._watch.heard(0, standing)
+        finding = self._watch.look(self._clock())
         if finding is None:
             return None
-        for rank in finding.missing:
+        for rank in (finding.rank, *finding.waiting):
             if rank == self._rank:
-                self._watch.heard(rank, finding.step, self._place(finding.step))
-            else:
-                self._send(rank, {"where": finding.step})
-        if finding.elsewhere:
-            self._elsewhere = finding.step, self._clock()
-            for rank in self._ranks - finding.missing:
-                self._send(rank, {"elsewhere": finding.step})
+                self._watch.found(rank, self._place_of(self.thread_id))
+            elif self._channel is not None:
+                self._channel.send(rank, {"where": True})
         if finding.warning:
             logging.getLogger("evenstep").warning("%s", finding.warning)
-        return finding.hung
+        return None if finding.hung is None else (finding.rank, finding.hung)
 
-    def is_elsewhere(self, step: int) -> bool:
-        """Tell whether those who have not finished ``step`` are known to wait for nobody."""
-        known_step, known_s = self._elsewhere
-        return known_step == step and self._clock() - known_s < 3 * self.heartbeat_s
+    def left(self, rank: int) -> None:
+        """Hear that a rank has ended its run."""
+        self._watch.left(rank)
 
     def received(self, peer: int, message: Message) -> bool:
-        """Take in a message if it is about places; return whether it was."""
+        """Take in a message if it is one of these; return whether it was."""
         match message:
-            case {"where": step}:
-                self._send(peer, {"at": step, "place": asdict(self._place(step))})
-            case {"at": step, "place": place}:
-                self._watch.heard(peer, step, Place(**place))
-            case {"elsewhere": step}:
-                self._elsewhere = step, self._clock()
+            case {"standing": standing}:
+                self._watch.heard(peer, Standing(**standing))
+            case {"where": _} if self._channel is not None:
+                self._channel.send(peer, {"place": asdict(self._place_of(self.thread_id))})
+            case {"place": place}:
+                self._watch.found(peer, Place(**place))
             case _:
                 return False
         return True
 
-    def entered(self, backward_of: int | None, *, thread_id: int) -> None:
-        """Note that the training thread enters a collective; of which step's backward, if any."""
-        self.thread_id = thread_id
-        if backward_of is not None:
-            self.backward_step = backward_of
-
-    def _place(self, step: int) -> Place:
-        """Return where this process is, which was asked about ``step``."""
-        past_backward = self.backward_step >= step
-        return replace(self._place_of(self.thread_id), past_backward=past_backward)
-
-    def _send(self, rank: int, message: Message) -> None:
-        if self._channel is not None and rank != self._rank:
-            self._channel.send(rank, message)
+    def _standing(self) -> Standing:
+        begun = self._num_collectives()
+        since = {name: count - self._first.get(name, 0) for name, count in begun.items()}
+        return Standing(since | self._own, self._is_paused)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from ._channel import StarChannel
@@ -41,7 +42,8 @@ class UnitSums:
         world_size: number of processes.
         channel: connections to the others; None with one process.
         changed: notified when a sum becomes known, and when a worker was lost.
-        owner: told when somebody's units were sent or came.
+        owner: told when units of a rank were sent or came.
+        came_to: told of each step whose units this rank has told.
     """
 
     def __init__(
@@ -52,12 +54,14 @@ class UnitSums:
         changed: threading.Condition,
         *,
         owner: Owner,
+        came_to: Callable[[int], None] = lambda step: None,
     ) -> None:
         self._rank = rank
         self._world_size = world_size
         self._channel = channel
         self._changed = changed
         self._owner = owner
+        self._came_to = came_to
         self._lock = threading.Lock()
         self._arrived: dict[int, dict[int, float]] = {}  # on rank 0, by step
         self._awaited: dict[int, UnitSum] = {}
@@ -70,6 +74,7 @@ class UnitSums:
         else:
             self._channel.send(0, {"step": step, "units": units})
             self._owner.check_left()
+        self._came_to(step)
         return awaited
 
     def wait(self, unit_sum: UnitSum) -> None:
@@ -116,12 +121,6 @@ class UnitSums:
             return min(tuple(self._awaited), default=None) if rank == 0 else None
         with self._lock:
             return min((k for k, known in self._arrived.items() if rank not in known), default=None)
-
-    def incomplete(self) -> tuple[int, frozenset[int]] | None:
-        """On rank 0: return the oldest step whose sum is not known, and who has told its units."""
-        with self._lock:
-            step = min(self._arrived, default=None)
-            return None if step is None else (step, frozenset(self._arrived[step]))
 
     def received(self, peer: int, message: dict[str, Any]) -> bool:
         """Take in a message if it is about units; return whether it was."""

@@ -48,7 +48,7 @@ class StepExchange:
         Raises:
             WorkerLostError: one of them was lost, or has ended its run before that step.
         """
-        self._exchange.enter_collective(backward_of=step)
+        self._exchange.enter_collective()
         self._exchange.need_all(step)
 
     def leave_collective(self) -> None:

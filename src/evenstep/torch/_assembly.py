@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import atexit
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -164,12 +164,17 @@ class Assembly(abc.ABC):
             min_forwards=min_forwards,
         )
 
-    def _connect(self) -> None:
-        """Connect with the others, once there are a model and a loader; collective."""
-        if self._connection is not None or not (self._models and self._loaders):
+    def _connect(self, parts: Iterable[Any]) -> None:
+        """Connect with the others, once there is a model; collective.
+
+        Args:
+            parts: models among them.
+        """
+        models = [part for part in parts if isinstance(part, nn.Module)]
+        if self._connection is not None or not models:
             return
         atexit.register(self._say_goodbye)
-        device = device_of(self._models[0].module)
+        device = device_of(models[0])
         self._connection = Connection(self._join(), device, self._runtime)
         self._link.exchange = self._connection.exchange
 
@@ -201,6 +206,6 @@ class Assembly(abc.ABC):
         self._watch.on_cuda = settings.device.type == "cuda"
         by_size = world_size > 1 and self._bounds.vary == "size"
         self._watch.varies = by_size and not isinstance(self._policy, Equal | Fixed)
-        self._connect()  # with servers, which come to it in their first loop
+        self._connect(model.module for model in self._models)  # with servers: in their first loop
         assert self._connection is not None
         return Run(settings, self._crew, self._connection, listeners)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -48,7 +48,7 @@ from ._profile._profiler import Profiler, Request
 from ._reduce._reduction import Reduction
 from ._service import Service
 from ._switch import kind_by_switch
-from ._world_check import Settings, check_eval, check_prepared
+from ._world_check import Settings, check_content, check_eval, check_prepared
 
 
 class Balancer(Assembly):
@@ -166,7 +166,12 @@ class Balancer(Assembly):
         arguments.check_weighting(weighting, self._weighting)
         self._weighting = weighting
         inner = [unwrapped(part) for part in parts]
-        check_prepared(self._join().side, self._settings, inner, weighting=weighting, stream=stream)
+        side = self._join().side
+        check_prepared(side, self._settings, inner, weighting=weighting, stream=stream)
+        if self._join().num_servers == 0:
+            self._connect(inner)
+        if stream is None:
+            check_content(side, inner)
         models = {i: p for i, p in enumerate(parts) if isinstance(p, nn.Module)}
         for module in models.values():
             check_unprepared(wrapped_model(module))
@@ -175,8 +180,6 @@ class Balancer(Assembly):
             part if i in models else self._prepare_loader(part, stream)
             for i, part in enumerate(done)
         ]
-        if self._join().num_servers == 0:
-            self._connect()
         return done[0] if len(done) == 1 else tuple(done)
 
     def prepare_eval(
@@ -293,6 +296,22 @@ class Balancer(Assembly):
             RuntimeError: outside of a training step, as in an evaluation, without ``count``.
         """
         return mean_over(self._side, self._link, value, count)
+
+    def pause(self) -> AbstractContextManager[None]:
+        """Return a context in which this rank works alone, for as long as it takes.
+
+        For what one rank does while the others wait for it: an evaluation or an upload on rank 0
+        alone. Without this, a rank that keeps others waiting for ``Runtime(hang_s=...)`` counts as
+        hanging, and ends the run. A rank that stops or dies in here is noticed all the same.
+
+        Usage:
+            if rank == 0:
+                with balancer.pause():
+                    evaluate(model)
+            dist.barrier()
+        """
+        exchange = self._link.exchange
+        return nullcontext() if exchange is None else exchange.pause()
 
     def average_buffers(self) -> None:
         """Give every rank one set of BatchNorm's running statistics: the mean over all ranks.

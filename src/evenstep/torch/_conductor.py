@@ -27,7 +27,6 @@ from ._model._compile_watch import CompileWatch
 from ._model._weighting import known
 from ._reduce._follower import ShareFollower
 from ._reporter import Reporter
-from ._settling import Settling
 from ._tickets import Match, Ticket, Tickets
 from ._under_way import StepUnderWay
 from ._uses import ForwardUse, UseBooks
@@ -56,7 +55,6 @@ class StepConductor:
         machine: reads what the machine has to spare.
         world_size: number of workers.
         loss_reduction: ``"mean"`` or ``"sum"``, what the user's loss does over samples.
-        settle_s: longest wait for late ranks inside a backward, as in ``Settling``.
         exact: whether to wait for the device at the plan point, so that nothing is late.
         watch: notices what is compiled in a step.
         cuts: whether the loop takes micro-batches, which are used in the order they come in.
@@ -78,7 +76,6 @@ class StepConductor:
         *,
         world_size: int,
         loss_reduction: str,
-        settle_s: float,
         exact: bool,
         watch: CompileWatch,
         cuts: bool = False,
@@ -102,7 +99,6 @@ class StepConductor:
         self._weights = Weights(
             exchange, meter, world_size=world_size, loss_reduction=loss_reduction
         )
-        self._settling = Settling(exchange, limit_s=settle_s)
         self._cuts = cuts
         self._tickets = Tickets(identifies=world_size > 1)
         self._is_alone = world_size == 1
@@ -136,8 +132,6 @@ class StepConductor:
             self._gaps.begin_fetch(in_step=self._step is not None)
         plan = self._exchange.at(step, trains=trains, may_look_ahead=True)
         self.plan = plan if self._peers is None else self._peers.agree(plan, self._exchange)
-        if trains:
-            self._settling.at_plan_point()
         return self.plan
 
     def begin_step(
@@ -332,14 +326,12 @@ class StepConductor:
         self._note_backward(step, uses)
         if step.reported and not step.is_over:  # too early: one backward more than was foreseen
             step.is_underrated = True
-            self._settling.give_up()
         foreseen = self._backwards_per_forward * step.num_forwards
         if step.on_last_forward and step.num_backwards == foreseen and not step.reported:
-            self._settling.settle(step.number, self._report(step, reduced=reduced))
+            self._report(step, reduced=reduced)
         else:
             self._exchange.ways.tell(reduced)
-        if self._settling.is_on:
-            self._exchange.enter_collective(backward_of=step.number)
+        self._exchange.enter_collective()
         if self._shares is not None:
             self._shares.backward_done()
 
@@ -361,13 +353,13 @@ class StepConductor:
             self._finish(self._step)
         newest = self._steps.get(self._newest)
         if newest is not None and not newest.reported:
-            self._report(newest, early=False)
+            self._report(newest)
         self._finite.read()
 
     def report_now(self) -> None:
         """Report the step under way if that is still to be done: a collective comes first."""
         if self._step is not None and self._step.num_backwards and not self._step.reported:
-            self._report(self._step, early=False)
+            self._report(self._step)
 
     @property
     def in_step(self) -> bool:
@@ -484,15 +476,13 @@ class StepConductor:
         step.is_over = True
         self._compiling.end_step()
         if not step.reported:
-            self._report(step, early=False)
+            self._report(step)
         if self._shares is not None:
             self._shares.end_step(step.number)
         each, rest = divmod(step.num_backwards, max(step.num_forwards, 1))
         self._backwards_per_forward = 0 if rest or step.is_underrated else each
         self.num_steps += 1
 
-    def _report(
-        self, step: StepUnderWay, *, early: bool = True, reduced: Sequence[Reduced] = ()
-    ) -> float | None:
+    def _report(self, step: StepUnderWay, *, reduced: Sequence[Reduced] = ()) -> None:
         time = self.meter.take() if step.has_begun and step.is_clear else None
-        return self._reporter.send(step, time, early=early, reduced=reduced)
+        self._reporter.send(step, time, reduced=reduced)

@@ -287,6 +287,8 @@ class RunLink:
                 self.exchange.hear_out(limit_s=_VERDICT_S)
             return self.exchange.diverged
         self.exchange.script_failed(error)
+        if isinstance(error, KeyboardInterrupt):
+            return self.exchange.interrupted_by
         ended = isinstance(error, WorkerLostError | RanksDivergedError)
         if ended or not isinstance(error, RuntimeError):
             return None

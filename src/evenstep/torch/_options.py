@@ -23,10 +23,10 @@ class Runtime:
             hold Python's lock, as some compilers do.
         heartbeat_s: seconds between two heartbeats, positive and at most a third of
             ``deadline_s``.
-        hang_s: seconds for which a worker may keep the others waiting in a step although its
-            process lives; then it counts as hanging. A pause that all workers share is none,
-            however long. More than the longest step, and than an evaluation or a checkpoint that
-            one worker makes alone; the default is a minute short of the ten after which NCCL ends
+        hang_s: seconds for which a worker may keep the others waiting although its process lives;
+            then it counts as hanging. A pause that all workers share is none, however long. More
+            than the longest step, and than what one worker does alone outside of
+            ``Balancer.pause()``; the default is a minute short of the ten after which NCCL ends
             a process without saying who was late. None is any time.
         line_every: steps between two lines for people on standard error, from rank 0; None is
             silence.

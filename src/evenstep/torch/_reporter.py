@@ -51,19 +51,14 @@ class Reporter:
         step: StepUnderWay,
         time: PendingTime | None,
         *,
-        early: bool,
         reduced: Sequence[Reduced] = (),
-    ) -> float | None:
+    ) -> None:
         """Send what is complete of this step, and of earlier ones that a device was late with.
 
         Args:
             step: the one under way.
             time: its own compute time; None if there is none.
-            early: whether this comes before its last collective.
             reduced: what its gradients were made of.
-
-        Returns:
-            The newest compute time, if any is complete.
         """
         step.reported = True
         if time is not None and not (self._compiling.stalled or step.again):
@@ -78,8 +73,7 @@ class Reporter:
             ready.append(self._make(measured, compute_s, peak_bytes))
         if step.again:
             ready.append(self._make(step, 0.0, 0))
-        self._exchange.report(step.number, ready, early=early, reduced=reduced)
-        return ready[-1].compute_s if ready else None
+        self._exchange.report(step.number, ready, reduced=reduced)
 
     def _make(self, step: StepUnderWay, compute_s: float, peak_bytes: int) -> Report:
         free_cpu, free_memory_bytes = self._machine.read() or (None, 0)

@@ -106,7 +106,6 @@ class Run:
         if peers is not None and not peers.follows:
             self.exchange.subscribe(peers.hear)
         settings.wrapping.open(settings.policy)
-        settle = connection.lag == 0 and side.world_size > 1 and not settings.wrapping.is_sharded
         self.conductor = StepConductor(
             self.exchange,
             settings.wrapping.meter(_clock_of(device)),
@@ -114,7 +113,6 @@ class Run:
             _machine_of(settings),
             world_size=side.world_size,
             loss_reduction=settings.loss_reduction,
-            settle_s=min(runtime.deadline_s + 2 * runtime.heartbeat_s, 10.0) if settle else 0.0,
             exact=runtime.freshness == "exact",
             watch=settings.watch,
             cuts=settings.wrapping.cuts,

@@ -155,7 +155,7 @@ def check_prepared(
     weighting: str,
     stream: str | None,
 ) -> None:
-    """Raise on every rank if ranks differ in what changes results. Collective.
+    """Raise on every rank if ranks differ in what is set and changes results. Collective.
 
     Before models are wrapped, as DDP would wait for parameters that others do not have.
 
@@ -186,8 +186,20 @@ def check_prepared(
         ),
     )
     _compare(ranks, given)
-    if stream is None:
-        _compare_content(ranks, given.loaders)
+
+
+def check_content(ranks: Ranks, parts: Sequence[Any]) -> None:
+    """Raise on every rank if data sets hold unlike samples. Collective.
+
+    Args:
+        ranks: that are balanced.
+        parts: as given to ``prepare``.
+
+    Raises:
+        ValueError: they do; the message names a sample, its values and the ranks.
+    """
+    if ranks.world_size > 1:
+        _compare_content(ranks, _labelled(parts, DataLoader, "loader"))
 
 
 def check_eval(ranks: Ranks, loader: Any, *, lockstep: bool) -> None:

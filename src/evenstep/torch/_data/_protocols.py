@@ -123,6 +123,7 @@ class StepListener(Protocol):
 
     def came_to_end(self) -> None:
         """Hear that a loop over the loader came to its end, before ``end_epoch``."""
+        ...
 
     def end_epoch(self) -> None:
         """Hear that the loop is over: at the end of the epoch, or where the user left it."""

@@ -1,11 +1,23 @@
-"""Where a thread is, and how to tell that it waits for a lost peer."""
+"""Where a thread is, and which collectives it has come to: who waits for whom."""
 
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from ..._exchange._place import ENDED, Framework, Place, file_of, frames, line_of_user
+from torch.distributed import distributed_c10d
+
+from ..._exchange._place import (
+    ENDED,
+    Framework,
+    Place,
+    file_of,
+    frames,
+    frames_below_user,
+    line_of_user,
+)
 
 _COLLECTIVES = ("torch/autograd/graph.py", "torch/nn/parallel/distributed.py")
 _ANYBODYS = "torch/distributed/distributed_c10d.py"
@@ -40,10 +52,33 @@ def place_of(thread_id: int) -> Place:
     frame = sys._current_frames().get(thread_id)
     if frame is None:
         return ENDED
-    innermost = file_of(frame)
     compiling = any(part in file_of(each) for each in frames(frame) for part in _COMPILERS)
-    waits = innermost.endswith((*_COLLECTIVES, *_OWN)) or "/torch/distributed/" in innermost
+    waits = file_of(frame).endswith((*_COLLECTIVES, *_OWN)) or any(
+        "/torch/distributed/" in file_of(each) for each in frames_below_user(frame)
+    )
     return Place(line_of_user(frame), waits, compiling)
 
 
-TORCH = Framework(place_of, is_in_collective, "torchrun does with `--max-restarts`")
+def num_collectives() -> dict[str, int]:
+    """Return how many collectives this process has begun in each of its process groups.
+
+    Both gloo and NCCL count them as they are launched, so that one who waits in the last of them
+    has counted it. Gloo counts a send or a receive as well.
+    """
+    found = {}
+    for group in tuple(distributed_c10d._world.pg_map):
+        for device in group._device_types:
+            # A group that is being destroyed, or whose backend does not count.
+            with suppress(RuntimeError):
+                backend: Any = group._get_backend(device)
+                name = f"{backend.name()} group {group.group_name} ({group.group_desc})"
+                found[name] = backend._get_sequence_number_for_group()
+    return found
+
+
+TORCH = Framework(
+    place_of,
+    is_in_collective,
+    "torchrun does with `--max-restarts`",
+    num_collectives=num_collectives,
+)

@@ -68,7 +68,7 @@ class BalancedModel:
             link, backward, model=number, weighs=weighting == "output", reduces=self._reduces
         )
         self._outer.before(hook.before, first=True)
-        # Together with ours where nothing is compiled: coming to a hook takes as long as it does.
+        # Together with ours where nothing is compiled: calling a hook takes as long as it does.
         self._outer.before(watch.enter, first=not is_compiled(module))
         self._outer.after(watch.leave)
         self._outer.after(hook)
