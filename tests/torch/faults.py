@@ -14,7 +14,6 @@ from time import monotonic, sleep
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -46,14 +45,14 @@ class Failing(nn.Module):
 def train(rank: int, victim: int, sent: signal.Signals) -> tuple[str, int, float]:
     """Return what ended training on this rank: the error's text, whom it names, seconds."""
     model = DistributedDataParallel(Failing(sent if rank == victim else None))
-    balancer = Balancer(runtime=WATCHFUL)
     dataset = TensorDataset(torch.randn(96, 4))
-    model, loader = balancer.prepare(model, DataLoader(dataset, batch_size=4))
     began_s = monotonic()
     try:
-        for (x,) in loader:
-            began_s = monotonic()
-            model(x).sum().backward()
+        with Balancer(runtime=WATCHFUL) as balancer:
+            model, loader = balancer.prepare(model, DataLoader(dataset, batch_size=4))
+            for (x,) in loader:
+                began_s = monotonic()
+                model(x).sum().backward()
     except WorkerLostError as error:
         return str(error), error.rank, monotonic() - began_s
     return "nothing happened", -1, 0.0
@@ -110,15 +109,14 @@ def hang(rank: int) -> str:
     """Rank 2 comes to a halt in its fifth step, short of its heartbeats; return the error."""
     model = DistributedDataParallel(Halting(rank == 2))
     dataset = TensorDataset(torch.randn(96, 4))
-    # The limit for waiting where a loss is an exception (1.7 s) lies before the deadline.
     runtime = Runtime(deadline_s=1.5, heartbeat_s=0.1, hang_s=3.0, line_every=None)
-    with suppress(WorkerLostError), Balancer(policy="equal", runtime=runtime) as balancer:
-        model, loader = balancer.prepare(model, DataLoader(dataset, batch_size=4))
-        try:
+    try:
+        with Balancer(policy="equal", runtime=runtime) as balancer:
+            model, loader = balancer.prepare(model, DataLoader(dataset, batch_size=4))
             for (x,) in loader:
                 model(x).sum().backward()
-        except WorkerLostError as error:
-            return str(error)
+    except WorkerLostError as error:
+        return str(error)
     return "nothing happened"
 
 
@@ -278,27 +276,6 @@ def block(event: Any) -> None:
 def refuse(event: Any) -> None:
     """Be a sink that fails."""
     raise KeyError("a mistake of the user's")
-
-
-def log_after_the_backward(rank: int) -> str:
-    """Rank 1 has one backward more than foreseen, and all wait in C++ after theirs."""
-    dataset = TensorDataset(torch.randn(64, 4))
-    runtime = Runtime(heartbeat_s=0.1, deadline_s=0.8, hang_s=6.0, line_every=None)
-    try:
-        with Balancer(policy="equal", runtime=runtime) as balancer:
-            loader = DataLoader(dataset, batch_size=4)
-            model, loader = balancer.prepare(nn.Linear(4, 1), loader)
-            for step, (x,) in enumerate(loader):
-                sleep(0.1 * rank)
-                loss = model(x).mean()
-                if (rank, step) == (1, 4):
-                    with model.no_sync():
-                        loss.backward(retain_graph=True)
-                loss.backward()
-                dist.all_reduce(loss.detach().clone(), async_op=True).wait()
-    except WorkerLostError as error:
-        return str(error)
-    return "nothing happened"
 
 
 def lose_one_in_an_evaluation(rank: int, sent: signal.Signals) -> str:

@@ -50,13 +50,6 @@ def test_a_collective_that_hangs_does_not_hold_the_others_for_ever(tmp_path):
         assert "Rank 2 on " in (tmp_path / f"{rank}.log").read_text()
 
 
-def test_a_wait_for_a_late_rank_is_no_deadlock_where_that_one_waits_too():
-    """In `Work.wait()`, which nobody sees, after a backward more than was foreseen."""
-    results = run_workers(2, faults.log_after_the_backward, timeout_s=40, check=False)
-
-    assert results == ["nothing happened"] * 2
-
-
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_worker_lost_in_an_evaluation_is_named(sent):
     """A collective of the balancer's own breaks or hangs like any other."""

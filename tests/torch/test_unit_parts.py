@@ -73,6 +73,9 @@ class Idle:
     def check_way(self):
         """All ranks go the same way."""
 
+    def enter_collective(self):
+        """Whether it comes out of one is never asked."""
+
     @property
     def ways(self):
         return self

@@ -116,23 +116,10 @@ class Exchange:
         self._last_step = self._newest_reported = -1
         self._needed = -1
         self._patrol = Patrol(
-            rank,
-            workers,
-            channel,
-            hang_s=hang_s,
-            heartbeat_s=heartbeat_s,
-            place_of=framework.place_of,
-            num_collectives=framework.num_collectives,
-            thread_id=framework.training_thread(),
+            rank, workers, channel, framework, hang_s=hang_s, heartbeat_s=heartbeat_s
         )
-        self.units = UnitSums(
-            rank,
-            world_size,
-            channel,
-            self._changed,
-            owner=self,
-            came_to=partial(self._patrol.came_to, UNITS),
-        )
+        came_to = partial(self._patrol.came_to, UNITS)
+        self.units = UnitSums(rank, world_size, channel, self._changed, owner=self, came_to=came_to)
         self.stop = Stop()
         self.num_loops = 0  # over the loaders of this process, as servers will want to know
         self._failed: tuple[int, str] | None = None  # who was lost by this process' own end

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from time import monotonic
 
 from ._channel import Message, StarChannel
-from ._place import Place
+from ._place import Framework, Place
 
 # A rank that compiles lives; but compilers hang too.
 COMPILING_TIMES = 3
@@ -195,16 +195,14 @@ class Patrol:
         rank: this process.
         hosts: host name of every rank.
         channel: connections to the others; None with one process.
+        framework: tells where a thread is, and how many collectives have begun. Those up to now
+            do not count.
         hang_s: seconds after which a rank counts as hanging; None is never.
         heartbeat_s: seconds between two looks.
-        place_of: tells where a thread is, by its number.
-        num_collectives: tells how many collectives have begun in each process group, by name.
-            Those up to now do not count.
-        thread_id: the training thread's.
         clock: monotonic seconds.
 
     Attributes:
-        thread_id: as given; it may change.
+        thread_id: the training thread's.
     """
 
     def __init__(
@@ -212,21 +210,18 @@ class Patrol:
         rank: int,
         hosts: Sequence[str],
         channel: StarChannel | None,
+        framework: Framework,
         *,
         hang_s: float | None,
         heartbeat_s: float,
-        place_of: Callable[[int], Place],
-        num_collectives: Callable[[], Mapping[str, int]],
-        thread_id: int,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self.thread_id = thread_id
+        self.thread_id = framework.training_thread()
         self._is_paused = False
         self._rank = rank
         self._channel = channel
-        self._place_of = place_of
-        self._num_collectives = num_collectives
-        self._first = dict(num_collectives())
+        self._framework = framework
+        self._first = framework.num_collectives()
         self._own: dict[str, int] = {}
         self._told = Standing()
         self._clock = clock
@@ -259,7 +254,7 @@ class Patrol:
             return None
         for rank in (finding.rank, *finding.waiting):
             if rank == self._rank:
-                self._watch.found(rank, self._place_of(self.thread_id))
+                self._watch.found(rank, self._place())
             elif self._channel is not None:
                 self._channel.send(rank, {"where": True})
         if finding.warning:
@@ -276,14 +271,17 @@ class Patrol:
             case {"standing": standing}:
                 self._watch.heard(peer, Standing(**standing))
             case {"where": _} if self._channel is not None:
-                self._channel.send(peer, {"place": asdict(self._place_of(self.thread_id))})
+                self._channel.send(peer, {"place": asdict(self._place())})
             case {"place": place}:
                 self._watch.found(peer, Place(**place))
             case _:
                 return False
         return True
 
+    def _place(self) -> Place:
+        return self._framework.place_of(self.thread_id)
+
     def _standing(self) -> Standing:
-        begun = self._num_collectives()
+        begun = self._framework.num_collectives()
         since = {name: count - self._first.get(name, 0) for name, count in begun.items()}
         return Standing(since | self._own, self._is_paused)
