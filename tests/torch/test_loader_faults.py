@@ -146,6 +146,34 @@ def test_a_batch_that_does_not_come_in_time_is_an_error():
         next(iter(loader))
 
 
+class Eventful(type(multiprocessing.get_context("fork"))):
+    """Where the program starts a process of its own while a loader starts its workers."""
+
+    own = None
+
+    def Process(self, *args, **options):
+        if self.own is None:
+            self.own = super().Process(target=time.sleep, args=(60,), daemon=True)
+            self.own.start()
+        return super().Process(*args, **options)
+
+
+def test_what_else_the_program_started_meanwhile_lives_on():
+    """Of all child processes, a stuck loader kills its own workers alone."""
+    context = Eventful()
+    loader = alone(
+        DataLoader(
+            Stuck(8), batch_size=4, num_workers=1, timeout=0.2, multiprocessing_context=context
+        )
+    )
+    with pytest.raises(RuntimeError, match="timed out"):
+        list(loader)
+    assert context.own.is_alive()
+
+    context.own.kill()
+    context.own.join()
+
+
 def test_a_long_step_is_no_timeout():
     """While the loop computes, nothing is overdue."""
     loader = alone(DataLoader(Items(12), batch_size=4, num_workers=1, timeout=0.3))

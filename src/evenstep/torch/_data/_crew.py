@@ -54,12 +54,13 @@ class Crew:
         self._worker_of: dict[int, int] = {}
         self._load = [0] * loader.num_workers
 
-        before = set(multiprocessing.active_children())
         pipes = [multiprocessing.Pipe(duplex=False) for _ in range(loader.num_workers)]
         self._outboxes: list[Connection] = [theirs for _, theirs in pipes]
         inboxes = [mine for mine, _ in pipes]
         chunks = _chunks(loader, FetchService(loader.dataset, inboxes, merge), generator)
-        self._processes = set(multiprocessing.active_children()) - before
+        # Torch has no public name for its workers. Of all children of this process, other threads
+        # may have started some meanwhile, which are not ours to end.
+        self._processes = tuple(chunks._workers)  # type: ignore[attr-defined]
         for inbox in inboxes:
             inbox.close()
         self._thread = Thread(
