@@ -1,5 +1,9 @@
 """Who is sent away, and why somebody is kept."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from evenstep._exchange._stop import Stop
@@ -44,7 +48,7 @@ def test_a_worker_with_a_torchrun_of_its_own_is_sent_away():
         ([fact(), fact()], {"least": 2}, "1 workers would be left, at least 2 are wanted"),
         ([fact(), fact()], {"has_peers": True}, "a part of a copy"),
         ([fact(), fact()], {"has_servers": True}, "nobody would start the servers"),
-        ([fact(beside=0)] * 2, {}, "no torchrun"),
+        ([fact(beside=0)] * 2, {}, "no child of a torchrun"),
         ([fact(beside=2)] * 2, {}, "its torchrun has 2 workers"),
         ([fact(num_restarts=0), fact()], {}, "torchrun of rank 0 has no restart left"),
     ],
@@ -92,25 +96,38 @@ def test_all_ranks_agree_on_who_leaves():
     assert other.is_known(5)
 
 
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "x",
+    "LOCAL_WORLD_SIZE": "4",
+    "TORCHELASTIC_MAX_RESTARTS": "3",
+    "TORCHELASTIC_RESTART_COUNT": "1",
+}
+
+
 @pytest.mark.parametrize(
-    ("environment", "agent"),
+    ("environment", "has_torchrun", "agent"),
     [
-        ({}, Agent(0, 0)),
-        ({"LOCAL_WORLD_SIZE": "4"}, Agent(0, 0)),
-        (
-            {
-                "TORCHELASTIC_RUN_ID": "x",
-                "LOCAL_WORLD_SIZE": "4",
-                "TORCHELASTIC_MAX_RESTARTS": "3",
-                "TORCHELASTIC_RESTART_COUNT": "1",
-            },
-            Agent(4, 2),
-        ),
+        ({}, True, Agent(0, 0)),
+        ({"LOCAL_WORLD_SIZE": "4"}, True, Agent(0, 0)),
+        (TORCHRUN, True, Agent(4, 2)),
+        (TORCHRUN, False, Agent(0, 2)),
     ],
 )
-def test_what_torchrun_says_of_itself(environment, agent):
-    """Other launchers set some of its variables as well."""
-    assert Agent.of(environment) == agent
+def test_what_torchrun_says_of_itself(environment, has_torchrun, agent):
+    """Other launchers set some of its variables as well, and wrappers have all of them."""
+    assert Agent.of(environment, has_torchrun=has_torchrun) == agent
+
+
+def test_a_program_between_torchrun_and_the_script_is_not_ended():
+    """All its variables are torchrun's; it is none. The worker is kept there from the start."""
+    script = (
+        "import os, torch; from evenstep.torch._exchange import _agent as a, _startup as s; "
+        "print(s.WorkerFacts.here(torch.device('cpu'), lag=0).beside); a.end_agent()"
+    )
+    wrapper = f'"{sys.executable}" -c "{script}"; echo goes on'
+    done = subprocess.run(["sh", "-c", wrapper], env={**os.environ, **TORCHRUN}, stdout=-1)
+
+    assert (done.returncode, done.stdout.split()) == (0, [b"0", b"goes", b"on"])
 
 
 def test_at_least_one_worker_has_to_be_left():

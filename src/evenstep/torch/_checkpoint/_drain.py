@@ -44,9 +44,10 @@ class Drain:
     end, after the balancer is closed. The worker's takes its torchrun along, whose node so leaves
     the run; the others end with exit code 75, for their torchruns to start them anew without
     it. So it needs a torchrun for each worker, restarts left, and a ``--nnodes`` that allows for
-    one node less; where that is not so, the worker is kept, and ``WorkerKept`` says why. Not for
-    a node that hosts the rendezvous store, without which nobody meets, nor with a program between
-    torchrun and the script, which would be ended in torchrun's place.
+    one node less; where that is not so, the worker is kept, and ``WorkerKept`` says why. It is
+    kept as well where another program stands between torchrun and the script, and on systems other
+    than Linux, where torchrun cannot be told from other programs. Not for a node that hosts the
+    rendezvous store: without it the others cannot meet.
 
     Args:
         balancer: the balancer whose ranks agree.

@@ -64,7 +64,10 @@ class Dropping:
         if self._has_servers:
             return "nobody would start the servers without data anew"
         if beside == 0:
-            return "no torchrun would start the others anew. Leave it out of the next start"
+            return (
+                "its process is no child of a torchrun, which would leave with it and start the "
+                "others anew. Leave it out of the next start"
+            )
         if beside > 1:
             return f"its torchrun has {beside} workers, and would leave with all of them"
         if spent:

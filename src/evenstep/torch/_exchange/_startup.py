@@ -17,7 +17,7 @@ from ..._exchange._channel import StarChannel
 from ..._exchange._meeting import LOOPBACK, connect_star
 from ..._exchange._process import network_name
 from .._options import Runtime
-from ._agent import Agent
+from ._agent import Agent, is_torchrun
 from ._bracket import Bracket, CollectiveWatch
 from ._peers import PeerGroup, peers_of
 from ._sockets import own_addresses
@@ -33,7 +33,7 @@ class WorkerFacts:
         lag: steps by which its measurements trail, 0 or 1.
         identity: host and device, as they go by through restarts: ranks are renumbered, and every
             process may call its own card ``"cuda:0"``.
-        beside: workers that the torchrun which started it has, itself included; 0 without one.
+        beside: workers of the torchrun whose child it is, itself included; 0 without one.
         num_restarts: how often that torchrun will still start its workers anew.
         addresses: at which it is connected to other ranks.
         network: equal for those that reach each other by the loopback.
@@ -51,7 +51,8 @@ class WorkerFacts:
     @classmethod
     def here(cls, device: torch.device, *, lag: int) -> WorkerFacts:
         """Return the facts of this process."""
-        host, agent = socket.gethostname(), Agent.of(os.environ)
+        host = socket.gethostname()
+        agent = Agent.of(os.environ, has_torchrun=is_torchrun(os.getppid()))
         identity = f"{host} {_identity(device)}"
         beside, restarts = agent.num_workers, agent.num_restarts
         addresses = tuple(own_addresses())
