@@ -35,6 +35,7 @@ from .serving import (
     measured,
     refused,
     served,
+    stopping_early,
 )
 
 
@@ -121,8 +122,11 @@ def test_a_script_that_never_closes_releases_its_servers():
 
 
 @pytest.mark.cluster
-def test_a_script_that_counts_steps_ends_on_servers_too():
-    """`while step < last` would never end there: with nothing left to serve the process does."""
+def test_loops_of_a_server_after_training():
+    """Where workers stop early they are over at once; `while step < last` is ended, by code 0."""
+    after = "what comes after the loop"
+
+    assert run_workers(3, stopping_early) == [(2, after), (2, after), (8, after)]
     assert run_workers(3, counting) == ["trained", "trained", "exit 0"]
 
 

@@ -19,6 +19,7 @@ from ._options import Runtime
 from ._reduce._reduction import Reduction
 
 _END_S = 5.0  # for the last word of rank 0's heartbeats, once there is no more to be summed
+_LOOPS_TOO_MANY = 1000  # after which a script is held for one that counts steps
 
 
 @final
@@ -47,16 +48,24 @@ class Service:
         Raises:
             WorkerLostError: a rank was lost.
             RuntimeError: there is no model, or the workers came to no first step.
-            SystemExit: workers have made no loop more, so that this process is done. A script that
-                counts steps would go on for ever here.
+            SystemExit: this was the thousandth loop after training. Some are usual: workers stop
+                early, by a loss that a server has not. So many are made by a script that counts
+                steps, and would go on for ever here; exit code 0, as training went well.
         """
         self._num_loops += 1
         if self._num_theirs is None:
             self._num_theirs = self._serve()
-        elif self._num_loops > self._num_theirs:
-            logging.getLogger("evenstep").info(
-                "Training has ended after %d loops, and this server with it.", self._num_theirs
+            return
+        too_many = self._num_loops - self._num_theirs
+        if too_many == 1:
+            logging.getLogger("evenstep").warning(
+                "Training has ended after %d loops. Loops of this server, which has no data, are "
+                "over at once from now on, and its process ends with exit code 0 after %d of them: "
+                "leave the loop by `if balancer.is_server: break` where that is not wanted.",
+                self._num_theirs,
+                _LOOPS_TOO_MANY,
             )
+        if too_many >= _LOOPS_TOO_MANY:
             raise SystemExit(0)
 
     def ask_to_stop(self) -> bool:
