@@ -16,6 +16,7 @@ from ._data._served import ServerLoader as ServerLoader
 from ._data._step import Step as Step
 from ._data._stream import StreamLoader as StreamLoader
 from ._machine import MachineReader as MachineReader
+from ._memory._memory import CudaMemory as CudaMemory
 from ._memory._memory import MemoryReader as MemoryReader
 from ._model._check_loss import LossCheck as LossCheck
 from ._model._check_loss import check_loss as check_loss
@@ -28,6 +29,7 @@ __all__ = [
     "Balancer",
     "Bounds",
     "Checkpoint",
+    "CudaMemory",
     "Drain",
     "EvalLoader",
     "LossCheck",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -26,14 +26,26 @@ class CudaMemory:
     The allocator's *allocated* bytes are counted, not those it reserved: a cache grows to whatever
     there is. What other processes hold is not offered. Nothing here waits for the device.
 
+    A step's own peak is known only if torch's statistics of peaks begin anew with it, and torch has
+    one set of them for a process: ``torch.cuda.max_memory_allocated()`` says what was used since
+    the step under way began. ``highest_bytes`` says what it would have said.
+
+    Usage:
+        memory = CudaMemory("cuda:0")
+        balancer = Balancer(runtime=Runtime(memory=memory))
+        ...
+        print(memory.highest_bytes())
+
     Args:
         device: the CUDA device.
+        cuda: where torch's statistics are read: for tests, anything with its four functions.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        free, _ = torch.cuda.mem_get_info(device)
-        self._capacity = int(free + torch.cuda.memory_reserved(device))
+    def __init__(self, device: torch.device | str, *, cuda: Any = torch.cuda) -> None:
+        self._device, self._cuda = device, cuda
+        self._highest = 0
+        free, _ = cuda.mem_get_info(device)
+        self._capacity = int(free + cuda.memory_reserved(device))
 
     def capacity_bytes(self) -> int:
         """Return what was free at the start, and what this process held of it already."""
@@ -41,11 +53,16 @@ class CudaMemory:
 
     def peak_bytes(self) -> int:
         """Return the most that tensors took up since the last ``reset``."""
-        return int(torch.cuda.max_memory_allocated(self._device))
+        return int(self._cuda.max_memory_allocated(self._device))
 
     def reset(self) -> None:
         """Start a new peak."""
-        torch.cuda.reset_peak_memory_stats(self._device)
+        self._highest = self.highest_bytes()
+        self._cuda.reset_peak_memory_stats(self._device)
+
+    def highest_bytes(self) -> int:
+        """Return the most that tensors took up since this object was made, over all resets."""
+        return max(self._highest, self.peak_bytes())
 
 
 class NoMemory:
