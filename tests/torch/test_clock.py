@@ -1,8 +1,18 @@
 """What counts as a rank's own time, on a clock that tells the time it is told."""
 
 import pytest
+import torch
+from torch.utils.data import DataLoader
 
-from evenstep.torch._clock import AbstractClock, BlindMeter, HostClock, LeadMeter, StepMeter
+from evenstep.torch import Balancer
+from evenstep.torch._clock import (
+    AbstractClock,
+    AcceleratorClock,
+    BlindMeter,
+    HostClock,
+    LeadMeter,
+    StepMeter,
+)
 
 
 class Watch:
@@ -140,3 +150,50 @@ def test_what_cannot_be_told_apart_has_no_time(watch):
     meter.end()
 
     assert meter.take() is None
+
+
+class Queue:
+    """A device that does work in order, some time after it was handed over."""
+
+    def __init__(self):
+        self.handed_over_s = self.done_s = 0.0
+
+    def record(self, device):
+        return Event(self, self.handed_over_s)
+
+
+class Event:
+    def __init__(self, queue, at_s):
+        self.queue, self.at_s = queue, at_s
+
+    def query(self):
+        return self.at_s <= self.queue.done_s
+
+    def synchronize(self):
+        self.queue.done_s = max(self.queue.done_s, self.at_s)
+
+    def elapsed_time(self, end):
+        return 1e3 * (end.at_s - self.at_s)
+
+
+def test_an_accelerator_is_timed_by_its_own_events():
+    """By when work is done, not when it is handed over; and nothing waits for that unasked."""
+    queue = Queue()
+    meter = StepMeter(AcceleratorClock(torch.device("xpu"), queue.record))
+    meter.begin()
+    queue.handed_over_s += 3.0
+    meter.end()
+    time = meter.take()
+    before = time.seconds()
+    queue.done_s = 3.0
+
+    assert before is None
+    assert time.seconds() == pytest.approx(3.0)
+
+
+def test_a_device_that_cannot_be_timed_is_refused():
+    """With why, and with what to do; the host's clock would tell how long handing over takes."""
+    model = torch.nn.Linear(1, 1, device="meta")
+
+    with pytest.raises(ValueError, match=r"got meta: .* `EVENSTEP=off`"):
+        Balancer().prepare(model, DataLoader(range(4)))

@@ -13,6 +13,7 @@ from torch import nn
 
 from ..control import Bounds, Job, Plan
 from ..policies import AbstractPolicy, Equal, Fixed
+from ._clock import clock_of
 from ._connection import Connection
 from ._data._global_batch import agreed_batch_size
 from ._data._loader import BalancedLoader
@@ -98,6 +99,7 @@ class Assembly(abc.ABC):
             check_compiled(module)
         outer = with_ddp(module, crew.world_size, crew.workers)
         self_test(outer)
+        clock_of(device_of(module))  # or its steps cannot be timed
         crew.side.join(outer)
         if self._network is not None and crew.world_size > 1:
             self._reduction = self._reduction or Reduction(self._network, crew, self._runtime)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any, final
 
 import torch
+
+from ..exceptions import invalid
 
 
 class AbstractClock(abc.ABC):
@@ -73,6 +76,66 @@ class CudaClock(AbstractClock):
 
     def wait(self, mark: torch.cuda.Event) -> None:
         mark.synchronize()
+
+
+def _recorded(device: torch.device) -> torch.Event:
+    event = torch.Event(device, enable_timing=True)
+    event.record(torch.accelerator.current_stream(device))
+    return event
+
+
+@final
+class AcceleratorClock(AbstractClock):
+    """For work queued on any other accelerator of torch's, by its events: otherwise as on CUDA.
+
+    Args:
+        device: the accelerator whose current stream is marked.
+        record: returns an event that times, recorded on that stream.
+
+    Raises:
+        ValueError: the device has no events, or none that time.
+    """
+
+    def __init__(
+        self, device: torch.device, record: Callable[[torch.device], Any] = _recorded
+    ) -> None:
+        self._device, self._record = device, record
+        try:
+            begin, end = self.mark(), self.mark()
+            self.wait(end)
+            self.seconds(begin, end)
+        except (RuntimeError, NotImplementedError) as error:
+            raise invalid(
+                "Balancer.prepare(model)",
+                "compute on a CPU, on CUDA, or on a device whose events torch can time",
+                f"{device}: {error}",
+                "A clock on the host would time when work is handed over, not when it is done. "
+                "Train there with `EVENSTEP=off` in the environment.",
+            ) from error
+
+    def mark(self) -> Any:
+        return self._record(self._device)
+
+    def seconds(self, begin: Any, end: Any) -> float | None:
+        return float(begin.elapsed_time(end)) / 1e3 if end.query() else None
+
+    def wait(self, mark: Any) -> None:
+        mark.synchronize()
+
+
+def clock_of(device: torch.device) -> AbstractClock:
+    """Return what times work on ``device``.
+
+    Raises:
+        ValueError: nothing does.
+    """
+    match device.type:
+        case "cpu":
+            return HostClock()
+        case "cuda":
+            return CudaClock(device)
+        case _:
+            return AcceleratorClock(device)
 
 
 class StepMeter:

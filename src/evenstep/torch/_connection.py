@@ -34,7 +34,7 @@ class Connection:
     """
 
     def __init__(self, crew: Crew, device: torch.device, runtime: Runtime) -> None:
-        late = device.type == "cuda" and runtime.freshness == "newest"
+        late = device.type != "cpu" and runtime.freshness == "newest"
         self.facts = gather_facts(crew, WorkerFacts.here(device, lag=int(late)))
         self.lag = max(worker.lag for worker in self.facts[: crew.num_workers])
         self._emit: Hook | None = None

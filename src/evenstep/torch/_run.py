@@ -16,14 +16,14 @@ from ..policies import AbstractPolicy, reads_resources
 from ..telemetry import Fanout, Outlet, close_all, open_outlets
 from ._checkpoint._estimates import Estimates
 from ._claiming import claims_of
-from ._clock import AbstractClock, CudaClock, HostClock
+from ._clock import clock_of
 from ._conductor import StepConductor
 from ._connection import Connection
 from ._exchange._crew import Crew
 from ._exchange._dropping import Dropping
 from ._exchange._startup import WorkerFacts
 from ._machine import MachineReader, NoReader, PsutilReader
-from ._memory._memory import CudaMemory, MemoryReader, NoMemory
+from ._memory._memory import memory_of
 from ._model._compile_watch import CompileWatch
 from ._model._wrapping import Wrapping
 from ._options import Runtime
@@ -108,8 +108,8 @@ class Run:
         settings.wrapping.open(settings.policy)
         self.conductor = StepConductor(
             self.exchange,
-            settings.wrapping.meter(_clock_of(device)),
-            runtime.memory or _memory_of(device),
+            settings.wrapping.meter(clock_of(device)),
+            runtime.memory or memory_of(device),
             _machine_of(settings),
             world_size=side.world_size,
             loss_reduction=settings.loss_reduction,
@@ -203,15 +203,7 @@ def _planner_of(settings: RunSettings, *, has_peers: bool) -> Planner:
     return Planner(settings.policy, settings.job, claims=claims)
 
 
-def _clock_of(device: torch.device) -> AbstractClock:
-    return CudaClock(device) if device.type == "cuda" else HostClock()
-
-
 def _machine_of(settings: RunSettings) -> MachineReader:
     if not reads_resources(settings.policy):
         return NoReader()
     return settings.runtime.machine or PsutilReader()
-
-
-def _memory_of(device: torch.device) -> MemoryReader:
-    return CudaMemory(device) if device.type == "cuda" else NoMemory()

@@ -78,3 +78,8 @@ class NoMemory:
 
     def reset(self) -> None:
         """Do nothing."""
+
+
+def memory_of(device: torch.device) -> MemoryReader:
+    """Return what reads the memory of ``device``."""
+    return CudaMemory(device) if device.type == "cuda" else NoMemory()

@@ -14,11 +14,11 @@ from ...control import Job
 from ...exceptions import invalid
 from ...timemodels import ClusterProfile, Profile
 from .._checkpoint._estimates import Estimates
-from .._clock import CudaClock, HostClock
+from .._clock import clock_of
 from .._exchange._startup import Alone, SideGroup, WorkerFacts
 from .._link import RunLink
 from .._memory._kept import kept_random
-from .._memory._memory import CudaMemory, MemoryReader, NoMemory
+from .._memory._memory import MemoryReader, memory_of
 from .._memory._probe import Closure
 from .._model._compile_watch import CompileWatch
 from .._model._compiled import ddp_of, inside
@@ -130,7 +130,7 @@ class Profiler:
         self, asked: Request, job: Job, sizes: Sequence[int], device: torch.device
     ) -> tuple[Profile, int, int] | Exception:
         """Return this rank's profile, or what went wrong, for the others to hear of."""
-        loader, on_cuda = self.loaders[0], device.type == "cuda"
+        loader = self.loaders[0]
         try:
             with kept_random():
                 share = -(-job.global_batch_size // job.world_size)
@@ -143,8 +143,8 @@ class Profiler:
                     job.bounds.forward_size if job.bounds.vary == "count" else None,
                     self.models,
                     self.watch,
-                    CudaClock(device) if on_cuda else HostClock(),
-                    self.memory or (CudaMemory(device) if on_cuda else NoMemory()),
+                    clock_of(device),
+                    self.memory or memory_of(device),
                 ).measure(sizes, repeats=asked.repeats)
             return found.profile(), found.capacity_bytes, found.out_of_memory
         except Exception as error:
