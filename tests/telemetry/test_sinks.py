@@ -26,7 +26,7 @@ from evenstep.telemetry import Fanout, JsonLines, ProgressLine, read_events
 REBALANCED = Rebalanced(step=3, plan_epoch=1, batch_size=(40, 24), reason="rank 1 is slow")
 
 
-def measured(step, *, makespan_s=0.2, equal_split_s=0.5):
+def measured(step, *, makespan_s=0.2, equal_split_s=0.5, wall_s=None):
     """Return a step of two workers."""
     return StepMeasured(
         step=step,
@@ -39,7 +39,7 @@ def measured(step, *, makespan_s=0.2, equal_split_s=0.5):
         idle_share=0.05,
         equal_split_s=equal_split_s,
         best_split_s=0.19,
-        wall_s=None,
+        wall_s=wall_s,
     )
 
 
@@ -115,24 +115,53 @@ def test_a_hook_that_raises_is_reported_and_left_out(caplog):
 
 
 def test_the_line_says_whether_it_pays():
-    """Sizes, idle share, cost and saving, as means over the steps since the last line."""
+    """Sizes, what a step takes, computing in it, and the saving, as means since the last line."""
     stream = io.StringIO()
     line = ProgressLine(stream, 2)
-    for step, makespan_s in enumerate((0.3, 0.2, 0.25)):
-        line(measured(step, makespan_s=makespan_s))
+    walls = None, 0.4, 0.5, 0.6, 0.7
+    for step, (makespan_s, wall_s) in enumerate(zip((0.3, 0.2, 0.25, 0.35, 9), walls, strict=True)):
+        line(measured(step, makespan_s=makespan_s, wall_s=wall_s))
 
-    assert stream.getvalue() == (
-        "evenstep step 1: batch 40 24, idle 5 %, step 0.25 s, equal split 0.5 s: saves 50 %\n"
-    )
+    assert stream.getvalue().splitlines() == [
+        "evenstep step 1: batch 40 24, step 0.4 s, computing 0.3 s of it (idle 5 %), "
+        "equal split 0.6 s: saves 33 %",
+        "evenstep step 3: batch 40 24, step 0.55 s, computing 0.225 s of it (idle 5 %), "
+        "equal split 0.825 s: saves 33 %",
+    ]
+
+
+def test_the_line_counts_what_balancing_does_not_touch():
+    """Waiting for data, say: of a step of 78 ms, computing 19 in place of 26 saves 8 %, not 26."""
+    stream = io.StringIO()
+    line = ProgressLine(stream, 3)
+    for step in range(3):
+        line(
+            measured(step, makespan_s=0.0194, equal_split_s=0.0262, wall_s=0.078 if step else None)
+        )
+
+    assert "step 0.078 s, computing 0.0194 s of it" in stream.getvalue()
+    assert "equal split 0.0848 s: saves 8 %" in stream.getvalue()
 
 
 def test_the_line_does_not_hide_a_loss():
     """If the balanced step is slower than the equal one would be, it says so."""
     stream = io.StringIO()
-
-    ProgressLine(stream, 1)(measured(0, makespan_s=0.6))
+    line = ProgressLine(stream, 2)
+    for step in range(2):
+        line(measured(step, makespan_s=0.6, wall_s=0.6))
 
     assert "costs 20 %" in stream.getvalue()
+
+
+def test_where_no_step_is_whole_the_line_claims_nothing():
+    """The first step of a loop ends when the next one begins; a gap hides what a step took."""
+    for steps in ([measured(0)], [measured(0), measured(5, wall_s=0.4)]):
+        stream = io.StringIO()
+        line = ProgressLine(stream, len(steps))
+        for step in steps:
+            line(step)
+
+        assert stream.getvalue().endswith(": batch 40 24, computing 0.2 s (idle 5 %)\n")
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
 """What the public face does with one process, with many, and with what it cannot balance."""
 
 import json
+import re
+import time
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from evenstep.events import StepMeasured
 from evenstep.policies import Auto
@@ -90,7 +92,33 @@ def test_the_line_for_people_appears(capfd):
     """Every so many steps, on standard error."""
     alone(runtime=Runtime(line_every=2))
 
-    assert "evenstep step 1: batch 8, idle 0 %" in capfd.readouterr().err
+    assert "evenstep step 1: batch 8, step " in capfd.readouterr().err
+
+
+class Slow(Dataset):
+    """Samples that take far longer to read than to train on."""
+
+    def __len__(self):
+        return 80
+
+    def __getitem__(self, index):
+        time.sleep(0.005)
+        return torch.ones(4)
+
+
+def test_the_line_has_the_whole_step(capfd):
+    """With the wait for a slow data set: what the loop's own clock says, within a fifth."""
+    handed_out_s = []
+    with Balancer(runtime=Runtime(line_every=10)) as balancer:
+        model, loader = balancer.prepare(nn.Linear(4, 1), DataLoader(Slow(), batch_size=8))
+        for x in loader:
+            handed_out_s.append(time.perf_counter())
+            model(x).sum().backward()
+    said = re.search(r"step ([\d.]+) s, computing ([\d.]+) s of it", capfd.readouterr().err)
+    step_s, compute_s = map(float, said.groups())
+
+    assert step_s == pytest.approx((handed_out_s[9] - handed_out_s[0]) / 9, rel=0.2)
+    assert compute_s < step_s
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from statistics import fmean
 from typing import TextIO
 
@@ -13,10 +15,15 @@ class ProgressLine:
     """Writes a line for people every ``num_steps`` measured steps, and faults as they come.
 
     Usage:
-        evenstep step 150: batch 32 16 11 5, idle 2 %, step 0.194 s, equal split 0.576 s: saves 66 %
+        evenstep step 150: batch 32 16 11 5, step 0.212 s, computing 0.194 s of it (idle 2 %), equal
+        split 0.594 s: saves 64 %
 
-    The figures are means over the steps since the last line; "saves" compares what those steps
-    cost with what the equal split would have cost by the fitted times.
+    All in one line. The figures are means over the steps since the last line. "step" is rank 0's
+    time from one batch of a loop to the next: waiting for data, the exchange, the optimizer and all
+    else that the loop does count. "computing" is the slowest worker's; "idle" is what the workers
+    wait for it, as a part of that time. By the fitted times, the equal split would have computed
+    for longer by some seconds, which are added to the whole step: "saves" compares whole steps.
+    What a step takes is known when the next one begins, so that the newest is in the next line.
 
     Args:
         stream: where to, such as ``sys.stderr``.
@@ -26,6 +33,7 @@ class ProgressLine:
     def __init__(self, stream: TextIO, num_steps: int) -> None:
         self._stream = stream
         self._num_steps = num_steps
+        self._before: tuple[StepMeasured, ...] = ()  # the newest step of the last line
         self._since: list[StepMeasured] = []
 
     def __call__(self, event: Event) -> None:
@@ -35,24 +43,39 @@ class ProgressLine:
         if isinstance(event, StepMeasured):
             self._since.append(event)
             if len(self._since) >= self._num_steps:
-                print(describe(self._since), file=self._stream, flush=True)
+                print(describe((*self._before, *self._since)), file=self._stream, flush=True)
+                self._before = (event,)
                 self._since.clear()
 
 
-def describe(steps: list[StepMeasured]) -> str:
+def describe(steps: tuple[StepMeasured, ...]) -> str:
     """Return the line for ``steps``, at least one, the newest last."""
     last = steps[-1]
-    sizes = _shorten(last.batch_size)
-    idle = 100 * fmean(step.idle_share for step in steps)
-    step_s = fmean(step.makespan_s for step in steps)
-    text = f"evenstep step {last.step}: batch {sizes}, idle {idle:.0f} %, step {step_s:.3g} s"
-    equal = [step.equal_split_s for step in steps if step.equal_split_s is not None]
-    if not equal:
-        return text
-    equal_s = fmean(equal)
+    whole = [
+        (step, after.wall_s)
+        for step, after in pairwise(steps)
+        if after.wall_s is not None and after.step == step.step + 1
+    ]
+    begin = f"evenstep step {last.step}: batch {_shorten(last.batch_size)}"
+    if not whole:  # as in the first step of a loop
+        return f"{begin}, {_computing(steps)}"
+    known = [step for step, _ in whole]
+    step_s = fmean(wall_s for _, wall_s in whole)
+    begin += f", step {step_s:.3g} s, {_computing(known, of_it=' of it')}"
+    more = [
+        step.equal_split_s - step.makespan_s for step in known if step.equal_split_s is not None
+    ]
+    if not more or (equal_s := step_s + fmean(more)) <= 0:
+        return begin
     saving = 100 * (1 - step_s / equal_s)
     verb = "saves" if saving >= 0 else "costs"
-    return f"{text}, equal split {equal_s:.3g} s: {verb} {abs(saving):.0f} %"
+    return f"{begin}, equal split {equal_s:.3g} s: {verb} {abs(saving):.0f} %"
+
+
+def _computing(steps: Sequence[StepMeasured], of_it: str = "") -> str:
+    compute_s = fmean(step.makespan_s for step in steps)
+    idle = 100 * fmean(step.idle_share for step in steps)
+    return f"computing {compute_s:.3g} s{of_it} (idle {idle:.0f} %)"
 
 
 def _shorten(batch_size: tuple[int, ...]) -> str:
