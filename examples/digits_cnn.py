@@ -1,7 +1,7 @@
 """A small CNN learns scikit-learn's handwritten digits on workers of unlike speeds.
 
 Run it with `torchrun --standalone --nproc-per-node 3 examples/digits_cnn.py`, or alone with
-`python examples/digits_cnn.py`. It needs `pip install evenstep[examples]`.
+`python examples/digits_cnn.py`. It needs `pip install -e ".[examples]"`, in a clone of evenstep.
 """
 
 import os

@@ -2,7 +2,7 @@
 
 Plain, start it alone: Keras 3 cannot `fit` on several workers. Balanced, start it on workers of
 unlike speeds: `python examples/local_workers.py 3 examples/keras_digits.py`.
-It needs `pip install evenstep[examples]`.
+It needs `pip install -e ".[examples]"`, in a clone of evenstep.
 """
 
 import time

@@ -93,7 +93,7 @@ def test_where_no_lab_can_be_made_it_says_why(monkeypatch, asked):
     result = lab(*asked)
 
     assert (result.exit_code, result.stdout) == (1, "")
-    assert re.search(r"on Linux|sudo|pip install evenstep\[lab\]", result.stderr)
+    assert re.search(r"on Linux|sudo|pip install .*\[lab\]", result.stderr)
 
 
 @pytest.mark.cluster

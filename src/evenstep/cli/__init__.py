@@ -12,5 +12,7 @@ def main() -> None:
     try:
         from ._app import app
     except ModuleNotFoundError as error:
-        sys.exit(f"`evenstep` on the command line needs {error.name}: `pip install evenstep[cli]`.")
+        from .._install import install_line
+
+        sys.exit(f"`evenstep` on the command line needs {error.name}: `{install_line('cli')}`.")
     app()

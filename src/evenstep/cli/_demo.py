@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
+from .._install import install_line
 from ._common import import_from_here
 
 _NEEDED = ("torch", "matplotlib")
@@ -45,7 +46,7 @@ def demo(
     console = Console()
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
-        _fail(console, f"The demo needs {' and '.join(missing)}: `pip install evenstep[demo]`.", 1)
+        _fail(console, f"The demo needs {' and '.join(missing)}: `{install_line('demo')}`.", 1)
 
     from ..demo._launch import DemoFailed
     from ..demo._run import run_demo

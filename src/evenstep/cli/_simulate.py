@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from .._install import install_line
 from ._board import as_json, as_markdown, as_text, board_of
 from ._common import fail, import_from_here, refused
 from ._contest import Contest, contest_of
@@ -52,7 +53,7 @@ def simulate(
 ) -> None:
     """Compare policies on simulated workers with the plan that knows the future."""
     if png is not None and find_spec("matplotlib") is None:
-        fail("simulate", "`--png` needs matplotlib: `pip install evenstep[demo]`.", 1)
+        fail("simulate", f"`--png` needs matplotlib: `{install_line('demo')}`.", 1)
     import_from_here()
     try:
         contest = contest_of(

@@ -1,6 +1,6 @@
 """Balanced training under Accelerate and Hugging Face's `Trainer`.
 
-Needs ``pip install evenstep[huggingface]``. Importing it imports neither of the two: it works on
+Needs the extra ``huggingface``. Importing it imports neither of the two: it works on
 the objects that are given to it.
 """
 

@@ -1,6 +1,6 @@
 """A cluster on one machine: hosts with CPU quotas and shaped links. Linux and root only.
 
-Needs ``pip install evenstep[lab]``. Importing it imports neither pyroute2 nor torch.
+Needs the extra ``lab``. Importing it imports neither pyroute2 nor torch.
 """
 
 from ._host import Host as Host

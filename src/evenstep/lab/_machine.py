@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Self, final
 
+from .._install import install_line
+
 
 class LabUnavailable(RuntimeError):
     """This machine, or this user, cannot make a lab; the message holds the remedy."""
@@ -60,10 +62,10 @@ def check_machine(machine: Machine) -> None:
         )
         raise LabUnavailable(message)
     if "pyroute2" not in machine.packages:
-        raise LabUnavailable("A lab needs pyroute2: `pip install evenstep[lab]`.")
+        raise LabUnavailable(f"A lab needs pyroute2: `{install_line('lab')}`.")
 
 
 def check_torch(machine: Machine) -> None:
     """Raise unless ``torchrun`` can be started there."""
     if "torch" not in machine.packages:
-        raise LabUnavailable("`Lab.torchrun` needs PyTorch: `pip install evenstep[torch]`.")
+        raise LabUnavailable(f"`Lab.torchrun` needs PyTorch: `{install_line('torch')}`.")

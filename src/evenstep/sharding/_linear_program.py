@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from .._install import install_line
 from .._types import FloatArray
 from ._aggregation import Aggregation
 from ._closed_form import Within, overlapped
@@ -91,7 +92,7 @@ def _scipy() -> tuple[Any, Any]:
     except ModuleNotFoundError as error:
         message = (
             "Shares for these links and chunks have no closed form, and solving for them needs "
-            "scipy: `pip install evenstep[sharding]`."
+            f"scipy: `{install_line('sharding')}`."
         )
         raise ImportError(message) from error
     return optimize, sparse

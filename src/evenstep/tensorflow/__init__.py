@@ -1,11 +1,12 @@
-"""Balanced training for TensorFlow and Keras; needs ``pip install evenstep[tensorflow]``."""
+"""Balanced training for TensorFlow and Keras; needs the extra ``tensorflow``."""
 
 try:
     import tensorflow as _tensorflow
 except ModuleNotFoundError as error:
-    raise ImportError(
-        "`evenstep.tensorflow` needs TensorFlow: `pip install evenstep[tensorflow]`."
-    ) from error
+    from .._install import install_line
+
+    message = f"`evenstep.tensorflow` needs TensorFlow: `{install_line('tensorflow')}`."
+    raise ImportError(message) from error
 
 from ..control import Bounds as Bounds
 from ._balancer import Balancer as Balancer

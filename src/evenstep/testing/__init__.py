@@ -1,9 +1,11 @@
-"""Proofs to run on your own policies; needs ``pip install evenstep[testing]``."""
+"""Proofs to run on your own policies; needs the extra ``testing``."""
 
 try:
     import pytest
 except ModuleNotFoundError as error:
-    message = "`evenstep.testing` needs pytest: `pip install evenstep[testing]`."
+    from .._install import install_line
+
+    message = f"`evenstep.testing` needs pytest: `{install_line('testing')}`."
     raise ImportError(message) from error
 
 pytest.register_assert_rewrite(

@@ -1,9 +1,12 @@
-"""Balanced training for PyTorch; needs ``pip install evenstep[torch]``."""
+"""Balanced training for PyTorch; needs the extra ``torch``."""
 
 try:
     import torch as _torch
 except ModuleNotFoundError as error:
-    raise ImportError("`evenstep.torch` needs PyTorch: `pip install evenstep[torch]`.") from error
+    from .._install import install_line
+
+    message = f"`evenstep.torch` needs PyTorch: `{install_line('torch')}`."
+    raise ImportError(message) from error
 
 from ..control import Bounds as Bounds
 from ._balancer import Balancer as Balancer
