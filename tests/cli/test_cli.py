@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -75,6 +76,26 @@ def test_options_change_on_purpose():
     assert found == OPTIONS
 
 
+@pytest.mark.parametrize("command", OPTIONS)
+def test_help_is_given_in_short_too(command):
+    """``-h`` says what ``--help`` says, of the program and of each command."""
+    short, long = (run(*filter(None, [command]), option) for option in ("-h", "--help"))
+
+    assert (short.exit_code, short.output) == (0, long.output)
+
+
+@pytest.mark.parametrize("command", OPTIONS)
+def test_help_breaks_no_word(command):
+    """In a terminal of 60 columns, where no line is longer either."""
+    asked = [*filter(None, [command]), "--help"]
+    narrow, wide = (
+        CliRunner().invoke(app, asked, terminal_width=width).output for width in (60, 200)
+    )
+
+    assert max(map(len, narrow.splitlines())) <= 60
+    assert re.sub(r"-\n\s+", "-", narrow).split() == wide.split()
+
+
 def test_version_is_the_package_s():
     """One number, in one place."""
     result = run("--version")
@@ -117,8 +138,8 @@ def test_a_policy_is_found_in_the_current_folder(tmp_path):
     )
 
     assert result.returncode == 2
-    assert "--steps" in result.stdout  # refused after the policy, which was found
-    assert "mine" not in result.stdout
+    assert "--steps" in result.stderr  # refused after the policy, which was found
+    assert "mine" not in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -56,14 +56,29 @@ def test_a_balanced_run_is_drawn_to_the_scale_of_the_equal_one(console):
     assert busy == [11, 11, 11, 11]
 
 
-def test_no_line_is_wider_than_a_terminal(console):
-    """Eighty columns hold the table of any run."""
+@pytest.mark.parametrize("width", [100, 80, 60, 52])
+def test_a_narrow_terminal_has_all_figures_whole(console, width):
+    """No line is too wide, and the bars give way; "250 ms" is never "25"."""
     run = recording([EQUAL], SPEEDS)
     run.reason = "a very long reason " * 20
-    console.width = 80
-    console.print(run_table(run, speeds=SPEEDS))
+    console.width = width
+    console.print(run_table(run, speeds=SPEEDS, width=width))
+    lines = written(console).splitlines()
+    line = next(line for line in lines if line.strip().startswith("2 "))
 
-    assert max(map(len, written(console).splitlines())) <= 80
+    assert max(map(len, lines)) <= width
+    assert [word for word in line.split() if "█" not in word] == [
+        "2", "1/3", "24", "288", "ms", "288", "ms", "83",
+    ]  # fmt: skip
+
+
+def test_what_has_no_room_at_all_is_seen_to_be_cut(console):
+    """By an ellipsis."""
+    console.width = 30
+    console.print(run_table(recording([EQUAL], SPEEDS), speeds=SPEEDS, width=30))
+
+    assert "28…" in written(console)
+    assert " 28 " not in written(console)
 
 
 def test_without_a_terminal_there_are_plain_lines(console):

@@ -12,7 +12,13 @@ from ._lab import lab
 from ._plan import plan
 from ._simulate import simulate
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # whose frames cut words at the edge of a narrow terminal
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
 def _say_version(asked: bool) -> None:
@@ -33,7 +39,7 @@ def evenstep(
     """Data-parallel training at the sum of its workers' speeds."""
 
 
-app.command("demo")(demo)
-app.command("lab")(lab)
-app.command("simulate")(simulate)
-app.command("plan")(plan)
+app.command("demo", short_help="Equal shares against balanced ones, live.")(demo)
+app.command("lab", short_help="A script on hosts that this machine plays.")(lab)
+app.command("simulate", short_help="Policies on simulated workers, compared.")(simulate)
+app.command("plan", short_help="What a step takes, who is worth keeping.")(plan)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from .. import __version__
 from ..sim import Standing, standings
 from ._contest import Contest
-from ._text import Row, markdown_table, number, percent, text_table
+from ._text import Row, markdown_table, number, paragraph, percent, text_table
 from ._trials import Case, Done
 
 _Table = Callable[..., str]
@@ -42,10 +43,10 @@ def board_of(contest: Contest, done: Sequence[Done]) -> Board:
     return Board(contest, tuple(done), standings(each.trial for each in done))
 
 
-def as_text(board: Board) -> str:
-    """Return the table for a terminal."""
-    parts = [f"{headline(board)}.", _table(board, text_table), *_notes(board)]
-    return "\n\n".join(parts)
+def as_text(board: Board, width: int | None = None) -> str:
+    """Return the table for a terminal of ``width`` columns, or of any."""
+    head, *notes = (paragraph(text, width) for text in (f"{headline(board)}.", *_notes(board)))
+    return "\n\n".join([head, _table(board, partial(text_table, width=width)), *notes])
 
 
 def as_json(board: Board) -> dict[str, Any]:
@@ -110,8 +111,8 @@ def _notes(board: Board) -> Iterator[str]:
     if set(board.contest.schemes) != {"bsp"}:
         yield (
             "The plan that knows the future is carried out as it is (`bsp`): a scheme that moves "
-            "samples\nwithin the step can be faster. Of `hybrid` and `stealing`, a claim or a "
-            f"hand-over takes {percent(board.contest.move_cost)} % of\nits step, and looking at "
+            "samples within the step can be faster. Of `hybrid` and `stealing`, a claim or a "
+            f"hand-over takes {percent(board.contest.move_cost)} % of its step, and looking at "
             "the others nothing."
         )
 

@@ -10,19 +10,16 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 import typer
-from rich.console import Console
-from rich.panel import Panel
-from rich.text import Text
 
 from ..exceptions import invalid
+from ._text import paragraph, terminal_width
 
 Number = TypeVar("Number", int, float)
 
 
-def fail(command: str, message: str, code: int) -> NoReturn:
+def fail(message: str, code: int) -> NoReturn:
     """End the command with a message on stderr: what it printed so far may be read by a program."""
-    frame = Panel(Text(message), title=f"evenstep {command}", border_style="red")
-    Console(stderr=True).print(frame)
+    typer.echo(paragraph(f"Error: {message}", terminal_width()), err=True)
     raise typer.Exit(code)
 
 

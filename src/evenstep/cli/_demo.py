@@ -10,11 +10,9 @@ from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
-from rich.panel import Panel
-from rich.text import Text
 
 from .._install import install_line
-from ._common import import_from_here
+from ._common import fail, import_from_here
 
 _NEEDED = ("torch", "matplotlib")
 
@@ -43,10 +41,9 @@ def demo(
     ),
 ) -> None:
     """Train a small GPT with equal shares, then balanced, and show the difference."""
-    console = Console()
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
-        _fail(console, f"The demo needs {' and '.join(missing)}: `{install_line('demo')}`.", 1)
+        fail(f"The demo needs {' and '.join(missing)}: `{install_line('demo')}`.", 1)
 
     from ..demo._launch import DemoFailed
     from ..demo._run import run_demo
@@ -65,14 +62,15 @@ def demo(
             count_cards=_count_cards,
         )
     except ValueError as error:
-        _fail(console, str(error), 2)
+        fail(str(error), 2)
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop)  # so that the workers are ended on the way out
+    console = Console()
     try:
         run_demo(settings, console)
     except DemoFailed as error:
-        _fail(console, str(error), 1)
+        fail(str(error), 1)
     except KeyboardInterrupt:
         console.print("\nStopped; all workers have ended.")
         raise typer.Exit(130) from None
@@ -86,8 +84,3 @@ def _count_cards() -> int:
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
-
-
-def _fail(console: Console, message: str, code: int) -> NoReturn:
-    console.print(Panel(Text(message), title="evenstep demo", border_style="red"))
-    raise typer.Exit(code)

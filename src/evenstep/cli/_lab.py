@@ -55,8 +55,11 @@ def lab(
         cluster = Lab(hosts, delay_ms=delay_ms)
         if changes is not None:
             changes.check(len(hosts))
+        if not command[0].startswith("-") and not Path(command[0]).exists():
+            remedy = "Give its path from the current folder, in which it runs."
+            raise refused("lab", "SCRIPT", "be a file", command[0], remedy)
     except ValueError as error:
-        fail("lab", str(error), 2)
+        fail(str(error), 2)
     raise typer.Exit(_run(cluster, command, changes))
 
 
@@ -67,27 +70,27 @@ def _run(cluster: Lab, command: Sequence[str], trace: Trace | None) -> int:
             typer.echo(f"lab {running.run_id}: {_in_words(cluster.hosts)}", err=True)
             return running.torchrun(command, trace=trace, tell=typer.echo)
     except LabUnavailable as error:
-        fail("lab", str(error), 1)
+        fail(str(error), 1)
     except ValueError as error:
-        fail("lab", str(error), 2)
+        fail(str(error), 2)
     except OSError as error:
-        fail("lab", f"{error}. What was made is removed, or `evenstep lab --clean` does it.", 1)
+        fail(f"{error}. What was made is removed, or `evenstep lab --clean` does it.", 1)
     except KeyboardInterrupt:
-        fail("lab", "Stopped; the hosts and all that ran on them are gone.", 130)
+        fail("Stopped; the hosts and all that ran on them are gone.", 130)
 
 
 def _clean(*others: object) -> None:
     """Remove what is left of labs, and say what it was."""
     if any(others):
         remedy = "It removes what is left and ends."
-        fail("lab", str(refused("lab", "--clean", "stand alone", "more", remedy)), 2)
+        fail(str(refused("lab", "--clean", "stand alone", "more", remedy)), 2)
     try:
         check_machine(Machine.here())
         found = clean()
     except LabUnavailable as error:
-        fail("lab", str(error), 1)
+        fail(str(error), 1)
     except (OSError, ValueError) as error:
-        fail("lab", f"Something is left: {error}", 1)
+        fail(f"Something is left: {error}", 1)
     for each in found:
         name = f"lab {each.run_id} of process {each.pid}"
         if each.is_running:

@@ -23,6 +23,7 @@ from ._plan_links import (
     links_text,
 )
 from ._plan_text import Question, as_json, as_text
+from ._text import terminal_width
 
 Speeds = Annotated[str | None, typer.Option(help="Samples per second of each worker: 100,80,20.")]
 Run = Annotated[
@@ -71,8 +72,7 @@ def plan(
             max_batch=max_batch,
         )
         advice, times = _advised(question, add)
-        # What a run took past computing was its exchange, and does not count twice.
-        extra_s = overhead or 0.0
+        extra_s = overhead or 0.0  # what a run took past computing was its exchange
         links = answer_links(
             question,
             advice.balanced.batch_size,
@@ -83,14 +83,15 @@ def plan(
             overhead_s=extra_s,
         )
     except (ValueError, ImportError) as error:
-        fail("plan", str(error), 2)
+        fail(str(error), 2)
     if as_json_:
         answer = as_json(question, advice, times)
         answer |= {"links": links_json(links, extra_s)} if links else {}
         typer.echo(json.dumps(answer, indent=2))
-    else:
-        text = as_text(question, advice, times)
-        typer.echo(f"{text}\n\n{links_text(links, extra_s)}" if links else text)
+        return
+    width = terminal_width()
+    text = as_text(question, advice, times, width)
+    typer.echo(f"{text}\n\n{links_text(links, extra_s, width)}" if links else text)
 
 
 def _recorded(speeds: str | None, run: Path | None, intercepts: str | None) -> RunTimes | None:

@@ -15,7 +15,7 @@ from ..sharding import Aggregation, Links, equal_shares, optimal_shares
 from ..sim import SharedLinksComm
 from ._common import least, numbers, refused, spread
 from ._plan_text import Question
-from ._text import number, percent, seconds, text_table
+from ._text import number, paragraph, percent, seconds, text_table
 
 MBIT = 125_000
 
@@ -107,8 +107,8 @@ def answer_links(
     )
 
 
-def links_text(answer: LinkAnswer, overhead_s: float) -> str:
-    """Return the answer in words and tables."""
+def links_text(answer: LinkAnswer, overhead_s: float, width: int | None = None) -> str:
+    """Return the answer in words and tables, for a terminal of ``width`` columns or of any."""
     megabytes = number(answer.aggregation.num_bytes / 1e6)
     joint_s = answer.joint.step_s + overhead_s
     rows = [
@@ -132,9 +132,11 @@ def links_text(answer: LinkAnswer, overhead_s: float) -> str:
             )
         )
     ]
-    steps = text_table([f"with {megabytes} MB of gradients", "step", "times as fast"], rows)
+    names = [f"with {megabytes} MB of gradients", "step", "times as fast"]
+    steps = text_table(names, rows, width=width)
     header = ["worker", "Mbit/s", "best share", "planned together", "share"]
-    return "\n\n".join([steps, text_table(header, workers), _verdict(answer)])
+    each = text_table(header, workers, width=width)
+    return "\n\n".join([steps, each, paragraph(_verdict(answer), width)])
 
 
 def links_json(answer: LinkAnswer, overhead_s: float) -> dict[str, Any]:

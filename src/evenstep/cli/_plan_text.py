@@ -10,7 +10,7 @@ from typing import Any
 from .. import AffineTime
 from .._types import IntArray
 from ..advice import Advice, RunTimes, Split
-from ._text import number, percent, seconds, text_table
+from ._text import number, paragraph, percent, seconds, text_table
 
 LITTLE = 0.01
 """A worker whose loss costs less than this is said to bring little."""
@@ -35,14 +35,14 @@ class Question:
     recorded: RunTimes | None
 
 
-def as_text(question: Question, advice: Advice, more: AffineTime) -> str:
-    """Return the answer in words and tables."""
+def as_text(question: Question, advice: Advice, more: AffineTime, width: int | None = None) -> str:
+    """Return the answer in words and tables, for a terminal of ``width`` columns or of any."""
     parts = [
-        _head(question),
-        _splits(advice),
-        _workers(question, advice),
-        _added(advice, more),
-        *_notes(question, advice),
+        paragraph(_head(question), width),
+        _splits(advice, width),
+        _workers(question, advice, width),
+        _added(advice, more, width),
+        *(paragraph(note, width) for note in _notes(question, advice)),
     ]
     return "\n\n".join(parts)
 
@@ -106,7 +106,7 @@ def _head(question: Question) -> str:
     return text
 
 
-def _splits(advice: Advice) -> str:
+def _splits(advice: Advice, width: int | None) -> str:
     named = [("equal split", advice.equal), ("balanced", advice.balanced)]
     if out := _left_out(advice):
         named.append((f"without {out}", advice.best))
@@ -114,10 +114,10 @@ def _splits(advice: Advice) -> str:
     for name, split in named:
         gain = f"{advice.equal.step_s / split.step_s:.2f}"
         rows.append([name, seconds(split.step_s), number(split.samples_per_s), gain])
-    return text_table(["", "step", "samples/s", "times as fast"], rows)
+    return text_table(["", "step", "samples/s", "times as fast"], rows, width=width)
 
 
-def _workers(question: Question, advice: Advice) -> str:
+def _workers(question: Question, advice: Advice, width: int | None) -> str:
     header = ["worker", "samples/s", "fixed cost", "equal", "balanced", "step without it", ""]
     rows = []
     for rank, without in enumerate(advice.without):
@@ -125,7 +125,7 @@ def _workers(question: Question, advice: Advice) -> str:
         sizes = [str(split.batch_size[rank]) for split in (advice.equal, advice.balanced)]
         speed = number(_speed(question.times, rank))
         rows.append([_name(question, rank), speed, cost, *sizes, *_verdict(advice, rank, without)])
-    return text_table(header, rows)
+    return text_table(header, rows, width=width)
 
 
 def _verdict(advice: Advice, rank: int, without: Split | None) -> tuple[str, str]:
@@ -139,7 +139,7 @@ def _verdict(advice: Advice, rank: int, without: Split | None) -> tuple[str, str
     return text, "brings little" if brings < LITTLE else "keep"
 
 
-def _added(advice: Advice, more: AffineTime) -> str:
+def _added(advice: Advice, more: AffineTime, width: int | None) -> str:
     rows = [
         [
             f"{number(_speed(more, index))} samples/s, {seconds(float(more.intercept_s[index]))} "
@@ -150,7 +150,7 @@ def _added(advice: Advice, more: AffineTime) -> str:
         ]
         for index, split in enumerate(advice.more)
     ]
-    return text_table(["one more machine", "balanced", "step", "shorter by"], rows)
+    return text_table(["one more machine", "balanced", "step", "shorter by"], rows, width=width)
 
 
 def _notes(question: Question, advice: Advice) -> Iterator[str]:

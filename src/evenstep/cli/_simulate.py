@@ -14,6 +14,7 @@ from ._board import as_json, as_markdown, as_text, board_of
 from ._common import fail, import_from_here, refused
 from ._contest import Contest, contest_of
 from ._progress import Progress
+from ._text import terminal_width
 from ._trials import play_all, tasks_of
 
 
@@ -53,7 +54,7 @@ def simulate(
 ) -> None:
     """Compare policies on simulated workers with the plan that knows the future."""
     if png is not None and find_spec("matplotlib") is None:
-        fail("simulate", f"`--png` needs matplotlib: `{install_line('demo')}`.", 1)
+        fail(f"`--png` needs matplotlib: `{install_line('demo')}`.", 1)
     import_from_here()
     try:
         contest = contest_of(
@@ -71,7 +72,7 @@ def simulate(
         )
         _check_files(png, markdown)
     except ValueError as error:
-        fail("simulate", str(error), 2)
+        fail(str(error), 2)
     _run(contest, as_json_=as_json_, png=png, markdown=markdown)
 
 
@@ -82,11 +83,13 @@ def _run(contest: Contest, *, as_json_: bool, png: Path | None, markdown: Path |
         with Progress(len(tasks)) as progress:
             done = play_all(tasks, jobs=contest.jobs, tell=progress.step)
     except ValueError as error:
-        fail("simulate", str(error), 2)
+        fail(str(error), 2)
     except KeyboardInterrupt:
-        fail("simulate", "Stopped; nothing was written.", 130)
+        fail("Stopped; nothing was written.", 130)
     board = board_of(contest, done)
-    typer.echo(json.dumps(as_json(board), indent=2) if as_json_ else as_text(board))
+    typer.echo(
+        json.dumps(as_json(board), indent=2) if as_json_ else as_text(board, terminal_width())
+    )
     try:
         if png is not None:
             from ._picture import save_picture
@@ -97,7 +100,7 @@ def _run(contest: Contest, *, as_json_: bool, png: Path | None, markdown: Path |
             markdown.parent.mkdir(parents=True, exist_ok=True)
             markdown.write_text(as_markdown(board, png=png, page=markdown), encoding="utf-8")
     except OSError as error:
-        fail("simulate", f"The table stands, but a file could not be written: {error}.", 1)
+        fail(f"The table stands, but a file could not be written: {error}.", 1)
 
 
 def _check_files(png: Path | None, markdown: Path | None) -> None:

@@ -29,7 +29,7 @@ def print_report(
     console.print(_limit(summary))
     console.print()
     console.print(_losses(summary))
-    console.print(draw(equal.loss, balanced.loss))
+    console.print(draw(equal.loss, balanced.loss, width=min(64, console.width - 8)))
     if summary.late_share > _TOO_LATE:
         console.print(
             f"\n[yellow]In {summary.late_share:.0%} of the steps this machine was too busy to play"

@@ -134,5 +134,8 @@ def _save(settings: Settings, summary: Summary, *, equal: Recording, balanced: R
 
 
 def _say_where(out: Path, console: Console) -> None:
-    console.print(f"\n  picture  {out / 'demo.png'}\n  figures  {out / 'summary.json'}")
-    console.print(f"  events   {out / 'balanced' / 'events.jsonl'}\n", highlight=False)
+    files = {"picture": "demo.png", "figures": "summary.json", "events": "balanced/events.jsonl"}
+    console.print()
+    for what, name in files.items():
+        console.print(f"  {what:<7}  {out / name}", highlight=False, soft_wrap=True)
+    console.print()

@@ -18,7 +18,9 @@ from rich.text import Text
 from ._look import clock_text, color_of, seconds_text, sizes_text, speed_text
 from ._recording import Recording
 
-_BAR = 32
+_BAR = 32  # columns at most
+_LEAST_BAR = 10  # columns without which it says nothing
+_BARS = "one step: computing, then waiting"
 
 
 class AbstractScreen(ABC):
@@ -73,12 +75,13 @@ class LiveScreen(AbstractScreen):
         if not run.num_done:
             self._spinner.update(text=Text(f" {run.phase} ...", style="cyan"))
             return Padding(self._spinner, (0, 2))
-        return Group(self._table(run), _progress(run))
+        return Group(self._table(run), _progress(run, self._console.width))
 
     def _table(self, run: Recording) -> RenderableType:
         if len(run.batch_size[-1]) == 1:  # nobody to compare with
-            return Group(_shared_line(run), "")
-        return run_table(run, speeds=self._speeds, scale_s=self._scale_s)
+            return Group(_shared_line(run, self._console.width), "")
+        width = self._console.width
+        return run_table(run, speeds=self._speeds, scale_s=self._scale_s, width=width)
 
 
 @final
@@ -129,7 +132,11 @@ def screen_for(console: Console, speeds: Sequence[float] | None) -> AbstractScre
 
 
 def run_table(
-    run: Recording, *, speeds: Sequence[float] | None = None, scale_s: float | None = None
+    run: Recording,
+    *,
+    speeds: Sequence[float] | None = None,
+    scale_s: float | None = None,
+    width: int = 100,
 ) -> RenderableType:
     """Return the table of a run's latest steps: one line per worker, and what they share.
 
@@ -137,34 +144,45 @@ def run_table(
         run: with at least one step.
         speeds: emulated speeds, or None.
         scale_s: the time a full bar stands for; None takes the slowest worker's.
+        width: columns of the terminal. Where they are few the bars give way to the figures.
     """
-    compute_s, idle_s = run.recent(run.compute_s), run.recent(run.idle_s)
-    full_s = scale_s or max(run.makespan_s[-5:])
+    columns = _columns(run, speeds)
+    figures = sum(2 + max(len(name), *map(len, cells)) for name, cells in columns.items() if cells)
+    bar = min(_BAR, width - figures - 2)
+    if bar >= _LEAST_BAR:
+        columns[_BARS] = _bars(run, scale_s or max(run.makespan_s[-5:]), bar)
     table = Table(box=None, padding=(0, 1), pad_edge=True, header_style="dim")
-    table.add_column("worker", justify="right")
-    if speeds is not None:
-        table.add_column("speed", justify="right")
-    table.add_column("batch", justify="right")
-    table.add_column("one step: computing, then waiting", min_width=_BAR)
-    table.add_column("compute", justify="right")
-    table.add_column("waiting", justify="right")
-    table.add_column("samples/s", justify="right")
-    rows = zip(run.batch_size[-1], compute_s, idle_s, strict=True)
-    for rank, (size, compute, idle) in enumerate(rows):
-        speed = [] if speeds is None else [speed_text(speeds[rank])]
-        table.add_row(
-            Text(str(rank), color_of(rank)),
-            *speed,
-            Text(str(size), "bold"),
-            _bar(compute, idle, full_s, color_of(rank)),
-            seconds_text(compute),
-            Text(f"{1e3 * idle:.0f} ms", "dim" if idle < 0.05 * compute else "red"),
-            f"{size / compute:.0f}" if compute > 0 else "-",
-        )
-    return Group(table, _shared_line(run), "")
+    for name, cells in columns.items():
+        if cells and name == _BARS:
+            table.add_column(name, min_width=bar)
+        elif cells:
+            table.add_column(name, justify="right", no_wrap=True)
+    for row in zip(*filter(None, columns.values()), strict=True):
+        table.add_row(*row)
+    return Group(table, _shared_line(run, width), "")
 
 
-def _shared_line(run: Recording) -> Text:
+def _columns(run: Recording, speeds: Sequence[float] | None) -> dict[str, list[Text]]:
+    """Return the cells of every column, in order; those of the bars are still to be drawn."""
+    sizes, compute_s = run.batch_size[-1], run.recent(run.compute_s)
+    workers = list(zip(sizes, compute_s, run.recent(run.idle_s), strict=True))
+    return {
+        "worker": [Text(str(rank), color_of(rank)) for rank in range(len(sizes))],
+        "speed": [Text(speed_text(speed)) for speed in speeds or ()],
+        "batch": [Text(str(size), "bold") for size in sizes],
+        _BARS: [],
+        "compute": [Text(seconds_text(compute)) for compute in compute_s],
+        "waiting": [
+            Text(f"{1e3 * idle:.0f} ms", "dim" if idle < 0.05 * compute else "red")
+            for _, compute, idle in workers
+        ],
+        "samples/s": [
+            Text(f"{size / compute:.0f}" if compute > 0 else "-") for size, compute, _ in workers
+        ],
+    }
+
+
+def _shared_line(run: Recording, width: int) -> Text:
     line = Text("  ")
     line.append(_step_text(run), "bold")
     if len(run.batch_size[-1]) > 1:
@@ -173,7 +191,7 @@ def _shared_line(run: Recording) -> Text:
         line.append(f"   loss {run.loss[-1]:.3f}")
     if run.reason:
         line.append(f"   {run.reason}", "dim italic")
-    line.truncate(100, overflow="ellipsis")
+    line.truncate(min(width, 100), overflow="ellipsis")
     return line
 
 
@@ -188,21 +206,25 @@ def _idle_share(run: Recording) -> float:
     return sum(map(sum, idle_s)) / (len(idle_s[0]) * sum(makespan_s))
 
 
-def _bar(compute_s: float, idle_s: float, full_s: float, color: str) -> Text:
-    busy = min(_BAR, round(_BAR * compute_s / full_s))
-    end = min(_BAR, round(_BAR * (compute_s + idle_s) / full_s))
-    bar = Text("█" * busy, color)
-    bar.append("░" * (end - busy), "red dim")
-    bar.append(" " * (_BAR - max(busy, end)))
-    return bar
+def _bars(run: Recording, full_s: float, width: int) -> list[Text]:
+    """Return a bar for each worker; a full one stands for ``full_s``."""
+    bars = []
+    times = zip(run.recent(run.compute_s), run.recent(run.idle_s), strict=True)
+    for rank, (compute, idle) in enumerate(times):
+        busy = min(width, round(width * compute / full_s))
+        end = min(width, round(width * (compute + idle) / full_s))
+        bars.append(Text("█" * busy, color_of(rank)))
+        bars[-1].append("░" * (end - busy), "red dim")
+        bars[-1].append(" " * (width - max(busy, end)))
+    return bars
 
 
-def _progress(run: Recording) -> RenderableType:
+def _progress(run: Recording, width: int) -> RenderableType:
     row = Table.grid(padding=(0, 1))
     left_s = run.left_s()
     row.add_row(
         Text(f"  step {run.num_done}/{run.num_steps}"),
-        ProgressBar(total=run.num_steps, completed=run.num_done, width=50),
+        ProgressBar(total=run.num_steps, completed=run.num_done, width=min(50, width - 30)),
         Text("" if left_s is None else f"{clock_text(left_s)} left", "cyan"),
     )
     return row
