@@ -1,9 +1,11 @@
-# Each verb sets up what it needs, once. Wanted beforehand: Python 3.11 or newer, git, make.
+# Each verb sets up what it needs, once: `demo` less than the others. Wanted beforehand: Python 3.11 or newer, git, make.
 #   make test ARGS="-k loader"     make bench ARGS=--quick     PYTHON=python3.12 make setup
 
 SHELL := /bin/bash
 BIN := .venv/bin
 READY := .venv/ready
+# The demo needs a part of that, which is enough as long as nothing else was asked for.
+DEMO_READY := $(if $(wildcard $(READY)),$(READY),.venv/ready-for-demo)
 ARGS ?=
 # Two processes share the tests, file by file, in the order of `tests/conftest.py`.
 SHARED ?= --numprocesses 2 --dist loadfile --no-loadscope-reorder
@@ -25,7 +27,11 @@ $(READY): .ci/setup constraints.txt pyproject.toml
 	@.ci/setup .venv
 	@touch $@
 
-demo: $(READY)
+.venv/ready-for-demo: .ci/setup constraints.txt pyproject.toml
+	@.ci/setup .venv demo
+	@touch $@
+
+demo: $(DEMO_READY)
 	$(BIN)/evenstep demo $(ARGS)
 
 # As under torchrun: several processes with a thread for each core stand in each other's way.

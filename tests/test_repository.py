@@ -3,6 +3,7 @@
 import importlib.metadata
 import os
 import re
+import subprocess
 import tomllib
 
 import pytest
@@ -102,6 +103,42 @@ def test_make_knows_the_verb_and_explains_it(verb):
     assert re.search(rf"^{verb}:", makefile, re.M)
     assert f'"make {verb} ' in makefile
     assert f"make {verb}" in (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+
+
+def steps_of(folder, verb):
+    """What ``make`` would do in a clone at ``folder``."""
+    command = ["make", "--dry-run", "--file", ROOT / "Makefile", verb]
+    env = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}
+    done = subprocess.run(command, cwd=folder, text=True, capture_output=True, check=True, env=env)
+    return done.stdout.splitlines()
+
+
+def test_the_demo_installs_what_it_needs_itself(project, tmp_path):
+    """Not what the tests need; and nothing more where that is there."""
+    for name in (".ci/setup", "constraints.txt", "pyproject.toml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    fresh = steps_of(tmp_path, "demo")
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / "ready").touch()
+
+    assert fresh[0] == ".ci/setup .venv demo"
+    assert [step for step in steps_of(tmp_path, "demo") if "setup" in step] == []
+    assert {"torch", "matplotlib"} <= set(requirements(project, "demo"))
+    assert not {"tensorflow", "transformers"} & set(requirements(project, "demo"))
+
+
+def test_install_lines_are_for_a_clone(project):
+    """No index has evenstep yet: every line that is printed names a folder, and extras it has."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*.py")]
+    texts = "\n".join(page.read_text("utf-8") for page in pages if page.name != "CHANGELOG.md")
+    lines = re.findall(r"pip install ([^`\n]*)", texts)
+
+    assert len(lines) > 5
+    for line in lines:
+        extras = re.match(r'-e "\.\[([\w,]+)\]"', line)
+        assert extras, line
+        assert set(extras[1].split(",")) <= set(project["optional-dependencies"]), line
 
 
 def test_ci_runs_what_a_contributor_runs():
