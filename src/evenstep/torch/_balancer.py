@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar, cast, overload
 
 import torch
 from torch import nn
@@ -22,14 +22,14 @@ from . import _arguments as arguments
 from ._assembly import Assembly
 from ._checkpoint._estimates import Estimates
 from ._connection import Connection
-from ._data._eval import EvalLoader, is_lockstep
+from ._data._eval import is_lockstep
 from ._data._loader import BalancedLoader
-from ._data._served import ServerEval, evaluation
+from ._data._served import evaluation
 from ._data._step import StepCount
 from ._data._stream import StreamLoader
 from ._data._stream_terms import StreamKind
 from ._exchange._crew import Crew
-from ._fabric import FabricLoader, as_wrapped, unwrapped, wrapped_loader, wrapped_model
+from ._fabric import as_wrapped, unwrapped, wrapped_loader, wrapped_model
 from ._link import RunLink
 from ._means import mean_over
 from ._memory._probe import Closure
@@ -44,11 +44,15 @@ from ._model._units import Unit, counter_of
 from ._model._weighting import Backward, scale
 from ._network import Network
 from ._options import Runtime
+from ._prepared import PreparedEval, PreparedLoader
 from ._profile._profiler import Profiler, Request
 from ._reduce._reduction import Reduction
 from ._service import Service
 from ._switch import kind_by_switch
 from ._world_check import Settings, check_content, check_eval, check_prepared
+
+M = TypeVar("M", bound=nn.Module)
+T = TypeVar("T")
 
 
 class Balancer(Assembly):
@@ -137,6 +141,26 @@ class Balancer(Assembly):
         self._closed = False
         self._stats = RunningStats()
 
+    @overload
+    def prepare(
+        self,
+        model: M,
+        loader: DataLoader[T],
+        /,
+        *,
+        weighting: Weighting = "output",
+        stream: StreamKind | None = None,
+    ) -> tuple[M, PreparedLoader[T]]: ...
+    @overload
+    def prepare(self, model: M, /, *, weighting: Weighting = "output") -> M: ...
+    @overload
+    def prepare(
+        self, loader: DataLoader[T], /, *, stream: StreamKind | None = None
+    ) -> PreparedLoader[T]: ...
+    @overload
+    def prepare(
+        self, *parts: Any, weighting: Weighting = "output", stream: StreamKind | None = None
+    ) -> Any: ...
     def prepare(
         self, *parts: Any, weighting: Weighting = "output", stream: StreamKind | None = None
     ) -> Any:
@@ -157,7 +181,9 @@ class Balancer(Assembly):
                 or ``"sharded"``, each rank reads samples of its own. See ``StreamLoader``.
 
         Returns:
-            The prepared parts in the order given; a single one by itself.
+            The prepared parts in the order given; a single one by itself. To a type checker a model
+            keeps its class, though a plain one may be in a DDP now, and a loader is both the
+            ``DataLoader`` it was and what it has become.
 
         Raises:
             ValueError: a part cannot be balanced, or ranks differ; the message says what to do.
@@ -183,8 +209,8 @@ class Balancer(Assembly):
         return done[0] if len(done) == 1 else tuple(done)
 
     def prepare_eval(
-        self, loader: DataLoader[Any], *, lockstep: bool | None = None
-    ) -> EvalLoader | ServerEval | FabricLoader:
+        self, loader: DataLoader[T], *, lockstep: bool | None = None
+    ) -> PreparedEval[T]:
         """Return ``loader`` for evaluation, each sample once over all ranks, shared out by speed.
 
         Collective, as a loop over what it returns is: every rank makes it. Any number of loaders.
@@ -203,7 +229,7 @@ class Balancer(Assembly):
         at_once: Callable[[], bool] = lambda: is_lockstep(lockstep, (m.module for m in models))  # noqa: E731
         check_eval(crew.side, wrapped_loader(loader), lockstep=at_once())
         made = evaluation(wrapped_loader(loader), crew, self._link, lockstep=at_once)
-        return as_wrapped(loader, made)
+        return cast("PreparedEval[T]", as_wrapped(loader, made))
 
     def profile(
         self,
