@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from html.parser import HTMLParser
 
 import pytest
 import yaml
@@ -75,22 +76,65 @@ def test_every_promise_names_its_tests():
     assert [file for file in files if not (ROOT / file).exists()] == []
 
 
-def test_the_pages_build(tmp_path):
-    """The documentation builds without a warning, reference of the public names included."""
-    command = [
-        sys.executable,
-        "-m",
-        "mkdocs",
-        "build",
-        "--strict",
-        "--quiet",
-        "--site-dir",
-        tmp_path,
-    ]
-    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True)
-
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The built pages, without a warning, reference of the public names included."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
+    done = subprocess.run(
+        [*command, "--site-dir", folder], cwd=ROOT, text=True, capture_output=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "index.html").exists()
+    return folder
+
+
+class Page(HTMLParser):
+    """What a built page leads to, what it loads, and the anchors that it has."""
+
+    def __init__(self, file):
+        super().__init__()
+        self.links, self.loaded, self.anchors = [], [], set()
+        self.feed(file.read_text("utf-8"))
+
+    def handle_starttag(self, tag, attributes):
+        values = dict(attributes)
+        self.anchors |= {values.get("id"), values.get("name")}
+        if tag == "a":
+            self.links.append(values.get("href") or "")
+        elif tag in ("link", "script", "img"):
+            self.loaded.append(values.get("href") or values.get("src") or "")
+
+
+def test_the_pages_can_be_read_from_a_folder(site):
+    """Every link leads to a file, not to a folder that a server would turn into one; and to an
+    anchor that it has."""
+    pages = {file: Page(file) for file in site.glob("*.html") if file.name != "404.html"}
+    broken = []
+    for file, page in pages.items():
+        for link in page.links:
+            path, _, anchor = link.partition("#")
+            target = (file.parent / path.partition("?")[0]).resolve() if path else file
+            if re.match(r"[a-z]+:", link) or not (path or anchor):
+                continue
+            if not target.is_file() or (anchor and anchor not in pages[target].anchors):
+                broken.append((file.name, link))
+
+    assert len(pages) == len(DOCS) + 1  # and the page of what a search found
+    assert broken == []
+
+
+def test_the_pages_need_no_network(site):
+    """What they load lies beside them, formulas are drawn already, and a search asks no server."""
+    for file in site.glob("*.html"):
+        for path in filter(None, Page(file).loaded):
+            local = path.removeprefix("/")  # as the page of a missing page has it, on a server
+            assert (site / local.partition("?")[0]).is_file(), (file.name, path)
+        assert "arithmatex" not in file.read_text("utf-8")
+    scripts = (site / "search" / "main.js").read_text("utf-8")
+
+    assert "<math" in (site / "design.html").read_text("utf-8")
+    assert (site / "search" / "search_index.js").read_text("utf-8").startswith("var search_index")
+    assert not re.search(r"Worker|XMLHttpRequest|fetch\(", scripts)
 
 
 def test_the_reference_covers_every_public_package():
