@@ -88,7 +88,7 @@ print(evenstep.__version__, evenstep.allocate(times, evenstep.Cluster(2, 96)).to
     ids=["torch", "tensorflow", "testing", "cli"],
 )
 def test_a_missing_extra_is_named(clean, wheel, command, extra):
-    """Whoever lacks a part is told the one command that brings it, from where this came from."""
+    """The one command that brings a missing part is printed, with where evenstep came from."""
     done = run(clean / command[0], *command[1:], check=False)
 
     assert done.returncode != 0
