@@ -1,0 +1,136 @@
+"""One rank of three fails, in every way at every place: how the others end, and whom they name.
+
+Real processes over gloo, in a script as people write it (`benchmarks/_fault_script.py`). In the
+covering set every place meets every way to fail, every rank and both wrappers; more cells are
+drawn by ``--seed``. The others have to end within the deadline and 5 s (where a rank hangs but
+lives: within ``hang_s`` and 5 s), name the rank that failed, and run the script's ``finally``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import monotonic
+from typing import Any
+
+from benchmarks._common import Row, main, progress
+from benchmarks._fault_cells import KINDS, Cell, covering, drawn
+from benchmarks._fault_cluster import limit_s, problems_of, run_cell
+
+NUM_DRAWN = 20
+QUICK = 7  # one of so many cells; no divisor of their number, so that all kinds are among them
+Found = dict[str, Any]
+
+
+def rows(options: argparse.Namespace) -> Iterator[Row]:
+    """Run what is missing, and answer for each way to fail, and for the cells drawn."""
+    some, more = covering(), drawn(NUM_DRAWN, seed=options.seed)
+    if options.quick:
+        some, more = some[::QUICK], more[:2]
+    cells = [cell for cell in [*some, *more] if options.only in str(cell)]
+    with ExitStack() as stack:
+        folder = options.resume or Path(stack.enter_context(TemporaryDirectory()))
+        folder.mkdir(parents=True, exist_ok=True)
+        found = run_all(sorted(cells, key=lambda cell: cell.kind == "hang"), folder, options)
+    for kind in KINDS:
+        if covered := [found[cell] for cell in cells if cell in some and cell.kind == kind]:
+            yield row(f"covering set, {kind}", covered)
+    if beside := [found[cell] for cell in cells if cell in more]:
+        yield row(f"drawn by seed {options.seed}", beside)
+    for cell in cells:
+        if found[cell]["problems"]:
+            progress(f"NOT MET  {cell}: {'; '.join(found[cell]['problems'])}")
+
+
+def run_all(cells: list[Cell], folder: Path, options: argparse.Namespace) -> dict[Cell, Found]:
+    """Return what was found in each cell, in this run or in one before that had this folder."""
+    found = {}
+    for cell in cells:
+        if (path := folder / f"{cell.file_name}.json").exists():
+            found[cell] = json.loads(path.read_text())
+    missing = [cell for cell in cells if cell not in found]
+    if found:
+        progress(f"{len(found)} of {len(cells)} cells were run before")
+    began_s = monotonic()
+    with ThreadPoolExecutor(options.at_once) as pool:
+        running = {pool.submit(run_one, cell, folder): cell for cell in missing}
+        for number, future in enumerate(as_completed(running), start=1):
+            cell = running[future]
+            found[cell] = future.result()
+            left_s = (monotonic() - began_s) / number * (len(missing) - number)
+            progress(f"{number} of {len(missing)}, {left_s / 60:.0f} min left: {line(found[cell])}")
+    return found
+
+
+def run_one(cell: Cell, folder: Path) -> Found:
+    """Run a cell and keep what was found; the ranks' words only where something is not met."""
+    words, began_s = folder / cell.file_name, monotonic()
+    shutil.rmtree(words, ignore_errors=True)  # of a run that was broken off
+    outcome = run_cell(cell, words)
+    found: Found = {
+        "cell": str(cell),
+        **asdict(outcome),
+        "slowest_s": outcome.slowest_s,
+        "problems": problems_of(cell, outcome),
+        "wall_s": monotonic() - began_s,
+    }
+    if not found["problems"]:
+        shutil.rmtree(words)
+    partial = folder / f"{cell.file_name}.partial"
+    partial.write_text(json.dumps(found, indent=1))
+    partial.rename(folder / f"{cell.file_name}.json")
+    return found
+
+
+def line(found: Found) -> str:
+    """Return a cell's outcome in words."""
+    slowest_s = found["slowest_s"]
+    ended = "" if slowest_s is None else f", others ended after {slowest_s:.1f} s"
+    return f"{found['cell']}: {'; '.join(found['problems']) or 'met'}{ended}"
+
+
+def row(name: str, found: list[Found]) -> Row:
+    """Sum up some cells."""
+    ends_s = [one["slowest_s"] for one in found if one["slowest_s"] is not None]
+    missed = [one for one in found if one["problems"]]
+    others = [end for one in found for end in one["others"].values()]
+    return Row(
+        what=f"{name}: {len(found)} cells",
+        bar=f"all others end within {limit_s('kill'):g} s ({limit_s('hang'):g} s of one that "
+        "hangs), name the rank, run `finally`; 0 remain",
+        measured={
+            "met": len(found) - len(missed),
+            "median_s": median(ends_s) if ends_s else None,
+            "slowest_s": max(ends_s, default=None),
+            "finally_ran": f"{sum(end['cleaned'] for end in others)} of {len(others)}",
+            "remained": sum(one["remained"] for one in found),
+            "wall_s": sum(one["wall_s"] for one in found),
+            "missed": [line(one) for one in missed],
+        },
+        met=not missed,
+    )
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add which cells, and where they are kept."""
+    parser.add_argument("--seed", type=int, default=0, help="draws cells beside the covering set")
+    parser.add_argument("--only", default="", help="cells with this in their name alone")
+    parser.add_argument("--at-once", type=int, default=2, help="cells that run side by side")
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="FOLDER",
+        help="keeps each cell that was run, and runs the others; a new one for new code",
+    )
+
+
+if __name__ == "__main__":
+    main(__doc__, rows, add_options)
