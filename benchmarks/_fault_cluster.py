@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import socket
@@ -25,6 +26,7 @@ _PATIENCE_S = 4.0  # past the limit, to tell what comes late from what never doe
 _VICTIM_S = 3.0  # for a victim that is told to end
 _STACKS_S = 0.5
 _POLL_S = 0.02
+_PORTS = range(20_000, 30_000)  # below those that Linux hands out by itself
 Processes = dict[int, subprocess.Popen[bytes]]
 _NAMED = re.compile(r"Rank (\d+) on [^\n]*? was lost|on rank (\d+), |raised on rank (\d+)\b")
 
@@ -37,14 +39,14 @@ class Ended:
         seconds: from the fault; None if it did not end.
         code: its exit code.
         named: the ranks that it blames.
-        cleaned: whether its ``finally`` ran.
+        cleaned_s: from the fault until its ``finally`` ran; None if that did not.
         said: its last line.
     """
 
     seconds: float | None = None
     code: int | None = None
     named: tuple[int, ...] = ()
-    cleaned: bool = False
+    cleaned_s: float | None = None
     said: str = ""
 
 
@@ -108,7 +110,7 @@ def _problems_of_rank(cell: Cell, end: Ended, limit_s: float) -> list[str]:
     finished = end.code == 0 and cell.point == "end of run"
     if end.seconds is not None and end.named != (cell.victim,) and not finished:
         found.append(f" blames {', '.join(map(str, end.named)) or 'nobody'}")
-    if not end.cleaned:
+    if end.cleaned_s is None:
         found.append(": no `finally`")
     return found
 
@@ -130,8 +132,7 @@ def run_cell(cell: Cell, folder: Path) -> Outcome:
 
 
 def _start(cell: Cell, folder: Path) -> Processes:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     where = [str(folder), cell.point, cell.kind, str(cell.victim), cell.wrap]
     processes = {}
     for rank in RANKS:
@@ -154,6 +155,14 @@ def _start(cell: Cell, folder: Path) -> Processes:
                 start_new_session=True,  # so that whatever it starts can be found and ended
             )
     return processes
+
+
+def free_port() -> int:
+    """Return a port that no connection is given by chance before it is listened to."""
+    for port in random.sample(_PORTS, len(_PORTS)):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise RuntimeError(f"No port of {_PORTS.start} to {_PORTS.stop - 1} is free on this machine.")
 
 
 def _watched(cell: Cell, folder: Path, processes: Processes) -> Outcome:
@@ -189,12 +198,12 @@ def _watched(cell: Cell, folder: Path, processes: Processes) -> Outcome:
 
 def _ended(folder: Path, rank: int, code: int | None, end_s: float | None, began_s: float) -> Ended:
     """Return how a rank ended, by what it left in the folder."""
-    text = (folder / f"{rank}.log").read_text(errors="replace")
+    text, done = (folder / f"{rank}.log").read_text(errors="replace"), folder / f"finally-{rank}"
     return Ended(
         seconds=None if end_s is None else end_s - began_s,
         code=code,
         named=tuple(sorted({int("".join(groups)) for groups in _NAMED.findall(text)})),
-        cleaned=(folder / f"finally-{rank}").exists(),
+        cleaned_s=float(done.read_text()) - began_s if done.exists() else None,
         said=text.strip().rpartition("\n")[2][:300],
     )
 

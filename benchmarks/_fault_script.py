@@ -1,8 +1,8 @@
 """A script as people write it, in which one rank fails at a given point: a cell of the matrix.
 
 Run once for each rank, by torchrun or with its environment: ``_fault_script.py FOLDER POINT KIND
-VICTIM WRAP``. In the folder it leaves when the fault came (``struck``, monotonic seconds), and
-what its ``finally`` writes on each rank that comes to it.
+VICTIM WRAP``. In the folder it leaves when the fault came (``struck``), and when
+each rank came to the script's ``finally``.
 """
 
 from __future__ import annotations
@@ -155,8 +155,7 @@ def striking(folder: Path, *, point: str, kind: str) -> Strike:
     def strike(here: str) -> None:
         if here != point:
             return
-        (folder / "partial").write_text(str(monotonic()))
-        os.replace(folder / "partial", folder / "struck")
+        write_now(folder / "struck")
         if kind == "raise":
             raise ValueError("sample 17 has no label")
         if kind in ("kill", "stop"):
@@ -165,6 +164,13 @@ def striking(folder: Path, *, point: str, kind: str) -> Strike:
             sleep(0.05)
 
     return strike
+
+
+def write_now(path: Path) -> None:
+    """Write the time, monotonic seconds, into a file that is there with it or not at all."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(str(monotonic()))
+    partial.replace(path)
 
 
 def spared(here: str) -> None:
@@ -185,7 +191,7 @@ def main(folder: Path, point: str, kind: str, victim: int, wrap: str) -> None:
         try:
             train(balancer, checkpoints, strike, wrap=wrap, buffers=point == "buffers")
         finally:
-            (folder / f"finally-{rank}").touch()
+            write_now(folder / f"finally-{rank}")
     dist.destroy_process_group()
 
 
