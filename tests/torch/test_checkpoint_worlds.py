@@ -26,11 +26,11 @@ def test_any_world_size_and_wrapping_loads_what_another_saved(tmp_path, before, 
 @pytest.mark.cluster
 @pytest.mark.parametrize("error", [ValueError("another batch"), KeyError("gone")])
 def test_what_one_rank_refuses_none_loads(tmp_path, error):
-    """All of them raise what it was, none waits, and none has a part of it."""
+    """All of them raise what it was, and where; none waits, and none has a part of it."""
     kind = "ValueError" if isinstance(error, ValueError) else "CheckpointError"
     for message, unchanged in run_workers(2, refused_on_one, str(tmp_path), error, timeout_s=60):
         assert message.startswith(kind)
-        assert str(error) in message
+        assert f"on rank 1, {type(error).__name__}: {error}" in message
         assert unchanged
 
 

@@ -58,7 +58,10 @@ class Ranks:
         return held[0]
 
     def together(self, call: Callable[[], Any], path: Path) -> list[Any]:
-        """Return what ``call`` gives on every rank, or raise on all what it raised on any."""
+        """Return what ``call`` gives on every rank, or raise on all what it raised on any.
+
+        An error that not all of them had names the first rank that did.
+        """
         value, problem = None, None
         try:
             value = call()
@@ -68,7 +71,10 @@ class Ranks:
         if self.world_size > 1:
             answers = [(None, None)] * self.world_size
             dist.all_gather_object(answers, (value, problem), group=self.group)
-        for _, raised in answers:
+        is_everybodys = all(raised is not None for _, raised in answers)
+        for rank, (_, raised) in enumerate(answers):
+            if type(raised) is ValueError and not is_everybodys:
+                raise ValueError(f"on rank {rank}, ValueError: {raised}") from raised
             if raised is not None:
                 raise raised
         return [answer for answer, _ in answers]
