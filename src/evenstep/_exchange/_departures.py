@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Set
 from dataclasses import dataclass
+from typing import final
 
 from ..exceptions import WorkerLostError
 from ._peer import Message
@@ -40,6 +43,64 @@ class Departure:
         if self.failure:
             return self.failure
         return f"it ended its run after step {self.last_step}, {others}"
+
+
+@final
+class Departures:
+    """Who has ended its run, as far as this rank has heard, and whether anybody still needs it.
+
+    Only rank 0 hears of all of them; the others hear of rank 0.
+
+    Args:
+        changed: notified when another rank has ended its run.
+        lose: counts a rank as lost, with the reason.
+    """
+
+    def __init__(self, changed: threading.Condition, *, lose: Callable[[int, str], None]) -> None:
+        self._changed = changed
+        self._lose = lose
+        self._left: dict[int, Departure] = {}
+        self._broke = False
+
+    def __contains__(self, rank: int) -> bool:
+        return rank in self._left
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    def ranks(self) -> Set[int]:
+        """Return who has ended its run."""
+        return self._left.keys()
+
+    def hear(self, peer: int, goodbye: Message) -> None:
+        """Take in that ``peer`` has ended its run."""
+        with self._changed:
+            self._left[peer] = Departure.of(peer, goodbye)
+            self._changed.notify_all()
+
+    def collective_broke(self) -> None:
+        """Blame who has ended its run, or will: a collective broke on some rank, and needs all."""
+        self._broke = True
+        self._blame_all()
+
+    def look(self, ahead: int, step_without: Callable[[int], int | None]) -> None:
+        """Blame those who are needed.
+
+        Args:
+            ahead: the newest step for which this rank needs all others.
+            step_without: the step that waits for what only one rank could send; None if none does.
+        """
+        if self._broke:
+            self._blame_all()
+        for rank, departure in tuple(self._left.items()):
+            waiting = step_without(rank)
+            at = ahead if waiting is None else waiting
+            if ahead > departure.last_step or waiting is not None:
+                self._lose(departure.rank, departure.problem(f"others are at {at}"))
+
+    def _blame_all(self) -> None:
+        for departure in tuple(self._left.values()):
+            self._lose(departure.rank, departure.problem("others had not"))
 
 
 def failure_of(error: BaseException, rank: int, last_step: int) -> tuple[int, str] | None:

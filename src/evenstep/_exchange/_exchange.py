@@ -17,7 +17,7 @@ from ._answers import Answers
 from ._channel import Message, StarChannel
 from ._claims import Claims
 from ._decisions import Decisions, read_plan
-from ._departures import Departure, failure_of
+from ._departures import Departures, failure_of
 from ._losses import LossWatch, lost_worker
 from ._mailbox import Mailbox
 from ._not_finite import NotFinite
@@ -61,9 +61,8 @@ class Exchange:
         emit: takes every event, on rank 0.
         heartbeat_s: seconds between two calls of ``tick``.
         hang_s: seconds for which a rank may keep others waiting in a step; None is any time.
-        grace_s: seconds after the loss of a worker for which the main thread may still come out of
-            a collective. After that the process is ended: a collective with a lost peer blocks
-            for half an hour, and gloo's cannot be interrupted.
+        grace_s: seconds after a loss for which the main thread may still come out of a collective.
+            After that the process is ended.
         abort: ends the process with a message.
         release: breaks collectives off, so that who waits in one comes out of it; None where
             nothing can.
@@ -109,7 +108,7 @@ class Exchange:
         self.not_finite = NotFinite(rank, channel, emit=emit)
         self._decisions = Decisions(world_size, lag=lag, announcer=self, emit=emit)  # on rank 0
         self.ways = Ways(rank, world_size, channel, self._changed, owner=self, differ=self._diverge)
-        self._left: dict[int, Departure] = {}
+        self._left = Departures(self._changed, lose=self._fail)
         self._listeners: list[Callable[[Plan], None]] = []
         self.on_loss: Callable[[RuntimeError], object] = lambda error: None  # told of it at once
         self._first_step: int | None = None
@@ -284,10 +283,11 @@ class Exchange:
             return self.diverged
         if self._channel is not None:  # a connection that broke is given time to be made again
             within_s += self._channel.reconnect_s
+            if self._rank != 0:  # which alone hears of the end of others
+                self._channel.send(0, {"broke": self._last_step})
         with self._changed:
             self._changed.wait_for(lambda: self.is_broken or self._left, timeout=within_s)
-        for departure in tuple(self._left.values()):
-            self._fail(departure.rank, departure.problem("others had not"))
+        self._left.collective_broke()
         return self._loss.error
 
     def enter_collective(self) -> bool:
@@ -326,7 +326,7 @@ class Exchange:
 
     def _are_through(self) -> bool:
         """Tell whether nobody will claim any more of a step that this rank has done its part of."""
-        step, claiming = self.claims.newest, self.claims.claiming - self._left.keys()
+        step, claiming = self.claims.newest, self.claims.claiming - self._left.ranks()
         if self._rank in claiming or self._last_step < step or self.is_broken:
             return True
         return not claiming or self._answers.newest >= step
@@ -356,11 +356,11 @@ class Exchange:
                 self._fail(rank, problem)
             case {"diverged": rank, "text": text}:
                 self._diverge(Differing(rank, text))
+            case {"broke": _}:
+                self._left.collective_broke()
             case {"bye": _}:
                 self._patrol.left(peer)
-                with self._changed:
-                    self._left[peer] = Departure.of(peer, message)
-                    self._changed.notify_all()
+                self._left.hear(peer, message)
                 self.check_left()
             case _ if not (
                 self.units.received(peer, message)
@@ -442,16 +442,16 @@ class Exchange:
         ahead = self._decisions.newest
         if self._rank != 0:
             ahead = self._last_step if self._answers.newest < self._last_step else -1
-        ahead = max(ahead, self._needed)
-        for rank, departure in tuple(self._left.items()):
-            waiting = self.units.step_without(rank)
-            if waiting is None and rank == 0:
-                waiting = self.claims.awaited
-            if waiting is None and (self.mailbox.misses(rank) or self.ways.misses(rank)):
-                waiting = self._last_step + 1
-            at = ahead if waiting is None else waiting
-            if ahead > departure.last_step or waiting is not None:
-                self._fail(departure.rank, departure.problem(f"others are at {at}"))
+        self._left.look(max(ahead, self._needed), self._step_without)
+
+    def _step_without(self, rank: int) -> int | None:
+        """Return the step that waits for what only ``rank`` could send; None if none does."""
+        waiting = self.units.step_without(rank)
+        if waiting is None and rank == 0:
+            waiting = self.claims.awaited
+        if waiting is None and (self.mailbox.misses(rank) or self.ways.misses(rank)):
+            waiting = self._last_step + 1
+        return waiting
 
     def _fail(self, rank: int, problem: str) -> None:
         if self.is_broken:
