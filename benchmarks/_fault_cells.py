@@ -41,15 +41,18 @@ class Cell:
             ``"hang"``, an endless loop in Python while the process lives.
         victim: the rank.
         wrap: ``"ddp"`` or ``"fsdp2"``.
+        torchrun: whether torchrun starts the ranks, and ends the others by itself.
     """
 
     point: str
     kind: str
     victim: int
     wrap: str
+    torchrun: bool = False
 
     def __str__(self) -> str:
-        return f"{self.kind} rank {self.victim} at {self.point}, {self.wrap}"
+        words = f"{self.kind} rank {self.victim} at {self.point}, {self.wrap}"
+        return f"{words}, torchrun" if self.torchrun else words
 
     @property
     def file_name(self) -> str:
@@ -71,6 +74,16 @@ def drawn(count: int, *, seed: int) -> list[Cell]:
     """Return cells that the covering set leaves out, drawn by ``seed``."""
     kept = set(covering())
     return random.Random(seed).sample([cell for cell in every() if cell not in kept], count)
+
+
+def under_torchrun() -> list[Cell]:
+    """Return a cell of each kind for torchrun."""
+    return [
+        Cell("save", "kill", 2, "fsdp2", torchrun=True),
+        Cell("step 1", "stop", 1, "ddp", torchrun=True),
+        Cell("data set", "raise", 0, "fsdp2", torchrun=True),
+        Cell("buffers", "hang", 0, "ddp", torchrun=True),
+    ]
 
 
 def pairwise(*axes: Sequence[_T]) -> list[tuple[_T, ...]]:

@@ -131,20 +131,24 @@ def run_cell(cell: Cell, folder: Path) -> Outcome:
             _end(process)
 
 
+def environment() -> dict[str, str]:
+    """Return the environment in which the script finds this tree."""
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+
+
 def _start(cell: Cell, folder: Path) -> Processes:
     port = free_port()
     where = [str(folder), cell.point, cell.kind, str(cell.victim), cell.wrap]
     processes = {}
     for rank in RANKS:
-        env = os.environ | {
+        env = environment() | {
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(len(RANKS)),
             "LOCAL_WORLD_SIZE": str(len(RANKS)),
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
         }
         with (folder / f"{rank}.log").open("wb") as log:
             processes[rank] = subprocess.Popen(

@@ -1,8 +1,8 @@
 """A script as people write it, in which one rank fails at a given point: a cell of the matrix.
 
 Run once for each rank, by torchrun or with its environment: ``_fault_script.py FOLDER POINT KIND
-VICTIM WRAP``. In the folder it leaves when the fault came (``struck``), and when
-each rank came to the script's ``finally``.
+VICTIM WRAP``. In the folder it leaves when the fault came (``struck``), and of each rank its
+process and when it came to the script's ``finally``.
 """
 
 from __future__ import annotations
@@ -182,6 +182,7 @@ def main(folder: Path, point: str, kind: str, victim: int, wrap: str) -> None:
     faulthandler.register(signal.SIGUSR1)  # for who wants to know where it is stuck
     dist.init_process_group("gloo")
     rank = dist.get_rank()
+    (folder / f"pid-{rank}").write_text(str(os.getpid()))
     strike = striking(folder, point=point, kind=kind) if rank == victim else spared
     checkpoints = folder / "checkpoints"
     if point == "load":  # there has to be one
