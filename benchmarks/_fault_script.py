@@ -91,7 +91,7 @@ def train(
         balancer: new, and closed by the caller.
         folder: of the checkpoints.
         strike: called at every point with its name; those of ``benchmarks._fault_cells``, and
-            ``"forward 0"`` and so on before the forward of a step.
+            ``"forward 0"`` and so on before the forward of a step, and ``"data set of evaluation"``.
         wrap: ``"ddp"`` or ``"fsdp2"``.
         buffers: whether the model has any.
     """
@@ -117,6 +117,7 @@ def train(
         optimizer.step()
         optimizer.zero_grad()
         if step == 2:
+            data.point = "data set of evaluation"
             between_steps(balancer, model, held_out, loss.detach(), strike)
             checkpoint.save(step)
             data.point = "data set"

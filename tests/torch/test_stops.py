@@ -24,7 +24,7 @@ POINTS = [
     ("before the loop", 1),
     ("forward 0", 2),
     ("forward 1", 0),
-    ("backward 1", 2),
+    ("step 1", 2),
     ("mean", 0),
     ("barrier", 1),
     ("save", 2),
@@ -69,7 +69,7 @@ def test_who_waits_for_a_stopped_rank_comes_out_and_names_it(point, victim, tmp_
 
 @pytest.mark.parametrize(
     ("point", "victim"),
-    [*POINTS, ("prepare", 0), ("data set", 2), ("data set of evaluation", 1)],
+    [*POINTS, ("in prepare", 0), ("data set", 2), ("data set of evaluation", 1)],
 )
 def test_a_rank_that_hangs_ends_all_ranks_itself_included(point, victim, tmp_path):
     """Its heartbeats go on: it is told by the collectives that it has not come to."""
