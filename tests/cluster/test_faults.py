@@ -1,5 +1,7 @@
 """The fault matrix of `benchmarks.faults`: which cells there are, and how one is judged and run."""
 
+import json
+from argparse import Namespace
 from dataclasses import replace
 from itertools import combinations, product
 from math import inf
@@ -8,6 +10,7 @@ import pytest
 
 from benchmarks._fault_cells import KINDS, POINTS, RANKS, WRAPS, Cell, covering, drawn, pairwise
 from benchmarks._fault_cluster import Ended, Outcome, limit_s, problems_of, run_cell
+from benchmarks.faults import groups_of, run_all
 
 CELL = Cell("barrier", "kill", 1, "ddp")
 WELL = Ended(seconds=4.0, code=1, named=(1,), cleaned_s=2.0, said="Rank 1 on here was lost")
@@ -85,6 +88,26 @@ def test_problems_of_the_cell_are_told():
     assert problems_of(CELL, replace(MET, remained=1)) == ("1 remained",)
     assert problems_of(raised, MET) == ("the victim: no `finally`",)
     assert limit_s("hang") > limit_s("stop") == limit_s("kill")
+
+
+def test_a_run_that_was_broken_off_goes_on(tmp_path):
+    """Cells that lie in its folder are not run again."""
+    found = {"cell": str(CELL), "problems": ["rank 2 ended late"]}
+    (tmp_path / f"{CELL.file_name}.json").write_text(json.dumps(found))
+
+    assert run_all([CELL], tmp_path, Namespace(at_once=1)) == {CELL: found}
+
+
+def test_a_part_of_the_cells_can_be_asked_for():
+    """A few of each kind, or those with some words in their name."""
+    asked = {"seed": 0, "quick": True, "only": ""}
+    quick = groups_of(Namespace(**asked))
+    some = groups_of(Namespace(**asked | {"quick": False, "only": "at save"}))
+
+    assert {cell.kind for group in quick.values() for cell in group} == set(KINDS)
+    assert sum(map(len, quick.values())) <= 12
+    assert {cell.point for group in some.values() for cell in group} == {"save"}
+    assert {cell.kind for group in some.values() for cell in group} == set(KINDS)
 
 
 @pytest.mark.cluster
