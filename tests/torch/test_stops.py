@@ -21,6 +21,7 @@ from .stops import HANG, IMPATIENT, struck
 
 pytestmark = pytest.mark.cluster
 POINTS = [
+    ("in prepare", 1),  # in a data set, which `prepare` looks at
     ("before the loop", 1),
     ("forward 0", 2),
     ("forward 1", 0),
@@ -32,7 +33,7 @@ POINTS = [
 ]
 
 
-@pytest.mark.parametrize(("point", "victim"), [("barrier", 0), ("save", 1)])
+@pytest.mark.parametrize(("point", "victim"), [("in prepare", 2), ("barrier", 0), ("save", 1)])
 def test_who_waits_for_a_killed_rank_names_it(point, victim, tmp_path):
     """Where gloo's own error comes first, and names a port."""
     killed = (str(tmp_path), point, victim, signal.SIGKILL)
