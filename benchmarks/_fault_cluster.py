@@ -23,7 +23,7 @@ SCRIPT = ROOT / "benchmarks" / "_fault_script.py"
 MARGIN_S = 5.0  # beside the deadline
 _START_S = 120.0  # until the fault, on a busy machine
 _PATIENCE_S = 4.0  # past the limit, to tell what comes late from what never does
-_VICTIM_S = 3.0  # for a victim that is told to end
+_VICTIM_S = 10.0  # for a victim that hangs and is interrupted, after the others
 _STACKS_S = 0.5
 _POLL_S = 0.02
 _PORTS = range(20_000, 30_000)  # below those that Linux hands out by itself
@@ -94,7 +94,7 @@ def problems_of(cell: Cell, outcome: Outcome) -> tuple[str, ...]:
         for rank, end in sorted(outcome.others.items())
         for problem in _problems_of_rank(cell, end, outcome.limit_s)
     ]
-    if cell.kind == "raise" and not outcome.cleaned:
+    if cell.kind in ("raise", "hang") and not outcome.cleaned:
         found.append("the victim: no `finally`")
     if outcome.remained:
         found.append(f"{outcome.remained} remained")
@@ -192,7 +192,7 @@ def _watched(cell: Cell, folder: Path, processes: Processes) -> Outcome:
         process.send_signal(signal.SIGUSR1)  # say where you are
     if stuck:
         sleep(_STACKS_S)
-    ended = {  # before the victim is told to end, which may set the others free
+    ended = {
         rank: _ended(folder, rank, process.poll(), ends_s.get(rank), began_s)
         for rank, process in others.items()
     }
@@ -215,11 +215,9 @@ def _ended(folder: Path, rank: int, code: int | None, end_s: float | None, began
 def _left(cell: Cell, processes: Processes) -> int:
     """Return how many processes remain of the victim, and of what the others have started.
 
-    One that was stopped cannot end, whoever asks; one that hangs is told to, as launchers do.
+    One that was stopped cannot end, whoever asks; one that hangs is interrupted by evenstep.
     """
     victim = processes[cell.victim]
-    if cell.kind == "hang":
-        victim.terminate()
     if cell.kind != "stop":
         _wait(lambda: victim.poll() is not None, monotonic() + _VICTIM_S)
     ended = [

@@ -91,7 +91,7 @@ def train(
         balancer: new, and closed by the caller.
         folder: of the checkpoints.
         strike: called at every point with its name; those of ``benchmarks._fault_cells``, and
-            ``"forward 0"`` and so on before the forward of a step, and ``"data set of evaluation"``.
+            ``"forward 0"`` and so on before the forward of a step, ``"data set of evaluation"``.
         wrap: ``"ddp"`` or ``"fsdp2"``.
         buffers: whether the model has any.
     """

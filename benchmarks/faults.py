@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -106,6 +107,7 @@ def run_one(cell: Cell, folder: Path) -> Found:
         "slowest_s": outcome.slowest_s,
         "problems": problems,
         "wall_s": monotonic() - began_s,
+        "load": os.getloadavg()[0],
     }
     if not found["problems"]:
         shutil.rmtree(words)
@@ -119,7 +121,8 @@ def line(found: Found) -> str:
     """Return a cell's outcome in words."""
     slowest_s = found["slowest_s"]
     ended = "" if slowest_s is None else f", others ended after {slowest_s:.1f} s"
-    return f"{found['cell']}: {'; '.join(found['problems']) or 'met'}{ended}"
+    words = "; ".join(found["problems"]) or "met"
+    return f"{found['cell']}: {words}{ended} (load {found['load']:.0f})"
 
 
 def row(name: str, found: list[Found]) -> Row:

@@ -82,11 +82,12 @@ def test_a_problem_of_one_rank_is_told(changed, problem):
 
 def test_problems_of_the_cell_are_told():
     """A fault that never came, an own `finally` that did not run, processes that stay."""
-    raised = replace(CELL, kind="raise")
+    raised, hung = replace(CELL, kind="raise"), replace(CELL, kind="hang")
 
     assert problems_of(CELL, replace(MET, struck=False)) == ("the fault never came",)
     assert problems_of(CELL, replace(MET, remained=1)) == ("1 remained",)
     assert problems_of(raised, MET) == ("the victim: no `finally`",)
+    assert problems_of(hung, MET) == ("the victim: no `finally`",)
     assert limit_s("hang") > limit_s("stop") == limit_s("kill")
 
 
@@ -112,7 +113,14 @@ def test_a_part_of_the_cells_can_be_asked_for():
 
 @pytest.mark.cluster
 @pytest.mark.parametrize(
-    "cell", [CELL, Cell("save", "stop", 0, "fsdp2"), Cell("data set", "raise", 2, "ddp")], ids=str
+    "cell",
+    [
+        CELL,
+        Cell("save", "stop", 0, "fsdp2"),
+        Cell("data set", "raise", 2, "ddp"),
+        Cell("mean", "hang", 0, "ddp"),
+    ],
+    ids=str,
 )
 def test_a_cell_is_met(cell, tmp_path):
     """With real processes, however slow the machine: `benchmarks.faults` runs all the others."""
