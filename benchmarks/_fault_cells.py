@@ -55,6 +55,11 @@ class Cell:
         return f"{words}, torchrun" if self.torchrun else words
 
     @property
+    def victim_ends(self) -> bool:
+        """Whether the victim has to end as well: not where it cannot, or nobody is left to see."""
+        return self.kind != "stop" and (self.kind, self.point) != ("hang", "end of run")
+
+    @property
     def file_name(self) -> str:
         """The cell as a name of a file."""
         return str(self).replace(",", "").replace(" ", "-")

@@ -59,7 +59,7 @@ class Outcome:
         struck: whether the fault came at all.
         others: how they ended, by rank.
         cleaned: whether the victim's ``finally`` ran.
-        remained: processes that had to be killed, without a victim that was stopped.
+        remained: processes that had to be killed, without a victim that need not end.
     """
 
     limit_s: float
@@ -94,7 +94,7 @@ def problems_of(cell: Cell, outcome: Outcome) -> tuple[str, ...]:
         for rank, end in sorted(outcome.others.items())
         for problem in _problems_of_rank(cell, end, outcome.limit_s)
     ]
-    if cell.kind in ("raise", "hang") and not outcome.cleaned:
+    if cell.kind != "kill" and cell.victim_ends and not outcome.cleaned:
         found.append("the victim: no `finally`")
     if outcome.remained:
         found.append(f"{outcome.remained} remained")
@@ -215,17 +215,17 @@ def _ended(folder: Path, rank: int, code: int | None, end_s: float | None, began
 def _left(cell: Cell, processes: Processes) -> int:
     """Return how many processes remain of the victim, and of what the others have started.
 
-    One that was stopped cannot end, whoever asks; one that hangs is interrupted by evenstep.
+    One that hangs is interrupted by evenstep.
     """
     victim = processes[cell.victim]
-    if cell.kind != "stop":
+    if cell.victim_ends:
         _wait(lambda: victim.poll() is not None, monotonic() + _VICTIM_S)
     ended = [
         process
         for process in processes.values()
         if process.poll() is not None and _is_alive(process.pid)
     ]
-    return len(ended) + (cell.kind != "stop" and victim.poll() is None)
+    return len(ended) + (cell.victim_ends and victim.poll() is None)
 
 
 def _is_alive(group: int) -> bool:

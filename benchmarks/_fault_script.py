@@ -151,10 +151,10 @@ def between_steps(
 
 
 def striking(folder: Path, *, point: str, kind: str) -> Strike:
-    """Return what makes this rank fail at a point, and says when."""
+    """Return what makes this rank fail when it first comes to a point, and says when."""
 
     def strike(here: str) -> None:
-        if here != point:
+        if here != point or (folder / "struck").exists():
             return
         write_now(folder / "struck")
         if kind == "raise":

@@ -60,6 +60,7 @@ def test_an_outcome_as_it_should_be_has_no_problems():
 
     assert problems_of(CELL, MET) == ()
     assert problems_of(end, replace(MET, others={0: done, 2: WELL})) == ()
+    assert problems_of(replace(end, kind="hang"), replace(MET, others={0: done, 2: done})) == ()
 
 
 @pytest.mark.parametrize(
