@@ -28,7 +28,7 @@ _STACKS_S = 0.5
 _POLL_S = 0.02
 _PORTS = range(20_000, 30_000)  # below those that Linux hands out by itself
 Processes = dict[int, subprocess.Popen[bytes]]
-_NAMED = re.compile(r"Rank (\d+) on [^\n]*? was lost|on rank (\d+), |raised on rank (\d+)\b")
+_NAMED = re.compile(r"Rank (\d+)(?: on [^\n]*?)? was lost|on rank (\d+), |raised on rank (\d+)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +75,14 @@ class Outcome:
         return None if None in ends else max(s for s in ends if s is not None)
 
 
-def limit_s(kind: str) -> float:
-    """Return the seconds within which the others have to end."""
+def limit_s(kind: str, point: str = "") -> float:
+    """Return the seconds within which the others have to end.
+
+    Before a rank has come to ``prepare``, there is no connection whose silence could be noticed.
+    """
     assert RUNTIME.hang_s is not None
-    return MARGIN_S + (RUNTIME.hang_s if kind == "hang" else RUNTIME.deadline_s)
+    by_hang = kind == "hang" or point == "prepare"
+    return MARGIN_S + (RUNTIME.hang_s if by_hang else RUNTIME.deadline_s)
 
 
 def problems_of(cell: Cell, outcome: Outcome) -> tuple[str, ...]:
@@ -181,7 +185,7 @@ def _watched(cell: Cell, folder: Path, processes: Processes) -> Outcome:
                 ends_s[rank] = monotonic()
         return len(ends_s) == len(others)
 
-    limit = limit_s(cell.kind)
+    limit = limit_s(cell.kind, cell.point)
     _wait(lambda: struck.exists() or all_ended(), monotonic() + _START_S)
     came = struck.exists()
     began_s = float(struck.read_text()) if came else monotonic()

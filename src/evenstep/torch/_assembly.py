@@ -23,6 +23,7 @@ from ._data._stream import StreamLoader
 from ._data._stream_prepare import balanced_loader, check_is_loader, num_steps_of
 from ._data._stream_terms import StreamKind
 from ._exchange._crew import Crew
+from ._exchange._roll_call import roll_call
 from ._exchange._startup import Alone, SideGroup
 from ._fabric import FabricLoader, as_wrapped, still_wrapped, wrapped_loader, wrapped_model
 from ._job import job_of
@@ -86,6 +87,7 @@ class Assembly(abc.ABC):
         """Return all ranks, with whom roles are agreed on at first."""
         if self._crew is None:
             self._check_open()
+            roll_call(self._process_group, self._runtime.hang_s)
             self._crew = Crew(self._process_group, self._network)
             if self._crew.is_server:
                 self._service = Service(self._crew, self._runtime)
