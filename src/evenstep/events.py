@@ -119,15 +119,36 @@ class MeasurementRejected:
 
 @dataclass(frozen=True, slots=True)
 class PolicyFailed:
-    """The policy raised or broke its contract; the last good plan stays in force.
+    """A policy of the user's raised or broke its contract; the last good plan stays in force.
 
     Attributes:
         step: optimizer step whose timings it was given, from 0.
         problem: the error, as text.
+        policy: its class.
     """
 
     step: int
     problem: str
+    policy: str
+
+
+@dataclass(frozen=True, slots=True)
+class BalancingStopped:
+    """Something that training can do without failed: all ranks go on with equal batch sizes.
+
+    They do so for the rest of the run, from the same step on; gradients stay exact.
+
+    Attributes:
+        step: optimizer step after which it was noticed, from 0.
+        rank: where it failed.
+        problem: what failed, as text: mostly a mistake of evenstep's own.
+        trace: the traceback, as text; empty where it is in the log of another rank.
+    """
+
+    step: int
+    rank: int
+    problem: str
+    trace: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,6 +406,7 @@ Event = (
     | Rebalanced
     | MeasurementRejected
     | PolicyFailed
+    | BalancingStopped
     | PolicySlow
     | MemoryCapped
     | MemoryShort

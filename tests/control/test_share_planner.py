@@ -13,6 +13,7 @@ from evenstep.sharding import (
     Links,
     OptimalShares,
     ProportionalShares,
+    ShareDecision,
     ring_s,
 )
 from evenstep.sim import follow_links, known_links, play_exchange
@@ -195,9 +196,32 @@ def test_a_policy_that_fails_is_named_and_the_plan_stays():
     found = follow_links(Broken(), collocated(), [mbit(*UNLIKE)] * 12)
     failed = [event for event in found.events if type(event).__name__ == "PolicyFailed"]
 
-    assert [event.problem for event in failed] == ["RuntimeError: no idea"]
+    assert [(event.policy, event.problem) for event in failed] == [
+        ("Broken", "RuntimeError: no idea")
+    ]
     # The look at the links, by equal shares, was for one exchange: all-reduce goes on after it.
     assert [event.parts is None for event in planned(found)] == [False, True]
+
+
+def test_shares_that_are_none_are_the_policys_mistake():
+    """And a policy of evenstep's own that raises is none of a user's."""
+
+    class Halves(AbstractSharePolicy):
+        def init(self, aggregation):
+            return EqualShares().init(aggregation)
+
+        def update(self, aggregation, links, state):
+            return ShareDecision(np.full(aggregation.world_size, 0.5), None, "two wholes")
+
+    found = follow_links(Halves(), collocated(), [mbit(*UNLIKE)] * 12)
+    (failed,) = [event for event in found.events if type(event).__name__ == "PolicyFailed"]
+    assert failed.policy == "Halves"
+    assert "shares" in failed.problem
+
+    own = OptimalShares()
+    object.__setattr__(own, "margin", "lost")
+    with pytest.raises(TypeError):
+        follow_links(own, collocated(), [mbit(*UNLIKE)] * 12)
 
 
 def test_events_are_json_and_the_last_links_are_told():

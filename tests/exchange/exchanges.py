@@ -54,7 +54,7 @@ def pairs():
     """Makes two exchanges over a pair of sockets, with what rank 0 emitted."""
     opened = []
 
-    def make(lag=0, claims=None, **settings):
+    def make(lag=0, claims=None, planner=None, **settings):
         one, other = socket.socketpair()
         watch = {"heartbeat_s": 0.05, "deadline_s": 5.0}
         emitted = Queue()
@@ -74,7 +74,7 @@ def pairs():
         for exchange in both:
             exchange.start()
         opened.extend(both)
-        both[0].lead(Planner(Shifting(), Job(2, 16), claims=claims))
+        both[0].lead(planner or Planner(Shifting(), Job(2, 16), claims=claims))
         return both, emitted
 
     yield make

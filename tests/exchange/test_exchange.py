@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from evenstep.control import Report
-from evenstep.events import MeasurementRejected, PolicyFailed, StepMeasured
+from evenstep.events import MeasurementRejected, StepMeasured
 
 from .exchanges import pairs, reports_of
 
@@ -161,22 +161,6 @@ def test_a_step_that_one_rank_did_not_measure_is_left_out(star):
 
     assert both[1].at(2).batch_size == (8, 8)
     assert both[1].at(3).batch_size == (7, 9)
-
-
-def test_a_planner_that_raises_does_not_stop_training(star):
-    """Its failure becomes an event, and the plan in force goes on."""
-    both, emitted = star()
-    broken = both[0]._decisions.planner
-
-    def observe(reports, *, next_step, ask):
-        raise ZeroDivisionError("a bug of ours")
-
-    broken.observe = observe
-    mine, theirs = play(both, 2)
-    both[0].close()
-
-    assert mine == theirs == [(8, 8)] * 3
-    assert any(isinstance(event, PolicyFailed) for event in list(emitted.queue))
 
 
 def test_times_that_cannot_be_travel_and_are_told(star):

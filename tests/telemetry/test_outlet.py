@@ -134,7 +134,7 @@ def test_a_fault_is_told_to_a_person_once_for_each_who_has_it(told):
     """A policy that fails at every step is one line, not as many as there are steps."""
     log = FaultLog()
     for step in range(3):
-        log(PolicyFailed(step, "ValueError: no"))
+        log(PolicyFailed(step, "ValueError: no", "Mine"))
         log(PolicySlow(step, 2.0, 38.0))
         log(MeasurementRejected(step, 1, "compute_s is nan"))
         log(MeasurementRejected(step, 2, "compute_s is nan"))
@@ -142,7 +142,7 @@ def test_a_fault_is_told_to_a_person_once_for_each_who_has_it(told):
         log(RunEnded(step))
 
     assert [text.partition(" Training")[0] for text in told()] == [
-        "Step 0: the policy failed, and the last good plan stays (ValueError: no).",
+        "Step 0: the policy Mine failed, and the last good plan stays (ValueError: no).",
         "Step 0: the policy took 2.0 s to decide, which all ranks waited for, and not for the "
         "first time. It is asked again after 38 s; until then the sizes stay.",
         "Step 0: rank 1 measured what cannot be, and the plan stays: compute_s is nan.",

@@ -13,6 +13,7 @@ import pytest
 
 from evenstep import events
 from evenstep.events import (
+    BalancingStopped,
     ClaimsSwitched,
     Rebalanced,
     RunEnded,
@@ -143,6 +144,19 @@ def test_the_line_counts_what_balancing_does_not_touch():
     assert "equal split 0.0848 s: saves 8 %" in stream.getvalue()
 
 
+def test_the_line_says_that_balancing_is_off():
+    """As long as the run lasts, not only when it happened."""
+    stream = io.StringIO()
+    line = ProgressLine(stream, 1)
+    line(measured(0))
+    line(BalancingStopped(0, 1, "Reader failed (OSError: no)", ""))
+    for step in (1, 2):
+        line(measured(step))
+
+    off = ["balancing is off" in text for text in stream.getvalue().splitlines()]
+    assert off == [False, True, True, True]
+
+
 def test_the_line_does_not_hide_a_loss():
     """If the balanced step is slower than the equal one would be, it says so."""
     stream = io.StringIO()
@@ -186,6 +200,11 @@ def test_where_no_step_is_whole_the_line_claims_nothing():
         (
             WorkerUnhelpful(100, 2, 0.61, 0.48),
             "rank 2 costs more than it brings: steps of 0.61 s with all, 0.48 s with those",
+        ),
+        (
+            BalancingStopped(7, 0, "internal fault of evenstep (KeyError: 3)", "Traceback ..."),
+            "step 7: balancing is off for the rest of the run, with equal batch sizes: internal "
+            "fault of evenstep (KeyError: 3) on rank 0\n",
         ),
     ],
 )

@@ -104,7 +104,7 @@ def test_both_workers_get_the_plan_of_a_step_once_both_have_reported(pair):
     waiting.join(10)
 
     assert got[0].batch_size == second.at(1).batch_size == (3, 9)
-    assert exchanges[0].learnt() is not None
+    assert exchanges[0].decisions.learnt() is not None
 
 
 def test_a_worker_that_ends_its_run_early_is_named(pair):

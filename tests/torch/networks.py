@@ -29,6 +29,8 @@ QUIET = Runtime(line_every=None)
 class DrawnShares:
     """A planner that draws shares anew after every exchange; every third is plain all-reduce."""
 
+    links = None  # it follows none
+
     def __init__(self, world_size: int) -> None:
         self.plan = SharesInForce(0, 0, None, None, "begin")
         self.seen: list[tuple[int, Any]] = []

@@ -6,7 +6,7 @@ import torch
 
 from evenstep._exchange._jointly import Jointly
 from evenstep.control import Exchange, JointSizes
-from evenstep.events import PolicyFailed
+from evenstep.events import JointlyPlanned
 from evenstep.sharding import Aggregation, Links
 from evenstep.testing import run_workers
 from evenstep.torch import Network
@@ -55,7 +55,7 @@ class Failing:
         raise AssertionError("there is nothing to compensate")
 
 
-def test_what_fails_is_told_of_and_training_goes_on():
+def test_what_fails_ends_joint_sizes_and_training_goes_on():
     """Figures that cannot be are left out without a word: the planner of shares names them."""
     told = []
     aggregation, links = Aggregation(3, 1_000_000), Links(np.full(3, 1e6))
@@ -63,5 +63,7 @@ def test_what_fails_is_told_of_and_training_goes_on():
     jointly.observe(4, Exchange(1, float("nan")), links, np.full(3, 1 / 3))
     assert told == []
 
-    jointly.observe(5, Exchange(1, 1.0), links, np.full(3, 1 / 3))
-    assert told == [PolicyFailed(5, "ArithmeticError: no")]
+    for step in (5, 6):
+        jointly.observe(step, Exchange(1, 1.0), links, np.full(3, 1 / 3))
+    reason = "internal fault of evenstep (ArithmeticError: no)"
+    assert told == [JointlyPlanned(5, (0.0, 0.0, 0.0), None, None, reason)]

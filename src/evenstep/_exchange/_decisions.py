@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import Any, Protocol
 
 from .._types import FloatArray
-from ..control import Computing, Learnt, Outcome, Plan, Planner, Report
-from ..events import Event, Hook, PolicyFailed, PolicySlow, WorkerUnhelpful
+from ..control import Computing, EqualSizes, Learnt, Outcome, Plan, Planner, Report
+from ..events import BalancingStopped, Event, Hook, PolicySlow, WorkerUnhelpful
+from ._internal import fault_in_words, log_fault
 
 # Everybody waits for a decision. A policy that takes longer is asked so rarely that it costs a
 # twentieth of the time; but never less often than once a minute, as speeds change.
@@ -39,6 +42,9 @@ class Announcer(Protocol):
 class Decisions:
     """Decides as soon as the last report of a step is there, on the thread that brought it.
 
+    Where anything in that fails but a user's policy, all ranks go on with equal sizes, from the
+    same step on and for the rest of the run.
+
     Args:
         world_size: number of workers.
         lag: steps by which a plan trails its measurement.
@@ -47,7 +53,7 @@ class Decisions:
         clock: monotonic seconds.
 
     Attributes:
-        planner: decides; set before the first report.
+        planner: decides; set before the first report, and replaced once something in it fails.
     """
 
     def __init__(
@@ -59,7 +65,7 @@ class Decisions:
         emit: Hook,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self.planner: Planner | None = None
+        self.planner: Planner | EqualSizes | None = None
         self._world_size = world_size
         self._lag = lag
         self._announcer = announcer
@@ -82,6 +88,8 @@ class Decisions:
         with self._lock:
             for report in reports:
                 self._measured[report.step][rank] = report
+                if report.fault:
+                    self._cannot_measure(rank, step, report.fault)
             self._arrived[step].add(rank)
             if len(self._arrived[step]) == self._world_size:
                 del self._arrived[step]
@@ -126,9 +134,8 @@ class Decisions:
 
     def _decide(self, step: int) -> None:
         """Show the planner what is complete and publish what it says; then keep the books."""
-        planner = self.planner
-        assert planner is not None
-        first = self._first = self._first or planner.plan
+        assert self.planner is not None
+        first = self._first = self._first or self.planner.plan
         books: list[Callable[[], None]] = []
         complete = [
             index for index, known in self._measured.items() if len(known) == self._world_size
@@ -138,11 +145,10 @@ class Decisions:
             reports = [known[rank] for rank in range(self._world_size)]
             self._complete.append(reports)
             ran = self._in_force.pop(index, first)
-            events = self._catch_up(planner, index)
-            after = max(step, self._answered + 1)  # what was answered ahead is in force already
-            observe = partial(planner.observe, reports, next_step=after + 1 + self._lag)
+            events = self._catch_up(index)
+            observe = partial(self.planner.observe, reports, next_step=self._next_step(step))
             events += self._ask(observe, index)
-            books.append(partial(self._account, planner, reports, ran, events))
+            books.append(partial(self._keep_books, reports, ran, events))
         for books_of in (self._measured, self._in_force):
             for index in [index for index in books_of if index < step - 8]:
                 del books_of[index]  # a rank had no measurement of it, and never will
@@ -151,11 +157,16 @@ class Decisions:
         for book in books:
             self._announcer.later(book)
 
-    def _catch_up(self, planner: Planner, step: int) -> tuple[Event, ...]:
+    def _next_step(self, step: int) -> int:
+        """Return the first step that can use what is decided after ``step``, or later."""
+        after = max(step, self._answered + 1)  # what was answered ahead is in force already
+        return after + 1 + self._lag
+
+    def _catch_up(self, step: int) -> tuple[Event, ...]:
         """Have the planner make up for a step that it put off, before it is shown another."""
-        if not planner.is_behind:
+        if self.planner is None or not self.planner.is_behind:
             return ()
-        return self._ask(planner.catch_up, step)
+        return self._ask(self.planner.catch_up, step)
 
     def _ask(self, planning: Callable[..., Outcome], step: int) -> tuple[Event, ...]:
         """Have the planner decide and tell its plan; the policy may rest if it takes too long."""
@@ -163,12 +174,11 @@ class Decisions:
         ask = began_s >= self._rest_until_s
         try:
             events = planning(ask=ask).events
-        except Exception as error:  # training that could go on goes on, with the last plan
-            events = (PolicyFailed(step, f"{type(error).__name__}: {error}"),)
+        except Exception as error:
+            events = self._give_up(step, error)
         ended_s = self._clock()
         took_s = ended_s - began_s
-        if self.planner is not None:
-            self._announcer.announce(self.planner.plan)
+        self._announce()
         if ask:
             self._num_slow = self._num_slow + 1 if took_s > _SLOW_S else 0
         if not ask or self._num_slow < _SLOW_IN_A_ROW:
@@ -177,21 +187,56 @@ class Decisions:
         self._rest_until_s = ended_s + rest_s
         return (*events, PolicySlow(step, took_s, rest_s))
 
-    def _account(
-        self, planner: Planner, reports: list[Report], ran: Plan, events: tuple[Event, ...]
-    ) -> None:
-        with self._lock:
-            events += self._catch_up(planner, reports[0].step)
-            measured = planner.account(reports, ran)
-            told = self._look_for_burden(planner, reports[0].step)
-        for event in (measured, *events, *told) if measured else (*events, *told):
-            self._emit(event)
-
-    def _look_for_burden(self, planner: Planner, step: int) -> tuple[WorkerUnhelpful, ...]:
-        """Return the worker that costs more than it brings, once, if two looks in a row say so."""
-        if step % _LOOK_EVERY:
+    def _give_up(self, step: int, error: Exception) -> tuple[Event, ...]:
+        """Go on with equal sizes for good: what failed is no user's, and may be half changed."""
+        if not isinstance(self.planner, Planner):
             return ()
-        found = planner.burden(step)
+        log_fault(step, error, "All ranks go on with equal batch sizes for the rest of the run.")
+        self.planner = EqualSizes(self.planner, self._next_step(step))
+        trace = "".join(traceback.format_exception(error))
+        return (BalancingStopped(step, 0, fault_in_words(error), trace),)
+
+    def _cannot_measure(self, rank: int, step: int, fault: str) -> None:
+        """Go on with equal sizes for good: a rank cannot tell any more what it takes."""
+        if isinstance(self.planner, Planner):
+            self.planner = EqualSizes(self.planner, self._next_step(step))
+            self._announce()
+            self._announcer.later(partial(self._emit, BalancingStopped(step, rank, fault, "")))
+
+    def _announce(self) -> None:
+        if self.planner is not None:
+            self._announcer.announce(self.planner.plan)
+
+    def _keep_books(self, reports: list[Report], ran: Plan, events: tuple[Event, ...]) -> None:
+        """Tell what a step cost and what was decided after it."""
+        step = reports[0].step
+        with self._lock:
+            events += self._catch_up(step)
+        try:
+            for event in self._account(reports, ran, events):
+                self._emit(event)
+        except Exception as error:
+            with self._lock:
+                stopped = self._give_up(step, error)
+                self._announce()
+            with suppress(Exception):  # it may be what failed: the log has it
+                for event in stopped:
+                    self._emit(event)
+
+    def _account(
+        self, reports: list[Report], ran: Plan, events: tuple[Event, ...]
+    ) -> tuple[Event, ...]:
+        with self._lock:
+            assert self.planner is not None
+            measured = self.planner.account(reports, ran)
+            told = self._look_for_burden(reports[0].step)
+        return (measured, *events, *told) if measured else (*events, *told)
+
+    def _look_for_burden(self, step: int) -> tuple[WorkerUnhelpful, ...]:
+        """Return the worker that costs more than it brings, once, if two looks in a row say so."""
+        if step % _LOOK_EVERY or self.planner is None:
+            return ()
+        found = self.planner.burden(step)
         rank, before = None if found is None else found.rank, self._burden
         self._burden = rank
         if found is None or rank != before or rank in self._told:

@@ -7,10 +7,9 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import final
 
+from ..control import in_words
 from ..exceptions import WorkerLostError
 from ._peer import Message
-
-_MOST_CHARACTERS = 300  # of an exception's message: it goes into another error's
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +115,3 @@ def failure_of(error: BaseException, rank: int, last_step: int) -> tuple[int, st
     if isinstance(error, WorkerLostError) and error.rank != rank:
         return error.rank, f"rank {rank} lost it, and ended its run"
     return rank, f"it raised {in_words(error)} after step {last_step}"
-
-
-def in_words(error: BaseException) -> str:
-    """Return the type of an exception and the first line of its message, not too long."""
-    try:
-        lines = str(error).strip().splitlines()
-    except Exception:  # anybody's class
-        lines = []
-    text = lines[0] if lines else ""
-    text = text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -10,7 +10,7 @@ from dataclasses import asdict, fields
 from functools import partial
 from operator import attrgetter
 
-from ..control import Learnt, Plan, Planner, Report
+from ..control import Plan, Planner, Report
 from ..events import Hook, WorkerLost
 from ..exceptions import RanksDivergedError, WorkerLostError
 from ._answers import Answers
@@ -18,6 +18,7 @@ from ._channel import Message, StarChannel
 from ._claims import Claims
 from ._decisions import Decisions, read_plan
 from ._departures import Departures, failure_of
+from ._internal import fault_in_words, log_fault
 from ._losses import LossWatch, lost_worker
 from ._mailbox import Mailbox
 from ._not_finite import NotFinite
@@ -175,11 +176,11 @@ class Exchange:
             message |= self.ways.along(reduced)
             message |= self.shares.take_note()
             self._channel.send(0, {**message, "stop": True} if self.stop.asked else message)
-            self.check_left()
         else:
             self.shares.take(0, self.shares.take_note())
             self.ways.tell(reduced)
-            self._take(0, step, reports)
+            self._decisions.take(0, step, reports)
+        self.check_left()
         self._patrol.came_to(STEPS, self._last_step)
 
     def at(self, step: int, *, trains: bool = True, may_look_ahead: bool = False) -> Plan:
@@ -206,7 +207,8 @@ class Exchange:
         self.check_way()
         if may_look_ahead and index > max(self._newest_reported, self._answers.newest):
             self._ask_for(index)
-        self._await(index)
+        if not self._answers.wait(index, limit_s=None):
+            self.check()
         self.stopping = self.stop.is_known(index)
         return self._answers.plan(index)
 
@@ -249,10 +251,6 @@ class Exchange:
     def _plan_of(self, step: int) -> Plan:
         """Return the plan of a step which some rank has begun: it was published."""
         return self._answers.plan(self._index_of(step))
-
-    def learnt(self) -> Learnt | None:
-        """Return what the planner has learnt; None on ranks that have none."""
-        return self._decisions.learnt()
 
     def hear_out(self, *, limit_s: float) -> None:
         """Wait for the answer to this rank's last step, at most ``limit_s``.
@@ -333,12 +331,26 @@ class Exchange:
 
     def received(self, peer: int, message: Message) -> None:
         """Take in a report (rank 0) or a plan (the others), units, a loss or a goodbye."""
+        self._guarded(partial(self._take_in, peer, message))
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        """Do what others rely on: should it fail, which is a fault of ours, this rank is lost."""
+        try:
+            call()
+        except Exception as error:
+            log_fault(None, error, "This rank cannot go on.")
+            if self._rank != 0 and self._channel is not None:
+                self._channel.send(0, {"lost": self._rank, "problem": fault_in_words(error)})
+            self._fail(self._rank, fault_in_words(error))
+
+    def _take_in(self, peer: int, message: Message) -> None:
         match message:
             case {"step": step, "reports": rows}:
                 self.stop.asked |= message.get("stop", False)
                 self.shares.take(peer, message)
                 self.ways.received(peer, message)
-                self._take(peer, step, [Report(*row) for row in rows])
+                self._decisions.take(peer, step, [Report(*row) for row in rows])
+                self.check_left()
             case {"plan": plan}:
                 self.announce(read_plan(plan))
             case {"after": index}:
@@ -362,16 +374,10 @@ class Exchange:
                 self._patrol.left(peer)
                 self._left.hear(peer, message)
                 self.check_left()
-            case _ if not (
-                self.units.received(peer, message)
-                or self.mailbox.received(peer, message)
-                or self.claims.received(peer, message)
-                or self.shares.received(peer, message)
-                or self.not_finite.received(peer, message)
-                or self.stop.received(message)
-                or self.ways.received(peer, message)
-            ):
-                self._patrol.received(peer, message)
+            case _ if not (self.stop.received(message) or self.ways.received(peer, message)):
+                parts = self.units, self.mailbox, self.claims, self.shares, self.not_finite
+                if not any(part.received(peer, message) for part in parts):
+                    self._patrol.received(peer, message)
 
     def lost(self, peer: int, problem: str) -> None:
         """Take notice of a broken or silent connection."""
@@ -390,10 +396,6 @@ class Exchange:
             # starts the workers anew.
             self._loss.end(f"{self._loss.error} This process was told to end as well.")
         self._loss.end_if_stuck(self._patrol.thread_id)
-
-    def _take(self, rank: int, step: int, reports: Sequence[Report]) -> None:
-        self._decisions.take(rank, step, reports)
-        self.check_left()
 
     def _diverge(self, differing: Differing) -> None:
         """Have all ranks hear that they went different ways."""
@@ -429,11 +431,7 @@ class Exchange:
         if self._channel is None:
             call()
         else:
-            self._channel.call_later(call, delay_s=_BOOKS_S)
-
-    def _await(self, index: int) -> None:
-        if not self._answers.wait(index, limit_s=None):
-            self.check()
+            self._channel.call_later(partial(self._guarded, call), delay_s=_BOOKS_S)
 
     def check_left(self) -> None:
         """Take notice if somebody is needed who has ended its run."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Protocol, final
 
+import numpy as np
+
 from .._types import FloatArray
 from ..control import Computing, JointSizes
 from ..control import Exchange as ObservedExchange
-from ..events import Hook, PolicyFailed
+from ..events import Hook, JointlyPlanned
 from ..sharding import Links
+from ._internal import fault_in_words, log_fault
 
 
 class Sizes(Protocol):
@@ -33,6 +36,7 @@ class Jointly:
 
     def __init__(self, joint: JointSizes, sizes: Sizes, emit: Hook) -> None:
         self._joint, self._sizes, self._emit = joint, sizes, emit
+        self._is_over = False
 
     def observe(
         self,
@@ -42,7 +46,7 @@ class Jointly:
         shares: FloatArray | None,
     ) -> None:
         """Take in the exchange of ``step``, by ``shares`` or plain; nothing that it does raises."""
-        if exchange.problem():
+        if exchange.problem() or self._is_over:
             return
         before = self._joint.extra_s
         try:
@@ -50,7 +54,17 @@ class Jointly:
             events = self._joint.observe(step, computing, links, shares)
             if self._joint.extra_s is not before:
                 self._sizes.compensate(self._joint.extra_s)
-        except Exception as error:  # training goes on, with the sizes that it has
-            events = (PolicyFailed(step, f"{type(error).__name__}: {error}"),)
+        except Exception as error:  # training goes on
+            log_fault(step, error, "Sizes make up for no part of the exchange any more.")
+            self.end(step, fault_in_words(error))
+            return
         for event in events:
             self._emit(event)
+
+    def end(self, step: int, reason: str) -> None:
+        """Have sizes make up for nothing for the rest of the run."""
+        self._is_over = True
+        nothing = np.zeros_like(self._joint.extra_s)
+        if self._joint.is_joint:
+            self._sizes.compensate(nothing)
+        self._emit(JointlyPlanned(step, tuple(nothing.tolist()), None, None, reason))

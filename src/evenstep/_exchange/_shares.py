@@ -13,8 +13,9 @@ from typing import Any
 
 from ..control import Exchange as ObservedExchange
 from ..control import SharePlanner, SharesInForce, Transfers
-from ..events import Hook, PolicyFailed, SharesPlanned
+from ..events import Hook, SharesPlanned
 from ._channel import Message, StarChannel
+from ._internal import fault_in_words, log_fault
 from ._jointly import Jointly
 
 Row = tuple[int, int, float, float]
@@ -176,9 +177,17 @@ class Shares:
         return len(workers) == self._world_size and len(arrived) - len(workers) >= servers
 
     def _decide(self, seen: Sequence[Seen]) -> None:
+        """Show the planner an exchange; where anything fails, go on without it."""
+        if self._planner is None:
+            return
+        try:
+            self._show(self._planner, seen)
+        except Exception as error:  # a user's policy is the planner's own matter
+            self._give_up(self._planner, seen[0].step, error)
+
+    def _show(self, planner: SharePlanner, seen: Sequence[Seen]) -> None:
         """Show the planner an exchange, and tell everybody what it says."""
-        assert self._planner is not None
-        before, step = self._planner.plan, seen[0].step
+        before, step = planner.plan, seen[0].step
         if len({one.plan_epoch for one in seen}) > 1:
             return  # a step that some rank began anew
         plain = all(one.rows is None for one in seen)
@@ -193,29 +202,37 @@ class Shares:
         )
         with self._lock:
             next_step = self._answered + 2 + self._lag
-        try:
-            outcome = self._planner.observe(step, exchange, next_step=next_step)
-        except Exception as error:  # training goes on, with the plan that it has
-            self._emit(PolicyFailed(step, f"{type(error).__name__}: {error}"))
-            return
+        outcome = planner.observe(step, exchange, next_step=next_step)
         if outcome.plan is not before:
             self._announce(outcome.plan)
         for event in outcome.events:
             self._emit(event)
         if self._jointly is not None and exchange.plan_epoch == before.epoch:
-            self._jointly.observe(step, exchange, self._planner.links, before.shares)
+            self._jointly.observe(step, exchange, planner.links, before.shares)
+
+    def _give_up(self, planner: SharePlanner, step: int, error: Exception) -> None:
+        """Have gradients summed by plain all-reduce for good: what failed cannot be trusted."""
+        self._planner = None
+        log_fault(step, error, "Gradients are summed by plain all-reduce for the rest of the run.")
+        reason = f"plain all-reduce for the rest of the run: {fault_in_words(error)}"
+        plan = self._announce(SharesInForce(planner.plan.epoch + 1, step, None, None, reason))
+        self._emit(SharesPlanned(plan.first_step, plan.epoch, None, None, None, reason))
+        if self._jointly is not None:
+            self._jointly.end(step, reason)
 
     def _transfers(self, rows: Sequence[Row], lasted_s: float) -> Transfers:
         transfers = Transfers.from_rows(self._world_size + self._num_servers, rows)
         return transfers.lasting(lasted_s) if lasted_s > 0 else transfers
 
-    def _announce(self, plan: SharesInForce) -> None:
+    def _announce(self, plan: SharesInForce) -> SharesInForce:
+        """Tell everybody of a plan; return it with its first step."""
         with self._lock:  # no step is answered meanwhile
             first_step = max(plan.first_step, self._answered + 2 + self._lag)
             plan = replace(plan, first_step=first_step)
             if self._channel is not None:
                 self._channel.send_all({"shares": astuple(plan)})
             self._plans.append(plan)
+        return plan
 
 
 def read_shares(written: Sequence[Any]) -> SharesInForce:

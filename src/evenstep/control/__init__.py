@@ -1,8 +1,12 @@
 """What a driver needs around a policy: plans, the last good one, the tail, the what-if."""
 
+from ._blame import UserMistake as UserMistake
+from ._blame import blaming as blaming
+from ._blame import in_words as in_words
 from ._bounds import Bounds as Bounds
 from ._claims import ClaimSwitch as ClaimSwitch
 from ._computing import Computing as Computing
+from ._equal_sizes import EqualSizes as EqualSizes
 from ._job import Job as Job
 from ._joint import JointPlan as JointPlan
 from ._joint import joint_bound_s as joint_bound_s
@@ -31,6 +35,7 @@ __all__ = [
     "Bounds",
     "ClaimSwitch",
     "Computing",
+    "EqualSizes",
     "Exchange",
     "Job",
     "JointPlan",
@@ -48,7 +53,10 @@ __all__ = [
     "SharePlanner",
     "SharesInForce",
     "Transfers",
+    "UserMistake",
+    "blaming",
     "check_learnt",
+    "in_words",
     "joint_bound_s",
     "links_from_probes",
     "places",

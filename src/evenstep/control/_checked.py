@@ -18,9 +18,14 @@ def check_decision(decision: Decision[Any], cluster: Cluster, *, name: str) -> N
         name: of the policy, for the words.
 
     Raises:
+        TypeError: it is no decision, or its sizes are no array.
         ValueError: they are no integers, do not add up or break the bounds.
     """
+    if not isinstance(decision, Decision):
+        raise TypeError(f"{name} gave {decision!r}, not a `Decision`")
     sizes = decision.batch_size
+    if not isinstance(sizes, np.ndarray):
+        raise TypeError(f"{name} gave {sizes!r}, not an array of {cluster.world_size} integers")
     if not np.issubdtype(sizes.dtype, np.integer) or sizes.shape != (cluster.world_size,):
         raise ValueError(f"{name} gave {sizes!r}, not {cluster.world_size} integers")
     if sizes.sum() != cluster.global_batch_size:

@@ -21,13 +21,15 @@ from ..events import (
     StepMeasured,
     WorkerUnhelpful,
 )
-from ..policies import AbstractPolicy
+from ..policies import AbstractPolicy, Equal
 from ..timemodels import MemoryModel
+from ._blame import UserMistake, blaming
 from ._checked import check_decision
 from ._claims import ClaimSwitch
 from ._computing import Computing
 from ._job import Job
 from ._learnt import Learnt, Start, columns
+from ._measured import measured
 from ._plan import Outcome, Plan
 from ._report import Report, apart, timings_of
 from ._room import Room
@@ -42,8 +44,9 @@ class Planner:
       policy, nor is the short last step of an epoch, which has a batch of its own.
     - A report that cannot be (NaN, zero, negative, infinite) is named in an event and its step
       left out; it never spreads into a plan.
-    - A policy that raises, or whose sizes break the bounds, is named in an event, and the last
-      good plan stays in force.
+    - A user's policy that raises, or whose sizes break the bounds, is named in an event, and the
+      last good plan stays in force. What fails in evenstep itself, its own policies included,
+      raises: the driver goes on with ``EqualSizes``.
     - Memory: caps that were given, and those modelled from the peaks of the sizes visited,
       whichever is smaller, bound what the policy may plan.
     - A policy may promise to keep the sizes after a step that all workers end level
@@ -160,28 +163,19 @@ class Planner:
         """
         if any(report.problem() for report in reports):
             return None
-        timings = timings_of(reports)
+        timings, costs = timings_of(reports), None
         if self._num_measured > self._warm_up_steps:
             self._what_if.observe(timings)
             if self.claims is not None and self._is_full(timings):
                 self.claims.observe(timings, claimed=plan.first is not None)
-        compute_s = np.where(timings.batch_size > 0, timings.compute_s, 0.0)
-        makespan_s = float(compute_s.max())
-        idle_s = makespan_s - compute_s
-        costs = self._what_if.costs(self._room.cluster, timings) if self._is_full(timings) else None
-        return StepMeasured(
-            step=reports[0].step,
-            plan_epoch=plan.epoch,
-            batch_size=tuple(timings.batch_size.tolist()),
-            compute_s=tuple(compute_s.tolist()),
-            data_s=tuple(timings.data_s.tolist()),
-            idle_s=tuple(idle_s.tolist()),
-            makespan_s=makespan_s,
-            idle_share=float(idle_s.sum() / (len(reports) * makespan_s)),
-            equal_split_s=costs.equal_s if costs else None,
-            best_split_s=costs.best_s if costs else None,
-            wall_s=reports[0].wall_s,
-        )
+        if self._is_full(timings):
+            costs = self._what_if.costs(self._room.cluster, timings)
+        return measured(reports, plan, costs=costs)
+
+    def equal_plan(self, first_step: int, reason: str) -> Plan:
+        """Return a plan of equal sizes, as far as the bounds and what fits let them, for good."""
+        equal = replace(Equal().init(self._room.cluster), reason=reason)
+        return replace(self._make_plan(self.plan.epoch + 1, first_step, equal), first=None)
 
     def burden(self, step: int) -> WorkerUnhelpful | None:
         """Return the worker that costs more than it brings, if there is one: nobody waits."""
@@ -271,15 +265,17 @@ class Planner:
         self._state, self._level = decision.state, decision.level
 
     def _decide(self, step: int, next_step: int, timings: StepTimings) -> list[Event]:
-        """Ask the policy; keep the last good plan if it fails."""
+        """Ask the policy; keep the last good plan if a user's fails."""
+        cluster, shown = self._room.cluster, self._shown(timings)
         try:
-            cluster, shown = self._room.cluster, self._shown(timings)
-            decision = self._policy.update(cluster, shown, self._state)
-            self._check(decision)
-        except Exception as error:  # the policy may be anybody's: training goes on
-            return [PolicyFailed(step, f"{type(error).__name__}: {error}")]
-        self._adopt(decision)
+            with blaming(self._policy):
+                decision = self._policy.update(cluster, shown, self._state)
+                self._check(decision)
+                decision = replace(decision, reason=str(decision.reason))  # it has to travel
+        except UserMistake as mistake:  # training goes on
+            return [PolicyFailed(step, str(mistake), mistake.part)]
         plan = self._make_plan(self.plan.epoch + 1, next_step, decision)
+        self._adopt(decision)
         if (plan.batch_size, plan.max_forward) == (self.plan.batch_size, self.plan.max_forward):
             return []
         self.plan = plan
@@ -337,7 +333,7 @@ class Planner:
             tail=None if tail is None else tuple(tail.tolist()),
             max_forward=None if max_forward is None else tuple(max_forward.tolist()),
             granularity=tuple(self._room.cluster.granularity.tolist()) if self._job.cuts else None,
-            reason=str(decision.reason),  # anybody's policy: it has to survive the way
+            reason=str(decision.reason),
         )
         return plan if self.claims is None else self.claims.marked(plan)
 

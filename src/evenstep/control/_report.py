@@ -35,6 +35,7 @@ class Report:
         free_cpu: idle share of this machine's CPU since the report before, in [0, 1]; None where
             nobody reads it.
         free_memory_bytes: memory that is not in use on this machine; likewise.
+        fault: why this worker measures nothing any more, in words; empty while it does.
     """
 
     step: int
@@ -51,9 +52,12 @@ class Report:
     largest_forward: int = 0
     free_cpu: float | None = None
     free_memory_bytes: int = 0
+    fault: str = ""
 
     def problem(self) -> str | None:
         """Return what is wrong with the figures, or None if they can be planned by."""
+        if self.fault:
+            return f"it measures nothing any more: {self.fault}"
         if self.again:
             return "memory ran out, and parts of the step ran again: its time says nothing"
         if self.batch_size and not (math.isfinite(self.compute_s) and self.compute_s > 0):

@@ -13,9 +13,11 @@ from ..sharding import (
     Aggregation,
     Links,
     ShareDecision,
+    byte_edges,
     equal_shares,
     exchange_s,
 )
+from ._blame import blaming
 
 LOOK_EQUAL = 0.25  # part of a look that goes to all alike, whatever was known of the links
 SOUNDING, LEAST_SOUNDED = 1.4, 0.02  # times its part that a server gets to see what it carries
@@ -35,8 +37,16 @@ class ShareChoice:
         self._state = policy.init(aggregation).state
 
     def on(self, links: Links) -> ShareDecision[Any]:
-        """Return what the policy decides on links, whatever those carry that have no share."""
-        return self._policy.update(self._aggregation, self._hopeful(links), self._state)
+        """Return what the policy decides on links, whatever those carry that have no share.
+
+        Raises:
+            UserMistake: a user's policy raised, or what it gave are no shares.
+        """
+        hopeful = self._hopeful(links)
+        with blaming(self._policy):
+            decision = self._policy.update(self._aggregation, hopeful, self._state)
+            byte_edges(self._aggregation, shares=decision.shares)  # raises if they are none
+        return decision
 
     def keep(self, decision: ShareDecision[Any]) -> None:
         """Note that the decision is in force."""

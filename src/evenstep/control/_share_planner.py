@@ -26,6 +26,7 @@ from ..sharding import (
     plan_shares,
     ring_s,
 )
+from ._blame import UserMistake
 from ._link_tracker import LinkTracker, links_apart
 from ._share_choice import ShareChoice
 from ._share_looks import Looks, PlainLooks, Soundings
@@ -114,10 +115,9 @@ class SharePlanner:
             ring_s(aggregation, links)  # refuses those of other ranks before the first step
         self._helped = aggregation.num_workers < aggregation.world_size
         self._useful = aggregation.num_workers > (1 if self._helped else 2)
-        reason = "plain all-reduce: to measure what shares have to beat"
-        if not self._useful:
-            reason = "plain all-reduce: no shares are faster among so few workers"
-        self.plan = SharesInForce(0, 0, None, None, reason)
+        why = "to measure what shares have to beat"
+        why = why if self._useful else "no shares are faster among so few workers"
+        self.plan = SharesInForce(0, 0, None, None, f"plain all-reduce: {why}")
 
     @property
     def aggregation(self) -> Aggregation:
@@ -132,7 +132,7 @@ class SharePlanner:
     def observe(self, step: int, exchange: Exchange, *, next_step: int) -> ShareOutcome:
         """Return what follows from the exchange of one step.
 
-        Figures that cannot be are named in an event and left out, and so is a policy that fails.
+        Figures that cannot be are named in an event and left out; so is a user's policy that fails.
 
         Args:
             step: the step that was measured.
@@ -150,8 +150,8 @@ class SharePlanner:
         if newest and self._useful and self._num_seen >= NUM_PLAIN:
             try:
                 events += self._decide(exchange, next_step)
-            except Exception as error:  # the policy may be anybody's: training goes on
-                events.append(PolicyFailed(step, f"{type(error).__name__}: {error}"))
+            except UserMistake as mistake:  # training goes on
+                events.append(PolicyFailed(step, str(mistake), mistake.part))
                 if self._look_no and self.links is not None:  # that was for few exchanges only
                     reason = "plain all-reduce: the policy failed after a look at the links"
                     events += self._fall_back(next_step, self.links, reason)

@@ -21,8 +21,11 @@ class FaultLog:
     def __call__(self, event: Event) -> None:
         """Log ``event`` if it is the first of its kind."""
         match event:
-            case PolicyFailed(step=step, problem=problem):
-                text = f"Step {step}: the policy failed, and the last good plan stays ({problem})."
+            case PolicyFailed(step=step, problem=problem, policy=policy):
+                text = (
+                    f"Step {step}: the policy {policy} failed, and the last good plan stays "
+                    f"({problem})."
+                )
                 self._tell("failed", text)
             case PolicySlow(step=step, decide_s=decide_s, rest_s=rest_s):
                 text = (

@@ -7,7 +7,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import TextIO
 
-from ..events import Event, StepMeasured
+from ..events import BalancingStopped, Event, StepMeasured
 from ._news import news
 
 
@@ -35,15 +35,19 @@ class ProgressLine:
         self._num_steps = num_steps
         self._before: tuple[StepMeasured, ...] = ()  # the newest step of the last line
         self._since: list[StepMeasured] = []
+        self._is_off = False
 
     def __call__(self, event: Event) -> None:
         """Collect a step, or say at once what a person has to know."""
         if text := news(event):
             print(f"evenstep {text}", file=self._stream, flush=True)
+        self._is_off |= isinstance(event, BalancingStopped)
         if isinstance(event, StepMeasured):
             self._since.append(event)
             if len(self._since) >= self._num_steps:
-                print(describe((*self._before, *self._since)), file=self._stream, flush=True)
+                off = ", balancing is off" if self._is_off else ""
+                text = describe((*self._before, *self._since)) + off
+                print(text, file=self._stream, flush=True)
                 self._before = (event,)
                 self._since.clear()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..events import (
+    BalancingStopped,
     ClaimsSwitched,
     Event,
     MemoryCapped,
@@ -31,6 +32,11 @@ def news(event: Event) -> str:
             return f"step {event.step}: rank {event.rank} {_of_worker(event)}"
         case SharesPlanned():
             return f"step {event.step}: from now on, {_shares(event)}"
+        case BalancingStopped(step=step, rank=rank, problem=problem):
+            return (
+                f"step {step}: balancing is off for the rest of the run, with equal batch sizes: "
+                f"{problem} on rank {rank}"
+            )
         case ProbingStarted():
             return (
                 f"sends test bytes in {event.num_rounds} rounds to learn what links carry, before "

@@ -64,7 +64,7 @@ class RunLink:
     def learnt(self) -> Learnt | None:
         """What the planner has learnt, on rank 0."""
         exchange = self._exchange
-        return None if exchange is None else exchange.learnt()
+        return None if exchange is None else exchange.decisions.learnt()
 
     @property
     def num_samples(self) -> int:

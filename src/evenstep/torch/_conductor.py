@@ -94,7 +94,6 @@ class StepConductor:
         self._compiling = watch
         self.meter = meter
         self._exchange = exchange
-        self._memory = memory
         self._reporter = Reporter(exchange, memory, machine, watch, exact=exact)
         self._weights = Weights(
             exchange, meter, world_size=world_size, loss_reduction=loss_reduction
@@ -208,7 +207,7 @@ class StepConductor:
     def found_limit(self, limit: int) -> None:
         """Pass on, with every report from now on, how many samples one forward may have."""
         self._reporter.limit = limit
-        self._memory.reset()  # the peak of what was tried, or failed, is no step's own
+        self._reporter.reset_peak()  # the peak of what was tried, or failed, is no step's own
 
     def ran_out_of_memory(self, limit: int, *, num_samples: int, again: bool) -> None:
         """Take a forward back that did not fit, or with ``again`` all of the step so far."""
@@ -435,7 +434,7 @@ class StepConductor:
             step.is_clear = False
         else:
             self._compiling.begin_step()
-            self._memory.reset()
+            self._reporter.reset_peak()
             if self._shares is not None:
                 self._shares.at(step.number)
 

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .._exchange._exchange import Exchange
+from .._exchange._internal import fault_in_words, log_fault
 from .._exchange._reductions import Reduced
-from ..control import Report
+from ..control import Report, blaming
 from ._clock import PendingTime
-from ._machine import MachineReader
-from ._memory._memory import MemoryReader
+from ._machine import MachineReader, NoReader
+from ._memory._memory import MemoryReader, NoMemory
 from ._model._compile_watch import CompileWatch
 from ._under_way import StepUnderWay
 
 
 class Reporter:
     """Sends one message a step, with the measurements that are complete by then.
+
+    Measuring is nothing that training needs: where it fails, rank 0 hears of it, which has all
+    ranks go on with equal sizes, and no reader is asked any more.
 
     Args:
         exchange: carries reports.
@@ -45,6 +49,8 @@ class Reporter:
         self._exact = exact
         self._pending: list[tuple[StepUnderWay, PendingTime, int]] = []
         self.limit: int | None = None
+        self._has_failed = False
+        self._fault = ""  # to be told with the next report
 
     def send(
         self,
@@ -61,8 +67,26 @@ class Reporter:
             reduced: what its gradients were made of.
         """
         step.reported = True
+        try:
+            ready = self._complete(step, time)
+        except Exception as error:
+            ready = self._without(step, error)
+        self._exchange.report(step.number, ready, reduced=reduced)
+
+    def reset_peak(self) -> None:
+        """Start a new peak of memory."""
+        try:
+            with blaming(self._memory):
+                self._memory.reset()
+        except Exception as error:
+            self._give_up(None, error)
+
+    def _complete(self, step: StepUnderWay, time: PendingTime | None) -> list[Report]:
+        """Return what is complete."""
         if time is not None and not (self._compiling.stalled or step.again):
-            self._pending.append((step, time, self._memory.peak_bytes()))
+            with blaming(self._memory):
+                peak_bytes = self._memory.peak_bytes()
+            self._pending.append((step, time, peak_bytes))
         ready: list[Report] = []
         while self._pending:
             measured, pending, peak_bytes = self._pending[0]
@@ -73,10 +97,31 @@ class Reporter:
             ready.append(self._make(measured, compute_s, peak_bytes))
         if step.again:
             ready.append(self._make(step, 0.0, 0))
-        self._exchange.report(step.number, ready, reduced=reduced)
+        return ready
+
+    def _without(self, step: StepUnderWay, error: Exception) -> list[Report]:
+        """Return what to report of a step whose measuring failed."""
+        self._pending.clear()
+        self._give_up(step.number, error)
+        fault, self._fault = self._fault, ""
+        num_samples, total = step.num_samples, step.global_num_samples
+        return [Report(step.number, num_samples, total, 0.0, 0.0, fault=fault)]
+
+    def _give_up(self, step: int | None, error: Exception) -> None:
+        """Ask no reader any more, and have rank 0 hear why."""
+        if not self._has_failed:
+            log_fault(
+                step, error, "All ranks go on with equal batch sizes for the rest of the run."
+            )
+            self._has_failed, self._fault = True, fault_in_words(error)
+        self._memory, self._machine = NoMemory(), NoReader()
 
     def _make(self, step: StepUnderWay, compute_s: float, peak_bytes: int) -> Report:
-        free_cpu, free_memory_bytes = self._machine.read() or (None, 0)
+        with blaming(self._machine):
+            free_cpu, free_memory_bytes = self._machine.read() or (None, 0)
+        with blaming(self._memory):
+            capacity_bytes = self._memory.capacity_bytes()
+        fault, self._fault = self._fault, ""
         return Report(
             step=step.number,
             batch_size=step.num_samples,
@@ -85,11 +130,12 @@ class Reporter:
             data_s=step.data_s,
             wall_s=step.wall_s,
             peak_bytes=peak_bytes,
-            capacity_bytes=self._memory.capacity_bytes(),
+            capacity_bytes=capacity_bytes,
             holds=self._compiling.holds,
             limit=self.limit,
             largest_forward=step.largest,
             again=step.again,
             free_cpu=free_cpu,
             free_memory_bytes=free_memory_bytes,
+            fault=fault,
         )

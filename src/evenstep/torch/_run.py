@@ -132,7 +132,7 @@ class Run:
 
     def estimates(self) -> Estimates:
         """Return what was learnt so far; nothing on ranks other than 0."""
-        return Estimates(self._workers, self.exchange.learnt())
+        return Estimates(self._workers, self.exchange.decisions.learnt())
 
     def close(self) -> None:
         """Say goodbye to the others, and have the sinks take what is left."""

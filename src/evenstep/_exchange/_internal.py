@@ -1,0 +1,27 @@
+"""What failed and training can do without: logged once with its traceback, and named."""
+
+from __future__ import annotations
+
+import logging
+
+from ..control import UserMistake, in_words
+
+
+def log_fault(step: int | None, error: Exception, consequence: str) -> None:
+    """Log with its traceback what failed.
+
+    Args:
+        step: optimizer step after which it was noticed; None where that is not known.
+        error: what was raised; a ``UserMistake`` is no fault of evenstep's.
+        consequence: what training goes on with, in a sentence.
+    """
+    what = fault_in_words(error) if step is None else f"Step {step}: {fault_in_words(error)}"
+    request = "" if isinstance(error, UserMistake) else " Please report it, with this traceback."
+    logging.getLogger("evenstep").error("%s. %s%s", what, consequence, request, exc_info=error)
+
+
+def fault_in_words(error: Exception) -> str:
+    """Return what failed, as a part of a sentence."""
+    if isinstance(error, UserMistake):
+        return f"{error.part} failed ({error})"
+    return f"internal fault of evenstep ({in_words(error)})"

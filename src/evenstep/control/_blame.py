@@ -1,0 +1,68 @@
+"""Whose mistake an exception is: that of a policy or a reader of the user's, or evenstep's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+_NEUTRAL = {__name__.partition(".")[0], "builtins", "numpy"}
+_MOST_CHARACTERS = 300  # of an exception's message: it goes into another text
+
+
+class UserMistake(Exception):
+    """What a user gave, such as a policy, raised or broke its contract.
+
+    Attributes:
+        part: its class.
+    """
+
+    def __init__(self, problem: str, part: str) -> None:
+        super().__init__(problem)
+        self.part = part
+
+
+@contextmanager
+def blaming(part: Any) -> Iterator[None]:
+    """Turn what is raised in the block into a mistake of ``part``, unless it is evenstep's own.
+
+    Only calls of the part, and checks of what it returned, belong into the block.
+
+    Raises:
+        UserMistake: the part is a user's. One of evenstep's own raises as it did.
+    """
+    try:
+        yield
+    except Exception as error:
+        if is_own(part):
+            raise
+        raise UserMistake(in_words(error), type(part).__name__) from error
+
+
+def is_own(value: Any) -> bool:
+    """Tell whether a policy or a reader is evenstep's own, with all that it is made of.
+
+    A wrapper of evenstep's around a user's policy is not: what it returns is made by both.
+    """
+    module = getattr(value, "__module__", "builtins")
+    if module.partition(".")[0] not in _NEUTRAL:
+        return False
+    if isinstance(value, tuple | list):
+        return all(map(is_own, value))
+    if isinstance(value, dict):
+        return all(map(is_own, value.values()))
+    if is_dataclass(value):
+        return all(is_own(getattr(value, field.name)) for field in fields(value))
+    return True
+
+
+def in_words(error: BaseException) -> str:
+    """Return the type of an exception and the first line of its message, not too long."""
+    try:
+        lines = str(error).strip().splitlines()
+    except Exception:  # of a user's class
+        lines = []
+    text = lines[0] if lines else ""
+    text = text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
