@@ -85,8 +85,8 @@ def test_the_next_step_makes_up_for_it():
 
 @pytest.mark.parametrize(
     "news",
-    [{"holds": True}, {"capacity_bytes": 10**9, "peak_bytes": 10}, {"limit": 9}],
-    ids=["asks to hold", "tells its memory", "found a limit"],
+    [{"holds": True}, {"capacity_bytes": 10, "peak_bytes": 9}, {"limit": 9}],
+    ids=["asks to hold", "is short of memory", "found a limit"],
 )
 def test_who_says_more_than_a_time_is_heard_at_once(news):
     """However level the step, and whatever is level to the policy."""
@@ -95,6 +95,31 @@ def test_who_says_more_than_a_time_is_heard_at_once(news):
     planner.observe(reports(0, 96.0, 100.0, **news), next_step=1)
 
     assert not planner.is_behind
+
+
+def test_memory_that_says_nothing_new_is_no_reason_to_wait():
+    """A GPU's peak comes with every report: the policy is asked at once where it moves a cap."""
+    planner = planner_of(Shown())
+    ask_at_once = []
+
+    for step, peak_bytes in enumerate((40, 40, 40, 90, 90)):  # room for all, then for 8
+        told = {"capacity_bytes": 100, "peak_bytes": peak_bytes}
+        planner.observe(reports(step, 96.0, 100.0, **told), next_step=step + 1)
+        ask_at_once.append(not planner.is_behind)
+
+    assert ask_at_once == [False, False, False, True, False]
+
+
+@pytest.mark.parametrize("memory", [{}, {"capacity_bytes": 10**9, "peak_bytes": 10**6}])
+def test_auto_is_rarely_waited_for_by_equal_workers(memory):
+    """With 1 % of noise, whether workers tell of their memory, as GPUs do, or not."""
+    planner, num_behind = planner_of(Auto()), 0
+    for step, seconds in enumerate(np.random.default_rng(1).lognormal(0, 0.01, (100, 2))):
+        planner.observe(reports(step, *seconds.tolist(), **memory), next_step=step + 1)
+        num_behind += planner.is_behind
+
+    assert planner.plan.batch_size == (8, 8)
+    assert num_behind >= 90
 
 
 def test_a_worker_without_samples_is_never_level():

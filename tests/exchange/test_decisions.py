@@ -250,7 +250,7 @@ def level_run(ranks, *, lag=0, num_steps=3, after_each=lambda: None, news_in=Non
         for rank in (0, 1):
             report = Report(step, 8, 16, compute_s=0.1, data_s=float(step))
             if step == news_in:
-                report = replace(report, capacity_bytes=10**9)
+                report = replace(report, limit=15)
             decisions.take(rank, step, [report])
         after_each()
     return in_force

@@ -50,7 +50,8 @@ class Planner:
     - Memory: caps that were given, and those modelled from the peaks of the sizes visited,
       whichever is smaller, bound what the policy may plan.
     - A policy may promise to keep the sizes after a step that all workers end level
-      (``Decision.level``): it is shown such a step when nobody waits (``catch_up``).
+      (``Decision.level``): it is shown such a step when no rank waits (``catch_up``). What a step
+      tells of memory is taken in at once, and one that moves a cap is shown at once.
 
     It reads no clock and talks to nobody: reports in, a plan and events out.
 
@@ -104,9 +105,11 @@ class Planner:
         rejected = tuple(
             MeasurementRejected(step, rank, problem) for rank, problem in bad if problem
         )
-        limited = self._room.limited(reports)
-        events = [*caught_up, *limited, *rejected]
-        if not rejected and ask and not limited and self._is_level(reports):
+        capped = self._room.limited(reports)
+        if not rejected:
+            capped += self._room.measured(reports, self.plan)
+        events = [*caught_up, *rejected, *capped]
+        if not rejected and ask and not capped and self._is_level(reports):
             self._put_off = partial(self._learn_from, reports, next_step + 1)
         elif not rejected:
             events += self._learn_from(reports, next_step, ask=ask)
@@ -248,8 +251,7 @@ class Planner:
     def _learn_from(self, reports: Sequence[Report], next_step: int, *, ask: bool) -> list[Event]:
         """Take in all that can be planned by."""
         step, timings = reports[0].step, timings_of(reports)
-        events = self._room.measured(reports, timings, self.plan) + self._hold(reports)
-        return events + self._learn(step, timings, next_step, ask=ask)
+        return self._hold(reports) + self._learn(step, timings, next_step, ask=ask)
 
     def _learn(self, step: int, timings: StepTimings, next_step: int, *, ask: bool) -> list[Event]:
         """Ask the policy about a step if it counts."""

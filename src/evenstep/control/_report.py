@@ -70,7 +70,7 @@ class Report:
 def apart(reports: Sequence[Report], extra_s: FloatArray | None = None) -> float:
     """Return by how much the first worker ended before the last, as a share of the last's time.
 
-    Infinite where one says more than a time, or had nothing to compute: never level.
+    Infinite where one asks to keep the sizes, or had nothing to compute: never level.
 
     With ``extra_s``, had each computed for so much longer, ``(world_size,)``.
 
@@ -78,7 +78,7 @@ def apart(reports: Sequence[Report], extra_s: FloatArray | None = None) -> float
     operation on an array takes a tenth of a millisecond.
     """
     for report in reports:
-        if not report.batch_size or report.holds or report.capacity_bytes:
+        if not report.batch_size or report.holds:
             return math.inf
     times = [report.compute_s for report in reports]
     if extra_s is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .._types import IntArray, StepTimings
+from .._types import IntArray
 from ..events import Event, MemoryCapped, MemoryShort
 from ..timemodels import MemoryModel
 from ._job import Job
@@ -62,14 +62,15 @@ class Room:
         else:
             self.caps = caps
 
-    def measured(self, reports: Sequence[Report], timings: StepTimings, plan: Plan) -> list[Event]:
+    def measured(self, reports: Sequence[Report], plan: Plan) -> list[Event]:
         """Take in the peaks of a step; tighten or relax the caps they imply."""
         if not any(report.capacity_bytes and report.peak_bytes for report in reports):
             return []
         capacity = np.array([report.capacity_bytes for report in reports])
         peaks = np.array([report.peak_bytes for report in reports])
         told = np.array([report.largest_forward for report in reports])
-        ran = np.where(told > 0, told, _largest(plan, timings.batch_size))  # whose the peak was
+        sizes = np.array([report.batch_size for report in reports])
+        ran = np.where(told > 0, told, _largest(plan, sizes))  # whose the peak was
         self._peaks = self._memory.update(self._peaks, ran, peaks, capacity)
         return self._tighten(reports[0].step, capacity)
 
