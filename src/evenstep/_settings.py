@@ -6,19 +6,15 @@ from typing import Any, Literal
 
 from .exceptions import invalid
 from .policies import AbstractPolicy, by_name
+from .policies._base import check_policy
 
 
 def checked_policy(policy: Any) -> AbstractPolicy[Any]:
     """Return the policy, or the one of that name."""
-    policy = by_name(policy) if isinstance(policy, str) else policy
-    if not isinstance(policy, AbstractPolicy):
-        raise invalid(
-            "Balancer(policy=...)",
-            "be a name, `module:Class`, or a policy",
-            repr(policy),
-            "Give an instance, such as `Auto()`, not the class.",
-        )
-    return policy
+    if isinstance(policy, str):
+        return by_name(policy)
+    check_policy("Balancer(policy=...)", policy, rule="be a name, 'module:Class', or a policy")
+    return policy  # type: ignore[no-any-return]
 
 
 def checked_reduction(loss_reduction: Any) -> Literal["mean", "sum"]:

@@ -142,11 +142,11 @@ CASES: dict[str, tuple[Callable[[], None], str]] = {
     ),
     "bounds that cannot be met": (
         bounds_that_cannot_be_met,
-        "must be at most 10, the summed `max_batch_size` in whole granules, got 16. Lower it",
+        "`Bounds(max=...)` must add up to the global batch of 16 at least, in whole granules, got",
     ),
     "smallest sizes past the batch": (
         smallest_sizes_past_the_batch,
-        "must be at least 18, the summed `min_batch_size` in whole granules, got 16. Raise it",
+        "`Bounds(min=...)` must add up to the global batch of 16 at most, in whole granules, got",
     ),
     "second prepare": (second_prepare, "must be given each model once"),
     "second prepare by another": (second_prepare_by_another, "must be given each model once"),

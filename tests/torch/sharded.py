@@ -179,7 +179,10 @@ MISTAKES = {
     "older": (older, "with FSDP1's `FullyShardedDataParallel`. Shard the model with"),
     "own divide factor": (own_divide_factor, "must be left alone with a balancer"),
     "single samples": (single_samples, "leave room for 2 micro-batches of 1 on every rank, got 1"),
-    "too few": (too_few, "must be at least 32, the summed `min_batch_size` in whole granules"),
+    "too few": (
+        too_few,
+        "`Bounds(granularity=...)` must leave every worker its least of",
+    ),
 }
 
 

@@ -125,7 +125,7 @@ def test_the_line_has_the_whole_step(capfd):
     ("settings", "message"),
     [
         ({"loss_reduction": "max"}, r"`Balancer\(loss_reduction=...\)` must be"),
-        ({"global_batch_size": 0}, r"`Balancer\(global_batch_size=...\)` must be at least 1"),
+        ({"global_batch_size": 0}, r"`Balancer\(global_batch_size=...\)` must be an integer >= 1"),
         ({"policy": "best"}, "best"),
         ({"policy": Auto}, r"`Balancer\(policy=...\)` must be a name.*not the class"),
     ],

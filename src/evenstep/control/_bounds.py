@@ -87,12 +87,15 @@ class Bounds:
                 f"Change one of the two, the global batch to "
                 f"{-(-global_batch_size // self.forward_size) * self.forward_size}, say.",
             )
+        least = self._least(world_size, smallest, min_forwards)
+        granule = _each("granularity", self.granularity, world_size)
+        self._check_room(global_batch_size, least, granule, caps)
         return Cluster(
             world_size,
             global_batch_size,
-            min_batch_size=self._least(smallest, min_forwards),
+            min_batch_size=least,
             max_batch_size=caps,
-            granularity=_spread(self.granularity),
+            granularity=granule,
         )
 
     @property
@@ -101,13 +104,13 @@ class Bounds:
         assert isinstance(self.granularity, int)
         return self.granularity
 
-    def _least(self, smallest: int, min_forwards: int) -> int | IntArray:
+    def _least(self, world_size: int, smallest: int, min_forwards: int) -> IntArray:
         """Return the smallest sizes, with room for as many forwards of a granule each."""
-        granule = np.asarray(self.granularity, dtype=np.int64)
-        room: IntArray = granule * min_forwards if min_forwards > 1 else np.asarray(0)
+        granule = _each("granularity", self.granularity, world_size)
+        room = granule * min_forwards if min_forwards > 1 else np.zeros_like(granule)
         if self.min == "auto":
-            return np.maximum(smallest, room) if room.ndim else max(smallest, int(room))
-        least = np.asarray(self.min, dtype=np.int64)
+            return np.maximum(smallest, room)
+        least = _each("min", self.min, world_size)
         if (least < room).any():
             raise invalid(
                 "Bounds(min=...)",
@@ -116,7 +119,57 @@ class Bounds:
                 "With FSDP2 a rank's time is taken from the micro-batches before its last: leave "
                 "`min` at 'auto'.",
             )
-        return least if least.ndim else int(least)
+        return least
+
+    def _check_room(
+        self, total: int, least: IntArray, granule: IntArray, caps: IntArray | None
+    ) -> None:
+        """Raise, in the words of these bounds, where they leave no way to split ``total``."""
+        lowest = -(-least // granule) * granule
+        if total < lowest.sum():
+            raise self._too_large(total, lowest)
+        if caps is None:
+            return
+        highest = np.where(caps < total, caps // granule * granule, total)
+        given = self.caps(len(granule))
+        is_given = given is not None and np.array_equal(caps, given)
+        above = lowest > highest
+        if above.any():
+            rank = int(np.argmax(above))
+            low, high = lowest[rank], highest[rank]
+            if not is_given:
+                raise ValueError(f"rank {rank} fits {high} samples, and is to get at least {low}")
+            raise invalid(
+                "Bounds(min=..., max=...)",
+                "satisfy min <= max on every rank, in whole granules",
+                f"{low} and {high} in granules of {granule[rank]} on rank {rank}",
+                "Raise `max`, or lower `min` or `granularity`.",
+            )
+        if total > highest.sum():
+            found = f"{_listed(highest)}, {highest.sum()} in all"
+            if not is_given:
+                raise ValueError(f"workers fit {found}, and the global batch is {total}")
+            raise invalid(
+                "Bounds(max=...)",
+                f"add up to the global batch of {total} at least, in whole granules",
+                found,
+                "Raise it, lower the global batch, or loop over `loader.steps()`, where it bounds "
+                "a micro-batch.",
+            )
+
+    def _too_large(self, total: int, lowest: IntArray) -> ValueError:
+        """Return the error of least sizes that exceed the global batch."""
+        found = f"{_listed(lowest)}, {lowest.sum()} in all"
+        remedy = "Lower it, raise the global batch, or train on fewer workers."
+        if self.min != "auto":
+            rule = f"add up to the global batch of {total} at most, in whole granules"
+            return invalid("Bounds(min=...)", rule, found, remedy)
+        if np.max(self.granularity) > 1:
+            rule = f"leave every worker its least of the global batch of {total}, in whole granules"
+            return invalid("Bounds(granularity=...)", rule, found, remedy)
+        rule = f"leave every worker the least that its model needs, {found}"
+        remedy = "Raise it, or train on fewer workers."
+        return invalid("Balancer(global_batch_size=...)", rule, total, remedy)
 
     def _check_count(self) -> None:
         if not isinstance(self.granularity, int):
@@ -138,19 +191,27 @@ class Bounds:
         """Return ``max`` per worker, ``(world_size,)``, or None if there is none yet."""
         if self.max is None or self.max == "probe":
             return None
-        given = np.asarray(self.max, dtype=np.int64)
-        if given.shape not in ((), (world_size,)):
-            raise invalid(
-                "Bounds(max=...)",
-                f"be one number or {world_size} of them",
-                self.max,
-                "Give one for all workers, or one each.",
-            )
-        return np.broadcast_to(given, (world_size,)).copy()
+        return _each("max", self.max, world_size)
 
 
-def _spread(sizes: Sizes) -> int | IntArray:
-    return sizes if isinstance(sizes, int) else np.asarray(sizes, dtype=np.int64)
+def _each(name: str, sizes: Sizes, world_size: int) -> IntArray:
+    """Return one size per worker, ``(world_size,)``."""
+    given = np.asarray(sizes, dtype=np.int64)
+    if given.shape not in ((), (world_size,)):
+        raise invalid(
+            f"Bounds({name}=...)",
+            f"be one number or {world_size} of them",
+            sizes,
+            "Give one for all workers, or one each.",
+        )
+    return np.broadcast_to(given, (world_size,)).copy()
+
+
+def _listed(sizes: IntArray) -> str:
+    """Return one number where all are alike, the first of them otherwise."""
+    if (sizes == sizes[0]).all():
+        return f"{sizes[0]} each"
+    return " ".join(map(str, sizes[:16].tolist())) + (" ..." if len(sizes) > 16 else "")
 
 
 def _check(name: str, value: object, *, least: int) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import abc
-from typing import ClassVar, Generic
+import inspect
+from typing import Any, ClassVar, Generic
 
 from .._types import Cluster, Decision, State, StepTimings
+from ..exceptions import invalid
 
 
 class AbstractPolicy(abc.ABC, Generic[State]):
@@ -37,3 +39,25 @@ class AbstractPolicy(abc.ABC, Generic[State]):
     @abc.abstractmethod
     def update(self, cluster: Cluster, timings: StepTimings, state: State) -> Decision[State]:
         """Return the next decision, leaving all arguments as they are."""
+
+
+def check_policy(argument: str, value: Any, *, rule: str = "be a policy") -> None:
+    """Raise unless ``value`` is a policy.
+
+    Args:
+        argument: the class and its argument, for the message.
+        value: what was given for it.
+        rule: what would do.
+
+    Raises:
+        ValueError: it is a class, no policy, or does not inherit from ``AbstractPolicy``.
+    """
+    if isinstance(value, AbstractPolicy):
+        return
+    remedy = "Give an instance, such as `Auto()`."
+    given = value if inspect.isclass(value) else type(value)
+    if issubclass(given, AbstractPolicy):
+        remedy = f"Give an instance, `{given.__name__}(...)`, not the class."
+    elif hasattr(given, "update"):
+        remedy = f"Have `{given.__name__}` inherit from `evenstep.policies.AbstractPolicy`."
+    raise invalid(argument, rule, repr(value), remedy)

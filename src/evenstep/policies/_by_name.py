@@ -31,11 +31,12 @@ def by_name(name: str) -> AbstractPolicy[Any]:
         imported(name, AbstractPolicy, caller=caller) if ":" in name else _exported(name)
     )
     if needed := needed_settings(policy_class):
+        settings = ", ".join(f"{setting}=..." for setting in needed)
         raise invalid(
             "by_name(name=...)",
             "name a policy that needs no settings",
             f"{name!r}, which needs {', '.join(needed)}",
-            f"Pass an instance: `{policy_class.__name__}({needed[0]}=...)`.",
+            f"Pass an instance: `{policy_class.__name__}({settings})`.",
         )
     return policy_class()
 
@@ -47,11 +48,13 @@ def _exported(name: str) -> type[AbstractPolicy[Any]]:
         value.name: value for value in public if _is_policy(value) and not inspect.isabstract(value)
     }
     if name not in found:
+        given = [other for other in sorted(found) if not needed_settings(found[other])]
         raise invalid(
             "by_name(name=...)",
-            f"be one of {', '.join(sorted(found))} or 'module:Class'",
+            f"be one of {', '.join(given)} or 'module:Class'",
             repr(name),
-            "Names are lower case, with hyphens.",
+            f"Names are lower case, with hyphens. {', '.join(sorted(found.keys() - given))} need "
+            "settings: pass an instance.",
         )
     return found[name]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from .._types import Cluster, Decision, StepTimings
 from ..exceptions import invalid
-from ._base import AbstractPolicy
+from ._base import AbstractPolicy, check_policy
 from ._splits import refit
 
 
@@ -27,7 +27,7 @@ class Deadband(AbstractPolicy[dict[str, Any]]):
         threshold: largest relative change that is ignored, at least 0.
 
     Raises:
-        ValueError: ``threshold`` is negative.
+        ValueError: ``policy`` is none, or ``threshold`` is negative.
     """
 
     name: ClassVar[str] = "deadband"
@@ -36,6 +36,7 @@ class Deadband(AbstractPolicy[dict[str, Any]]):
     threshold: float
 
     def __post_init__(self) -> None:
+        check_policy("Deadband(policy=...)", self.policy)
         if not self.threshold >= 0:
             raise invalid(
                 "Deadband(threshold=...)", "be at least 0", self.threshold, "0.05 is 5 %."

@@ -9,7 +9,7 @@ import numpy as np
 
 from .._types import Cluster, Decision, StepTimings
 from ..exceptions import invalid
-from ._base import AbstractPolicy
+from ._base import AbstractPolicy, check_policy
 from ._splits import refit
 
 
@@ -27,7 +27,7 @@ class Every(AbstractPolicy[dict[str, Any]]):
         num_steps: steps between changes, at least 1, which changes nothing.
 
     Raises:
-        ValueError: ``num_steps`` is below 1.
+        ValueError: ``policy`` is none, or ``num_steps`` is below 1.
     """
 
     name: ClassVar[str] = "every"
@@ -36,6 +36,7 @@ class Every(AbstractPolicy[dict[str, Any]]):
     num_steps: int
 
     def __post_init__(self) -> None:
+        check_policy("Every(policy=...)", self.policy)
         if self.num_steps < 1:
             raise invalid(
                 "Every(num_steps=...)", "be at least 1", self.num_steps, "Use 1 for every step."

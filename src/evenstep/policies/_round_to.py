@@ -9,7 +9,7 @@ import numpy as np
 
 from .._types import Cluster, Decision, StepTimings
 from ..exceptions import invalid
-from ._base import AbstractPolicy
+from ._base import AbstractPolicy, check_policy
 
 
 @final
@@ -32,7 +32,7 @@ class RoundTo(AbstractPolicy[Any]):
             multiple.
 
     Raises:
-        ValueError: ``granularity`` is below 1.
+        ValueError: ``policy`` is none, or ``granularity`` is below 1.
     """
 
     name: ClassVar[str] = "round-to"
@@ -41,6 +41,7 @@ class RoundTo(AbstractPolicy[Any]):
     granularity: int
 
     def __post_init__(self) -> None:
+        check_policy("RoundTo(policy=...)", self.policy)
         if self.granularity < 1:
             raise invalid(
                 "RoundTo(granularity=...)",

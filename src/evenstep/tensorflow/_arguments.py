@@ -15,7 +15,8 @@ def checked_size(global_batch_size: Any, world_size: int) -> int:
             "Balancer(global_batch_size=...)",
             f"be a whole number of at least {world_size}, one sample for each worker",
             repr(global_batch_size),
-            "Give the samples of a step over all workers.",
+            "Give the samples of a step over all workers; a policy goes by its name, "
+            "`Balancer(policy=...)`.",
         )
     return global_batch_size
 

@@ -8,14 +8,17 @@ from ..exceptions import invalid
 from ._network import Network
 
 
-def checked_size(global_batch_size: int | None) -> int | None:
+def checked_size(global_batch_size: Any) -> int | None:
     """Return the global batch size, if it is one."""
-    if global_batch_size is not None and global_batch_size < 1:
+    if global_batch_size is None:
+        return None
+    if type(global_batch_size) is not int or global_batch_size < 1:
         raise invalid(
             "Balancer(global_batch_size=...)",
-            "be at least 1",
-            global_batch_size,
-            "Leave it out to take the loader's batch size times the number of workers.",
+            "be an integer >= 1",
+            repr(global_batch_size),
+            "Leave it out to take the loader's batch size times the number of workers; a policy "
+            "goes by its name, `Balancer(policy=...)`.",
         )
     return global_batch_size
 
