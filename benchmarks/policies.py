@@ -159,6 +159,22 @@ def lasting_change(policy: AbstractPolicy, num_seeds: int) -> Row:
     )
 
 
+def pure_noise(policy: AbstractPolicy, num_seeds: int) -> Row:
+    """Three equal workers, 8 samples each, whose steps are mostly fixed cost and 30 % noise."""
+    sizes = [
+        sizes_of(follow(policy, Cluster(3, 24), 5e-3, [np.full(3, 1e-5)] * 500, factors=noise))
+        for noise in (jitter(0.3, 500, 3, seed) for seed in range(num_seeds))
+    ]
+    smallest, largest = int(np.min(sizes)), int(np.max(sizes))
+    bar = policy.name == "auto"
+    return Row(
+        f"(d) {policy.name}: pure noise, three equal workers, {num_seeds} runs of 500 steps",
+        "8 samples each, always" if bar else "reported",
+        {"smallest": smallest, "largest": largest},
+        smallest == largest == 8 if bar else None,
+    )
+
+
 def third_plan(num_runs: int) -> Row:
     """No noise: how near the third plan is to the best."""
     above = []
@@ -199,7 +215,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
     """Yield each answer as it is ready."""
     num_seeds = 3 if options.quick else 8
     yield from (dynamic_batching(), lbb(), lb_bsp(), third_plan(10 * num_seeds))
-    for ask in (jitter_alone, single_slow_step, lasting_change):
+    for ask in (jitter_alone, single_slow_step, lasting_change, pure_noise):
         for policy in reacting():
             yield ask(policy, num_seeds)
     for policy in reacting():

@@ -27,6 +27,7 @@ OTHERS = [
     policies.Dbs(num_steps=3),
     policies.LbBsp2018(predictor=Last()),
     policies.LbBsp2020(predictor=Ema()),
+    policies.LbBsp2020(delta=0.2),
 ]
 ADAPTIVE = [
     policies.Auto(),

@@ -61,6 +61,25 @@ def test_a_leader_without_memory_to_spare_is_passed_over():
     assert (sizes[1:] == sizes[1]).all()
 
 
+@pytest.mark.parametrize("global_batch_size", [512, 10_000, 1_000_000])
+def test_a_share_of_the_batch_is_as_fast_at_any_batch(global_batch_size):
+    """As many moves to balance, where so many samples would take ever more."""
+    cluster = Cluster(4, global_batch_size)
+    sizes = sizes_of(follow(LbBsp2020(delta=0.04), cluster, 0.0, [FOUR_GPUS] * 300))
+    above = above_best(sizes, cluster, 0.0, FOUR_GPUS)
+
+    assert steps_until(above, 0.05) == pytest.approx(19 * 5, abs=10)
+    assert (abs(np.diff(sizes[:, 3])).max()) == round(0.04 * global_batch_size / 4)
+
+
+def test_few_samples_a_move_get_nowhere_in_a_huge_batch():
+    """The rule moves as many samples whatever the batch: its documentation says so."""
+    cluster = Cluster(4, 1_000_000)
+    sizes = sizes_of(follow(LbBsp2020(), cluster, 0.0, [FOUR_GPUS] * 300))
+
+    assert sizes[-1, 3] == 250_000 - 5 * 60
+
+
 def test_oscillation_halves_the_moves_and_doubles_the_window():
     """Moves of 40 swing past the balance; after the first, 20 a move and ten steps a window."""
     cluster, slope_s = Cluster(2, 128), np.array([1.0, 1.6]) * 1e-3
@@ -105,8 +124,12 @@ def test_settings_of_the_one_rule_are_refused_by_the_other(settings):
         LbBsp2020(predictor=Ema(), **settings)
 
 
-@pytest.mark.parametrize("settings", [{"delta": 0}, {"window": 0}, {"dead_band": -0.1}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [{"delta": 0}, {"delta": 1.5}, {"delta": -0.1}, {"window": 0}, {"dead_band": -0.1}],
+    ids=str,
+)
 def test_settings_out_of_range_are_named(settings):
     """The message names class and argument."""
-    with pytest.raises(ValueError, match=rf"`LbBsp2020\({next(iter(settings))}=...\)` must be at"):
+    with pytest.raises(ValueError, match=rf"`LbBsp2020\({next(iter(settings))}=...\)` must be"):
         LbBsp2020(**settings)

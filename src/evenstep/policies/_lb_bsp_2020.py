@@ -40,7 +40,9 @@ class LbBsp2020(AbstractPolicy[dict[str, Any]]):
     Right for lasting differences on steady machines, and robust: one window's noise costs
     $\Delta$ samples at most. Slow: a shift of $s$ samples takes $s / \Delta$ windows. Four GPUs
     at 81.8, 81.5, 85.4 and 392.9 ms for 128 samples each take 93, 19 or 6 moves at
-    $\Delta$ = 1, 5 or 16, and 16 stalls at 8 % imbalance until it is halved.
+    $\Delta$ = 1, 5 or 16, and 16 stalls at 8 % imbalance until it is halved. The rule knows
+    nothing of the batch: with a million samples a step and $\Delta$ = 5, workers four times apart
+    are as far from the best after 1000 steps as before. Give large batches a share, such as 0.04.
 
     Left out: the code of QSync's imitation, which gives samples to the slowest worker.
 
@@ -59,7 +61,8 @@ class LbBsp2020(AbstractPolicy[dict[str, Any]]):
     - A move that would cross a bound is cut down to it.
 
     Args:
-        delta: samples moved at a time, at least 1; whole granules of both workers, one at least.
+        delta: samples moved at a time, an integer >= 1, or that share of the equal batch, below 1;
+            whole granules of both workers, one at least.
         window: steps averaged before a move, at least 1.
         dead_band: (max - min) / mean of the times below which nothing moves, at least 0.
         predictor: foresees speeds in samples/s for the rule for CPUs, which has no use for the
@@ -75,16 +78,23 @@ class LbBsp2020(AbstractPolicy[dict[str, Any]]):
 
     name: ClassVar[str] = "lb-bsp-2020"
 
-    delta: int = 5
+    delta: int | float = 5
     window: int = 5
     dead_band: float = 0.05
     predictor: AbstractPredictor[Any] | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("delta", 1), ("window", 1), ("dead_band", 0)):
+        for name, least in (("window", 1), ("dead_band", 0)):
             value = getattr(self, name)
             if not value >= least:
                 raise invalid(f"LbBsp2020({name}=...)", f"be at least {least}", value, "Raise it.")
+        if not (0 < self.delta < 1 or 1 <= self.delta == int(self.delta)):
+            raise invalid(
+                "LbBsp2020(delta=...)",
+                "be an integer >= 1, or a share in (0, 1)",
+                self.delta,
+                "0.04 is 5 samples where the equal batch is 128.",
+            )
         knobs = [knob for knob in fields(self) if knob.name != "predictor"]
         given = tuple(getattr(self, knob.name) for knob in knobs)
         if self.predictor is not None and given != tuple(knob.default for knob in knobs):
@@ -104,7 +114,7 @@ class LbBsp2020(AbstractPolicy[dict[str, Any]]):
             "waited": 0,
             "sum_s": np.zeros(cluster.world_size),
             "num_steps": 0,
-            "delta": self.delta,
+            "delta": self._delta(cluster),
             "window": self.window,
             "leader": -1,  # of the last move; -1 if none, or none to compare with
             "num_good": 0,
@@ -136,7 +146,7 @@ class LbBsp2020(AbstractPolicy[dict[str, Any]]):
 
         state = {**state, "sum_s": np.zeros(cluster.world_size), "num_steps": 0}
         if changed:
-            state = {**state, "delta": self.delta, "window": self.window, "leader": -1}
+            state = {**state, "delta": self._delta(cluster), "window": self.window, "leader": -1}
             state["level"] = math.inf
         if imbalance < self.dead_band:
             state = {**state, "leader": -1, "num_good": 0, "level": imbalance}
@@ -160,7 +170,7 @@ class LbBsp2020(AbstractPolicy[dict[str, Any]]):
                 state = {**state, "leader": -1}
                 return _decided(state, f"held: imbalance {imbalance:.1%}, a move would overshoot")
         else:
-            state = {**state, **self._restored(state)}
+            state = {**state, **self._restored(state, self._delta(cluster))}
         if amount == 0:
             return _decided(state, f"held: imbalance {imbalance:.1%}, bounds in the way")
         return _after(state, pair, amount, imbalance)
@@ -172,12 +182,18 @@ class LbBsp2020(AbstractPolicy[dict[str, Any]]):
         window = min(2 * state["window"], LONGEST * self.window)
         return {"delta": state["delta"] // 2, "window": window, "num_good": 0}
 
-    def _restored(self, state: dict[str, Any]) -> dict[str, Any]:
+    def _delta(self, cluster: Cluster) -> int:
+        """Return the samples of a move that nothing has shrunk."""
+        if self.delta >= 1:
+            return int(self.delta)
+        return max(1, round(self.delta * cluster.global_batch_size / cluster.world_size))
+
+    def _restored(self, state: dict[str, Any], most: int) -> dict[str, Any]:
         """Return larger moves after shorter looks, once enough moves went well."""
         if state["num_good"] + 1 < RESTORED_AFTER:
             return {"num_good": state["num_good"] + 1}
-        delta, window = min(2 * state["delta"], self.delta), max(state["window"] // 2, self.window)
-        return {"delta": delta, "window": window, "num_good": 0}
+        window = max(state["window"] // 2, self.window)
+        return {"delta": min(2 * state["delta"], most), "window": window, "num_good": 0}
 
 
 def _decided(state: dict[str, Any], reason: str) -> Decision[dict[str, Any]]:
