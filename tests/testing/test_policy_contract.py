@@ -1,5 +1,6 @@
 """The contract catches what it is there for: policies broken on purpose fail it."""
 
+import re
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -39,21 +40,20 @@ class Broken(AbstractPolicy):
             sizes[[0, -1]] = sizes[[-1, 0]]
         if self.fault == "swaps two ranks' sizes" and len(sizes) > 2:
             sizes = np.roll(sizes, 1)
-        if self.fault == "rounds in floats":
-            return replace(decision, batch_size=sizes.astype(float))
-        if self.fault == "has no reason":
-            return replace(decision, reason=" ")
-        if self.fault == "keeps an object":
-            return replace(decision, state={**decision.state, "policy": self.policy})
-        if self.fault == "draws lots":
-            return replace(decision, reason=str(np.random.default_rng().random()))
-        return replace(decision, batch_size=sizes)
+        changes = {
+            "rounds in floats": lambda: {"batch_size": sizes.astype(float)},
+            "has no reason": lambda: {"reason": " "},
+            "keeps an object": lambda: {"state": {**decision.state, "policy": self.policy}},
+            "promises too much": lambda: {"level": 1.0},
+            "draws lots": lambda: {"reason": str(np.random.default_rng().random())},
+        }
+        return replace(decision, **changes.get(self.fault, lambda: {"batch_size": sizes})())
 
 
-def promises_broken_by(contract, policy):
+def promises_broken_by(contract, policy, *, among="test_"):
     """Return the names of the contract's tests that ``policy`` fails."""
     broken = []
-    for name in (name for name in dir(contract) if name.startswith("test_")):
+    for name in (name for name in dir(contract) if name.startswith(among)):
         test = getattr(contract, name)
         settings = [{}]
         for mark in getattr(test, "pytestmark", []):
@@ -77,6 +77,7 @@ def promises_broken_by(contract, policy):
         ("favours the last rank", "test_ties_go_to_the_lower_rank"),
         ("has no reason", "test_decisions_are_plain"),
         ("keeps an object", "test_decisions_are_plain"),
+        ("promises too much", "test_a_level_step_leaves_the_sizes"),
         ("draws lots", "test_the_same_timings_give_the_same_decisions"),
         ("edits its inputs", "test_batch_sizes_are_feasible"),
         ("spreads NaN", "test_a_worker_without_samples_is_left_out"),
@@ -85,7 +86,19 @@ def promises_broken_by(contract, policy):
 )
 def test_a_fault_breaks_its_promise(fault, promise):
     """One policy for each promise, wrong in one way."""
-    assert promise in promises_broken_by(PolicyContract(), Broken(fault))
+    assert promises_broken_by(PolicyContract(), Broken(fault), among=promise) == [promise]
+
+
+def test_a_broken_promise_is_one_line_without_a_traceback():
+    """With the seed and what was decided, and no inside of the contract."""
+    with pytest.raises(pytest.fail.Exception) as caught:
+        PolicyContract().test_batch_sizes_are_feasible(Broken("loses a sample"))
+
+    assert not caught.value.pytrace
+    assert re.fullmatch(
+        r"seed 0: Broken gave \[.*\], which add up to \d+ and not to the global batch of \d+",
+        str(caught.value),
+    )
 
 
 def test_a_policy_that_does_not_react_is_no_adaptive_one():
