@@ -16,7 +16,10 @@ from evenstep.cli import _progress
 from evenstep.cli._app import app
 from evenstep.cli._contest import named_policies
 from evenstep.cli._text import number, percent
+from evenstep.testing import run_workers
 from tests._snippets import ROOT
+
+from .trained import trained
 
 SMALL = ["--steps", "20", "--seeds", "2", "--world-size", "4"]
 TRACE = ["step,worker,seconds,samples"] + [
@@ -93,6 +96,29 @@ def test_a_trace_brings_workers_steps_and_global_batch(trace):
     # The fast pay less for each sample that they take over, if a part of their time is fixed.
     assert fixed["runs"][0]["best_step_s"] < found["runs"][0]["best_step_s"]
     assert fixed["runs"][0]["seed"] is None
+
+
+@pytest.mark.cluster
+def test_a_run_that_was_trained_is_a_trace(tmp_path):
+    """By its folder or its events: policies on what its own workers took, ten times apart."""
+    run_workers(2, trained, str(tmp_path / "mine"))
+    for path in (tmp_path / "mine", tmp_path / "mine" / "events.jsonl"):
+        found = answer("--trace", path, "--policy", "auto,equal")
+        regret = {line["policy"]: line["mean_regret"] for line in found["standings"]}
+
+        assert [run["scenario"] for run in found["runs"]] == ["mine"] * 2
+        assert found["runs"][0]["global_batch_size"] == 32
+        assert regret["auto"] < 1
+        assert regret["equal"] > 2
+
+
+def test_damaged_events_are_named_with_their_line(tmp_path):
+    """In the words of the option."""
+    (tmp_path / "events.jsonl").write_text('{"event": "Schema", "version": 1}\nnothing\n')
+    result = simulate("--trace", tmp_path)
+
+    assert result.exit_code == 2
+    assert "line 2: no JSON" in re.sub(r"[│\s]+", " ", result.stderr)
 
 
 def test_a_trace_may_stand_beside_scenarios(trace):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from .._types import FloatArray, IntArray
 from ..exceptions import invalid
 from ..prediction import AffineFilter
-from ..telemetry import read_events
+from ..telemetry._recorded import Recorded
 from ..timemodels import AffineTime
 
 WARM_UP = 1
@@ -63,28 +63,11 @@ def read_run(path: str | Path) -> RunTimes:
         ValueError: there is no measured step, or one that cannot be.
         OSError: the file cannot be read.
     """
-    file = Path(path)
-    file = file / "events.jsonl" if file.is_dir() else file
-    start: Record | None = None
-    steps: list[Record] = []
-    caps: dict[int, int] = {}
-    for record in read_events(file):
-        match record["event"]:
-            case "RunStarted":
-                start, steps, caps = record, [], {}
-            case "StepMeasured":
-                steps.append(_checked(file, record, len(steps[0]["batch_size"]) if steps else None))
-            case "MemoryCapped":
-                caps[record["rank"]] = record["max_batch_size"]
-    if not steps:
-        remedy = "Train with `Balancer(run_dir=...)`, a few steps are enough."
-        raise invalid("read_run(path=...)", "hold a measured step", f"none in {file}", remedy)
-    return _estimated(file, start, steps, caps)
+    return _estimated(Recorded.of(path, caller="read_run"))
 
 
-def _estimated(
-    file: Path, start: Record | None, steps: list[Record], caps: dict[int, int]
-) -> RunTimes:
+def _estimated(run: Recorded) -> RunTimes:
+    steps = [step for _, step in run.steps]
     shown = steps[WARM_UP:] or steps
     sizes = np.array([step["batch_size"] for step in shown], np.int64)
     seconds = np.array([step["compute_s"] for step in shown], np.float64)
@@ -97,14 +80,14 @@ def _estimated(
         rank = int(np.argmin(state["num_steps"]))
         rule = "measure every worker at least once"
         remedy = "Record a run in which each has samples."
-        raise invalid("read_run(path=...)", rule, f"nothing of rank {rank} in {file}", remedy)
-    total = int(sizes[-1].sum()) if start is None else int(start["global_batch_size"])
+        raise invalid("read_run(path=...)", rule, f"nothing of rank {rank} in {run.file}", remedy)
+    total, start = run.global_batch_size, run.start
     names = () if start is None else tuple(zip(start["hosts"], start["devices"], strict=True))
     return RunTimes(
         times=times,
         global_batch_size=total,
         names=tuple(" ".join(pair) for pair in names),
-        max_batch_size=_caps(caps, sizes.shape[1], total),
+        max_batch_size=_caps(run.caps, sizes.shape[1], total),
         overhead_s=_overhead_s(steps),
         noise=estimator.noise(state),
         is_line_known=sizes.max(axis=0) > np.where(sizes > 0, sizes, sizes.max()).min(axis=0),
@@ -129,22 +112,3 @@ def _caps(caps: dict[int, int], world_size: int, total: int) -> IntArray | None:
     if not caps:
         return None
     return np.array([caps.get(rank, total) for rank in range(world_size)], np.int64)
-
-
-def _checked(file: Path, record: Record, world_size: int | None) -> Record:
-    """Return the record of a step whose sizes and times can be."""
-    step = record.get("step")
-    sizes, seconds = record.get("batch_size"), record.get("compute_s")
-    if not (isinstance(sizes, list) and isinstance(seconds, list) and sizes):
-        _refuse(file, "give batch sizes and times", f"{sizes} and {seconds} in step {step}")
-    if len(sizes) != len(seconds) or world_size not in (None, len(sizes)):
-        rule = "speak of as many workers in each step"
-        _refuse(file, rule, f"{len(sizes)} sizes and {len(seconds)} times in step {step}")
-    good = [size == 0 or (np.isfinite(s) and s > 0) for size, s in zip(sizes, seconds, strict=True)]
-    if not all(good) or min(sizes) < 0:
-        _refuse(file, "hold positive times", f"{seconds} for {sizes} samples in step {step}")
-    return record
-
-
-def _refuse(file: Path, rule: str, got: str) -> NoReturn:
-    raise invalid("read_run(path=...)", rule, f"{got} of {file}", "Leave that step out.")

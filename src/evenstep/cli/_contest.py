@@ -121,19 +121,21 @@ def _drawn(
 def _recorded(
     traces: Sequence[Path], intercepts: str | None, global_batch_size: int | None
 ) -> list[Case]:
-    fixed: tuple[float, ...] = (0.0,)
+    fixed = None
     if intercepts is not None:
         fixed = numbers("simulate", "--intercepts", intercepts, positive=False)
     cases = []
     for file in traces:
         try:
             given = sim.read_trace(file)
-            each = spread("simulate", "--intercepts", fixed, given.world_size, like=file.name)
+            each = fixed
+            if fixed is not None:
+                each = spread("simulate", "--intercepts", fixed, given.world_size, like=file.name)
             total = recorded_batch(file) if global_batch_size is None else global_batch_size
             cases.append(Case(given.name, total, trace=file, intercept_s=each))
             cases[-1].given()
         except OSError as error:
-            remedy = "Give a .csv or a .jsonl file."
+            remedy = "Give a .csv or a .jsonl file, or the folder of a run."
             rule = "name a file that can be read"
             raise refused("simulate", "--trace", rule, f"{file} ({error})", remedy) from error
         except ValueError as error:

@@ -31,10 +31,12 @@ def simulate(
     ] = "bsp",
     trace: Annotated[
         list[Path] | None,
-        typer.Option(help="A recorded run, .csv or .jsonl; may be given several times."),
+        typer.Option(
+            help="A run's folder or events.jsonl, or a table; may be given several times."
+        ),
     ] = None,
     intercepts: Annotated[
-        str | None, typer.Option(help="Fixed seconds of a step in traces, one or one each; 0.")
+        str | None, typer.Option(help="Fixed seconds of a step in traces, one or one each.")
     ] = None,
     world_size: Annotated[int | None, typer.Option(help="Workers of drawn scenarios; 8.")] = None,
     steps: Annotated[int | None, typer.Option(help="Steps of drawn scenarios; 600.")] = None,

@@ -32,14 +32,14 @@ class Case:
         name: of the scenario, or of the trace.
         global_batch_size: samples per step.
         trace: the file; None if the scenario is drawn.
-        intercept_s: fixed costs in a trace, one number or one each.
+        intercept_s: fixed costs in a trace, one number or one each; None where none were given.
         world_size, num_steps, seed: of a scenario that is drawn.
     """
 
     name: str
     global_batch_size: int
     trace: Path | None = None
-    intercept_s: tuple[float, ...] = (0.0,)
+    intercept_s: tuple[float, ...] | None = None
     world_size: int = 8
     num_steps: int = 600
     seed: int | None = None
@@ -48,7 +48,7 @@ class Case:
         """Return the workers and their times."""
         if self.trace is not None:
             fixed = self.intercept_s
-            cost_s = fixed[0] if len(fixed) == 1 else np.array(fixed)
+            cost_s = None if fixed is None else np.array(fixed if len(fixed) > 1 else fixed[0])
             return sim.read_trace(self.trace, intercept_s=cost_s)
         return sim.scenario(self.name, self.world_size, self.num_steps, self.seed or 0)
 

@@ -1,4 +1,4 @@
-"""Lines of a trace file, read and checked one by one."""
+"""Lines of a trace, or of a run's own events, read and checked one by one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..exceptions import invalid
+from ..telemetry._recorded import Recorded
+
+WARM_UP = 1
+"""Steps at the start of a run that are passed over: kernels are chosen, memory is found."""
 
 COLUMNS = ("step", "worker", "seconds", "samples")
 _ONE_OBJECT = "Write one object with named columns per line."
@@ -28,11 +32,14 @@ class Row:
 
 
 def read_rows(file: Path) -> Iterator[Row]:
-    """Yield the rows of a trace file, in its order.
+    """Yield the rows of a trace, in its order; of a run's events, those of the steps that count.
 
     Raises:
         ValueError: a line is no such row.
     """
+    if is_run(file):
+        yield from _of_run(Recorded.of(file, caller="read_trace"))
+        return
     kinds = {".csv": _csv, ".jsonl": _json_lines}
     if file.suffix not in kinds:
         raise invalid(
@@ -52,6 +59,36 @@ def read_rows(file: Path) -> Iterator[Row]:
         raise invalid(
             "read_trace(path=...)", "be text in UTF-8", f"{file.name}: {error}", "Convert it."
         ) from error
+
+
+def is_run(file: Path) -> bool:
+    """Tell whether a file, or a folder, holds the events of a run."""
+    if file.is_dir():
+        return True
+    if file.suffix != ".jsonl":
+        return False
+    with file.open("rb") as lines:
+        try:
+            entry = json.loads(lines.readline())
+        except ValueError:
+            return False
+    return isinstance(entry, dict) and "event" in entry
+
+
+def _of_run(run: Recorded) -> Iterator[Row]:
+    """Yield what workers did in full steps, numbered anew: the first warms up, as in training."""
+    full = [
+        (line, step["batch_size"], step["compute_s"])
+        for line, step in run.steps[WARM_UP:]
+        if sum(step["batch_size"]) == run.global_batch_size and all(step["batch_size"])
+    ]
+    if not full:
+        rule = f"hold a step of {run.global_batch_size} samples, some for each worker, after the"
+        remedy = "Train for longer, or with `Bounds(min=1)`."
+        raise invalid("read_trace(path=...)", f"{rule} first", f"none in {run.file}", remedy)
+    for number, (line, sizes, seconds) in enumerate(full):
+        for worker, (size, second) in enumerate(zip(sizes, seconds, strict=True)):
+            yield Row(line, number, worker, second, size)
 
 
 def refuse(file: Path, line: int, rule: str, got: object, remedy: str) -> NoReturn:

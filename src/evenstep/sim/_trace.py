@@ -10,14 +10,18 @@ import numpy as np
 
 from .._types import FloatArray
 from ..exceptions import invalid
-from ._rows import Row, read_rows, refuse
+from ..prediction import AffineFilter
+from ._rows import Row, is_run, read_rows, refuse
 from ._scenario import Scenario
 
 
-def read_trace(path: str | Path, *, intercept_s: float | FloatArray = 0.0) -> Scenario:
+def read_trace(path: str | Path, *, intercept_s: float | FloatArray | None = None) -> Scenario:
     r"""Return the workers of a recorded run, to be asked what other plans would have cost.
 
-    A CSV with a header, or JSON lines (``.csv``, ``.jsonl``), with the columns ``step``,
+    The ``events.jsonl`` of a run, or its folder: all full steps of the newest run in it that were
+    measured, after the first, numbered anew, and named by the folder.
+
+    Or a CSV with a header, or JSON lines (``.csv``, ``.jsonl``), with the columns ``step``,
     ``worker``, ``seconds`` and ``samples`` in any order and no others: what one worker computed
     in one step, and for how long, waiting apart. Steps ascend without a gap from any number on; the
     workers of a step come in any order. Worker numbers may be any, and their columns ascend.
@@ -34,10 +38,12 @@ def read_trace(path: str | Path, *, intercept_s: float | FloatArray = 0.0) -> Sc
     Args:
         path: of the file.
         intercept_s: fixed cost $a$ of a step, one number or one per worker, ``(world_size,)``, at
-            least 0 and below every time recorded of that worker.
+            least 0 and below every time recorded of that worker. None is 0 in a table; in a run,
+            which has tried several sizes mostly, what ``AffineFilter`` makes of it, 90 % of that
+            worker's shortest time at most.
 
     Raises:
-        ValueError: the file is no such table; the message names the line.
+        ValueError: the file is no such table, or is damaged; the message names the line.
         OSError: the file cannot be read.
     """
     file = Path(path)
@@ -45,6 +51,8 @@ def read_trace(path: str | Path, *, intercept_s: float | FloatArray = 0.0) -> Sc
     if not rows:
         refuse(file, 1, "hold at least one row", "none", "Record a step.")
     table = _Table.of(file, rows)
+    if intercept_s is None:
+        intercept_s = table.fitted_s() if is_run(file) else 0.0
     fixed_s = _intercept(intercept_s, len(table.workers))
     above = table.seconds > fixed_s
     if not (above | ~table.presence).all():
@@ -58,7 +66,7 @@ def read_trace(path: str | Path, *, intercept_s: float | FloatArray = 0.0) -> Sc
     slope_s = np.where(table.presence, slope_s, known)
     everybody = bool(table.presence.all())
     return Scenario(
-        file.stem,
+        _name_of(file),
         fixed_s,
         slope_s,
         np.ones_like(slope_s),
@@ -98,6 +106,24 @@ class _Table:
             table.seconds[at], table.samples[at] = row.seconds, row.samples
             table.line[at], table.presence[at] = row.line, True
         return table
+
+    def fitted_s(self) -> FloatArray:
+        """Return every worker's fixed cost as the sizes show it; all workers are always there."""
+        estimator = AffineFilter()
+        state = estimator.init(len(self.workers))
+        for samples, seconds in zip(self.samples, self.seconds, strict=True):
+            state = estimator.update(state, samples.astype(np.int64), seconds)
+        times = estimator.times(state)
+        assert times is not None
+        fixed_s: FloatArray = np.minimum(times.intercept_s, 0.9 * self.seconds.min(axis=0))
+        return fixed_s
+
+
+def _name_of(file: Path) -> str:
+    """Return what a recorded run is called: by its folder, or by its file."""
+    if file.is_dir():
+        return file.resolve().name
+    return file.parent.name or file.stem if file.name == "events.jsonl" else file.stem
 
 
 def _check_steps(file: Path, rows: Iterable[Row]) -> None:

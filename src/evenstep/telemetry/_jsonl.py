@@ -90,6 +90,11 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         ValueError: the file was written by a newer schema, or a line inside it is no event.
     """
+    return (record for _, record in numbered_events(path))
+
+
+def numbered_events(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield what ``read_events`` does, each with the number of its line, from 1."""
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.endswith("\n"):
@@ -101,9 +106,11 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
             if not isinstance(record, dict) or "event" not in record:
                 raise ValueError(f"{path}, line {number}: no event, an object with its name.")
             if record["event"] != "Schema":
-                yield record
-            elif record["version"] > SCHEMA_VERSION:
+                yield number, record
+            elif not isinstance(version := record.get("version"), int):
+                raise ValueError(f"{path}, line {number}: a schema of version {version!r}.")
+            elif version > SCHEMA_VERSION:
                 raise ValueError(
-                    f"{path}, line {number}: schema {record['version']}, this evenstep reads up "
-                    f"to {SCHEMA_VERSION}. Upgrade evenstep."
+                    f"{path}, line {number}: schema {version}, this evenstep reads up to "
+                    f"{SCHEMA_VERSION}. Upgrade evenstep."
                 )
