@@ -3,6 +3,7 @@
 import json
 import re
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -74,6 +75,7 @@ def test_the_json_is_what_was_found():
         "rank": 2,
         "name": "2",
         "samples_per_s": 20.0,
+        "samples_per_s_error": None,
         "intercept_s": 0.0,
         "max_batch_size": None,
         "equal_batch_size": 85,
@@ -147,6 +149,48 @@ def test_a_recorded_run_speaks_for_itself(tmp_path):
     text = plan("--run", folder).stdout
     assert "speeds from 7 recorded steps" in text
     assert "does not fit  needed" in text
+
+
+def noisy(folder, largest_change, *, seed=0):
+    """A run of two workers that are alike, 5 % of noise, sizes so far from 45 at most."""
+    rng = np.random.default_rng(seed)
+    records = [RUN_STARTED]
+    for step in range(60):
+        more = (step // 10 % 3 - 1) * largest_change
+        sizes = np.array([45 + more, 45 - more])
+        seconds = (0.005 + 0.0005 * sizes) * rng.lognormal(0, 0.05, 2)
+        fact = {"step": step, "batch_size": sizes.tolist(), "compute_s": seconds.tolist()}
+        fact |= {"makespan_s": float(seconds.max()), "wall_s": None}
+        records.append({"event": "StepMeasured", **fact})
+    (folder / "events.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    return folder
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_speeds_come_with_their_errors(tmp_path, seed):
+    """Workers that are alike do not look unlike without a word, whatever the noise made of them."""
+    close = answer("--run", noisy(tmp_path, 2, seed=seed))["workers"]
+    speeds = np.array([worker["samples_per_s"] for worker in close])
+    errors = np.array([worker["samples_per_s_error"] for worker in close])
+
+    assert (abs(1 - speeds / 2000) <= 2.5 * errors).all()
+    assert (errors > 0.1).all()
+    text = re.sub(r"\s+", " ", plan("--run", tmp_path).stdout)
+    assert len(re.findall(r"\d+ ± \d+ %", text)) == 2
+    assert "worker 0, 1 had lie close together for such noise" in text
+    assert re.search(r"Steps near the sizes of the run are known to [1-4] %\.", text)
+
+
+def test_sizes_far_apart_tell_speeds_well(tmp_path):
+    """And nothing is said of errors then, past the figure; typed speeds have none."""
+    far = answer("--run", noisy(tmp_path, 30))["workers"]
+    text = plan("--run", tmp_path).stdout
+
+    assert all(worker["samples_per_s_error"] < 0.1 for worker in far)
+    assert all(abs(worker["samples_per_s"] / 2000 - 1) < 0.2 for worker in far)
+    assert "±" in text
+    assert "close together" not in text
+    assert "±" not in plan(*TYPED).stdout
 
 
 def test_what_is_typed_beats_what_was_recorded(tmp_path):

@@ -46,7 +46,19 @@ def test_the_speed_up_includes_the_steps_of_learning(summary):
 def test_half_of_the_workers_time_is_lost_to_equal_shares(summary):
     """Workers at 1, 1/2, 1/3 and 1/6 are busy 1/6, 1/3, 1/2 and all of an equal step."""
     assert summary.equal.idle_share == pytest.approx(0.5)
+    assert summary.equal.idle_share_of_all == pytest.approx(0.5)
     assert summary.steps_to_balance == 1
+
+
+def test_what_is_idle_at_the_end_is_what_was_shown_live(summary):
+    """In a usual step nothing; the equal first step, where half was idle, counts in all steps."""
+    balanced = recording([EQUAL, BEST], SPEEDS)
+    first_s, usual_s = 24 * PER_SAMPLE_S * 6, 48 * PER_SAMPLE_S
+
+    assert summary.balanced.idle_share == pytest.approx(balanced.idle_share(last=5)) == 0
+    assert summary.balanced.idle_share_of_all == pytest.approx(
+        0.5 * first_s / (first_s + 19 * usual_s)
+    )
 
 
 def test_loss_curves_are_compared_step_by_step(summary):

@@ -6,7 +6,7 @@ import logging
 import shutil
 import subprocess
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import get_args
 
 import pytest
@@ -35,7 +35,7 @@ def measured(step, *, makespan_s=0.2, equal_split_s=0.5, wall_s=None):
         batch_size=(40, 24),
         compute_s=(0.2, 0.18),
         data_s=(0.0, 0.01),
-        idle_s=(0.0, 0.02),
+        idle_s=(0.0, 0.1 * makespan_s),
         makespan_s=makespan_s,
         idle_share=0.05,
         equal_split_s=equal_split_s,
@@ -142,6 +142,17 @@ def test_the_line_counts_what_balancing_does_not_touch():
 
     assert "step 0.078 s, computing 0.0194 s of it" in stream.getvalue()
     assert "equal split 0.0848 s: saves 8 %" in stream.getvalue()
+
+
+def test_idle_is_time_and_no_mean_of_shares():
+    """A long step in which half is idle outweighs ten short ones in which nothing is."""
+    stream = io.StringIO()
+    line = ProgressLine(stream, 11)
+    line(replace(measured(0, makespan_s=1.0), idle_s=(0.0, 1.0), idle_share=0.5))
+    for step in range(1, 11):
+        line(replace(measured(step, makespan_s=0.1), idle_s=(0.0, 0.0), idle_share=0.0))
+
+    assert "computing 0.182 s (idle 25 %)" in stream.getvalue()
 
 
 def test_the_line_says_that_balancing_is_off():

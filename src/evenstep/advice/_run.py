@@ -33,6 +33,8 @@ class RunTimes:
         max_batch_size: the caps last known; None if none was.
         overhead_s: median seconds of a step past its slowest worker's computing.
         noise: relative standard deviation of a single step.
+        speed_error: relative standard error of the cost per sample, and so of the speed.
+        time_error: the same of the time that a worker takes for its last batch.
         is_line_known: whether a worker was seen at two sizes or more. Where not, all of its time
             is taken for cost per sample.
         num_steps: measured steps that the estimates come from.
@@ -45,6 +47,8 @@ class RunTimes:
     max_batch_size: IntArray | None
     overhead_s: float
     noise: FloatArray
+    speed_error: FloatArray
+    time_error: FloatArray
     is_line_known: NDArray[np.bool_]
     num_steps: int
     step_s: float
@@ -90,6 +94,8 @@ def _estimated(run: Recorded) -> RunTimes:
         max_batch_size=_caps(run.caps, sizes.shape[1], total),
         overhead_s=_overhead_s(steps),
         noise=estimator.noise(state),
+        speed_error=estimator.slope_uncertainty(state),
+        time_error=estimator.uncertainty(state),
         is_line_known=sizes.max(axis=0) > np.where(sizes > 0, sizes, sizes.max()).min(axis=0),
         num_steps=len(shown),
         step_s=float(np.median([step["makespan_s"] for step in shown])),

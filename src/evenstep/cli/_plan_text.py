@@ -12,6 +12,9 @@ from .._types import IntArray
 from ..advice import Advice, RunTimes, Split
 from ._text import number, paragraph, percent, seconds, text_table
 
+ROUGH = 0.1
+"""A speed with a larger standard error gets a word."""
+
 LITTLE = 0.01
 """A worker whose loss costs less than this is said to bring little."""
 
@@ -55,6 +58,7 @@ def as_json(question: Question, advice: Advice, more: AffineTime) -> dict[str, A
             "rank": rank,
             "name": _name(question, rank),
             "samples_per_s": _finite(_speed(times, rank)),
+            "samples_per_s_error": _error(question, rank),
             "intercept_s": float(times.intercept_s[rank]),
             "max_batch_size": None if caps is None else int(caps[rank]),
             "equal_batch_size": advice.equal.batch_size[rank],
@@ -124,6 +128,8 @@ def _workers(question: Question, advice: Advice, width: int | None) -> str:
         cost = seconds(float(question.times.intercept_s[rank]))
         sizes = [str(split.batch_size[rank]) for split in (advice.equal, advice.balanced)]
         speed = number(_speed(question.times, rank))
+        if (error := _error(question, rank)) is not None:
+            speed += f" ± {_rounded(error)} %"
         rows.append([_name(question, rank), speed, cost, *sizes, *_verdict(advice, rank, without)])
     return text_table(header, rows, width=width)
 
@@ -160,7 +166,18 @@ def _notes(question: Question, advice: Advice) -> Iterator[str]:
             "batch takes the others."
         )
     recorded = question.recorded
-    if recorded is not None and not recorded.is_line_known.all():
+    if recorded is None:
+        return
+    rough = [rank for rank, error in enumerate(recorded.speed_error) if error > ROUGH]
+    rough = [rank for rank in rough if recorded.is_line_known[rank]]
+    if rough:
+        yield (
+            f"The sizes that worker {', '.join(map(str, rough))} had lie close together for such "
+            "noise: fixed cost and samples/s are hard to tell apart, and workers that differ by no "
+            "more than the errors may be alike. Steps near the sizes of the run are known to "
+            f"{_rounded(float(recorded.time_error[rough].max()))} %."
+        )
+    if not recorded.is_line_known.all():
         ranks = [str(rank) for rank, known in enumerate(recorded.is_line_known) if not known]
         yield (
             f"Of worker {', '.join(ranks)} one batch size was seen: nothing is known of its fixed "
@@ -182,6 +199,17 @@ def _speed(times: AffineTime, rank: int) -> float:
     """Return samples per second past the fixed cost; infinite where samples cost nothing."""
     slope_s = float(times.slope_s[rank])
     return 1 / slope_s if slope_s else math.inf
+
+
+def _error(question: Question, rank: int) -> float | None:
+    """Return the relative standard error of a recorded speed; None of one that was typed."""
+    recorded = question.recorded
+    return None if recorded is None else float(recorded.speed_error[rank])
+
+
+def _rounded(share: float) -> str:
+    """Return a share in whole percent, and no more than all of it."""
+    return f"{max(1, round(100 * min(share, 1.0)))}"
 
 
 def _finite(value: float) -> float | None:

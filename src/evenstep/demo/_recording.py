@@ -11,7 +11,8 @@ from typing import Any
 from ._notes import Tail
 
 Record = dict[str, Any]
-_RECENT = 5
+RECENT = 5
+"""Steps that what is shown live is about."""
 
 
 @dataclass(slots=True)
@@ -64,10 +65,19 @@ class Recording:
         sizes = self.batch_size[-1]
         rows = [
             row
-            for row, size in zip(per_rank[-_RECENT:], self.batch_size[-_RECENT:], strict=True)
+            for row, size in zip(per_rank[-RECENT:], self.batch_size[-RECENT:], strict=True)
             if size == sizes
         ]
         return [float(median(column)) for column in zip(*rows, strict=True)]
+
+    def idle_share(self, *, last: int | None = None) -> float:
+        """Return the share of the workers' time spent waiting for the slowest one's computing.
+
+        Args:
+            last: of the last steps, that many together; None is all of them.
+        """
+        idle_s, makespan_s = self.idle_s[-(last or 0) :], self.makespan_s[-(last or 0) :]
+        return sum(map(sum, idle_s)) / (len(idle_s[0]) * sum(makespan_s))
 
     def known_wall_s(self, *, last: int | None = None) -> list[float]:
         """Return the step times that are known, of the ``last`` steps or of all."""
@@ -76,7 +86,7 @@ class Recording:
 
     def left_s(self) -> float | None:
         """Return the time the remaining steps will take, going by the last few."""
-        walls = self.known_wall_s(last=_RECENT)
+        walls = self.known_wall_s(last=RECENT)
         if not walls or not self.num_steps:
             return None
         return median(walls) * (self.num_steps - self.num_done)

@@ -53,9 +53,12 @@ def _figures(summary: Summary) -> Table:
         Text(seconds_text(other.step_s), "bold green"),
     )
     table.add_row(
-        "workers idle",
+        "workers idle, median",
         Text(f"{one.idle_share:.0%}", "red"),
         Text(f"{other.idle_share:.0%}", "green"),
+    )
+    table.add_row(
+        "idle in all steps", f"{one.idle_share_of_all:.0%}", f"{other.idle_share_of_all:.0%}"
     )
     table.add_row("samples/s", f"{one.samples_per_s:.0f}", f"{other.samples_per_s:.0f}")
     table.add_row(

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ._look import clock_text, color_of, seconds_text, sizes_text, speed_text
-from ._recording import Recording
+from ._recording import RECENT, Recording
 
 _BAR = 32  # columns at most
 _LEAST_BAR = 10  # columns without which it says nothing
@@ -120,7 +120,7 @@ class PlainScreen(AbstractScreen):
         left_s = run.left_s()
         self._console.print(
             f"  step {run.num_done}/{run.num_steps}   batch {sizes_text(run.batch_size[-1])}"
-            f"   {_step_text(run)}   idle {_idle_share(run):.0%}"
+            f"   {_step_text(run)}   idle {run.idle_share(last=RECENT):.0%}"
             + (f"   {clock_text(left_s)} left" if left_s else ""),
             highlight=False,
         )
@@ -150,7 +150,7 @@ def run_table(
     figures = sum(2 + max(len(name), *map(len, cells)) for name, cells in columns.items() if cells)
     bar = min(_BAR, width - figures - 2)
     if bar >= _LEAST_BAR:
-        columns[_BARS] = _bars(run, scale_s or max(run.makespan_s[-5:]), bar)
+        columns[_BARS] = _bars(run, scale_s or max(run.makespan_s[-RECENT:]), bar)
     table = Table(box=None, padding=(0, 1), pad_edge=True, header_style="dim")
     for name, cells in columns.items():
         if cells and name == _BARS:
@@ -186,7 +186,7 @@ def _shared_line(run: Recording, width: int) -> Text:
     line = Text("  ")
     line.append(_step_text(run), "bold")
     if len(run.batch_size[-1]) > 1:
-        line.append(f"   idle {_idle_share(run):.0%}")
+        line.append(f"   idle {run.idle_share(last=RECENT):.0%}")
     if run.loss:
         line.append(f"   loss {run.loss[-1]:.3f}")
     if run.reason:
@@ -196,14 +196,9 @@ def _shared_line(run: Recording, width: int) -> Text:
 
 
 def _step_text(run: Recording) -> str:
-    walls = run.known_wall_s(last=5)
+    walls = run.known_wall_s(last=RECENT)
     shown_s = sorted(walls)[len(walls) // 2] if walls else run.makespan_s[-1]
     return f"{seconds_text(shown_s)} a step"
-
-
-def _idle_share(run: Recording) -> float:
-    idle_s, makespan_s = run.idle_s[-5:], run.makespan_s[-5:]
-    return sum(map(sum, idle_s)) / (len(idle_s[0]) * sum(makespan_s))
 
 
 def _bars(run: Recording, full_s: float, width: int) -> list[Text]:

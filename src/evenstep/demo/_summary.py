@@ -19,7 +19,9 @@ class RunFigures:
     Attributes:
         step_s: median time of a step, communication and optimizer included.
         total_s: all steps together.
-        idle_share: share of the workers' time spent waiting for the slowest, in [0, 1).
+        idle_share: share of the workers' time spent waiting for the slowest in a step, the median,
+            in [0, 1).
+        idle_share_of_all: the same of all steps together, those of learning included.
         batch_size: samples per rank in the last step.
         samples_per_s: samples over all workers and the median step time.
         final_loss: mean over the last steps, a tenth of the run.
@@ -28,6 +30,7 @@ class RunFigures:
     step_s: float
     total_s: float
     idle_share: float
+    idle_share_of_all: float
     batch_size: tuple[int, ...]
     samples_per_s: float
     final_loss: float
@@ -130,7 +133,11 @@ def _figures(run: Recording) -> RunFigures:
         step_s=step_s,
         # A step without a time of its own, the first, counts as a usual one.
         total_s=sum(walls) + step_s * (run.num_done - len(walls)),
-        idle_share=sum(map(sum, run.idle_s)) / (len(run.idle_s[0]) * sum(run.makespan_s)),
+        idle_share=median(
+            sum(idle_s) / (len(idle_s) * makespan_s)
+            for idle_s, makespan_s in zip(run.idle_s, run.makespan_s, strict=True)
+        ),
+        idle_share_of_all=run.idle_share(),
         batch_size=run.batch_size[-1],
         samples_per_s=run.global_batch_size / step_s,
         final_loss=sum(run.loss[-last:]) / last,

@@ -183,6 +183,21 @@ class AffineFilter:
         np.divide(np.sqrt(variance), mean, out=error, where=measured)
         return error
 
+    def slope_uncertainty(self, state: dict[str, Any]) -> FloatArray:
+        """Return the relative standard error of each cost per sample, ``(world_size,)``.
+
+        Large where the sizes so far lie close together, however well their times are known: what
+        is missing in one part of the line is then in the other. 1 for a worker never measured.
+        """
+        measured = state["num_steps"] > 0
+        lines = Lines(state["lines"])
+        weights = lines.weights()
+        mean = (weights * lines.slope_s).sum(axis=0)
+        variance = _variance(weights, lines.slope_s, mean, np.maximum(lines.var_slope, 0.0))
+        error = np.ones(len(measured))
+        np.divide(np.sqrt(variance), mean, out=error, where=measured)
+        return error
+
     def holds_back(self, state: dict[str, Any]) -> Mask:
         """Tell whose last reading was taken for a passing one so far, ``(world_size,)``."""
         held: Mask = abs(state["jumps"]["open"]) == 1

@@ -21,9 +21,10 @@ class ProgressLine:
     All in one line. The figures are means over the steps since the last line. "step" is rank 0's
     time from one batch of a loop to the next: waiting for data, the exchange, the optimizer and all
     else that the loop does count. "computing" is the slowest worker's; "idle" is what the workers
-    wait for it, as a part of that time. By the fitted times, the equal split would have computed
-    for longer by some seconds, which are added to the whole step: "saves" compares whole steps.
-    What a step takes is known when the next one begins, so that the newest is in the next line.
+    wait for it, as a part of that time in all these steps together. By the fitted times, the equal
+    split would have computed for longer by some seconds, which are added to the whole step: "saves"
+    compares whole steps. What a step takes is known when the next one begins, so that the newest is
+    in the next line.
 
     Args:
         stream: where to, such as ``sys.stderr``.
@@ -78,7 +79,7 @@ def describe(steps: tuple[StepMeasured, ...]) -> str:
 
 def _computing(steps: Sequence[StepMeasured], of_it: str = "") -> str:
     compute_s = fmean(step.makespan_s for step in steps)
-    idle = 100 * fmean(step.idle_share for step in steps)
+    idle = 100 * fmean(fmean(step.idle_s) for step in steps) / compute_s
     return f"computing {compute_s:.3g} s{of_it} (idle {idle:.0f} %)"
 
 
