@@ -68,7 +68,7 @@ def test_what_is_evensteps_own_with_all_its_parts_is_not_blamed(part):
         raise KeyError("lost")
 
 
-@pytest.mark.parametrize("part", USERS, ids=str)
+@pytest.mark.parametrize("part", USERS, ids=lambda part: type(part).__name__)
 def test_what_a_user_brings_is_named(part):
     """Also inside of something that is evenstep's."""
     with pytest.raises(UserMistake, match="KeyError: 'lost'") as caught, blaming(part):
