@@ -6,21 +6,30 @@ import json
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from evenstep.tensorflow._drift import Tally, check_same_samples
 
 
-def tallies(*workers, epochs=1, repeats=True):
+def tallies(*workers, epochs=1, repeats=True, step_size=7):
     """What each worker says of the last of some epochs, of functions from its number to samples."""
     said = []
     for samples in workers:
         tally = Tally(repeats=repeats)
         for epoch in range(epochs):
             tally.begin()
-            for sample in samples(epoch):
-                tally.add(sample)
+            every = list(samples(epoch))
+            for first in range(0, len(every), step_size):
+                step = every[first : first + step_size]
+                tally.add(tf.nest.map_structure(lambda *parts: stacked(parts), *step))
         said.append(tally.rows())
     return json.loads(json.dumps(said))
+
+
+def stacked(parts):
+    """As `tf.data` gives them: texts are objects."""
+    texts = isinstance(parts[0], (bytes, str))
+    return np.array(parts, object) if texts else np.stack(parts)
 
 
 def in_order(epoch):
@@ -73,6 +82,11 @@ def test_what_is_certain_is_refused_and_nothing_else(workers, options, said):
     else:
         with pytest.raises(ValueError, match=said):
             check_same_samples(tallies(*workers, **options))
+
+
+def test_the_size_of_steps_says_nothing():
+    """Checksums are those of the samples, however they were stacked."""
+    assert tallies(in_order, step_size=3) == tallies(in_order, step_size=20)
 
 
 @pytest.mark.parametrize(

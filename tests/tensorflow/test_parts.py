@@ -81,6 +81,16 @@ def test_a_worker_without_samples_gets_no_rows():
     assert batch.dtype == np.float32
 
 
+def test_texts_come_out_as_they_were_put_in():
+    """Of any length, and with zeros at the end."""
+    texts = [b"a", b"bb\0", b"", b"ccc"]
+    pipeline = tf.data.Dataset.from_tensor_slices(texts)
+    batch, *_ = batches(pipeline, Planned([Plan(0, 0, (2, 2))]), rank=0)()
+    other, *_ = batches(pipeline, Planned([Plan(0, 0, (2, 2))]), rank=1)()
+
+    assert sorted([*batch, *other]) == sorted(texts)
+
+
 def test_the_position_is_what_is_trained_on():
     """A batch that was handed out and not trained on is handed out again."""
     alone = Alone(4, 2, first_step=0)
@@ -118,9 +128,9 @@ def test_a_function_is_held_to_what_it_returned_first():
         source = source_of(
             lambda epoch, later=later: later if epoch else rows, shuffle=False, seed=0
         )
-        source.begin(0, 0)
+        source.begin(0, 0, num_samples=5)
         with pytest.raises(ValueError, match=words):
-            source.begin(1, 0)
+            source.begin(1, 0, num_samples=5)
 
 
 def test_an_epoch_is_compared_whole_before_its_last_batch():
@@ -157,9 +167,10 @@ def test_the_switch_of_pytorch_is_refused(monkeypatch):
         workers_of(tf.distribute.get_strategy())
 
 
-def test_an_epoch_goes_on_only_where_that_was_asked_for():
+@pytest.mark.parametrize("source", [ROWS, tf.data.Dataset.from_tensor_slices(ROWS)])
+def test_an_epoch_goes_on_only_where_that_was_asked_for(source):
     """`fit` names every epoch; the one that a checkpoint was in begins in its middle."""
-    made = batches(ROWS, Alone(4, 2, first_step=0))
+    made = batches(source, Alone(4, 2, first_step=0))
     made.go_to(Position(3, 1))
     made.begin_epoch(3)
     assert [batch.tolist() for batch in made()] == [[4, 5, 6, 7], [8, 9]]
@@ -197,8 +208,8 @@ def test_orders_are_drawn_by_seed_and_epoch():
     drawn = {}
     for seed, epoch in ((0, 0), (0, 1), (1, 0), (0, 0)):
         source = source_of(ROWS, shuffle=True, seed=seed)
-        source.begin(epoch, 0)
-        again = source.take(10, np.arange(10)).tolist()
+        source.begin(epoch, 0, num_samples=10)
+        again = source.take(np.arange(10)).tolist()
         assert drawn.setdefault((seed, epoch), again) == again
         assert sorted(again) == ROWS.tolist()
     assert len(set(map(tuple, drawn.values()))) == 3

@@ -175,13 +175,14 @@ class Batches:
         conductor = self._conductor()
         conductor.end_epoch()  # of one that was not read to its end
         begun, self._next = self._next, Position(self._next.epoch + 1)
-        self._source.begin(begun.epoch, begun.step * self._global_batch_size)
+        size = self._global_batch_size
+        self._source.begin(begun.epoch, begun.step * size, num_samples=size)
         for step in range(begun.step, self.num_steps):
             is_short = bool(self.tail_size) and step == self.num_steps - 1
-            num_samples = self.tail_size if is_short else self._global_batch_size
+            num_samples = self.tail_size if is_short else size
             slots = self._slots(conductor.next_plan(), is_short=is_short)
             began_s = self._clock()
-            batch = self._source.take(num_samples, slots)
+            batch = self._source.take(slots)
             data_s = self._clock() - began_s
             if step == self.num_steps - 1:
                 self._compare_epoch()
@@ -192,9 +193,7 @@ class Batches:
 
     def _compare_epoch(self) -> None:
         """Raise before the last batch of an epoch if workers have read other samples in it."""
-        last = self.tail_size or self._global_batch_size
-        in_steps = self._global_batch_size * (self.num_steps - 1) + last
-        rows = self._source.end(self.form.num_samples - in_steps)
+        rows = self._source.end()
         if rows is not None and self._world_size > 1:
             self._compare(rows)
 

@@ -35,18 +35,20 @@ class Tally:
         self._before = [in_any_order for _, in_any_order, _ in self._parts]
         self._parts = []
 
-    def add(self, sample: Any) -> None:
-        """Count a sample, nested as the user's."""
-        parts = tf.nest.flatten(sample)
+    def add(self, samples: Any) -> None:
+        """Count samples, stacked and nested as the user's."""
+        parts = tf.nest.flatten(samples)
         if not self._parts:
             self._parts = [(0, 0, set()) for _ in parts]
         for place, part in enumerate(parts):
-            data = _bytes(part)
             in_order, in_any_order, distinct = self._parts[place]
-            one = zlib.crc32(data)
-            if len(distinct) < _VARIED:
-                distinct.add(one)
-            self._parts[place] = zlib.crc32(data, in_order), in_any_order + one, distinct
+            for data in _bytes(part):
+                in_order = zlib.crc32(data, in_order)
+                one = zlib.crc32(data)
+                in_any_order += one
+                if len(distinct) < _VARIED:
+                    distinct.add(one)
+            self._parts[place] = in_order, in_any_order, distinct
 
     def rows(self) -> list[Row]:
         """Return a row for each part: plain values, to be compared by ``difference``."""
@@ -112,10 +114,10 @@ def _ranks(group: Sequence[int]) -> str:
     return f"rank{'s' * (len(group) > 1)} {', '.join(map(str, group))}"
 
 
-def _bytes(part: Any) -> bytes:
-    """Return a part of a sample as bytes, thinned out if it is large."""
-    row = np.asarray(part)
-    if row.dtype == object:  # texts
-        return repr(row.tolist()).encode()
-    flat = row.ravel()
-    return flat[:: -(-flat.size // _ELEMENTS) or 1].tobytes()
+def _bytes(part: Any) -> list[bytes]:
+    """Return a part of each sample as bytes, thinned out if it is large."""
+    rows = np.asarray(part)
+    if rows.dtype == object:  # texts
+        return [repr(row).encode() for row in rows.tolist()]
+    flat = rows.reshape(len(rows), -1)
+    return [row.tobytes() for row in flat[:, :: -(-flat.shape[1] // _ELEMENTS) or 1]]

@@ -16,6 +16,7 @@ from ._drift import Row, Tally
 
 _BATCHED = ("Batch", "Rebatch")  # in the names of the stages that make batches
 _PASSING = ("Options", "Prefetch", "Repeat", "Take", "Skip", "Cache", "AssertCardinality")
+_STEPS_AHEAD = 2
 
 
 class AbstractSource(abc.ABC):
@@ -34,25 +35,20 @@ class AbstractSource(abc.ABC):
     content: str
 
     @abc.abstractmethod
-    def begin(self, epoch: int, first: int) -> None:
-        """Begin ``epoch`` at position ``first``."""
+    def begin(self, epoch: int, first: int, *, num_samples: int) -> None:
+        """Begin ``epoch`` at position ``first``, to be taken ``num_samples`` at a time."""
 
     @abc.abstractmethod
-    def take(self, num_samples: int, slots: IntArray) -> Any:
-        """Return some of the next samples, stacked and nested as the user's.
+    def take(self, slots: IntArray) -> Any:
+        """Return some of the next step's samples, stacked and nested as the user's.
 
         Args:
-            num_samples: of the global step, which are passed over.
-            slots: which of them are wanted, ascending.
+            slots: which of them are wanted, ascending; a short last step has fewer of them.
         """
 
     @abc.abstractmethod
-    def end(self, num_left: int) -> list[Row] | None:
-        """Return checksums of the epoch; None where all workers have the same samples for sure.
-
-        Args:
-            num_left: samples at its end that are in no step.
-        """
+    def end(self) -> list[Row] | None:
+        """Return checksums of the whole epoch; None where all workers have the same for sure."""
 
 
 @final
@@ -88,26 +84,29 @@ class ArraySource(AbstractSource):
         self.order = f"shuffled by seed {seed}" if shuffle else "the order of the rows"
         self.content = f"{self.signature}, checksum {_checksum(flat, self.num_samples):#010x}"
         self._order = np.arange(self.num_samples)
-        self._first = 0
+        self._first = self._step_size = 0
 
-    def begin(self, epoch: int, first: int) -> None:
-        self._first = first
+    def begin(self, epoch: int, first: int, *, num_samples: int) -> None:
+        self._first, self._step_size = first, num_samples
         if self._shuffle:
             generator = np.random.default_rng([self._seed, epoch])
             self._order = generator.permutation(self.num_samples)
 
-    def take(self, num_samples: int, slots: IntArray) -> Any:
+    def take(self, slots: IntArray) -> Any:
         rows = self._order[self._first + slots]
-        self._first += num_samples
+        self._first += self._step_size
         return tf.nest.map_structure(lambda array: array[rows], self._arrays)
 
-    def end(self, num_left: int) -> list[Row] | None:
+    def end(self) -> list[Row] | None:
         return None
 
 
 @final
 class PipelineSource(AbstractSource):
     """A pipeline of single samples that every worker reads whole, to keep its own.
+
+    Whole global steps are put together by TensorFlow, some of them ahead: they have the same
+    samples under any plan, and own ones are cut out when it is known.
 
     Args:
         pipeline: of single samples, with a length; or a function from the epoch's number to one,
@@ -129,9 +128,9 @@ class PipelineSource(AbstractSource):
         self.content = str(self.signature)
         kept = any("Cache" in type(stage).__name__ for stage in _stages(first))
         self._tally = Tally(repeats=not kept)
-        self._samples: Iterator[Any] = iter(())
+        self._steps: Iterator[Any] = iter(())
 
-    def begin(self, epoch: int, first: int) -> None:
+    def begin(self, epoch: int, first: int, *, num_samples: int) -> None:
         pipeline = self._checked(epoch)
         if _length(pipeline) != self.num_samples:
             raise invalid(
@@ -140,26 +139,19 @@ class PipelineSource(AbstractSource):
                 f"{_length(pipeline)} for epoch {epoch}",
                 "Other data is for another run, with a `Balancer` of its own.",
             )
-        self._samples = pipeline.skip(first).as_numpy_iterator()
+        steps = pipeline.skip(first).batch(num_samples).prefetch(_STEPS_AHEAD)
+        self._steps = steps.as_numpy_iterator()
         self._tally.begin()
 
-    def take(self, num_samples: int, slots: IntArray) -> Any:
-        wanted = set(slots.tolist())
-        samples = self._read(num_samples)
-        kept = [sample for slot, sample in enumerate(samples) if slot in wanted]
-        if kept:
-            return tf.nest.map_structure(lambda *rows: np.stack(rows), *kept)
-        return tf.nest.map_structure(_no_rows, self.signature)
+    def take(self, slots: IntArray) -> Any:
+        step = next(self._steps)
+        self._tally.add(step)
+        return tf.nest.map_structure(lambda part: part[slots], step)
 
-    def end(self, num_left: int) -> list[Row] | None:
-        self._read(num_left)
+    def end(self) -> list[Row] | None:
+        for left_out in self._steps:  # by `drop_remainder`
+            self._tally.add(left_out)
         return self._tally.rows()
-
-    def _read(self, num_samples: int) -> list[Any]:
-        samples = [next(self._samples) for _ in range(num_samples)]
-        for sample in samples:
-            self._tally.add(sample)
-        return samples
 
     def _checked(self, epoch: int) -> tf.data.Dataset:
         pipeline = self._make(epoch)
@@ -260,10 +252,6 @@ def _checksum(arrays: list[Any], num_samples: int) -> int:
         for row in (0, num_samples // 2, num_samples - 1):
             total = zlib.crc32(np.ascontiguousarray(array[row]).tobytes(), total)
     return total
-
-
-def _no_rows(spec: tf.TensorSpec) -> Any:
-    return np.zeros((0, *spec.shape), spec.dtype.as_numpy_dtype)
 
 
 def _tuples(nested: Any) -> Any:
