@@ -9,7 +9,10 @@ import pytest
 
 from .clusters import found, start
 
-TOLD = ("fit", "fit_sum", "again", "outputs", "class_weight", "own_step")
+TOLD = (
+    *("fit", "arrays", "arrays_shuffled", "fit_sum", "again"),
+    *("outputs", "class_weight", "own_step"),
+)
 ALONE = (*TOLD, "loop", "pipeline")
 CASES = (*ALONE, "many_sizes", "resume", "backup", "speeds", "drift")
 NUM_SAMPLES, BATCH_SIZE = 122, 12
@@ -206,7 +209,11 @@ def test_pipelines_in_step_are_let_through(runs, name):
         ("jit", "`Model.compile(jit_compile=...)`"),
         ("several steps", "`Model.compile(steps_per_execution=...)`"),
         ("sum", "`Balancer(loss_reduction=...)`"),
-        ("plain data", "did not hand out"),
+        ("plain data", "what `balancer.dataset(...)` returned"),
+        ("plain data, iterator", "what `balancer.dataset(...)` returned"),
+        ("another batch size", "`Model.fit(batch_size=...)` must be the 12 samples"),
+        ("other arrays", "has its training data"),
+        ("split", "`Model.fit(validation_split=...)` must leave some rows on both sides"),
         ("fixed size", "input_signature=[dataset.element_spec]"),
     ],
 )

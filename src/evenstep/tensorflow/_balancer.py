@@ -17,10 +17,11 @@ from ..exceptions import invalid
 from ..policies import AbstractPolicy
 from ._alone import Alone
 from ._arguments import checked_bounds, checked_size
+from ._arrays_in_fit import Fit
 from ._callback import BalancerCallback
 from ._checks import check_model, check_optimizer
 from ._dataset import Batches, Position, distributed
-from ._estimates import Kept, as_text, from_text
+from ._estimates import Kept, StateInCheckpoint
 from ._fit import FitByWorkers
 from ._link import RunLink
 from ._options import Runtime
@@ -88,10 +89,18 @@ class Balancer:
         self._runtime = runtime
         self._run_dir = None if run_dir is None else Path(run_dir)
         self._batches: Batches | None = None
+        self._dataset: Any = None
         self._job: Job | None = None
         self._link = RunLink(self._open)
         self._woven: list[Any] = []
         self._kept = Kept(Position(), 0)
+        self._fit = Fit(
+            self._global_batch_size,
+            make=self.dataset,
+            made=lambda: self._dataset,
+            loss_reduction=self._loss_reduction,
+            is_alone=self._workers.world_size == 1,
+        )
 
     def prepare(self, model: Any, *optimizers: Any) -> Any:
         """Return the model, or it and its optimizers, ready for balanced steps.
@@ -115,6 +124,7 @@ class Balancer:
             self._weave(model)
             for optimizer in optimizers:
                 self._weave_known(optimizer)
+        self._fit.install(model)
         return (model, *optimizers) if optimizers else model
 
     def dataset(
@@ -158,7 +168,7 @@ class Balancer:
             )
         samples = source_of(source, shuffle=shuffle, seed=seed)
         self._batches = self._batches_of(samples, drop_remainder=drop_remainder)
-        return distributed(
+        self._dataset = distributed(
             self._link.watched(self._batches),
             self._strategy,
             num_steps=self._batches.num_steps,
@@ -167,6 +177,7 @@ class Balancer:
             num_parallel=num_parallel_calls or os.cpu_count() or 1,
             stopwatch=self._link,
         )
+        return self._dataset
 
     def callback(self) -> BalancerCallback:
         """Return the callback for ``fit(callbacks=[...])``, after ``BackupAndRestore`` if any."""
@@ -222,7 +233,7 @@ class Balancer:
 
     def trackable(self) -> tf.train.experimental.PythonState:
         """Return the state for ``tf.train.Checkpoint(balancer=...)``."""
-        return _State(self)
+        return StateInCheckpoint(self)
 
     def close(self) -> None:
         """Say goodbye to the other workers and end the run. May be called again."""
@@ -332,19 +343,3 @@ class Balancer:
             },
         )
         return Run(settings, self._workers)
-
-
-class _State(tf.train.experimental.PythonState):  # type: ignore[misc]
-    """A balancer's state as a text in a checkpoint of TensorFlow's."""
-
-    def __init__(self, balancer: Balancer) -> None:
-        self._balancer = balancer
-
-    def serialize(self) -> str:
-        """Return the state."""
-        return as_text(self._balancer.state_dict())
-
-    def deserialize(self, string_value: str | bytes) -> None:
-        """Have the balancer go on from it."""
-        text = string_value.decode() if isinstance(string_value, bytes) else string_value
-        self._balancer.load_state_dict(from_text(text))

@@ -6,9 +6,10 @@ import json
 import reprlib
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import tensorflow as tf
 
 from ..control import Learnt, Planner, check_learnt, places
 from ..events import EstimatesRestored
@@ -90,6 +91,31 @@ class Kept:
         if self.learnt is None:
             return None
         return planner.restore(self.learnt, places(self.workers, workers))
+
+
+class Stateful(Protocol):
+    """Has a state that can be kept."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return it."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from it."""
+
+
+class StateInCheckpoint(tf.train.experimental.PythonState):  # type: ignore[misc]
+    """A balancer's state as a text in a checkpoint of TensorFlow's."""
+
+    def __init__(self, balancer: Stateful) -> None:
+        self._balancer = balancer
+
+    def serialize(self) -> str:
+        """Return the state."""
+        return as_text(self._balancer.state_dict())
+
+    def deserialize(self, string_value: str | bytes) -> None:
+        """Have the balancer go on from it."""
+        self._balancer.load_state_dict(from_text(tf.compat.as_text(string_value)))
 
 
 def as_text(state: dict[str, Any]) -> str:

@@ -1,5 +1,6 @@
 """Cases of what is refused, and of a worker that dies."""
 
+import functools
 import os
 import time
 import warnings
@@ -80,16 +81,28 @@ def refused():
     }.items():
         odd = made.prepare(compiled(**options))
         trial(name, lambda odd=odd: odd.fit(x, y, verbose=0))
-    trial("plain data", lambda: balanced_fit_on(x, y))
+    for name, (given, options) in odd_fits(x, y).items():
+        trial(name, functools.partial(balanced_fit_on, *given, **options))
     trial("fixed size", fixed_size)
     return said
 
 
-def balanced_fit_on(x, y):
+def odd_fits(x, y):
+    """What `fit` cannot be given where a balancer has other data."""
+    return {
+        "plain data": ([tf.data.Dataset.from_tensor_slices((x, y)).batch(12)], {}),
+        "plain data, iterator": ([iter([(x, y)])], {}),
+        "another batch size": ([x, y], {"batch_size": 6}),
+        "other arrays": ([x, y], {}),
+        "split": ([x, y], {"validation_split": 0.999}),
+    }
+
+
+def balanced_fit_on(*given, **options):
     with balancer() as made:
         trained = made.prepare(compiled())
-        made.dataset((x, y))
-        trained.fit(x, y, batch_size=6, shuffle=False, verbose=0)
+        made.dataset(data())
+        trained.fit(*given, shuffle=False, verbose=0, **options)
 
 
 def of(layer, *args, **options):

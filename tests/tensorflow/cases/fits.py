@@ -30,6 +30,36 @@ def fit():
 
 
 @case
+def arrays():
+    """Arrays in `fit`, the last quarter to judge by, and again: as plain Keras has them."""
+    x, y = data()
+    weight = 1 + np.arange(len(x)) / len(x)
+    settings = {"epochs": 3, "batch_size": BATCH_SIZE, "verbose": 0, "sample_weight": weight}
+    settings |= {"validation_split": 0.25, "shuffle": False}
+    if STRATEGY.num_replicas_in_sync == 1:  # plain Keras, without evenstep
+        trained = compiled()
+        histories = [trained.fit(x, y, **settings) for _ in range(2)]
+    else:
+        with balancer() as made:
+            trained = made.prepare(compiled())
+            histories = [trained.fit(x, y, **settings) for _ in range(2)]
+    history = {
+        f"{name}, fit {n}": v for n, h in enumerate(histories) for name, v in told(h).items()
+    }
+    return {"weights": weights(trained), "history": history}
+
+
+@case
+def arrays_shuffled():
+    """Shuffled, as is the default: on any number of workers alike, whose steps are the same."""
+    with balancer() as made:
+        trained = made.prepare(compiled())
+        x, y = data()
+        history = trained.fit(x, y, epochs=2, verbose=0, validation_data=data(24))
+    return {"weights": weights(trained), "history": told(history)}
+
+
+@case
 def fit_sum():
     """The same with a loss that is a sum."""
     with balancer(loss_reduction="sum") as made:
