@@ -114,4 +114,5 @@ def failure_of(error: BaseException, rank: int, last_step: int) -> tuple[int, st
         return None
     if isinstance(error, WorkerLostError) and error.rank != rank:
         return error.rank, f"rank {rank} lost it, and ended its run"
-    return rank, f"it raised {in_words(error)} after step {last_step}"
+    when = f"after step {last_step}" if last_step >= 0 else "before the end of a step"
+    return rank, f"it raised {in_words(error)} {when}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -9,6 +10,7 @@ from typing import Any
 
 _NEUTRAL = {__name__.partition(".")[0], "builtins", "numpy"}
 _MOST_CHARACTERS = 300  # of an exception's message: it goes into another text
+_TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)+(\w.*)")
 
 
 class UserMistake(Exception):
@@ -58,11 +60,21 @@ def is_own(value: Any) -> bool:
 
 
 def in_words(error: BaseException) -> str:
-    """Return the type of an exception and the first line of its message, not too long."""
+    """Return the type of an exception and the first line of its message, not too long.
+
+    Where the message has a traceback of Python's, as those of TensorFlow's graphs and of torch's
+    loader workers, its last line stands for the exception: what went wrong in the user's code.
+    """
     try:
-        lines = str(error).strip().splitlines()
+        text = str(error).strip()
     except Exception:  # of a user's class
-        lines = []
-    text = lines[0] if lines else ""
-    text = text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+        text = ""
+    inner = _TRACEBACK.search(text)
+    if inner is not None:
+        return _shortened(inner[1])
+    name = type(error).__name__
+    return f"{name}: {_shortened(text.splitlines()[0])}" if text else name
+
+
+def _shortened(line: str) -> str:
+    return line if len(line) <= _MOST_CHARACTERS else f"{line[:_MOST_CHARACTERS]}..."

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any, final
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, final
 
 import keras
 import numpy as np
@@ -18,6 +19,13 @@ from ._weaving import weave
 _SPLIT = "Model.fit(validation_split=...)"
 
 
+class Link(Protocol):
+    """Hears what ends a run."""
+
+    def ending(self) -> AbstractContextManager[None]:
+        """Have an exception that leaves the block be what ends the script."""
+
+
 @final
 class Fit:
     """Has ``fit`` take arrays as in plain Keras, in steps of the balancer's global batch size.
@@ -27,6 +35,7 @@ class Fit:
     again: the orders of epochs go on.
 
     Args:
+        link: hears of exceptions.
         global_batch_size: samples of a step over all workers.
         make: makes the balancer's training data of arrays.
         made: returns the training data, if it was made.
@@ -36,6 +45,7 @@ class Fit:
 
     def __init__(
         self,
+        link: Link,
         global_batch_size: int,
         *,
         make: Callable[..., Any],
@@ -43,6 +53,7 @@ class Fit:
         loss_reduction: str,
         is_alone: bool,
     ) -> None:
+        self._link = link
         self._global_batch_size = global_batch_size
         self._make = make
         self._made = made
@@ -54,9 +65,10 @@ class Fit:
         """Replace ``fit`` of a model, in place of what an earlier balancer did."""
 
         def run(fit: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            if model.compiled and not self._is_alone:
-                check_compiled(model, self._loss_reduction)
-            return fit(**self._read(inspect.signature(fit).bind(*args, **kwargs).arguments))
+            with self._link.ending():
+                if model.compiled and not self._is_alone:
+                    check_compiled(model, self._loss_reduction)
+                return fit(**self._read(inspect.signature(fit).bind(*args, **kwargs).arguments))
 
         weave(model, "fit", run)
 

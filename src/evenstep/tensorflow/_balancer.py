@@ -95,6 +95,7 @@ class Balancer:
         self._woven: list[Any] = []
         self._kept = Kept(Position(), 0)
         self._fit = Fit(
+            self._link,
             self._global_batch_size,
             make=self.dataset,
             made=lambda: self._dataset,
@@ -251,6 +252,8 @@ class Balancer:
         trace: TracebackType | None,
     ) -> None:
         cause = self._link.explain(error)
+        if error is not None:
+            self._link.ended_by(cause or error)
         self.close()
         if cause is not None:
             raise cause from error

@@ -41,6 +41,7 @@ class RunLink:
         self._open_run = open_run
         self._run: Run | Alone | None = None
         self._failure: Exception | None = None
+        self._ended_by: BaseException | None = None
         self._closed = False
         self.forwarding: str | None = None
         self.is_resting = False
@@ -131,6 +132,20 @@ class RunLink:
             self._failure = self._failure or error
             raise
 
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """Have an exception that leaves the block be what ends the script, until the next one."""
+        self._ended_by = None
+        try:
+            yield
+        except BaseException as error:
+            self.ended_by(error)
+            raise
+
+    def ended_by(self, error: BaseException) -> None:
+        """Have the goodbye say what ended the script: others would take it for its end."""
+        self._ended_by = error
+
     def explain(self, error: BaseException | None) -> BaseException | None:
         """Return what is behind an error of TensorFlow's: a lost worker, or an error of ours.
 
@@ -151,12 +166,17 @@ class RunLink:
 
     def say_goodbye(self) -> None:
         """Close at the end of a script that never did; if a collective broke, say who broke it."""
-        self.explain(getattr(sys, "last_value", None))  # the exchange logs what it learns
+        error = getattr(sys, "last_value", None)
+        cause = self.explain(error)  # the exchange logs what it learns
+        if error is not None:
+            self.ended_by(cause or error)
         self.close()
 
     def close(self) -> None:
         """Close the run, if it is open, for good."""
         self._closed = True
+        if self._exchange is not None and self._ended_by is not None:
+            self._exchange.script_failed(self._ended_by)
         if self._run is not None:
             self._run.close()
 

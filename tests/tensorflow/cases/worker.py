@@ -13,7 +13,7 @@ from common import CASES, FOLDER, TASK
 
 
 def main():
-    for module in ("fits", "loops", "endings"):
+    for module in ("fits", "loops", "endings", "faults"):
         importlib.import_module(module)
     gc.freeze()  # TensorFlow is no garbage: looking through it takes a tenth of all cases' time
     for name in sys.argv[2:]:

@@ -1,0 +1,28 @@
+"""A worker of two fails: the other ends with an error that names it, and says why."""
+
+from __future__ import annotations
+
+import pytest
+
+from .clusters import outcome
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+RAISED = "it raised ValueError: sample 17 has no label after step"
+RAISED_IN_THE_FIRST = "it raised ValueError: sample 17 has no label before the end of a step"
+
+
+@pytest.mark.parametrize(
+    ("case", "victim", "words"),
+    [
+        ("raised_in_fit", 1, f"{RAISED} 2."),
+        ("raised_in_the_graph", 1, RAISED_IN_THE_FIRST),
+        ("raised_in_a_loop", 0, f"{RAISED} 2."),
+        ("raised_and_caught", 1, f"{RAISED} 2."),
+    ],
+)
+def test_an_exception_on_one_worker_is_told_to_the_other(tmp_path, case, victim, words):
+    """By its type and the first line of its message, however it leaves the training."""
+    told = outcome(tmp_path / "2", case, 2, victim)[1 - victim]
+
+    assert told["rank"] == victim
+    assert words in told["said"]
