@@ -18,6 +18,7 @@ from evenstep.tensorflow._board import difference
 from evenstep.tensorflow._exchange import TENSORFLOW, StepExchange
 from evenstep.tensorflow._link import RunLink
 from evenstep.tensorflow._run import Run
+from evenstep.tensorflow._workers import Workers
 
 
 def connected():
@@ -155,7 +156,7 @@ def test_a_known_loss_explains_a_collective_wherever_it_was(pair):
     """In a forward of the user's, say; and whoever hears of it may take its time."""
     (first, _), (steps, _), _, _ = pair
     steps.at(0)  # and no collective that the balancer knows of
-    link = RunLink(lambda: None)
+    link = RunLink(lambda: None, Workers(0, ("first", "second")))
     link._run = object.__new__(Run)
     link._run.exchange = first
     first.lost(1, "it is gone")
@@ -168,13 +169,31 @@ def test_a_known_loss_explains_a_collective_wherever_it_was(pair):
 
 def test_an_error_explains_those_that_name_it_alone():
     """Caught and gone by, it is not what breaks a collective later on."""
-    link = RunLink(lambda: None)
+    link = RunLink(lambda: None, Workers(0, ("first", "second")))
     mine = ValueError("a row is missing")
     with pytest.raises(ValueError, match="a row"), link.noting():
         raise mine
 
     assert link.explain(tf.errors.UnknownError(None, None, "ValueError: a row is missing")) is mine
     assert link.explain(tf.errors.UnavailableError(None, None, "a port")) is None
+
+
+@pytest.mark.parametrize(
+    ("rank", "told", "lost"),
+    [
+        (0, "Error reported from /job:worker/task:1: these tasks are unhealthy", 2),
+        (1, "{{node on /job:worker/task:0}} aborted by /job:chief/replica:0/task:0", 0),
+        (2, "Deadline Exceeded, RPC: /tensorflow.CoordinationService/Heartbeat", 0),
+        (2, "{{node on /job:worker/task:0}} out of memory", None),
+        (0, "the peer of /job:chief/task:0 is gone", None),
+    ],
+)
+def test_before_a_run_is_open_tensorflow_says_who_is_gone(rank, told, lost):
+    """By the name of a task; what names none but this one is no loss of another's."""
+    workers = Workers(rank, ("a", "b", "c"), (("chief", 1), ("worker", 2)))
+    found = RunLink(lambda: None, workers).explain(tf.errors.UnavailableError(None, None, told))
+
+    assert (found and found.rank) == lost
 
 
 def test_a_broken_connection_ends_the_collective_with_the_name_in_it(pair):

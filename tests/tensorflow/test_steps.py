@@ -70,15 +70,23 @@ def test_own_time_is_from_the_forward_to_the_gradients():
     assert [report.wall_s for report in exchange.reports] == [None, 8.0, 8.0]
 
 
-def test_from_the_second_step_on_the_report_goes_out_before_the_wait():
-    """By then it is known how often the optimizer is called in a step."""
+def test_the_report_goes_out_before_the_wait():
+    """In the first step too: who is late in it keeps the others waiting, and is to be named."""
     clock, exchange = Clock(), Written()
     conducted = conductor(clock, exchange)
-    step(conducted, clock)
-    assert len(exchange.reports) == 0
+    for number in (1, 2):
+        step(conducted, clock)
+        assert len(exchange.reports) == number
 
-    step(conducted, clock)
-    assert len(exchange.reports) == 2
+
+def test_a_step_with_more_calls_of_the_optimizer_is_reported_at_the_plan_point():
+    """Late, but with all that it took; the next one with as many again at once."""
+    clock, exchange = Clock(), Written()
+    conducted = conductor(clock, exchange, num_optimizers=lambda: 3)
+    for number in (0, 2):
+        step(conducted, clock)
+        conducted.gradients_done()
+        assert len(exchange.reports) == number
 
 
 def test_mapping_own_samples_is_own_time():
@@ -117,7 +125,7 @@ def test_the_only_step_of_a_run_is_reported_when_it_closes():
 def test_two_optimizers_add_up_to_one_report():
     """As where a generator and its critic take turns: waits in between are left out."""
     clock, exchange = Clock(), Written()
-    conducted = conductor(clock, exchange)
+    conducted = conductor(clock, exchange, num_optimizers=lambda: 2)
     for _ in range(2):
         step(conducted, clock)
         conducted.begin_forward()

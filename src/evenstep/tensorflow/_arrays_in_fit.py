@@ -20,7 +20,10 @@ _SPLIT = "Model.fit(validation_split=...)"
 
 
 class Link(Protocol):
-    """Hears what ends a run."""
+    """Opens the run, and hears what ends it."""
+
+    def conductor(self) -> Any:
+        """Open the run, if it is not."""
 
     def ending(self) -> AbstractContextManager[None]:
         """Have an exception that leaves the block be what ends the script."""
@@ -35,7 +38,7 @@ class Fit:
     again: the orders of epochs go on.
 
     Args:
-        link: hears of exceptions.
+        link: opens the run, and hears of exceptions.
         global_batch_size: samples of a step over all workers.
         make: makes the balancer's training data of arrays.
         made: returns the training data, if it was made.
@@ -68,7 +71,11 @@ class Fit:
             with self._link.ending():
                 if model.compiled and not self._is_alone:
                     check_compiled(model, self._loss_reduction)
-                return fit(**self._read(inspect.signature(fit).bind(*args, **kwargs).arguments))
+                given = self._read(inspect.signature(fit).bind(*args, **kwargs).arguments)
+                if not self._is_alone:
+                    # Before Keras makes variables: their collectives would wait for a lost worker.
+                    self._link.conductor()
+                return fit(**given)
 
         weave(model, "fit", run)
 

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 import tensorflow as tf
+from keras.optimizers import Optimizer
 
 from .._settings import checked_policy, checked_reduction
 from ..control import Bounds, Job
@@ -91,7 +92,7 @@ class Balancer:
         self._batches: Batches | None = None
         self._dataset: Any = None
         self._job: Job | None = None
-        self._link = RunLink(self._open)
+        self._link = RunLink(self._open, self._workers)
         self._woven: list[Any] = []
         self._kept = Kept(Position(), 0)
         self._fit = Fit(
@@ -332,6 +333,7 @@ class Balancer:
             runtime=self._runtime,
             run_dir=self._run_dir,
             kept=self._kept,
+            num_optimizers=lambda: sum(isinstance(part, Optimizer) for part in self._woven),
             alike={
                 "global batch size": job.global_batch_size,
                 "samples of an epoch": batches.form.num_samples,

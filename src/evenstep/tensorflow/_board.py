@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
@@ -10,9 +11,18 @@ from typing import Any, Protocol
 import tensorflow as tf
 from tensorflow.python.eager import context  # not public: it has the coordination service
 
-from ..exceptions import invalid
+from ..exceptions import WorkerLostError, invalid
+from ._service import asked, lost_behind, missed
+from ._workers import Workers
 
 _LOOK_S = 1.0
+_OF_SERVICE = (
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.FailedPreconditionError,
+    tf.errors.InternalError,
+    tf.errors.UnavailableError,
+)
 
 
 class Board(Protocol):
@@ -31,10 +41,14 @@ class ServiceBoard:
     Any other way would be a collective of TensorFlow's, and those belong to the training alone.
 
     Args:
+        workers: who trains together.
         wait_s: seconds to wait for a value.
+        deadline_s: seconds without an answer of the service after which the chief is lost.
     """
 
-    def __init__(self, *, wait_s: float) -> None:
+    def __init__(self, workers: Workers, *, wait_s: float, deadline_s: float) -> None:
+        self._workers = workers
+        self._deadline_s = deadline_s
         self._wait_s = wait_s
         self._service = context.context()
         number = getattr(self._service, "_evenstep_runs", 0)  # the service never forgets a name
@@ -42,38 +56,57 @@ class ServiceBoard:
         self._prefix = f"evenstep/{number}/"
 
     def put(self, name: str, value: Any) -> None:
-        """Put a plain value there."""
-        self._service.set_config_key_value(self._prefix + name, json.dumps(value))
+        """Put a plain value there.
+
+        Raises:
+            WorkerLostError: the service is gone, and rank 0 with it.
+        """
+        self._asked(self._service.set_config_key_value, self._prefix + name, json.dumps(value))
 
     def get(self, name: str, look: Callable[[], None] | None = None) -> Any:
         """Return a value, once it is there.
 
         Args:
             name: of the value.
-            look: called once a second while it is not there; it may raise.
+            look: called once a second while it is not there; it may raise. None looks whether
+                TensorFlow still hears from all workers.
 
         Raises:
             ConnectionError: nobody put it there in time.
+            WorkerLostError: a worker is gone.
         """
         until_s = monotonic() + self._wait_s
         while True:
-            left_s = until_s - monotonic()
-            wait_s = left_s if look is None else min(left_s, _LOOK_S)
+            limit_ms = max(int(1000 * min(until_s - monotonic(), _LOOK_S)), 1)
             try:
-                text = self._service.get_config_key_value(
-                    self._prefix + name, max(int(wait_s * 1000), 1)
-                )
-                return json.loads(text)
-            except tf.errors.OpError as error:
+                get = self._service.get_config_key_value
+                return json.loads(self._asked(get, self._prefix + name, limit_ms))
+            except WorkerLostError:
                 if look is not None:
-                    look()
-                if isinstance(error, tf.errors.DeadlineExceededError) and monotonic() < until_s:
+                    look()  # it may know more
+                raise
+            except tf.errors.DeadlineExceededError as error:
+                (look or self._look)()
+                if monotonic() < until_s:
                     continue
                 raise ConnectionError(
                     f"Nothing was heard from another worker within {self._wait_s:g} s ({name}). "
                     f"All workers have to begin to train together; where some take longer to get "
                     f"there, raise `Runtime(meeting_s=...)`."
                 ) from error
+
+    def _asked(self, call: Callable[..., Any], *args: Any) -> Any:
+        limit_s = _LOOK_S + self._deadline_s
+        try:
+            return asked(functools.partial(call, *args), self._workers, within_s=limit_s)
+        except _OF_SERVICE as error:
+            raise (lost_behind(error, self._workers) or error) from error
+
+    def _look(self) -> None:
+        if (lost := missed(self._workers)) is not None:
+            raise lost
+        # Whether the chief answers: a wait for a value ends in time without it.
+        self._asked(self._service.delete_config_key_value, self._prefix + "nothing")
 
 
 def gathered(
@@ -108,18 +141,22 @@ def check_alike(board: Board, rank: int, world_size: int, settings: Mapping[str,
 
     Raises:
         ValueError: some differ; the message says who and in what.
+        ConnectionError: they did not come together in time.
+        WorkerLostError: one of them is gone.
     """
     board.put(f"settings of rank {rank}", settings)
     if rank == 0:
         try:
             said = [board.get(f"settings of rank {peer}") for peer in range(world_size)]
-        except ConnectionError as error:
-            board.put("verdict", {"late": str(error)})
+        except (ConnectionError, WorkerLostError) as error:
+            board.put("verdict", {"rank": getattr(error, "rank", None), "problem": str(error)})
             raise
         board.put("verdict", difference(said))
     got = board.get("verdict")
+    if isinstance(got, dict) and got["rank"] is None:
+        raise ConnectionError(got["problem"])
     if isinstance(got, dict):
-        raise ConnectionError(got["late"])
+        raise WorkerLostError(got["rank"], got["problem"])
     if got is not None:
         raise invalid(
             "Balancer(...)",

@@ -66,8 +66,8 @@ class StepConductor:
     A forward of $n$ samples weighs $n W / N$ in a step of $N$ samples on $W$ workers: then the
     mean over workers of their means is the mean over the global batch.
 
-    The report goes out where the optimizer is called as often as in the step before, else at the
-    plan point, late but complete.
+    The report goes out where optimizers are called as often as in the step before, in the first
+    step once for each of them, else at the plan point, late but complete.
 
     Args:
         exchange: carries reports and plans.
@@ -75,6 +75,7 @@ class StepConductor:
         world_size: number of workers.
         loss_reduction: ``"mean"`` or ``"sum"``, what the user's loss does over samples.
         first_step: number of the first step, counted over the run.
+        num_optimizers: returns how many optimizers are known by now.
         clock: seconds that only grow.
     """
 
@@ -86,6 +87,7 @@ class StepConductor:
         world_size: int,
         loss_reduction: Literal["mean", "sum"],
         first_step: int = 0,
+        num_optimizers: Callable[[], int] = lambda: 1,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self._exchange = exchange
@@ -95,7 +97,7 @@ class StepConductor:
         self._clock = clock
         self._step: StepUnderWay | None = None
         self._weight = 1.0
-        self._foreseen = 0  # how often the optimizer was called in the step before
+        self._foreseen = num_optimizers  # how often optimizers are called in a step
         self._handed_out_s: float | None = None
         self.num_steps = first_step
         self.plan: Plan | None = None  # of the step under way, or of the last one
@@ -172,7 +174,7 @@ class StepConductor:
         self.end_work()
         self._exchange.enter_collective(step.number)
         step.num_applied += 1
-        if step.num_applied == self._foreseen and not step.reported:
+        if step.num_applied == self._foreseen() and not step.reported:
             self._report(step)
 
     def end_epoch(self) -> None:
@@ -200,7 +202,7 @@ class StepConductor:
             )
         if not step.reported:
             self._report(step)
-        self._foreseen = step.num_applied
+        self._foreseen = lambda: step.num_applied
         self.num_steps += 1
 
     def _report(self, step: StepUnderWay) -> None:

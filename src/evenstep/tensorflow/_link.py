@@ -15,6 +15,8 @@ from ._alone import Alone
 from ._conductor import StepConductor
 from ._drift import Row
 from ._run import Run
+from ._service import lost_behind
+from ._workers import Workers
 
 _VERDICT_S = 2.0
 _OF_COLLECTIVES = (
@@ -31,14 +33,16 @@ class RunLink:
 
     Args:
         open_run: opens it, on all workers together; with one worker, there is a stand-in.
+        workers: who trains together.
 
     Attributes:
         forwarding: name of the model whose forward is being traced; None outside of one.
         is_resting: whether forwards are none of training just now.
     """
 
-    def __init__(self, open_run: Callable[[], Run | Alone]) -> None:
+    def __init__(self, open_run: Callable[[], Run | Alone], workers: Workers) -> None:
         self._open_run = open_run
+        self._workers = workers
         self._run: Run | Alone | None = None
         self._failure: Exception | None = None
         self._ended_by: BaseException | None = None
@@ -157,8 +161,10 @@ class RunLink:
         if self._failure is not None and type(self._failure).__name__ in str(error):
             return self._failure
         exchange = self._exchange
-        if exchange is None or not isinstance(error, _OF_COLLECTIVES):
+        if not isinstance(error, _OF_COLLECTIVES):
             return None
+        if exchange is None:
+            return lost_behind(error, self._workers)
         exchange.enter_collective()  # wherever it was: in a forward of the user's, say
         lost = exchange.verdict(within_s=_VERDICT_S)
         exchange.leave_collective()  # who hears of it may be saving: that is not to be ended

@@ -22,7 +22,7 @@ class Runtime:
             ``deadline_s``.
         hang_s: seconds for which a worker may keep the others waiting in a step although its
             process lives, before it counts as lost: as long as the longest pause that one of them
-            makes alone. None waits for ever. It begins with the second step of a run.
+            makes alone. None waits for ever.
         meeting_s: seconds within which all workers have to come to their first step.
         line_every: steps between two lines for people on standard error, from rank 0; None is
             silence.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -36,6 +36,7 @@ class RunSettings:
         runtime: heartbeats, the deadline, the line for people.
         run_dir: folder for the events; None is nowhere.
         kept: of an earlier run.
+        num_optimizers: returns how many optimizers are known by now.
         alike: what has to be the same on all workers, by name, to be compared.
     """
 
@@ -46,6 +47,7 @@ class RunSettings:
     runtime: Runtime
     run_dir: Path | None
     kept: Kept
+    num_optimizers: Callable[[], int]
     alike: Mapping[str, Any]
 
 
@@ -73,7 +75,9 @@ class Run:
         planner = Planner(settings.policy, settings.job)
         self._workers = workers
         self._num_compared = 0
-        self._board = board = board or ServiceBoard(wait_s=runtime.meeting_s)
+        self._board = board = board or ServiceBoard(
+            workers, wait_s=runtime.meeting_s, deadline_s=runtime.deadline_s
+        )
         check_alike(board, workers.rank, workers.world_size, settings.alike)
         self._outlets: list[Outlet] = []
         self._emit = self._open_sinks(settings)
@@ -108,6 +112,7 @@ class Run:
             world_size=workers.world_size,
             loss_reduction=settings.loss_reduction,
             first_step=settings.kept.num_steps,
+            num_optimizers=settings.num_optimizers,
         )
         for outlet in self._outlets:
             outlet.start()

@@ -20,10 +20,12 @@ class Workers:
     Attributes:
         rank: this process; the chief is 0.
         hosts: host of every rank, ``(world_size,)``.
+        jobs: their names in TensorFlow and how many tasks each has, in the order of ranks.
     """
 
     rank: int
     hosts: tuple[str, ...]
+    jobs: tuple[tuple[str, int], ...] = ()
 
     @property
     def world_size(self) -> int:
@@ -46,7 +48,8 @@ def workers_of(strategy: Any) -> Workers:
         )
     _check_switch()
     _check_task()
-    hosts, rank = _cluster(strategy)
+    workers = _cluster(strategy)
+    hosts = workers.hosts
     if strategy.num_replicas_in_sync != len(hosts):
         raise invalid(
             "Balancer(strategy=...)",
@@ -56,7 +59,7 @@ def workers_of(strategy: Any) -> Workers:
             "see that device alone (CUDA_VISIBLE_DEVICES).",
         )
     _check_environment(len(hosts))
-    return Workers(rank, hosts)
+    return workers
 
 
 def abort_collectives(message: str) -> None:
@@ -64,7 +67,7 @@ def abort_collectives(message: str) -> None:
     context.context().abort_collective_ops(tf.errors.UNAVAILABLE, message)
 
 
-def _cluster(strategy: tf.distribute.Strategy) -> tuple[tuple[str, ...], int]:
+def _cluster(strategy: tf.distribute.Strategy) -> Workers:
     """Return the hosts and this process' place among them."""
     resolver = strategy.cluster_resolver
     spec = {} if resolver is None else resolver.cluster_spec().as_dict()
@@ -78,10 +81,11 @@ def _cluster(strategy: tf.distribute.Strategy) -> tuple[tuple[str, ...], int]:
     jobs = [job for job in ("chief", "worker") if spec.get(job)]
     addresses = [address for job in jobs for address in spec[job]]
     if len(addresses) < 2:
-        return ("localhost",), 0
+        return Workers(0, ("localhost",))
     before = len(spec["chief"]) if "chief" in jobs and resolver.task_type == "worker" else 0
     hosts = tuple(str(address).rpartition(":")[0].strip("[]") for address in addresses)
-    return hosts, before + int(resolver.task_id)
+    numbers = tuple((job, len(spec[job])) for job in jobs)
+    return Workers(before + int(resolver.task_id), hosts, numbers)
 
 
 def _check_task() -> None:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 import keras
 import tensorflow as tf
@@ -129,3 +130,23 @@ def raised_and_caught():
             return told(lambda: fitted(at_third(on(1, fail)), made=made))
         except ValueError as error:
             return {"rank": TASK, "said": str(error)}
+
+
+@case
+def stopped_before_fit():
+    return told(lambda: fitted(before=on(1, stop)))
+
+
+@case
+def chief_stopped_before_a_loop():
+    return told(lambda: looped(before=on(0, stop)))
+
+
+@case
+def stopped_in_an_evaluation():
+    return told(lambda: fitted(halt=on(1, stop), in_training=False))
+
+
+@case
+def hung_in_the_first_step():
+    return told(lambda: fitted(halt=on(1, lambda: time.sleep(600))))
