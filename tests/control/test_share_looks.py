@@ -7,7 +7,7 @@ from evenstep.control import Exchange, SharePlanner, Transfers
 from evenstep.control._share_choice import ShareChoice
 from evenstep.control._share_looks import Looks
 from evenstep.control._share_trust import Trust
-from evenstep.events import PolicyFailed
+from evenstep.events import MeasurementRejected, PolicyFailed
 from evenstep.sharding import OptimalShares
 from evenstep.sim import follow_links, play_exchange
 
@@ -55,7 +55,7 @@ def test_a_look_that_promises_nothing_is_over_at_once():
 def test_a_look_goes_by_what_was_known_of_the_links():
     """A slow server gets little in the second one, which then costs less than half of the first."""
     aggregation, links = dedicated(servers=2), mbit(*[100] * 4, 100, 10)
-    found = follow_links(OPTIMAL, aggregation, [links] * 60)
+    found = follow_links(OPTIMAL, aggregation, [links] * 220)
     looks = [
         event.parts[4:]
         for event in planned(found)
@@ -66,9 +66,34 @@ def test_a_look_goes_by_what_was_known_of_the_links():
     assert 3 * looks[1][1] < looks[1][0]
 
 
+def test_an_all_reduce_that_cannot_be_is_refused():
+    """A third of what links take: it starts no look and counts for nothing, like its four peers."""
+    planner = SharePlanner(OPTIMAL, collocated(num_bytes=2_000_000), mbit(*[200] * 4))
+    told, ring_s = [], 0.12
+    for step in range(160):
+        taken_s = 0.04 if step % 40 in (0, 36, 37, 38, 39) and step % 40 != 38 else ring_s
+        outcome = planner.observe(step, Exchange(planner.plan.epoch, taken_s), next_step=step + 1)
+        told += outcome.events
+    refused = [event for event in told if isinstance(event, MeasurementRejected)]
+
+    assert len(refused) == 16
+    assert refused[0].problem == "an all-reduce in 0.04 s, on links that take 0.12 s"
+    assert planner.plan.epoch == 1  # all-reduce, as links were probed: nothing else was ever begun
+    assert planner.plan.predicted_s == pytest.approx(ring_s)
+
+
+def test_links_that_became_faster_are_believed_from_the_fifth_all_reduce_on():
+    """And for good; once only, nobody asks five again."""
+    trust = Trust()
+    assert [bool(trust.problem(0.4, 1.0, 10**8)) for _ in range(5)] == [True] * 4 + [False]
+    assert trust.problem(0.3, 1.0, 10**8) is None
+    assert trust.problem(0.2, 1.0, 10**8) is not None
+    assert trust.problem(0.01, 1.0, 2**18) is None  # all of it may have been saved up
+
+
 def test_all_reduce_that_is_faster_than_expected_needs_no_look():
     """Shares were given up for it; that was right all the more. Later it would be a change."""
-    looks = Looks()
+    looks = known()
     looks.done(1.0, changed=False)
     assert [looks.due(0.5) for _ in range(4)] == [None] * 4
     assert [bool(looks.due(0.4)) for _ in range(3)] == [False, False, True]
@@ -153,14 +178,91 @@ def test_a_chance_is_not_given_twice_in_a_row():
         assert [bool(looks.due(1.0)) for _ in range(5)] == [False] * 4 + [first]
 
 
+def known(costs=0.0):
+    """Looks after one that nobody had to wait for, as the links were unknown."""
+    looks = Looks()
+    assert looks.due(1.0)
+    looks.spend(costs)
+    looks.done(1.0, changed=False)
+    return looks
+
+
 def test_looks_become_rarer_where_they_change_nothing():
     """After 50 all-reduces, 100, ... and at most 1600; 50 again once shares were in force."""
     looks, waits = Looks(), []
+    assert looks.due(1.0)
     for changed in [False] * 8 + [True, False]:
         looks.done(1.0, changed=changed)
         if not changed:
             waits.append(next(i for i in range(1, 2000) if looks.due(1.0)))
     assert waits == [50, 100, 200, 400, 800, 1600, 1600, 1600, 50]
+
+
+@pytest.mark.parametrize("costs", [0.5, 3.0, 30.0])
+def test_looks_by_the_clock_cost_two_percent(costs):
+    """Whatever they cost: before the next, all-reduces have taken fifty times that."""
+    looks, spent_s, steps = known(costs), 0.0, 1
+    for _ in range(5):
+        steps += next(i for i in range(1, 2000) if looks.due(1.0))
+        looks.spend(costs)
+        looks.done(1.0, changed=False)
+        spent_s += costs
+        assert spent_s <= 0.02 * steps + max(0.0, costs - 4.0) + 1e-9  # only the last is owed
+
+
+def test_where_links_were_probed_no_look_comes_within_two_hundred_steps():
+    """What it costs is not known, and nothing speaks for it."""
+    looks = Looks()
+    looks.done(1.0, changed=False)
+    assert next(i for i in range(1, 2000) if looks.due(1.0)) == 200
+
+
+def test_a_change_is_looked_at_once_and_again_when_lost_time_makes_up_for_it():
+    """Two alarms in a row, the first for nothing: the second waits for 3 s lost, and no longer."""
+    looks = known()
+    assert [bool(looks.due(3.0)) for _ in range(3)] == [False, False, True]
+    looks.spend(3.0)
+    looks.done(3.0, changed=False)
+    assert not any(looks.due(3.0) for _ in range(4))
+    waited = next(i for i in range(1, 2000) if looks.due(4.0))
+    assert waited in (4, 5)
+    looks.spend(3.0)
+    looks.done(4.0, changed=True)  # it paid for itself: the next change is looked at once
+    looks.done(4.0, changed=False)
+    assert [bool(looks.due(4.0)) for _ in range(4)] == [False] * 4
+    assert next(i for i in range(1, 2000) if looks.due(5.0)) == 3
+
+
+@pytest.mark.parametrize("probed", [True, False])
+def test_looks_slow_training_on_equal_links_down_by_two_percent(probed):
+    """Where exchanges by shares take 10 times all-reduce; a link that slows down is still found.
+
+    Where nobody probed, but for what the first look takes.
+    """
+    aggregation, equal = collocated(), mbit(100, 100, 100, 100)
+    planner = SharePlanner(OPTIMAL, aggregation, equal if probed else None)
+    seconds, plain_s = [], play_exchange(aggregation, equal, None).exchange_s
+    for step in range(1520):
+        links = equal if step < 1500 else mbit(100, 100, 100, 30)
+        plan = planner.plan
+        done = play_exchange(aggregation, links, plan.shares, plan_epoch=plan.epoch)
+        if plan.parts is not None and step < 1500:
+            done = Exchange(plan.epoch, 10 * done.exchange_s, done.transfers)
+        seconds.append(done.exchange_s)
+        planner.observe(step, done, next_step=step + 1)
+
+    assert sum(seconds[3:100]) <= 1.02 * 97 * plain_s + (0 if probed else 10 * plain_s)
+    assert sum(seconds[5:1500]) <= 1.02 * 1495 * plain_s
+    assert sum(second > 1.5 * plain_s for second in seconds[5:1500]) > 1  # there were looks
+    assert planner.plan.parts is not None
+
+
+def test_all_reduce_that_became_faster_waits_until_a_look_is_saved_for():
+    """Nothing is lost meanwhile."""
+    looks = Looks()
+    looks.done(1.0, changed=False)
+    assert not any(looks.due(1.0) for _ in range(150))
+    assert next(i for i in range(1, 2000) if looks.due(0.5)) in (100, 101)
 
 
 class Failing(OptimalShares):

@@ -16,6 +16,7 @@ from ..sharding import (
     byte_edges,
     equal_shares,
     exchange_s,
+    ring_s,
 )
 from ._blame import blaming
 
@@ -67,8 +68,10 @@ class ShareChoice:
         sounded /= sounded.sum()
         return sounded
 
-    def seconds(self, links: Links, shares: FloatArray) -> float:
-        """Return what an exchange takes."""
+    def seconds(self, links: Links, shares: FloatArray | None) -> float:
+        """Return what an exchange takes, by a ring without shares."""
+        if shares is None:
+            return ring_s(self._aggregation, links)
         return exchange_s(self._aggregation, links, shares=shares)
 
     def seconds_of_servers(self, links: Links, shares: FloatArray) -> float:

@@ -20,10 +20,21 @@ EVEN = 0.8  # rate of the slowest worker over the median, below which its link i
 NUM_LIKE, NUM_RECENT = 3, 5  # all-reduces in a row that tell a change, and what one takes
 SOUND_EVERY = 25  # exchanges by shares, of which one gives some server more than its part
 LONGER = 1.05  # than shares took: all-reduce that was thought to be faster
+MAY_COST = 0.02  # of all-reduces: what looks take more, in the long run
+FIRST_COST = 4.0  # all-reduces that a look is taken to cost before there was one, and at most
 
 
 class Looks:
-    """Says when an exchange by shares is due that shows what the links are."""
+    """Says when an exchange by shares is due that shows what the links are.
+
+    Exchanges by shares that prove nothing may take several times as long as all-reduces. So looks
+    are paid for: 2 % of what all-reduces take is saved up, to what the last look cost, but four
+    all-reduces at most; what a look took more than all-reduces is spent. One that comes by the
+    clock, or because all-reduce became faster, waits until it is saved for. One that comes because
+    it became slower waits until the time lost that way since the last look makes up for what is
+    owed: not at all, if nothing is. Looks that end in shares have paid for themselves, and the
+    first one costs nothing where the links are unknown.
+    """
 
     def __init__(self) -> None:
         self._wait = self._next_wait = FIRST_WAIT
@@ -33,25 +44,47 @@ class Looks:
         self._shares_s = math.inf  # what shares took that all-reduce was found to be faster than
         self._chance = False  # the last look was for their sake
         self._recent: deque[float] = deque(maxlen=NUM_RECENT)
+        self._saved_s = self._lost_s = 0.0  # less than 0 is owed; lost since the last look
+        self._look_s: float | None = None  # what the last look cost
 
     def due(self, plain_s: float) -> str | None:
         """Return why one is due, if it is, after an all-reduce of ``plain_s``."""
         self._since += 1
         self._recent.append(plain_s)
-        if self._usual_s is None:
+        most_s = FIRST_COST * (plain_s if self._usual_s is None else self._usual_s)
+        cost_s = most_s if self._look_s is None else min(max(self._look_s, 0.0), most_s)
+        self._saved_s = min(self._saved_s + MAY_COST * plain_s, cost_s)
+        reason = self._reason(plain_s, affordable=self._saved_s >= cost_s)
+        if reason is not None:
+            self._look_s, self._lost_s = 0.0, 0.0
+        return reason
+
+    def spend(self, seconds: float) -> None:
+        """Note by how much an exchange of a look took longer than all-reduce."""
+        if self._look_s is not None:
+            self._look_s += seconds
+        if self._usual_s is not None:
+            self._saved_s -= seconds
+
+    def _reason(self, plain_s: float, *, affordable: bool) -> str | None:
+        usual_s = self._usual_s
+        if usual_s is None:
             return "a look at the links: nobody has measured them"
         last = [*self._recent][-NUM_LIKE:]
         if len(last) == NUM_LIKE:
             low, high, now_s = min(last), max(last), median(last)
             if not self._measured:  # that it is faster than expected does not speak against it
-                self._measured, self._usual_s = True, min(now_s, self._usual_s)
-            if low > self._usual_s * OTHER_TIME or high < self._usual_s / OTHER_TIME:
+                self._measured, self._usual_s = True, min(now_s, usual_s)
+                usual_s = self._usual_s
+            slower, faster = low > usual_s * OTHER_TIME, high < usual_s / OTHER_TIME
+            self._lost_s += max(plain_s - usual_s, 0.0) if slower else 0.0
+            if (slower and self._saved_s + self._lost_s >= 0) or (faster and affordable):
                 return f"a look at the links: all-reduce takes {now_s:.3g} s now"
         if self._since == NUM_RECENT and median(self._recent) > self._shares_s * LONGER:
             self._chance = True
             took = f"{median(self._recent):.3g} s, and shares took {self._shares_s:.3g} s"
             return f"a look at the links: all-reduce takes {took}"
-        if self._since >= self._wait:
+        if self._since >= LONGEST_WAIT or (affordable and self._since >= self._wait):
             return f"a look at the links: the last one was {self._since} steps ago"
         return None
 
@@ -65,7 +98,7 @@ class Looks:
                 than that by 5 %, they get another chance, but not twice in a row.
         """
         if changed:
-            self._next_wait = FIRST_WAIT
+            self._next_wait, self._saved_s = FIRST_WAIT, max(self._saved_s, 0.0)
         else:
             self._wait, self._next_wait = self._next_wait, min(2 * self._next_wait, LONGEST_WAIT)
         self._since, self._usual_s, self._measured = 0, plain_s, False

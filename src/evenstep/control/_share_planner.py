@@ -53,18 +53,19 @@ class SharePlanner:
       shares that suit what it showed. They stay if all-reduce took longer than the better one of
       these by ``margin``, or by a third of it where servers have no data and their links look slow.
     - Every exchange by shares tells more of the links (``LinkTracker``). New shares are adopted
-      if those in force would take 5 % longer on the links as they are now, those of ranks that only
-      work left out, at most every ``least_steps`` steps.
+      if those in force would take 5 % longer on the servers' links as they are now, at most every
+      ``least_steps`` steps.
     - Shares give way to all-reduce where they would not win by ``margin`` on links that were
       probed, by 2 % once in force, in the words of ``plan_shares``. What either took, over what
       its model said, corrects the model.
     - Predictions that fail five times in a row by 1.35, slower than all-reduce was, end shares.
     - One exchange of 25 gives a server 1.4 times its part, in turns, to see what its link carries.
     - Servers without data hide what workers' links carry. So one exchange tries all-reduce some
-      steps after links changed, unless some worker is slower than others: that is the limit, then.
+      steps after links changed, unless some worker is slower than others.
     - All-reduce tells nothing of links. So while it is in force there is a look from time to time:
-      when all-reduce takes another time than it did, or than shares that lost to it, and after 50,
-      then 100, ... and at most 1600 steps.
+      when it takes another time than it did, or than shares that lost to it, and after 50, then
+      100, ... and at most 1600 steps, later where looks would cost more than 2 % (``Looks``).
+    - An all-reduce that known links are too slow for is refused, until five in a row are alike.
 
     It reads no clock and talks to nobody: an exchange in, a plan and events out.
 
@@ -104,10 +105,9 @@ class SharePlanner:
         self._choice = ShareChoice(policy, aggregation)
         self._trust = Trust()
         self._looks, self._plain_looks = Looks(), PlainLooks()
-        self._num_seen = 0
+        self._num_seen = self._num_lost = 0
         self._soundings = Soundings(aggregation)
         self._sounding = False  # the plan in force is the last one, but for one server's part
-        self._num_lost = 0
         self._look_no = 0  # exchanges of the look under way, this one included; 0 without one
         self._told = links
         self._belief = None if links is None else tracker.begin(links)
@@ -142,7 +142,7 @@ class SharePlanner:
         Raises:
             ValueError: its transfers are of other ranks.
         """
-        if problem := exchange.problem():
+        if problem := exchange.problem() or self._impossible(exchange):
             return ShareOutcome(self.plan, (MeasurementRejected(step, *problem),))
         self._num_seen += 1
         events = self._learn(step, exchange)
@@ -159,6 +159,13 @@ class SharePlanner:
                     self._looks.done(self._trust.plain_s, changed=False)
         return ShareOutcome(self.plan, tuple(events))
 
+    def _impossible(self, exchange: Exchange) -> tuple[int, str] | None:
+        """Return what is wrong with an all-reduce, if known links are too slow for it."""
+        if exchange.transfers is not None or self.links is None or self._look_no:
+            return None
+        least_s = ring_s(self._aggregation, self.links)
+        return self._trust.problem(exchange.exchange_s, least_s, self._aggregation.num_bytes)
+
     def _learn(self, step: int, exchange: Exchange) -> list[Event]:
         """Take in how long it took, and what that says of links."""
         events: list[Event] = []
@@ -166,13 +173,15 @@ class SharePlanner:
         if exchange.transfers is None:
             self._trust.see_plain(took_s)
         else:
+            if self._look_no or self.plan.parts is None:  # and those begun before it ended
+                self._looks.spend(took_s - (self._trust.plain_s or took_s))
             self._follow(exchange.transfers)
             events += self._tell(step)
         if self.links is not None and exchange.plan_epoch == self.plan.epoch:
-            predicted_s = self._predicted_s(self.links)
+            predicted_s = self._choice.seconds(self.links, self.plan.shares)
             if exchange.transfers is not None and predicted_s > 0:
                 self._trust.see_shares(took_s, predicted_s, plan_epoch=self.plan.epoch)
-            self._trust.compare_plain(ring_s(self._aggregation, self.links))
+            self._trust.compare_plain(self._choice.seconds(self.links, None))
         return [*events, ExchangeMeasured(step, exchange.plan_epoch, took_s, predicted_s)]
 
     def _follow(self, transfers: Transfers) -> None:
@@ -195,11 +204,6 @@ class SharePlanner:
         self._told = links
         up, down = links.up_bytes_per_s.tolist(), links.down_bytes_per_s.tolist()
         return [LinksMeasured(step, tuple(up), tuple(down))]
-
-    def _predicted_s(self, links: Links) -> float:
-        if self.plan.shares is None:
-            return ring_s(self._aggregation, links)
-        return self._choice.seconds(links, self.plan.shares)
 
     def _decide(self, exchange: Exchange, next_step: int) -> list[Event]:
         """Return the plan that follows, if it is another one."""
@@ -230,16 +234,12 @@ class SharePlanner:
     def _look(self, next_step: int, reason: str) -> list[Event]:
         """Have an exchange that shows the links: by equal shares, or nearer to what was best."""
         self._trust.forget_shares()
-        shares, predicted_s = self._choice.to_look(self.links), None
-        if self.links is not None:
-            predicted_s = self._choice.seconds(self.links, shares)
+        shares, links = self._choice.to_look(self.links), self.links
+        predicted_s = None if links is None else self._choice.seconds(links, shares)
         return self._adopt(next_step, shares, predicted_s, reason, look_no=1)
 
     def _after_look(self, links: Links, next_step: int) -> list[Event]:
-        """Go on with what the look showed, and decide by what that takes.
-
-        The better exchange counts: shares that prove slower end soon, and all-reduce stays.
-        """
+        """Go on with what a look showed: its better exchange decides, as slower shares end soon."""
         if self._look_no == 2:  # once more by the same plan, which is in force already
             self._look_no += 1
             return []

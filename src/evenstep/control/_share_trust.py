@@ -11,6 +11,9 @@ from ..sharding import SharePlan
 FRESH = 10  # exchanges by shares for which an all-reduce before them says what one takes
 HOPELESS = 1.5  # times all-reduce: a look that promises no better is over after one exchange
 OTHER_TIME = 1.2  # what takes longer by this factor, or shorter, goes over other links
+POSSIBLE = 0.7  # of what a ring takes on links as they are known: less is no reading of theirs
+SAVED_UP = 2**18  # bytes that shaped links may have let through at once
+PROVEN = 5  # impossible readings in a row that are true: links are faster than was known
 
 FAILS_AT = 1.35
 """A prediction fails that the exchange takes so many times as long, five times in a row."""
@@ -30,11 +33,35 @@ class Trust:
         self._ratios: deque[float] = deque(maxlen=5)
         self._since_plain = 0  # exchanges by shares
         self._plan_epoch, self._last_s = -1, math.inf  # of the last one of them
+        self._possible, self._impossible = POSSIBLE, list[float]()  # parts of a ring, in a row
 
     def see_plain(self, seconds: float) -> None:
         """Take in a plain all-reduce."""
         self._plain_s.append(seconds)
         self._since_plain = 0
+
+    def problem(self, seconds: float, ring_s: float, num_bytes: int) -> tuple[int, str] | None:
+        """Return rank 0, and why a plain all-reduce cannot have taken so little, if it cannot.
+
+        Ranks begin a step at slightly different times, so one may seem to be over in a third of its
+        time. It is refused unless five in a row say so: then links are faster than was known, or
+        the backward hides a part of it, and what takes as long from then on is believed at once.
+
+        Args:
+            seconds: what it seems to have taken.
+            ring_s: what a ring takes on the links as they are known.
+            num_bytes: that are summed.
+        """
+        part = seconds / (ring_s * max(1 - SAVED_UP / num_bytes, 1e-9))
+        if part >= self._possible:
+            self._impossible.clear()
+            return None
+        self._impossible.append(part)
+        if len(self._impossible) == PROVEN:
+            self._possible = POSSIBLE * median(self._impossible)
+            self._impossible.clear()
+            return None
+        return 0, f"an all-reduce in {seconds:.3g} s, on links that take {ring_s:.3g} s"
 
     def see_shares(self, seconds: float, predicted_s: float, *, plan_epoch: int) -> None:
         """Take in an exchange by shares, and what it takes by the model."""
