@@ -12,7 +12,7 @@ from typing import Any, final
 import torch
 import torch.distributed as dist
 
-from evenstep.control import Exchange, ProbeRound, Probes, Transfers, links_from_probes
+from evenstep.control import Exchange, Probed, ProbeRound, Probes, Transfers, links_from_probes
 from evenstep.sharding import Links, Split, traffic_bytes
 from evenstep.torch._reduce._gloo import GlooTransport
 from evenstep.torch._reduce._observed import ways_to
@@ -143,26 +143,20 @@ class Arena:
 
     def probe(self) -> Links | None:
         """Return what links carry, on rank 0, by the probes that are made before a training."""
-        probes, known = Probes(), []
-        for first in probes.rounds(self.world_size):
-            done: ProbeRound | None = first
-            while done is not None:
-                seconds = shared(self._probed(done))
-                known.append((done, seconds))
-                done = probes.again(done, seconds)
-                if done is not None:
-                    known.pop()
-        return links_from_probes(self.world_size, known) if self.rank == 0 else None
+        probes, done = Probes(budget_s=60.0, least_s=0.25), list[Probed]()
+        while (current := probes.next(self.world_size, done, 0.0)) is not None:
+            done.append(Probed(current, tuple(shared(self._probed(current)))))
+        return links_from_probes(self.world_size, probes.whole(done)) if self.rank == 0 else None
 
     def _probed(self, done: ProbeRound) -> list[float] | None:
         """Return the seconds of each transfer of a round, on rank 0."""
         ways = list(enumerate(done.ways))
-        sent = torch.zeros(done.num_bytes, dtype=torch.uint8)
+        sent = [torch.zeros(size, dtype=torch.uint8) for size in done.num_bytes]
         comes = [(tag, way[0]) for tag, way in ways if way[1] == self.rank]
         dist.barrier()
         begin_s = monotonic()
-        works = [dist.irecv(torch.empty_like(sent), source, tag=tag) for tag, source in comes]
-        sends = [dist.isend(sent, way[1], tag=tag) for tag, way in ways if way[0] == self.rank]
+        works = [dist.irecv(torch.empty_like(sent[tag]), peer, tag=tag) for tag, peer in comes]
+        sends = [dist.isend(sent[tag], way[1], tag=tag) for tag, way in ways if way[0] == self.rank]
         ends = {}
 
         def wait(tag: int, work: Any) -> None:

@@ -276,10 +276,10 @@ class ProbingStarted:
     """Before the first step, ranks send each other test bytes to learn what links carry.
 
     Attributes:
-        num_rounds: how many rounds that takes, each repeated until it lasts long enough.
+        budget_s: seconds that it may take. Links that are unknown by then are learnt in training.
     """
 
-    num_rounds: int
+    budget_s: float
 
 
 @dataclass(frozen=True, slots=True)

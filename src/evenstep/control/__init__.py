@@ -20,9 +20,10 @@ from ._link_tracker import LinkTracker as LinkTracker
 from ._plan import Outcome as Outcome
 from ._plan import Plan as Plan
 from ._planner import Planner as Planner
-from ._probes import ProbeRound as ProbeRound
+from ._probed import Probed as Probed
+from ._probed import ProbeRound as ProbeRound
+from ._probed import links_from_probes as links_from_probes
 from ._probes import Probes as Probes
-from ._probes import links_from_probes as links_from_probes
 from ._report import Report as Report
 from ._share_planner import SharePlanner as SharePlanner
 from ._shares import ShareOutcome as ShareOutcome
@@ -47,6 +48,7 @@ __all__ = [
     "Plan",
     "Planner",
     "ProbeRound",
+    "Probed",
     "Probes",
     "Report",
     "ShareOutcome",

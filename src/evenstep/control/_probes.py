@@ -1,103 +1,175 @@
-"""Which transfers show what links carry, before the first step, and what follows from them."""
+"""Which transfers show what links carry, before the first step, and when it is enough."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import final
 
 import numpy as np
 
 from .._types import FloatArray
 from ..exceptions import invalid
-from ..sharding import Links
+from ._probed import Kind, Probed, ProbeRound, Way, known_ranks, parts, seen_rates
 
-
-@final
-@dataclass(frozen=True, slots=True)
-class ProbeRound:
-    """Transfers that all begin at once.
-
-    Attributes:
-        kind: ``"pairs"``, ``"to one"`` or ``"from one"``.
-        ways: sender and receiver of each.
-        num_bytes: bytes of each.
-    """
-
-    kind: str
-    ways: tuple[tuple[int, int], ...]
-    num_bytes: int
+AIM = 1.5  # of the least time: how long a round should last, so that noise does not cut it short
+Sized = tuple[ProbeRound, float]  # and the seconds that it should last
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Probes:
-    r"""Bounded tests of links: disjoint pairs, then all to one rank and one rank to all.
+    r"""Bounded tests of links: disjoint pairs, then one rank with all others.
 
     Pairs are met as in a tournament, each once, both directions at once, in $N - 1$ rounds, or
-    $N$ of an odd number. A rank's link may carry less than its pairs add up to, and does on most
-    machines; so each rank is sent to by all others, and sends to all others, $2 N$ rounds more.
+    $N$ of an odd number. They tell what every link carries that is slower than another one. A rank
+    that no other was faster than may have a faster link than its partners could show, or one that
+    carries less than its pairs add up to: it exchanges with all others at once, both ways. So do
+    the others afterwards, as each of their pairs may have been limited by something in between.
 
     A shaped link lets a burst through at full speed first, 64 KB and more, and short transfers
-    would measure that. So a round is repeated with ``growth`` times the bytes until its fastest
-    transfer took ``least_s``, up to ``most_bytes`` a transfer.
+    would measure that. So what was too short of a round is repeated, with up to ``growth`` times
+    the bytes, until it took ``least_s`` and ``least_bytes`` went over each of its links. Later
+    rounds begin with what suffices by what is known.
+
+    No round begins if it is not expected to end within ``budget_s``, and none at all any more if
+    those that are needed are not: then the links stay unknown, and training learns them. The first
+    transfers, of which nothing is known, may take longer: over links of less than 200 kbit/s.
 
     Args:
+        budget_s: seconds that all of it may take.
         least_s: seconds that tell what a link carries.
+        least_bytes: bytes that tell what a link carries; several times what passes at once.
         first_bytes: bytes of the first transfers.
         most_bytes: most bytes of a transfer, however fast.
-        growth: factor between repetitions, above 1.
-        most_pairs: most ranks for which pairs are tested too. Among more, ranks' own links are all
-            that is asked for.
+        growth: most factor between repetitions, above 1.
+        most_pairs: most ranks for which pairs are tested. Among more, each exchanges with all
+            others, and no slow pair is found.
 
     Raises:
         ValueError: an argument is out of range.
     """
 
-    least_s: float = 0.25
-    first_bytes: int = 2**18
-    most_bytes: int = 2**27
+    budget_s: float = 3.0
+    least_s: float = 0.1
+    least_bytes: int = 2**19
+    first_bytes: int = 2**16
+    most_bytes: int = 2**24
     growth: int = 4
-    most_pairs: int = 16
+    most_pairs: int = 10
 
     def __post_init__(self) -> None:
-        if not (np.isfinite(self.least_s) and self.least_s > 0):
-            rule, remedy = "be positive and finite", "Bursts last 10 ms and more: give 0.25."
-            raise invalid("Probes(least_s=...)", rule, self.least_s, remedy)
+        for name, remedy in (("budget_s", "3 s are enough for some ranks."), ("least_s", "0.1")):
+            if not (np.isfinite(value := getattr(self, name)) and value > 0):
+                raise invalid(f"Probes({name}=...)", "be positive and finite", value, remedy)
         if not 1 <= self.first_bytes <= self.most_bytes:
             rule, got = f"be in 1 to `most_bytes`, {self.most_bytes}", self.first_bytes
-            raise invalid("Probes(first_bytes=...)", rule, got, "Give 262144.")
+            raise invalid("Probes(first_bytes=...)", rule, got, "Give 65536.")
         if self.growth < 2:
             raise invalid("Probes(growth=...)", "be at least 2", self.growth, "Give 4.")
 
-    def rounds(self, world_size: int) -> tuple[ProbeRound, ...]:
-        """Return the rounds in order, each with its first bytes; none for a single rank."""
-        if world_size < 2:
-            return ()
-        rounds = []
-        if world_size <= self.most_pairs:
-            rounds = [ProbeRound("pairs", ways, self.first_bytes) for ways in pairs(world_size)]
-        for one in range(world_size):
-            others = [rank for rank in range(world_size) if rank != one]
-            to_one = tuple((rank, one) for rank in others)
-            from_one = tuple((one, rank) for rank in others)
-            rounds.append(ProbeRound("to one", to_one, self.first_bytes))
-            rounds.append(ProbeRound("from one", from_one, self.first_bytes))
-        return tuple(rounds)
-
-    def again(self, done: ProbeRound, seconds: Sequence[float]) -> ProbeRound | None:
-        """Return the round to be made next in place of one that was too short; None if it was not.
+    def next(self, world_size: int, done: Sequence[Probed], elapsed_s: float) -> ProbeRound | None:
+        """Return the most telling round to be made next; None if it is enough, or time is up.
 
         Args:
-            done: the round.
-            seconds: what each of its transfers took, in the order of ``done.ways``.
+            world_size: number of ranks.
+            done: all rounds so far, repetitions included, as they were made.
+            elapsed_s: since the first began, the same on all ranks.
         """
-        if min(seconds) >= self.least_s or done.num_bytes >= self.most_bytes:
+        if world_size < 2:
             return None
-        return ProbeRound(done.kind, done.ways, min(done.num_bytes * self.growth, self.most_bytes))
+        whole = self.whole(done)
+        made = parts(whole)
+        left = [ways for ways in self._pairs(world_size) if any((way,) not in made for way in ways)]
+        kind: Kind = "pairs" if left else "one"
+        num_needed = len(left)
+        if not left and world_size > 2:
+            left, num_needed = self._stars(world_size, whole)
+        chosen = self._again(done[-1]) if done else None
+        if chosen is None and left:
+            chosen = self._first(world_size, kind, left[0], whole)
+        if chosen is None:
+            return None
+        lasts_s = chosen[1] + max(num_needed - 1, 0) * self._aim_s
+        return chosen[0] if elapsed_s + lasts_s <= self.budget_s else None
+
+    def whole(self, done: Sequence[Probed]) -> list[Probed]:
+        """Return what of the rounds lasted long enough to be believed."""
+        return [each for each in parts(done).values() if not self._is_short(each)]
+
+    def _pairs(self, world_size: int) -> tuple[tuple[Way, ...], ...]:
+        return tuple(pairs(world_size)) if world_size <= self.most_pairs else ()
+
+    def _stars(self, world_size: int, done: Sequence[Probed]) -> tuple[list[tuple[Way, ...]], int]:
+        """Return the rounds of one with all others, unknown ranks first, and how many those are."""
+        made, known = parts(done), known_ranks(world_size, done)
+        ones = [rank for rank in range(world_size) if star(world_size, rank) not in made]
+        ones.sort(key=lambda rank: bool(known[rank]))
+        return [star(world_size, one) for one in ones], sum(not known[one] for one in ones)
+
+    def _first(
+        self, world_size: int, kind: Kind, ways: tuple[Way, ...], done: Sequence[Probed]
+    ) -> Sized:
+        """Return a round that should last long enough, by what its ranks' links carried so far.
+
+        The one rank sends to all others what suits them, at the rate that it had alone.
+        """
+        up, down = (_filled(each) for each in seen_rates(world_size, done))
+        rates = [float(min(up[sender], down[receiver])) for sender, receiver in ways]
+        first = ProbeRound(kind, ways, (self.first_bytes,) * len(ways))
+        if not all(rates):
+            return first, self._aim_s
+        if kind == "one":
+            half = len(ways) // 2
+            one = ways[half][0]
+            for group, own in zip(first.groups, (down[one], up[one]), strict=True):
+                others = sum(rates[group])
+                rates[group] = [rate * min(own / others, 1.0) for rate in rates[group]]
+        return self._sized(first, rates, self.most_bytes)
+
+    def _again(self, last: Probed) -> Sized | None:
+        """Return what of a round is to be made once more, as it was too short; None if nothing."""
+        short = [each for each in parts([last]).values() if self._is_short(each)]
+        if not short:
+            return None
+        ways = tuple(way for each in short for way in each.made.ways)
+        num_bytes = tuple(size for each in short for size in each.made.num_bytes)
+        seconds = [taken_s for each in short for taken_s in each.seconds]
+        rates = [size / taken_s for size, taken_s in zip(num_bytes, seconds, strict=True)]
+        return self._sized(ProbeRound(last.made.kind, ways, num_bytes), rates, self.growth)
+
+    def _is_short(self, part: Probed) -> bool:
+        """Tell whether some link was in use too shortly to be known."""
+        num_bytes, seconds = part.made.num_bytes, part.seconds
+        return any(
+            max(num_bytes[group]) < self.most_bytes
+            and (max(seconds[group]) < self.least_s or sum(num_bytes[group]) < self.least_bytes)
+            for group in part.made.groups
+        )
+
+    def _sized(self, made: ProbeRound, rates: Sequence[float], growth: float) -> Sized:
+        """Return the round with sizes that should last long enough, and how long it should."""
+        num_bytes, lasts_s = list(made.num_bytes), 0.0
+        for group in made.groups:
+            group_s = max(self._aim_s, self.least_bytes / sum(rates[group]))
+            for at in range(*group.indices(len(rates))):
+                most = min(growth * num_bytes[at], self.most_bytes)
+                num_bytes[at] = ceil(min(group_s * rates[at], most))
+                lasts_s = max(lasts_s, num_bytes[at] / rates[at])
+        return ProbeRound(made.kind, made.ways, tuple(num_bytes)), lasts_s
+
+    @property
+    def _aim_s(self) -> float:
+        return AIM * self.least_s
 
 
-def pairs(world_size: int) -> Iterator[tuple[tuple[int, int], ...]]:
+def _filled(rates: FloatArray) -> FloatArray:
+    """Return the rates, and for those that are unknown the median of the others."""
+    return np.where(rates > 0, rates, np.median(rates[rates > 0])) if rates.any() else rates
+
+
+def pairs(world_size: int) -> Iterator[tuple[Way, ...]]:
     """Yield rounds of disjoint pairs, both directions of each, until all have met once.
 
     The circle method: all but the last seat move on by one; with an odd number one rank rests.
@@ -110,57 +182,7 @@ def pairs(world_size: int) -> Iterator[tuple[tuple[int, int], ...]]:
         seats = [seats[-2], *seats[:-2], seats[-1]]
 
 
-def links_from_probes(
-    world_size: int,
-    rounds: Sequence[tuple[ProbeRound, Sequence[float]]],
-    *,
-    latency_s: float = 0.0,
-    slow_pair: float = 0.7,
-) -> Links:
-    r"""Return what probed links carry.
-
-    Of a rank's link it is known what all transfers to it had moved when each of them ended:
-    $\max_t \frac{1}{t} \sum_{s_k \le t} v_k$ of transfers of $v_k$ bytes that took $s_k$, and as
-    much as its fastest pair. Nothing else is taken from pairs, unless one is below ``slow_pair``
-    times what both of its ranks' links carry: then something in between is slower, and it counts
-    as a pair. Others are left to the ranks' own links.
-
-    Args:
-        world_size: number of ranks, at least 2.
-        rounds: the last repetition of each round, and what each of its transfers took.
-        latency_s: of an empty message, if known.
-        slow_pair: part of both links below which a pair counts by itself, in (0, 1).
-
-    Raises:
-        ValueError: a rank was not probed in either direction, or a time is not positive.
-    """
-    pair = np.zeros((world_size, world_size))
-    up, down = np.zeros(world_size), np.zeros(world_size)
-    for done, seconds in rounds:
-        taken = np.asarray(seconds, np.float64)
-        if taken.shape != (len(done.ways),) or not (np.isfinite(taken) & (taken > 0)).all():
-            rule = f"give {len(done.ways)} positive times for each round"
-            raise invalid("links_from_probes(rounds=...)", rule, seconds, "Probe again.")
-        one_sender, one_receiver = done.ways[0]
-        if done.kind == "pairs":
-            for (sender, receiver), taken_s in zip(done.ways, taken, strict=True):
-                pair[sender, receiver] = done.num_bytes / taken_s
-        elif done.kind == "to one":
-            down[one_receiver] = max(down[one_receiver], _carried(done.num_bytes, taken))
-        else:
-            up[one_sender] = max(up[one_sender], _carried(done.num_bytes, taken))
-    up, down = np.maximum(up, pair.max(axis=1)), np.maximum(down, pair.max(axis=0))
-    if not (up.all() and down.all()):
-        rank = int(np.argmin(np.minimum(up, down)))
-        rule, remedy = "probe every rank both ways", "Make all of `Probes.rounds`."
-        raise invalid("links_from_probes(rounds=...)", rule, f"nothing of rank {rank}", remedy)
-    slow = (pair > 0) & (pair < slow_pair * np.minimum(up[:, None], down[None, :]))
-    np.fill_diagonal(slow, False)
-    limits = np.where(slow, pair, np.inf) if slow.any() else None
-    return Links(up, down, pair_bytes_per_s=limits, latency_s=latency_s)
-
-
-def _carried(num_bytes: int, seconds: FloatArray) -> float:
-    """Return the most bytes per second that transfers of the same size are known to have had."""
-    ended = np.sort(seconds)
-    return float((num_bytes * np.arange(1, len(ended) + 1) / ended).max())
+def star(world_size: int, one: int) -> tuple[Way, ...]:
+    """Return the ways from all others to one rank, then those from it to them."""
+    others = [rank for rank in range(world_size) if rank != one]
+    return (*((rank, one) for rank in others), *((one, rank) for rank in others))

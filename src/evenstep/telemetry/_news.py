@@ -39,8 +39,8 @@ def news(event: Event) -> str:
             )
         case ProbingStarted():
             return (
-                f"sends test bytes in {event.num_rounds} rounds to learn what links carry, before "
-                f"the first step: some seconds on slow links"
+                f"sends test bytes for up to {event.budget_s:g} s before the first step, to learn "
+                f"what links carry"
             )
         case _:
             return ""

@@ -85,7 +85,9 @@ class Reduction:
         self._ddps.append(ddp)
 
     def probe(self, collect: Callable[[Any], list[Any]], emit: Hook) -> None:
-        """Measure the links, where shares may be worth it. Collective, before the first step.
+        """Measure the links, where shares may be worth it and that takes no longer than 3 s.
+
+        Collective, before the first step. Without, or if time was up, the first steps find out.
 
         Args:
             collect: returns everybody's object on every rank, by rank.
@@ -94,13 +96,16 @@ class Reduction:
         Raises:
             WorkerLostError: a rank was lost meanwhile.
         """
-        if not (self._network.probe and self._group.size() > 2):
+        size = self._group.size()
+        if not (self._network.probe and size > 2) or PROBES.next(size, (), 0.0) is None:
             return
-        emit(ProbingStarted(len(PROBES.rounds(self._group.size()))))
+        emit(ProbingStarted(PROBES.budget_s))
         try:
             self._links = probe_links(self._plain, collect)
         except PeerFailed as error:  # heartbeats may have broken off the transport, and know why
             raise self.reducer.fail(error) from error
+        if self._links is None:
+            return
         up, down = (
             tuple(map(float, each))
             for each in (self._links.up_bytes_per_s, self._links.down_bytes_per_s)
