@@ -146,6 +146,24 @@ def in_blocks(settings: dict[str, Any]) -> dict[str, Any]:
     return {"seconds": seconds, "ends": ends, "plain_s": plain_s}
 
 
+def in_turns(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the seconds of every contestant's steps from its very first one on, in blocks.
+
+    They take turns in blocks of some steps, each of which all ranks begin together.
+    """
+    trainers = {one["name"]: Trainer(settings, one) for one in settings["contestants"]}
+    names, seconds = list(trainers), {name: list[float]() for name in trainers}
+    for turn in range(settings["num_steps"] // settings["block"]):
+        for name in names if turn % 2 else names[::-1]:
+            dist.barrier()
+            before_s = perf_counter()
+            for _ in range(settings["block"]):
+                now_s = trainers[name].step()
+                seconds[name].append(now_s - before_s)
+                before_s = now_s
+    return {"seconds": seconds, "ends": {name: one.close() for name, one in trainers.items()}}
+
+
 def all_reduce_s(num_elements: int, repetitions: int = 5) -> float | None:
     """Return the median seconds of an all-reduce that all ranks begin together, on rank 0."""
     field, seconds = torch.zeros(num_elements), []

@@ -17,6 +17,7 @@ import numpy as np
 
 from benchmarks._common import Row, main, progress
 from benchmarks._network_changing import NUM_SERVERS, changing
+from benchmarks._network_equal import equal_training
 from benchmarks._network_lab import in_lab
 from benchmarks._network_training import joint, training
 from evenstep.lab import Host, Lab, LabUnavailable
@@ -33,7 +34,7 @@ from evenstep.sharding import (
 
 GOODPUT = 1448 / 1514  # bytes of a stream over those of its frames
 UNEQUAL = ((200, 200, 200, 50), (200, 150, 100, 50))
-PARTS = "unequal,equal,dedicated,changing,training,joint"
+PARTS = "unequal,equal,equal-training,dedicated,changing,training,joint"
 CHUNKS = (8, 16, 32)
 NUM_ELEMENTS = 2_000_000  # 8 MB
 
@@ -56,7 +57,12 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
         yield from equal_links(rounds * 3)  # bars of 3 % need more of them
     if "dedicated" in parts:
         yield from dedicated(rounds)
-    for name, part in (("changing", changing), ("training", training), ("joint", joint)):
+    for name, part in (
+        ("equal-training", equal_training),
+        ("changing", changing),
+        ("training", training),
+        ("joint", joint),
+    ):
         if name in parts:
             yield from part(options)
 

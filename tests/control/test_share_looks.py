@@ -82,6 +82,18 @@ def test_an_all_reduce_that_cannot_be_is_refused():
     assert planner.plan.predicted_s == pytest.approx(ring_s)
 
 
+def test_what_slows_all_reduce_down_does_not_speak_for_shares():
+    """On equal links that were probed, all-reduce takes 1.3 times what links explain."""
+    aggregation, links = collocated(), mbit(*[200] * 4)
+    planner = SharePlanner(OPTIMAL, aggregation, links)
+    for step in range(4):
+        taken_s = 1.3 * play_exchange(aggregation, links, None).exchange_s
+        planner.observe(step, Exchange(planner.plan.epoch, taken_s), next_step=step + 1)
+
+    assert planner.plan.epoch == 1
+    assert planner.plan.parts is None
+
+
 def test_links_that_became_faster_are_believed_from_the_fifth_all_reduce_on():
     """And for good; once only, nobody asks five again."""
     trust = Trust()

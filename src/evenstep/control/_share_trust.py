@@ -93,8 +93,12 @@ class Trust:
 
     @property
     def shares_factor(self) -> float:
-        """Seconds by shares over those predicted, the median of the last 3 to 5; 1 before."""
-        return median(self._ratios) if len(self._ratios) > 2 else 1.0
+        """Seconds by shares over those predicted, the median of the last 3 to 5.
+
+        Before, as much as all-reduce took over its prediction, if that was more: what slows one
+        exchange down on links that were probed slows the other down too.
+        """
+        return median(self._ratios) if len(self._ratios) > 2 else max(1.0, self.plain_factor)
 
     def is_hopeless(self, predicted_s: float) -> bool:
         """Return whether shares that take so long by the model promise nothing.
