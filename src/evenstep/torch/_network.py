@@ -28,8 +28,9 @@ class Network:
     on. The result is all-reduce's up to rounding, and the same bit for bit whoever sums what.
 
     Right for three workers and more in DDP, over gloo, whose links differ or change. On equal links
-    some six measuring steps are made after 50 others, then after 100, ... and at most 1600. Wrong
-    for a model whose exchange takes a few milliseconds. Over NCCL it is not offered yet.
+    some six measuring steps are made after 200 others, then after so many that they take 2 % of the
+    time of exchanges, or 1600. Wrong for a model whose exchange takes a few milliseconds. Over NCCL
+    it is not offered yet.
 
     Args:
         shares: who sums how much: ``"optimal"``, ``"proportional"``, the rule of the 2023 paper as
@@ -44,8 +45,8 @@ class Network:
         joint: whether batch sizes make up for what nothing hides of a slow link's exchange, where
             that saves 2 % of a step by the model. Most often it does not, and sizes balance
             computing alone; where steps prove slower, it ends.
-        probe: whether links are measured before the first step, which takes some seconds on slow
-            ones. Without, the first steps by shares find out.
+        probe: whether links are measured before the first step, for about 3 s at most. Without, or
+            where that does not suffice, the first steps by shares find out.
         servers: ranks of the balancer's process group that hold no data and only sum gradients,
             each once and never 0, the same on all ranks; two ranks at least have to train. None
             asks the environment: processes with ``EVENSTEP_ROLE=server`` serve. ``()`` is nobody,
