@@ -212,7 +212,7 @@ def test_whoever_answers_nonsense_is_not_rank_zero():
 
     def answer():
         connection, _ = server.accept()
-        connection.sendall(struct.pack("!I", 2) + b"[]")
+        connection.sendall(bytes(16) + struct.pack("!IQ", 2, 0) + bytes(32) + b"[]")
         connection.recv(1)
         connection.close()
 

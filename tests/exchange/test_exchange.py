@@ -6,6 +6,7 @@ import pytest
 
 from evenstep.control import Report
 from evenstep.events import MeasurementRejected, StepMeasured
+from evenstep.exceptions import WorkerLostError
 
 from .exchanges import pairs, reports_of
 
@@ -176,3 +177,18 @@ def test_times_that_cannot_be_travel_and_are_told(star):
 
     assert plans == [(6, 10), (6, 10)]
     assert rejected == [2, 3, 4]
+
+
+def test_a_message_that_is_not_known_ends_the_run_by_name(star):
+    """It is never dropped: what its sender then waits for would never come."""
+    both, _ = star()
+    both[1]._channel.send(0, {"from": "a later version", "step": 3})
+
+    for rank in (0, 1):
+        both[rank].at(0)
+    with pytest.raises(
+        WorkerLostError, match=r"Rank 1 on b was lost: it sent a message \(from, step\)"
+    ):
+        both[0].at(1)
+    with pytest.raises(WorkerLostError, match="Rank 1 on b was lost"):
+        both[1].at(1)

@@ -22,10 +22,11 @@ from typing import Protocol
 
 from ._door import Door
 from ._greeting import Newcomer
-from ._meeting import Star, dial
-from ._peer import Message as Message
-from ._peer import Peer, encode
+from ._meeting import Call, Star, dial
+from ._peer import Peer
 from ._process import has_ended, process_name
+from ._wire import PROTOCOL, Text, Wire, encode
+from ._wire import Message as Message
 
 _RETRY_S = 0.05  # between two looks after a broken connection
 _FLUSH_S = 0.002  # between two looks whether a connection takes more
@@ -64,7 +65,8 @@ class StarChannel:
         heartbeat_s: seconds between two heartbeats, positive.
         deadline_s: seconds of silence after which a peer counts as lost, more than
             ``heartbeat_s``.
-        star: how to make a connection again; None leaves a broken one broken.
+        star: how to make a connection again, and what authenticates it. None is for the two ends
+            of a socket pair: their key is empty, and a connection that breaks stays broken.
         reconnect_s: seconds to try it for; None is 5, and at most a third of ``deadline_s``.
         clock: monotonic seconds.
     """
@@ -79,9 +81,11 @@ class StarChannel:
         reconnect_s: float | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        processes = {} if star is None else star.processes
         self._peers = {
-            peer: Peer(connection, processes.get(peer)) for peer, connection in connections.items()
+            number: Peer(connection, Wire(b"", is_caller=number == 0))
+            if star is None
+            else Peer(connection, star.wires[number], process=star.processes[number])
+            for number, connection in connections.items()
         }
         self._star = star
         self._here = process_name()
@@ -92,12 +96,15 @@ class StarChannel:
         self._heard = dict.fromkeys(connections, clock())
         self._gone: set[int] = set()
         self._broken: dict[int, float] = {}  # since when
+        self._behind: set[int] = set()  # peers whose connection has not taken all
         self._calls: deque[tuple[float, Callable[[], None]]] = deque()  # with when they are due
         self._closing = threading.Event()
         self._wake, self._woken = socket.socketpair()
         self._thread: threading.Thread | None = None
         self._selector = selectors.DefaultSelector()
-        self._door = None if star is None else Door(star.meeting.token, self._selector)
+        self._door = None
+        if star is not None and star.server is not None:
+            self._door = Door(star.meeting.token, self._selector, num_ranks=len(connections))
 
     def start(self, receiver: Receiver) -> None:
         """Start the thread, which tells ``receiver`` whatever happens."""
@@ -116,10 +123,11 @@ class StarChannel:
         for number in self._peers:
             self._send(number, text)
 
-    def _send(self, number: int, text: bytes) -> None:
-        is_left = number not in self._gone and self._peers[number].send(text)
-        if is_left and threading.current_thread() is not self._thread:
-            self._wake.send(b"x")  # the thread sends the rest
+    def _send(self, number: int, text: Text) -> None:
+        if number not in self._gone and self._peers[number].send(text):
+            self._behind.add(number)
+            if threading.current_thread() is not self._thread:
+                self._wake.send(b"x")  # the thread sends the rest
 
     def call_later(self, call: Callable[[], None], *, delay_s: float) -> None:
         """Have the channel's thread make calls, in order, each in ``delay_s`` or at the close."""
@@ -195,9 +203,17 @@ class StarChannel:
         """Return how long there is nothing to do, having sent what could be."""
         due_s = min(beat_s, self._calls[0][0]) if self._calls else beat_s
         most_s = _RETRY_S if self._broken else math.inf
-        if any([peer.flush() for number, peer in self._peers.items() if number not in self._gone]):
+        if self._flush():
             most_s = _FLUSH_S
         return min(max(0.0, due_s - self._clock()), most_s)
+
+    def _flush(self) -> bool:
+        """Send what connections take by now; tell whether any of them leaves something."""
+        for number in tuple(self._behind - self._gone):
+            self._behind.discard(number)  # before: another thread may add it meanwhile
+            if self._peers[number].flush():
+                self._behind.add(number)
+        return bool(self._behind - self._gone)
 
     def _handle(self, key: selectors.SelectorKey, receiver: Receiver) -> None:
         match key.data:
@@ -213,8 +229,8 @@ class StarChannel:
 
     def _beat(self, now_s: float, receiver: Receiver, *, late_s: float) -> None:
         for number, peer in self._peers.items():
-            if number not in self._gone:
-                peer.beat()
+            if number not in self._gone and peer.beat():
+                self._behind.add(number)
         if late_s > self._heartbeat_s:  # this process was stopped: nobody else is late
             self._heard = dict.fromkeys(self._heard, now_s)
             self._broken = dict.fromkeys(self._broken, now_s)
@@ -231,18 +247,22 @@ class StarChannel:
     def _read(self, number: int, receiver: Receiver) -> None:
         """Take in what a peer sent, or that its connection is at an end."""
         peer = self._peers[number]
-        messages = peer.receive()
-        if messages is None:
-            self._forget(peer.connection)
-            peer.break_off()
-            if self._star is None or peer.is_leaving:
-                self._lose(number, _CLOSED, receiver)
-            elif number not in self._gone:
-                self._broken[number] = self._clock()
-            return
-        self._heard[number] = self._clock()
-        for message in messages:
+        arrived = peer.receive()
+        if arrived.is_alive:
+            self._heard[number] = self._clock()
+        for message in arrived.messages:
             self._guard(partial(receiver.received, number, message))
+        if arrived.refused:
+            text = "The connection to rank %d is closed, since a message was refused: %s."
+            logging.getLogger("evenstep").warning(text, number, arrived.refused)
+        if not (arrived.refused or arrived.is_closed):
+            return
+        self._forget(peer.connection)
+        peer.break_off()
+        if self._star is None or peer.is_leaving:
+            self._lose(number, _CLOSED, receiver)
+        elif number not in self._gone:
+            self._broken[number] = self._clock()
 
     def _check_silence(self, now_s: float, receiver: Receiver) -> None:
         for number, heard_s in self._heard.items():
@@ -269,50 +289,47 @@ class StarChannel:
     def _redial(self) -> None:
         """Make the connection to rank 0 again, if it can be reached."""
         assert self._star is not None
-        peer = self._peers[0]
+        peer, star = self._peers[0], self._star
         try:
-            connection, num_arrived = dial(
-                self._star.meeting, self._star.rank, peer.num_received, timeout_s=_DIAL_S
-            )
+            call = dial(star.meeting, star.rank, peer.num_received, timeout_s=_DIAL_S)
         except ConnectionError:
             return  # tried again in a moment
-        self._resume(0, connection, num_arrived)
+        self._resume(0, call)
 
     def _greet(self, newcomer: Newcomer) -> None:
+        """Let a rank in again whose connection broke; here that may not have been noticed yet."""
         assert self._door is not None
-        try:
-            greeting = newcomer.read()
-            if greeting is None:
-                return
-            peer = self._peers.get(greeting.rank)
-            if peer is None or greeting.rank in self._gone:
-                raise ValueError("nobody who is missed")
-            self._door.let_in(newcomer)
-            if greeting.rank not in self._broken:  # the break was noticed there first
-                self._forget(peer.connection)
-                peer.break_off()
-                self._broken[greeting.rank] = self._clock()
-            connection = newcomer.welcome(peer.num_received)
-        except Exception:  # strangers send anything
-            self._door.turn_away(newcomer)
+        said = self._door.read(newcomer)
+        if said is None:
             return
-        self._resume(greeting.rank, connection, greeting.num_received)
+        peer = self._peers.get(said.rank)
+        if peer is None or said.rank in self._gone or said.version != PROTOCOL:
+            self._door.turn_away(newcomer, f"rank {said.rank} is not missed")
+            return
+        if (connected := self._door.let_in(newcomer, peer.num_received)) is None:
+            return
+        if said.rank not in self._broken:
+            self._forget(peer.connection)
+            peer.break_off()
+            self._broken[said.rank] = self._clock()
+        self._resume(said.rank, Call(*connected, said.num_received))
 
     def _forget(self, connection: socket.socket) -> None:
         """Listen no more to a connection, which may be unknown or closed already."""
         with suppress(KeyError, ValueError):
             self._selector.unregister(connection)
 
-    def _resume(self, number: int, connection: socket.socket, num_arrived: int) -> None:
-        now_s = self._clock()
-        since_s = self._broken.pop(number)
-        self._peers[number].resume(connection, num_arrived)
+    def _resume(self, number: int, call: Call) -> None:
+        assert self._star is not None
+        now_s, since_s = self._clock(), self._broken.pop(number)
+        self._peers[number].resume(*call)
+        self._behind.add(number)  # perhaps: what is sent again may be more than it takes
         self._heard[number] = now_s
-        self._selector.register(connection, selectors.EVENT_READ, number)
+        self._selector.register(call.connection, selectors.EVENT_READ, number)
         logging.getLogger("evenstep").warning(
             "The connection between rank 0 and rank %d broke and was made again after %.2f s; "
             "training goes on and no message was lost.",
-            number or (self._star.rank if self._star is not None else 0),
+            number or self._star.rank,
             now_s - since_s,
         )
 

@@ -9,7 +9,7 @@ from typing import final
 
 from ..control import in_words
 from ..exceptions import WorkerLostError
-from ._peer import Message
+from ._wire import Message
 
 
 @dataclass(frozen=True, slots=True)

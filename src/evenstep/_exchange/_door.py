@@ -1,71 +1,101 @@
-"""Who has connected to rank 0 and has not said yet who it is: a few at a time, each for seconds."""
+"""Connections to rank 0 whose other ends are not known yet: few at a time, each for seconds."""
 
 from __future__ import annotations
 
+import logging
 import selectors
 import socket
 from contextlib import suppress
 
-from ._greeting import Newcomer
+from ._greeting import Greeting, Newcomer
+from ._wire import Wire
 
-_MOST = 64  # at a time; a rank says who it is at once, so the oldest is the likeliest stranger
+_STRANGERS = 64  # beside as many newcomers as there are ranks
 _GREETING_S = 5.0
 
 
 class Door:
     """Lets connections in that greet with the run's token, and keeps strangers few.
 
-    A stranger that says nothing, or a byte now and then, holds up nobody: each has five seconds,
-    and past 64 of them the oldest is turned away for the next.
+    Every newcomer has five seconds to greet, and all are read at the same time, so a stranger
+    that sends nothing, or a byte now and then, delays no rank. Where strangers are more than 64,
+    the oldest newcomer is turned away for the next one.
 
     Args:
         token: what a greeting has to know.
-        selector: tells when a newcomer can be read, which is then the key's ``data``.
+        selector: tells when a newcomer can be read; the newcomer is the key's ``data``.
+        num_ranks: how many may come at the same time.
     """
 
-    def __init__(self, token: str, selector: selectors.BaseSelector) -> None:
+    def __init__(self, token: str, selector: selectors.BaseSelector, *, num_ranks: int) -> None:
         self._token = token
         self._selector = selector
+        self._most = _STRANGERS + num_ranks
         self._since_s: dict[Newcomer, float] = {}  # the oldest first
-
-    def __len__(self) -> int:
-        """Return how many there are."""
-        return len(self._since_s)
+        self.problem = ""  # of the last connection that could not be accepted
 
     def accept(self, server: socket.socket, now_s: float) -> None:
-        """Let those wait at the door who have connected."""
-        for _ in range(_MOST):
+        """Accept the connections that wait, and send each its challenge."""
+        for _ in range(self._most):
             try:
                 connection, _ = server.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:  # it is gone again, or this process has too many files open
+                self.problem = str(error)
+                return
+            try:
+                newcomer = Newcomer(connection, self._token)
             except OSError:
-                return  # nobody else, or gone again
-            newcomer = Newcomer(connection, self._token)
+                connection.close()
+                continue
             self._since_s[newcomer] = now_s
             self._selector.register(connection, selectors.EVENT_READ, newcomer)
-            if len(self._since_s) > _MOST:
-                self.turn_away(next(iter(self._since_s)))
+            if len(self._since_s) > self._most:
+                self.turn_away(next(iter(self._since_s)), "there are too many")
 
-    def let_in(self, newcomer: Newcomer) -> None:
-        """Take somebody from the door who has greeted."""
+    def read(self, newcomer: Newcomer) -> Greeting | None:
+        """Return what a newcomer says; None if it has not said all, or was turned away."""
+        try:
+            return newcomer.read()
+        except Exception as error:  # strangers send anything
+            self.turn_away(newcomer, str(error))
+            return None
+
+    def let_in(self, newcomer: Newcomer, num_received: int) -> tuple[socket.socket, Wire] | None:
+        """Welcome a newcomer that has greeted; return its connection, or None if that broke.
+
+        Args:
+            newcomer: no longer read here.
+            num_received: messages received from that rank over earlier connections.
+        """
+        try:
+            connected = newcomer.welcome(num_received)
+        except OSError as error:
+            self.turn_away(newcomer, str(error))
+            return None
         del self._since_s[newcomer]
         self._forget(newcomer)
+        return connected
 
-    def turn_away(self, newcomer: Newcomer) -> None:
-        """Close somebody's connection."""
+    def turn_away(self, newcomer: Newcomer, reason: str) -> None:
+        """Close the connection of a newcomer."""
+        logging.getLogger("evenstep").debug("A connection to rank 0 was refused: %s.", reason)
         if self._since_s.pop(newcomer, None) is not None:
             self._forget(newcomer)
         newcomer.connection.close()
 
     def clear(self, now_s: float) -> None:
-        """Turn away whoever has had the time to greet."""
+        """Turn newcomers away that have had their time to greet."""
         for newcomer, since_s in tuple(self._since_s.items()):
-            if now_s - since_s > _GREETING_S:
-                self.turn_away(newcomer)
+            if now_s - since_s <= _GREETING_S:
+                return
+            self.turn_away(newcomer, f"it did not greet within {_GREETING_S:g} s")
 
     def close(self) -> None:
-        """Turn everybody away."""
+        """Turn all newcomers away."""
         for newcomer in tuple(self._since_s):
-            self.turn_away(newcomer)
+            self.turn_away(newcomer, "the run is over")
 
     def _forget(self, newcomer: Newcomer) -> None:
         with suppress(KeyError, ValueError):

@@ -30,6 +30,7 @@ from ._shares import Shares
 from ._stop import Stop
 from ._unit_sums import UnitSums
 from ._ways import Ways
+from ._wire import Part
 
 _REPORT = attrgetter(*(field.name for field in fields(Report)))
 
@@ -121,6 +122,8 @@ class Exchange:
         came_to = partial(self._patrol.came_to, UNITS)
         self.units = UnitSums(rank, world_size, channel, self._changed, owner=self, came_to=came_to)
         self.stop = Stop()
+        parts = self.units, self.mailbox, self.claims, self.shares, self.not_finite
+        self._parts: tuple[Part, ...] = (*parts, self.stop, self.ways, self._patrol)
         self.num_loops = 0  # over the loaders of this process, as servers will want to know
         self._failed: tuple[int, str] | None = None  # who was lost by this process' own end
         self.stopping = False  # as of the newest plan point, so the same on all ranks
@@ -374,10 +377,9 @@ class Exchange:
                 self._patrol.left(peer)
                 self._left.hear(peer, message)
                 self.check_left()
-            case _ if not (self.stop.received(message) or self.ways.received(peer, message)):
-                parts = self.units, self.mailbox, self.claims, self.shares, self.not_finite
-                if not any(part.received(peer, message) for part in parts):
-                    self._patrol.received(peer, message)
+            case _ if not any(part.received(peer, message) for part in self._parts):
+                what = ", ".join(sorted(message))
+                self._fail(peer, f"it sent a message ({what}) that rank {self._rank} does not know")
 
     def lost(self, peer: int, problem: str) -> None:
         """Take notice of a broken or silent connection."""

@@ -1,46 +1,72 @@
-"""What a rank says first over a connection to rank 0, and what rank 0 answers."""
+"""How a rank and rank 0 make sure of each other when a connection is made.
+
+Rank 0 sends a random challenge; the rank answers with random bytes of its own and its greeting;
+rank 0 welcomes it. The greeting and the welcome are the first messages of the connection. Their
+key is made from the run's token and both random texts, so a greeting is good for one connection.
+"""
 
 from __future__ import annotations
 
 import hmac
 import json
+import secrets
 import socket
-import struct
-from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple, final
 
-_LENGTH = struct.Struct("!I")
-_LONGEST = 4096  # bytes of a greeting; who sends more is a stranger
+from ._wire import PROTOCOL, Frame, Wire, encode, num_missing
+
+_NONCE = 16  # bytes of each random text
+_LONGEST = 4096  # bytes of a greeting
 
 
-@dataclass(frozen=True, slots=True)
-class Greeting:
+class Greeting(NamedTuple):
     """What a rank says first.
 
     Attributes:
-        rank: who it is.
+        rank: that of the caller.
         num_received: messages it has received from rank 0 over earlier connections.
         process: the name of its process, where it has one.
+        version: of the protocol.
     """
 
     rank: int
     num_received: int
     process: str | None
+    version: int
 
 
+class Welcome(NamedTuple):
+    """What rank 0 answers.
+
+    Attributes:
+        num_received: messages it has received from that rank over earlier connections.
+        version: of the protocol.
+    """
+
+    num_received: int
+    version: int
+
+
+@final
 class Newcomer:
-    """A connection that has not said yet whose it is.
+    """A connection to rank 0 whose other end is not known yet.
 
     Args:
         connection: just accepted.
-        token: what it has to know.
+        token: what the other end has to know.
+
+    Raises:
+        OSError: the connection is gone again.
     """
 
     def __init__(self, connection: socket.socket, token: str) -> None:
         self.connection = connection
         self._token = token
+        self._challenge = secrets.token_bytes(_NONCE)
         self._buffer = bytearray()
+        self._wire: Wire | None = None
         connection.setblocking(False)
+        connection.send(self._challenge)
 
     def read(self) -> Greeting | None:
         """Read what is there; return the greeting, or None if it is not complete.
@@ -54,66 +80,49 @@ class Newcomer:
             return None
         except OSError as error:
             raise ValueError(str(error)) from error
+        if not data:
+            raise ValueError("it said no more")
         self._buffer += data
-        if not data or len(self._buffer) > _LONGEST:
-            raise ValueError("no greeting")
-        if len(self._buffer) < _LENGTH.size:
-            return None
-        (length,) = _LENGTH.unpack_from(self._buffer)
-        if length > _LONGEST:
-            raise ValueError("no greeting")
-        if len(self._buffer) < _LENGTH.size + length:
-            return None
-        return _greeting(bytes(self._buffer[_LENGTH.size :]), self._token)
+        if self._wire is None:
+            if len(self._buffer) < _NONCE:
+                return None
+            nonce = bytes(self._buffer[:_NONCE])
+            self._wire = Wire(_key(self._token, self._challenge, nonce), is_caller=False)
+            del self._buffer[:_NONCE]
+        frame = self._wire.take(self._buffer, longest=_LONGEST)
+        return None if frame is None else _greeting(frame)
 
-    def welcome(self, num_received: int) -> socket.socket:
-        """Answer the greeting and return the connection, ready to use.
+    def welcome(self, num_received: int) -> tuple[socket.socket, Wire]:
+        """Answer the greeting; return the connection and its wire, ready to use.
 
         Args:
             num_received: messages received from that rank over earlier connections.
         """
+        assert self._wire is not None
+        text = encode({"version": PROTOCOL})
         self.connection.settimeout(None)
-        send(self.connection, {"received": num_received})
-        return tune(self.connection)
+        self.connection.sendall(self._wire.head(text, num_received) + text.data)
+        return tune(self.connection), self._wire
 
 
-def _greeting(text: bytes, token: str) -> Greeting:
-    try:
-        said = json.loads(text)
-        if not hmac.compare_digest(said["token"].encode(), token.encode()):
-            raise ValueError("the token is another one")
-        return Greeting(int(said["rank"]), int(said["received"]), said["process"])
-    except Exception as error:  # strangers send anything: nested too deep, no object at all
-        raise ValueError("no greeting") from error
-
-
-def send(connection: socket.socket, value: dict[str, Any]) -> None:
-    """Send a value."""
-    text = json.dumps(value).encode()
-    connection.sendall(_LENGTH.pack(len(text)) + text)
-
-
-def receive(connection: socket.socket) -> Any:
-    """Wait for a value and return it.
+def greet(connection: socket.socket, token: str, greeting: Greeting) -> tuple[Wire, Welcome]:
+    """Greet rank 0; return the connection's wire and the welcome.
 
     Raises:
-        ValueError: it is too long for one.
+        ValueError: the other end is not rank 0.
         ConnectionError: the connection closed.
     """
-    (length,) = _LENGTH.unpack(_read_exactly(connection, _LENGTH.size))
-    if length > _LONGEST:
-        raise ValueError("no greeting")
-    return json.loads(_read_exactly(connection, length))
-
-
-def _read_exactly(connection: socket.socket, length: int) -> bytes:
-    data = b""
-    while len(data) < length:
-        more = connection.recv(length - len(data))
-        if not more:
-            raise ConnectionError("the connection closed")
-        data += more
-    return data
+    challenge, nonce = bytearray(), secrets.token_bytes(_NONCE)
+    while len(challenge) < _NONCE:
+        challenge += _received(connection, _NONCE - len(challenge))
+    wire = Wire(_key(token, bytes(challenge), nonce), is_caller=True)
+    said = {"version": greeting.version, "rank": greeting.rank, "process": greeting.process}
+    text = encode(said)
+    connection.sendall(nonce + wire.head(text, greeting.num_received) + text.data)
+    buffer = bytearray()
+    while (frame := wire.take(buffer, longest=_LONGEST)) is None:
+        buffer += _received(connection, num_missing(buffer))  # and nothing of what follows
+    return wire, Welcome(frame.num_received, int(json.loads(frame.text)["version"]))
 
 
 def tune(connection: socket.socket) -> socket.socket:
@@ -121,3 +130,21 @@ def tune(connection: socket.socket) -> socket.socket:
     connection.settimeout(None)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
+
+
+def _key(token: str, challenge: bytes, nonce: bytes) -> bytes:
+    return hmac.digest(token.encode(), b"evenstep" + challenge + nonce, "sha256")
+
+
+def _greeting(frame: Frame) -> Greeting:
+    """Return what an authentic greeting says; newer versions may say more."""
+    said = json.loads(frame.text)
+    version, rank = int(said["version"]), int(said["rank"])
+    return Greeting(rank, frame.num_received, said["process"], version)
+
+
+def _received(connection: socket.socket, most: int) -> bytes:
+    data = connection.recv(most)
+    if not data:
+        raise ConnectionError("the connection closed")
+    return data

@@ -6,16 +6,20 @@ import secrets
 import selectors
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from time import monotonic
-from typing import Any
+from dataclasses import dataclass, field
+from time import monotonic, sleep
+from typing import Any, NamedTuple
 
 from ._door import Door
-from ._greeting import Newcomer, receive, send, tune
+from ._greeting import Greeting, Newcomer, greet, tune
+from ._listening import LOOPBACK as LOOPBACK
+from ._listening import listen
 from ._process import process_name
+from ._wire import PROTOCOL, ProtocolError, Wire, check_protocols
 
-LOOPBACK = "127.0.0.1"
-_LOOK_S = 0.5  # between two looks at who has not greeted
+_LOOK_S = 0.5  # between two looks at which newcomers have not greeted
+_RETRY_S = 0.1  # between two tries where rank 0 turned the connection away
+_ANY = (0,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,7 @@ class Star:
         connections: open sockets, by peer.
         processes: names of the peers' processes, by peer.
         server: on rank 0, where it listens; None elsewhere.
+        wires: what authenticates the connections, by peer.
     """
 
     rank: int
@@ -52,6 +57,21 @@ class Star:
     connections: dict[int, socket.socket]
     processes: dict[int, str | None]
     server: socket.socket | None = None
+    wires: dict[int, Wire] = field(default_factory=dict)
+
+
+class Call(NamedTuple):
+    """A connection to rank 0, just made.
+
+    Attributes:
+        connection: ready for messages.
+        wire: what authenticates it.
+        num_arrived: messages of this rank that rank 0 has received over earlier connections.
+    """
+
+    connection: socket.socket
+    wire: Wire
+    num_arrived: int
 
 
 def connect_star(
@@ -60,12 +80,13 @@ def connect_star(
     share: Callable[[Any], Any],
     *,
     addresses: Sequence[str],
+    ports: Sequence[int] = _ANY,
     timeout_s: float = 60.0,
 ) -> Star:
     """Open the connections of a star around rank 0.
 
-    Rank 0 listens on a free port, for as long as the run lasts, and tells the others, through
-    ``share``, its addresses, the port and a random token.
+    Rank 0 listens for as long as the run lasts, and tells the others, through ``share``, its
+    addresses, the port and a random token.
 
     Args:
         rank: this process.
@@ -74,16 +95,24 @@ def connect_star(
             it returns it everywhere.
         addresses: host names or addresses under which others may reach rank 0, best first; used
             on rank 0 only.
+        ports: for rank 0 to listen at the first free one of; 0 is any.
         timeout_s: how long to try.
 
     Raises:
-        ConnectionError: a connection could not be made in time; the message says what was tried.
+        ConnectionError: a connection could not be made in time, or rank 0 cannot listen; the
+            message says what was tried.
+        ProtocolError: ranks speak unlike versions of the protocol.
     """
     if rank != 0:
-        meeting = Meeting(**share(None))
-        connection, _ = dial(meeting, rank, 0, timeout_s=timeout_s)
-        return Star(rank, meeting, {0: connection}, {0: meeting.process})
-    server = _listen(addresses, max(world_size, 128))
+        meeting = _meeting(share(None))
+        call = dial(meeting, rank, 0, timeout_s=timeout_s)
+        processes = {0: meeting.process}
+        return Star(rank, meeting, {0: call.connection}, processes, wires={0: call.wire})
+    try:
+        server = listen(addresses, ports, backlog=max(world_size, 128))
+    except ConnectionError as error:
+        share({"problem": str(error)})
+        raise
     try:
         meeting = Meeting(
             tuple(addresses), server.getsockname()[1], secrets.token_hex(16), process_name()
@@ -95,36 +124,34 @@ def connect_star(
         raise
 
 
-def dial(
-    meeting: Meeting, rank: int, num_received: int, *, timeout_s: float
-) -> tuple[socket.socket, int]:
-    """Connect to rank 0; return the connection and how many messages had arrived there.
+def dial(meeting: Meeting, rank: int, num_received: int, *, timeout_s: float) -> Call:
+    """Connect to rank 0, and try again while it turns connections away.
+
+    Args:
+        meeting: where rank 0 is reached.
+        rank: this process.
+        num_received: messages received from rank 0 over earlier connections.
+        timeout_s: how long to try.
 
     Raises:
         ConnectionError: rank 0 could not be reached.
+        ProtocolError: rank 0 speaks another version of the protocol.
     """
-    problems = []
     deadline_s = monotonic() + timeout_s
-    greeting = {
-        "token": meeting.token,
-        "rank": rank,
-        "received": num_received,
-        "process": process_name(),
-    }
-    for address in meeting.addresses:
-        left_s = max(0.1, min(10.0, deadline_s - monotonic()))
-        connection = None
-        try:
-            connection = socket.create_connection((address, meeting.port), timeout=left_s)
-            connection.settimeout(max(0.1, deadline_s - monotonic()))
-            send(connection, greeting)
-            num_arrived = int(receive(connection)["received"])
-        except Exception as error:  # whatever somebody else may answer on that port
-            problems.append(f"{address}: {error}")
-            if connection is not None:
-                connection.close()
-        else:
-            return tune(connection), num_arrived
+    greeting = Greeting(rank, num_received, process_name(), PROTOCOL)
+    while True:
+        problems, was_turned_away = [], False
+        for address in meeting.addresses:
+            try:
+                return _call(meeting, address, greeting, deadline_s)
+            except ProtocolError:
+                raise
+            except Exception as error:  # any other program may answer at that port
+                problems.append(f"{address}: {error}")
+                was_turned_away |= isinstance(error, _TurnedAwayError)
+        if not was_turned_away or monotonic() + _RETRY_S > deadline_s:
+            break
+        sleep(_RETRY_S)
     raise ConnectionError(
         f"Rank {rank} cannot reach rank 0 on port {meeting.port}; tried "
         f"{'; '.join(problems)}. Name an address of rank 0 that all can reach with "
@@ -132,41 +159,51 @@ def dial(
     )
 
 
-def _listen(addresses: Sequence[str], backlog: int) -> socket.socket:
-    """Return a socket that listens where rank 0 is to be reached, and nowhere else if that is here.
+class _TurnedAwayError(ConnectionError):
+    """The other end closed the connection before it answered."""
 
-    By IPv6 as well where this host has it, as some have nothing else.
-    """
-    if set(addresses) == {LOOPBACK}:
-        return socket.create_server((LOOPBACK, 0), backlog=backlog)
-    if socket.has_dualstack_ipv6():
+
+def _call(meeting: Meeting, address: str, greeting: Greeting, deadline_s: float) -> Call:
+    left_s = max(0.1, min(10.0, deadline_s - monotonic()))
+    connection = socket.create_connection((address, meeting.port), timeout=left_s)
+    try:
+        connection.settimeout(max(0.1, deadline_s - monotonic()))
         try:
-            return socket.create_server(
-                ("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog
-            )
-        except OSError:
-            pass  # compiled in, and switched off
-    return socket.create_server(("", 0), backlog=backlog)
+            wire, welcome = greet(connection, meeting.token, greeting)
+        except ConnectionError as error:
+            raise _TurnedAwayError(str(error)) from error
+        check_protocols({0: welcome.version, greeting.rank: greeting.version})
+    except BaseException:
+        connection.close()
+        raise
+    return Call(tune(connection), wire, welcome.num_received)
+
+
+def _meeting(shared: dict[str, Any]) -> Meeting:
+    """Return what rank 0 has shared."""
+    if "problem" in shared:
+        raise ConnectionError(shared["problem"])
+    return Meeting(**{name: shared[name] for name in Meeting.__slots__})
 
 
 def _accept_all(server: socket.socket, world_size: int, meeting: Meeting, timeout_s: float) -> Star:
-    """Let all ranks in, whoever else is at the door."""
+    """Let all ranks in, whatever else connects."""
     star = Star(0, meeting, {}, {}, server)
     deadline_s = monotonic() + timeout_s
     server.setblocking(False)
     with selectors.DefaultSelector() as selector:
-        door = Door(meeting.token, selector)
+        door = Door(meeting.token, selector, num_ranks=world_size)
         selector.register(server, selectors.EVENT_READ, None)
         try:
             while len(star.connections) < world_size - 1:
                 left_s = deadline_s - monotonic()
                 if left_s <= 0:
-                    raise _missing(star, world_size, timeout_s)
+                    raise _missing(star, world_size, timeout_s, door.problem)
                 for key, _ in selector.select(min(left_s, _LOOK_S)):
                     if key.data is None:
                         door.accept(server, monotonic())
                     else:
-                        _greet(door, key.data, star)
+                        _let_in(door, key.data, star)
                 door.clear(monotonic())
         except BaseException:
             for connected in star.connections.values():
@@ -177,23 +214,30 @@ def _accept_all(server: socket.socket, world_size: int, meeting: Meeting, timeou
     return star
 
 
-def _greet(door: Door, newcomer: Newcomer, star: Star) -> None:
-    """Let a newcomer in if it has said who it is, and turn a stranger away."""
-    try:
-        said = newcomer.read()
-        if said is not None:
-            door.let_in(newcomer)
-            star.connections[said.rank] = newcomer.welcome(0)
-            star.processes[said.rank] = said.process
-    except Exception:  # strangers send anything
-        door.turn_away(newcomer)
+def _let_in(door: Door, newcomer: Newcomer, star: Star) -> None:
+    """Let a newcomer in if it has said which rank it is.
+
+    Raises:
+        ProtocolError: a rank speaks another version of the protocol; it hears of this one.
+    """
+    said = door.read(newcomer)
+    if said is None:
+        return
+    if (connected := door.let_in(newcomer, 0)) is None:
+        return
+    if (earlier := star.connections.get(said.rank)) is not None:  # one that the rank gave up
+        earlier.close()
+    star.connections[said.rank], star.wires[said.rank] = connected
+    star.processes[said.rank] = said.process
+    check_protocols({0: PROTOCOL, said.rank: said.version})
 
 
-def _missing(star: Star, world_size: int, timeout_s: float) -> ConnectionError:
+def _missing(star: Star, world_size: int, timeout_s: float, problem: str) -> ConnectionError:
     missing = sorted(set(range(1, world_size)) - set(star.connections))
+    accepted = f" (a connection could not be accepted: {problem})" if problem else ""
     return ConnectionError(
-        f"Ranks {missing} did not reach rank 0 within {timeout_s:g} s. The balancer needs "
-        f"one TCP connection from each rank to rank 0: open the ports between the "
-        f"hosts, or name an address of rank 0 that all can reach with "
+        f"Ranks {missing} did not reach rank 0 within {timeout_s:g} s{accepted}. The balancer "
+        f"needs one TCP connection from each rank to rank 0, at port {star.meeting.port}: open "
+        f"it between the hosts, or name an address of rank 0 that all can reach with "
         f"`Runtime(address=...)`."
     )

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import json
 import socket
-import struct
 import threading
 from collections import deque
-from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from typing import NamedTuple
 
-Message = dict[str, Any]
+from ._wire import HEARTBEAT, Message, Text, Wire
 
-# Length of the JSON text that follows, and messages received so far. Length 0 is a heartbeat.
-_HEADER = struct.Struct("!IQ")
-_LAST_WORD = 0xFFFFFFFF  # in the place of a length: the connection will be closed on purpose
 _AT_ONCE = getattr(socket, "MSG_DONTWAIT", 0)  # where there is none, sending waits
-_ENCODE = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
 _LAST_S = 5.0  # at the close, for what the connection has not taken yet
 
 
-def encode(message: Message) -> bytes:
-    """Return ``message`` as it goes over a connection."""
-    return _ENCODE(message).encode()
+class Arrived(NamedTuple):
+    """What came over a connection.
+
+    Attributes:
+        messages: in order.
+        is_alive: whether anything authentic came, be it a heartbeat.
+        refused: what was wrong with a message after those; empty where nothing was.
+        is_closed: whether the other end has closed the connection.
+    """
+
+    messages: list[Message]
+    is_alive: bool = False
+    refused: str = ""
+    is_closed: bool = False
 
 
 class Peer:
@@ -38,22 +43,26 @@ class Peer:
 
     Args:
         connection: an open socket, which belongs to the peer from now on.
+        wire: what authenticates it.
         process: the name of the other process, where it is known.
     """
 
-    def __init__(self, connection: socket.socket, process: str | None = None) -> None:
+    def __init__(
+        self, connection: socket.socket, wire: Wire, *, process: str | None = None
+    ) -> None:
         self.connection = connection
+        self._wire = wire
         self.process = process
         self.is_leaving = False  # it said its last word
         self.num_received = 0
         self._lock = threading.Lock()
         self._is_broken = False
-        self._unsure: deque[bytes] = deque()
+        self._unsure: deque[Text] = deque()
         self._num_sure = 0
         self._backlog = bytearray()
         self._buffer = bytearray()
 
-    def send(self, text: bytes) -> bool:
+    def send(self, text: Text) -> bool:
         """Send a message from any thread, now or, if the connection is broken, over the next.
 
         Returns:
@@ -61,7 +70,7 @@ class Peer:
         """
         with self._lock:
             self._unsure.append(text)
-            self._write(len(text), text)
+            self._write(text)
             return bool(self._backlog)
 
     def flush(self) -> bool:
@@ -70,32 +79,42 @@ class Peer:
             self._flush()
             return bool(self._backlog)
 
-    def beat(self) -> None:
-        """Send a heartbeat; a backlog is one."""
+    def beat(self) -> bool:
+        """Send a heartbeat; a backlog is one. Return whether there is a backlog."""
         with self._lock:
             if not self._backlog:
-                self._write(0)
+                self._write(HEARTBEAT)
+            return bool(self._backlog)
 
     def say_last_word(self) -> None:
-        """Say that the end of this connection is none to repair, after everything else."""
+        """Send what is left, and that this connection ends on purpose and is not to be repaired."""
         with self._lock:
             if not self._is_broken:
                 self.connection.settimeout(_LAST_S)
-                self._write(_LAST_WORD, flags=0)
+                self._write(HEARTBEAT, is_last=True, flags=0)
 
-    def receive(self) -> Iterator[Message] | None:
-        """Read what has come and return an iterator over its messages; None at the end.
-
-        Call it where the connection can be read: it would block.
-        """
+    def receive(self) -> Arrived:
+        """Read what has come. Call it where the connection can be read: it would block."""
         try:
             data = self.connection.recv(1 << 16)
         except OSError:
             data = b""
         if not data:
-            return None
+            return Arrived([], is_closed=True)
         self._buffer += data
-        return self._messages()
+        messages: list[Message] = []
+        is_alive = False
+        try:
+            while (frame := self._wire.take(self._buffer)) is not None:
+                is_alive = True
+                self.is_leaving |= frame.is_last
+                self._forget(frame.num_received)
+                if frame.text:
+                    self.num_received += 1
+                    messages.append(json.loads(frame.text))
+        except ValueError as error:
+            return Arrived(messages, is_alive, refused=str(error))
+        return Arrived(messages, is_alive)
 
     def break_off(self) -> None:
         """Close a connection that broke; messages wait for the next one."""
@@ -104,29 +123,30 @@ class Peer:
             self._backlog.clear()
             self.connection.close()
 
-    def resume(self, connection: socket.socket, num_arrived: int) -> None:
+    def resume(self, connection: socket.socket, wire: Wire, num_arrived: int) -> None:
         """Go on over a new connection.
 
         Args:
             connection: the new one.
+            wire: what authenticates it.
             num_arrived: how many messages the other end has received over all before.
         """
         with self._lock:
             self.connection.close()
             self._buffer.clear()  # the half of a message, which will come again as a whole
-            self.connection = connection
+            self.connection, self._wire = connection, wire
             self._is_broken = False
             self._forget(num_arrived)
             for text in tuple(self._unsure):
-                self._write(len(text), text)
+                self._write(text)
 
     def close(self) -> None:
         """Close the connection."""
         self.connection.close()
 
-    def _write(self, length: int, text: bytes = b"", *, flags: int = _AT_ONCE) -> None:
+    def _write(self, text: Text, *, is_last: bool = False, flags: int = _AT_ONCE) -> None:
         if not self._is_broken:
-            self._backlog += _HEADER.pack(length, self.num_received) + text
+            self._backlog += self._wire.head(text, self.num_received, is_last=is_last) + text.data
             self._flush(flags)
 
     def _flush(self, flags: int = _AT_ONCE) -> None:
@@ -140,23 +160,6 @@ class Peer:
             self._backlog.clear()
             with suppress(OSError):
                 self.connection.shutdown(socket.SHUT_RDWR)  # so that the reading side meets it
-
-    def _messages(self) -> Iterator[Message]:
-        buffer = self._buffer
-        while len(buffer) >= _HEADER.size:
-            length, num_arrived = _HEADER.unpack_from(buffer)
-            if length == _LAST_WORD:
-                self.is_leaving = True
-                length = 0
-            end = _HEADER.size + length
-            if len(buffer) < end:
-                return
-            text = bytes(buffer[_HEADER.size : end])
-            del buffer[:end]
-            self._forget(num_arrived)
-            if text:
-                self.num_received += 1
-                yield json.loads(text)
 
     def _forget(self, num_arrived: int) -> None:
         """Let go of what the other end has."""

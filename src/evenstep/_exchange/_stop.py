@@ -28,7 +28,7 @@ class Stop:
         """Have all ranks stop. May be called from a signal handler."""
         self.told = self.asked = True
 
-    def received(self, message: dict[str, Any]) -> bool:
+    def received(self, peer: int, message: dict[str, Any]) -> bool:
         """On rank 0: take in what a server says, which reports no steps; return whether it was."""
         heard = message == {"stop": True}
         self.asked |= heard

@@ -16,6 +16,7 @@ from torch import nn
 from ..._exchange._channel import StarChannel
 from ..._exchange._meeting import LOOPBACK, connect_star
 from ..._exchange._process import network_name
+from ..._exchange._wire import PROTOCOL, ProtocolError, check_protocols
 from .._options import Runtime
 from ._agent import Agent, is_torchrun
 from ._bracket import Bracket, CollectiveWatch
@@ -75,10 +76,19 @@ class SideGroup:
         process_group: whose ranks; None is the default group. Collective: every rank of the
             default group makes it in the same order.
         group: to send over, its own from now on; None makes one.
+        protocol: version of the protocol that this rank speaks.
+
+    Raises:
+        ProtocolError: ranks speak unlike versions, as of unlike evensteps. On all of them, before
+            any reads what another one wrote.
     """
 
     def __init__(
-        self, process_group: dist.ProcessGroup | None, group: dist.ProcessGroup | None = None
+        self,
+        process_group: dist.ProcessGroup | None,
+        group: dist.ProcessGroup | None = None,
+        *,
+        protocol: int = PROTOCOL,
     ) -> None:
         ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
         self.rank = dist.get_rank(process_group)
@@ -94,7 +104,13 @@ class SideGroup:
         atexit.register(self.close)  # for a balancer that never comes to its first step
         # Until all are connected: one that refuses its part and leaves at once would break the
         # others' way in, with an error of gloo's in the place of their own.
-        self.sum(torch.zeros(1))
+        versions = torch.zeros(self.world_size, dtype=torch.int64)
+        versions[self.rank] = protocol
+        try:
+            check_protocols(dict(enumerate(self.sum(versions).tolist())))
+        except ProtocolError:
+            self.close()
+            raise
 
     def join(self, module: nn.Module) -> None:
         """Share every batch with the ranks that hold other parts of ``module``, if any do.

@@ -1,0 +1,76 @@
+"""Where rank 0 listens: no wider than the ranks need it, and at a port that may be given."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+from collections.abc import Sequence
+from time import monotonic, sleep
+
+LOOPBACK = "127.0.0.1"
+_BUSY_S = 10.0  # for which a port may still be held by what a run before has left behind
+_RETRY_S = 0.2
+
+
+def listen(addresses: Sequence[str], ports: Sequence[int], *, backlog: int) -> socket.socket:
+    """Return a socket that listens, for the caller to close.
+
+    Where all ranks know rank 0 by one address of this host, it listens there alone; else at all
+    of its addresses, by IPv6 as well as by IPv4.
+
+    Args:
+        addresses: host names or addresses by which the ranks try to reach rank 0.
+        ports: to take the first free one of; 0 is any.
+        backlog: connections that may wait to be accepted.
+
+    Raises:
+        ConnectionError: none of the ports can be listened at.
+    """
+    where = _only_address(addresses)
+    since_s = monotonic()
+    while True:
+        for port in ports:
+            try:
+                return _bound(where, port, backlog)
+            except OSError as error:
+                problem = error
+        if problem.errno != errno.EADDRINUSE or monotonic() - since_s > _BUSY_S:
+            raise ConnectionError(
+                f"`Runtime(ports=...)` must have a port that rank 0 can listen at, got "
+                f"{_in_words(ports)}: {problem.strerror}. Give another one, or a range such as "
+                f"`range(29600, 29700)`."
+            ) from problem
+        sleep(_RETRY_S)
+
+
+def _only_address(addresses: Sequence[str]) -> str:
+    """Return the one address by which rank 0 is known; "" where there are more, or names."""
+    known = {LOOPBACK if address == "localhost" else address for address in addresses}
+    try:
+        return str(ipaddress.ip_address(known.pop())) if len(known) == 1 else ""
+    except ValueError:
+        return ""
+
+
+def _bound(where: str, port: int, backlog: int) -> socket.socket:
+    if where:
+        family = socket.AF_INET6 if ":" in where else socket.AF_INET
+        try:
+            return socket.create_server((where, port), family=family, backlog=backlog)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:  # else the ranks reach this host through another
+                raise
+    if socket.has_dualstack_ipv6():
+        try:
+            return socket.create_server(
+                ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog
+            )
+        except OSError as error:
+            if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                raise  # else it is compiled in, and switched off
+    return socket.create_server(("", port), backlog=backlog)
+
+
+def _in_words(ports: Sequence[int]) -> str:
+    return f"{ports[0]}" if len(ports) == 1 else f"{ports[0]} to {ports[-1]}"

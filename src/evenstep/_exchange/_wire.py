@@ -1,0 +1,154 @@
+"""One message as bytes: how long it is, what has arrived, a tag that proves who sent it, its text.
+
+The form of a message and of a greeting is the same in all versions, so that ranks of unlike
+versions can tell each other so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import struct
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol, final
+
+PROTOCOL = 1
+"""Version of what ranks say to each other; it grows whenever that changes."""
+
+Message = dict[str, Any]
+
+_HEAD = struct.Struct("!IQ")  # bytes of the text, and messages received so far
+_COUNT = struct.Struct("!Q")
+_LAST = 0xFFFFFFFF  # in the place of a length: the connection will be closed on purpose
+_LONGEST = 1 << 28  # bytes of a text: what is longer is no message
+_START = _HEAD.size + hashlib.sha256().digest_size  # of the text
+_ENCODE = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
+
+
+class ProtocolError(ConnectionError):
+    """Ranks speak unlike versions of the protocol."""
+
+
+class Part(Protocol):
+    """What takes in messages of its own kind."""
+
+    def received(self, peer: int, message: Message) -> bool:
+        """Take in a message if it is of that kind; return whether it was."""
+
+
+class Text(NamedTuple):
+    """A message, ready to be sent to any number of ranks."""
+
+    data: bytes
+    digest: bytes
+
+
+class Frame(NamedTuple):
+    """What has arrived: a message, or a heartbeat, which has no text.
+
+    Attributes:
+        text: of the message.
+        num_received: messages that the other end has received so far.
+        is_last: whether the other end will close the connection on purpose.
+    """
+
+    text: bytes
+    num_received: int
+    is_last: bool
+
+
+def encode(message: Message) -> Text:
+    """Return ``message`` as it goes over a connection."""
+    data = _ENCODE(message).encode()
+    return Text(data, hashlib.sha256(data).digest())
+
+
+HEARTBEAT = Text(b"", b"")
+
+
+@final
+class Wire:
+    """One end of an authenticated connection: gives each message its tag, and checks each tag.
+
+    A tag is an HMAC-SHA256 over the message's number on this connection, its header and the
+    SHA-256 of its text, under a key that belongs to this connection and direction. So a message
+    is refused if it was forged, changed, repeated, reordered, sent back, or taken from another
+    connection, and so is the message after one that was left out. Nothing is encrypted.
+
+    Args:
+        key: known to the two ends alone.
+        is_caller: whether this end made the connection.
+    """
+
+    def __init__(self, key: bytes, *, is_caller: bool) -> None:
+        up, down = (
+            hmac.new(hmac.digest(key, way, "sha256"), digestmod="sha256")
+            for way in (b"to rank 0", b"from rank 0")
+        )
+        self._mine, self._theirs = (up, down) if is_caller else (down, up)
+        self._num_tagged = self._num_checked = 0
+
+    def head(self, text: Text, num_received: int, *, is_last: bool = False) -> bytes:
+        """Return what goes before a text: messages are sent in the order of these calls."""
+        head = _HEAD.pack(_LAST if is_last else len(text.data), num_received)
+        tag = _tag(self._mine, self._num_tagged, head, text.digest)
+        self._num_tagged += 1
+        return head + tag
+
+    def take(self, buffer: bytearray, *, longest: int = _LONGEST) -> Frame | None:
+        """Take the next message off the front of ``buffer``; None if it is not complete.
+
+        Raises:
+            ValueError: it is not authentic, or longer than ``longest``. Close the connection.
+        """
+        if len(buffer) < _START:
+            return None
+        length, num_received = _HEAD.unpack_from(buffer)
+        is_last = length == _LAST
+        end = _START if is_last else _START + length
+        if end - _START > longest:
+            raise ValueError(f"it claims to have {length} bytes, and {longest} are the most")
+        if len(buffer) < end:
+            return None
+        text = bytes(buffer[_START:end])
+        digest = hashlib.sha256(text).digest() if text else HEARTBEAT.digest
+        tag = _tag(self._theirs, self._num_checked, bytes(buffer[: _HEAD.size]), digest)
+        if not hmac.compare_digest(tag, bytes(buffer[_HEAD.size : _START])):
+            raise ValueError("it is forged, changed, repeated or out of order")
+        self._num_checked += 1
+        del buffer[:end]
+        return Frame(text, num_received, is_last)
+
+
+def num_missing(buffer: bytearray) -> int:
+    """Return how many bytes of the first message are still to come, as far as that is known."""
+    if len(buffer) < _START:
+        return _START - len(buffer)
+    return max(0, _START + int(_HEAD.unpack_from(buffer)[0]) - len(buffer))
+
+
+def check_protocols(versions: Mapping[int, int]) -> None:
+    """Raise if ranks speak unlike versions of the protocol.
+
+    Args:
+        versions: by rank.
+
+    Raises:
+        ProtocolError: they do; the message names them all.
+    """
+    by_version: dict[int, list[int]] = {}
+    for rank, version in sorted(versions.items()):
+        by_version.setdefault(version, []).append(rank)
+    if len(by_version) > 1:
+        spoken = ", ".join(f"version {one} on ranks {ranks}" for one, ranks in by_version.items())
+        raise ProtocolError(
+            f"All ranks must speak one version of evenstep's protocol, got {spoken}. Install "
+            f"the same evenstep on all hosts."
+        )
+
+
+def _tag(mac: hmac.HMAC, number: int, head: bytes, digest: bytes) -> bytes:
+    tagged = mac.copy()  # a third of the time that a new one takes
+    tagged.update(_COUNT.pack(number) + head + digest)
+    return tagged.digest()

@@ -1,0 +1,167 @@
+"""A greeting is good for one connection; ranks of unlike versions refuse each other by name."""
+
+import contextlib
+import socket
+import threading
+
+import pytest
+
+from evenstep._exchange._channel import StarChannel
+from evenstep._exchange._greeting import Greeting, Newcomer, greet
+from evenstep._exchange._meeting import Meeting, connect_star, dial
+from evenstep._exchange._wire import ProtocolError, encode
+
+from .channels import Listener, rendezvous
+
+LASTING = {"heartbeat_s": 0.05, "deadline_s": 10.0, "reconnect_s": 5.0}
+
+
+class Tap:
+    """Stands between a rank and rank 0, and keeps what the rank sends."""
+
+    def __init__(self, port):
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self._ends = []
+        self.port, self.heard = self._server.getsockname()[1], b""
+        self._threads = [threading.Thread(target=self._relay, args=(port,))]
+        self._threads[0].start()
+
+    def _relay(self, port):
+        connection, _ = self._server.accept()
+        onward = socket.create_connection(("127.0.0.1", port))
+        self._ends += connection, onward
+        back = threading.Thread(target=self._copy, args=(onward, connection))
+        self._threads.append(back)
+        back.start()
+        self._copy(connection, onward, keep=True)
+
+    def _copy(self, source, target, *, keep=False):
+        with contextlib.suppress(OSError):
+            while data := source.recv(4096):
+                if keep:
+                    self.heard += data
+                target.sendall(data)
+
+    def close(self):
+        for end in self._ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(10)
+        for end in (*self._ends, self._server):
+            end.close()
+
+
+@pytest.fixture
+def tapped():
+    """Channels of two ranks with a tap in between, their listeners, the tap and the meeting."""
+    share, stars, taps = rendezvous(2), {}, []
+
+    def join(rank):
+        def through_a_tap(value):
+            meeting = share(value)
+            if rank == 0:
+                return meeting
+            taps.append(Tap(meeting["port"]))
+            return {**meeting, "port": taps[0].port}
+
+        stars[rank] = connect_star(rank, 2, through_a_tap, addresses=["127.0.0.1"])
+
+    threads = [threading.Thread(target=join, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    channels = [StarChannel(stars[r].connections, star=stars[r], **LASTING) for r in (0, 1)]
+    listeners = Listener(), Listener()
+    for channel, listener in zip(channels, listeners, strict=True):
+        channel.start(listener)
+    yield channels, listeners, taps[0], stars[0].meeting
+    for channel in reversed(channels):
+        channel.close()
+    taps[0].close()
+
+
+def test_a_replayed_greeting_is_refused(tapped):
+    """All that a rank has sent, sent again by a stranger: nothing of it is acted on."""
+    (first, second), (at_first, at_second), tap, meeting = tapped
+    second.send(0, {"n": 1})
+    assert at_first.messages.get(timeout=5) == (1, {"n": 1})
+    with socket.create_connection(("127.0.0.1", meeting.port)) as stranger:
+        stranger.sendall(tap.heard)
+        stranger.settimeout(10)
+        with contextlib.suppress(ConnectionError):
+            while stranger.recv(16):  # the challenge, and then it is turned away
+                pass
+    second.send(0, {"n": 2})
+    first.send(1, {"n": 3})
+
+    assert at_first.messages.get(timeout=5) == (1, {"n": 2})
+    assert at_second.messages.get(timeout=5) == (0, {"n": 3})
+    assert at_first.losses.empty()
+
+
+def test_a_rank_of_another_version_ends_the_start_on_both():
+    """With both versions, and not as a rank that never came."""
+    share, errors = rendezvous(2), []
+
+    def newer():
+        meeting = share(None)
+        with socket.create_connection(("127.0.0.1", meeting["port"])) as connection:
+            _, welcome = greet(connection, meeting["token"], Greeting(1, 0, None, version=99))
+            errors.append(welcome.version)
+
+    thread = threading.Thread(target=newer)
+    thread.start()
+    with pytest.raises(ProtocolError, match=r"version 1 on ranks \[0\], version 99 on ranks \[1\]"):
+        connect_star(0, 2, share, addresses=["127.0.0.1"])
+    thread.join(10)
+
+    assert errors == [1]
+
+
+def test_rank_zero_of_another_version_is_named():
+    """By whoever reaches it, at once."""
+
+    def answer():
+        connection, _ = server.accept()
+        newcomer = Newcomer(connection, "t")
+        while newcomer.read() is None:
+            pass
+        text = encode({"version": 99})
+        connection.sendall(newcomer._wire.head(text, 0) + text.data)
+        connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        meeting = Meeting(("127.0.0.1",), server.getsockname()[1], "t", None)
+        with pytest.raises(ProtocolError, match=r"version 99 on ranks \[0\], version 1 on ranks"):
+            dial(meeting, 1, 0, timeout_s=10)
+        thread.join(10)
+
+
+def test_a_rank_that_is_turned_away_comes_again():
+    """A crowd of strangers may have pushed it out of the door."""
+    num_calls = []
+
+    def answer():
+        for turn_away in (True, True, False):
+            connection, _ = server.accept()
+            num_calls.append(1)
+            newcomer = Newcomer(connection, "t")
+            while not turn_away and newcomer.read() is None:
+                pass
+            if not turn_away:
+                newcomer.welcome(5)
+            connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        meeting = Meeting(("127.0.0.1",), server.getsockname()[1], "t", None)
+        call = dial(meeting, 1, 0, timeout_s=20)
+        thread.join(10)
+
+    assert (len(num_calls), call.num_arrived) == (3, 5)
+    call.connection.close()

@@ -1,0 +1,113 @@
+"""A message is taken only if it is the next one that the other end of this connection sent."""
+
+import zlib
+from dataclasses import fields
+
+import pytest
+
+from evenstep._exchange._place import Place
+from evenstep._exchange._reductions import Reduced
+from evenstep._exchange._shares import Seen
+from evenstep._exchange._wire import (
+    HEARTBEAT,
+    PROTOCOL,
+    ProtocolError,
+    Wire,
+    check_protocols,
+    encode,
+)
+from evenstep.control import Plan, Report, SharesInForce
+from evenstep.sync import Claim
+
+
+def ends(key=b"key"):
+    """Return both ends of a connection: the caller's, and rank 0's."""
+    return Wire(key, is_caller=True), Wire(key, is_caller=False)
+
+
+def sent(wire, *messages, num_received=0):
+    """Return each of some messages as bytes."""
+    texts = [encode(message) for message in messages]
+    return [wire.head(text, num_received) + text.data for text in texts]
+
+
+@pytest.mark.parametrize("is_up", [True, False])
+def test_messages_come_through_in_both_directions(is_up):
+    """Whole, with what the other end has received, heartbeats and the last word among them."""
+    caller, rank_0 = ends()
+    one, other = (caller, rank_0) if is_up else (rank_0, caller)
+    (first,) = sent(one, {"n": 1}, num_received=7)
+    beat = one.head(HEARTBEAT, 8)
+    (second,) = sent(one, {"n": 2}, num_received=7)
+    last = one.head(HEARTBEAT, 9, is_last=True)
+    buffer = bytearray(first + beat + second + last[:-1])
+
+    taken = [other.take(buffer) for _ in range(4)]
+    buffer += last[-1:]
+
+    assert taken == [(b'{"n":1}', 7, False), (b"", 8, False), (b'{"n":2}', 7, False), None]
+    assert other.take(buffer) == (b"", 9, True)
+    assert buffer == b""
+
+
+def test_every_changed_byte_is_noticed():
+    """Be it of the length, the count, the tag or the text."""
+    (message,) = sent(ends()[0], {"step": 3})
+    for position in range(2, len(message)):  # with the first two, it would be a longer message
+        changed = bytearray(message)
+        changed[position] ^= 1
+        _, rank_0 = ends()
+        with pytest.raises(ValueError, match="forged, changed"):
+            rank_0.take(changed + bytes(300))
+
+
+def forgeries():
+    """Yield names, what is authentic, and what an attacker could put behind that."""
+    caller, rank_0 = ends()
+    first, second, third = sent(caller, {"n": 1}, {"n": 2}, {"n": 3})
+    (down,) = sent(rank_0, {"n": 1})
+    (foreign,) = sent(ends(b"another connection's")[0], {"n": 1})
+    yield "repeated", first, first
+    yield "reordered", b"", second
+    yield "left out", first, third
+    yield "sent back", b"", down
+    yield "another connection's", b"", foreign
+    yield "without a tag", first, second[:12] + bytes(32) + second[44:]
+
+
+@pytest.mark.parametrize(("name", "authentic", "forged"), [*forgeries()])
+def test_what_is_not_the_next_message_is_refused(name, authentic, forged):
+    """What came before it is taken."""
+    _, rank_0 = ends()
+    buffer = bytearray(authentic + forged)
+    if authentic:
+        assert rank_0.take(buffer).text == b'{"n":1}'
+
+    with pytest.raises(ValueError, match="forged, changed, repeated or out of order"):
+        rank_0.take(buffer)
+
+
+def test_a_message_that_claims_to_be_huge_is_refused_at_once():
+    """Its text is not waited for, nor room made for it."""
+    _, rank_0 = ends()
+
+    with pytest.raises(ValueError, match="claims to have 4294967280 bytes"):
+        rank_0.take(bytearray(b"\xff\xff\xff\xf0" + bytes(40)))
+
+
+def test_unlike_versions_are_named_with_their_ranks():
+    """And equal ones are no error."""
+    check_protocols({0: 3, 1: 3})
+
+    with pytest.raises(
+        ProtocolError, match=r"version 1 on ranks \[0, 2\], version 2 on ranks \[1\]"
+    ):
+        check_protocols({0: 1, 1: 2, 2: 1})
+
+
+def test_the_version_stands_for_what_travels():
+    """Where this fails, what ranks send has changed: count `PROTOCOL` up, and put both in here."""
+    kinds = (Plan, Report, SharesInForce, Seen, Place, Claim, Reduced)
+    travels = {kind.__name__: [field.name for field in fields(kind)] for kind in kinds}
+
+    assert (PROTOCOL, zlib.crc32(repr(travels).encode())) == (1, 3884434999)
