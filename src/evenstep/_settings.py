@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from .exceptions import invalid
@@ -27,6 +28,28 @@ def checked_reduction(loss_reduction: Any) -> Literal["mean", "sum"]:
             "Say what the loss does over the samples of a batch.",
         )
     return loss_reduction  # type: ignore[no-any-return]
+
+
+def checked_ports(ports: Any) -> Sequence[int]:
+    """Return the ports that rank 0 may listen at; 0 alone is any.
+
+    Args:
+        ports: a number, a range, or None for any.
+
+    Raises:
+        ValueError: it is none of these, or a number is no port.
+    """
+    if ports is None:
+        return (0,)
+    wanted = range(ports, ports + 1) if type(ports) is int else ports
+    if not (isinstance(wanted, range) and wanted and min(wanted) >= 1 and max(wanted) <= 65535):
+        raise invalid(
+            "Runtime(ports=...)",
+            "be a port from 1 to 65535, a `range` of them, or None",
+            repr(ports),
+            "Give `29600` or `range(29600, 29700)`; None takes any port that is free.",
+        )
+    return wanted
 
 
 def check_watch(

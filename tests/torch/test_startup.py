@@ -1,12 +1,17 @@
 """Ranks that cannot work together say so at the start, all of them."""
 
+import threading
+from dataclasses import replace
+
 import pytest
+import torch
 
 from evenstep._exchange._wire import ProtocolError
 from evenstep.testing import run_workers
-from evenstep.torch._exchange._startup import SideGroup
+from evenstep.torch import Runtime
+from evenstep.torch._exchange._startup import SideGroup, WorkerFacts, open_channel
 
-pytestmark = pytest.mark.cluster
+from ..exchange.channels import rendezvous
 
 
 def meet(rank):
@@ -18,6 +23,7 @@ def meet(rank):
         return str(error), side.collect(rank)
 
 
+@pytest.mark.cluster
 def test_unlike_versions_are_refused_on_all_ranks():
     """Before any of them reads what another one wrote, and with both versions."""
     (one, met), (other, _) = run_workers(2, meet)
@@ -25,3 +31,54 @@ def test_unlike_versions_are_refused_on_all_ranks():
     assert one == other
     assert "version 1 on ranks [0], version 2 on ranks [1]" in one
     assert met == [0, 1]
+
+
+class Ranks:
+    """A rank that is a thread, and what rank 0 has told it."""
+
+    world_size = 2
+
+    def __init__(self, rank, share):
+        self.rank, self._share, self.shared = rank, share, None
+
+    def share(self, value):
+        self.shared = self._share(value)
+        return self.shared
+
+    def collect(self, value):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("environment", "networks", "address", "expected"),
+    [
+        ("lo,eth9", ("one", "other"), None, ("127.0.0.1",)),
+        ("eth9", ("one", "one"), None, ("127.0.0.1",)),
+        ("eth9", ("one", "other"), "127.0.0.1", ("127.0.0.1",)),
+        ("eth9", ("one", "one"), "lo", ("127.0.0.1",)),
+        ("", ("one", "other"), None, ("localhost",)),
+    ],
+)
+def test_rank_zero_is_reached_where_it_was_said(
+    monkeypatch, environment, networks, address, expected
+):
+    """By the argument, else by the loopback if that will do, else by gloo's first interface."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", environment)
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    here = WorkerFacts.here(torch.device("cpu"), lag=0)
+    facts = [replace(here, network=network) for network in networks]
+    runtime, share, channels = Runtime(address=address), rendezvous(2), []
+    ranks = [Ranks(rank, share) for rank in (0, 1)]
+
+    def join(one):
+        channels.append(open_channel(one, facts, runtime))
+
+    threads = [threading.Thread(target=join, args=(one,)) for one in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    for channel in channels:
+        channel.close()
+
+    assert ranks[1].shared["addresses"][:1] == expected

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from time import monotonic, sleep
 
 LOOPBACK = "127.0.0.1"
-_BUSY_S = 10.0  # for which a port may still be held by what a run before has left behind
 _RETRY_S = 0.2
 
 
-def listen(addresses: Sequence[str], ports: Sequence[int], *, backlog: int) -> socket.socket:
+def listen(
+    addresses: Sequence[str], ports: Sequence[int], *, backlog: int, timeout_s: float
+) -> socket.socket:
     """Return a socket that listens, for the caller to close.
 
     Where all ranks know rank 0 by one address of this host, it listens there alone; else at all
@@ -23,25 +24,44 @@ def listen(addresses: Sequence[str], ports: Sequence[int], *, backlog: int) -> s
         addresses: host names or addresses by which the ranks try to reach rank 0.
         ports: to take the first free one of; 0 is any.
         backlog: connections that may wait to be accepted.
+        timeout_s: how long to try while all of the ports are in use.
 
     Raises:
         ConnectionError: none of the ports can be listened at.
     """
     where = _only_address(addresses)
-    since_s = monotonic()
+    deadline_s = monotonic() + timeout_s
     while True:
         for port in ports:
             try:
                 return _bound(where, port, backlog)
             except OSError as error:
                 problem = error
-        if problem.errno != errno.EADDRINUSE or monotonic() - since_s > _BUSY_S:
+        if problem.errno != errno.EADDRINUSE or monotonic() > deadline_s:
             raise ConnectionError(
                 f"`Runtime(ports=...)` must have a port that rank 0 can listen at, got "
                 f"{_in_words(ports)}: {problem.strerror}. Give another one, or a range such as "
                 f"`range(29600, 29700)`."
             ) from problem
         sleep(_RETRY_S)
+
+
+def interface_address(name: str) -> str | None:
+    """Return the address of a network interface of this host, the IPv4 one where it has both.
+
+    None where there is no interface of that name, or it has no address that other hosts reach:
+    link-local ones of IPv6 mean something on one host alone.
+    """
+    import psutil  # type: ignore[import-untyped]  # what trains needs it anyway
+
+    families = socket.AF_INET, socket.AF_INET6
+    found = [
+        ipaddress.ip_address(entry.address)
+        for entry in psutil.net_if_addrs().get(name, ())
+        if entry.family in families
+    ]
+    usable = [one for one in found if one.version == 4 or not one.is_link_local]
+    return str(min(usable, key=lambda one: one.version)) if usable else None
 
 
 def _only_address(addresses: Sequence[str]) -> str:

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 from ._door import Door
 from ._greeting import Greeting, Newcomer, greet, tune
 from ._listening import LOOPBACK as LOOPBACK
-from ._listening import listen
+from ._listening import interface_address, listen
 from ._process import process_name
 from ._wire import PROTOCOL, ProtocolError, Wire, check_protocols
 
 _LOOK_S = 0.5  # between two looks at which newcomers have not greeted
 _RETRY_S = 0.1  # between two tries where rank 0 turned the connection away
+_BUSY_S = 10.0  # for which a run that has just ended may still hold a port
 _ANY = (0,)
 
 
@@ -93,8 +94,8 @@ def connect_star(
         world_size: number of processes.
         share: broadcasts an object from rank 0: called with it there and with None elsewhere,
             it returns it everywhere.
-        addresses: host names or addresses under which others may reach rank 0, best first; used
-            on rank 0 only.
+        addresses: host names, addresses or network interfaces of rank 0 under which others may
+            reach it, best first; used on rank 0 only.
         ports: for rank 0 to listen at the first free one of; 0 is any.
         timeout_s: how long to try.
 
@@ -108,8 +109,10 @@ def connect_star(
         call = dial(meeting, rank, 0, timeout_s=timeout_s)
         processes = {0: meeting.process}
         return Star(rank, meeting, {0: call.connection}, processes, wires={0: call.wire})
+    addresses = [interface_address(address) or address for address in addresses]
+    busy_s, backlog = min(_BUSY_S, timeout_s), max(world_size, 128)
     try:
-        server = listen(addresses, ports, backlog=max(world_size, 128))
+        server = listen(addresses, ports, backlog=backlog, timeout_s=busy_s)
     except ConnectionError as error:
         share({"problem": str(error)})
         raise
@@ -234,10 +237,11 @@ def _let_in(door: Door, newcomer: Newcomer, star: Star) -> None:
 
 def _missing(star: Star, world_size: int, timeout_s: float, problem: str) -> ConnectionError:
     missing = sorted(set(range(1, world_size)) - set(star.connections))
-    accepted = f" (a connection could not be accepted: {problem})" if problem else ""
+    refused = f" (a connection could not be accepted: {problem})" if problem else ""
+    addresses = " or ".join(star.meeting.addresses)
     return ConnectionError(
-        f"Ranks {missing} did not reach rank 0 within {timeout_s:g} s{accepted}. The balancer "
-        f"needs one TCP connection from each rank to rank 0, at port {star.meeting.port}: open "
-        f"it between the hosts, or name an address of rank 0 that all can reach with "
-        f"`Runtime(address=...)`."
+        f"Ranks {missing} did not reach rank 0 within {timeout_s:g} s{refused}. The balancer needs "
+        f"one TCP connection from each rank to port {star.meeting.port} of {addresses}: open it "
+        f"between the hosts (`Runtime(ports=...)` sets which), or name an address of rank 0 that "
+        f"all can reach with `Runtime(address=...)`."
     )

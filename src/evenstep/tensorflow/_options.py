@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .._settings import check_watch
+from .._settings import check_watch, checked_ports
 from ..events import Hook
 from ..exceptions import invalid
 
@@ -27,8 +27,10 @@ class Runtime:
         line_every: steps between two lines for people on standard error, from rank 0; None is
             silence.
         hooks: called with every event on rank 0, each in a thread of its own.
-        address: host name or address of rank 0 that every other rank can reach; None takes the
-            one that the strategy itself reaches it at.
+        address: host name or address of rank 0 that every other rank can reach, or one of its
+            network interfaces; None takes the address that the strategy itself reaches it at.
+        ports: the TCP port at which rank 0 listens for the other ranks, or a ``range`` whose first
+            free one it takes; None is any port that is free.
 
     Raises:
         ValueError: a number is out of range.
@@ -41,6 +43,7 @@ class Runtime:
     line_every: int | None = 50
     hooks: tuple[Hook, ...] = ()
     address: str | None = None
+    ports: int | range | None = None
 
     def __post_init__(self) -> None:
         check_watch(
@@ -49,6 +52,7 @@ class Runtime:
             hang_s=self.hang_s,
             line_every=self.line_every,
         )
+        checked_ports(self.ports)
         if not self.meeting_s > 0:
             raise invalid(
                 "Runtime(meeting_s=...)",

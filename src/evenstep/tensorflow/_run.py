@@ -10,6 +10,7 @@ from typing import Any, Literal
 from .._exchange._channel import StarChannel
 from .._exchange._exchange import Exchange
 from .._exchange._meeting import connect_star
+from .._settings import checked_ports
 from ..control import Job, Planner
 from ..events import Hook, RunEnded, RunStarted
 from ..policies import AbstractPolicy, reads_resources
@@ -86,6 +87,7 @@ class Run:
             workers.world_size,
             lambda meeting: _shared(board, meeting),
             addresses=[runtime.address or workers.hosts[0]],
+            ports=checked_ports(runtime.ports),
             timeout_s=runtime.meeting_s,
         )
         channel = StarChannel(

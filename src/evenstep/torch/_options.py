@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from .._settings import check_watch
+from .._settings import check_watch, checked_ports
 from ..events import Hook
 from ..exceptions import invalid
 from ..sync import Hybrid
@@ -35,8 +35,12 @@ class Runtime:
             ``"exact"`` waits for the device at every step, so that step k always decides k + 1.
         hooks: called with every event on rank 0, each in a thread of its own, such as ``wandb`` or
             a dashboard. One that raises or is slow loses events and stops nothing.
-        address: host name or address of rank 0 that every other rank can reach; None is to find
-            one (``MASTER_ADDR``, then the host's own names).
+        address: host name or address of rank 0 that every other rank can reach, or one of its
+            network interfaces, such as ``"ib0"``. None is to find one: the loopback where all
+            ranks share a network, else the interface in ``GLOO_SOCKET_IFNAME``, else
+            ``MASTER_ADDR`` and the host's own names.
+        ports: the TCP port at which rank 0 listens for the other ranks, or a ``range`` whose first
+            free one it takes; None is any port that is free. Nothing else of evenstep listens.
         memory: reads this rank's memory, so that no plan exceeds what fits: anything with the
             methods of ``MemoryReader``. None reads the CUDA device, and nothing on a CPU.
         machine: reads what this rank's machine has to spare, for policies that foresee speeds by
@@ -61,6 +65,7 @@ class Runtime:
     hang_s: float | None = 540.0
     machine: MachineReader | None = None
     claims: Literal["auto", "off"] | Hybrid = "auto"
+    ports: int | range | None = None
 
     def __post_init__(self) -> None:
         check_watch(
@@ -69,6 +74,7 @@ class Runtime:
             hang_s=self.hang_s,
             line_every=self.line_every,
         )
+        checked_ports(self.ports)
         if self.freshness not in ("newest", "exact"):
             raise invalid(
                 "Runtime(freshness=...)",

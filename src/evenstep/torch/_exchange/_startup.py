@@ -17,6 +17,7 @@ from ..._exchange._channel import StarChannel
 from ..._exchange._meeting import LOOPBACK, connect_star
 from ..._exchange._process import network_name
 from ..._exchange._wire import PROTOCOL, ProtocolError, check_protocols
+from ..._settings import checked_ports
 from .._options import Runtime
 from ._agent import Agent, is_torchrun
 from ._bracket import Bracket, CollectiveWatch
@@ -254,6 +255,7 @@ def open_channel(ranks: Ranks, facts: list[WorkerFacts], runtime: Runtime) -> St
         ranks.world_size,
         ranks.share,
         addresses=_addresses(facts, runtime.address),
+        ports=checked_ports(runtime.ports),
     )
     return StarChannel(
         star.connections,
@@ -283,14 +285,18 @@ def _identity(device: torch.device) -> str:
 
 
 def _addresses(facts: list[WorkerFacts], given: str | None) -> list[str]:
-    """Return addresses of this host, best first.
+    """Return addresses of this host, or one of its interfaces, best first.
 
-    ``MASTER_ADDR`` is set by every launcher to a name of rank 0's host that all can resolve.
+    ``GLOO_SOCKET_IFNAME`` names the interfaces that gloo connects by, with commas in between; this
+    one connection goes by the first. ``MASTER_ADDR`` is set by every launcher to a name of rank
+    0's host that all can resolve.
     """
     if given is not None:
         return [given]
     if len({worker.network for worker in facts}) == 1:
         return [LOOPBACK]
+    if interface := os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0].strip():
+        return [interface]
     name = socket.gethostname()
     found = [os.environ.get("MASTER_ADDR", ""), *_quietly(lambda: [socket.getfqdn(), name])]
     found += _quietly(lambda: socket.gethostbyname_ex(name)[2])

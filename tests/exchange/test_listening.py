@@ -1,0 +1,113 @@
+"""Rank 0 listens where it was told to, and no wider than the ranks need it."""
+
+import socket
+import threading
+
+import pytest
+
+from evenstep import torch as ours
+from evenstep._exchange._listening import interface_address, listen
+from evenstep._exchange._meeting import connect_star
+
+from .channels import rendezvous
+
+
+def listening(addresses, ports=(0,)):
+    """Return address and port that a socket listens at."""
+    with listen(addresses, ports, backlog=1, timeout_s=0.3) as server:
+        return server.getsockname()[:2]
+
+
+def free_ports():
+    """Return two ports in a row; the first is held by a socket, which is returned too."""
+    while True:
+        holder = socket.create_server(("127.0.0.1", 0))
+        port = holder.getsockname()[1]
+        try:
+            socket.create_server(("127.0.0.1", port + 1)).close()
+        except (OSError, OverflowError):
+            holder.close()
+        else:
+            return holder, port
+
+
+def test_a_range_gives_its_first_free_port():
+    """As several runs on one host need it."""
+    holder, port = free_ports()
+
+    with holder:
+        assert listening(["127.0.0.1"], range(port, port + 2)) == ("127.0.0.1", port + 1)
+
+
+def test_a_port_in_use_is_an_error_on_all_ranks():
+    """It names the ports, and how to give others; the others do not wait for rank 0."""
+    holder, port = free_ports()
+    share, errors = rendezvous(2), []
+
+    def join(rank):
+        try:
+            connect_star(
+                rank, 2, share, addresses=["127.0.0.1"], ports=range(port, port + 1), timeout_s=0.3
+            )
+        except ConnectionError as error:
+            errors.append(str(error))
+
+    threads = [threading.Thread(target=join, args=(rank,)) for rank in (0, 1)]
+    with holder:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+
+    assert errors[0] == errors[1]
+    assert errors[0].startswith("`Runtime(ports=...)` must have a port that rank 0 can listen at")
+    assert f"got {port}: " in errors[0]
+    assert "Address already in use" in errors[0]
+    assert "range(29600, 29700)" in errors[0]
+
+
+def test_a_port_that_is_released_in_time_is_taken():
+    """A run that has just ended may leave loader workers behind, which hold it for a moment."""
+    holder, port = free_ports()
+    timer = threading.Timer(0.3, holder.close)
+    timer.start()
+
+    with listen(["127.0.0.1"], [port], backlog=1, timeout_s=20) as server:
+        assert server.getsockname()[1] == port
+    timer.join()
+
+
+@pytest.mark.parametrize(
+    ("addresses", "where"),
+    [
+        (["127.0.0.1"], "127.0.0.1"),
+        (["localhost"], "127.0.0.1"),
+        (["127.0.0.2"], "127.0.0.2"),
+        (["192.0.2.1"], "everywhere"),  # reached through another one, which forwards
+        (["node7"], "everywhere"),
+        (["127.0.0.1", "node7"], "everywhere"),
+    ],
+)
+def test_it_listens_where_the_ranks_know_it(addresses, where):
+    """At its one address; at all where that is not known."""
+    assert listening(addresses)[0] in (("::", "0.0.0.0") if where == "everywhere" else (where,))
+
+
+def test_an_interface_stands_for_its_address():
+    """By its name, as gloo has it; other words are none."""
+    loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+
+    assert interface_address(loopback) == "127.0.0.1"
+    assert interface_address("node7") is None
+
+
+@pytest.mark.parametrize(
+    "ports", [0, 65536, True, "29600", (29600, 29700), range(0), range(65000, 66000)]
+)
+def test_what_is_no_port_is_refused(ports):
+    """With the value, and what to give."""
+    with pytest.raises(ValueError, match=r"`Runtime\(ports=...\)` must be a port") as caught:
+        ours.Runtime(ports=ports)
+
+    assert repr(ports) in str(caught.value)
+    assert "range(29600, 29700)" in str(caught.value)
