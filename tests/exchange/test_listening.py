@@ -1,13 +1,16 @@
 """Rank 0 listens where it was told to, and no wider than the ranks need it."""
 
+import contextlib
 import socket
+import subprocess
+import sys
 import threading
 
 import pytest
 
 from evenstep import torch as ours
 from evenstep._exchange._listening import interface_address, listen
-from evenstep._exchange._meeting import connect_star
+from evenstep._exchange._meeting import Meeting, connect_star, dial
 
 from .channels import rendezvous
 
@@ -111,3 +114,28 @@ def test_what_is_no_port_is_refused(ports):
 
     assert repr(ports) in str(caught.value)
     assert "range(29600, 29700)" in str(caught.value)
+
+
+SHORT_OF_FILES = """
+import resource
+from evenstep._exchange._meeting import Meeting, connect_star, dial
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))
+share = lambda meeting: print(meeting["port"], meeting["token"], flush=True)
+connect_star(0, 41, share, addresses=["127.0.0.1"])
+"""
+
+
+def test_more_ranks_than_open_files_are_an_error_with_a_remedy():
+    """At once, and not as ranks that never came."""
+    command = [sys.executable, "-c", SHORT_OF_FILES]
+    rank_0 = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    port, token = rank_0.stdout.readline().split()
+    meeting = Meeting(("127.0.0.1",), int(port), token, None)
+    with contextlib.ExitStack() as calls, contextlib.suppress(ConnectionError):
+        for rank in range(1, 41):
+            calls.enter_context(dial(meeting, rank, 0, timeout_s=20).connection)
+    _, text = rank_0.communicate(timeout=50)
+
+    assert "Rank 0 needs 40 connections and cannot open that many" in text
+    assert "Raise `ulimit -n`" in text

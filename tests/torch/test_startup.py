@@ -29,7 +29,7 @@ def test_unlike_versions_are_refused_on_all_ranks():
     (one, met), (other, _) = run_workers(2, meet)
 
     assert one == other
-    assert "version 1 on ranks [0], version 2 on ranks [1]" in one
+    assert "version 1 on rank 0, version 2 on rank 1" in one
     assert met == [0, 1]
 
 

@@ -14,11 +14,10 @@ import selectors
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import partial
 from time import monotonic
-from typing import Protocol
+from typing import Any, Protocol
 
 from ._door import Door
 from ._greeting import Newcomer
@@ -96,6 +95,7 @@ class StarChannel:
         self._heard = dict.fromkeys(connections, clock())
         self._gone: set[int] = set()
         self._broken: dict[int, float] = {}  # since when
+        self._mend_s = -math.inf  # when to look at them next
         self._behind: set[int] = set()  # peers whose connection has not taken all
         self._calls: deque[tuple[float, Callable[[], None]]] = deque()  # with when they are due
         self._closing = threading.Event()
@@ -115,23 +115,25 @@ class StarChannel:
 
     def send(self, peer: int, message: Message) -> None:
         """Send ``message``; to a peer that is gone, nothing: its loss was told already."""
-        self._send(peer, encode(message))
+        self._send((peer,), encode(message))
 
     def send_all(self, message: Message) -> None:
         """Send ``message`` to every peer."""
-        text = encode(message)
-        for number in self._peers:
-            self._send(number, text)
+        self._send(self._peers, encode(message))
 
-    def _send(self, number: int, text: Text) -> None:
-        if number not in self._gone and self._peers[number].send(text):
-            self._behind.add(number)
-            if threading.current_thread() is not self._thread:
-                self._wake.send(b"x")  # the thread sends the rest
+    def _send(self, numbers: Iterable[int], text: Text) -> None:
+        gone, peers = self._gone, self._peers
+        behind = [one for one in numbers if one not in gone and peers[one].send(text)]
+        if behind:
+            self._behind.update(behind)
+            self._wake_up()  # the thread sends the rest
 
     def call_later(self, call: Callable[[], None], *, delay_s: float) -> None:
         """Have the channel's thread make calls, in order, each in ``delay_s`` or at the close."""
         self._calls.append((self._clock() + delay_s, call))
+        self._wake_up()
+
+    def _wake_up(self) -> None:
         if threading.current_thread() is not self._thread:
             self._wake.send(b"x")
 
@@ -149,13 +151,11 @@ class StarChannel:
         self._close_connections()
 
     def _close_connections(self) -> None:
-        for peer in self._peers.values():
-            peer.close()
         if self._door is not None:
             self._door.close()
-        for end in (self._wake, self._woken):
-            end.close()
-        self._selector.close()
+        rest: tuple[Any, ...] = (self._wake, self._woken, self._selector)
+        for one in (*self._peers.values(), *rest):
+            one.close()
         if self._star is not None and self._star.server is not None:
             self._star.server.close()
 
@@ -196,15 +196,13 @@ class StarChannel:
             if now_s >= beat_s:
                 self._beat(now_s, receiver, late_s=now_s - beat_s)
                 beat_s = now_s + self._heartbeat_s
-            if self._broken:
+            if self._broken and now_s >= self._mend_s:
                 self._mend(now_s, receiver)
 
     def _wait_s(self, beat_s: float) -> float:
         """Return how long there is nothing to do, having sent what could be."""
         due_s = min(beat_s, self._calls[0][0]) if self._calls else beat_s
-        most_s = _RETRY_S if self._broken else math.inf
-        if self._flush():
-            most_s = _FLUSH_S
+        most_s = _FLUSH_S if self._flush() else _RETRY_S if self._broken else math.inf
         return min(max(0.0, due_s - self._clock()), most_s)
 
     def _flush(self) -> bool:
@@ -247,16 +245,16 @@ class StarChannel:
     def _read(self, number: int, receiver: Receiver) -> None:
         """Take in what a peer sent, or that its connection is at an end."""
         peer = self._peers[number]
-        arrived = peer.receive()
-        if arrived.is_alive:
+        messages = peer.receive()
+        if messages is not None:
             self._heard[number] = self._clock()
-        for message in arrived.messages:
-            self._guard(partial(receiver.received, number, message))
-        if arrived.refused:
-            text = "The connection to rank %d is closed, since a message was refused: %s."
-            logging.getLogger("evenstep").warning(text, number, arrived.refused)
-        if not (arrived.refused or arrived.is_closed):
+        for message in messages or ():
+            self._guard(receiver.received, number, message)
+        if not peer.is_over:
             return
+        if peer.refused:
+            text = "The connection to rank %d is closed, since a message was refused: %s."
+            logging.getLogger("evenstep").warning(text, number, peer.refused)
         self._forget(peer.connection)
         peer.break_off()
         if self._star is None or peer.is_leaving:
@@ -277,6 +275,7 @@ class StarChannel:
 
     def _mend(self, now_s: float, receiver: Receiver) -> None:
         """Try to make broken connections again; give up in time."""
+        self._mend_s = now_s + _RETRY_S  # with a thousand of them, each look takes a while
         for number, since_s in tuple(self._broken.items()):
             if self._has_ended(number):
                 self._lose(number, _CLOSED, receiver)
@@ -340,11 +339,11 @@ class StarChannel:
         self._broken.pop(number, None)
         if number not in self._gone:
             self._gone.add(number)
-            self._guard(partial(receiver.lost, number, problem))
+            self._guard(receiver.lost, number, problem)
 
-    def _guard(self, call: Callable[[], None]) -> None:
+    def _guard(self, call: Callable[..., None], *arguments: Any) -> None:
         """Keep the thread alive whatever the receiver does."""
         try:
-            call()
+            call(*arguments)
         except Exception:
             logging.getLogger("evenstep").exception("The exchange failed on a message.")

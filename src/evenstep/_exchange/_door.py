@@ -25,6 +25,9 @@ class Door:
         token: what a greeting has to know.
         selector: tells when a newcomer can be read; the newcomer is the key's ``data``.
         num_ranks: how many may come at the same time.
+
+    Attributes:
+        problem: why a connection could not be accepted, as where too many files are open.
     """
 
     def __init__(self, token: str, selector: selectors.BaseSelector, *, num_ranks: int) -> None:
@@ -32,17 +35,19 @@ class Door:
         self._selector = selector
         self._most = _STRANGERS + num_ranks
         self._since_s: dict[Newcomer, float] = {}  # the oldest first
-        self.problem = ""  # of the last connection that could not be accepted
+        self._paused: selectors.SelectorKey | None = None
+        self.problem: OSError | None = None
 
     def accept(self, server: socket.socket, now_s: float) -> None:
         """Accept the connections that wait, and send each its challenge."""
-        for _ in range(self._most):
+        for number in range(self._most):
             try:
                 connection, _ = server.accept()
             except BlockingIOError:
                 return
-            except OSError as error:  # it is gone again, or this process has too many files open
-                self.problem = str(error)
+            except OSError as error:
+                if number == 0:  # later ones may be due to what was just accepted
+                    self._cannot_accept(server, error)
                 return
             try:
                 newcomer = Newcomer(connection, self._token)
@@ -86,7 +91,10 @@ class Door:
         newcomer.connection.close()
 
     def clear(self, now_s: float) -> None:
-        """Turn newcomers away that have had their time to greet."""
+        """Turn newcomers away that have had their time to greet; accept again after a problem."""
+        if self._paused is not None:
+            paused, self._paused = self._paused, None
+            self._selector.register(paused.fileobj, paused.events, paused.data)
         for newcomer, since_s in tuple(self._since_s.items()):
             if now_s - since_s <= _GREETING_S:
                 return
@@ -96,6 +104,13 @@ class Door:
         """Turn all newcomers away."""
         for newcomer in tuple(self._since_s):
             self.turn_away(newcomer, "the run is over")
+
+    def _cannot_accept(self, server: socket.socket, error: OSError) -> None:
+        """Make room where too many files are open; with none to make, look again in a while."""
+        if self._since_s:
+            self.turn_away(next(iter(self._since_s)), str(error))
+        else:
+            self.problem, self._paused = error, self._selector.unregister(server)
 
     def _forget(self, newcomer: Newcomer) -> None:
         with suppress(KeyError, ValueError):

@@ -6,14 +6,14 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, fields
+from dataclasses import fields
 from functools import partial
 from operator import attrgetter
 
 from ..control import Plan, Planner, Report
 from ..events import Hook, WorkerLost
 from ..exceptions import RanksDivergedError, WorkerLostError
-from ._answers import Answers
+from ._answers import Announcements, Answers
 from ._channel import Message, StarChannel
 from ._claims import Claims
 from ._decisions import Decisions, read_plan
@@ -102,6 +102,7 @@ class Exchange:
             interrupt=self._interrupt,
         )
         self._plan: Plan | None = None
+        self._announcements = Announcements(channel) if rank == 0 and channel is not None else None
         self._changed = threading.Condition()  # an answer came, or a worker was lost
         self._answers = Answers(self._changed, lag=lag, is_over=lambda: self.is_broken)
         self.mailbox = Mailbox(rank, world_size, channel, self._changed, owner=self)
@@ -322,7 +323,7 @@ class Exchange:
             failed = {} if self._failed is None else {"failed": self._failed}
             self._channel.send_all({"bye": self._last_step, "loops": self.num_loops, **failed})
             self._channel.close()
-            self._channel = None
+            self._channel = self._announcements = None
         self.not_finite.end(self._last_step)
 
     def _are_through(self) -> bool:
@@ -354,8 +355,11 @@ class Exchange:
                 self.ways.received(peer, message)
                 self._decisions.take(peer, step, [Report(*row) for row in rows])
                 self.check_left()
-            case {"plan": plan}:
-                self.announce(read_plan(plan))
+            case {"plans": plans, **rest}:
+                for plan in plans:
+                    self.announce(read_plan(plan))
+                if rest:
+                    self.received(peer, rest)
             case {"after": index}:
                 self.stop.hear(index, message)
                 self.publish(index)
@@ -378,8 +382,7 @@ class Exchange:
                 self._left.hear(peer, message)
                 self.check_left()
             case _ if not any(part.received(peer, message) for part in self._parts):
-                what = ", ".join(sorted(message))
-                self._fail(peer, f"it sent a message ({what}) that rank {self._rank} does not know")
+                self._fail(peer, f"it sent {sorted(message)}, which rank {self._rank} cannot read")
 
     def lost(self, peer: int, problem: str) -> None:
         """Take notice of a broken or silent connection."""
@@ -411,8 +414,8 @@ class Exchange:
         """Tell everybody of a plan, if it is new. None may be left out: ranks replay them all."""
         if self._plan is not None and self._plan.epoch == plan.epoch:
             return
-        if self._rank == 0 and self._channel is not None:
-            self._channel.send_all({"plan": asdict(plan)})
+        if self._announcements is not None:
+            self._announcements.plan(plan)
         self._plan = plan
         for listener in tuple(self._listeners):
             listener(plan)
@@ -424,8 +427,8 @@ class Exchange:
         if self._rank == 0:
             stop = self.stop.answer(index)
             self.shares.answers(index)
-            if self._channel is not None:
-                self._channel.send_all({"after": index, **stop})
+        if self._announcements is not None:
+            self._announcements.answer({"after": index, **stop})
         self._answers.publish(index)
 
     def later(self, call: Callable[[], None]) -> None:

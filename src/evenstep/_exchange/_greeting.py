@@ -8,12 +8,11 @@ key is made from the run's token and both random texts, so a greeting is good fo
 from __future__ import annotations
 
 import hmac
-import json
 import secrets
 import socket
 from typing import NamedTuple, final
 
-from ._wire import PROTOCOL, Frame, Wire, encode, num_missing
+from ._wire import PROTOCOL, Frame, Wire, decode, encode, num_missing
 
 _NONCE = 16  # bytes of each random text
 _LONGEST = 4096  # bytes of a greeting
@@ -88,8 +87,7 @@ class Newcomer:
                 return None
             nonce = bytes(self._buffer[:_NONCE])
             self._wire = Wire(_key(self._token, self._challenge, nonce), is_caller=False)
-            del self._buffer[:_NONCE]
-        frame = self._wire.take(self._buffer, longest=_LONGEST)
+        frame = self._wire.take(self._buffer, _NONCE, longest=_LONGEST)
         return None if frame is None else _greeting(frame)
 
     def welcome(self, num_received: int) -> tuple[socket.socket, Wire]:
@@ -122,7 +120,8 @@ def greet(connection: socket.socket, token: str, greeting: Greeting) -> tuple[Wi
     buffer = bytearray()
     while (frame := wire.take(buffer, longest=_LONGEST)) is None:
         buffer += _received(connection, num_missing(buffer))  # and nothing of what follows
-    return wire, Welcome(frame.num_received, int(json.loads(frame.text)["version"]))
+    text_of_welcome, num_received, *_ = frame
+    return wire, Welcome(num_received, int(decode(text_of_welcome)["version"]))
 
 
 def tune(connection: socket.socket) -> socket.socket:
@@ -138,9 +137,10 @@ def _key(token: str, challenge: bytes, nonce: bytes) -> bytes:
 
 def _greeting(frame: Frame) -> Greeting:
     """Return what an authentic greeting says; newer versions may say more."""
-    said = json.loads(frame.text)
+    text, num_received, *_ = frame
+    said = decode(text)
     version, rank = int(said["version"]), int(said["rank"])
-    return Greeting(rank, frame.num_received, said["process"], version)
+    return Greeting(rank, num_received, said["process"], version)
 
 
 def _received(connection: socket.socket, most: int) -> bytes:

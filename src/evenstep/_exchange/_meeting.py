@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import secrets
 import selectors
 import socket
@@ -16,11 +17,13 @@ from ._listening import LOOPBACK as LOOPBACK
 from ._listening import interface_address, listen
 from ._process import process_name
 from ._wire import PROTOCOL, ProtocolError, Wire, check_protocols
+from ._world_check import listed
 
 _LOOK_S = 0.5  # between two looks at which newcomers have not greeted
 _RETRY_S = 0.1  # between two tries where rank 0 turned the connection away
 _BUSY_S = 10.0  # for which a run that has just ended may still hold a port
 _ANY = (0,)
+_TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +204,12 @@ def _accept_all(server: socket.socket, world_size: int, meeting: Meeting, timeou
             while len(star.connections) < world_size - 1:
                 left_s = deadline_s - monotonic()
                 if left_s <= 0:
-                    raise _missing(star, world_size, timeout_s, door.problem)
+                    raise _missing(star, world_size, timeout_s)
+                if door.problem is not None and door.problem.errno in _TOO_MANY_FILES:
+                    raise ConnectionError(
+                        f"Rank 0 needs {world_size - 1} connections and cannot open that many "
+                        f"({door.problem.strerror}). Raise `ulimit -n` on its host."
+                    )
                 for key, _ in selector.select(min(left_s, _LOOK_S)):
                     if key.data is None:
                         door.accept(server, monotonic())
@@ -235,13 +243,12 @@ def _let_in(door: Door, newcomer: Newcomer, star: Star) -> None:
     check_protocols({0: PROTOCOL, said.rank: said.version})
 
 
-def _missing(star: Star, world_size: int, timeout_s: float, problem: str) -> ConnectionError:
-    missing = sorted(set(range(1, world_size)) - set(star.connections))
-    refused = f" (a connection could not be accepted: {problem})" if problem else ""
+def _missing(star: Star, world_size: int, timeout_s: float) -> ConnectionError:
+    missing = listed(sorted(set(range(1, world_size)) - set(star.connections)))
     addresses = " or ".join(star.meeting.addresses)
     return ConnectionError(
-        f"Ranks {missing} did not reach rank 0 within {timeout_s:g} s{refused}. The balancer needs "
-        f"one TCP connection from each rank to port {star.meeting.port} of {addresses}: open it "
-        f"between the hosts (`Runtime(ports=...)` sets which), or name an address of rank 0 that "
-        f"all can reach with `Runtime(address=...)`."
+        f"{missing.capitalize()} did not reach rank 0 within {timeout_s:g} s. The "
+        f"balancer needs one TCP connection from each rank to port {star.meeting.port} of "
+        f"{addresses}: open it between the hosts (`Runtime(ports=...)` sets which), or name an "
+        f"address of rank 0 that all can reach with `Runtime(address=...)`."
     )

@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 from collections import deque
 from contextlib import suppress
-from typing import NamedTuple
 
-from ._wire import HEARTBEAT, Message, Text, Wire
+from ._wire import HEARTBEAT, Data, Message, Text, Wire, decode
 
 _AT_ONCE = getattr(socket, "MSG_DONTWAIT", 0)  # where there is none, sending waits
+_MOST_BYTES = 1 << 16  # read at a time
 _LAST_S = 5.0  # at the close, for what the connection has not taken yet
-
-
-class Arrived(NamedTuple):
-    """What came over a connection.
-
-    Attributes:
-        messages: in order.
-        is_alive: whether anything authentic came, be it a heartbeat.
-        refused: what was wrong with a message after those; empty where nothing was.
-        is_closed: whether the other end has closed the connection.
-    """
-
-    messages: list[Message]
-    is_alive: bool = False
-    refused: str = ""
-    is_closed: bool = False
 
 
 class Peer:
@@ -45,6 +28,11 @@ class Peer:
         connection: an open socket, which belongs to the peer from now on.
         wire: what authenticates it.
         process: the name of the other process, where it is known.
+
+    Attributes:
+        is_leaving: whether the other end has said that it closes the connection on purpose.
+        is_over: whether nothing more will come over the connection.
+        refused: what was wrong with a message, if that is why; else empty.
     """
 
     def __init__(
@@ -53,7 +41,9 @@ class Peer:
         self.connection = connection
         self._wire = wire
         self.process = process
-        self.is_leaving = False  # it said its last word
+        self.is_leaving = False
+        self.is_over = False
+        self.refused = ""
         self.num_received = 0
         self._lock = threading.Lock()
         self._is_broken = False
@@ -93,28 +83,35 @@ class Peer:
                 self.connection.settimeout(_LAST_S)
                 self._write(HEARTBEAT, is_last=True, flags=0)
 
-    def receive(self) -> Arrived:
-        """Read what has come. Call it where the connection can be read: it would block."""
+    def receive(self) -> list[Message] | None:
+        """Read what has come; return its messages, or None where nothing of it is whole yet.
+
+        Call it where the connection can be read: it would block. See ``is_over`` then.
+        """
         try:
-            data = self.connection.recv(1 << 16)
+            data = self.connection.recv(_MOST_BYTES)
         except OSError:
             data = b""
-        if not data:
-            return Arrived([], is_closed=True)
-        self._buffer += data
-        messages: list[Message] = []
-        is_alive = False
+        self.is_over = not data
+        if self._buffer:
+            self._buffer += data
+        whole = self._buffer or data
+        messages, at = [], 0
         try:
-            while (frame := self._wire.take(self._buffer)) is not None:
-                is_alive = True
-                self.is_leaving |= frame.is_last
-                self._forget(frame.num_received)
-                if frame.text:
+            while at < len(whole) and (frame := self._wire.take(whole, at)) is not None:
+                text, num_arrived, is_last, at = frame
+                self.is_leaving |= is_last
+                self._forget(num_arrived)
+                if text:
                     self.num_received += 1
-                    messages.append(json.loads(frame.text))
+                    messages.append(decode(text))
         except ValueError as error:
-            return Arrived(messages, is_alive, refused=str(error))
-        return Arrived(messages, is_alive)
+            self.refused, self.is_over = str(error), True
+        if self._buffer:
+            del self._buffer[:at]
+        elif at < len(data):
+            self._buffer += data[at:]
+        return messages if at else None
 
     def break_off(self) -> None:
         """Close a connection that broke; messages wait for the next one."""
@@ -135,7 +132,8 @@ class Peer:
             self.connection.close()
             self._buffer.clear()  # the half of a message, which will come again as a whole
             self.connection, self._wire = connection, wire
-            self._is_broken = False
+            self._is_broken = self.is_over = False
+            self.refused = ""
             self._forget(num_arrived)
             for text in tuple(self._unsure):
                 self._write(text)
@@ -145,21 +143,28 @@ class Peer:
         self.connection.close()
 
     def _write(self, text: Text, *, is_last: bool = False, flags: int = _AT_ONCE) -> None:
-        if not self._is_broken:
-            self._backlog += self._wire.head(text, self.num_received, is_last=is_last) + text.data
+        if self._is_broken:
+            return
+        data = self._wire.head(text, self.num_received, is_last=is_last) + text.data
+        self._backlog += data if self._backlog else data[self._put(data, flags) :]
+        if self._backlog:
             self._flush(flags)
 
     def _flush(self, flags: int = _AT_ONCE) -> None:
+        while self._backlog and (num_bytes := self._put(self._backlog, flags)):
+            del self._backlog[:num_bytes]
+
+    def _put(self, data: Data, flags: int) -> int:
+        """Return how many bytes the connection took; a broken one takes and loses them all."""
         try:
-            while self._backlog:
-                del self._backlog[: self.connection.send(self._backlog, flags)]
+            return self.connection.send(data, flags)
         except BlockingIOError:
-            return
+            return 0
         except OSError:
             self._is_broken = True  # perhaps in the middle of a message: nothing may follow
-            self._backlog.clear()
             with suppress(OSError):
                 self.connection.shutdown(socket.SHUT_RDWR)  # so that the reading side meets it
+            return len(data)
 
     def _forget(self, num_arrived: int) -> None:
         """Let go of what the other end has."""

@@ -13,10 +13,13 @@ import struct
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, final
 
+from ._world_check import listed
+
 PROTOCOL = 1
 """Version of what ranks say to each other; it grows whenever that changes."""
 
 Message = dict[str, Any]
+Data = bytes | bytearray
 
 _HEAD = struct.Struct("!IQ")  # bytes of the text, and messages received so far
 _COUNT = struct.Struct("!Q")
@@ -24,6 +27,7 @@ _LAST = 0xFFFFFFFF  # in the place of a length: the connection will be closed on
 _LONGEST = 1 << 28  # bytes of a text: what is longer is no message
 _START = _HEAD.size + hashlib.sha256().digest_size  # of the text
 _ENCODE = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
+_DECODE = json.JSONDecoder().decode
 
 
 class ProtocolError(ConnectionError):
@@ -44,24 +48,21 @@ class Text(NamedTuple):
     digest: bytes
 
 
-class Frame(NamedTuple):
-    """What has arrived: a message, or a heartbeat, which has no text.
-
-    Attributes:
-        text: of the message.
-        num_received: messages that the other end has received so far.
-        is_last: whether the other end will close the connection on purpose.
-    """
-
-    text: bytes
-    num_received: int
-    is_last: bool
+Frame = tuple[Data, int, bool, int]
+"""What has arrived: the text of a message, which a heartbeat has not; how many messages the other
+end has received so far; whether it closes the connection on purpose; and where the next begins."""
 
 
 def encode(message: Message) -> Text:
     """Return ``message`` as it goes over a connection."""
     data = _ENCODE(message).encode()
     return Text(data, hashlib.sha256(data).digest())
+
+
+def decode(text: Data) -> Message:
+    """Return the message that a text holds."""
+    message: Message = _DECODE(str(text, "utf-8"))
+    return message
 
 
 HEARTBEAT = Text(b"", b"")
@@ -96,32 +97,32 @@ class Wire:
         self._num_tagged += 1
         return head + tag
 
-    def take(self, buffer: bytearray, *, longest: int = _LONGEST) -> Frame | None:
-        """Take the next message off the front of ``buffer``; None if it is not complete.
+    def take(self, data: Data, at: int = 0, *, longest: int = _LONGEST) -> Frame | None:
+        """Return the message that begins at ``data[at]``; None if it is not complete.
 
         Raises:
             ValueError: it is not authentic, or longer than ``longest``. Close the connection.
         """
-        if len(buffer) < _START:
+        start = at + _START
+        if len(data) < start:
             return None
-        length, num_received = _HEAD.unpack_from(buffer)
+        length, num_received = _HEAD.unpack_from(data, at)
         is_last = length == _LAST
-        end = _START if is_last else _START + length
-        if end - _START > longest:
+        end = start if is_last else start + length
+        if end - start > longest:
             raise ValueError(f"it claims to have {length} bytes, and {longest} are the most")
-        if len(buffer) < end:
+        if len(data) < end:
             return None
-        text = bytes(buffer[_START:end])
+        text, tagged = data[start:end], at + _HEAD.size
         digest = hashlib.sha256(text).digest() if text else HEARTBEAT.digest
-        tag = _tag(self._theirs, self._num_checked, bytes(buffer[: _HEAD.size]), digest)
-        if not hmac.compare_digest(tag, bytes(buffer[_HEAD.size : _START])):
+        tag = _tag(self._theirs, self._num_checked, data[at:tagged], digest)
+        if not hmac.compare_digest(tag, data[tagged:start]):
             raise ValueError("it is forged, changed, repeated or out of order")
         self._num_checked += 1
-        del buffer[:end]
-        return Frame(text, num_received, is_last)
+        return text, num_received, is_last, end
 
 
-def num_missing(buffer: bytearray) -> int:
+def num_missing(buffer: Data) -> int:
     """Return how many bytes of the first message are still to come, as far as that is known."""
     if len(buffer) < _START:
         return _START - len(buffer)
@@ -141,14 +142,14 @@ def check_protocols(versions: Mapping[int, int]) -> None:
     for rank, version in sorted(versions.items()):
         by_version.setdefault(version, []).append(rank)
     if len(by_version) > 1:
-        spoken = ", ".join(f"version {one} on ranks {ranks}" for one, ranks in by_version.items())
+        spoken = ", ".join(f"version {one} on {listed(ranks)}" for one, ranks in by_version.items())
         raise ProtocolError(
             f"All ranks must speak one version of evenstep's protocol, got {spoken}. Install "
             f"the same evenstep on all hosts."
         )
 
 
-def _tag(mac: hmac.HMAC, number: int, head: bytes, digest: bytes) -> bytes:
+def _tag(mac: hmac.HMAC, number: int, head: Data, digest: bytes) -> bytes:
     tagged = mac.copy()  # a third of the time that a new one takes
     tagged.update(_COUNT.pack(number) + head + digest)
     return tagged.digest()

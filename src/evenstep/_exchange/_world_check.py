@@ -59,7 +59,7 @@ def refusal(name: str, values: Sequence[str | None], remedy: str, *, part: str =
     for rank, value in enumerate(values):
         if value is not None:
             ranks_of.setdefault(value, []).append(rank)
-    held = [f"{_short(value)} on {_listed(ranks)}" for value, ranks in ranks_of.items()]
+    held = [f"{_short(value)} on {listed(ranks)}" for value, ranks in ranks_of.items()]
     if len(held) > _MOST:
         held[_MOST - 1 :] = [f"{len(held) - _MOST + 1} other values on the other ranks"]
     got = f"{', '.join(held[:-1])} and {held[-1]}"
@@ -138,7 +138,7 @@ def _short(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..."
 
 
-def _listed(ranks: Sequence[int]) -> str:
+def listed(ranks: Sequence[int]) -> str:
     """Return ``"rank 1"``, ``"ranks 0, 2"`` or ``"ranks 0 to 6, 9"``."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
