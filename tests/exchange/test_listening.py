@@ -11,6 +11,7 @@ import pytest
 from evenstep import torch as ours
 from evenstep._exchange._listening import interface_address, listen
 from evenstep._exchange._meeting import Meeting, connect_star, dial
+from evenstep._exchange._process import network_name, process_name
 
 from .channels import rendezvous
 
@@ -102,6 +103,14 @@ def test_an_interface_stands_for_its_address():
 
     assert interface_address(loopback) == "127.0.0.1"
     assert interface_address("node7") is None
+
+
+def test_a_copy_of_a_machine_under_another_name_is_another_machine():
+    """Copies of one that was suspended share the name of its boot, and numbers of namespaces."""
+    host = socket.gethostname()
+
+    assert f"/{host}/" in network_name()
+    assert f"/{host}/" in process_name()
 
 
 @pytest.mark.parametrize(

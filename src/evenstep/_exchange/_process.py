@@ -23,20 +23,24 @@ def process_name() -> str | None:
     """
     with suppress(OSError):
         # Containers number their processes anew: a number means nothing outside of its namespace.
-        machine = f"{_BOOT.read_text().strip()}/{_NAMESPACE.stat().st_ino}"
-        return f"{machine}/{os.getpid()}"
+        return f"{_machine()}/{_NAMESPACE.stat().st_ino}/{os.getpid()}"
     return None
 
 
 def network_name() -> str:
     """Return a name that processes share which reach each other by the loopback.
 
-    Host names do not tell: two machines may have the same one, and containers on one machine have
-    networks of their own. Where there is nothing better, as outside Linux, the host name it is.
+    Host names alone do not tell: two machines may have the same one, and containers on one machine
+    have networks of their own. Where there is nothing else, as outside Linux, the host name it is.
     """
     with suppress(OSError):
-        return f"{_BOOT.read_text().strip()}/{_NETWORK.stat().st_ino}"
+        return f"{_machine()}/{_NETWORK.stat().st_ino}"
     return socket.gethostname()
+
+
+def _machine() -> str:
+    """Return a name of this machine: copies of one that was suspended differ in the second part."""
+    return f"{_BOOT.read_text().strip()}/{socket.gethostname()}"
 
 
 def has_ended(name: str | None, here: str | None) -> bool:
