@@ -121,7 +121,7 @@ def test_a_rank_of_another_version_ends_the_start_on_both():
 
 
 def test_rank_zero_of_another_version_is_named():
-    """By whoever reaches it, at once."""
+    """At once, by the rank that reaches it."""
 
     def answer():
         connection, _ = server.accept()

@@ -49,7 +49,7 @@ class Receiver(Protocol):
 
 
 class StarChannel:
-    """Sends and receives messages, rank 0 with everybody and everybody with rank 0.
+    """Sends and receives messages between rank 0 and all other ranks.
 
     One daemon thread reads the connections and sends a heartbeat on each every ``heartbeat_s``.
     A peer that has sent nothing for ``deadline_s`` counts as lost: so a stopped process is
@@ -169,9 +169,9 @@ class StarChannel:
             self._give_up(f"the thread that talks to it failed ({error!r})", receiver)
 
     def _give_up(self, problem: str, receiver: Receiver) -> None:
-        """Lose everybody, and act on that until the close."""
+        """Lose all peers, and act on that until the close."""
         for peer in self._peers.values():
-            peer.break_off()  # first of all: whoever hears of a loss should take this rank for it
+            peer.break_off()  # first: the others are to take this rank for the one that was lost
         for number in self._peers:
             self._lose(number, problem, receiver)
         while not self._closing.wait(self._heartbeat_s):
@@ -229,7 +229,7 @@ class StarChannel:
         for number, peer in self._peers.items():
             if number not in self._gone and peer.beat():
                 self._behind.add(number)
-        if late_s > self._heartbeat_s:  # this process was stopped: nobody else is late
+        if late_s > self._heartbeat_s:  # this process was stopped, and the others are not late
             self._heard = dict.fromkeys(self._heard, now_s)
             self._broken = dict.fromkeys(self._broken, now_s)
         self._check_silence(now_s, receiver)

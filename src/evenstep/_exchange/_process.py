@@ -61,7 +61,7 @@ def has_ended(name: str | None, here: str | None) -> bool:
         return True
     except (OSError, ValueError):
         return False
-    # After the name in brackets, which may hold anything. One that nobody has waited for yet is
+    # After the name in brackets, which may hold anything. One that its parent has not waited for is
     # a zombie: its memory and its connections are gone.
     return stat.rpartition(")")[2].split()[0] in "ZX"
 

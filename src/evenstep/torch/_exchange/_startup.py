@@ -127,7 +127,7 @@ class SideGroup:
         self._bracket.watch = watch
 
     def close(self) -> None:
-        """End the group's threads, unless somebody has ended the group before.
+        """End the group's threads, unless the script has ended the group before.
 
         A thread of gloo's may hold the last reference to a tensor that Python knows. If it lets go
         while Python shuts down, the process aborts: so the threads end here, and until then the
@@ -184,10 +184,10 @@ class Alone:
     peers = None
 
     def join(self, module: nn.Module) -> None:
-        """Do nothing: a rank that is not balanced gets its batches from nobody."""
+        """Do nothing: a single rank shares its batches with no other."""
 
     def watch_by(self, watch: CollectiveWatch) -> None:
-        """Do nothing: there is nobody to lose."""
+        """Do nothing: there is no other worker to lose."""
 
     def close(self) -> None:
         """Do nothing."""
@@ -266,7 +266,7 @@ def open_channel(ranks: Ranks, facts: list[WorkerFacts], runtime: Runtime) -> St
 
 
 def gather_facts(ranks: Ranks, mine: WorkerFacts) -> list[WorkerFacts]:
-    """Return everybody's facts, by rank."""
+    """Return the facts of all ranks, in order."""
     return [WorkerFacts(*row) for row in ranks.collect(astuple(mine))]
 
 
