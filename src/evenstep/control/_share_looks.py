@@ -30,10 +30,10 @@ class Looks:
     Exchanges by shares that prove nothing may take several times as long as all-reduces. So looks
     are paid for: 2 % of what all-reduces take is saved up, to what the last look cost, but four
     all-reduces at most; what a look took more than all-reduces is spent. One that comes by the
-    clock, or because all-reduce became faster, waits until it is saved for. One that comes because
-    it became slower waits until the time lost that way since the last look makes up for what is
-    owed: not at all, if nothing is. Looks that end in shares have paid for themselves, and the
-    first one costs nothing where the links are unknown.
+    clock, or because all-reduce became faster, waits until it is saved for. If it became slower,
+    the time lost that way counts as saved, and half as much whenever it is not: what lasts is
+    looked at within some steps, and what a busy machine does now and then is not. Looks that end in
+    shares have paid for themselves, and the first one costs nothing where the links are unknown.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Looks:
         most_s = FIRST_COST * (plain_s if self._usual_s is None else self._usual_s)
         cost_s = most_s if self._look_s is None else min(max(self._look_s, 0.0), most_s)
         self._saved_s = min(self._saved_s + MAY_COST * plain_s, cost_s)
-        reason = self._reason(plain_s, affordable=self._saved_s >= cost_s)
+        reason = self._reason(plain_s, cost_s)
         if reason is not None:
             self._look_s, self._lost_s = 0.0, 0.0
         return reason
@@ -66,8 +66,8 @@ class Looks:
         if self._usual_s is not None:
             self._saved_s -= seconds
 
-    def _reason(self, plain_s: float, *, affordable: bool) -> str | None:
-        usual_s = self._usual_s
+    def _reason(self, plain_s: float, cost_s: float) -> str | None:
+        usual_s, affordable = self._usual_s, self._saved_s >= cost_s
         if usual_s is None:
             return "a look at the links: nobody has measured them"
         last = [*self._recent][-NUM_LIKE:]
@@ -77,8 +77,9 @@ class Looks:
                 self._measured, self._usual_s = True, min(now_s, usual_s)
                 usual_s = self._usual_s
             slower, faster = low > usual_s * OTHER_TIME, high < usual_s / OTHER_TIME
-            self._lost_s += max(plain_s - usual_s, 0.0) if slower else 0.0
-            if (slower and self._saved_s + self._lost_s >= 0) or (faster and affordable):
+            lost_s = max(plain_s - usual_s, 0.0)
+            self._lost_s = self._lost_s + lost_s if slower else self._lost_s / 2
+            if (slower and self._saved_s + self._lost_s >= cost_s) or (faster and affordable):
                 return f"a look at the links: all-reduce takes {now_s:.3g} s now"
         if self._since == NUM_RECENT and median(self._recent) > self._shares_s * LONGER:
             self._chance = True
