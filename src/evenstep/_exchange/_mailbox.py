@@ -71,7 +71,7 @@ class Mailbox:
         return self.take(key)
 
     def gather(self, key: Key, numbers: list[int]) -> Callable[[], list[list[int]]]:
-        """Send numbers, as many on every rank, and return what waits for those of all ranks, by rank.
+        """Send numbers, as many on every rank, and return what waits for those of all ranks.
 
         What is returned raises ``WorkerLostError`` if a worker was lost before it told its own.
         """
