@@ -13,7 +13,7 @@ TOLD = (
     *("fit", "arrays", "arrays_shuffled", "fit_sum", "again"),
     *("outputs", "class_weight", "own_step"),
 )
-ALONE = (*TOLD, "loop", "pipeline")
+ALONE = (*TOLD, "loop", "tutorial", "pipeline")
 CASES = (*ALONE, "many_sizes", "resume", "backup", "speeds", "drift")
 NUM_SAMPLES, BATCH_SIZE = 122, 12
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -92,7 +92,7 @@ def test_fit_knows_its_steps_and_its_place(runs):
         assert worker["position"] == {"epoch": 5, "step": 0, "num_steps": 55}
 
 
-@pytest.mark.parametrize("case", ["loop", "pipeline"])
+@pytest.mark.parametrize("case", ["loop", "tutorial", "pipeline"])
 def test_each_sample_is_trained_on_once_an_epoch(runs, case):
     """Over all workers, whatever the plans; every step has the samples of one process' step."""
     workers = runs(case)
@@ -119,6 +119,8 @@ def test_one_trace_serves_all_sizes(runs):
         assert worker["num_sizes"] >= 50
         assert worker["traces"] == 1
     assert [worker["traces"] for worker in runs("loop")] == [1, 1, 1]
+    # Twice where the optimizer makes its variables in the function.
+    assert [worker["traces"] for worker in runs("tutorial")] == [2, 2, 2]
     # In `fit`, Keras builds a model twice without training it.
     assert {worker["traces"] for worker in runs("speeds")} <= {1, 2, 3}
 

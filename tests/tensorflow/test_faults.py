@@ -6,7 +6,7 @@ import pytest
 
 from .clusters import outcome
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 RAISED = "it raised ValueError: sample 17 has no label after step"
 RAISED_IN_THE_FIRST = "it raised ValueError: sample 17 has no label before the end of a step"
 GONE = "it ended, was killed, stopped or cut off before the first step"

@@ -198,7 +198,8 @@ class StepConductor:
                 f"Step {step.number} was handed out and its {missing} did not come by: a batch was "
                 f"taken and not trained on, or by what the balancer does not know. Prepare both, "
                 f"`balancer.prepare(model, optimizer)`; train on forwards without "
-                f"`training=False`; for shapes alone take `dataset.element_spec`."
+                f"`training=False`; for shapes alone take `dataset.element_spec`; in place of a "
+                f"`for` over the data inside of a `tf.function`, call `next(iterator)` there."
             )
         if not step.reported:
             self._report(step)

@@ -14,6 +14,8 @@ from common import (
     compiled,
     custom,
     data,
+    ids,
+    model,
     named,
     weights,
 )
@@ -24,6 +26,37 @@ def loop():
     """55 steps in a loop of the user's."""
     events = []
     trained, got, traces, _ = custom(balancer(events), events, num_epochs=5, shuffle=True)
+    return {"weights": weights(trained), "ids": got, "traces": len(traces)}
+
+
+@case
+def tutorial():
+    """TensorFlow's tutorial of loops: `next(iterator)` in the function, steps counted."""
+    traces, got = [], []
+    with balancer(loss_reduction="sum") as made:
+        trained = model()
+        with STRATEGY.scope():
+            optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
+        trained, optimizer = made.prepare(trained, optimizer)
+        dataset = made.dataset(data(), shuffle=True)
+
+        def on_replica(batch):
+            x, y = batch
+            with tf.GradientTape() as tape:
+                each = tf.reduce_sum((trained(x, training=True) - y) ** 2, axis=1)
+                loss = tf.nn.compute_average_loss(each, global_batch_size=12)
+            gradients = tape.gradient(loss, trained.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, trained.trainable_variables, strict=True))
+            return x
+
+        @tf.function
+        def step(iterator):
+            traces.append(1)
+            return STRATEGY.run(on_replica, args=(next(iterator),))
+
+        for _ in range(3):
+            iterator = iter(dataset)
+            got.extend(ids([step(iterator)]) for _ in range(11))
     return {"weights": weights(trained), "ids": got, "traces": len(traces)}
 
 
