@@ -23,8 +23,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-from evenstep.torch import Balancer, Checkpoint, Runtime
+from evenstep.torch import Balancer, Bounds, Checkpoint, Runtime
 
+BOUNDS = Bounds(min=2)  # BatchNorm refuses a single sample
 RUNTIME = Runtime(deadline_s=4.0, heartbeat_s=0.5, hang_s=6.0, line_every=None)
 Strike = Callable[[str], None]
 
@@ -187,9 +188,9 @@ def main(folder: Path, point: str, kind: str, victim: int, wrap: str) -> None:
     strike = striking(folder, point=point, kind=kind) if rank == victim else spared
     checkpoints = folder / "checkpoints"
     if point == "load":  # there has to be one
-        with Balancer(runtime=RUNTIME) as balancer:
+        with Balancer(bounds=BOUNDS, runtime=RUNTIME) as balancer:
             train(balancer, checkpoints, spared, wrap=wrap)
-    with Balancer(runtime=RUNTIME) as balancer:
+    with Balancer(bounds=BOUNDS, runtime=RUNTIME) as balancer:
         try:
             train(balancer, checkpoints, strike, wrap=wrap, buffers=point == "buffers")
         finally:

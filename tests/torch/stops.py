@@ -9,7 +9,7 @@ from time import monotonic, sleep
 
 import torch
 
-from benchmarks._fault_script import train
+from benchmarks._fault_script import BOUNDS, train
 from evenstep.exceptions import WorkerLostError
 from evenstep.torch import Balancer, Runtime
 
@@ -40,7 +40,7 @@ def struck(
                 os.kill(os.getpid(), sent)
 
     try:
-        with Balancer(runtime=IMPATIENT) as balancer:
+        with Balancer(bounds=BOUNDS, runtime=IMPATIENT) as balancer:
             try:
                 train(balancer, Path(folder), strike, buffers=True)
             finally:
