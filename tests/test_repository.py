@@ -107,7 +107,7 @@ def test_make_knows_the_verb_and_explains_it(verb):
 
 def steps_of(folder, verb):
     """What ``make`` would do in a clone at ``folder``."""
-    command = ["make", "--dry-run", "--file", ROOT / "Makefile", verb]
+    command = ["make", "--dry-run", "--no-print-directory", "--file", ROOT / "Makefile", verb]
     env = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}
     done = subprocess.run(command, cwd=folder, text=True, capture_output=True, check=True, env=env)
     return done.stdout.splitlines()

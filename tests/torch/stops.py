@@ -28,6 +28,8 @@ def struck(
 ) -> tuple[str, bool, float]:
     """Return what a rank ended with, whether its ``finally`` ran, and in how many seconds."""
     torch.manual_seed(0)
+    # A job that a shell started in the background ignores it, and so would its children.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     began_s, cleaned, told = monotonic(), False, "nothing happened"
 
     def strike(here: str) -> None:
