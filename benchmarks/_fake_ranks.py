@@ -101,7 +101,8 @@ class FakeRanks:
     def _read(self, rank: int) -> None:
         for message in self._peers[rank].receive() or ():
             if "after" in message:
-                self._peers[rank].send(self._report(message["after"] + 1))
+                for step in range(message["after"], message["through"] + 1):
+                    self._peers[rank].send(self._report(step + 1))
             if "lost" in message:
                 self.told.append((message["lost"], monotonic()))
         if self._peers[rank].is_over:

@@ -30,8 +30,10 @@ class Ranks:
         if not self.plans or self.plans[-1].epoch != plan.epoch:
             self.plans.append(plan)
 
-    def publish(self, index):
-        self.answered.append(index)
+    def publish(self, index, through):
+        self.answered += range(index, through + 1)
+
+    def completed(self, step): ...
 
     def later(self, call):
         call()

@@ -205,7 +205,7 @@ def test_an_answer_and_its_plan_are_one_message():
     exchange.close()
     other.close()
 
-    assert [sorted(message) for message in messages] == [["after", "plans"]]
+    assert [sorted(message) for message in messages] == [["after", "plans", "through"]]
 
 
 def test_a_plan_that_no_answer_follows_is_told_too(star):
@@ -219,3 +219,59 @@ def test_a_plan_that_no_answer_follows_is_told_too(star):
 
     while heard.get(timeout=5) != plan:
         pass
+
+
+def play_short(both, num_steps):
+    """Run both ranks through steps of 5 ms, which are decided on together."""
+    told = [[], []]
+
+    def go(rank):
+        for step in range(num_steps):
+            plan = both[rank].at(step)
+            told[rank].append(plan.batch_size)
+            size = plan.batch_size[rank]
+            both[rank].report(step, [Report(step, size, 16, 0.005, 0.0, wall_s=0.006)])
+        both[rank].hear_out(limit_s=10.0)
+
+    threads = [threading.Thread(target=go, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return told
+
+
+def test_short_steps_are_decided_on_together_and_each_is_measured(star):
+    """All ranks have the same sizes in each step, and rank 0 has heard of all before the end."""
+    both, emitted = star()
+
+    mine, theirs = play_short(both, 100)
+    for exchange in both:
+        exchange.close()
+    events = [emitted.get_nowait() for _ in range(emitted.qsize())]
+
+    assert mine == theirs
+    assert 2 < len(set(mine)) < 20
+    assert [event.step for event in events if isinstance(event, StepMeasured)] == list(range(100))
+
+
+def test_a_rank_that_ends_waits_until_all_have_reported_its_last_step(star):
+    """Not only for the plan after it, which may be known before."""
+    both, _ = star()
+    play_short(both, 12)
+    step = 12
+    for rank in (0, 1):
+        both[rank].at(step)
+    both[0].report(step, [Report(step, 8, 16, 0.005, 0.0, wall_s=0.006)])
+    ended = threading.Event()
+
+    def end():
+        both[0].hear_out(limit_s=20.0)
+        ended.set()
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    assert not ended.wait(0.2)
+    both[1].report(step, [Report(step, 8, 16, 0.005, 0.0, wall_s=0.006)])
+    assert ended.wait(10)
+    thread.join()

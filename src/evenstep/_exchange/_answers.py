@@ -35,10 +35,10 @@ class Answers:
         self._plans: dict[int, Plan] = {}  # by the step after which each was decided
         self.newest = -2
 
-    def put(self, index: int, plan: Plan) -> None:
-        """Keep the answer to step ``index``: claims need it before it is published."""
+    def put(self, index: int, through: int, plan: Plan) -> None:
+        """Keep the answer to some steps: claims need it before it is published."""
         with self._changed:
-            self._plans[index] = plan
+            self._plans |= dict.fromkeys(range(index, through + 1), plan)
 
     def publish(self, index: int) -> None:
         """Have it known."""

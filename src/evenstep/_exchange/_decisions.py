@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import traceback
 from collections import defaultdict, deque
@@ -23,6 +24,10 @@ _SLOW_IN_A_ROW = 2  # one may be a pause of this process, and no fault of the po
 _REST_TIMES = 19
 _LONGEST_REST_S = 60.0
 
+# Answers go out ahead for this long at most: a stop, a limit of memory and the events of a step
+# may wait so long.
+_AHEAD_S = 0.1
+
 _LOOK_EVERY = 50  # steps between two looks for a worker that costs more than it brings
 
 
@@ -32,8 +37,11 @@ class Announcer(Protocol):
     def announce(self, plan: Plan) -> None:
         """Tell everybody of a plan, if it is new."""
 
-    def publish(self, index: int) -> None:
-        """Let the newest plan be the answer to step ``index``."""
+    def publish(self, index: int, through: int) -> None:
+        """Let the newest plan be the answer to the steps from ``index`` to ``through``."""
+
+    def completed(self, step: int) -> None:
+        """Take in that all ranks have reported ``step``."""
 
     def later(self, call: Callable[[], None]) -> None:
         """Make ``call`` when nobody waits for anything."""
@@ -82,6 +90,7 @@ class Decisions:
         self._rest_until_s = 0.0
         self._num_slow = 0  # in a row
         self._answered = -1  # the newest step that was answered
+        self._wall_s = math.inf  # of the newest step that is complete
 
     def take(self, rank: int, step: int, reports: Sequence[Report]) -> None:
         """Take in a rank's message for ``step``, and decide if it is the last."""
@@ -99,13 +108,20 @@ class Decisions:
         """Answer to step ``index`` with the newest plan, before all ranks have reported it."""
         with self._lock:
             if index > self._answered:
-                self._publish(index)
+                self._publish(index, index)
 
-    def _publish(self, index: int) -> None:
+    def _publish(self, index: int, through: int) -> None:
+        """Answer to the steps from ``index`` to ``through``."""
         assert self.planner is not None
-        self._answered = index
-        self._in_force[index + 1 + self._lag] = self.planner.plan
-        self._announcer.publish(index)
+        self._answered = through
+        for answered in range(index, through + 1):
+            self._in_force[answered + 1 + self._lag] = self.planner.plan
+        self._announcer.publish(index, through)
+
+    def _num_ahead(self) -> int:
+        """Return for how many more steps the newest plan is known to stay, within a moment."""
+        assert self.planner is not None
+        return int(min(self.planner.keeps_for, _AHEAD_S / self._wall_s))
 
     def learnt(self) -> Learnt | None:
         """Return what the planner has learnt; None before there is one."""
@@ -144,6 +160,7 @@ class Decisions:
             known = self._measured.pop(index)
             reports = [known[rank] for rank in range(self._world_size)]
             self._complete.append(reports)
+            self._wall_s = max(report.wall_s or math.inf for report in reports)
             ran = self._in_force.pop(index, first)
             events = self._catch_up(index)
             observe = partial(self.planner.observe, reports, next_step=self._next_step(step))
@@ -153,7 +170,8 @@ class Decisions:
             for index in [index for index in books_of if index < step - 8]:
                 del books_of[index]  # a rank had no measurement of it, and never will
         if step > self._answered:
-            self._publish(step)
+            self._publish(step, step + self._num_ahead())
+        self._announcer.completed(step)
         for book in books:
             self._announcer.later(book)
 

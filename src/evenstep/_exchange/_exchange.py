@@ -16,6 +16,7 @@ from ..exceptions import RanksDivergedError, WorkerLostError
 from ._answers import Announcements, Answers
 from ._channel import Message, StarChannel
 from ._claims import Claims
+from ._completed import Completed
 from ._decisions import Decisions, read_plan
 from ._departures import Departures, failure_of
 from ._internal import fault_in_words, log_fault
@@ -26,6 +27,7 @@ from ._place import Framework
 from ._process import interrupt_thread
 from ._progress import STEPS, UNITS, Patrol
 from ._reductions import Differing, Reduced
+from ._reports import Reports
 from ._shares import Shares
 from ._stop import Stop
 from ._unit_sums import UnitSums
@@ -111,6 +113,9 @@ class Exchange:
         self.not_finite = NotFinite(rank, channel, emit=emit)
         self._decisions = Decisions(world_size, lag=lag, announcer=self, emit=emit)  # on rank 0
         self.ways = Ways(rank, world_size, channel, self._changed, owner=self, differ=self._diverge)
+        self._completed = Completed(rank, channel, self._changed, is_over=lambda: self.is_broken)
+        self._reports = Reports(self._send_report)
+        self._known_until = -1  # the newest step whose answer needs no report of it
         self._left = Departures(self._changed, lose=self._fail)
         self._listeners: list[Callable[[Plan], None]] = []
         self.on_loss: Callable[[RuntimeError], object] = lambda error: None  # told of it at once
@@ -124,7 +129,14 @@ class Exchange:
         self.units = UnitSums(rank, world_size, channel, self._changed, owner=self, came_to=came_to)
         self.stop = Stop()
         parts = self.units, self.mailbox, self.claims, self.shares, self.not_finite
-        self._parts: tuple[Part, ...] = (*parts, self.stop, self.ways, self._patrol)
+        self._parts: tuple[Part, ...] = (
+            *parts,
+            self.stop,
+            self.ways,
+            self._patrol,
+            self._completed,
+            self._reports,
+        )
         self.num_loops = 0  # over the loaders of this process, as servers will want to know
         self._failed: tuple[int, str] | None = None  # who was lost by this process' own end
         self.stopping = False  # as of the newest plan point, so the same on all ranks
@@ -139,7 +151,7 @@ class Exchange:
         self._decisions.planner = planner
         self.claims.scheme = None if planner.claims is None else planner.claims.scheme
         self.announce(planner.plan)
-        self.publish(-1)
+        self.publish(-1, -1)
 
     @property
     def decisions(self) -> Decisions:
@@ -167,7 +179,7 @@ class Exchange:
         *,
         reduced: Sequence[Reduced] = (),
     ) -> None:
-        """Send this rank's one message for ``step``.
+        """Send this rank's report of ``step``, or hold it while no plan waits for it.
 
         Args:
             step: the step under way.
@@ -179,13 +191,19 @@ class Exchange:
             message: Message = {"step": step, "reports": [_REPORT(report) for report in reports]}
             message |= self.ways.along(reduced)
             message |= self.shares.take_note()
-            self._channel.send(0, {**message, "stop": True} if self.stop.asked else message)
+            message |= {"stop": True} if self.stop.asked else {}
+            urgent = self.stop.asked or any(report.again or report.fault for report in reports)
+            self._reports.add(message, may_wait=step <= self._known_until and not urgent)
         else:
             self.shares.take(0, self.shares.take_note())
             self.ways.tell(reduced)
             self._decisions.take(0, step, reports)
         self.check_left()
         self._patrol.came_to(STEPS, self._last_step)
+
+    def _send_report(self, message: Message) -> None:
+        assert self._channel is not None
+        self._channel.send(0, message)
 
     def at(self, step: int, *, trains: bool = True, may_look_ahead: bool = False) -> Plan:
         """Return the plan of ``step``, once it is decided: the plan point.
@@ -257,11 +275,12 @@ class Exchange:
         return self._answers.plan(self._index_of(step))
 
     def hear_out(self, *, limit_s: float) -> None:
-        """Wait for the answer to this rank's last step, at most ``limit_s``.
+        """Wait until all ranks have reported this rank's last step, at most ``limit_s``.
 
         Rank 0 has compared by then what all ranks made of it.
         """
-        self._answers.wait(self._last_step, limit_s=limit_s)
+        self._reports.flush()
+        self._completed.wait(self._last_step, limit_s=limit_s)
 
     def check(self) -> None:
         """Raise if a worker was lost.
@@ -285,6 +304,7 @@ class Exchange:
             return self.diverged
         if self._channel is not None:  # a connection that broke is given time to be made again
             within_s += self._channel.reconnect_s
+            self._reports.flush()
             if self._rank != 0:  # which alone hears of the end of others
                 self._channel.send(0, {"broke": self._last_step})
         with self._changed:
@@ -318,6 +338,7 @@ class Exchange:
         self._loss.leave_collective()
         self.shares.close()
         if self._channel is not None:
+            self._reports.flush()
             with self._changed:
                 self._changed.wait_for(self._are_through, timeout=_LAST_CLAIMS_S)
             failed = {} if self._failed is None else {"failed": self._failed}
@@ -360,9 +381,9 @@ class Exchange:
                     self.announce(read_plan(plan))
                 if rest:
                     self.received(peer, rest)
-            case {"after": index}:
+            case {"after": index, "through": through}:
                 self.stop.hear(index, message)
-                self.publish(index)
+                self.publish(index, through)
             case {"ask": index}:
                 self._decisions.answer(index)
             case _:
@@ -375,6 +396,9 @@ class Exchange:
                 self._fail(rank, problem)
             case {"diverged": rank, "text": text}:
                 self._diverge(Differing(rank, text))
+            case {"several": reports}:
+                for report in reports:
+                    self._take_in(peer, report)
             case {"broke": _}:
                 self._left.collective_broke()
             case {"bye": _}:
@@ -394,6 +418,7 @@ class Exchange:
 
         End the process if a worker was lost and the main thread cannot come by to say so.
         """
+        self._reports.flush()
         if not self.is_broken and (hung := self._patrol.look()) is not None:
             self._fail(*hung)
         if self.is_broken and self.stop.told:
@@ -420,16 +445,22 @@ class Exchange:
         for listener in tuple(self._listeners):
             listener(plan)
 
-    def publish(self, index: int) -> None:
-        """Let the newest plan be the answer to step ``index``."""
+    def publish(self, index: int, through: int) -> None:
+        """Let the newest plan be the answer to the steps from ``index`` to ``through``."""
         assert self._plan is not None
-        self._answers.put(index, self._plan)
+        self._answers.put(index, through, self._plan)
         if self._rank == 0:
             stop = self.stop.answer(index)
-            self.shares.answers(index)
+            self.shares.answers(through)
         if self._announcements is not None:
-            self._announcements.answer({"after": index, **stop})
-        self._answers.publish(index)
+            self._announcements.answer({"after": index, "through": through, **stop})
+        self._answers.publish(through)
+        if through > index:
+            self._known_until = through
+
+    def completed(self, step: int) -> None:
+        """Take in that all ranks have reported ``step``."""
+        self._completed.put(step)
 
     def later(self, call: Callable[[], None]) -> None:
         """Make ``call`` when nobody waits for anything."""
@@ -442,9 +473,7 @@ class Exchange:
         """Take notice if somebody is needed who has ended its run."""
         if not self._left:
             return
-        ahead = self._decisions.newest
-        if self._rank != 0:
-            ahead = self._last_step if self._answers.newest < self._last_step else -1
+        ahead = self._decisions.newest if self._rank == 0 else self._last_step
         self._left.look(max(ahead, self._needed), self._step_without)
 
     def _step_without(self, rank: int) -> int | None:

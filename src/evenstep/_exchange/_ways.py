@@ -46,6 +46,7 @@ class Ways:
         self._asking: defaultdict[Key, set[int]] = defaultdict(set)  # on rank 0
         self._answers: dict[Key, list[int]] = {}
         self._awaited: set[Key] = set()
+        self._has_asked = False  # on rank 0, for the reports that others hold
 
     def along(self, reduced: Sequence[Reduced]) -> Message:
         """Return what goes along with a report to rank 0."""
@@ -107,9 +108,12 @@ class Ways:
         return True
 
     def _ask(self, rank: int, key: Key) -> None:
-        """On rank 0: answer now, or when somebody tells."""
+        """On rank 0: answer now, or when others tell, which from now on do so at once."""
         with self._changed:
             self._asking[key].add(rank)
+        if self._channel is not None and not self._has_asked:
+            self._has_asked = True
+            self._channel.send_all({"hold": False})
         self._answer(key)
 
     def _answer(self, key: Key) -> None:

@@ -13,7 +13,7 @@ from ._learnt import Learnt
 from ._measured import measured
 from ._plan import Outcome, Plan
 from ._planner import Planner
-from ._report import Report
+from ._report import Report, timings_of
 
 _REASON = "equal for the rest of the run: balancing is off, as something failed"
 
@@ -37,6 +37,7 @@ class EqualSizes:
 
     claims: None = None
     is_behind: bool = False
+    keeps_for: int = 1 << 30
 
     def __init__(self, planner: Planner, first_step: int) -> None:
         try:
@@ -57,7 +58,9 @@ class EqualSizes:
 
     def account(self, reports: Sequence[Report], plan: Plan) -> StepMeasured | None:
         """Return what a step cost, and not what it would have cost otherwise."""
-        return measured(reports, plan)
+        if any(report.problem() for report in reports):
+            return None
+        return measured(reports, plan, timings_of(reports))
 
     def burden(self, step: int) -> None:
         """Return None: the workers' times are not known any more."""

@@ -6,25 +6,28 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from .._types import StepTimings
 from ..events import StepMeasured
 from ._plan import Plan
-from ._report import Report, timings_of
+from ._report import Report
 from ._whatif import SplitCosts
 
 
 def measured(
-    reports: Sequence[Report], plan: Plan, *, costs: SplitCosts | None = None
-) -> StepMeasured | None:
-    """Return what a step cost; None if a report cannot be.
+    reports: Sequence[Report],
+    plan: Plan,
+    timings: StepTimings,
+    *,
+    costs: SplitCosts | None = None,
+) -> StepMeasured:
+    """Return what a step cost.
 
     Args:
         reports: one from each rank, in order, all about the same step.
         plan: the one it ran under.
+        timings: what they say.
         costs: what other splits would have cost, if that is known.
     """
-    if any(report.problem() for report in reports):
-        return None
-    timings = timings_of(reports)
     compute_s = np.where(timings.batch_size > 0, timings.compute_s, 0.0)
     makespan_s = float(compute_s.max())
     idle_s = makespan_s - compute_s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -31,6 +31,7 @@ from ._job import Job
 from ._learnt import Learnt, Start, columns
 from ._measured import measured
 from ._plan import Outcome, Plan
+from ._readings import Reading, Readings
 from ._report import Report, apart, timings_of
 from ._room import Room
 from ._tail import split_tail
@@ -47,6 +48,8 @@ class Planner:
     - A user's policy that raises, or whose sizes break the bounds, is named in an event, and the
       last good plan stays in force. What fails in evenstep itself, its own policies included,
       raises: the driver goes on with ``EqualSizes``.
+    - Steps of a few milliseconds say little, and deciding takes as long: they are shown to the
+      policy together, as many seconds of them as it asks for, by every worker's median.
     - Memory: caps that were given, and those modelled from the peaks of the sizes visited,
       whichever is smaller, bound what the policy may plan.
     - A policy may promise to keep the sizes after a step that all workers end level
@@ -82,6 +85,7 @@ class Planner:
         self._warm_up_steps = warm_up_steps
         self.claims = claims
         self._num_measured = 0
+        self._readings = Readings(policy.reading_s)
         self._held = False  # because a worker asked for it
         self._extra_s: FloatArray | None = None  # shown to the policy on top of computing
         self._put_off: Callable[..., list[Event]] | None = None
@@ -106,13 +110,16 @@ class Planner:
             MeasurementRejected(step, rank, problem) for rank, problem in bad if problem
         )
         capped = self._room.limited(reports)
-        if not rejected:
+        if rejected:
+            events = [*caught_up, *rejected, *capped]
+        else:
             capped += self._room.measured(reports, self.plan)
-        events = [*caught_up, *rejected, *capped]
-        if not rejected and ask and not capped and self._is_level(reports):
-            self._put_off = partial(self._learn_from, reports, next_step + 1)
-        elif not rejected:
-            events += self._learn_from(reports, next_step, ask=ask)
+            events = [*caught_up, *capped, *self._hold(reports)]
+            reading = self._read(reports, at_once=bool(capped))
+            if reading is not None:
+                apart_by = partial(apart, reports, self._extra_s)
+                waits = not ask or bool(capped) or not self._is_level(reading, apart_by)
+                events += self._show(step, reading, next_step, ask=ask, waits=waits)
         events += self._follow_switch(step, next_step)
         return Outcome(self.plan, tuple(events))
 
@@ -127,12 +134,19 @@ class Planner:
             timings: of all workers.
             next_step: the first step that can still use a new plan.
         """
-        events = self.catch_up().events
-        if self._level > 0 and self._shown(timings).apart <= self._level:
-            self._put_off = partial(self._learn, step, timings, next_step + 1)
-        else:
-            events += tuple(self._learn(step, timings, next_step, ask=True))
-        return Outcome(self.plan, events)
+        events = list(self.catch_up().events)
+        key, took_s = timings.batch_size.tobytes(), float(timings.compute_s.max())
+        reading = self._add(self._is_full(timings), key, took_s, lambda: timings)
+        if reading is not None:
+            apart_by = partial(getattr, self._shown(timings), "apart")
+            waits = not self._is_level(reading, apart_by)
+            events += self._show(step, reading, next_step, ask=True, waits=waits)
+        return Outcome(self.plan, tuple(events))
+
+    @property
+    def keeps_for(self) -> int:
+        """How many more steps leave the plan as it is, unless one of them moves a cap."""
+        return 0 if self.claims is not None else max(0, self._readings.num_left - 1)
 
     @property
     def is_behind(self) -> bool:
@@ -167,13 +181,14 @@ class Planner:
         if any(report.problem() for report in reports):
             return None
         timings, costs = timings_of(reports), None
-        if self._num_measured > self._warm_up_steps:
-            self._what_if.observe(timings)
-            if self.claims is not None and self._is_full(timings):
+        warm, is_full = self._num_measured > self._warm_up_steps, self._is_full(timings)
+        if warm:
+            self._what_if.observe(timings, at_once=not is_full)
+        if is_full:
+            if self.claims is not None and warm:
                 self.claims.observe(timings, claimed=plan.first is not None)
-        if self._is_full(timings):
             costs = self._what_if.costs(self._room.cluster, timings)
-        return measured(reports, plan, costs=costs)
+        return measured(reports, plan, timings, costs=costs)
 
     def equal_plan(self, first_step: int, reason: str) -> Plan:
         """Return a plan of equal sizes, as far as the bounds and what fits let them, for good."""
@@ -248,19 +263,47 @@ class Planner:
         self.plan = self._make_plan(0, 0, decision)
         return EstimatesRestored(tuple((former >= 0).tolist()), how, self.plan.batch_size)
 
-    def _learn_from(self, reports: Sequence[Report], next_step: int, *, ask: bool) -> list[Event]:
-        """Take in all that can be planned by."""
-        step, timings = reports[0].step, timings_of(reports)
-        return self._hold(reports) + self._learn(step, timings, next_step, ask=ask)
+    def _read(self, reports: Sequence[Report], *, at_once: bool) -> Reading | None:
+        """Take in a step; return the reading that it completes, if it does.
 
-    def _learn(self, step: int, timings: StepTimings, next_step: int, *, ask: bool) -> list[Event]:
-        """Ask the policy about a step if it counts."""
+        Plain numbers, and no arrays: everybody waits, and right after an idle moment the first
+        operation on an array takes a tenth of a millisecond.
+        """
+        sizes = tuple(report.batch_size for report in reports)
+        took_s = max(report.compute_s for report in reports if report.batch_size)
+        is_full = reports[0].global_num_samples == self._job.global_batch_size
+        return self._add(is_full, sizes, took_s, partial(timings_of, reports), at_once=at_once)
+
+    def _add(
+        self,
+        is_full: bool,
+        sizes: Hashable,
+        took_s: float,
+        timings: Callable[[], StepTimings],
+        *,
+        at_once: bool = False,
+    ) -> Reading | None:
+        """Take in a step if it counts."""
         self._num_measured += 1
         outgrown = self._room.is_outgrown_by(self.plan)
-        counts = self._num_measured > self._warm_up_steps or outgrown
-        free = not self._held or outgrown  # what does not fit has to change
-        if ask and free and self._is_full(timings) and counts and not self._room.overfull:
-            return self._decide(step, next_step, timings)
+        if not is_full or not (self._num_measured > self._warm_up_steps or outgrown):
+            return None
+        return self._readings.add(sizes, took_s, timings, at_once=at_once or outgrown)
+
+    def _show(
+        self, step: int, reading: Reading, next_step: int, *, ask: bool, waits: bool
+    ) -> list[Event]:
+        """Show the policy a reading: while everybody waits, or in a moment."""
+        if waits:
+            return self._learn(step, reading, next_step, ask=ask)
+        self._put_off = partial(self._learn, step, reading, next_step + 1)
+        return []
+
+    def _learn(self, step: int, reading: Reading, next_step: int, *, ask: bool) -> list[Event]:
+        """Ask the policy about a reading, unless the sizes have to stay."""
+        free = not self._held or self._room.is_outgrown_by(self.plan)  # what does not fit changes
+        if ask and free and not self._room.overfull:
+            return self._decide(step, next_step, reading.timings)
         return []
 
     def _adopt(self, decision: Decision[Any]) -> None:
@@ -301,10 +344,18 @@ class Planner:
         self._held = True
         return [SizesHeld(reports[0].step, asking[0], self.plan.batch_size)]
 
-    def _is_level(self, reports: Sequence[Report]) -> bool:
-        """Tell whether the policy need not see this full step at once."""
-        is_full = reports[0].global_num_samples == self._job.global_batch_size
-        return self._level > 0 and is_full and apart(reports, self._extra_s) <= self._level
+    def _is_level(self, reading: Reading, apart_by: Callable[[], float]) -> bool:
+        """Tell whether the policy need not see this reading at once.
+
+        Args:
+            reading: what it would see.
+            apart_by: how far apart the workers ended in the newest step.
+        """
+        if self._level <= 0:
+            return False
+        if reading.num_steps > 1:
+            return self._shown(reading.timings).apart <= self._level
+        return apart_by() <= self._level
 
     def _shown(self, timings: StepTimings) -> StepTimings:
         """Return what the policy is shown of a step."""

@@ -10,16 +10,10 @@ import numpy as np
 from .._apportion import apportion
 from .._minmax import allocate, makespan_s
 from .._types import Cluster, FloatArray, IntArray, StepTimings
+from ..policies._base import READING_S
 from ..prediction import AffineFilter
-from ..prediction._gathered import (
-    LEAST_READING_S,
-    gather,
-    nothing_gathered,
-    num_steps_left,
-    num_steps_of,
-    typical_step,
-)
 from ..timemodels import AffineTime
+from ._readings import Readings
 
 _WORTH_A_WORD = 0.02
 
@@ -68,7 +62,7 @@ class WhatIf:
     def __init__(self, world_size: int) -> None:
         self._filter = AffineFilter()
         self._state = self._filter.init(world_size)
-        self._gathered = nothing_gathered(world_size)
+        self._readings = Readings(READING_S)
         self._splits: _Splits | None = None  # by the newest fit
 
     @property
@@ -91,17 +85,17 @@ class WhatIf:
             return None
         return times, self._filter.noise(self._state)
 
-    def observe(self, timings: StepTimings) -> None:
-        """Learn from one step; from short ones together."""
-        self._gathered = gather(self._gathered, timings)
-        if num_steps_left(self._gathered, LEAST_READING_S) and (self._state["num_steps"] > 0).all():
+    def observe(self, timings: StepTimings, *, at_once: bool = False) -> None:
+        """Learn from one step; from short ones together, unless all is to be learnt at once."""
+        sizes, took_s = timings.batch_size.tobytes(), float(timings.compute_s.max())
+        at_once |= not (self._state["num_steps"] > 0).all()
+        reading = self._readings.add(sizes, took_s, lambda: timings, at_once=at_once)
+        if reading is None:
             return
-        typical = typical_step(self._gathered, timings)
-        num_steps = num_steps_of(self._gathered)
+        typical = reading.timings
         self._state = self._filter.update(
-            self._state, typical.batch_size, typical.compute_s, num_steps=num_steps
+            self._state, typical.batch_size, typical.compute_s, num_steps=typical.num_steps
         )
-        self._gathered = nothing_gathered(len(typical.batch_size), num_before=num_steps)
         self._splits = None
 
     def costs(self, cluster: Cluster, timings: StepTimings) -> SplitCosts | None:

@@ -13,23 +13,14 @@ from .._minmax import allocate, ends_within, makespan_s
 from .._types import Cluster, Decision, IntArray, StepTimings
 from ..exceptions import invalid
 from ..prediction import AffineFilter
-from ..prediction._gathered import (
-    LEAST_READING_S,
-    gather,
-    nothing_gathered,
-    num_steps_left,
-    num_steps_of,
-    typical_step,
-)
 from ..timemodels import AffineTime
 from ._bank import Bank
-from ._base import AbstractPolicy
+from ._base import READING_S, AbstractPolicy
 from ._resize import resize_cost_s
 from ._splits import equal_split, refit, within_reach
 
 _MOST_APART = 0.1  # past that, noise or not, it is looked into at once
 _LEAST_SAVING_S = 1e-3  # of a step, for leaving the equal split
-_WHATEVER = 1.0  # a level that any step has
 _STEPS_TO_KNOW_NOISE = 10  # of every worker; until then it is a guess
 
 
@@ -51,10 +42,6 @@ class Auto(AbstractPolicy[dict[str, Any]]):
     under jitter of some percent, and go back to it once nothing is sure to save half of that. Two
     workers that differ by less than 5 % are told apart after a handful of steps, unlike ones
     after the first. It also has to exceed a millisecond: less is not worth unequal sizes.
-
-    Steps of a few milliseconds say little, and deciding takes as long: such steps are looked at
-    together, ``least_reading_s`` of them at a time, by every worker's median. Then a "step" below
-    is one such reading.
 
     Without noise the second plan is near the best and the third within 2 %: one size gives a
     speed, two a fixed cost as well. No size is tried for that alone: those on the way tell, and
@@ -78,8 +65,6 @@ class Auto(AbstractPolicy[dict[str, Any]]):
             step at new sizes is seen to take longer.
         reach: most by which one plan multiplies or divides a batch size, above 1. A line through
             sizes around 50 knows little about size 1: what is asked for on the way there tells.
-        least_reading_s: seconds of computing that a decision is based on, at least 0: shorter
-            steps are looked at together, by their medians.
         filter: what estimates the times.
         bank: what foresees the next step from them.
 
@@ -96,7 +81,6 @@ class Auto(AbstractPolicy[dict[str, Any]]):
     min_saving: float = 0.01
     reach: float = 4.0
     horizon: int = 100
-    least_reading_s: float = LEAST_READING_S
     filter: AffineFilter = field(default_factory=AffineFilter)
     bank: Bank = field(default_factory=Bank)
 
@@ -108,20 +92,16 @@ class Auto(AbstractPolicy[dict[str, Any]]):
                 self.min_saving,
                 "0.01 asks for 1 % of the step.",
             )
-
-        if not self.least_reading_s >= 0:
-            raise invalid(
-                "Auto(least_reading_s=...)",
-                "be at least 0",
-                self.least_reading_s,
-                "0.02 looks at steps of 5 ms four at a time; 0 looks at each.",
-            )
         if not self.horizon >= 1:
             raise invalid(
                 "Auto(horizon=...)", "be at least 1", self.horizon, "100 steps suit most runs."
             )
         if not self.reach > 1:
             raise invalid("Auto(reach=...)", "be above 1", self.reach, "4 is a factor of four.")
+
+    @property
+    def reading_s(self) -> float:
+        return READING_S
 
     def init(self, cluster: Cluster) -> Decision[dict[str, Any]]:
         equal = equal_split(cluster)
@@ -131,23 +111,17 @@ class Auto(AbstractPolicy[dict[str, Any]]):
             "bank": self.bank.init(cluster),
             "level": self.min_saving,
             "resize_s": 0.0,
-            "gathered": nothing_gathered(cluster.world_size),
         }
         return Decision(equal, state, "equal: nothing measured yet", self.min_saving)
 
     def update(
         self, cluster: Cluster, timings: StepTimings, state: dict[str, Any]
     ) -> Decision[dict[str, Any]]:
-        gathered = gather(state["gathered"], timings)
-        num_left = num_steps_left(gathered, self.least_reading_s)
-        if num_left or state["level"] == _WHATEVER:
-            return self._wait(cluster, state, gathered, num_left)
-        timings = typical_step(gathered, timings)
         fitted = self.filter.update(
             state["filter"],
             timings.batch_size,
             timings.compute_s,
-            num_steps=num_steps_of(gathered),
+            num_steps=timings.num_steps,
         )
         held, equal = refit(state["held"], cluster), equal_split(cluster)
         times, bank = self.filter.times(fitted), state["bank"]
@@ -172,18 +146,8 @@ class Auto(AbstractPolicy[dict[str, Any]]):
             "bank": bank,
             "level": level,
             "resize_s": resize_s,
-            "gathered": nothing_gathered(cluster.world_size, num_before=num_steps_of(gathered)),
         }
         return Decision(wanted, state, reason, level)
-
-    def _wait(
-        self, cluster: Cluster, state: dict[str, Any], gathered: dict[str, Any], num_left: int
-    ) -> Decision[dict[str, Any]]:
-        """Keep the sizes until steps are long enough together; nobody waits for that."""
-        held = refit(state["held"], cluster)
-        level = _WHATEVER if num_left > 1 else self.min_saving
-        state = {**state, "held": held, "gathered": gathered, "level": level}
-        return Decision(held, state, "held: steps this short are looked at together", level)
 
     def _level(self, fitted: dict[str, Any], bank: dict[str, Any]) -> float:
         """Return how far apart workers may end for that alone to change nothing.

@@ -9,6 +9,12 @@ from typing import Any, ClassVar, Generic
 from .._types import Cluster, Decision, State, StepTimings
 from ..exceptions import invalid
 
+READING_S = 0.05
+"""Seconds of computing that policies take short steps together for.
+
+Learning from a reading takes rank 0 about a millisecond, and every rank a message.
+"""
+
 
 class AbstractPolicy(abc.ABC, Generic[State]):
     """Decides how many samples each worker gets on the next step.
@@ -31,6 +37,15 @@ class AbstractPolicy(abc.ABC, Generic[State]):
     __slots__ = ()
 
     name: ClassVar[str] = ""
+
+    @property
+    def reading_s(self) -> float:
+        """Seconds of computing for which short steps are taken together before an ``update``.
+
+        0 shows each step, however short. More suits a policy that is not worth its own time on
+        steps of a few milliseconds; it is shown every worker's median (``StepTimings.num_steps``).
+        """
+        return 0.0
 
     @abc.abstractmethod
     def init(self, cluster: Cluster) -> Decision[State]:

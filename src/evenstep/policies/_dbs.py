@@ -78,12 +78,13 @@ class Dbs(AbstractPolicy[dict[str, Any]]):
         self, cluster: Cluster, timings: StepTimings, state: dict[str, Any]
     ) -> Decision[dict[str, Any]]:
         held, ran = refit(state["held"], cluster), timings.batch_size > 0
+        num_steps = timings.num_steps
         state = {
             **state,
             "held": held,
-            "num_steps": state["num_steps"] + 1,
-            "num_samples": state["num_samples"] + timings.batch_size,
-            "compute_s": state["compute_s"] + np.where(ran, timings.compute_s, 0.0),
+            "num_steps": state["num_steps"] + num_steps,
+            "num_samples": state["num_samples"] + num_steps * timings.batch_size,
+            "compute_s": state["compute_s"] + num_steps * np.where(ran, timings.compute_s, 0.0),
         }
         if state["num_steps"] < self.num_steps:
             return Decision(held, state, f"held: step {state['num_steps']} of {self.num_steps}")

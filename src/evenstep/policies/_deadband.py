@@ -42,6 +42,10 @@ class Deadband(AbstractPolicy[dict[str, Any]]):
                 "Deadband(threshold=...)", "be at least 0", self.threshold, "0.05 is 5 %."
             )
 
+    @property
+    def reading_s(self) -> float:
+        return self.policy.reading_s
+
     def init(self, cluster: Cluster) -> Decision[dict[str, Any]]:
         first = self.policy.init(cluster)
         state = {"held": first.batch_size, "inner": first.state}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from .._types import Cluster, Decision, StepTimings
-from ._base import AbstractPolicy
+from ._base import READING_S, AbstractPolicy
 from ._splits import equal_split
 
 
@@ -22,6 +22,10 @@ class Equal(AbstractPolicy[None]):
     """
 
     name: ClassVar[str] = "equal"
+
+    @property
+    def reading_s(self) -> float:
+        return READING_S
 
     def init(self, cluster: Cluster) -> Decision[None]:
         return Decision(equal_split(cluster), None, "equal: the same batch for every worker", 1.0)

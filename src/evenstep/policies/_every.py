@@ -42,6 +42,10 @@ class Every(AbstractPolicy[dict[str, Any]]):
                 "Every(num_steps=...)", "be at least 1", self.num_steps, "Use 1 for every step."
             )
 
+    @property
+    def reading_s(self) -> float:
+        return self.policy.reading_s
+
     def init(self, cluster: Cluster) -> Decision[dict[str, Any]]:
         first = self.policy.init(cluster)
         state = {"held": first.batch_size, "inner": first.state, "num_steps": 0}
@@ -51,9 +55,9 @@ class Every(AbstractPolicy[dict[str, Any]]):
         self, cluster: Cluster, timings: StepTimings, state: dict[str, Any]
     ) -> Decision[dict[str, Any]]:
         wanted = self.policy.update(cluster, timings, state["inner"])
-        num_steps = state["num_steps"] + 1
+        num_steps = state["num_steps"] + timings.num_steps
         batch_size, reason = wanted.batch_size, wanted.reason
-        if num_steps % self.num_steps:
+        if num_steps < self.num_steps:
             batch_size = refit(state["held"], cluster)
             reason = f"held: step {num_steps} of {self.num_steps}"
         left = num_steps % self.num_steps

@@ -9,7 +9,7 @@ import numpy as np
 
 from .._types import Cluster, Decision, IntArray, StepTimings
 from ..exceptions import invalid
-from ._base import AbstractPolicy
+from ._base import READING_S, AbstractPolicy
 from ._splits import is_feasible, refit
 
 
@@ -49,6 +49,10 @@ class Fixed(AbstractPolicy[None]):
             )
         # Past the frozen guard: a list or an array given is kept as what the field says.
         object.__setattr__(self, "batch_size", tuple(given.tolist()))
+
+    @property
+    def reading_s(self) -> float:
+        return READING_S
 
     def init(self, cluster: Cluster) -> Decision[None]:
         wanted = self._sizes(cluster)

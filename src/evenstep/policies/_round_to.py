@@ -50,6 +50,10 @@ class RoundTo(AbstractPolicy[Any]):
                 "Use 8 for tiles of 8.",
             )
 
+    @property
+    def reading_s(self) -> float:
+        return self.policy.reading_s
+
     def init(self, cluster: Cluster) -> Decision[Any]:
         coarse = self._coarse(cluster)
         return self._told(self.policy.init(coarse or cluster), coarse)
