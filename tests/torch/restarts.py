@@ -30,6 +30,9 @@ from .runs import Sleepy
 from .sharded import SlowNet
 
 
+EACH_STEP = "lb-bsp-2018"  # a policy that is shown each step, however short
+
+
 def speeds(rank: int, state: dict[str, Any] | None, slow: int) -> tuple[Any, ...]:
     """Train some steps with one slow worker; return state, sizes of every step, and events."""
     events: list[Any] = []
@@ -47,7 +50,9 @@ def speeds(rank: int, state: dict[str, Any] | None, slow: int) -> tuple[Any, ...
     return state, sizes, [e for e in events if isinstance(e, EstimatesRestored)]
 
 
-def drained(rank: int, folder: str, told: int, at_step: int) -> tuple[list[int], int | None]:
+def drained(
+    rank: int, folder: str, told: int, at_step: int, policy: str = EACH_STEP
+) -> tuple[list[int], int | None]:
     """Be sent SIGTERM in a step; return which steps ran, and what was loaded.
 
     Args:
@@ -55,11 +60,13 @@ def drained(rank: int, folder: str, told: int, at_step: int) -> tuple[list[int],
         folder: of the checkpoints.
         told: the rank that gets the notice.
         at_step: the step in which it gets it; -1 is before the first.
+        policy: decides the sizes.
     """
     world_size = dist.get_world_size() if dist.is_initialized() else 1
-    stock = DataLoader(TensorDataset(torch.randn(8 * 20, 4)), batch_size=8 // world_size)
+    stock = DataLoader(TensorDataset(torch.randn(8 * 120, 4)), batch_size=8 // world_size)
     steps = []
-    with Balancer(8, runtime=Runtime(line_every=None)) as balancer, Drain(balancer) as drain:
+    quiet = Runtime(line_every=None)
+    with Balancer(8, policy=policy, runtime=quiet) as balancer, Drain(balancer) as drain:
         plain = nn.Linear(4, 4)
         model, loader = balancer.prepare(plain, stock)
         parts = {"model": model, "loader": loader, "balancer": balancer}
@@ -107,7 +114,8 @@ def drained_by_four(rank: int) -> list[tuple[int, bool]]:
     fully_shard(model, mesh=mesh["dp"])
     group = mesh["dp"].get_group()
     found = []
-    with Balancer(runtime=QUIET, process_group=group) as balancer, Drain(balancer) as drain:
+    settings = {"policy": EACH_STEP, "runtime": QUIET, "process_group": group}
+    with Balancer(**settings) as balancer, Drain(balancer) as drain:
         stock = DataLoader(samples(torch.float64), batch_size=6)
         model, loader = balancer.prepare(model, stock)
         for step in loader.steps():

@@ -19,12 +19,24 @@ from .restarts import bereft, drained, drained_by_four
 @pytest.mark.cluster
 @pytest.mark.parametrize("told", [0, 1])
 def test_all_ranks_stop_after_the_same_step(tmp_path, told):
-    """Whoever was told: the step after the one in which it was, and no collective for it."""
+    """Whoever was told: the step after the one in which it was, and no collective for it.
+
+    So it is where a policy is shown each step.
+    """
     results = run_workers(2, drained, str(tmp_path), told, 5)
     assert results == [(list(range(7)), None)] * 2
 
     resumed = run_workers(2, drained, str(tmp_path), told, 7)
     assert resumed == [([7, 8], 7)] * 2
+
+
+@pytest.mark.cluster
+def test_short_steps_stop_a_moment_later(tmp_path):
+    """Where the plans of some steps are known beforehand: after the same step all the same."""
+    results = run_workers(2, drained, str(tmp_path), 1, 30, "auto")
+
+    assert results[0] == results[1]
+    assert 31 < len(results[0][0]) <= 31 + 65
 
 
 @pytest.mark.cluster

@@ -121,6 +121,8 @@ class Decisions:
     def _num_ahead(self) -> int:
         """Return for how many more steps the newest plan is known to stay, within a moment."""
         assert self.planner is not None
+        if self._world_size == 1:  # no rank to spare a message
+            return 0
         return int(min(self.planner.keeps_for, _AHEAD_S / self._wall_s))
 
     def learnt(self) -> Learnt | None:

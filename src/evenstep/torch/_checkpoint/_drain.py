@@ -92,6 +92,9 @@ class Drain:
     def requested(self) -> bool:
         """Whether to stop after the step under way: the same on all ranks.
 
+        True from the step after the notice on; with steps of a few milliseconds, whose plans are
+        known beforehand, up to a tenth of a second later.
+
         Stays true once it is, also after the loop.
         """
         return self._link.stopping
