@@ -82,13 +82,14 @@ def pairs():
         exchange.close()
 
 
-def alone(**settings):
+def alone(*, starts=True, **settings):
     """Return rank 0's exchange of a pair, and the other end of its connection."""
     one, other = socket.socketpair()
     channel = StarChannel({1: one}, heartbeat_s=0.02, deadline_s=5.0)
     settings = {"framework": PLAIN, "emit": lambda event: None, **settings}
     exchange = Exchange(0, ["a", "b"], channel, **settings)
-    exchange.start()
+    if starts:
+        exchange.start()
     exchange.lead(Planner(Shifting(), Job(2, 16)))
     exchange.at(0)
     return exchange, other

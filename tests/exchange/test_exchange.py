@@ -198,7 +198,7 @@ def test_a_message_that_is_not_known_ends_the_run_by_name(star):
 
 def test_an_answer_and_its_plan_are_one_message():
     """On a thousand connections, two would take rank 0 twice as long."""
-    exchange, other = alone()
+    exchange, other = alone(starts=False)  # a plan that waits for no answer is told by a thread
     peer, messages = Peer(other, Wire(b"", is_caller=True)), []
     while not messages:
         messages += peer.receive() or ()

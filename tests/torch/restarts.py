@@ -29,7 +29,6 @@ from .matrix import QUIET, samples
 from .runs import Sleepy
 from .sharded import SlowNet
 
-
 EACH_STEP = "lb-bsp-2018"  # a policy that is shown each step, however short
 
 

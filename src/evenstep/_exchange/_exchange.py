@@ -90,8 +90,7 @@ class Exchange:
     ) -> None:
         self._rank = rank
         self._hosts = tuple(hosts)
-        workers = self._hosts[: len(hosts) - num_servers]
-        world_size = len(workers)
+        world_size = len(hosts) - num_servers
         self._channel = channel
         self._lag = lag
         self._emit = emit
@@ -114,29 +113,21 @@ class Exchange:
         self._decisions = Decisions(world_size, lag=lag, announcer=self, emit=emit)  # on rank 0
         self.ways = Ways(rank, world_size, channel, self._changed, owner=self, differ=self._diverge)
         self._completed = Completed(rank, channel, self._changed, is_over=lambda: self.is_broken)
-        self._reports = Reports(self._send_report)
-        self._known_until = -1  # the newest step whose answer needs no report of it
+        self._reports = Reports(channel)
         self._left = Departures(self._changed, lose=self._fail)
         self._listeners: list[Callable[[Plan], None]] = []
         self.on_loss: Callable[[RuntimeError], object] = lambda error: None  # told of it at once
         self._first_step: int | None = None
-        self._last_step = self._newest_reported = -1
-        self._needed = -1
+        self._last_step = self._newest_reported = self._needed = -1
         self._patrol = Patrol(
-            rank, workers, channel, framework, hang_s=hang_s, heartbeat_s=heartbeat_s
+            rank, hosts[:world_size], channel, framework, hang_s=hang_s, heartbeat_s=heartbeat_s
         )
         came_to = partial(self._patrol.came_to, UNITS)
         self.units = UnitSums(rank, world_size, channel, self._changed, owner=self, came_to=came_to)
         self.stop = Stop()
         parts = self.units, self.mailbox, self.claims, self.shares, self.not_finite
-        self._parts: tuple[Part, ...] = (
-            *parts,
-            self.stop,
-            self.ways,
-            self._patrol,
-            self._completed,
-            self._reports,
-        )
+        others = self.stop, self.ways, self._patrol, self._completed, self._reports
+        self._parts: tuple[Part, ...] = (*parts, *others)
         self.num_loops = 0  # over the loaders of this process, as servers will want to know
         self._failed: tuple[int, str] | None = None  # who was lost by this process' own end
         self.stopping = False  # as of the newest plan point, so the same on all ranks
@@ -193,17 +184,13 @@ class Exchange:
             message |= self.shares.take_note()
             message |= {"stop": True} if self.stop.asked else {}
             urgent = self.stop.asked or any(report.again or report.fault for report in reports)
-            self._reports.add(message, may_wait=step <= self._known_until and not urgent)
+            self._reports.add(step, message, urgent=urgent)
         else:
             self.shares.take(0, self.shares.take_note())
             self.ways.tell(reduced)
             self._decisions.take(0, step, reports)
         self.check_left()
         self._patrol.came_to(STEPS, self._last_step)
-
-    def _send_report(self, message: Message) -> None:
-        assert self._channel is not None
-        self._channel.send(0, message)
 
     def at(self, step: int, *, trains: bool = True, may_look_ahead: bool = False) -> Plan:
         """Return the plan of ``step``, once it is decided: the plan point.
@@ -456,7 +443,7 @@ class Exchange:
             self._announcements.answer({"after": index, "through": through, **stop})
         self._answers.publish(through)
         if through > index:
-            self._known_until = through
+            self._reports.known_until = through
 
     def completed(self, step: int) -> None:
         """Take in that all ranks have reported ``step``."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import final
 
+from ._channel import StarChannel
 from ._wire import Message
 
 
@@ -20,20 +20,24 @@ class Reports:
     Safe to use from several threads: reports leave in the order they came.
 
     Args:
-        send: sends a message to rank 0, without waiting.
+        channel: connection to rank 0; None with one process.
+
+    Attributes:
+        known_until: the newest step whose answer is known before it is measured.
     """
 
-    def __init__(self, send: Callable[[Message], None]) -> None:
-        self._send = send
+    def __init__(self, channel: StarChannel | None) -> None:
+        self._channel = channel
+        self.known_until = -1
         self._lock = threading.Lock()
         self._held: list[Message] = []
         self._holds = True
 
-    def add(self, report: Message, *, may_wait: bool) -> None:
-        """Send a report, after those that are held; ``may_wait`` holds it as well."""
+    def add(self, step: int, report: Message, *, urgent: bool = False) -> None:
+        """Hold the report of ``step``, or send it after those that are held."""
         with self._lock:
             self._held.append(report)
-            if not (may_wait and self._holds):
+            if urgent or step > self.known_until or not self._holds:
                 self._flush()
 
     def flush(self) -> None:
@@ -52,5 +56,5 @@ class Reports:
 
     def _flush(self) -> None:
         held, self._held = self._held, []
-        if held:
-            self._send(held[0] if len(held) == 1 else {"several": held})
+        if held and self._channel is not None:
+            self._channel.send(0, held[0] if len(held) == 1 else {"several": held})
