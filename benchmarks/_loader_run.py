@@ -15,9 +15,8 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from evenstep._types import IntArray
 from evenstep.control import Plan
-from evenstep.torch._data._loader import BalancedLoader
-from evenstep.torch._data._plans import PlanBook
-from evenstep.torch._data._step import StepSpan
+from evenstep.torch._data.deal._plans import PlanBook, StepSpan
+from evenstep.torch._data.loaders._balanced import BalancedLoader
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from hypothesis import given
 
 from evenstep.control import Bounds, Job, Planner
 from evenstep.policies import Fixed
-from evenstep.torch._data._stream_terms import SameStream, Stock
+from evenstep.torch._data.deal._stream_terms import SameStream, StreamStock
 
 SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=7).filter(lambda sizes: sum(sizes) > 1)
 
@@ -71,7 +71,7 @@ def test_forwards_of_one_size_stay_whole_where_everybody_can_have_one(counts, gr
 def test_the_end_of_a_stream_is_shared_out_likewise(sizes, data):
     """Each rank finds the same numbers for itself."""
     num_samples = data.draw(st.integers(1, sum(sizes) - 1))
-    stocks = [Stock(num_samples, ended=True, mark=0)] * len(sizes)
+    stocks = [StreamStock(num_samples, ended=True, mark=0)] * len(sizes)
 
     tail = np.array(SameStream(sum(sizes)).sizes(stocks, sizes))
 

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from evenstep.control import Plan
 from evenstep.sync import Claim, Hybrid, StepClaims
-from evenstep.torch._data._loader import BalancedLoader
 from evenstep.torch._data._step import StepCount
+from evenstep.torch._data.loaders._balanced import BalancedLoader
 
 
 class Items(Dataset):

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from evenstep.torch._data._step import StepCount
-from evenstep.torch._data._stream import StreamLoader
+from evenstep.torch._data.loaders._stream import StreamLoader
 
 from .loader_fakes import FixedPlan, RandomPlans, Recorder
 

@@ -8,8 +8,7 @@ from torch.utils.data import DataLoader
 
 from evenstep.control import Plan
 from evenstep.order import Deal
-from evenstep.torch._data._plans import OpenStep, PlanBook
-from evenstep.torch._data._step import StepSpan
+from evenstep.torch._data.deal._plans import OpenStep, PlanBook, StepSpan
 
 from .loader_fakes import Items, OpenPlans, Ranks, flat
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from evenstep.testing import run_workers
 from evenstep.torch import Balancer
-from evenstep.torch._data._eval_deal import forwards, in_proportion, spread
+from evenstep.torch._data.deal._evaluation import forwards, in_proportion, spread
 
 from .eval_runs import QUIET, inside, lockstep, means, numbered, shares
 from .loader_fakes import Items, flat

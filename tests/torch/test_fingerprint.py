@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from evenstep.torch._data._content import Sample, fetch_samples, positions_in, unlike
-from evenstep.torch._data._fingerprint import Fingerprint, same_values
+from evenstep.torch._data.compare._content import Sample, fetch_samples, positions_in, unlike
+from evenstep.torch._data.compare._fingerprint import Fingerprint, same_values
 
 LONG = torch.randn(3_000_000, generator=torch.Generator().manual_seed(0))
 

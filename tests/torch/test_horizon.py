@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenstep.torch._data._horizon import Horizon, StepWork
-from evenstep.torch._data._pack import Packed
-from evenstep.torch._data._plans import Share
-from evenstep.torch._data._step import StepSpan
+from evenstep.torch._data.deal._plans import Share, StepSpan
+from evenstep.torch._data.fetch._chunks import Packed
+from evenstep.torch._data.fetch._horizon import Horizon, StepWork
 
 
 def share(*slots, forwards=None):

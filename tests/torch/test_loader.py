@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import pytest
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
 
-from evenstep.torch._data._loader import BalancedLoader
-from evenstep.torch._data._step import cut
+from evenstep.control._cut import cut
+from evenstep.torch._data.loaders._balanced import BalancedLoader
 
 from .loader_fakes import FixedPlan, Items, RandomPlans, Ranks, Recorder, alone
 

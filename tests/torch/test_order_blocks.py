@@ -18,7 +18,7 @@ from torch.utils.data import (
     RandomSampler,
 )
 
-from evenstep.torch._data._order_blocks import OrderBlocks
+from evenstep.torch._data.order._drawing import OrderBlocks
 
 from .loader_fakes import FixedPlan, Items, RandomPlans, Ranks, alone, flat
 from .order_fakes import SAMPLERS, Drawing, Endless, Sized, indices_of, seeded

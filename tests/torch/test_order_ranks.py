@@ -10,7 +10,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from evenstep.testing import run_workers
-from evenstep.torch._data._loader import BalancedLoader
+from evenstep.torch._data.loaders._balanced import BalancedLoader
 
 from ..exchange.mailboxes import star
 from . import order_runs

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evenstep.control import Plan
-from evenstep.torch._data._plans import PlanBook
-from evenstep.torch._data._step import StepSpan
+from evenstep.torch._data.deal._plans import PlanBook, StepSpan
 
 
 def test_a_plan_that_was_left_out_is_noticed():

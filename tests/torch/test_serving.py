@@ -13,8 +13,8 @@ from evenstep.control import SharesInForce
 from evenstep.exceptions import WorkerLostError
 from evenstep.testing import run_workers
 from evenstep.torch import Network
-from evenstep.torch._data._eval import EvalLoader
-from evenstep.torch._data._served import ServerEval
+from evenstep.torch._data.loaders._eval import EvalLoader
+from evenstep.torch._data.loaders._server import ServerEval
 from evenstep.torch._exchange._roles import Said, agreed_servers
 from evenstep.torch._exchange._server_watch import ServerWatch
 from evenstep.torch._options import Runtime

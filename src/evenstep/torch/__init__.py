@@ -12,12 +12,12 @@ from ..control import Bounds as Bounds
 from ._balancer import Balancer as Balancer
 from ._checkpoint._checkpoint import Checkpoint as Checkpoint
 from ._checkpoint._drain import Drain as Drain
-from ._data._eval import EvalLoader as EvalLoader
-from ._data._loader import BalancedLoader as BalancedLoader
-from ._data._served import ServerEval as ServerEval
-from ._data._served import ServerLoader as ServerLoader
 from ._data._step import Step as Step
-from ._data._stream import StreamLoader as StreamLoader
+from ._data.loaders._balanced import BalancedLoader as BalancedLoader
+from ._data.loaders._eval import EvalLoader as EvalLoader
+from ._data.loaders._server import ServerEval as ServerEval
+from ._data.loaders._server import ServerLoader as ServerLoader
+from ._data.loaders._stream import StreamLoader as StreamLoader
 from ._machine import MachineReader as MachineReader
 from ._memory._memory import CudaMemory as CudaMemory
 from ._memory._memory import MemoryReader as MemoryReader

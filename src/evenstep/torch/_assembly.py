@@ -15,13 +15,12 @@ from ..control import Bounds, Job, Plan
 from ..policies import AbstractPolicy, Equal, Fixed
 from ._clock import clock_of
 from ._connection import Connection
-from ._data._global_batch import agreed_batch_size
-from ._data._loader import BalancedLoader
-from ._data._served import ServerLoader
+from ._data._prepare import agreed_batch_size, balanced_loader, check_is_loader, num_steps_of
 from ._data._step import StepCount
-from ._data._stream import StreamLoader
-from ._data._stream_prepare import balanced_loader, check_is_loader, num_steps_of
-from ._data._stream_terms import StreamKind
+from ._data.deal._stream_terms import StreamKind
+from ._data.loaders._balanced import BalancedLoader
+from ._data.loaders._server import ServerLoader
+from ._data.loaders._stream import StreamLoader
 from ._exchange._crew import Crew
 from ._exchange._roll_call import roll_call
 from ._exchange._startup import Alone, SideGroup

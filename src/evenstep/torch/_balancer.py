@@ -18,26 +18,23 @@ from .._settings import checked_policy, checked_reduction
 from ..control import Bounds
 from ..policies import AbstractPolicy
 from ..timemodels import ClusterProfile
-from . import _arguments as arguments
+from ..torch import _arguments as arguments
 from ._assembly import Assembly
 from ._checkpoint._estimates import Estimates
 from ._connection import Connection
-from ._data._eval import is_lockstep
-from ._data._loader import BalancedLoader
-from ._data._served import evaluation
 from ._data._step import StepCount
-from ._data._stream import StreamLoader
-from ._data._stream_terms import StreamKind
+from ._data.deal._stream_terms import StreamKind
+from ._data.loaders._balanced import BalancedLoader
+from ._data.loaders._eval import is_lockstep
+from ._data.loaders._server import evaluation
+from ._data.loaders._stream import StreamLoader
 from ._exchange._crew import Crew
 from ._fabric import as_wrapped, unwrapped, wrapped_loader, wrapped_model
 from ._link import RunLink
 from ._means import mean_over
 from ._memory._probe import Closure
 from ._model._compile_watch import CompileWatch
-from ._model._models import (
-    Weighting,
-    check_unprepared,
-)
+from ._model._models import Weighting, check_unprepared
 from ._model._prepared import PreparedModels
 from ._model._running_stats import RunningStats
 from ._model._units import Unit, counter_of

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..control import Bounds, Job
-from ._data._global_batch import check_tail
-from ._data._loader import BalancedLoader
-from ._data._stream import StreamLoader
-from ._data._stream_prepare import check_full_steps
+from ._data._prepare import check_full_steps, check_tail
+from ._data.loaders._balanced import BalancedLoader
+from ._data.loaders._stream import StreamLoader
 from ._model._models import BalancedModel, has_local_batch_norm
 
 

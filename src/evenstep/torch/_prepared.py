@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from ._data._eval import EvalLoader
-from ._data._loader import BalancedLoader
+from ._data.loaders._balanced import BalancedLoader
+from ._data.loaders._eval import EvalLoader
 
 T_co = TypeVar("T_co", covariant=True)
 

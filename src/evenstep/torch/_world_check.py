@@ -21,9 +21,9 @@ from .._exchange._world_check import (
     first_unlike,
     refusal,
 )
-from ._data._content import Sample, fetch_samples, positions_in, unlike
-from ._data._facts import LENGTH, SUBSET, length_of, loader_facts, read_facts
-from ._data._sharded import Shard, check_whole, shard_of
+from ._data.compare._content import Sample, fetch_samples, positions_in, unlike
+from ._data.compare._sharded import Shard, check_whole, shard_of
+from ._data.compare._stated import LENGTH, SUBSET, length_of, loader_facts, read_facts
 from ._model._facts import Listing, model_facts, model_listings
 from ._options import Runtime
 

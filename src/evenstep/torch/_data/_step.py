@@ -1,4 +1,4 @@
-"""One step as the training loop meets it: where it lies, and its micro-batches."""
+"""One step as the training loop meets it: its number, and its micro-batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import torch
 
-from ...control._cut import cut as cut
 from ...exceptions import invalid
 from ._protocols import StepListener
 
@@ -47,27 +46,6 @@ class StepCount:
                 "of the whole cluster, so loaders take turns: end one loop before the next, or "
                 "make one loader of both data sets."
             )
-
-
-@dataclass(frozen=True, slots=True)
-class StepSpan:
-    """Where a step lies in the run and in its epoch's order.
-
-    Attributes:
-        step: optimizer step, counted over the run, from 0.
-        first: its first position in the order.
-        num_samples: how many positions it has over all ranks.
-    """
-
-    step: int
-    first: int
-    num_samples: int
-
-
-def spans_of(step: int, first: int, end: int, size: int) -> Iterator[StepSpan]:
-    """Yield the steps from ``step`` on, of ``size`` positions each from ``first`` to ``end``."""
-    for number, begin in enumerate(range(first, end, size), start=step):
-        yield StepSpan(number, begin, min(size, end - begin))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +123,7 @@ class Portions(Protocol):
         ...
 
 
-class Fixed:
+class KnownPortions:
     """What is known from the start.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...exceptions import invalid
-from .._data._stream import StreamLoader
+from .._data.loaders._stream import StreamLoader
 from .._profile._samples import batch_maker, first_samples
 from ._kept import kept_random
 

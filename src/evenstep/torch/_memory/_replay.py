@@ -12,8 +12,9 @@ from typing import Any, Protocol
 
 import torch
 
+from ...control._cut import cut
 from ...exceptions import invalid
-from .._data._step import MicroBatch, cut
+from .._data._step import MicroBatch
 from ._lack import free_memory, is_out_of_memory
 from ._layout import Layout
 from ._probe import Closure, probe

@@ -1,0 +1,193 @@
+"""From the user's loader to the balanced one that fits it, and to the global batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, get_args
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from ...control import Bounds
+from ...exceptions import invalid
+from .._exchange._startup import Alone, SideGroup
+from .._link import RunLink
+from .._loader_mail import LoaderMail
+from ._step import StepCount
+from .deal._stream_terms import StreamKind
+from .loaders._balanced import BalancedLoader
+from .loaders._stream import StreamLoader
+from .order._samplers import has_own_batches
+
+
+def check_is_loader(loader: object) -> None:
+    """Raise for what is neither a module nor a ``DataLoader``."""
+    if not isinstance(loader, DataLoader):
+        raise invalid(
+            "Balancer.prepare(...)",
+            "be given torch modules and `DataLoader`s",
+            type(loader).__name__,
+            "Pass loaders themselves; optimizers and schedulers stay as they are.",
+        )
+
+
+def balanced_loader(
+    loader: DataLoader[Any],
+    stream: StreamKind | None,
+    *,
+    side: SideGroup | Alone,
+    global_batch_size: int,
+    link: RunLink,
+    no_sync: Callable[[], AbstractContextManager[Any]],
+    counter: Callable[[Any], float] | None,
+    count: StepCount,
+    beside: Sequence[BalancedLoader | StreamLoader] = (),
+) -> BalancedLoader | StreamLoader:
+    """Return ``loader`` as one whose every iteration is a global step.
+
+    Args:
+        loader: the user's own.
+        stream: who reads what of a stream.
+        side: the ranks.
+        global_batch_size: samples of a step over all ranks.
+        link: where plans come from, and whom to tell how a step goes.
+        no_sync: entered around all but the last micro-batch of a step.
+        counter: counts the units in a batch.
+        count: steps of the run so far.
+        beside: the loaders that are used in turn with it.
+
+    Raises:
+        ValueError: it cannot be balanced, or nobody said how ranks read the stream.
+        RuntimeError: the run has begun.
+    """
+    if link.plan() is not None:
+        raise RuntimeError("The run has begun: `prepare` all loaders before the first loop.")
+    mail = LoaderMail(link, side, len(beside))
+    made: BalancedLoader | StreamLoader
+    if stream is None and not isinstance(loader.dataset, IterableDataset):
+        made = BalancedLoader(
+            loader,
+            rank=side.rank,
+            world_size=side.world_size,
+            global_batch_size=global_batch_size,
+            plans=link,
+            listener=link,
+            share=mail.share,
+            no_sync=no_sync,
+            counter=counter,
+            count=count,
+        )
+    else:
+        made = StreamLoader(
+            loader,
+            kind=_said(stream, loader),
+            side=mail,
+            global_batch_size=global_batch_size,
+            plans=link,
+            listener=link,
+            no_sync=no_sync,
+            counter=counter,
+            count=count,
+        )
+    return made if not beside else _fitting(beside[0], made)
+
+
+def _said(stream: StreamKind | None, loader: DataLoader[Any]) -> StreamKind:
+    """Return what the user said of a stream, or raise: nothing in it tells who reads what."""
+    if stream is not None and stream in get_args(StreamKind):
+        return stream
+    raise invalid(
+        "Balancer.prepare(stream=...)",
+        f'be "same" or "sharded" for the {type(loader.dataset).__name__}',
+        repr(stream),
+        'Say who reads what: "same" if every rank reads all samples in one order, "sharded" if '
+        "each reads samples of its own. With data that is read by index, leave it out.",
+    )
+
+
+def check_full_steps(loader: BalancedLoader | StreamLoader) -> None:
+    """Raise for a model with local BatchNorm on a stream whose steps may have too few samples."""
+    if isinstance(loader, StreamLoader) and not loader.drop_last:
+        raise invalid(
+            "Balancer.prepare(loader, stream=...)",
+            "have full steps only, for the model's BatchNorm",
+            "a stream that may end with fewer than 2 samples for a rank",
+            "Set `DataLoader(drop_last=True)`, or use GroupNorm.",
+        )
+
+
+def num_steps_of(loader: BalancedLoader | StreamLoader) -> int:
+    """Return the steps of an epoch; 0 where nobody knows them."""
+    try:
+        return len(loader)
+    except TypeError:
+        return 0
+
+
+def _fitting(
+    first: BalancedLoader | StreamLoader, other: BalancedLoader | StreamLoader
+) -> BalancedLoader | StreamLoader:
+    """Return ``other`` if it can be trained on in turn with ``first``, under the same plans."""
+    tails = first.tail_batch_size or 0, other.tail_batch_size or 0
+    if tails[0] != tails[1]:
+        raise invalid(
+            "Balancer.prepare(loader)",
+            f"end an epoch as the balancer's first loader does, with {tails[0]} samples in a short "
+            f"last step",
+            tails[1],
+            "Set `DataLoader(drop_last=True)` on both, or make a balancer for each.",
+        )
+    return other
+
+
+def agreed_batch_size(given: int | None, loader: DataLoader[Any], world_size: int) -> int:
+    """Return the global batch, from the loader or as given where the two agree."""
+    if loader.batch_size is None:
+        if given is None and has_own_batches(loader):
+            raise invalid(
+                "Balancer(global_batch_size=...)",
+                "be given with a `batch_sampler`, whose batches are then the global ones",
+                None,
+                "Name their size, over all workers.",
+            )
+        return given or 1  # the balanced loader refuses what is left, with the remedy
+    implied = loader.batch_size * world_size
+    if given is None:
+        return implied
+    if given < world_size:
+        raise invalid(
+            "Balancer(global_batch_size=...)",
+            f"be at least the number of workers, {world_size}",
+            given,
+            "Raise it, or train on fewer workers.",
+        )
+    if loader.batch_size not in (given // world_size, -(-given // world_size)):
+        raise invalid(
+            "Balancer(global_batch_size=...)",
+            f"agree with `DataLoader(batch_size={loader.batch_size})` on {world_size} workers, "
+            f"which makes {implied}",
+            given,
+            f"Give the loader `batch_size={-(-given // world_size)}`, or leave "
+            f"`global_batch_size` out.",
+        )
+    return given
+
+
+def check_tail(tail_size: int, world_size: int, bounds: Bounds) -> None:
+    """Raise if the short last step is too short for a model with local BatchNorm.
+
+    It needs 2 samples on every rank, and a stand-in would enter its statistics. Where every
+    forward has the same number, it needs one whole forward on every rank, and no single sample
+    in one.
+    """
+    fixed = bounds.forward_size if bounds.vary == "count" else None
+    each = max(2, fixed or 2)
+    lonely = fixed is not None and tail_size % fixed == 1
+    if 0 < tail_size < each * world_size or (tail_size and lonely):
+        raise invalid(
+            "Balancer.prepare(loader)",
+            f"have {each} samples for each of {world_size} ranks in its last step, and none by "
+            "itself, for the model's BatchNorm",
+            tail_size,
+            "Set `DataLoader(drop_last=True)`, or use GroupNorm.",
+        )

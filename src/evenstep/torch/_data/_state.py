@@ -1,0 +1,297 @@
+"""What loaders write into a checkpoint: checked before it is believed."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...exceptions import invalid
+from .deal._stream_terms import StreamKind
+
+Check = Callable[[Any], bool]
+
+
+def sealed(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return ``fields``, of plain values, with the checksum that ``checked`` asks for."""
+    return {**fields, "checksum": _checksum(fields)}
+
+
+def checked(state: object, name: str, kind: str, checks: Mapping[str, Check]) -> dict[str, Any]:
+    """Return ``state`` if it is what ``sealed`` gave.
+
+    Args:
+        state: what was loaded.
+        name: class and argument, for errors.
+        kind: the value of ``"kind"``: states of other kinds of loaders are not this one's.
+        checks: what each further field has to fulfil.
+
+    Raises:
+        ValueError: it is anything else: of another kind, cut short, changed, or foreign.
+    """
+    problem = _problem(state, kind, checks)
+    if problem is not None:
+        raise invalid(
+            name,
+            "come from `state_dict()` of such a loader, complete and unchanged",
+            problem,
+            "Load the part of the checkpoint that holds the loader's state; if it is that part, "
+            "the file is damaged: take the checkpoint before it.",
+        )
+    assert isinstance(state, dict)
+    return {key: state[key] for key in ("kind", *checks, "checksum")}
+
+
+def is_count(value: object) -> bool:
+    """Tell whether ``value`` is an integer of at least 0, and no truth value."""
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def is_size(value: object) -> bool:
+    """Tell whether ``value`` is an integer of at least 1."""
+    return is_count(value) and value != 0
+
+
+def is_counts(value: object) -> bool:
+    """Tell whether ``value`` is a list of integers of at least 0."""
+    return type(value) is list and all(map(is_count, value))
+
+
+def is_flag(value: object) -> bool:
+    """Tell whether ``value`` is a truth value."""
+    return type(value) is bool
+
+
+def _problem(state: object, kind: str, checks: Mapping[str, Check]) -> str | None:
+    if type(state) is not dict:
+        return f"a {type(state).__name__}"
+    if state.get("kind", kind) != kind:
+        return f"one of the kind {repr(state['kind'])[:40]}, not {kind!r}"
+    if missing := sorted({"kind", *checks, "checksum"} - state.keys()):
+        return f"one without {missing}"
+    for key, check in checks.items():
+        if not check(state[key]):
+            return f"{key}={repr(state[key])[:80]}"
+    fields = {key: state[key] for key in ("kind", *checks)}  # adapters may add keys of their own
+    if type(state["checksum"]) is not int or state["checksum"] != _checksum(fields):
+        return "one whose checksum does not fit"
+    return None
+
+
+def _checksum(fields: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(fields, sort_keys=True).encode())
+
+
+@dataclass(frozen=True, slots=True)
+class OrderedForm:
+    """Writes down how far an order was trained on, and reads it back into a loader it fits.
+
+    Attributes:
+        global_batch_size: samples of a full step.
+        num_samples: indices in the order of an epoch.
+        num_steps: steps of an epoch.
+    """
+
+    global_batch_size: int
+    num_samples: int
+    num_steps: int
+
+    def write(
+        self,
+        *,
+        epochs_begun: int,
+        steps_taken: int,
+        steps_of_run: int,
+        order: list[int],
+        fingerprint: int | None,
+        num_fingerprinted: int,
+    ) -> dict[str, Any]:
+        """Return a state of plain values, free of the number of ranks."""
+        return sealed(
+            {
+                "kind": "order",
+                "epochs_begun": epochs_begun,
+                "steps_taken": steps_taken,
+                "steps_of_run": steps_of_run,
+                "global_batch_size": self.global_batch_size,
+                "num_samples": self.num_samples,
+                "order": order,
+                "fingerprint": fingerprint,
+                "num_fingerprinted": num_fingerprinted,
+            }
+        )
+
+    def read(self, state: object) -> dict[str, Any]:
+        """Return ``state`` if a loader of this form can go on from it.
+
+        Raises:
+            ValueError: it is damaged, foreign, or of another form; the message says which.
+        """
+        where = "BalancedLoader.load_state_dict(state=...)"
+        good = self._checked(state, where)
+        size = good["global_batch_size"]
+        if size != self.global_batch_size:
+            raise invalid(
+                where,
+                f"be of the global batch size {self.global_batch_size}",
+                size,
+                f"With another number of ranks, give `Balancer({size})` and the loader a "
+                f"`batch_size` of that over the number of ranks, rounded up.",
+            )
+        if good["num_samples"] != self.num_samples or good["steps_taken"] > self.num_steps:
+            raise invalid(
+                where,
+                f"be of an epoch of {self.num_samples} samples in {self.num_steps} steps",
+                f"one of {good['num_samples']} samples after step {good['steps_taken']}",
+                "Give the loader the data set, sampler and `drop_last` of back then.",
+            )
+        begun, drawn = good["epochs_begun"] > 0, good["fingerprint"] is not None
+        if begun != drawn or begun != bool(good["order"]) or (good["steps_taken"] and not begun):
+            raise invalid(
+                where,
+                "have an order if, and only if, an epoch was begun",
+                f"one after {good['epochs_begun']} epochs and {good['steps_taken']} steps",
+                "Take the checkpoint before it.",
+            )
+        return good
+
+    def _checked(self, state: object, where: str) -> dict[str, Any]:
+        """Return ``state`` if it is whole, in the form of now."""
+        if type(state) is not dict or "num_fingerprinted" in state or "fingerprint" not in state:
+            return checked(state, where, "order", _ORDERED)
+        # Until 0.1.0, the checksum was that of the whole epoch's order.
+        checks = {key: check for key, check in _ORDERED.items() if key != "num_fingerprinted"}
+        fields = checked(state, where, "order", checks)
+        del fields["checksum"]
+        covered = 0 if fields["fingerprint"] is None else fields["num_samples"]
+        return sealed({**fields, "num_fingerprinted": covered})
+
+
+def _is_order(value: object) -> bool:
+    """Tell whether ``value`` is an epoch, a length, and bytes of generators, if anything."""
+    if type(value) is not list or any(type(number) is not int for number in value):
+        return False
+    if not value:
+        return True
+    return (
+        len(value) > 2
+        and abs(value[0]) < 1 << 63
+        and 0 < value[1] <= len(value) - 2
+        and all(0 <= number < 256 for number in value[2:])
+    )
+
+
+_ORDERED = {
+    "epochs_begun": is_count,
+    "steps_taken": is_count,
+    "steps_of_run": is_count,
+    "global_batch_size": is_size,
+    "num_samples": is_size,
+    "order": _is_order,
+    "fingerprint": lambda value: value is None or is_count(value),
+    "num_fingerprinted": is_count,
+}
+
+
+@dataclass(slots=True)
+class StreamPosition:
+    """What was handed out so far, the same on every rank.
+
+    Attributes:
+        passed: samples of the epoch by which each rank's stream has moved on.
+        seed: what workers are seeded by, with the epoch; None before the first.
+        epochs_begun: how many.
+        steps_taken: steps of the epoch.
+        finished: whether the epoch is over.
+    """
+
+    passed: list[int]
+    seed: int | None = None
+    epochs_begun: int = 0
+    steps_taken: int = 0
+    finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StreamForm:
+    """Writes a position down, and reads it back into a loader it fits.
+
+    Attributes:
+        kind: who reads what.
+        global_batch_size: samples of a full step.
+        num_readers: workers that read on each rank, at least 1: the order depends on it.
+        world_size: number of ranks.
+    """
+
+    kind: StreamKind
+    global_batch_size: int
+    num_readers: int
+    world_size: int
+
+    def write(self, position: StreamPosition, steps_of_run: int) -> dict[str, Any]:
+        """Return a state of plain values; where all read alike, one that is free of the ranks."""
+        return sealed(
+            {
+                "kind": f"stream, {self.kind}",
+                "epochs_begun": position.epochs_begun,
+                "steps_taken": position.steps_taken,
+                "steps_of_run": steps_of_run,
+                "global_batch_size": self.global_batch_size,
+                "num_readers": self.num_readers,
+                "seed": position.seed or 0,
+                "passed": position.passed[: self._num_written],
+                "finished": position.finished,
+            }
+        )
+
+    def read(self, state: object) -> dict[str, Any]:
+        """Return ``state`` if a loader of this form can go on from it.
+
+        Raises:
+            ValueError: it is damaged, foreign, or of another form; the message says which.
+        """
+        where = "StreamLoader.load_state_dict(state=...)"
+        good = checked(state, where, f"stream, {self.kind}", _CHECKS)
+        for key, is_now, remedy in (
+            ("global_batch_size", self.global_batch_size, "Give it to the balancer as back then."),
+            ("num_readers", self.num_readers, "Set `DataLoader(num_workers=...)` as back then."),
+        ):
+            if good[key] != is_now:
+                raise invalid(where, f"have {key}={is_now}, as this loader has", good[key], remedy)
+        if len(good["passed"]) != self._num_written:
+            raise invalid(
+                where,
+                f"be of {self._num_written} ranks, as shards belong to ranks",
+                len(good["passed"]),
+                "Resume on as many ranks, or have all read the `stream='same'`.",
+            )
+        return good
+
+    def position(self, good: dict[str, Any]) -> StreamPosition:
+        """Return the position in a state that ``read`` has let through."""
+        begun = good["epochs_begun"]
+        return StreamPosition(
+            passed=good["passed"] * (self.world_size // self._num_written),
+            seed=good["seed"] if begun else None,
+            epochs_begun=begun,
+            steps_taken=good["steps_taken"],
+            finished=good["finished"],
+        )
+
+    @property
+    def _num_written(self) -> int:
+        return 1 if self.kind == "same" else self.world_size
+
+
+_CHECKS = {
+    "epochs_begun": is_count,
+    "steps_taken": is_count,
+    "steps_of_run": is_count,
+    "global_batch_size": is_size,
+    "num_readers": is_size,
+    "seed": is_count,
+    "passed": lambda value: is_counts(value) and bool(value),
+    "finished": is_flag,
+}

@@ -1,0 +1,1 @@
+"""What ranks compare of their loaders before they train."""

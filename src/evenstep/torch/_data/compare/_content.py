@@ -1,0 +1,182 @@
+"""A few samples of a data set, as this rank sees them: the same positions on all ranks."""
+
+from __future__ import annotations
+
+import random
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, final
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from ....exceptions import EvenstepWarning
+from ..fetch._loader_workers import WorkerInit
+from ..fetch._sources import fetch
+from ._fingerprint import Fingerprint, same_values
+
+_SEED = 20_011
+_LONGEST_S = 1.0  # after that no further sample is fetched
+_WORKER_S = 30.0  # within which a loader worker has to start and answer
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A sample fetched several times, always from the same random states.
+
+    What differs between the fetches is random in a way that no seed controls, and None here.
+
+    Attributes:
+        first: the first of the fetches.
+        stable: which of ``"types"``, ``"shapes"``, ``"values"`` are the same in all of them.
+    """
+
+    first: Fingerprint
+    stable: frozenset[str]
+
+    @classmethod
+    def of(cls, prints: Sequence[Fingerprint]) -> Sample:
+        """Return what ``prints`` have in common."""
+        first, *others = prints
+        same = {
+            "types": all(other.types == first.types for other in others),
+            "shapes": all(other.shapes == first.shapes for other in others),
+            "values": all(other == first for other in others),
+        }
+        return cls(first, frozenset(level for level, alike in same.items() if alike))
+
+
+def unlike(samples: Sequence[Sample]) -> str | None:
+    """Return in what one sample differs between ranks: ``"types"``, ``"shapes"``, ``"values"``.
+
+    Args:
+        samples: by rank.
+    """
+    mine = samples[0].first
+    for level in ("types", "shapes", "values"):
+        if not all(level in sample.stable for sample in samples):
+            continue
+        if level == "values":
+            alike = all(same_values(mine, sample.first) for sample in samples)
+        else:
+            alike = len({getattr(sample.first, level) for sample in samples}) == 1
+        if not alike:
+            return level
+    return None
+
+
+def positions_in(num_samples: int) -> list[int]:
+    """Return the first position, the middle, the last, and two that seem random."""
+    if num_samples < 1:
+        return []
+    odd = [(number * 2654435761 + 12345) % num_samples for number in (1, 2)]
+    return sorted({0, num_samples // 2, num_samples - 1, *odd})
+
+
+def fetch_samples(
+    loader: DataLoader[Any], positions: Sequence[int], repeats: int
+) -> dict[int, Sample]:
+    """Return samples by position; empty where a loader worker could not tell.
+
+    In a loader worker of its own where the loader has workers, set up as theirs, and never in this
+    process then. Random states are left as they were.
+    """
+    if loader.num_workers == 0:
+        with same_chance():
+            return _looked_at(loader.dataset, positions, repeats)
+    probe = _Probe(loader.dataset, positions, repeats)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "This DataLoader will create")
+            inner: DataLoader[Any] = DataLoader(
+                probe,
+                batch_size=None,
+                num_workers=1,
+                collate_fn=_as_it_is,
+                worker_init_fn=WorkerInit(loader.worker_init_fn),
+                multiprocessing_context=loader.multiprocessing_context,
+                generator=torch.Generator(),
+                timeout=max(_WORKER_S, loader.timeout),
+            )
+            (samples,) = inner
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        warnings.warn(
+            f"No samples of {type(loader.dataset).__name__} were compared across ranks: the loader "
+            f"worker for that failed ({text}). Give all ranks the same data set in the same order.",
+            EvenstepWarning,
+            stacklevel=6,
+        )
+        return {}
+    return samples  # type: ignore[no-any-return]
+
+
+@contextmanager
+def same_chance() -> Iterator[None]:
+    """Keep the random states of torch, numpy and Python as they are, whatever is drawn inside."""
+    python, own = random.getstate(), torch.get_rng_state()
+    numpy = sys.modules.get("numpy.random")
+    legacy = None if numpy is None else numpy.get_state()
+    on_cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        torch.set_rng_state(own)
+        if numpy is not None:
+            numpy.set_state(legacy)
+        if on_cuda is not None:
+            torch.cuda.set_rng_state(on_cuda)
+
+
+def seed_all(seed: int) -> None:
+    """Seed what data sets draw from, alike on all ranks; no device is initialised."""
+    random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    if (numpy := sys.modules.get("numpy.random")) is not None:
+        with suppress(TypeError, RuntimeError):  # of a bit generator that somebody has put there
+            numpy.seed(seed)
+
+
+@final
+class _Probe(Dataset[dict[int, Sample]]):
+    """A data set of one item: what a loader worker finds in the user's."""
+
+    def __init__(self, dataset: Any, positions: Sequence[int], repeats: int) -> None:
+        self.dataset = dataset
+        self._positions = positions
+        self._repeats = repeats
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> dict[int, Sample]:
+        return _looked_at(self.dataset, self._positions, self._repeats)
+
+
+def _looked_at(dataset: Any, positions: Sequence[int], repeats: int) -> dict[int, Sample]:
+    began_s = perf_counter()
+    found: dict[int, Sample] = {}
+    for position in positions:
+        if found and perf_counter() - began_s > _LONGEST_S:
+            break
+        found[position] = Sample.of([_print(dataset, position) for _ in range(repeats)])
+    return found
+
+
+def _print(dataset: Any, position: int) -> Fingerprint:
+    seed_all(_SEED + position % 1000)
+    try:
+        (sample,) = fetch(dataset, [position])
+        return Fingerprint.of(sample)
+    except Exception as error:  # of the user's code; training would meet it too, or never ask
+        return Fingerprint.of_error(error)
+
+
+def _as_it_is(samples: Any) -> Any:
+    return samples

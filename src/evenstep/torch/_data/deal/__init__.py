@@ -1,0 +1,1 @@
+"""Who computes which samples: integers from integers, of no framework."""

@@ -1,0 +1,88 @@
+"""Who evaluates which samples: shares by speed, spread evenly over the order, cut into forwards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...._types import IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class EvalForward:
+    """What one forward of an evaluation gets.
+
+    Attributes:
+        positions: places in the order, ascending, at least one.
+        count: how many of them count; 0 for a stand-in.
+    """
+
+    positions: tuple[int, ...]
+    count: int
+
+
+def in_proportion(total: int, weights: Sequence[int]) -> IntArray:
+    """Return ``total`` split in proportion to ``weights``, by largest remainder.
+
+    In integers alone, so that ranks which hold the same weights agree without a word. Where
+    ``total`` is at most the sum of the weights, nobody gets more than its weight.
+
+    Args:
+        total: what to split, at least 0.
+        weights: at least 0 each, not all 0, ``(world_size,)``.
+
+    Returns:
+        Shares that add up to ``total``, ``(world_size,)``; ties go to the lower rank.
+    """
+    whole = sum(weights)
+    floors = [total * weight // whole for weight in weights]
+    rests = [total * weight % whole for weight in weights]
+    for rank in sorted(range(len(weights)), key=lambda rank: -rests[rank])[: total - sum(floors)]:
+        floors[rank] += 1
+    return np.array(floors, np.int64)
+
+
+def spread(sizes: IntArray) -> IntArray:
+    """Return the owner of every position, each rank's spread evenly over all of them.
+
+    Data sets are often sorted, by length say: contiguous shares would be of unlike cost.
+
+    Args:
+        sizes: positions of each rank, ``(world_size,)``.
+
+    Returns:
+        Ranks, ``(sizes.sum(),)``.
+    """
+    owners = np.repeat(np.arange(len(sizes)), sizes)
+    places = np.concatenate([np.arange(size) for size in sizes.tolist()])
+    # A rank's j-th of n belongs at (2j + 1) / 2n of the way; in integers, as ranks have to agree.
+    way = ((2 * places + 1) << 32) // (2 * sizes[owners])
+    ranks: IntArray = owners[np.argsort(way, kind="stable")]
+    return ranks
+
+
+def forwards(
+    rank: int, num_samples: int, weights: Sequence[int], *, batch_size: int, lockstep: bool
+) -> list[EvalForward]:
+    """Return what ``rank`` evaluates, forward by forward.
+
+    Args:
+        rank: whose part.
+        num_samples: samples of the evaluation over all ranks.
+        weights: speeds of the ranks, as the sizes of a plan, ``(world_size,)``.
+        batch_size: most samples of one forward.
+        lockstep: whether every rank makes as many forwards as any other, of sizes as equal as
+            can be; a forward for which it has no sample gets the first one as a stand-in.
+    """
+    if not num_samples:
+        return []
+    sizes = in_proportion(num_samples, weights)
+    mine = np.flatnonzero(spread(sizes) == rank).tolist()
+    if not lockstep:
+        parts = [mine[k : k + batch_size] for k in range(0, len(mine), batch_size)]
+    else:
+        num_forwards = -(-int(sizes.max()) // batch_size)
+        parts = [part.tolist() for part in np.array_split(np.array(mine, np.int64), num_forwards)]
+    return [EvalForward(tuple(part) or (0,), len(part)) for part in parts]

@@ -1,0 +1,258 @@
+"""Which samples of a step are this rank's, replayed from the sequence of plans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...._types import IntArray
+from ....control import Plan
+from ....control._cut import cut
+from ....exceptions import invalid
+from ....order import Deal
+from ....sync import Claim
+
+
+@dataclass(frozen=True, slots=True)
+class StepSpan:
+    """Where a step lies in the run and in its epoch's order.
+
+    Attributes:
+        step: optimizer step, counted over the run, from 0.
+        first: its first position in the order.
+        num_samples: how many positions it has over all ranks.
+    """
+
+    step: int
+    first: int
+    num_samples: int
+
+
+def spans_of(step: int, first: int, end: int, size: int) -> Iterator[StepSpan]:
+    """Yield the steps from ``step`` on, of ``size`` positions each from ``first`` to ``end``."""
+    for number, begin in enumerate(range(first, end, size), start=step):
+        yield StepSpan(number, begin, min(size, end - begin))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Share:
+    """This rank's part of one step under one plan.
+
+    Attributes:
+        slots: its samples, counted from the first of the step, ascending.
+        forwards: how many of them each of its forwards gets, one after the other. Fewer than
+            there are slots where the others are up for claims.
+    """
+
+    slots: IntArray
+    forwards: tuple[int, ...]
+
+    def equals(self, other: Share) -> bool:
+        """Return whether it is the same samples in the same forwards."""
+        return self.forwards == other.forwards and (
+            self.slots is other.slots or np.array_equal(self.slots, other.slots)
+        )
+
+    def fetched(self) -> IntArray:
+        """Return the slots to fetch: its own or, if it has none, the step's first to stand in."""
+        return self.slots if len(self.slots) else np.zeros(1, np.int64)
+
+    def begun(self) -> IntArray:
+        """Return those of them that the forwards begin with."""
+        if len(self.forwards) == 1:
+            return self.fetched()[: max(self.forwards[0], 1)]
+        return self.fetched()[: sum(max(size, 1) for size in self.forwards)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenStep:
+    """A step whose samples are up for claims: what is in force in it, whatever is planned later.
+
+    With a device that runs ahead, the next plan is heard of while a step is under way.
+
+    Attributes:
+        rank: this process.
+        plan: the one in force.
+        deal: who owns which of its slots.
+    """
+
+    rank: int
+    plan: Plan
+    deal: Deal
+
+    def kept(self) -> IntArray:
+        """Return the slots that are this rank's unasked, but for a later forward."""
+        assert self.plan.first is not None
+        first = self.plan.first[self.rank]
+        return self.deal.slots(self.rank)[_begins_with(self.plan, self.rank) : first]
+
+    def claimed(self, claim: Claim) -> IntArray:
+        """Return the slots of a claim."""
+        return self.deal.slots(claim.owner)[claim.start : claim.stop]
+
+    def forwards(self, num_samples: int) -> tuple[int, ...]:
+        """Return how many of ``num_samples`` each forward gets.
+
+        Never more than the plan or an equal split would have put through one: a claim may be
+        larger than anything whose memory is known.
+        """
+        plan = self.plan
+        limit = max(plan.batch_size[self.rank], -(-len(self.deal.owner) // len(plan.batch_size)))
+        if plan.max_forward is not None:
+            limit = min(limit, plan.max_forward[self.rank])
+        return cut(num_samples, limit, self.tile)
+
+    @property
+    def tile(self) -> int:
+        """Samples that keep together."""
+        return self.plan.tile or 1
+
+
+class PlanBook:
+    """The plans from the one in force on, each with its deal.
+
+    Every rank learns every plan and moves the same deal along, hence they agree who owns a slot
+    without a word. The first plan is the one in force when the first step was asked for, the same
+    on all ranks; what was heard before waits until then.
+
+    One thread at a time may add plans; any may ask for a share meanwhile.
+
+    Args:
+        rank: whose share is asked for.
+        global_batch_size: samples of a full step.
+    """
+
+    def __init__(self, rank: int, global_batch_size: int) -> None:
+        self._rank = rank
+        self._global_batch_size = global_batch_size
+        # Replaced and never changed, so that whoever looks at it needs no lock.
+        self._entries: tuple[tuple[Plan, Deal, Share], ...] = ()
+        self._heard: list[Plan] = []
+
+    def hear(self, plan: Plan, *, now: int = 0) -> bool:
+        """Take note of a plan for the steps ahead; return whether it was new and put to use.
+
+        Args:
+            plan: comes after the one heard last.
+            now: the earliest step of the run that can still be asked for. What cannot be in force
+                then is forgotten: a loader may wait for long while others train.
+
+        Raises:
+            RuntimeError: the plan before it was never heard of.
+            ValueError: its sizes do not add up to the global batch.
+        """
+        if not self._entries:
+            self._heard.append(plan)
+            while len(self._heard) > 1 and self._heard[1].first_step <= now:
+                del self._heard[0]
+            return False
+        newest, deal, _ = self._entries[-1]
+        if plan.epoch <= newest.epoch:
+            return False
+        if plan.epoch > newest.epoch + 1:
+            raise RuntimeError(f"plan {plan.epoch} came after plan {newest.epoch}: one is missing")
+        self._append(plan, deal.move(self._sizes(plan)))
+        self._forget(now)
+        return True
+
+    def apply(self, plan: Plan, step: int) -> bool:
+        """Put into force what the plan point of ``step`` says, and forget what came before.
+
+        Returns:
+            Whether it was new, so that shares may have changed.
+        """
+        if self._entries:
+            is_new = self.hear(plan)
+        else:
+            is_new = True
+            self._append(plan, Deal.fresh(self._sizes(plan)))
+            for later in self._heard:
+                self.hear(later)
+            self._heard.clear()
+        self._forget(step)
+        return is_new
+
+    def _forget(self, now: int) -> None:
+        while len(self._entries) > 1 and self._entries[1][0].first_step <= now:
+            self._entries = self._entries[1:]
+
+    def share(self, span: StepSpan, *, whole: bool) -> Share | None:
+        """Return this rank's part of a step; None while no plan is in force.
+
+        Args:
+            span: the step.
+            whole: whether it goes through one forward, however large it is.
+        """
+        if not self._entries:
+            return None
+        plan, _, share = self._entry(span)
+        if span.num_samples < self._global_batch_size:
+            share = self._tail(plan, span.num_samples)
+        if whole:
+            return share
+        num_samples = len(share.slots)
+        if num_samples and self.has_claims(span):
+            num_samples = _begins_with(plan, self._rank)
+            if not num_samples:
+                return Share(share.slots, ())
+        return Share(share.slots, plan.forwards(self._rank, num_samples))
+
+    def has_claims(self, span: StepSpan) -> bool:
+        """Return whether samples of a step are up for claims; never in the short last one."""
+        is_full = span.num_samples == self._global_batch_size
+        return is_full and self._entry(span)[0].first is not None
+
+    def open_step(self, span: StepSpan) -> OpenStep | None:
+        """Return what its claims go by, before a later plan can take effect; None without any."""
+        if not self.has_claims(span):
+            return None
+        plan, deal, _ = self._entry(span)
+        return OpenStep(self._rank, plan, deal)
+
+    def _entry(self, span: StepSpan) -> tuple[Plan, Deal, Share]:
+        """Return what is in force in a step; the first if none has begun."""
+        entries = self._entries
+        for entry in reversed(entries):
+            if entry[0].first_step <= span.step:
+                return entry
+        return entries[0]
+
+    def _append(self, plan: Plan, deal: Deal) -> None:
+        share = _in_one_forward(deal.slots(self._rank))
+        self._entries = (*self._entries, (plan, deal, share))
+
+    def _sizes(self, plan: Plan) -> IntArray:
+        if sum(plan.batch_size) != self._global_batch_size:
+            raise invalid(
+                "Plan(batch_size=...)",
+                f"add up to the global batch of {self._global_batch_size}",
+                plan.batch_size,
+                "Plan all of its samples, and no more.",
+            )
+        return np.array(plan.batch_size, np.int64)
+
+    def _tail(self, plan: Plan, num_samples: int) -> Share:
+        if plan.tail is None or sum(plan.tail) != num_samples:
+            raise invalid(
+                "Plan(tail=...)",
+                f"add up to the {num_samples} samples of the short last step",
+                plan.tail,
+                "Plan the tail as well, or set `DataLoader(drop_last=True)`.",
+            )
+        first = sum(plan.tail[: self._rank])
+        return _in_one_forward(np.arange(first, first + plan.tail[self._rank], dtype=np.int64))
+
+
+def _begins_with(plan: Plan, rank: int) -> int:
+    """Return the samples of the first forwards where others are up for claims: all but one.
+
+    Or all but as many as keep together.
+    """
+    assert plan.first is not None
+    return max(plan.first[rank] - (plan.tile or 1), 0)
+
+
+def _in_one_forward(slots: IntArray) -> Share:
+    return Share(slots, (len(slots),))

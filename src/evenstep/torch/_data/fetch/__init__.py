@@ -1,0 +1,1 @@
+"""How samples become batches: in this process, in loader workers, from a stream."""

@@ -1,0 +1,257 @@
+"""Chunks of samples: packed for the way from a worker, and put together to batches."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import warnings
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, default_collate
+
+_ALIGNMENT = 64
+# Larger buffers travel in shared memory. That takes a file descriptor and a handshake with the
+# worker, half a millisecond together, in which a pipe moves about this much.
+_LARGEST_INLINE = 1 << 19
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """One object, ready for a pipe between processes.
+
+    Attributes:
+        structure: everything but the contents of tensors and arrays, pickled.
+        buffers: those contents: one buffer with all, or several; tensors of bytes are in shared
+            memory where they were packed.
+        places: for each content, the buffer it is in, where it begins and where it ends.
+    """
+
+    structure: bytes
+    buffers: tuple[bytearray | Tensor, ...]
+    places: tuple[tuple[int, int, int], ...]
+
+    @property
+    def num_shared(self) -> int:
+        """Buffers in shared memory; each holds a file descriptor."""
+        return sum(isinstance(buffer, Tensor) for buffer in self.buffers)
+
+    def local(self) -> Packed:
+        """Return it in memory of this process alone."""
+        return Packed(self.structure, tuple(map(_copy, self.buffers)), self.places)
+
+    def unpack(self, *, copy: bool) -> Any:
+        """Return the object.
+
+        Args:
+            copy: whether it gets its own memory. If not, it shares the buffers with every other
+                object unpacked so: for readers only.
+        """
+        memory = [_view(_copy(buffer) if copy else buffer) for buffer in self.buffers]
+        contents = [memory[k][first:last] for k, first, last in self.places]
+        return pickle.loads(self.structure, buffers=contents)
+
+
+def pack(value: Any) -> Packed:
+    """Return ``value`` packed; tensors and arrays may be anywhere within.
+
+    Raises:
+        Exception: as `pickle` raises it, if ``value`` cannot be sent to another process.
+    """
+    contents: list[pickle.PickleBuffer] = []
+    file = io.BytesIO()
+    pickler = _Pickler(file, protocol=5, buffer_callback=contents.append)
+    pickler.dump(value)
+
+    common, places, buffers, size = [], [], [], 0
+    for content in contents:
+        view = content.raw()
+        shared = pickler.shared.get(id(content))
+        if shared is not None:
+            buffers.append(shared)
+            places.append((len(buffers), 0, view.nbytes))
+        else:
+            common.append((size, view))
+            places.append((0, size, size + view.nbytes))
+            size = -(-(size + view.nbytes) // _ALIGNMENT) * _ALIGNMENT
+    return Packed(file.getvalue(), (_gather(common, size), *buffers), tuple(places))
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles plain tensors as NumPy pickles arrays: by reference to their contents.
+
+    Attributes:
+        shared: contents that lie in shared memory already, by the identity of their reference.
+    """
+
+    def __init__(
+        self,
+        file: io.BytesIO,
+        *,
+        protocol: int,
+        buffer_callback: Callable[[pickle.PickleBuffer], None],
+    ) -> None:
+        super().__init__(file, protocol=protocol, buffer_callback=buffer_callback)
+        self.shared: dict[int, Tensor] = {}
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is not Tensor or not _is_plain(obj):
+            return NotImplemented  # its own way, in the structure
+        contents = obj.contiguous().view(-1).view(torch.uint8)
+        memory: Any = contents.numpy()
+        reference = pickle.PickleBuffer(memory)
+        if contents.numel() > _LARGEST_INLINE and contents.is_shared():  # type: ignore[no-untyped-call]
+            self.shared[id(reference)] = contents
+        return _rebuild, (reference, obj.dtype, tuple(obj.shape))
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return (
+        tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and tensor.numel() > 0
+        and not (tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+        and not tensor.__dict__  # attributes a user hung on it
+    )
+
+
+def _rebuild(contents: Any, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+    return torch.frombuffer(contents, dtype=dtype).view(shape)
+
+
+def _gather(contents: Sequence[tuple[int, memoryview]], size: int) -> bytearray | Tensor:
+    """Return a buffer of ``size`` with each of the contents where it says."""
+    buffer: bytearray | Tensor = bytearray(size)
+    if size > _LARGEST_INLINE:
+        buffer = torch.empty(size, dtype=torch.uint8, device="cpu").share_memory_()  # type: ignore[no-untyped-call]
+    target = buffer.numpy() if isinstance(buffer, Tensor) else np.frombuffer(buffer, np.uint8)
+    for first, view in contents:
+        target[first : first + view.nbytes] = np.frombuffer(view, np.uint8)
+    return buffer
+
+
+def _copy(buffer: bytearray | Tensor) -> bytearray | Tensor:
+    return buffer.clone() if isinstance(buffer, Tensor) else bytearray(buffer)
+
+
+def _view(buffer: bytearray | Tensor) -> memoryview:
+    memory: Any = buffer.numpy() if isinstance(buffer, Tensor) else buffer
+    return memoryview(memory)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRows:
+    """Samples of a batch that lie side by side in a chunk.
+
+    Attributes:
+        chunk: the chunk.
+        first: the first one's place in it.
+        last: the place after the last one.
+    """
+
+    chunk: Packed
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Collation:
+    """How samples become batches, here and already in the workers.
+
+    Torch's ``default_collate`` runs in the workers, chunk by chunk, and the batch is a matter of
+    laying collated chunks side by side. Any other function is given the list of samples, as it
+    expects, in the background of the training process: the samples of a batch are known no
+    earlier than its plan.
+
+    Attributes:
+        collate: the user's ``collate_fn``.
+        merge: what workers apply to a chunk's samples; None is to leave them.
+    """
+
+    collate: Callable[[list[Any]], Any]
+    merge: Callable[[list[Any]], Any] | None
+
+    @classmethod
+    def of(cls, collate: Callable[[list[Any]], Any]) -> Collation:
+        """Return the fastest way that honours ``collate``."""
+        return cls(collate, collate_chunk if collate is default_collate else None)
+
+    def batch(self, runs: Sequence[ChunkRows]) -> Any:
+        """Return one batch of the samples in ``runs``, in memory of its own."""
+        if self.merge is not None:
+            chunks = [run.chunk.unpack(copy=False) for run in runs]
+            return _join(chunks, [slice(run.first, run.last) for run in runs])
+        # Copies, as a `collate_fn` may change its samples, and the batch may be made again.
+        parts = [run.chunk.unpack(copy=True)[run.first : run.last] for run in runs]
+        return self.collate(list(chain.from_iterable(parts)))
+
+
+def collate_chunk(samples: list[Any]) -> Any:
+    """Return ``default_collate(samples)``, of which chunks can be laid side by side.
+
+    Raises:
+        TypeError: they cannot, as a type of the user's own is involved.
+    """
+    collated = default_collate(samples)
+    _join([collated], [slice(0, 1)])
+    return collated
+
+
+def _join(chunks: Sequence[Any], rows: Sequence[slice]) -> Any:
+    """Return what ``default_collate`` makes of the samples at ``rows`` of collated chunks."""
+    first = chunks[0]
+    if isinstance(first, Tensor):
+        return torch.cat([chunk[part] for chunk, part in zip(chunks, rows, strict=True)])
+    if isinstance(first, Mapping):
+        fields = {key: _join([chunk[key] for chunk in chunks], rows) for key in first}
+        if isinstance(first, MutableMapping):
+            joined = copy.copy(first)
+            joined.update(fields)
+            return joined
+        return type(first)(fields)  # type: ignore[call-arg]
+    if isinstance(first, (list, tuple)):
+        if first and isinstance(first[0], (str, bytes)):  # text is left as it is, one a sample
+            texts = [chunk[part] for chunk, part in zip(chunks, rows, strict=True)]
+            return type(first)(chain.from_iterable(texts))
+        items = [_join(field, rows) for field in zip(*chunks, strict=True)]
+        return type(first)(*items) if hasattr(first, "_fields") else type(first)(items)
+    raise TypeError(
+        f"`default_collate` made a {type(first).__name__} of samples, which cannot be laid side "
+        "by side with others. Pass `DataLoader(collate_fn=...)` with a function of your own that "
+        "calls `default_collate`."
+    )
+
+
+def pinner_of(loader: DataLoader[Any]) -> Callable[[Any], Any]:
+    """Return what ``loader.pin_memory`` asks for, and say if nothing can come of it."""
+    if loader.pin_memory and not torch.accelerator.is_available():
+        warnings.warn(
+            "`DataLoader(pin_memory=True)` has no effect: there is no accelerator.", stacklevel=4
+        )
+    return pinner(wanted=loader.pin_memory)
+
+
+def pinner(*, wanted: bool) -> Callable[[Any], Any]:
+    """Return what moves a batch into pinned memory; without an accelerator, nothing does.
+
+    For the thread that calls this: it takes over that thread's device.
+    """
+    if not wanted or not torch.accelerator.is_available():
+        return lambda batch: batch
+    # Private by its path, and the one function that knows how to pin whatever a batch may be.
+    from torch.utils.data._utils.pin_memory import pin_memory
+
+    device = torch.accelerator.current_accelerator()
+    index = torch.accelerator.current_device_index()
+
+    def pin(batch: Any) -> Any:
+        torch.accelerator.set_device_index(index)
+        return pin_memory(batch, None if device is None else device.type)  # type: ignore[no-untyped-call]
+
+    return pin

@@ -1,0 +1,299 @@
+"""Torch's own loader workers, given tasks: what runs inside them, and the pool of one rank."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import traceback
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from threading import Thread, current_thread
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from ._chunks import Packed, pack
+from ._sources import fetch
+
+_PARENT_CHECK_S = 5.0  # as often as torch's own workers look whether their parent is there
+# Enough that a worker never waits for the next task, few enough that a task which a new plan
+# makes urgent has at most this many in front of it.
+_TASKS_PER_WORKER = 2
+_STOP_WITHIN_S = 2.0
+# Torch looks every 5 s whether a worker that sends nothing is still there.
+_NOTICE_WITHIN_S = 6.0
+
+
+@dataclass(frozen=True, slots=True)
+class FetchTask:
+    """Samples to fetch in one go.
+
+    Attributes:
+        number: which task it is, in the order in which they were given out.
+        indices: the data set's indices, at least one.
+    """
+
+    number: int
+    indices: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error of the user's code, as text that survives the way between processes."""
+
+    kind: type[Exception]
+    message: str
+
+    def error(self) -> Exception:
+        """Return it as an exception of the same type, or RuntimeError if that takes more."""
+        try:
+            return self.kind(_Verbatim(self.message))
+        except Exception:
+            return RuntimeError(self.message)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedChunk:
+    """What became of a task.
+
+    Attributes:
+        number: the task's.
+        content: the samples, or why there are none.
+        fetch_s: what they took, in seconds.
+    """
+
+    number: int
+    content: Packed | Failure
+    fetch_s: float
+
+
+class FetchService(IterableDataset[FetchedChunk]):
+    """The user's data set as a service: an endless stream of the chunks it is asked for.
+
+    Torch's loader runs one copy in each of its workers, which so start, are seeded, set up by
+    ``worker_init_fn`` and stopped as in any loader. That loader prefetches by counting, and what
+    it asks of an ``IterableDataset`` is merely the next item: which one, tasks say that arrive
+    through a pipe, as late as can be.
+
+    Args:
+        dataset: the user's.
+        inboxes: one end of a pipe for each worker; a Task is done, None ends the stream.
+        merge: applied to the samples of a chunk before they are packed; None is to leave them.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        inboxes: Sequence[Connection],
+        merge: Callable[[list[Any]], Any] | None,
+    ) -> None:
+        self.dataset = dataset
+        self._inboxes = inboxes
+        self._merge = merge
+
+    def __iter__(self) -> Iterator[FetchedChunk]:
+        info = get_worker_info()
+        assert info is not None  # it runs in loader workers alone
+        tasks: deque[FetchTask] = deque()
+        parent = os.getppid()
+        while self._receive(self._inboxes[info.id], tasks, parent):
+            yield self._do(tasks.popleft(), info.id)
+
+    def _receive(self, inbox: Connection, tasks: deque[FetchTask], parent: int) -> bool:
+        """Move all messages into ``tasks``, at least one; return whether to go on."""
+        while not tasks or inbox.poll():
+            if not inbox.poll(_PARENT_CHECK_S):
+                # Forked siblings keep the pipe open when the training process is killed.
+                if os.getppid() != parent:
+                    return False
+                continue
+            try:
+                task = inbox.recv()
+            except EOFError:
+                return False
+            if task is None:
+                return False
+            tasks.append(task)
+        return True
+
+    def _do(self, task: FetchTask, worker: int) -> FetchedChunk:
+        began_s = perf_counter()
+        try:
+            samples = fetch(self.dataset, task.indices)
+            if len(samples) != len(task.indices):
+                raise ValueError(
+                    f"`__getitems__` must return {len(task.indices)} samples for as many indices, "
+                    f"got {len(samples)}. Return one per index, in their order."
+                )
+            fetch_s = perf_counter() - began_s
+            content: Packed | Failure = pack(self._merge(samples) if self._merge else samples)
+        except Exception as error:
+            fetch_s = perf_counter() - began_s
+            content = _failure(error, worker)
+        return FetchedChunk(task.number, content, fetch_s)
+
+
+class WorkerInit:
+    """Shows the user's code the user's data set, then runs the user's ``worker_init_fn``."""
+
+    def __init__(self, function: Callable[[int], Any] | None) -> None:
+        self._function = function
+
+    def __call__(self, worker: int) -> None:
+        info = get_worker_info()
+        assert info is not None
+        service: Any = info.dataset
+        # Past the frozen guard: `get_worker_info().dataset` is where such functions look.
+        object.__setattr__(info, "dataset", service.dataset)
+        if self._function is not None:
+            self._function(worker)
+
+
+class _Verbatim(str):
+    """Text that shows its line breaks where an exception shows its argument's repr: KeyError."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _failure(error: Exception, worker: int) -> Failure:
+    name = type(error).__name__
+    where = f"Caught {name} in DataLoader worker process {worker}."
+    text = "".join(traceback.format_exception(error))
+    try:
+        kind = pickle.loads(pickle.dumps(type(error)))
+    except Exception:
+        kind = RuntimeError  # defined where the training process could not find it
+    return Failure(kind, f"{where}\nOriginal {text}")
+
+
+class WorkerPool:
+    """Starts torch's own loader workers, gives them tasks and brings in what they fetched.
+
+    One thread receives, so that chunks arrive while the training thread computes. ``started``
+    and ``stop`` belong to the training thread: torch watches its workers through a signal handler
+    which only the main thread can set.
+
+    Args:
+        loader: the user's, with at least one worker.
+        generator: draws what seeds the workers.
+        merge: applied to the samples of a chunk in the worker; None is to leave them.
+        deliver: called by the receiving thread with every chunk.
+        fail: called by the receiving thread, once, with why there will be no more.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        *,
+        generator: torch.Generator,
+        merge: Callable[[list[Any]], Any] | None,
+        deliver: Callable[[FetchedChunk], None],
+        fail: Callable[[Exception], None],
+    ) -> None:
+        self._deliver = deliver
+        self._fail = fail
+        self._stopping = False
+        self._num_sent = 0
+        self._worker_of: dict[int, int] = {}
+        self._load = [0] * loader.num_workers
+
+        pipes = [multiprocessing.Pipe(duplex=False) for _ in range(loader.num_workers)]
+        self._outboxes: list[Connection] = [theirs for _, theirs in pipes]
+        inboxes = [mine for mine, _ in pipes]
+        chunks = _chunks(loader, FetchService(loader.dataset, inboxes, merge), generator)
+        # Torch has no public name for its workers. Of all children of this process, other threads
+        # may have started some meanwhile, which are not ours to end.
+        self._processes = tuple(chunks._workers)  # type: ignore[attr-defined]
+        for inbox in inboxes:
+            inbox.close()
+        self._thread = Thread(
+            target=self._receive, args=(chunks,), name="evenstep-receive", daemon=True
+        )
+        # Workers end with the last reference, so it is the thread's alone.
+        del chunks
+        self._thread.start()
+
+    def has_room(self) -> bool:
+        """Return whether a worker would take another task."""
+        return min(self._load) < _TASKS_PER_WORKER
+
+    def send(self, indices: list[int]) -> int:
+        """Give the least busy worker a task and return its number."""
+        worker = self._load.index(min(self._load))
+        task = FetchTask(self._num_sent, indices)
+        with suppress(OSError):  # it died, as the receiving thread is about to find
+            self._outboxes[worker].send(task)
+        self._num_sent += 1
+        self._load[worker] += 1
+        self._worker_of[task.number] = worker
+        return task.number
+
+    def done(self, number: int) -> None:
+        """Take note that a task's chunk has arrived."""
+        self._load[self._worker_of.pop(number)] -= 1
+
+    def stop(self) -> None:
+        """End workers and thread. What is being fetched may finish; after 2 s it is killed."""
+        self._stopping = True
+        self._dismiss()
+        if current_thread() is not self._thread:  # as when it collects a forgotten loader
+            self._thread.join(_STOP_WITHIN_S)
+            if self._thread.is_alive():
+                for process in self._processes:
+                    process.terminate()  # torch's workers take it from their parent as a clean end
+                self._thread.join(_NOTICE_WITHIN_S)
+        for outbox in self._outboxes:
+            outbox.close()
+
+    def _receive(self, chunks: Iterator[FetchedChunk]) -> None:
+        problem: Exception = RuntimeError("the loader workers ended unasked")
+        try:
+            for chunk in chunks:
+                self._deliver(chunk)
+        except Exception as error:
+            problem = error
+            # Tracebacks would keep the iterator, and so the workers, alive.
+            problem.__traceback__ = problem.__cause__ = problem.__context__ = None
+        self._dismiss()
+        if not self._stopping:
+            self._fail(problem)
+
+    def _dismiss(self) -> None:
+        for outbox in self._outboxes:
+            with suppress(OSError):  # that worker is gone, or it was told before
+                outbox.send(None)
+
+
+def _chunks(
+    loader: DataLoader[Any], service: FetchService, generator: torch.Generator
+) -> Iterator[FetchedChunk]:
+    """Run ``service`` in torch's own workers, as many and as set up as the user's loader asks."""
+    with warnings.catch_warnings():
+        # The user's own loader has said so already.
+        warnings.filterwarnings("ignore", "This DataLoader will create")
+        inner: DataLoader[Any] = DataLoader(
+            service,
+            batch_size=None,
+            num_workers=loader.num_workers,
+            collate_fn=_as_it_is,
+            worker_init_fn=WorkerInit(loader.worker_init_fn),
+            multiprocessing_context=loader.multiprocessing_context,
+            generator=generator,
+            prefetch_factor=_TASKS_PER_WORKER,
+            in_order=False,
+        )
+        return iter(inner)
+
+
+def _as_it_is(chunk: Any) -> Any:
+    return chunk

@@ -1,0 +1,257 @@
+"""Batches fetched ahead by loader workers, and put together as late as the plan allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from threading import Condition, Thread, current_thread
+from time import monotonic
+from typing import Any
+
+import numpy as np
+from torch.utils.data import DataLoader
+
+from ...._types import IntArray
+from .._step import MicroBatch
+from ..deal._plans import StepSpan
+from ._chunks import Collation, Packed
+from ._horizon import Horizon, StepWork
+from ._loader_workers import Failure, FetchedChunk, WorkerPool
+from ._sources import Feed, FetchCounts, IndicesOf, ShareOf, worker_generator
+
+
+class PrefetchSource:
+    """Samples by the loader workers, batches by a thread.
+
+    Workers are asked for what this rank owns under the newest plan, the nearest step first, and
+    for no more than two chunks each at a time, so what a new plan adds is on its way within
+    milliseconds. The batch of the next step is made in the background under the plan then in
+    force, and made again if that changes; its samples are in the order of their positions, so the
+    same plans give the same batches.
+
+    Three threads meet here, all under ``changed``: the training thread (everything public), the
+    one that receives chunks, and the one that makes batches. ``replan`` may come from any.
+
+    Args:
+        loader: the user's, with at least one worker.
+        changed: guards the plans and all state here.
+        pin: moves a batch to pinned memory, in the background.
+    """
+
+    def __init__(
+        self, loader: DataLoader[Any], *, changed: Condition, pin: Callable[[Any], Any]
+    ) -> None:
+        assert loader.prefetch_factor is not None  # torch fills it in where there are workers
+        self._loader = loader
+        self._changed = changed
+        self._pin = pin
+        self._assembly = Collation.of(loader.collate_fn)
+        self._horizon = Horizon(
+            num_steps=max(2, loader.num_workers * loader.prefetch_factor),
+            num_workers=loader.num_workers,
+        )
+        self._crew: WorkerPool | None = None
+        self._maker: Thread | None = None
+        self._share_of: ShareOf | None = None
+        self._tasks: dict[int, tuple[StepWork, IntArray]] = {}
+        self._problem: Exception | None = None
+        self._closing = False
+        self.counts = FetchCounts()
+
+    def open(self) -> None:
+        if self._crew is not None:
+            return
+        self._closing, self._problem = False, None
+        self._tasks.clear()
+        self._crew = WorkerPool(
+            self._loader,
+            generator=worker_generator(self._loader),
+            merge=self._assembly.merge,
+            deliver=self._deliver,
+            fail=self._fail,
+        )
+        self._maker = Thread(target=self._make_batches, name="evenstep-collate", daemon=True)
+        self._maker.start()
+
+    def begin(self, indices_of: IndicesOf, spans: Iterator[StepSpan], share_of: ShareOf) -> None:
+        with self._changed:
+            self._share_of = share_of
+            self._horizon.begin(spans, indices_of)
+            self.replan()
+
+    def replan(self) -> None:
+        with self._changed:
+            if self._share_of is not None:
+                self._horizon.replan(self._share_of)
+                self._ask()
+                self._changed.notify_all()
+
+    def take(self, span: StepSpan) -> tuple[list[MicroBatch], Feed]:
+        with self._changed:
+            work = self._horizon.first
+            assert work is not None
+            assert work.span == span
+            self._wait_until(work.is_made)
+            assert work.made is not None
+            self.counts.used += len(work.share.begun())
+            self._horizon.drop_first()
+            work.handed_out = True
+            self.replan()
+            made = work.made[1]
+        if isinstance(made, Exception):
+            raise made
+        return made, WorkFeed(self, work)
+
+    def request(self, work: StepWork, slots: IntArray) -> bool:
+        """Ask for samples of a step under way, before all others; return whether all are here."""
+        with self._changed:
+            missing = work.want(slots)
+            if self._crew is None or self._share_of is None:
+                return False
+            for part in np.array_split(missing, min(len(missing), self._loader.num_workers) or 1):
+                if len(part):
+                    number = self._crew.send(work.indices(part))
+                    self._tasks[number] = work, part
+            self.counts.requested += len(missing)
+            return work.has(slots)
+
+    def fetch_s(self, num_samples: int) -> float:
+        """Return in how many seconds workers would have fetched so many samples."""
+        with self._changed:
+            return self._horizon.fetch_s(num_samples)
+
+    def collated(self, work: StepWork, slots: IntArray) -> Any:
+        """Return a batch of samples of a step under way, as soon as they are here."""
+        self.request(work, slots)
+        with self._changed:
+            self._wait_until(lambda: work.has(slots))
+            runs = list(work.runs_of(slots.tolist()))
+            self.counts.used += len(slots)
+        return self._pin(self._assembly.batch(runs))
+
+    def end(self) -> None:
+        with self._changed:
+            self._horizon.begin([])
+            self._share_of = None
+        if not self._loader.persistent_workers or self._problem is not None:
+            self.close()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closing = True
+            self._horizon.begin([])
+            self._share_of = None
+            self._changed.notify_all()
+        crew, self._crew = self._crew, None
+        if crew is not None:
+            crew.stop()
+        maker, self._maker = self._maker, None
+        # A forgotten loader is closed where it is collected, which may be in that very thread.
+        if maker is not None and maker is not current_thread():
+            maker.join()
+
+    def _wait_until(self, is_done: Callable[[], bool]) -> None:
+        """Wait for what workers and threads are at, as long as the user's loader would."""
+        limit_s = self._loader.timeout  # 0 is none
+        deadline_s = monotonic() + limit_s
+        while not is_done():
+            if self._problem is not None:
+                raise self._problem
+            if self._crew is None:
+                raise RuntimeError("the loader was closed, so nobody fetches for this step")
+            left_s = deadline_s - monotonic()
+            if limit_s and left_s <= 0:
+                raise RuntimeError(f"DataLoader timed out after {limit_s} seconds")
+            self._changed.wait(left_s if limit_s else None)
+
+    def _ask(self) -> None:
+        """Give workers with room the most urgent tasks there are."""
+        if self._crew is None or self._closing:
+            return
+        while self._crew.has_room() and (wanted := self._horizon.ask()) is not None:
+            work, slots = wanted
+            number = self._crew.send(work.indices(slots))
+            self._tasks[number] = wanted
+            self.counts.requested += len(slots)
+
+    def _deliver(self, chunk: FetchedChunk) -> None:
+        content = chunk.content
+        if isinstance(content, Packed) and content.num_shared and self._is_crowded():
+            content = content.local()
+        with self._changed:
+            if self._crew is None:  # closed meanwhile
+                return
+            work, slots = self._tasks.pop(chunk.number)
+            self._crew.done(chunk.number)
+            self._horizon.learn(len(slots), chunk.fetch_s)
+            if isinstance(content, Failure):
+                self._problem = self._problem or content.error()
+            else:
+                work.store(slots, content)
+            self._ask()
+            is_next = work is self._horizon.first and work.is_complete()
+            if self._problem or is_next or work.handed_out:
+                self._changed.notify_all()
+
+    def _is_crowded(self) -> bool:
+        with self._changed:
+            return self._horizon.is_crowded()
+
+    def _fail(self, problem: Exception) -> None:
+        with self._changed:
+            self._problem = self._problem or problem
+            self._changed.notify_all()
+
+    def _make_batches(self) -> None:
+        while self._is_due():
+            self._make_next()  # a frame of its own, which keeps no batch while there is no work
+
+    def _is_due(self) -> bool:
+        """Wait until the next step's batches can be made, or return False: there is an end."""
+        with self._changed:
+            while not self._closing:
+                work = self._horizon.first
+                if work is not None and work.is_complete() and not work.is_made():
+                    return True
+                del work
+                self._changed.wait()
+            return False
+
+    def _make_next(self) -> None:
+        with self._changed:
+            work = self._horizon.first
+            if work is None or not work.is_complete():  # another plan has come in between
+                return
+            share, runs = work.share, work.runs()
+        made: list[MicroBatch] | Exception
+        try:
+            made = [
+                MicroBatch(self._pin(self._assembly.batch(part)), size)
+                for part, size in zip(runs, share.forwards, strict=True)
+            ]
+        except Exception as error:
+            made = error
+        with self._changed:
+            work.made = share, made
+            self._changed.notify_all()
+
+
+class WorkFeed:
+    """Samples of one step under way: those fetched for it, and what workers fetch at once.
+
+    Args:
+        source: fetches.
+        work: the step.
+    """
+
+    def __init__(self, source: PrefetchSource, work: StepWork) -> None:
+        self._source = source
+        self._work = work
+
+    def request(self, slots: IntArray) -> bool:
+        return self._source.request(self._work, slots)
+
+    def fetch_s(self, num_samples: int) -> float:
+        return self._source.fetch_s(num_samples)
+
+    def batch(self, slots: IntArray) -> Any:
+        return self._source.collated(self._work, slots)

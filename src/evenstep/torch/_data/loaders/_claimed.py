@@ -1,0 +1,158 @@
+"""A step of which a rank knows the beginning, and claims the rest as it goes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from time import perf_counter
+
+import numpy as np
+
+from ...._types import IntArray
+from .._protocols import PlanSource, StepListener
+from .._step import MicroBatch
+from ..deal._plans import OpenStep, StepSpan
+from ..fetch._sources import Feed
+
+_MOST_KEPT = 8  # an eighth of what a forward has
+
+
+class Claimed:
+    """What one rank computes of a step whose samples are up for claims.
+
+    DDP has to know at a forward whether its backward synchronises, so a rank always keeps some
+    samples back: it computes the others, claims, and goes on with what it kept and what it got,
+    less what it keeps back now. If it got nothing, what it kept is its last forward. So claims
+    come when they are due, and a step takes one forward more than it has claims.
+
+    It keeps back one sample, or as many as keep together; where workers fetch, as many as it
+    computes while they fetch as much as it claimed last. Those of its own part are here already.
+
+    Samples keep the order of their positions within a forward. What was handed out is kept: a loop
+    over the same step again gets it again, as it would without claims.
+
+    Args:
+        begun: what the forwards begin with.
+        span: where the step lies.
+        opened: whose its samples are.
+        feed: its other samples.
+        plans: grants claims.
+        listener: told when claims begin and end.
+        clock: monotonic seconds.
+
+    Attributes:
+        num_samples: samples so far.
+        num_forwards: forwards so far.
+    """
+
+    def __init__(
+        self,
+        begun: Sequence[MicroBatch],
+        span: StepSpan,
+        opened: OpenStep,
+        *,
+        feed: Feed,
+        plans: PlanSource,
+        listener: StepListener,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self._step = span.step
+        self._opened = opened
+        self._feed = feed
+        self._plans = plans
+        self._listener = listener
+        self._clock = clock
+        self._parts = list(begun)  # made, from the first of the step on
+        self._num_run = 0  # of those, handed out
+        self._due: deque[IntArray] = deque()  # slots of the forwards after those
+        self._kept = opened.kept()
+        # When the newest samples were begun with, and how many were done by then.
+        self._since: tuple[float, int] | None = None
+        self._speed: float | None = None
+        self.num_samples = sum(part.num_samples for part in begun) + len(self._kept)
+        self._is_over = not self.num_samples  # nobody planned for claims for nobody
+        self.num_forwards = max(len(self._parts), 1)
+
+    def __iter__(self) -> Iterator[tuple[MicroBatch, bool]]:
+        if self._since is None:
+            self._since = self._clock(), 0
+        count = 0
+        while count < len(self._parts) or self._go_on():
+            part, count = self._parts[count], count + 1
+            self._num_run = max(self._num_run, count)
+            self.num_forwards = self._num_run
+            yield part, self._is_over and not self._due and count == len(self._parts)
+
+    def whole(self) -> Sequence[MicroBatch]:
+        if not self._is_over:
+            self._end_with(self._claim(own=True))
+        while self._due:
+            self._make(self._due.popleft())
+        self.num_forwards = len(self._parts)
+        return self._parts
+
+    def _go_on(self) -> bool:
+        """Make what the next forward gets; return whether there is one."""
+        while not self._due and not self._is_over:
+            self._claim_more()
+        if self._due:
+            self._make(self._due.popleft())
+            return True
+        return False
+
+    def _claim_more(self) -> None:
+        """Claim, and see what goes into forwards now and what waits for the claim after."""
+        claimed = self._claim()
+        if not len(claimed):
+            self._end_with(claimed)
+            return
+        if not self._feed.request(claimed):  # that takes a while: go on with what is here
+            self._due.extend(self._cut(self._kept))
+            self._kept = claimed[:0]
+        held = np.sort(np.concatenate([self._kept, claimed]))
+        num_now = len(held) - self._keep(len(claimed), len(held))
+        self._due.extend(self._cut(held[:num_now]))
+        self._kept = held[num_now:]
+
+    def _end_with(self, claimed: IntArray) -> None:
+        """Compute what was kept back and what was claimed, and nothing after that."""
+        self._due.extend(self._cut(np.sort(np.concatenate([self._kept, claimed]))))
+        self._kept = claimed[:0]
+        self._is_over = True
+
+    def _claim(self, *, own: bool = False) -> IntArray:
+        """Return the slots that were claimed, ascending: the next ones, or all of its own."""
+        self._listener.begin_claim()
+        done = sum(part.num_samples for part in self._parts[: self._num_run])
+        if self._since is not None and not own:
+            (began_s, before), now_s = self._since, self._clock()
+            if done > before and now_s > began_s:
+                self._speed = (done - before) / (now_s - began_s)
+        granted = self._plans.claim(self._step, speed=self._speed, own=own)
+        slots = [self._opened.claimed(claim) for claim in granted]
+        claimed = np.sort(np.concatenate(slots)) if slots else self._kept[:0]
+        self.num_samples += len(claimed)
+        self._listener.end_claim(len(claimed))
+        self._since = self._clock(), done
+        return claimed
+
+    def _keep(self, num_claimed: int, num_held: int) -> int:
+        """Return how many of the samples held wait for the claim after them."""
+        tile = self._opened.tile
+        meanwhile = (self._speed or 0.0) * self._feed.fetch_s(num_claimed)
+        tiles = min(int(meanwhile) // tile, num_held // tile // _MOST_KEPT)
+        return min(tile * max(tiles, 1), num_held)
+
+    def _cut(self, slots: IntArray) -> list[IntArray]:
+        """Return the slots of each forward."""
+        if not len(slots):
+            return []
+        sizes = self._opened.forwards(len(slots))
+        return np.split(slots, np.cumsum(sizes)[:-1])
+
+    def _make(self, slots: IntArray) -> None:
+        """Make what a forward gets; a wait for it is no time of the model's."""
+        self._listener.begin_claim()
+        batch = self._feed.batch(slots)
+        self._listener.end_claim(0)
+        self._parts.append(MicroBatch(batch, len(slots)))

@@ -1,0 +1,277 @@
+"""Evaluation shared out over the ranks by their speeds: each sample once, none repeated."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
+
+from ...._types import IntArray
+from ....control import Plan
+from ....exceptions import invalid
+from ..._exchange._startup import Alone, SideGroup
+from ..._model._compiled import ddp_of
+from ..deal._evaluation import EvalForward, forwards
+from ..order._global_order import GlobalOrder
+
+
+class EvalLoader:
+    r"""Hands out this rank's part of an evaluation, and gives exact means over all of it.
+
+    Of $N$ samples rank $r$ gets $n_r \propto b_r$, with $b$ the local batch sizes of the newest
+    plan (equal ones before the first), so that ranks which trained a step in the same time
+    evaluate in the same time. Each sample is evaluated once over all ranks; nothing is padded or
+    repeated, as torch's ``DistributedSampler`` does. A rank's samples lie spread over the whole
+    data set, and come in batches of at most the loader's ``batch_size``.
+
+    Right for whatever is a mean over samples. Ranks get unlike numbers of batches, of unlike
+    sizes, and a short data set leaves some without any: so nothing in the loop may be a
+    collective. Where a forward is one itself, ranks go in lockstep: they make the same number of
+    forwards, and a rank that has no sample for one gets a stand-in, whose ``count`` is 0.
+
+    Usage:
+        validation = balancer.prepare_eval(DataLoader(held_out, batch_size=64))
+        with torch.no_grad():
+            for x, y in validation:
+                validation.add("loss", loss_fn(model(x), y))
+        print(validation.mean()["loss"])
+
+    Args:
+        loader: the user's own, over a data set with a length; its workers and ``collate_fn`` are
+            kept, and a sampler that draws runs on rank 0 for all.
+        side: the ranks.
+        plan: gives the newest plan that all ranks know of, or None before the first.
+        lockstep: tells at the start of an evaluation whether ranks go in lockstep.
+        report: called before a collective, so that a step under way does not wait for it.
+
+    Attributes:
+        count: samples of the batch in hand that count; 0 for a stand-in, None outside a loop.
+
+    Raises:
+        ValueError: the loader cannot be shared out; the message names the remedy.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        *,
+        side: SideGroup | Alone,
+        plan: Callable[[], Plan | None],
+        lockstep: Callable[[], bool],
+        report: Callable[[], None],
+    ) -> None:
+        _check(loader)
+        self._loader = loader
+        self._side = side
+        self._plan = plan
+        self._lockstep = lockstep
+        self._report = report
+        self._order = GlobalOrder(
+            loader, rank=side.rank, world_size=side.world_size, share=self._share
+        )
+        self._batches = _Batches()
+        self._inner = _inner(loader, self._batches)
+        self._sums: dict[str, tuple[Any, float]] = {}
+        self.count: int | None = None
+
+    @property
+    def dataset(self) -> Any:
+        """The user's data set."""
+        return self._loader.dataset
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of an evaluation over all ranks."""
+        return self._order.num_samples
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the user's loader has under ``name``, such as ``sampler``."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __len__(self) -> int:
+        """Return how many batches this rank would get now; a newer plan may change that."""
+        return len(self._forwards())
+
+    def __iter__(self) -> Iterator[Any]:
+        mine, order = self._forwards(), self._draw()
+        self._sums = {}
+        self._batches.of = [order[list(forward.positions)].tolist() for forward in mine]
+        try:
+            for batch, forward in zip(self._inner, mine, strict=True):
+                self.count = forward.count
+                yield batch
+        finally:
+            self.count = None
+
+    def add(self, name: str, value: float | torch.Tensor, *, count: float | None = None) -> None:
+        """Add the batch in hand to the mean of ``name``; waits for no rank and for no device.
+
+        Args:
+            name: what is measured.
+            value: its mean over the batch: a number, or a tensor of one element.
+            count: what it is a mean over, at least 0, where that is not samples: valid targets,
+                say. None is the batch's samples. A value over nothing is left out.
+
+        Raises:
+            RuntimeError: outside of a loop over this loader, without ``count``.
+            ValueError: ``value`` has several elements, or ``count`` is negative.
+        """
+        if count is None:
+            count = self.count
+        if count is None:
+            raise RuntimeError(
+                "No batch of this loader is in hand, so nobody knows how many samples the value is "
+                "a mean of. Add inside `for batch in loader`, or give `add(..., count=...)`."
+            )
+        if not 0 <= count < math.inf:
+            raise invalid("EvalLoader.add(count=...)", "be at least 0", count, "Count samples.")
+        if self.count == 0 or not count:  # a stand-in was evaluated by its owner
+            return
+        if isinstance(value, torch.Tensor):
+            if value.numel() != 1:
+                raise invalid(
+                    "EvalLoader.add(value=...)",
+                    "be one number, the mean over the batch",
+                    f"a tensor of shape {tuple(value.shape)}",
+                    "Reduce it with `.mean()`.",
+                )
+            value = value.detach().reshape(())
+            value = value if value.device.type == "mps" else value.double()
+        total, seen = self._sums.get(name, (0.0, 0.0))
+        self._sums[name] = total + value * count, seen + count
+
+    def mean(self) -> dict[str, float]:
+        """Return the mean of everything added since the last loop began, over all ranks.
+
+        Exact whatever the split: sums and counts in double precision, added in the order of the
+        ranks, so that every rank has the same number. Collective.
+        """
+        self._report()
+        mine = {name: (float(total), float(seen)) for name, (total, seen) in self._sums.items()}
+        everybody = self._side.collect(mine)
+        names = sorted({name for sums in everybody for name in sums})
+        means = {}
+        for name in names:
+            rows = [sums[name] for sums in everybody if name in sums]
+            means[name] = math.fsum(row[0] for row in rows) / math.fsum(row[1] for row in rows)
+        return means
+
+    def set_epoch(self, epoch: int) -> None:
+        """Pass ``epoch`` on to the sampler if it wants to know."""
+        if hasattr(self._loader.sampler, "set_epoch"):
+            self._loader.sampler.set_epoch(epoch)
+
+    def _forwards(self) -> list[EvalForward]:
+        plan = self._plan()
+        world_size = self._side.world_size
+        assert self._loader.batch_size is not None
+        return forwards(
+            self._side.rank,
+            self.num_samples,
+            plan.batch_size if plan is not None else (1,) * world_size,
+            batch_size=self._loader.batch_size,
+            lockstep=world_size > 1 and self._lockstep(),
+        )
+
+    def _draw(self) -> IntArray:
+        """Return the order. Only a sampler that draws has to be agreed on, by a broadcast."""
+        if type(self._loader.sampler) is SequentialSampler:
+            return np.arange(self.num_samples)
+        self._report()
+        return self._order.whole()
+
+    def _share(self, key: tuple[int, int], ints: IntArray | None) -> IntArray:
+        """Share integers by a collective: the loop begins as one."""
+        listed = None if ints is None else ints.tolist()
+        return np.array(self._side.share_indices(listed), np.int64)
+
+
+class _Batches:
+    """A batch sampler whose batches are given anew for every evaluation."""
+
+    def __init__(self) -> None:
+        self.of: list[list[int]] = []
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.of)
+
+    def __len__(self) -> int:
+        return len(self.of)
+
+
+def is_lockstep(asked: bool | None, modules: Iterable[nn.Module]) -> bool:
+    """Return what was asked for; if that is None, whether ``modules`` need ranks in lockstep."""
+    return forward_is_collective(modules) if asked is None else asked
+
+
+def forward_is_collective(modules: Iterable[nn.Module]) -> bool:
+    """Tell whether a forward of any of ``modules`` is a collective, in an evaluation too.
+
+    FSDP gathers parameters in every forward. DDP broadcasts buffers in a forward that follows one
+    with gradients: the first of an evaluation under ``torch.no_grad()``, and all without it.
+    """
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+
+    for module in modules:
+        if (ddp := ddp_of(module)) is not None:
+            if ddp.broadcast_buffers and any(True for _ in ddp.module.buffers()):
+                return True
+        elif any(
+            isinstance(part, FSDPModule | FullyShardedDataParallel) for part in module.modules()
+        ):
+            return True
+    return False
+
+
+def _check(loader: Any) -> None:
+    """Raise for what an evaluation cannot honour; ``GlobalOrder`` refuses more."""
+    if not isinstance(loader, DataLoader):
+        raise invalid(
+            "Balancer.prepare_eval(loader)",
+            "be a torch `DataLoader`",
+            type(loader).__name__,
+            "Pass the loader itself, one a call.",
+        )
+    if isinstance(loader.dataset, IterableDataset):
+        raise invalid(
+            "Balancer.prepare_eval(loader)",
+            "have a data set that is addressed by index",
+            f"the IterableDataset {type(loader.dataset).__name__}",
+            "Leave the loader as it is, have each rank read its own part, and take the mean with "
+            "`balancer.mean(value, count=...)`.",
+        )
+    if loader.drop_last:
+        raise invalid(
+            "Balancer.prepare_eval(loader)",
+            "evaluate every sample",
+            "`DataLoader(drop_last=True)`",
+            "Set `drop_last=False`; sizes of batches follow from the speeds of the ranks.",
+        )
+
+
+def _inner(loader: DataLoader[Any], batches: _Batches) -> DataLoader[Any]:
+    """Return torch's own loader over ``batches``, set up as the user's."""
+    with warnings.catch_warnings():
+        # The user's own loader has said so already.
+        warnings.filterwarnings("ignore", "This DataLoader will create")
+        return DataLoader(
+            loader.dataset,
+            batch_sampler=batches,
+            num_workers=loader.num_workers,
+            collate_fn=loader.collate_fn,
+            pin_memory=loader.pin_memory,
+            timeout=loader.timeout,
+            worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context,
+            generator=loader.generator,
+            prefetch_factor=loader.prefetch_factor,
+            persistent_workers=loader.persistent_workers,
+        )

@@ -1,0 +1,118 @@
+"""Loaders on a rank without data: the same to a script, but for what they hand out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any, final
+
+import torch
+from torch.utils.data import DataLoader
+
+from ..._exchange._crew import Crew
+from ..._link import RunLink
+from .._step import Step
+from ._balanced import BalancedLoader
+from ._eval import EvalLoader
+from ._stream import StreamLoader
+
+
+@final
+class ServerLoader:
+    """A prepared loader whose loops hand out nothing, and serve meanwhile.
+
+    Its length and its state are those of the workers' before their first step.
+
+    Args:
+        loader: prepared as on a worker, and never iterated.
+        serve: called at the start of every loop; returns when that loop is over.
+    """
+
+    def __init__(self, loader: BalancedLoader | StreamLoader, serve: Callable[[], None]) -> None:
+        self._loader = loader
+        self._serve = serve
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the prepared loader has under ``name``, such as ``set_epoch``."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __len__(self) -> int:
+        """Return the global steps of an epoch, as on workers."""
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.steps()
+
+    def steps(self) -> Iterator[Step]:
+        """Serve, and hand out nothing."""
+        self._serve()
+        yield from ()
+
+    def close(self) -> None:
+        """Let go of what the prepared loader holds."""
+        self._loader.close()
+
+
+def evaluation(
+    loader: DataLoader[Any], crew: Crew, link: RunLink, *, lockstep: Callable[[], bool]
+) -> EvalLoader | ServerEval:
+    """Return ``loader`` for evaluation, on a server one without samples.
+
+    Args:
+        loader: the user's own.
+        crew: all ranks.
+        link: where plans come from.
+        lockstep: tells whether ranks make as many forwards.
+    """
+    if crew.is_server:
+        return ServerEval(loader)
+    return EvalLoader(
+        loader, side=crew.side, plan=link.plan, lockstep=lockstep, report=link.report_now
+    )
+
+
+@final
+class ServerEval:
+    """An evaluation on a rank without data, which has no part in it.
+
+    Args:
+        loader: the user's own.
+
+    Attributes:
+        count: None, as outside of a loop.
+    """
+
+    count: int | None = None
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the user's loader has under ``name``, such as ``dataset``."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of an evaluation over all ranks, if it takes the whole data set."""
+        return len(self._loader.dataset)
+
+    def __len__(self) -> int:
+        """Return 0: workers evaluate all samples."""
+        return 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def add(self, name: str, value: float | torch.Tensor, *, count: float | None = None) -> None:
+        """Leave out what is given: a server's model is not the trained one."""
+
+    def mean(self) -> dict[str, float]:
+        """Return NaN under every name: nothing was evaluated here."""
+        return defaultdict(lambda: float("nan"))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Do nothing: there is no order."""

@@ -1,0 +1,303 @@
+"""One order of the whole data set for each epoch, drawn on rank 0 by the user's own sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
+
+from ...._types import IntArray
+from ....exceptions import invalid
+from ._drawing import Chance, OrderBlocks, blocks_of
+from ._samplers import GlobalBatches, check_order, has_own_batches
+
+ShareInts = Callable[[tuple[int, int], IntArray | None], IntArray]
+"""Given a key and integers on rank 0, and the key and None elsewhere, return rank 0's on all.
+
+The key says which order, and which of its messages: of each order the first is -1.
+"""
+
+_LEAST_BLOCK = 1 << 14
+_BLOCK_STEPS = 64  # more than loader workers fetch ahead
+_ENDLESS = 1 << 62  # indices: more than anybody trains on
+_MADE, _FAILED = 0, 1  # what a message begins with
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OrderPlace:
+    """An order that is drawn in part.
+
+    Attributes:
+        number: counted over the orders of a loader.
+        before: the states of chance from before its draw.
+        drawing: what yields its next blocks, on rank 0.
+        blocks: those drawn and not trained on yet.
+    """
+
+    number: int
+    before: list[int]
+    drawing: Iterator[IntArray]
+    blocks: OrderBlocks
+
+
+class GlobalOrder:
+    """The indices of every epoch in the order in which all ranks together train on them.
+
+    The sampler runs on rank 0 alone and once an epoch, as ranks that are seeded differently would
+    draw different orders. It is drawn in blocks, as training comes near them, so an order may be
+    of any length. A ``DistributedSampler`` is taken apart: its ``shuffle``, ``seed`` and epoch
+    count, its sharding does not, so nothing is repeated to fill up ranks, and its ``drop_last``,
+    which avoids just that, has nothing to drop. A ``batch_sampler`` is taken for one of global
+    batches.
+
+    An order can be drawn again if the sampler draws from torch alone: the states of torch's
+    generator and of the sampler's own are kept from before the draw. Of any other source of
+    chance, a checksum tells whether the second draw was the same, up to where it was trained on.
+
+    Args:
+        loader: the user's own; its data set has a length and is addressed by index.
+        rank: who runs this.
+        world_size: number of ranks.
+        share: the broadcast from rank 0.
+        global_batch_size: samples of a step; None is to refuse a ``batch_sampler``.
+        block_size: indices that are drawn at a time, the same on all ranks; None is enough for
+            64 steps, and the whole order without ``global_batch_size``.
+
+    Attributes:
+        sampler: what yields the order.
+        is_endless: whether the sampler has no length: then it has to go on for ever.
+        num_samples: indices in every epoch; of an endless one, more than anybody trains on.
+        blocks: the part of the newest order that is drawn and not trained on yet.
+
+    Raises:
+        ValueError: the loader cannot be given a global order; the message names the remedy.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        *,
+        rank: int,
+        world_size: int,
+        share: ShareInts,
+        global_batch_size: int | None = None,
+        block_size: int | None = None,
+    ) -> None:
+        check_order(loader, world_size, batches=global_batch_size is not None)
+        self.sampler: Iterable[Any] = loader.sampler
+        if global_batch_size is not None and has_own_batches(loader):
+            self.sampler = GlobalBatches(loader.batch_sampler, global_batch_size)  # type: ignore[arg-type]
+        self._is_root = rank == 0
+        self._share = share
+        self.is_endless = not hasattr(self.sampler, "__len__")
+        self.num_samples = _length(self.sampler, global_batch_size or 1)
+        steps = self.num_samples if global_batch_size is None else _BLOCK_STEPS * global_batch_size
+        self._block_size = block_size or max(steps, _LEAST_BLOCK)
+        self._chance = Chance(self.sampler)
+        self._before: list[int] = []
+        self._num_drawn = 0  # orders
+        self._number = 0  # of the order under way
+        self._drawing: Iterator[IntArray] = iter(())  # on rank 0
+        self.blocks = OrderBlocks()
+
+    def draw(self) -> None:
+        """Begin the next epoch's order. Every rank calls it.
+
+        Raises:
+            RuntimeError: the sampler failed on rank 0.
+        """
+        if not self._is_root and _draws_a_seed(self.sampler):
+            # On rank 0 it seeds itself from torch's generator, which stays alike on all ranks.
+            torch.empty((), dtype=torch.int64, device="cpu").random_()
+
+        def begin() -> list[int]:
+            self._drawing = self._drawn()
+            return [0, 0, *self._chance.written()]
+
+        self._begin(begin)
+
+    def redraw(
+        self,
+        before: list[int],
+        position: int,
+        *,
+        fingerprint: int,
+        num_fingerprinted: int,
+        finished: bool = False,
+    ) -> None:
+        """Begin a past order again where it was left, from what ``state`` gave back then.
+
+        Every rank calls it; rank 0 alone draws what was trained on.
+
+        Args:
+            before: from ``state``.
+            position: how much of it was trained on.
+            fingerprint: checksum of its begin.
+            num_fingerprinted: how many indices that covers.
+            finished: whether the next one is drawn right after. That is of the epoch which the
+                sampler has been told, unless it counts epochs itself.
+
+        Raises:
+            RuntimeError: it is not the order of back then.
+        """
+
+        def begin() -> list[int]:
+            told = getattr(self.sampler, "epoch", None)
+            self._chance.restore(before)
+            until = self.num_samples if finished else num_fingerprinted
+            kept, start, found, checksum = self._passed(position, until, num_fingerprinted)
+            if found != fingerprint:
+                raise RuntimeError(
+                    "the sampler did not draw the order of the checkpoint again, so samples would "
+                    "be skipped and repeated. Give it a `torch.Generator` as its only source of "
+                    "chance, and the data set and seed of back then."
+                )
+            may_tell = told is not None and hasattr(self.sampler, "set_epoch")
+            if finished and may_tell and getattr(self.sampler, "epoch", None) == before[0]:
+                self.sampler.set_epoch(told)  # type: ignore[attr-defined]
+            self._drawing = chain(kept, self._drawing)
+            return [start, checksum, *before]
+
+        self._begin(begin)
+
+    def advance(self, position: int, end: int) -> None:
+        """Draw the order up to ``end`` and a block beyond, and forget what is before ``position``.
+
+        Every rank calls it, with the same numbers.
+
+        Raises:
+            ValueError: on rank 0, the sampler yields what is no integer, or not as many as it says.
+            RuntimeError: elsewhere, the sampler failed on rank 0.
+        """
+        end = min(end + self._block_size, self.num_samples)
+        while self.blocks.end < end:
+            number = self.blocks.end // self._block_size
+            self.blocks.append(self._agree(number, lambda: next(self._drawing)))
+            self.blocks.drop(position)
+
+    def whole(self) -> IntArray:
+        """Return all of the next epoch's order."""
+        self.draw()
+        self.advance(0, self.num_samples)
+        order = self.blocks.indices(0, self.num_samples)
+        assert order is not None
+        return order
+
+    def end(self) -> None:
+        """Let go of the sampler's iterator, wherever it stands."""
+        self._drawing = iter(())
+
+    def place(self) -> OrderPlace:
+        """Return the order under way, to come back to it after another one."""
+        return OrderPlace(self._number, self._before, self._drawing, self.blocks)
+
+    def return_to(self, place: OrderPlace) -> None:
+        """Go on with an order that another one came between."""
+        self._number, self._before = place.number, place.before
+        self._drawing, self.blocks = place.drawing, place.blocks
+
+    def state(self, position: int) -> dict[str, Any]:
+        """Return what ``redraw`` takes at ``position``, the same on every rank."""
+        num_fingerprinted, fingerprint = self.blocks.checksum(position)
+        return {
+            "order": self._before,
+            "fingerprint": fingerprint if self._before else None,
+            "num_fingerprinted": num_fingerprinted,
+        }
+
+    def _begin(self, begin: Callable[[], list[int]]) -> None:
+        """Begin an order on all ranks as ``begin`` does on rank 0."""
+        self._num_drawn += 1
+        self._number = self._num_drawn
+        # The states go along so that any rank can write the checkpoint.
+        first, checksum, *before = self._agree(-1, lambda: np.array(begin(), np.int64)).tolist()
+        self._before = before
+        self.blocks = OrderBlocks(first, checksum)
+
+    def _drawn(self, *, again: bool = False) -> Iterator[IntArray]:
+        """On rank 0: yield the blocks of an epoch."""
+        blocks = blocks_of(self.sampler, self.num_samples, self._block_size)
+        for first in range(0, self.num_samples, self._block_size):
+            with self._chance.block(begins=first == 0, again=again):
+                block = next(blocks)
+            yield block
+
+    def _passed(
+        self, position: int, until: int, num_fingerprinted: int
+    ) -> tuple[list[IntArray], int, int, int]:
+        """On rank 0: draw an order again, to where it was trained on and at least ``until``.
+
+        Returns:
+            The blocks that were not trained on as a whole, where they begin, the checksum of the
+            first ``num_fingerprinted`` indices, and that of those before the blocks.
+        """
+        self._drawing = self._drawn(again=True)
+        begin = min(position, self.num_samples) // self._block_size * self._block_size
+        kept: list[IntArray] = []
+        end = found = checksum = 0
+        while end < max(begin, until):
+            block = next(self._drawing)
+            found = crc32(block[: max(num_fingerprinted - end, 0)].tobytes(), found)
+            if end < begin:
+                checksum = crc32(block.tobytes(), checksum)
+            else:
+                kept.append(block)
+            end += len(block)
+        return kept, begin, found, checksum
+
+    def _agree(self, number: int, make: Callable[[], IntArray]) -> IntArray:
+        """Make a message on rank 0 and return it on all ranks, or raise on all of them."""
+        problem: Exception | None = None
+        message: IntArray | None = None
+        if self._is_root:
+            try:
+                message = np.concatenate([[_MADE], make()])
+            except Exception as error:
+                problem = error
+                text = f"{type(error).__name__}: {error}".encode()
+                message = np.array([_FAILED, *text], np.int64)
+        agreed = self._share((self._number, number), message)
+        if problem is not None:
+            raise problem
+        if agreed[0] == _FAILED:
+            said = bytes(agreed[1:].tolist()).decode()
+            raise RuntimeError(f"the sampler failed on rank 0: {said}")
+        return agreed[1:]
+
+
+def num_steps_of(num_samples: int, global_batch_size: int, drop_last: bool) -> int:
+    """Return the steps of an epoch, of which there has to be one."""
+    full, rest = divmod(num_samples, global_batch_size)
+    num_steps = full + (rest > 0 and not drop_last)
+    if num_steps == 0:
+        least = global_batch_size if drop_last else 1
+        raise invalid(
+            "BalancedLoader(loader=...)",
+            f"yield at least {least} samples an epoch",
+            num_samples,
+            "Lower the global batch size, or set `DataLoader(drop_last=False)`."
+            if num_samples
+            else "Give it a data set that is not empty.",
+        )
+    return num_steps
+
+
+def _draws_a_seed(sampler: object) -> bool:
+    """Tell whether a sampler takes one number from torch's generator in every epoch."""
+    inner = sampler.sampler if isinstance(sampler, GlobalBatches) else sampler
+    return type(inner) is RandomSampler and inner.generator is None
+
+
+def _length(sampler: Any, global_batch_size: int) -> int:
+    """Return the indices of an epoch: of a whole ``DistributedSampler``, of steps without end."""
+    if isinstance(sampler, DistributedSampler):
+        return len(sampler.dataset)  # type: ignore[arg-type]
+    if hasattr(sampler, "__len__"):
+        return len(sampler)
+    return _ENDLESS // global_batch_size * global_batch_size

@@ -1,0 +1,57 @@
+"""What ranks tell each other about a loader, from any thread and without a collective."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from .._types import IntArray
+from ._exchange._startup import Alone, SideGroup
+from ._link import RunLink
+
+
+class LoaderMail:
+    """One loader's way to the other ranks, over the side channel, once the run is open.
+
+    A prefetching thread of the user's may ask for a batch while the main thread is in a
+    collective: so this is none. Peers, which get the very same batches, do as their first.
+
+    Args:
+        link: to the run.
+        side: the ranks.
+        number: of the loader among those of its balancer.
+    """
+
+    def __init__(self, link: RunLink, side: SideGroup | Alone, number: int) -> None:
+        self.rank = side.rank
+        self.world_size = side.world_size
+        self._link = link
+        self._side = side
+        self._number = number
+        self._num_rounds = 0
+
+    def share(self, key: tuple[int, int], ints: IntArray | None) -> IntArray:
+        """Return on every rank the integers that rank 0 calls it with; None on the others.
+
+        Args:
+            key: which round, later ones with larger numbers, and which message of it.
+            ints: the integers.
+        """
+        agreed = self._link.mailbox.share((self._number, *key), ints)
+        if self._side.peers is None:
+            return agreed
+        return np.array(self._side.peers.share_indices(agreed.tolist()), np.int64)
+
+    def share_indices(self, indices: list[int] | None) -> list[int]:
+        """Likewise, in a round of its own; all ranks have as many rounds."""
+        ints = None if indices is None else np.array(indices, np.int64)
+        return list(map(int, self.share((self._begin_round(), 0), ints).tolist()))
+
+    def gather(self, numbers: list[int]) -> Callable[[], list[list[int]]]:
+        """Send ``numbers``, as many on every rank, and return what waits for everybody's."""
+        return self._link.mailbox.gather((self._number, self._begin_round(), 0), numbers)
+
+    def _begin_round(self) -> int:
+        self._num_rounds += 1
+        return self._num_rounds
