@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from evenstep._types import IntArray
 from evenstep.control import Plan
+from evenstep.torch._data._protocols import MicroBatch, StepStart
 from evenstep.torch._data.deal._plans import PlanBook, StepSpan
 from evenstep.torch._data.loaders._balanced import BalancedLoader
 
@@ -97,34 +98,48 @@ class RandomPlans:
         self._listeners.append(listener)
 
 
-class Steps:
-    """Takes note of what was handed out."""
+class Session:
+    """Takes note of what was handed out under the plans; there is no model to weight.
 
-    def __init__(self) -> None:
+    Args:
+        plans: where plans come from.
+    """
+
+    def __init__(self, plans: RandomPlans) -> None:
+        self.at, self.subscribe = plans.at, plans.subscribe
         self.num_samples: list[int] = []
         self.data_s: list[float] = []
+
+    def begin_step(self, start: StepStart) -> None:
+        """Take note."""
+        self.num_samples.append(start.num_samples)
+        self.data_s.append(start.data_s)
 
     def begin_epoch(self, *, cuts: bool) -> None:
         """Do nothing: there is nothing to open."""
 
-    def begin_step(
-        self,
-        step: int,
-        *,
-        num_samples: int,
-        global_num_samples: int,
-        data_s: float,
-        units: float | None = None,
-    ) -> None:
-        """Take note."""
-        self.num_samples.append(num_samples)
-        self.data_s.append(data_s)
+    def begin_forward(self, step: int, part: MicroBatch, *, is_last: bool) -> None:
+        """Do nothing: there is nothing to weight."""
 
-    def begin_forward(self, *, num_samples: int, is_last: bool, units: float | None = None) -> None:
-        """Nothing to weight."""
+    def came_to_end(self) -> None:
+        """Do nothing: nothing can be missing."""
 
     def end_epoch(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """The two ranks, as one of them reaches the other."""
+
+    rank: int
+    world_size: int = 2
+
+    def share(self, key: tuple[int, int], values: IntArray | None) -> IntArray:
+        """Return rank 0's integers."""
+        box: list[Any] = [values]
+        dist.broadcast_object_list(box, src=0)
+        return np.array(box[0])
 
 
 def run_rank(rank: int, setting: Setting) -> Measured:
@@ -140,15 +155,13 @@ def run_rank(rank: int, setting: Setting) -> Measured:
         "multiprocessing_context": "fork",  # as in a training script; here it is another one
     }
     stock = DataLoader(data, sampler=DistributedSampler(data), **shared)
-    plans, steps = RandomPlans(setting), Steps()
+    plans = RandomPlans(setting)
+    session = Session(plans)
     balanced = BalancedLoader(
         DataLoader(data, shuffle=True, **shared),
-        rank=rank,
-        world_size=2,
+        ranks=Ranks(rank),
+        session=session,
         global_batch_size=size,
-        plans=plans,
-        listener=steps,
-        share=_share,
     )
     stock_s: list[float] = []
     balanced_s: list[float] = []
@@ -162,9 +175,9 @@ def run_rank(rank: int, setting: Setting) -> Measured:
     return Measured(
         stock_s,
         balanced_s,
-        steps.data_s,
+        session.data_s,
         indices,
-        sum(plans.at(k).batch_size[rank] != n for k, n in enumerate(steps.num_samples)),
+        sum(plans.at(k).batch_size[rank] != n for k, n in enumerate(session.num_samples)),
         counts.requested,
         counts.used,
         _changed_hands(rank, setting),
@@ -202,9 +215,3 @@ def _changed_hands(rank: int, setting: Setting) -> int:
         ahead = owned[max(epoch - 1, step - horizon, 0) : step]
         changed += len(set().union(*ahead) - owned[step])
     return changed
-
-
-def _share(key: tuple[int, int], values: IntArray | None) -> IntArray:
-    box: list[Any] = [values]
-    dist.broadcast_object_list(box, src=0)
-    return np.array(box[0])

@@ -183,12 +183,12 @@ class Recorder:
     def begin_epoch(self, *, cuts):
         """Nothing to open."""
 
-    def begin_step(self, step, *, num_samples, global_num_samples, data_s, units=None):
-        assert data_s >= 0
-        self.calls.append(("step", step, num_samples, global_num_samples))
+    def begin_step(self, start):
+        assert start.data_s >= 0
+        self.calls.append(("step", start.step, start.num_samples, start.global_num_samples))
 
-    def begin_forward(self, step, batch, *, num_samples, is_last, units=None):
-        self.calls.append(("forward", num_samples, is_last))
+    def begin_forward(self, step, part, *, is_last):
+        self.calls.append(("forward", part.num_samples, is_last))
 
     def num_ahead(self):
         return self.ahead
@@ -207,6 +207,24 @@ class Recorder:
 
     def sizes(self) -> list[int]:
         return [call[2] for call in self.calls if call[0] == "step"]
+
+
+class Session:
+    """What a loader sees of its rank: plans of one source, and a listener that hears of steps."""
+
+    def __init__(self, plans: Any, listener: Recorder):
+        self._parts = plans, listener
+
+    def __getattr__(self, name: str) -> Any:
+        part = next(part for part in self._parts if hasattr(part, name))
+        return getattr(part, name)
+
+
+class Mail:
+    """The ranks, as one of them reaches the others."""
+
+    def __init__(self, rank: int, world_size: int, share: Callable[..., Any]):
+        self.rank, self.world_size, self.share = rank, world_size, share
 
 
 class Ranks:
@@ -232,12 +250,12 @@ class Ranks:
         self.loaders = [
             BalancedLoader(
                 make(rank),
-                rank=rank,
-                world_size=world_size,
+                ranks=Mail(rank, world_size, self.share(rank)),
+                session=Session(
+                    plans.seen_by(rank) if isinstance(plans, OpenPlans) else plans,
+                    self.listeners[rank],
+                ),
                 global_batch_size=size,
-                plans=plans.seen_by(rank) if isinstance(plans, OpenPlans) else plans,
-                listener=self.listeners[rank],
-                share=self.share(rank),
                 count=StepCount(),
                 **options,
             )
@@ -281,14 +299,12 @@ def alone(loader: DataLoader, plans: Any = None, *, size: int | None = None, **o
     """Return the only rank's balanced loader of a cluster of one."""
     size = size or loader.batch_size
     tail = len(loader.sampler) % size or None
+    plans = plans or FixedPlan(size, tail=tail and (tail,))
     return BalancedLoader(
         loader,
-        rank=0,
-        world_size=1,
+        ranks=Mail(0, 1, options.pop("share", lambda key, values: values)),
+        session=Session(plans, options.pop("listener", Recorder())),
         global_batch_size=size,
-        plans=plans or FixedPlan(size, tail=tail and (tail,)),
-        listener=options.pop("listener", Recorder()),
-        share=options.pop("share", lambda key, values: values),
         **options,
     )
 

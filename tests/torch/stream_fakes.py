@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from evenstep.torch._data._step import StepCount
 from evenstep.torch._data.loaders._stream import StreamLoader
 
-from .loader_fakes import FixedPlan, RandomPlans, Recorder
+from .loader_fakes import FixedPlan, RandomPlans, Recorder, Session
 
 
 class Numbers(IterableDataset):
@@ -118,10 +118,9 @@ def cluster(
             loader = StreamLoader(
                 make(rank),
                 kind=kind,
-                side=meeting.side(rank),
+                ranks=meeting.side(rank),
+                session=Session(plans, recorder),
                 global_batch_size=size,
-                plans=plans,
-                listener=recorder,
                 count=count,
             )
             results[rank] = use(loader, recorder)

@@ -104,7 +104,7 @@ def test_what_a_step_goes_by_stays():
     book, span = PlanBook(0, 8), StepSpan(0, 0, 8)
     book.apply(Plan(0, 0, (4, 4), first=(2, 2)), 0)
     opened = book.open_step(span)
-    book.hear(Plan(1, 1, (8, 0), first=(4, 0)), now=1)
+    book.on_plan(Plan(1, 1, (8, 0), first=(4, 0)), now=1)
 
     assert opened.plan.batch_size == (4, 4)
     assert opened.kept().tolist() == [1]

@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 from evenstep.control._cut import cut
 from evenstep.torch._data.loaders._balanced import BalancedLoader
 
-from .loader_fakes import FixedPlan, Items, RandomPlans, Ranks, Recorder, alone
+from .loader_fakes import FixedPlan, Items, Mail, RandomPlans, Ranks, Recorder, Session, alone
 
 
 def test_every_batch_is_announced_before_it_is_handed_out():
@@ -241,12 +241,9 @@ def test_loaders_that_cannot_be_balanced_are_refused(make, rule):
     with pytest.raises(ValueError, match=rule):
         BalancedLoader(
             make(),
-            rank=0,
-            world_size=1,
+            ranks=Mail(0, 1, lambda key, values: values),
+            session=Session(FixedPlan(4), Recorder()),
             global_batch_size=4,
-            plans=FixedPlan(4),
-            listener=Recorder(),
-            share=lambda key, values: values,
         )
 
 

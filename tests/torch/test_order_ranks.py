@@ -14,7 +14,7 @@ from evenstep.torch._data.loaders._balanced import BalancedLoader
 
 from ..exchange.mailboxes import star
 from . import order_runs
-from .loader_fakes import FixedPlan, Items, Recorder, flat
+from .loader_fakes import FixedPlan, Items, Mail, Recorder, Session, flat
 
 
 @pytest.mark.parametrize("kind", ["order", "same", "sharded"])
@@ -38,12 +38,9 @@ def test_a_rank_may_be_an_epoch_ahead_of_the_other(ahead):
     loaders = [
         BalancedLoader(
             DataLoader(Items(29), batch_size=2, shuffle=True),
-            rank=rank,
-            world_size=2,
+            ranks=Mail(rank, 2, partial(share, end)),
+            session=Session(FixedPlan(3, 1, tail=(0, 1)), Recorder()),
             global_batch_size=4,
-            plans=FixedPlan(3, 1, tail=(0, 1)),
-            listener=Recorder(),
-            share=partial(share, end),
             block_size=5,
         )
         for rank, end in enumerate(ends)

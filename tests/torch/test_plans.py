@@ -14,7 +14,7 @@ def test_a_plan_that_was_left_out_is_noticed():
     book.apply(Plan(3, 0, (4, 4)), 0)
 
     with pytest.raises(RuntimeError, match="plan 5 came after plan 3"):
-        book.hear(Plan(5, 1, (2, 6)))
+        book.on_plan(Plan(5, 1, (2, 6)))
 
 
 def test_a_new_plan_moves_only_what_it_must():
@@ -37,7 +37,7 @@ def test_a_plan_point_tells_whether_shares_may_have_changed():
 
     assert book.apply(first, 0)
     assert not book.apply(first, 1)
-    book.hear(heard)
+    book.on_plan(heard)
     assert not book.apply(heard, 1)
     assert book.apply(other, 2)
 
@@ -46,7 +46,7 @@ def test_a_plan_for_later_leaves_the_steps_before_it_alone():
     """With a device that runs ahead, the newest plan is often for the step after next."""
     book = PlanBook(0, 8)
     book.apply(Plan(0, 0, (4, 4)), 0)
-    book.hear(Plan(1, 3, (6, 2)))
+    book.on_plan(Plan(1, 3, (6, 2)))
     book.apply(Plan(0, 0, (4, 4)), 2)
     sizes = [len(book.share(StepSpan(step, 0, 8), whole=True).slots) for step in (2, 3, 4)]
 
@@ -62,10 +62,10 @@ def test_a_loader_that_waits_forgets_what_it_can_no_longer_need(begun):
         whole.apply(Plan(0, 0, (4, 4)), 0)
     for k in range(1, 200):
         plan = Plan(k, k, (2 + k % 5, 6 - k % 5))
-        book.hear(plan, now=k - 1)
-        whole.hear(plan)
+        book.on_plan(plan, now=k - 1)
+        whole.on_plan(plan)
 
-    assert len(book._entries) + len(book._heard) <= 3
+    assert len(book._entries) + len(book._early) <= 3
     for each in (book, whole):
         each.apply(Plan(198, 198, (5, 3)), 198)
     shares = [each.share(StepSpan(199, 0, 8), whole=True) for each in (book, whole)]
@@ -77,11 +77,11 @@ def test_plans_heard_before_the_first_plan_point_count():
     early, late = PlanBook(0, 8), PlanBook(0, 8)
     plans = [Plan(k, k, size) for k, size in enumerate([(4, 4), (2, 6), (7, 1)])]
     for plan in plans:
-        early.hear(plan)
+        early.on_plan(plan)
     early.apply(plans[0], 0)
     late.apply(plans[0], 0)
     for plan in plans:
-        late.hear(plan)
+        late.on_plan(plan)
 
     for step in range(3):
         shares = [book.share(StepSpan(step, 0, 8), whole=True) for book in (early, late)]

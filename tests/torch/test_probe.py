@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from evenstep.torch._data._step import MicroBatch
+from evenstep.torch._data._protocols import MicroBatch
 from evenstep.torch._memory._layout import Layout
 from evenstep.torch._memory._probe import probe
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from evenstep.torch._data._step import MicroBatch
+from evenstep.torch._data._protocols import MicroBatch
 from evenstep.torch._memory._layout import Layout
 from evenstep.torch._memory._replay import Replay, is_out_of_memory
 
@@ -29,8 +29,8 @@ class Weights:
     def __init__(self, total):
         self.total, self.weight, self.limits, self.again = total, 0.0, [], 0
 
-    def begin_forward(self, step, batch, *, num_samples, is_last, units=None):
-        self.weight = num_samples / self.total
+    def begin_forward(self, step, part, *, is_last):
+        self.weight = part.num_samples / self.total
 
     def found_limit(self, limit):
         self.limits.append(limit)

@@ -16,7 +16,8 @@ from evenstep.policies import Fixed
 from evenstep.torch import Balancer, Bounds
 from evenstep.torch._clock import HostClock, StepMeter
 from evenstep.torch._conductor import StepConductor
-from evenstep.torch._data._step import MicroBatch, with_units
+from evenstep.torch._data._protocols import MicroBatch, StepStart
+from evenstep.torch._data._step import with_units
 from evenstep.torch._machine import NoReader
 from evenstep.torch._memory._layout import Layout
 from evenstep.torch._memory._memory import NoMemory
@@ -98,8 +99,8 @@ def test_waiting_for_others_units_is_no_time_of_ones_own():
         exact=False,
         watch=CompileWatch(),
     )
-    conductor.begin_step(0, num_samples=4, global_num_samples=8, data_s=0.0, units=2.0)
-    conductor.begin_forward(0, None, num_samples=4, is_last=True, units=2.0)
+    conductor.begin_step(StepStart(0, 4, 8, data_s=0.0, units=2.0))
+    conductor.begin_forward(0, MicroBatch(None, 4, lambda batch: 2.0), is_last=True)
     use = conductor.begin_use(0, [], reduces=None)
     clock.now_s += 1.0
     conductor.end_use()
@@ -188,8 +189,8 @@ class Forwards:
     def __init__(self):
         self.units = []
 
-    def begin_forward(self, step, batch, *, num_samples, is_last, units):
-        self.units.append(units)
+    def begin_forward(self, step, part, *, is_last):
+        self.units.append(part.units)
 
     def ran_out_of_memory(self, limit, *, num_samples, again):
         self.units.clear()  # it was in the forward of the first part

@@ -15,10 +15,15 @@ from ..control import Bounds, Job, Plan
 from ..policies import AbstractPolicy, Equal, Fixed
 from ._clock import clock_of
 from ._connection import Connection
-from ._data._prepare import agreed_batch_size, balanced_loader, check_is_loader, num_steps_of
+from ._data._prepare import (
+    StepLoader,
+    agreed_batch_size,
+    balanced_loader,
+    check_is_loader,
+    num_steps_of,
+)
 from ._data._step import StepCount
 from ._data.deal._stream_terms import StreamKind
-from ._data.loaders._balanced import BalancedLoader
 from ._data.loaders._server import ServerLoader
 from ._data.loaders._stream import StreamLoader
 from ._exchange._crew import Crew
@@ -27,6 +32,7 @@ from ._exchange._startup import Alone, SideGroup
 from ._fabric import FabricLoader, as_wrapped, still_wrapped, wrapped_loader, wrapped_model
 from ._job import job_of
 from ._link import RunLink
+from ._loader_mail import LoaderMail
 from ._memory._layout import layout_by
 from ._memory._replay import Replay
 from ._model._compile_watch import CompileWatch
@@ -59,7 +65,7 @@ class Assembly(abc.ABC):
     _reduction: Reduction | None
     _models: PreparedModels
     _watch: CompileWatch
-    _loaders: list[BalancedLoader | StreamLoader]
+    _loaders: list[StepLoader]
     _count: StepCount
     _crew: Crew | None
     _connection: Connection | None
@@ -123,7 +129,7 @@ class Assembly(abc.ABC):
 
     def _prepare_loader(
         self, given: Any, stream: StreamKind | None
-    ) -> BalancedLoader | StreamLoader | ServerLoader | FabricLoader:
+    ) -> StepLoader | ServerLoader | FabricLoader:
         crew, loader = self._join(), wrapped_loader(given)
         check_is_loader(loader)
         size = agreed_batch_size(self._global_batch_size, loader, crew.num_workers)
@@ -131,9 +137,9 @@ class Assembly(abc.ABC):
         prepared = balanced_loader(
             loader,
             stream,
-            side=crew.side,
+            ranks=LoaderMail(self._link, crew.side, len(self._loaders)),
+            session=self._link,
             global_batch_size=size,
-            link=self._link,
             no_sync=self._models.no_sync,
             counter=self._counter,
             count=self._count,

@@ -22,18 +22,18 @@ from ..torch import _arguments as arguments
 from ._assembly import Assembly
 from ._checkpoint._estimates import Estimates
 from ._connection import Connection
+from ._data._prepare import StepLoader
 from ._data._step import StepCount
 from ._data.deal._stream_terms import StreamKind
-from ._data.loaders._balanced import BalancedLoader
-from ._data.loaders._eval import is_lockstep
-from ._data.loaders._server import evaluation
-from ._data.loaders._stream import StreamLoader
+from ._data.loaders._eval import EvalLoader
+from ._data.loaders._server import ServerEval
 from ._exchange._crew import Crew
 from ._fabric import as_wrapped, unwrapped, wrapped_loader, wrapped_model
 from ._link import RunLink
 from ._means import mean_over
 from ._memory._probe import Closure
 from ._model._compile_watch import CompileWatch
+from ._model._lockstep import is_lockstep
 from ._model._models import Weighting, check_unprepared
 from ._model._prepared import PreparedModels
 from ._model._running_stats import RunningStats
@@ -128,7 +128,7 @@ class Balancer(Assembly):
         self._reduction: Reduction | None = None
         self._weighting: Weighting | None = None
         self._watch = CompileWatch()
-        self._loaders: list[BalancedLoader | StreamLoader] = []
+        self._loaders: list[StepLoader] = []
         self._crew: Crew | None = None
         self._connection: Connection | None = None
         self._service: Service | None = None  # on a rank without data
@@ -225,7 +225,12 @@ class Balancer(Assembly):
         crew, models = self._join(), self._models
         at_once: Callable[[], bool] = lambda: is_lockstep(lockstep, (m.module for m in models))  # noqa: E731
         check_eval(crew.side, wrapped_loader(loader), lockstep=at_once())
-        made = evaluation(wrapped_loader(loader), crew, self._link, lockstep=at_once)
+        own = wrapped_loader(loader)
+        made = (
+            ServerEval(own)
+            if crew.is_server
+            else EvalLoader(own, ranks=crew.side, session=self._link, lockstep=at_once)
+        )
         return cast("PreparedEval[T]", as_wrapped(loader, made))
 
     def profile(

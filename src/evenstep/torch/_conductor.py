@@ -18,6 +18,7 @@ from ..control import Plan
 from ..exceptions import EvenstepWarning
 from ._blind import BlindWatch
 from ._clock import StepMeter
+from ._data._protocols import MicroBatch, StepStart
 from ._exchange._peers import PeerGroup
 from ._finite import FiniteWatch
 from ._gaps import Gaps
@@ -133,20 +134,15 @@ class StepConductor:
         self.plan = plan if self._peers is None else self._peers.agree(plan, self._exchange)
         return self.plan
 
-    def begin_step(
-        self,
-        step: int,
-        *,
-        num_samples: int,
-        global_num_samples: int,
-        data_s: float,
-        units: float | None = None,
-    ) -> None:
+    def begin_step(self, start: StepStart) -> None:
         """Open a step: its batch is about to be handed out."""
+        step, units = start.step, start.units
         now_s = perf_counter()
         wall_s = None if self._handed_out_s is None else now_s - self._handed_out_s
         self._handed_out_s = now_s
-        opened = StepUnderWay(step, num_samples, global_num_samples, data_s, wall_s)
+        opened = StepUnderWay(
+            step, start.num_samples, start.global_num_samples, start.data_s, wall_s
+        )
         opened.thread_id = threading.get_ident()
         opened.stopping = self._exchange.stopping
         opened.follows = self._trains() and self._newest <= self._newest_used
@@ -164,19 +160,18 @@ class StepConductor:
         if opened.follows:
             self._go_to(opened)
 
-    def begin_forward(
-        self, step: int, batch: Any, *, num_samples: int, is_last: bool, units: float | None = None
-    ) -> None:
+    def begin_forward(self, step: int, part: MicroBatch, *, is_last: bool) -> None:
         """Open a ticket for a batch that is handed out next: one a step in plain loops."""
-        opened = self._steps[step]
+        opened, num_samples = self._steps[step], part.num_samples
         if self._cuts and self._step is not opened:
             self._go_to(opened)
-        weight, key = self._weights.of(opened, num_samples, units)
+        weight, key = self._weights.of(opened, num_samples, part.units)
         # In a loop that uses each batch before the next one, there is nothing to be told apart.
         self._looks_ahead |= not opened.follows
         peeks = self._num_of_loop < _NUM_PEEKED or self._looks_ahead
         self._num_of_loop += 1
-        self._tickets.open(Ticket(opened, num_samples, weight, key, is_last), batch, peeks=peeks)
+        ticket = Ticket(opened, num_samples, weight, key, is_last)
+        self._tickets.open(ticket, part.batch, peeks=peeks)
         opened.on_last_forward = is_last
         opened.num_forwards += 1
         self._gaps.end_fetch()

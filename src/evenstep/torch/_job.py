@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..control import Bounds, Job
-from ._data._prepare import check_full_steps, check_tail
-from ._data.loaders._balanced import BalancedLoader
+from ..exceptions import invalid
+from ._data._prepare import StepLoader
 from ._data.loaders._stream import StreamLoader
 from ._model._models import BalancedModel, has_local_batch_norm
 
 
 def job_of(
     models: Sequence[BalancedModel],
-    loaders: Sequence[BalancedLoader | StreamLoader],
+    loaders: Sequence[StepLoader],
     bounds: Bounds,
     *,
     world_size: int,
@@ -45,8 +45,8 @@ def job_of(
         smallest = min(2, global_batch_size // world_size) * min_forwards
         tail_smallest = 2 if (has_norm and tail_size) or tail_size >= 2 * world_size else 0
     if world_size > 1 and has_norm:
-        check_full_steps(loaders[-1])
-        check_tail(tail_size, world_size, bounds)
+        _check_full_steps(loaders[-1])
+        _check_tail(tail_size, world_size, bounds)
     job = Job(
         world_size=world_size,
         global_batch_size=global_batch_size,
@@ -59,3 +59,34 @@ def job_of(
     )
     job.cluster(job.caps())
     return job
+
+
+def _check_full_steps(loader: StepLoader) -> None:
+    """Raise for a model with local BatchNorm on a stream whose steps may have too few samples."""
+    if isinstance(loader, StreamLoader) and not loader.drop_last:
+        raise invalid(
+            "Balancer.prepare(loader, stream=...)",
+            "have full steps only, for the model's BatchNorm",
+            "a stream that may end with fewer than 2 samples for a rank",
+            "Set `DataLoader(drop_last=True)`, or use GroupNorm.",
+        )
+
+
+def _check_tail(tail_size: int, world_size: int, bounds: Bounds) -> None:
+    """Raise if the short last step is too short for a model with local BatchNorm.
+
+    It needs 2 samples on every rank, and a stand-in would enter its statistics. Where every
+    forward has the same number, it needs one whole forward on every rank, and no single sample
+    in one.
+    """
+    fixed = bounds.forward_size if bounds.vary == "count" else None
+    each = max(2, fixed or 2)
+    lonely = fixed is not None and tail_size % fixed == 1
+    if 0 < tail_size < each * world_size or (tail_size and lonely):
+        raise invalid(
+            "Balancer.prepare(loader)",
+            f"have {each} samples for each of {world_size} ranks in its last step, and none by "
+            "itself, for the model's BatchNorm",
+            tail_size,
+            "Set `DataLoader(drop_last=True)`, or use GroupNorm.",
+        )

@@ -15,6 +15,7 @@ from ..exceptions import RanksDivergedError, WorkerLostError, invalid
 from ..sync import Claim
 from ._checkpoint._estimates import Estimates
 from ._clock import StepMeter
+from ._data._protocols import MicroBatch, StepStart
 from ._model._weighting import Use
 from ._run import Run
 
@@ -87,23 +88,9 @@ class RunLink:
         """What ranks tell each other outside of collectives, once the run is open."""
         return self._opened().exchange.mailbox
 
-    def begin_step(
-        self,
-        step: int,
-        *,
-        num_samples: int,
-        global_num_samples: int,
-        data_s: float,
-        units: float | None = None,
-    ) -> None:
+    def begin_step(self, start: StepStart) -> None:
         """Pass the step on to the conductor."""
-        self._opened().conductor.begin_step(
-            step,
-            num_samples=num_samples,
-            global_num_samples=global_num_samples,
-            data_s=data_s,
-            units=units,
-        )
+        self._opened().conductor.begin_step(start)
 
     def claim(
         self, step: int, *, speed: float | None = None, own: bool = False
@@ -120,13 +107,9 @@ class RunLink:
         """Pass what it gave on to the conductor."""
         self._opened().conductor.end_claim(num_samples)
 
-    def begin_forward(
-        self, step: int, batch: Any, *, num_samples: int, is_last: bool, units: float | None = None
-    ) -> None:
+    def begin_forward(self, step: int, part: MicroBatch, *, is_last: bool) -> None:
         """Pass the batch on to the conductor."""
-        self._opened().conductor.begin_forward(
-            step, batch, num_samples=num_samples, is_last=is_last, units=units
-        )
+        self._opened().conductor.begin_forward(step, part, is_last=is_last)
 
     def num_ahead(self) -> int:
         """Return how many steps the loop has fetched before it used those at hand."""

@@ -13,10 +13,10 @@ from ..torch import _arguments as arguments
 from ._balancer import Balancer
 from ._data._prepare import check_is_loader
 from ._data.deal._stream_terms import StreamKind
-from ._data.loaders._eval import is_lockstep
 from ._data.loaders._unbalanced import PlainLoader, plainly_sharded
 from ._fabric import as_wrapped, wrapped_loader
 from ._model._fsdp import fsdp_layers
+from ._model._lockstep import is_lockstep
 from ._model._models import Weighting, with_ddp
 
 

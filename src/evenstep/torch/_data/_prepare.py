@@ -8,16 +8,16 @@ from typing import Any, get_args
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from ...control import Bounds
 from ...exceptions import invalid
-from .._exchange._startup import Alone, SideGroup
-from .._link import RunLink
-from .._loader_mail import LoaderMail
+from ._protocols import LoaderRanks, LoaderSession
 from ._step import StepCount
 from .deal._stream_terms import StreamKind
 from .loaders._balanced import BalancedLoader
 from .loaders._stream import StreamLoader
 from .order._samplers import has_own_batches
+
+StepLoader = BalancedLoader | StreamLoader
+"""A loader whose every iteration is a global step."""
 
 
 def check_is_loader(loader: object) -> None:
@@ -35,59 +35,54 @@ def balanced_loader(
     loader: DataLoader[Any],
     stream: StreamKind | None,
     *,
-    side: SideGroup | Alone,
+    ranks: LoaderRanks,
+    session: LoaderSession,
     global_batch_size: int,
-    link: RunLink,
     no_sync: Callable[[], AbstractContextManager[Any]],
     counter: Callable[[Any], float] | None,
     count: StepCount,
-    beside: Sequence[BalancedLoader | StreamLoader] = (),
-) -> BalancedLoader | StreamLoader:
+    beside: Sequence[StepLoader] = (),
+) -> StepLoader:
     """Return ``loader`` as one whose every iteration is a global step.
 
     Args:
         loader: the user's own.
         stream: who reads what of a stream.
-        side: the ranks.
+        ranks: that train on it.
+        session: gives plans, and is told how a step goes.
         global_batch_size: samples of a step over all ranks.
-        link: where plans come from, and whom to tell how a step goes.
         no_sync: entered around all but the last micro-batch of a step.
         counter: counts the units in a batch.
         count: steps of the run so far.
         beside: the loaders that are used in turn with it.
 
     Raises:
-        ValueError: it cannot be balanced, or nobody said how ranks read the stream.
+        ValueError: it cannot be balanced, or ``stream`` does not say who reads what.
         RuntimeError: the run has begun.
     """
-    if link.plan() is not None:
+    if session.plan() is not None:
         raise RuntimeError("The run has begun: `prepare` all loaders before the first loop.")
-    mail = LoaderMail(link, side, len(beside))
-    made: BalancedLoader | StreamLoader
+    made: StepLoader
     if stream is None and not isinstance(loader.dataset, IterableDataset):
         made = BalancedLoader(
             loader,
-            rank=side.rank,
-            world_size=side.world_size,
+            ranks=ranks,
+            session=session,
             global_batch_size=global_batch_size,
-            plans=link,
-            listener=link,
-            share=mail.share,
             no_sync=no_sync,
-            counter=counter,
             count=count,
+            counter=counter,
         )
     else:
         made = StreamLoader(
             loader,
             kind=_said(stream, loader),
-            side=mail,
+            ranks=ranks,
+            session=session,
             global_batch_size=global_batch_size,
-            plans=link,
-            listener=link,
             no_sync=no_sync,
-            counter=counter,
             count=count,
+            counter=counter,
         )
     return made if not beside else _fitting(beside[0], made)
 
@@ -105,28 +100,15 @@ def _said(stream: StreamKind | None, loader: DataLoader[Any]) -> StreamKind:
     )
 
 
-def check_full_steps(loader: BalancedLoader | StreamLoader) -> None:
-    """Raise for a model with local BatchNorm on a stream whose steps may have too few samples."""
-    if isinstance(loader, StreamLoader) and not loader.drop_last:
-        raise invalid(
-            "Balancer.prepare(loader, stream=...)",
-            "have full steps only, for the model's BatchNorm",
-            "a stream that may end with fewer than 2 samples for a rank",
-            "Set `DataLoader(drop_last=True)`, or use GroupNorm.",
-        )
-
-
-def num_steps_of(loader: BalancedLoader | StreamLoader) -> int:
-    """Return the steps of an epoch; 0 where nobody knows them."""
+def num_steps_of(loader: StepLoader) -> int:
+    """Return the steps of an epoch; 0 where they are not known."""
     try:
         return len(loader)
     except TypeError:
         return 0
 
 
-def _fitting(
-    first: BalancedLoader | StreamLoader, other: BalancedLoader | StreamLoader
-) -> BalancedLoader | StreamLoader:
+def _fitting(first: StepLoader, other: StepLoader) -> StepLoader:
     """Return ``other`` if it can be trained on in turn with ``first``, under the same plans."""
     tails = first.tail_batch_size or 0, other.tail_batch_size or 0
     if tails[0] != tails[1]:
@@ -171,23 +153,3 @@ def agreed_batch_size(given: int | None, loader: DataLoader[Any], world_size: in
             f"`global_batch_size` out.",
         )
     return given
-
-
-def check_tail(tail_size: int, world_size: int, bounds: Bounds) -> None:
-    """Raise if the short last step is too short for a model with local BatchNorm.
-
-    It needs 2 samples on every rank, and a stand-in would enter its statistics. Where every
-    forward has the same number, it needs one whole forward on every rank, and no single sample
-    in one.
-    """
-    fixed = bounds.forward_size if bounds.vary == "count" else None
-    each = max(2, fixed or 2)
-    lonely = fixed is not None and tail_size % fixed == 1
-    if 0 < tail_size < each * world_size or (tail_size and lonely):
-        raise invalid(
-            "Balancer.prepare(loader)",
-            f"have {each} samples for each of {world_size} ranks in its last step, and none by "
-            "itself, for the model's BatchNorm",
-            tail_size,
-            "Set `DataLoader(drop_last=True)`, or use GroupNorm.",
-        )

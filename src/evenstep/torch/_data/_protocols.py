@@ -1,20 +1,75 @@
-"""What the loader asks of whoever decides, and whom it tells how a step goes."""
+"""What loaders ask of the rest: plans, a listener for every step, and ways to the other ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ..._types import IntArray
 from ...control import Plan
 from ...sync import Claim
 
+ShareInts = Callable[[tuple[int, int], IntArray | None], IntArray]
+"""Given a key and integers on rank 0, and the key and None elsewhere, return rank 0's on all.
 
-class PlanSource(Protocol):
-    """Where plans come from.
+The key says which round, and which of its messages.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """What one forward gets.
+
+    Attributes:
+        batch: as the user's ``collate_fn`` made it.
+        num_samples: samples in it that count; 0 for a stand-in of weight 0.
+        counter: counts the units in a batch; None where they are samples.
+        units: what it counted in this one, and 0 in a stand-in. A micro-batch is cut by
+            ``dataclasses.replace``, which counts the parts anew.
+    """
+
+    batch: Any
+    num_samples: int
+    counter: Callable[[Any], float] | None = None
+    units: float | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.counter is not None:
+            units = self.counter(self.batch) if self.num_samples else 0.0
+            object.__setattr__(self, "units", units)
+
+
+@dataclass(frozen=True, slots=True)
+class StepStart:
+    """A step whose batch is about to be handed out.
+
+    Attributes:
+        step: optimizer step, counted over the run.
+        num_samples: this rank's share; 0 if it gets a stand-in of weight 0.
+        global_num_samples: samples of the step over all ranks.
+        data_s: seconds spent waiting for input, without waiting for the plan.
+        units: this rank's units of the step; None where they are samples.
+    """
+
+    step: int
+    num_samples: int
+    global_num_samples: int
+    data_s: float
+    units: float | None = None
+
+
+class LoaderSession(Protocol):
+    """This rank's session, as loaders see it: it gives plans, times steps and weights them.
 
     All ranks are given the same plans, and all of them: ``subscribe`` leaves none out, so that
-    each rank replays who owns which sample from the integers alone.
+    each rank replays who owns which sample from the integers alone. The methods are called from
+    the thread that reads the loader.
     """
+
+    def plan(self) -> Plan | None:
+        """Return the newest plan that all ranks know of; None before the first step."""
+        ...
 
     def at(self, step: int) -> Plan:
         """Return the plan of optimizer step ``step``, counted over the run; block until known.
@@ -27,7 +82,7 @@ class PlanSource(Protocol):
         """Call ``listener``, from any thread, with every later plan as soon as it is known.
 
         In the order of their epochs; the loader starts to fetch what it gained. The listener
-        neither blocks nor raises, and never calls back into the source.
+        neither blocks nor raises, and never calls back into the session.
         """
         ...
 
@@ -43,9 +98,55 @@ class PlanSource(Protocol):
         """
         ...
 
+    def begin_epoch(self, *, cuts: bool) -> None:
+        """Take note that a loop over the loader begins, before its first plan is asked for.
 
-class Ranks(Protocol):
-    """The ranks that read a stream.
+        Args:
+            cuts: whether it is a loop over ``loader.steps()``, which may cut local batches.
+        """
+        ...
+
+    def begin_step(self, start: StepStart) -> None:
+        """Take note that the batch of a step is about to be handed out."""
+        ...
+
+    def begin_forward(self, step: int, part: MicroBatch, *, is_last: bool) -> None:
+        """Take note that the batch of one forward is handed out next: plain loops, one a step.
+
+        Args:
+            step: whose batch it is.
+            part: the batch as the loop gets it, and what counts in it.
+            is_last: whether the step's backward after it is the one that synchronises.
+        """
+        ...
+
+    def num_ahead(self) -> int:
+        """Return how many steps the loop has fetched before it used those at hand."""
+        ...
+
+    def begin_claim(self) -> None:
+        """Take note that this rank asks for more of the step, or waits for its samples."""
+        ...
+
+    def end_claim(self, num_samples: int) -> None:
+        """Take note that it goes on, with so many samples more."""
+        ...
+
+    def came_to_end(self) -> None:
+        """Take note that a loop over the loader came to its end, before ``end_epoch``."""
+        ...
+
+    def end_epoch(self) -> None:
+        """Take note that the loop is over: at the end of the epoch, or where the user left it."""
+        ...
+
+    def report_now(self) -> None:
+        """Report the step under way: a collective comes before the next plan point."""
+        ...
+
+
+class LoaderRanks(Protocol):
+    """The ranks that train on a loader, reached from any thread and without a collective.
 
     Attributes:
         rank: this one.
@@ -55,76 +156,38 @@ class Ranks(Protocol):
     rank: int
     world_size: int
 
+    def share(self, key: tuple[int, int], ints: IntArray | None) -> IntArray:
+        """Return on every rank the integers that rank 0 calls it with; see ``ShareInts``."""
+        ...
+
     def share_indices(self, indices: list[int] | None) -> list[int]:
-        """Return on every rank the integers that rank 0 calls it with; None on the others."""
+        """Likewise, in a round of its own; all ranks have as many rounds."""
         ...
 
     def gather(self, numbers: list[int]) -> Callable[[], list[list[int]]]:
-        """Send ``numbers``, as many on every rank, and return what waits for everybody's."""
+        """Send ``numbers``, as many on every rank, and return what waits for those of all."""
         ...
 
 
-class StepListener(Protocol):
-    """Who times and weights the steps. Called from whichever thread reads the loader."""
+class Collectives(Protocol):
+    """The ranks once more, for what all of them come to at the same time.
 
-    def begin_epoch(self, *, cuts: bool) -> None:
-        """Hear that a loop over the loader begins, before its first plan is asked for.
+    Attributes:
+        rank: this one.
+        world_size: how many.
+    """
 
-        Args:
-            cuts: whether it is a loop over ``loader.steps()``, which may cut local batches.
-        """
+    rank: int
+    world_size: int
+
+    def share(self, value: Any) -> Any:
+        """Return on every rank what rank 0 was called with."""
         ...
 
-    def begin_step(
-        self,
-        step: int,
-        *,
-        num_samples: int,
-        global_num_samples: int,
-        data_s: float,
-        units: float | None = None,
-    ) -> None:
-        """Hear that the batch of ``step`` is about to be handed out.
-
-        Args:
-            step: optimizer step, counted over the run.
-            num_samples: this rank's share; 0 if what it gets is a stand-in of weight 0.
-            global_num_samples: samples of the step over all ranks.
-            data_s: seconds spent waiting for input, without waiting for the plan.
-            units: this rank's units of the step; None where they are samples.
-        """
+    def share_indices(self, indices: list[int] | None) -> list[int]:
+        """Return on every rank the integers that rank 0 was called with; None on the others."""
         ...
 
-    def begin_forward(
-        self, step: int, batch: Any, *, num_samples: int, is_last: bool, units: float | None = None
-    ) -> None:
-        """Hear that a batch for one forward is handed out next: plain loops, one a step.
-
-        Args:
-            step: whose batch it is.
-            batch: as the loop gets it.
-            num_samples: samples in it that count; 0 for a stand-in of weight 0.
-            is_last: whether the step's backward after it is the one that synchronises.
-            units: units in it; None where they are samples.
-        """
-        ...
-
-    def num_ahead(self) -> int:
-        """Return how many steps the loop has fetched before it used those at hand."""
-        ...
-
-    def begin_claim(self) -> None:
-        """Hear that this rank asks for more of the step under way, or waits for its samples."""
-        ...
-
-    def end_claim(self, num_samples: int) -> None:
-        """Hear that it goes on, with so many samples more."""
-        ...
-
-    def came_to_end(self) -> None:
-        """Hear that a loop over the loader came to its end, before ``end_epoch``."""
-        ...
-
-    def end_epoch(self) -> None:
-        """Hear that the loop is over: at the end of the epoch, or where the user left it."""
+    def collect(self, value: Any) -> list[Any]:
+        """Return on every rank what each rank was called with, in order."""
         ...

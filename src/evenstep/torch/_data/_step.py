@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 
 from ...exceptions import invalid
-from ._protocols import StepListener
+from ._protocols import LoaderSession, MicroBatch
 
 
 @dataclass(slots=True)
@@ -46,29 +46,6 @@ class StepCount:
                 "of the whole cluster, so loaders take turns: end one loop before the next, or "
                 "make one loader of both data sets."
             )
-
-
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """What one forward gets.
-
-    Attributes:
-        batch: as the user's ``collate_fn`` made it.
-        num_samples: samples in it that count; 0 for a stand-in of weight 0.
-        counter: counts the units in a batch; None where they are samples.
-        units: what it counted in this one, and 0 in a stand-in. Whoever cuts a micro-batch makes
-            the parts by ``dataclasses.replace``, which counts them anew.
-    """
-
-    batch: Any
-    num_samples: int
-    counter: Callable[[Any], float] | None = None
-    units: float | None = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
-        if self.counter is not None:
-            units = self.counter(self.batch) if self.num_samples else 0.0
-            object.__setattr__(self, "units", units)
 
 
 def with_units(
@@ -119,7 +96,7 @@ class Portions(Protocol):
         ...
 
     def whole(self) -> Sequence[MicroBatch]:
-        """Return all of it, for whoever has to know that before the first forward."""
+        """Return all of it, where that has to be known before the first forward."""
         ...
 
 
@@ -167,7 +144,7 @@ class Step:
         portions: Portions,
         global_num_samples: int,
         *,
-        listener: StepListener,
+        session: LoaderSession,
         no_sync: Callable[[], AbstractContextManager[Any]],
         number: int = 0,
         attempts: Attempts | None = None,
@@ -175,7 +152,7 @@ class Step:
         self._number = number
         self._portions = portions
         self._attempts = attempts
-        self._listener = listener
+        self._session = session
         self._no_sync = no_sync
         self.global_num_samples = global_num_samples
 
@@ -191,9 +168,9 @@ class Step:
 
     @property
     def micro_batches(self) -> tuple[MicroBatch, ...]:
-        """What the forwards will get, for whoever has to count in all of it before the first.
+        """What the forwards will get, for loops that count all of it before the first forward.
 
-        Whoever asks for it claims no more than was planned.
+        From then on the step claims no more than was planned.
         """
         return tuple(self._portions.whole())
 
@@ -243,13 +220,7 @@ class Step:
                 "`Bounds(max=...)` a number.",
             )
         for part, is_last in self._portions:
-            self._listener.begin_forward(
-                self._number,
-                part.batch,
-                num_samples=part.num_samples,
-                is_last=is_last,
-                units=part.units,
-            )
+            self._session.begin_forward(self._number, part, is_last=is_last)
             if is_last:
                 yield part.batch
                 continue

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .._data._step import MicroBatch
+from .._data._protocols import MicroBatch
 from ._kept import kept
 from ._lack import free_memory, is_out_of_memory
 from ._layout import Layout

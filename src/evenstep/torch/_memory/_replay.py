@@ -14,7 +14,7 @@ import torch
 
 from ...control._cut import cut
 from ...exceptions import invalid
-from .._data._step import MicroBatch
+from .._data._protocols import MicroBatch
 from ._lack import free_memory, is_out_of_memory
 from ._layout import Layout
 from ._probe import Closure, probe
@@ -24,10 +24,8 @@ from ._rows import split_rows
 class ReplayListener(Protocol):
     """Who weights the forwards, and passes on what was found not to fit."""
 
-    def begin_forward(
-        self, step: int, batch: Any, *, num_samples: int, is_last: bool, units: float | None = None
-    ) -> None:
-        """Hear that a forward comes next."""
+    def begin_forward(self, step: int, part: MicroBatch, *, is_last: bool) -> None:
+        """Take note that a forward comes next."""
 
     def found_limit(self, limit: int) -> None:
         """Hear that one forward of this rank gets no more than ``limit`` samples from now on."""
@@ -159,13 +157,7 @@ class Replay:
         losses: list[tuple[torch.Tensor, float]] = []
         while len(losses) < len(queue):
             part, is_last = queue[len(losses)], len(losses) == len(queue) - 1
-            self._listener.begin_forward(
-                step,
-                part.batch,
-                num_samples=part.num_samples,
-                is_last=is_last,
-                units=part.units,
-            )
+            self._listener.begin_forward(step, part, is_last=is_last)
             error, loss, in_backward = self._attempt(part, closure, through, is_last=is_last)
             if error is None:
                 assert loss is not None

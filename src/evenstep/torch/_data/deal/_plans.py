@@ -70,7 +70,7 @@ class Share:
 class OpenStep:
     """A step whose samples are up for claims: what is in force in it, whatever is planned later.
 
-    With a device that runs ahead, the next plan is heard of while a step is under way.
+    With a device that runs ahead, the next plan comes while a step is under way.
 
     Attributes:
         rank: this process.
@@ -115,7 +115,7 @@ class PlanBook:
 
     Every rank learns every plan and moves the same deal along, hence they agree who owns a slot
     without a word. The first plan is the one in force when the first step was asked for, the same
-    on all ranks; what was heard before waits until then.
+    on all ranks; those that came before wait until then.
 
     One thread at a time may add plans; any may ask for a share meanwhile.
 
@@ -129,24 +129,24 @@ class PlanBook:
         self._global_batch_size = global_batch_size
         # Replaced and never changed, so that whoever looks at it needs no lock.
         self._entries: tuple[tuple[Plan, Deal, Share], ...] = ()
-        self._heard: list[Plan] = []
+        self._early: list[Plan] = []
 
-    def hear(self, plan: Plan, *, now: int = 0) -> bool:
-        """Take note of a plan for the steps ahead; return whether it was new and put to use.
+    def on_plan(self, plan: Plan, *, now: int = 0) -> bool:
+        """Take in a plan for the steps ahead; return whether it was new and put to use.
 
         Args:
-            plan: comes after the one heard last.
+            plan: comes after the newest one.
             now: the earliest step of the run that can still be asked for. What cannot be in force
                 then is forgotten: a loader may wait for long while others train.
 
         Raises:
-            RuntimeError: the plan before it was never heard of.
+            RuntimeError: the plan before it is missing.
             ValueError: its sizes do not add up to the global batch.
         """
         if not self._entries:
-            self._heard.append(plan)
-            while len(self._heard) > 1 and self._heard[1].first_step <= now:
-                del self._heard[0]
+            self._early.append(plan)
+            while len(self._early) > 1 and self._early[1].first_step <= now:
+                del self._early[0]
             return False
         newest, deal, _ = self._entries[-1]
         if plan.epoch <= newest.epoch:
@@ -164,13 +164,13 @@ class PlanBook:
             Whether it was new, so that shares may have changed.
         """
         if self._entries:
-            is_new = self.hear(plan)
+            is_new = self.on_plan(plan)
         else:
             is_new = True
             self._append(plan, Deal.fresh(self._sizes(plan)))
-            for later in self._heard:
-                self.hear(later)
-            self._heard.clear()
+            for later in self._early:
+                self.on_plan(later)
+            self._early.clear()
         self._forget(step)
         return is_new
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from ...._types import IntArray
-from .._step import MicroBatch
+from .._protocols import MicroBatch
 from ..deal._plans import Share, StepSpan
 from ._chunks import ChunkRows, Packed
 from ._sources import IndicesOf, ShareOf

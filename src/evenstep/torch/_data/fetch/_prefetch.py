@@ -11,7 +11,7 @@ import numpy as np
 from torch.utils.data import DataLoader
 
 from ...._types import IntArray
-from .._step import MicroBatch
+from .._protocols import MicroBatch
 from ..deal._plans import StepSpan
 from ._chunks import Collation, Packed
 from ._horizon import Horizon, StepWork

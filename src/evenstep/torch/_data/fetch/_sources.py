@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from ...._types import IntArray
-from .._step import MicroBatch
+from .._protocols import MicroBatch
 from ..deal._plans import Share, StepSpan
 
 ShareOf = Callable[[StepSpan], Share | None]

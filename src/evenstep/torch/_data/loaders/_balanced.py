@@ -15,14 +15,14 @@ from torch.utils.data import DataLoader
 
 from ....control import Plan
 from ....exceptions import invalid
-from .._protocols import PlanSource, StepListener
+from .._protocols import LoaderRanks, LoaderSession
 from .._state import OrderedForm
 from .._step import Attempts, KnownPortions, Portions, Step, StepCount, with_units
 from ..deal._plans import PlanBook, StepSpan, spans_of
 from ..fetch._chunks import pinner_of
 from ..fetch._prefetch import PrefetchSource
 from ..fetch._sources import BatchSource, FetchCounts, InlineSource
-from ..order._global_order import GlobalOrder, OrderPlace, ShareInts, num_steps_of
+from ..order._global_order import GlobalOrder, OrderPlace, num_steps_of
 from ._claimed import Claimed
 from ._loops import HandingOut, batches_of
 
@@ -49,21 +49,17 @@ class BalancedLoader:
     Args:
         loader: the user's own. Given the same generators, one process sees the very batches that
             torch's loader gives.
-        rank: this process.
-        world_size: number of processes.
+        ranks: that train on it.
+        session: gives plans, and is told how a step goes.
         global_batch_size: samples of a step over all ranks.
-        plans: where plans come from.
-        listener: whom to tell how a step goes.
-        share: gives all ranks rank 0's integers; called when an epoch begins, and now and then.
-        no_sync: entered around all but the last micro-batch of a step; may be set later.
+        no_sync: entered around all but the last micro-batch of a step.
         count: steps of the run so far, shared by loaders which are used in turn.
         counter: counts the units in a batch that is handed out; None where they are samples.
         block_size: indices of the order that are drawn at a time, the same on all ranks; None is
             as many as suit.
 
     Attributes:
-        no_sync: as given.
-        attempts: what ``Step.backward`` runs by; set by whoever knows the models.
+        attempts: what ``Step.backward`` runs by; set once the models are known.
 
     Raises:
         ValueError: the loader cannot be balanced; the message names the remedy.
@@ -73,12 +69,9 @@ class BalancedLoader:
         self,
         loader: DataLoader[Any],
         *,
-        rank: int,
-        world_size: int,
+        ranks: LoaderRanks,
+        session: LoaderSession,
         global_batch_size: int,
-        plans: PlanSource,
-        listener: StepListener,
-        share: ShareInts,
         no_sync: Callable[[], AbstractContextManager[Any]] = nullcontext,
         count: StepCount | None = None,
         counter: Callable[[Any], float] | None = None,
@@ -86,32 +79,30 @@ class BalancedLoader:
     ) -> None:
         self._order = GlobalOrder(
             loader,
-            rank=rank,
-            world_size=world_size,
-            share=share,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+            share=ranks.share,
             global_batch_size=global_batch_size,
             block_size=block_size,
         )
         self._num_steps = num_steps_of(self._order.num_samples, global_batch_size, loader.drop_last)
         self._loader = loader
         self._global_batch_size = global_batch_size
-        self._plans = plans
-        self._listener = listener
+        self._session = session
         self._count = StepCount() if count is None else count
-        self._handing_out = HandingOut(listener, self._count)
+        self._handing_out = HandingOut(session, self._count, no_sync)
         self._counter = counter
-        self.no_sync = no_sync
         self.attempts: Attempts | None = None
 
-        self._lock = RLock()  # plans are heard of from any thread
-        self._book = PlanBook(rank, global_batch_size)
+        self._lock = RLock()  # plans come from any thread
+        self._book = PlanBook(ranks.rank, global_batch_size)
         self._problem: Exception | None = None
         self._source = _source(loader, Condition(self._lock))
         self._num_begun = 0
         self._num_taken = 0
         self._resume: dict[str, Any] | None = None
         self._num_skipped = 0
-        plans.subscribe(_weak_listener(weakref.ref(self)))
+        session.subscribe(_weak_listener(weakref.ref(self)))
         weakref.finalize(self, _close, self._source, os.getpid())
 
     @property
@@ -176,7 +167,7 @@ class BalancedLoader:
         """
         if self._resume is not None:
             return {**self._resume}
-        ahead = min(self._listener.num_ahead(), self._num_taken)
+        ahead = min(self._session.num_ahead(), self._num_taken)
         taken = self._num_taken - ahead
         return self._form().write(
             epochs_begun=self._num_begun,
@@ -309,7 +300,7 @@ class BalancedLoader:
     def _take(self, span: StepSpan, *, whole: bool) -> Step:
         self._count.check_turn(span.step)
         self._count.begun = True
-        plan = self._plans.at(span.step)
+        plan = self._session.at(span.step)
         began_s = perf_counter()
         self._advance(span)
         with self._lock:
@@ -321,18 +312,16 @@ class BalancedLoader:
         parts, units = with_units(parts, self._counter)
         portions: Portions = KnownPortions(parts)
         if not whole and (opened := self._book.open_step(span)) is not None:
-            portions = Claimed(
-                parts, span, opened, feed=feed, plans=self._plans, listener=self._listener
-            )
+            portions = Claimed(parts, span, opened, feed=feed, session=self._session)
         self._num_taken += 1
         return self._handing_out.next_step(
-            self, portions, span.num_samples, data_s=data_s, units=units
+            portions, span.num_samples, data_s=data_s, units=units, attempts=self.attempts
         )
 
-    def _hear(self, plan: Plan) -> None:
+    def _on_plan(self, plan: Plan) -> None:
         with self._lock:
             try:
-                if self._book.hear(plan, now=self._count.value):
+                if self._book.on_plan(plan, now=self._count.value):
                     self._source.replan()
             except Exception as error:  # raised at the next plan point, where it can be seen
                 self._problem = error
@@ -357,11 +346,11 @@ def _both_ways() -> ValueError:
 def _weak_listener(loader: weakref.ref[BalancedLoader]) -> Callable[[Plan], None]:
     """Return a listener that keeps no loader alive."""
 
-    def hear(plan: Plan) -> None:
+    def on_plan(plan: Plan) -> None:
         if (alive := loader()) is not None:
-            alive._hear(plan)
+            alive._on_plan(plan)
 
-    return hear
+    return on_plan
 
 
 def _close(source: BatchSource, process: int) -> None:

@@ -9,8 +9,7 @@ from time import perf_counter
 import numpy as np
 
 from ...._types import IntArray
-from .._protocols import PlanSource, StepListener
-from .._step import MicroBatch
+from .._protocols import LoaderSession, MicroBatch
 from ..deal._plans import OpenStep, StepSpan
 from ..fetch._sources import Feed
 
@@ -36,8 +35,7 @@ class Claimed:
         span: where the step lies.
         opened: whose its samples are.
         feed: its other samples.
-        plans: grants claims.
-        listener: told when claims begin and end.
+        session: grants claims, and is told when they begin and end.
         clock: monotonic seconds.
 
     Attributes:
@@ -52,15 +50,13 @@ class Claimed:
         opened: OpenStep,
         *,
         feed: Feed,
-        plans: PlanSource,
-        listener: StepListener,
+        session: LoaderSession,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self._step = span.step
         self._opened = opened
         self._feed = feed
-        self._plans = plans
-        self._listener = listener
+        self._session = session
         self._clock = clock
         self._parts = list(begun)  # made, from the first of the step on
         self._num_run = 0  # of those, handed out
@@ -70,7 +66,7 @@ class Claimed:
         self._since: tuple[float, int] | None = None
         self._speed: float | None = None
         self.num_samples = sum(part.num_samples for part in begun) + len(self._kept)
-        self._is_over = not self.num_samples  # nobody planned for claims for nobody
+        self._is_over = not self.num_samples  # no samples assigned: nothing to claim
         self.num_forwards = max(len(self._parts), 1)
 
     def __iter__(self) -> Iterator[tuple[MicroBatch, bool]]:
@@ -122,17 +118,17 @@ class Claimed:
 
     def _claim(self, *, own: bool = False) -> IntArray:
         """Return the slots that were claimed, ascending: the next ones, or all of its own."""
-        self._listener.begin_claim()
+        self._session.begin_claim()
         done = sum(part.num_samples for part in self._parts[: self._num_run])
         if self._since is not None and not own:
             (began_s, before), now_s = self._since, self._clock()
             if done > before and now_s > began_s:
                 self._speed = (done - before) / (now_s - began_s)
-        granted = self._plans.claim(self._step, speed=self._speed, own=own)
+        granted = self._session.claim(self._step, speed=self._speed, own=own)
         slots = [self._opened.claimed(claim) for claim in granted]
         claimed = np.sort(np.concatenate(slots)) if slots else self._kept[:0]
         self.num_samples += len(claimed)
-        self._listener.end_claim(len(claimed))
+        self._session.end_claim(len(claimed))
         self._since = self._clock(), done
         return claimed
 
@@ -152,7 +148,7 @@ class Claimed:
 
     def _make(self, slots: IntArray) -> None:
         """Make what a forward gets; a wait for it is no time of the model's."""
-        self._listener.begin_claim()
+        self._session.begin_claim()
         batch = self._feed.batch(slots)
-        self._listener.end_claim(0)
+        self._session.end_claim(0)
         self._parts.append(MicroBatch(batch, len(slots)))

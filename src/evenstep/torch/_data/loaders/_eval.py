@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
 from ...._types import IntArray
-from ....control import Plan
 from ....exceptions import invalid
-from ..._exchange._startup import Alone, SideGroup
-from ..._model._compiled import ddp_of
+from .._protocols import Collectives, LoaderSession
 from ..deal._evaluation import EvalForward, forwards
 from ..order._global_order import GlobalOrder
 
@@ -45,10 +42,9 @@ class EvalLoader:
     Args:
         loader: the user's own, over a data set with a length; its workers and ``collate_fn`` are
             kept, and a sampler that draws runs on rank 0 for all.
-        side: the ranks.
-        plan: gives the newest plan that all ranks know of, or None before the first.
+        ranks: that share it.
+        session: knows the newest plan, and reports a step under way before a collective.
         lockstep: tells at the start of an evaluation whether ranks go in lockstep.
-        report: called before a collective, so that a step under way does not wait for it.
 
     Attributes:
         count: samples of the batch in hand that count; 0 for a stand-in, None outside a loop.
@@ -61,19 +57,17 @@ class EvalLoader:
         self,
         loader: DataLoader[Any],
         *,
-        side: SideGroup | Alone,
-        plan: Callable[[], Plan | None],
+        ranks: Collectives,
+        session: LoaderSession,
         lockstep: Callable[[], bool],
-        report: Callable[[], None],
     ) -> None:
         _check(loader)
         self._loader = loader
-        self._side = side
-        self._plan = plan
+        self._ranks = ranks
+        self._session = session
         self._lockstep = lockstep
-        self._report = report
         self._order = GlobalOrder(
-            loader, rank=side.rank, world_size=side.world_size, share=self._share
+            loader, rank=ranks.rank, world_size=ranks.world_size, share=self._share
         )
         self._batches = _Batches()
         self._inner = _inner(loader, self._batches)
@@ -128,8 +122,8 @@ class EvalLoader:
             count = self.count
         if count is None:
             raise RuntimeError(
-                "No batch of this loader is in hand, so nobody knows how many samples the value is "
-                "a mean of. Add inside `for batch in loader`, or give `add(..., count=...)`."
+                "No batch of this loader is in hand, so the number of samples behind the value is "
+                "not known. Add inside `for batch in loader`, or give `add(..., count=...)`."
             )
         if not 0 <= count < math.inf:
             raise invalid("EvalLoader.add(count=...)", "be at least 0", count, "Count samples.")
@@ -154,14 +148,16 @@ class EvalLoader:
         Exact whatever the split: sums and counts in double precision, added in the order of the
         ranks, so that every rank has the same number. Collective.
         """
-        self._report()
+        self._session.report_now()
         mine = {name: (float(total), float(seen)) for name, (total, seen) in self._sums.items()}
-        everybody = self._side.collect(mine)
-        names = sorted({name for sums in everybody for name in sums})
+        rows = self._ranks.collect(mine)
+        names = sorted({name for sums in rows for name in sums})
         means = {}
         for name in names:
-            rows = [sums[name] for sums in everybody if name in sums]
-            means[name] = math.fsum(row[0] for row in rows) / math.fsum(row[1] for row in rows)
+            pairs = [sums[name] for sums in rows if name in sums]
+            means[name] = math.fsum(pair[0] for pair in pairs) / math.fsum(
+                pair[1] for pair in pairs
+            )
         return means
 
     def set_epoch(self, epoch: int) -> None:
@@ -170,11 +166,11 @@ class EvalLoader:
             self._loader.sampler.set_epoch(epoch)
 
     def _forwards(self) -> list[EvalForward]:
-        plan = self._plan()
-        world_size = self._side.world_size
+        plan = self._session.plan()
+        world_size = self._ranks.world_size
         assert self._loader.batch_size is not None
         return forwards(
-            self._side.rank,
+            self._ranks.rank,
             self.num_samples,
             plan.batch_size if plan is not None else (1,) * world_size,
             batch_size=self._loader.batch_size,
@@ -185,13 +181,13 @@ class EvalLoader:
         """Return the order. Only a sampler that draws has to be agreed on, by a broadcast."""
         if type(self._loader.sampler) is SequentialSampler:
             return np.arange(self.num_samples)
-        self._report()
+        self._session.report_now()
         return self._order.whole()
 
     def _share(self, key: tuple[int, int], ints: IntArray | None) -> IntArray:
         """Share integers by a collective: the loop begins as one."""
         listed = None if ints is None else ints.tolist()
-        return np.array(self._side.share_indices(listed), np.int64)
+        return np.array(self._ranks.share_indices(listed), np.int64)
 
 
 class _Batches:
@@ -205,30 +201,6 @@ class _Batches:
 
     def __len__(self) -> int:
         return len(self.of)
-
-
-def is_lockstep(asked: bool | None, modules: Iterable[nn.Module]) -> bool:
-    """Return what was asked for; if that is None, whether ``modules`` need ranks in lockstep."""
-    return forward_is_collective(modules) if asked is None else asked
-
-
-def forward_is_collective(modules: Iterable[nn.Module]) -> bool:
-    """Tell whether a forward of any of ``modules`` is a collective, in an evaluation too.
-
-    FSDP gathers parameters in every forward. DDP broadcasts buffers in a forward that follows one
-    with gradients: the first of an evaluation under ``torch.no_grad()``, and all without it.
-    """
-    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-
-    for module in modules:
-        if (ddp := ddp_of(module)) is not None:
-            if ddp.broadcast_buffers and any(True for _ in ddp.module.buffers()):
-                return True
-        elif any(
-            isinstance(part, FSDPModule | FullyShardedDataParallel) for part in module.modules()
-        ):
-            return True
-    return False
 
 
 def _check(loader: Any) -> None:

@@ -4,24 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
-from typing import Any, Protocol
+from typing import Any, final
 
-from .._protocols import StepListener
+from .._protocols import LoaderSession, StepStart
 from .._step import Attempts, Portions, Step, StepCount
 
 
-class StepLoader(Protocol):
-    """A loader whose every iteration is a step.
-
-    Attributes:
-        no_sync: entered around all but the last micro-batch of a step.
-        attempts: what ``Step.backward`` runs by.
-    """
-
-    no_sync: Callable[[], AbstractContextManager[Any]]
-    attempts: Attempts | None
-
-
+@final
 class HandingOut:
     """What loaders do alike, whatever they read from: begin and end loops, count and announce.
 
@@ -29,16 +18,23 @@ class HandingOut:
     as after ``next(iter(loader))`` for a look at a batch.
 
     Args:
-        listener: whom to tell how a step goes.
+        session: is told of every loop and step.
         count: steps of the run so far.
+        no_sync: entered around all but the last micro-batch of a step.
 
     Attributes:
         current: number of the loop that the loader stands at, from 1.
     """
 
-    def __init__(self, listener: StepListener, count: StepCount) -> None:
-        self._listener = listener
+    def __init__(
+        self,
+        session: LoaderSession,
+        count: StepCount,
+        no_sync: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
+        self._session = session
         self._count = count
+        self._no_sync = no_sync
         self.current = 0
         self._num_begun = 0
         self._cut_off = 0  # loops up to this one cannot go on
@@ -62,15 +58,15 @@ class HandingOut:
         self.current = number = self._num_begun
         self._open.add(number)
         try:
-            self._listener.begin_epoch(cuts=cuts)
+            self._session.begin_epoch(cuts=cuts)
             yield number
-            self._listener.came_to_end()
+            self._session.came_to_end()
         finally:
             self._open.discard(number)
             if self.current == number:  # not if another loop has begun meanwhile
                 end()
                 if not self._open:
-                    self._listener.end_epoch()
+                    self._session.end_epoch()
 
     def cut_off(self) -> None:
         """Have the loops under way not go on."""
@@ -102,38 +98,34 @@ class HandingOut:
 
     def next_step(
         self,
-        loader: StepLoader,
         portions: Portions,
         global_num_samples: int,
         *,
         data_s: float,
         units: float | None,
+        attempts: Attempts | None,
     ) -> Step:
         """Return the next step of the run, counted and announced.
 
         Args:
-            loader: whose step it is.
             portions: what this rank computes of it.
             global_num_samples: its samples over all ranks.
             data_s: seconds spent waiting for input.
             units: this rank's units of it; None where they are samples.
+            attempts: runs ``Step.backward``; None without a model.
         """
         number = self._count.value
         step = Step(
             portions,
             global_num_samples,
-            listener=self._listener,
-            no_sync=lambda: loader.no_sync(),
+            session=self._session,
+            no_sync=self._no_sync,
             number=number,
-            attempts=loader.attempts,
+            attempts=attempts,
         )
         self._count.value += 1
-        self._listener.begin_step(
-            number,
-            num_samples=step.num_samples,
-            global_num_samples=global_num_samples,
-            data_s=data_s,
-            units=units,
+        self._session.begin_step(
+            StepStart(number, step.num_samples, global_num_samples, data_s, units)
         )
         return step
 

@@ -7,13 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, final
 
 import torch
-from torch.utils.data import DataLoader
 
-from ..._exchange._crew import Crew
-from ..._link import RunLink
 from .._step import Step
 from ._balanced import BalancedLoader
-from ._eval import EvalLoader
 from ._stream import StreamLoader
 
 
@@ -53,24 +49,6 @@ class ServerLoader:
     def close(self) -> None:
         """Let go of what the prepared loader holds."""
         self._loader.close()
-
-
-def evaluation(
-    loader: DataLoader[Any], crew: Crew, link: RunLink, *, lockstep: Callable[[], bool]
-) -> EvalLoader | ServerEval:
-    """Return ``loader`` for evaluation, on a server one without samples.
-
-    Args:
-        loader: the user's own.
-        crew: all ranks.
-        link: where plans come from.
-        lockstep: tells whether ranks make as many forwards.
-    """
-    if crew.is_server:
-        return ServerEval(loader)
-    return EvalLoader(
-        loader, side=crew.side, plan=link.plan, lockstep=lockstep, report=link.report_now
-    )
 
 
 @final

@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ....control import Plan
 from ....exceptions import EvenstepWarning, invalid
-from .._protocols import PlanSource, Ranks, StepListener
+from .._protocols import LoaderRanks, LoaderSession, MicroBatch
 from .._state import StreamForm, StreamPosition
-from .._step import Attempts, KnownPortions, MicroBatch, Step, StepCount, with_units
+from .._step import Attempts, KnownPortions, Step, StepCount, with_units
 from ..deal._stream_terms import StreamKind, StreamStock, terms_of
 from ..fetch._chunks import pinner_of
 from ..fetch._stream_reader import StreamReader
@@ -49,10 +49,9 @@ class StreamLoader:
     Args:
         loader: the user's own, over an ``IterableDataset``.
         kind: who reads what.
-        side: the ranks.
+        ranks: that train on it.
+        session: gives plans, and is told how a step goes.
         global_batch_size: samples of a step over all ranks.
-        plans: where plans come from.
-        listener: whom to tell how a step goes.
         no_sync: entered around all but the last micro-batch of a step.
         count: steps of the run so far, shared by loaders which are used in turn.
         counter: counts the units in a batch that is handed out; None where they are samples.
@@ -61,38 +60,36 @@ class StreamLoader:
         ValueError: the loader cannot be balanced; the message names the remedy.
     """
 
-    tail_batch_size = None  # nobody knows it before the end
-    """Nobody knows how many samples the last step has."""
+    tail_batch_size = None
+    """How many samples the last step has is not known before the end."""
 
     def __init__(
         self,
         loader: DataLoader[Any],
         *,
         kind: StreamKind,
-        side: Ranks,
+        ranks: LoaderRanks,
+        session: LoaderSession,
         global_batch_size: int,
-        plans: PlanSource,
-        listener: StepListener,
         no_sync: Callable[[], AbstractContextManager[Any]] = nullcontext,
         count: StepCount | None = None,
         counter: Callable[[Any], float] | None = None,
     ) -> None:
         _check(loader)
         self._loader = loader
-        self._side = side
+        self._ranks = ranks
         self._global_batch_size = global_batch_size
         self._terms = terms_of(kind, global_batch_size)
-        self._reader = _reader(loader, kind, side.world_size, global_batch_size)
-        self._plans = plans
+        self._reader = _reader(loader, kind, ranks.world_size, global_batch_size)
+        self._session = session
         self._count = StepCount() if count is None else count
-        self._handing_out = HandingOut(listener, self._count)
+        self._handing_out = HandingOut(session, self._count, no_sync)
         self._counter = counter
-        self.no_sync = no_sync
         self.attempts: Attempts | None = None
 
         num_readers = max(loader.num_workers, 1)
-        self._form = StreamForm(kind, global_batch_size, num_readers, side.world_size)
-        self._at = StreamPosition(passed=[0] * side.world_size)
+        self._form = StreamForm(kind, global_batch_size, num_readers, ranks.world_size)
+        self._at = StreamPosition(passed=[0] * ranks.world_size)
         self._next_step = 0
         self._stocks: Callable[[], list[list[int]]] | None = None
         self._resume: dict[str, Any] | None = None
@@ -192,14 +189,14 @@ class StreamLoader:
         if resume is None or self._at.finished or not self._at.epochs_begun:
             self._at.epochs_begun += 1
             self._at.steps_taken, self._at.finished = 0, False
-            self._at.passed = [0] * self._side.world_size
+            self._at.passed = [0] * self._ranks.world_size
         self._next_step = self._count.value
         seed = self._at.seed + 1_000_003 * self._at.epochs_begun + self._lane()
         self._reader.begin(seed % _LARGEST)
         self._reader.ensure(1)
         self._look(self._agree(self._reader.mark()))
-        self._reader.skip(self._at.passed[self._side.rank])
-        self._announce(-(-self._global_batch_size // self._side.world_size))
+        self._reader.skip(self._at.passed[self._ranks.rank])
+        self._announce(-(-self._global_batch_size // self._ranks.world_size))
 
     def _look(self, stocks: list[StreamStock]) -> None:
         """Raise or warn if the begin of the streams shows a mistake."""
@@ -211,12 +208,12 @@ class StreamLoader:
 
     def _lane(self) -> int:
         """Return what sets this rank's seeds apart from others': nothing, where all read alike."""
-        return 0 if self._terms.kind == "same" else self._side.rank
+        return 0 if self._terms.kind == "same" else self._ranks.rank
 
     def _draw_seed(self) -> int:
         source = self._loader.generator or torch.default_generator
         seed = torch.empty((), dtype=torch.int64, device="cpu").random_(generator=source)
-        return self._side.share_indices([int(seed)] if self._side.rank == 0 else None)[0]
+        return self._ranks.share_indices([int(seed)] if self._ranks.rank == 0 else None)[0]
 
     def _next(self, *, whole: bool) -> Step | None:
         """Return the next step, or None at the end of the epoch."""
@@ -228,9 +225,9 @@ class StreamLoader:
         sizes: tuple[int, ...] = ()
         if any(stock.num_samples for stock in stocks):
             self._count.begun = True
-            plan = self._plans.at(self._count.value)
+            plan = self._session.at(self._count.value)
             if self._terms.lacks(stocks, plan.batch_size):
-                self._reader.ensure(plan.batch_size[self._side.rank])
+                self._reader.ensure(plan.batch_size[self._ranks.rank])
                 stocks = self._agree()
             sizes = self._terms.sizes(stocks, plan.batch_size)
         total = sum(sizes)
@@ -241,7 +238,7 @@ class StreamLoader:
 
     def _take(self, sizes: tuple[int, ...], plan: Plan, *, whole: bool) -> Step:
         began_s = perf_counter()
-        rank, mine = self._side.rank, sizes[self._side.rank]
+        rank, mine = self._ranks.rank, sizes[self._ranks.rank]
         portion = self._terms.portion(sizes, rank)
         forwards = (mine,) if whole else plan.forwards(rank, mine)
         batches = self._reader.take(portion.num_passed, portion.first, forwards)
@@ -254,17 +251,17 @@ class StreamLoader:
         passed = self._terms.passed(sizes)
         self._at.passed = [old + new for old, new in zip(self._at.passed, passed, strict=True)]
         return self._handing_out.next_step(
-            self, KnownPortions(parts), sum(sizes), data_s=data_s, units=units
+            KnownPortions(parts), sum(sizes), data_s=data_s, units=units, attempts=self.attempts
         )
 
     def _announce(self, batch_size: int) -> None:
         """Read ahead, and tell the others what is in stock for the next step."""
         self._reader.ensure(self._terms.ahead(batch_size))
-        self._stocks = self._side.gather(self._stock())
+        self._stocks = self._ranks.gather(self._stock())
 
     def _agree(self, mark: int = 0) -> list[StreamStock]:
         """Tell the others what is in stock, and wait for what they have."""
-        return _read(self._side.gather(self._stock(mark))())
+        return _read(self._ranks.gather(self._stock(mark))())
 
     def _stock(self, mark: int = 0) -> list[int]:
         return [self._reader.stock, int(self._reader.ended), mark, self._form.num_readers]

@@ -14,18 +14,13 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 from ...._types import IntArray
 from ....exceptions import invalid
+from .._protocols import ShareInts
 from ._drawing import Chance, OrderBlocks, blocks_of
 from ._samplers import GlobalBatches, check_order, has_own_batches
 
-ShareInts = Callable[[tuple[int, int], IntArray | None], IntArray]
-"""Given a key and integers on rank 0, and the key and None elsewhere, return rank 0's on all.
-
-The key says which order, and which of its messages: of each order the first is -1.
-"""
-
 _LEAST_BLOCK = 1 << 14
 _BLOCK_STEPS = 64  # more than loader workers fetch ahead
-_ENDLESS = 1 << 62  # indices: more than anybody trains on
+_ENDLESS = 1 << 62  # indices: more than a run trains on
 _MADE, _FAILED = 0, 1  # what a message begins with
 
 
@@ -64,7 +59,7 @@ class GlobalOrder:
         loader: the user's own; its data set has a length and is addressed by index.
         rank: who runs this.
         world_size: number of ranks.
-        share: the broadcast from rank 0.
+        share: the broadcast from rank 0. The first message of each order has number -1.
         global_batch_size: samples of a step; None is to refuse a ``batch_sampler``.
         block_size: indices that are drawn at a time, the same on all ranks; None is enough for
             64 steps, and the whole order without ``global_batch_size``.
@@ -72,7 +67,7 @@ class GlobalOrder:
     Attributes:
         sampler: what yields the order.
         is_endless: whether the sampler has no length: then it has to go on for ever.
-        num_samples: indices in every epoch; of an endless one, more than anybody trains on.
+        num_samples: indices in every epoch; of an endless one, more than a run trains on.
         blocks: the part of the newest order that is drawn and not trained on yet.
 
     Raises:
