@@ -49,7 +49,7 @@ class LoaderMail:
         return list(map(int, self.share((self._begin_round(), 0), ints).tolist()))
 
     def gather(self, numbers: list[int]) -> Callable[[], list[list[int]]]:
-        """Send ``numbers``, as many on every rank, and return what waits for everybody's."""
+        """Send ``numbers``, as many on every rank, and return what waits for those of all."""
         return self._link.mailbox.gather((self._number, self._begin_round(), 0), numbers)
 
     def _begin_round(self) -> int:

@@ -97,9 +97,9 @@ class PlainBalancer(Balancer):
         side = self._join().side
         own, tells = plainly_sharded(loader, side, stream)
 
-        def hear(batch: Any, count: int | None) -> None:
+        def on_batch(batch: Any, count: int | None) -> None:
             self._batch, self._num_samples = batch, count or 0
             if count is not None:
                 self._sizes = self._sizes or (own.batch_size or count,) * side.world_size
 
-        return as_wrapped(given, PlainLoader(own, side.world_size, tells=tells, hear=hear))
+        return as_wrapped(given, PlainLoader(own, side.world_size, tells=tells, on_batch=on_batch))

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from ...exceptions import invalid
-from .._data.fetch._chunks import pinner
+from .._data.fetch._torch_loader import pinner
 
 
 def first_samples(loader: Any, count: int) -> list[Any]:

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ....exceptions import EvenstepWarning
 from ..fetch._loader_workers import WorkerInit
-from ..fetch._sources import fetch
+from ..fetch._torch_loader import as_it_is, fetch, inner_loader
 from ._fingerprint import Fingerprint, same_values
 
 _SEED = 20_011
@@ -91,19 +91,16 @@ def fetch_samples(
             return _looked_at(loader.dataset, positions, repeats)
     probe = _Probe(loader.dataset, positions, repeats)
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "This DataLoader will create")
-            inner: DataLoader[Any] = DataLoader(
-                probe,
-                batch_size=None,
-                num_workers=1,
-                collate_fn=_as_it_is,
-                worker_init_fn=WorkerInit(loader.worker_init_fn),
-                multiprocessing_context=loader.multiprocessing_context,
-                generator=torch.Generator(),
-                timeout=max(_WORKER_S, loader.timeout),
-            )
-            (samples,) = inner
+        (samples,) = inner_loader(
+            loader,
+            probe,
+            batch_size=None,
+            num_workers=1,
+            collate_fn=as_it_is,
+            worker_init_fn=WorkerInit(loader.worker_init_fn),
+            generator=torch.Generator(),
+            timeout=max(_WORKER_S, loader.timeout),
+        )
     except Exception as error:
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         warnings.warn(
@@ -139,7 +136,7 @@ def seed_all(seed: int) -> None:
     random.seed(seed)
     torch.default_generator.manual_seed(seed)
     if (numpy := sys.modules.get("numpy.random")) is not None:
-        with suppress(TypeError, RuntimeError):  # of a bit generator that somebody has put there
+        with suppress(TypeError, RuntimeError):  # of a bit generator of the script's own
             numpy.seed(seed)
 
 
@@ -176,7 +173,3 @@ def _print(dataset: Any, position: int) -> Fingerprint:
         return Fingerprint.of(sample)
     except Exception as error:  # of the user's code; training would meet it too, or never ask
         return Fingerprint.of_error(error)
-
-
-def _as_it_is(samples: Any) -> Any:
-    return samples

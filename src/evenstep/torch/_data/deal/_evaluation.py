@@ -26,8 +26,8 @@ class EvalForward:
 def in_proportion(total: int, weights: Sequence[int]) -> IntArray:
     """Return ``total`` split in proportion to ``weights``, by largest remainder.
 
-    In integers alone, so that ranks which hold the same weights agree without a word. Where
-    ``total`` is at most the sum of the weights, nobody gets more than its weight.
+    In integers alone, so that ranks which hold the same weights agree without a message. Where
+    ``total`` is at most the sum of the weights, no rank gets more than its weight.
 
     Args:
         total: what to split, at least 0.

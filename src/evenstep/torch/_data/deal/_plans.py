@@ -127,7 +127,7 @@ class PlanBook:
     def __init__(self, rank: int, global_batch_size: int) -> None:
         self._rank = rank
         self._global_batch_size = global_batch_size
-        # Replaced and never changed, so that whoever looks at it needs no lock.
+        # Replaced and never changed, so that reading it needs no lock.
         self._entries: tuple[tuple[Plan, Deal, Share], ...] = ()
         self._early: list[Plan] = []
 

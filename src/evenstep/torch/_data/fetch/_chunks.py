@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import warnings
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import default_collate
 
 _ALIGNMENT = 64
 # Larger buffers travel in shared memory. That takes a file descriptor and a handshake with the
@@ -147,17 +146,25 @@ def _view(buffer: bytearray | Tensor) -> memoryview:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRows:
-    """Samples of a batch that lie side by side in a chunk.
+    """Samples that lie side by side in a chunk.
 
     Attributes:
-        chunk: the chunk.
+        chunk: the chunk; a list of samples that were read in this process.
         first: the first one's place in it.
         last: the place after the last one.
     """
 
-    chunk: Packed
+    chunk: Packed | list[Any]
     first: int
     last: int
+
+    def samples(self) -> list[Any]:
+        """Return the samples; of a packed chunk, copies.
+
+        A ``collate_fn`` may change its samples, and the batch may be made again.
+        """
+        chunk = self.chunk.unpack(copy=True) if isinstance(self.chunk, Packed) else self.chunk
+        return chunk[self.first : self.last]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,14 +189,16 @@ class Collation:
         """Return the fastest way that honours ``collate``."""
         return cls(collate, collate_chunk if collate is default_collate else None)
 
-    def batch(self, runs: Sequence[ChunkRows]) -> Any:
-        """Return one batch of the samples in ``runs``, in memory of its own."""
-        if self.merge is not None:
-            chunks = [run.chunk.unpack(copy=False) for run in runs]
-            return _join(chunks, [slice(run.first, run.last) for run in runs])
-        # Copies, as a `collate_fn` may change its samples, and the batch may be made again.
-        parts = [run.chunk.unpack(copy=True)[run.first : run.last] for run in runs]
-        return self.collate(list(chain.from_iterable(parts)))
+    def batch(self, rows: Sequence[ChunkRows]) -> Any:
+        """Return one batch of the samples in ``rows``: all packed, or all lists.
+
+        In memory of its own, but for samples in lists.
+        """
+        packed = [part.chunk for part in rows if isinstance(part.chunk, Packed)]
+        if packed and self.merge is not None:
+            chunks = [chunk.unpack(copy=False) for chunk in packed]
+            return _join(chunks, [slice(part.first, part.last) for part in rows])
+        return self.collate(list(chain.from_iterable(part.samples() for part in rows)))
 
 
 def collate_chunk(samples: list[Any]) -> Any:
@@ -226,32 +235,3 @@ def _join(chunks: Sequence[Any], rows: Sequence[slice]) -> Any:
         "by side with others. Pass `DataLoader(collate_fn=...)` with a function of your own that "
         "calls `default_collate`."
     )
-
-
-def pinner_of(loader: DataLoader[Any]) -> Callable[[Any], Any]:
-    """Return what ``loader.pin_memory`` asks for, and say if nothing can come of it."""
-    if loader.pin_memory and not torch.accelerator.is_available():
-        warnings.warn(
-            "`DataLoader(pin_memory=True)` has no effect: there is no accelerator.", stacklevel=4
-        )
-    return pinner(wanted=loader.pin_memory)
-
-
-def pinner(*, wanted: bool) -> Callable[[Any], Any]:
-    """Return what moves a batch into pinned memory; without an accelerator, nothing does.
-
-    For the thread that calls this: it takes over that thread's device.
-    """
-    if not wanted or not torch.accelerator.is_available():
-        return lambda batch: batch
-    # Private by its path, and the one function that knows how to pin whatever a batch may be.
-    from torch.utils.data._utils.pin_memory import pin_memory
-
-    device = torch.accelerator.current_accelerator()
-    index = torch.accelerator.current_device_index()
-
-    def pin(batch: Any) -> Any:
-        torch.accelerator.set_device_index(index)
-        return pin_memory(batch, None if device is None else device.type)  # type: ignore[no-untyped-call]
-
-    return pin

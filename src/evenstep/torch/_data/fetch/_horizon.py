@@ -47,7 +47,7 @@ class StepWork:
 
     @property
     def num_todo(self) -> int:
-        """Samples it owns that nobody asked for yet."""
+        """Samples it owns that were not asked for yet."""
         return len(self._todo)
 
     def indices(self, slots: IntArray) -> list[int]:
@@ -85,7 +85,7 @@ class StepWork:
         return forwards
 
     def want(self, slots: IntArray) -> IntArray:
-        """Return which of these slots nobody asked for yet, which counts as having asked."""
+        """Return which of these slots were not asked for yet, which counts as having asked."""
         missing = slots[~self._asked[slots]]
         self._asked[missing] = True
         self._todo = np.setdiff1d(self._todo, missing)

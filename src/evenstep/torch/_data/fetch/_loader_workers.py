@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import pickle
 import traceback
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -14,13 +13,13 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from threading import Thread, current_thread
 from time import perf_counter
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from ._chunks import Packed, pack
-from ._sources import fetch
+from ._torch_loader import as_it_is, fetch, inner_loader
 
 _PARENT_CHECK_S = 5.0  # as often as torch's own workers look whether their parent is there
 # Enough that a worker never waits for the next task, few enough that a task which a new plan
@@ -176,16 +175,16 @@ def _failure(error: Exception, worker: int) -> Failure:
     return Failure(kind, f"{where}\nOriginal {text}")
 
 
+@final
 class WorkerPool:
-    """Starts torch's own loader workers, gives them tasks and brings in what they fetched.
+    """The loader workers of one rank: takes tasks, and brings in what workers fetched.
 
-    One thread receives, so that chunks arrive while the training thread computes. ``started``
-    and ``stop`` belong to the training thread: torch watches its workers through a signal handler
+    One thread receives, so that chunks arrive while the training thread computes. ``open`` and
+    ``close`` belong to the training thread: torch watches its workers through a signal handler
     which only the main thread can set.
 
     Args:
         loader: the user's, with at least one worker.
-        generator: draws what seeds the workers.
         merge: applied to the samples of a chunk in the worker; None is to leave them.
         deliver: called by the receiving thread with every chunk.
         fail: called by the receiving thread, once, with why there will be no more.
@@ -195,22 +194,33 @@ class WorkerPool:
         self,
         loader: DataLoader[Any],
         *,
-        generator: torch.Generator,
         merge: Callable[[list[Any]], Any] | None,
         deliver: Callable[[FetchedChunk], None],
         fail: Callable[[Exception], None],
     ) -> None:
+        self._loader = loader
+        self._merge = merge
         self._deliver = deliver
         self._fail = fail
-        self._stopping = False
+        self._closing = False
         self._num_sent = 0
         self._worker_of: dict[int, int] = {}
         self._load = [0] * loader.num_workers
+        self._outboxes: list[Connection] = []
+        self._processes: tuple[Any, ...] = ()
+        self._thread: Thread | None = None
 
-        pipes = [multiprocessing.Pipe(duplex=False) for _ in range(loader.num_workers)]
-        self._outboxes: list[Connection] = [theirs for _, theirs in pipes]
+    def open(self, generator: torch.Generator) -> None:
+        """Start the workers and the thread, once.
+
+        Args:
+            generator: draws what seeds the workers.
+        """
+        pipes = [multiprocessing.Pipe(duplex=False) for _ in range(self._loader.num_workers)]
+        self._outboxes = [theirs for _, theirs in pipes]
         inboxes = [mine for mine, _ in pipes]
-        chunks = _chunks(loader, FetchService(loader.dataset, inboxes, merge), generator)
+        service = FetchService(self._loader.dataset, inboxes, self._merge)
+        chunks = _chunks(self._loader, service, generator)
         # Torch has no public name for its workers. Of all children of this process, other threads
         # may have started some meanwhile, which are not ours to end.
         self._processes = tuple(chunks._workers)  # type: ignore[attr-defined]
@@ -242,16 +252,18 @@ class WorkerPool:
         """Take note that a task's chunk has arrived."""
         self._load[self._worker_of.pop(number)] -= 1
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """End workers and thread. What is being fetched may finish; after 2 s it is killed."""
-        self._stopping = True
+        self._closing = True
         self._dismiss()
-        if current_thread() is not self._thread:  # as when it collects a forgotten loader
-            self._thread.join(_STOP_WITHIN_S)
-            if self._thread.is_alive():
+        thread = self._thread
+        if thread is not None and thread is not current_thread():
+            # The thread itself comes here when it collects a forgotten loader.
+            thread.join(_STOP_WITHIN_S)
+            if thread.is_alive():
                 for process in self._processes:
                     process.terminate()  # torch's workers take it from their parent as a clean end
-                self._thread.join(_NOTICE_WITHIN_S)
+                thread.join(_NOTICE_WITHIN_S)
         for outbox in self._outboxes:
             outbox.close()
 
@@ -265,7 +277,7 @@ class WorkerPool:
             # Tracebacks would keep the iterator, and so the workers, alive.
             problem.__traceback__ = problem.__cause__ = problem.__context__ = None
         self._dismiss()
-        if not self._stopping:
+        if not self._closing:
             self._fail(problem)
 
     def _dismiss(self) -> None:
@@ -278,22 +290,15 @@ def _chunks(
     loader: DataLoader[Any], service: FetchService, generator: torch.Generator
 ) -> Iterator[FetchedChunk]:
     """Run ``service`` in torch's own workers, as many and as set up as the user's loader asks."""
-    with warnings.catch_warnings():
-        # The user's own loader has said so already.
-        warnings.filterwarnings("ignore", "This DataLoader will create")
-        inner: DataLoader[Any] = DataLoader(
+    return iter(
+        inner_loader(
+            loader,
             service,
             batch_size=None,
-            num_workers=loader.num_workers,
-            collate_fn=_as_it_is,
+            collate_fn=as_it_is,
             worker_init_fn=WorkerInit(loader.worker_init_fn),
-            multiprocessing_context=loader.multiprocessing_context,
             generator=generator,
             prefetch_factor=_TASKS_PER_WORKER,
             in_order=False,
         )
-        return iter(inner)
-
-
-def _as_it_is(chunk: Any) -> Any:
-    return chunk
+    )

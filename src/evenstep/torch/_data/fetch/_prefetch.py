@@ -16,7 +16,8 @@ from ..deal._plans import StepSpan
 from ._chunks import Collation, Packed
 from ._horizon import Horizon, StepWork
 from ._loader_workers import Failure, FetchedChunk, WorkerPool
-from ._sources import Feed, FetchCounts, IndicesOf, ShareOf, worker_generator
+from ._sources import BatchSource, Feed, FetchCounts, IndicesOf, InlineSource, ShareOf
+from ._torch_loader import pinner_of, worker_generator
 
 
 class PrefetchSource:
@@ -28,7 +29,7 @@ class PrefetchSource:
     force, and made again if that changes; its samples are in the order of their positions, so the
     same plans give the same batches.
 
-    Three threads meet here, all under ``changed``: the training thread (everything public), the
+    Three threads meet here, all under ``changed``: the training thread (all public methods), the
     one that receives chunks, and the one that makes batches. ``replan`` may come from any.
 
     Args:
@@ -44,12 +45,12 @@ class PrefetchSource:
         self._loader = loader
         self._changed = changed
         self._pin = pin
-        self._assembly = Collation.of(loader.collate_fn)
+        self._collation = Collation.of(loader.collate_fn)
         self._horizon = Horizon(
             num_steps=max(2, loader.num_workers * loader.prefetch_factor),
             num_workers=loader.num_workers,
         )
-        self._crew: WorkerPool | None = None
+        self._pool: WorkerPool | None = None
         self._maker: Thread | None = None
         self._share_of: ShareOf | None = None
         self._tasks: dict[int, tuple[StepWork, IntArray]] = {}
@@ -58,17 +59,15 @@ class PrefetchSource:
         self.counts = FetchCounts()
 
     def open(self) -> None:
-        if self._crew is not None:
+        if self._pool is not None:
             return
         self._closing, self._problem = False, None
         self._tasks.clear()
-        self._crew = WorkerPool(
-            self._loader,
-            generator=worker_generator(self._loader),
-            merge=self._assembly.merge,
-            deliver=self._deliver,
-            fail=self._fail,
+        pool = WorkerPool(
+            self._loader, merge=self._collation.merge, deliver=self._deliver, fail=self._fail
         )
+        pool.open(worker_generator(self._loader))
+        self._pool = pool
         self._maker = Thread(target=self._make_batches, name="evenstep-collate", daemon=True)
         self._maker.start()
 
@@ -105,11 +104,11 @@ class PrefetchSource:
         """Ask for samples of a step under way, before all others; return whether all are here."""
         with self._changed:
             missing = work.want(slots)
-            if self._crew is None or self._share_of is None:
+            if self._pool is None or self._share_of is None:
                 return False
             for part in np.array_split(missing, min(len(missing), self._loader.num_workers) or 1):
                 if len(part):
-                    number = self._crew.send(work.indices(part))
+                    number = self._pool.send(work.indices(part))
                     self._tasks[number] = work, part
             self.counts.requested += len(missing)
             return work.has(slots)
@@ -126,7 +125,7 @@ class PrefetchSource:
             self._wait_until(lambda: work.has(slots))
             runs = list(work.runs_of(slots.tolist()))
             self.counts.used += len(slots)
-        return self._pin(self._assembly.batch(runs))
+        return self._pin(self._collation.batch(runs))
 
     def end(self) -> None:
         with self._changed:
@@ -141,9 +140,9 @@ class PrefetchSource:
             self._horizon.begin([])
             self._share_of = None
             self._changed.notify_all()
-        crew, self._crew = self._crew, None
-        if crew is not None:
-            crew.stop()
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
         maker, self._maker = self._maker, None
         # A forgotten loader is closed where it is collected, which may be in that very thread.
         if maker is not None and maker is not current_thread():
@@ -156,8 +155,8 @@ class PrefetchSource:
         while not is_done():
             if self._problem is not None:
                 raise self._problem
-            if self._crew is None:
-                raise RuntimeError("the loader was closed, so nobody fetches for this step")
+            if self._pool is None:
+                raise RuntimeError("the loader was closed, so no worker fetches for this step")
             left_s = deadline_s - monotonic()
             if limit_s and left_s <= 0:
                 raise RuntimeError(f"DataLoader timed out after {limit_s} seconds")
@@ -165,11 +164,11 @@ class PrefetchSource:
 
     def _ask(self) -> None:
         """Give workers with room the most urgent tasks there are."""
-        if self._crew is None or self._closing:
+        if self._pool is None or self._closing:
             return
-        while self._crew.has_room() and (wanted := self._horizon.ask()) is not None:
+        while self._pool.has_room() and (wanted := self._horizon.ask()) is not None:
             work, slots = wanted
-            number = self._crew.send(work.indices(slots))
+            number = self._pool.send(work.indices(slots))
             self._tasks[number] = wanted
             self.counts.requested += len(slots)
 
@@ -178,10 +177,10 @@ class PrefetchSource:
         if isinstance(content, Packed) and content.num_shared and self._is_crowded():
             content = content.local()
         with self._changed:
-            if self._crew is None:  # closed meanwhile
+            if self._pool is None:  # closed meanwhile
                 return
             work, slots = self._tasks.pop(chunk.number)
-            self._crew.done(chunk.number)
+            self._pool.done(chunk.number)
             self._horizon.learn(len(slots), chunk.fetch_s)
             if isinstance(content, Failure):
                 self._problem = self._problem or content.error()
@@ -225,7 +224,7 @@ class PrefetchSource:
         made: list[MicroBatch] | Exception
         try:
             made = [
-                MicroBatch(self._pin(self._assembly.batch(part)), size)
+                MicroBatch(self._pin(self._collation.batch(part)), size)
                 for part, size in zip(runs, share.forwards, strict=True)
             ]
         except Exception as error:
@@ -255,3 +254,16 @@ class WorkFeed:
 
     def batch(self, slots: IntArray) -> Any:
         return self._source.collated(self._work, slots)
+
+
+def source_of(loader: DataLoader[Any], changed: Condition) -> BatchSource:
+    """Return what fetches for the user's loader: its workers, where it has any.
+
+    Args:
+        loader: the user's own.
+        changed: guards the plans.
+    """
+    pin = pinner_of(loader)
+    if loader.num_workers == 0:
+        return InlineSource(loader, pin=pin)
+    return PrefetchSource(loader, changed=changed, pin=pin)

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
 from torch.utils.data import DataLoader
 
 from ...._types import IntArray
 from .._protocols import MicroBatch
 from ..deal._plans import Share, StepSpan
+from ._torch_loader import fetch, worker_generator
 
 ShareOf = Callable[[StepSpan], Share | None]
 """A rank's part of a step under the newest plan, for any thread; None while there is none."""
@@ -65,7 +65,7 @@ class BatchSource(Protocol):
         ...
 
     def replan(self) -> None:
-        """Hear that shares of the steps ahead may have changed."""
+        """Fetch by the newest shares of the steps ahead: they may have changed."""
         ...
 
     def take(self, span: StepSpan) -> tuple[list[MicroBatch], Feed]:
@@ -144,7 +144,7 @@ class InlineFeed:
         self._counts = counts
 
     def request(self, slots: IntArray) -> bool:
-        return True  # as soon as it is asked for them: nobody fetches meanwhile
+        return True  # they come as soon as they are asked for
 
     def fetch_s(self, num_samples: int) -> float:
         return 0.0
@@ -171,23 +171,3 @@ def deal_out(items: list[Any], share: Share) -> list[list[Any]]:
         parts.append(items[first : first + max(size, 1)])  # at least the stand-in
         first += size
     return parts
-
-
-def fetch(dataset: Any, indices: list[int]) -> list[Any]:
-    """Return the samples of ``indices``, in one go if the data set knows how to."""
-    if getattr(dataset, "__getitems__", None):
-        return list(dataset.__getitems__(indices))
-    return [dataset[index] for index in indices]
-
-
-def worker_generator(loader: DataLoader[Any]) -> torch.Generator:
-    """Return a generator that draws the seed of the workers, and draw it from the loader's own.
-
-    Where and when torch's loader does: given the same generators, the workers have the same seeds
-    and a single process sees the same order.
-    """
-    source = torch.default_generator if loader.generator is None else loader.generator
-    copy = torch.Generator()
-    copy.set_state(source.get_state())
-    torch.empty((), dtype=torch.int64, device="cpu").random_(generator=source)
-    return copy

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import copy
-import warnings
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from ._chunks import ChunkRows, Collation, Packed, pack
 from ._loader_workers import WorkerInit
+from ._torch_loader import as_it_is, inner_loader
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """Samples that were read in one go and not handed out yet."""
-
-    content: Packed | list[Any]
-    first: int
-    last: int
-
-
+@final
 class StreamReader:
     """Reads samples ahead and hands them out in the order in which torch's loader has them.
 
@@ -47,13 +38,13 @@ class StreamReader:
         self, loader: DataLoader[Any], *, chunk: int, prefetch: int, pin: Callable[[Any], Any]
     ) -> None:
         self._loader = loader
-        self._assembly = Collation.of(loader.collate_fn)
+        self._collation = Collation.of(loader.collate_fn)
         self._pin = pin
         self._generator = torch.Generator()
-        self._inner = _inner(loader, self._assembly, self._generator, chunk, prefetch)
+        self._inner = _inner(loader, self._collation, self._generator, chunk, prefetch)
         self._chunks: Iterator[Any] = iter(())
-        self._pieces: deque[_Piece] = deque()
-        self._spare: _Piece | None = None
+        self._rows: deque[ChunkRows] = deque()  # read and not handed out, oldest first
+        self._spare: ChunkRows | None = None  # the stream's first sample
         self.stock = 0
         self.ended = True
 
@@ -72,12 +63,12 @@ class StreamReader:
                 self.ended = True
                 return
             content, size = chunk if self._loader.num_workers else ([chunk], 1)
-            self._pieces.append(_Piece(content, 0, size))
+            self._rows.append(ChunkRows(content, 0, size))
             self.stock += size
             if self._spare is None:
                 # Apart from what is handed out, as a `collate_fn` may change its samples.
                 kept = copy.deepcopy(content) if isinstance(content, list) else content
-                self._spare = _Piece(kept, 0, 1)
+                self._spare = ChunkRows(kept, 0, 1)
 
     def skip(self, num_samples: int) -> None:
         """Read past ``num_samples``.
@@ -109,22 +100,22 @@ class StreamReader:
         """
         batches, begin = [], first
         for size in forwards:
-            pieces = list(self._slice(begin, begin + size)) if size else [self._stand_in()]
-            batches.append(self._pin(self._batch(pieces)))
+            rows = list(self._slice(begin, begin + size)) if size else [self._stand_in()]
+            batches.append(self._pin(self._collation.batch(rows)))
             begin += size
         self._drop(num_samples)
         return batches
 
     def repeated(self, size: int) -> Any:
         """Return a batch of the stream's first sample, ``size`` times."""
-        return self._batch([self._stand_in() for _ in range(size)])
+        return self._collation.batch([self._stand_in() for _ in range(size)])
 
     def mark(self) -> int:
         """Return a number made of the stream's first sample, -1 for no number, -2 for no sample."""
         if self._spare is None:
             return -2
         try:
-            sample = self._spare.content
+            sample = self._spare.chunk
             packed = pack(sample if isinstance(sample, list) else sample.unpack(copy=False))
         except Exception:  # it cannot be sent anywhere, and need not be
             return -1
@@ -137,7 +128,7 @@ class StreamReader:
     def end(self) -> None:
         """Let go of the stream, wherever it stands."""
         self._chunks = iter(())  # torch's workers end with their last reference
-        self._pieces.clear()
+        self._rows.clear()
         self.stock, self.ended = 0, True
 
     def close(self) -> None:
@@ -145,21 +136,21 @@ class StreamReader:
         self.end()
         self._inner._iterator = None
 
-    def _stand_in(self) -> _Piece:
+    def _stand_in(self) -> ChunkRows:
         spare = self._spare
         assert spare is not None, "a stream without a single sample is refused before"
-        if isinstance(spare.content, list):
-            return _Piece(copy.deepcopy(spare.content), 0, 1)
+        if isinstance(spare.chunk, list):
+            return ChunkRows(copy.deepcopy(spare.chunk), 0, 1)
         return spare
 
-    def _slice(self, first: int, last: int) -> Iterator[_Piece]:
+    def _slice(self, first: int, last: int) -> Iterator[ChunkRows]:
         """Yield what holds the samples from ``first`` to ``last`` of the stock."""
         begin = 0
-        for piece in self._pieces:
-            size = piece.last - piece.first
+        for rows in self._rows:
+            size = rows.last - rows.first
             low, high = max(first - begin, 0), min(last - begin, size)
             if low < high:
-                yield _Piece(piece.content, piece.first + low, piece.first + high)
+                yield ChunkRows(rows.chunk, rows.first + low, rows.first + high)
             begin += size
             if begin >= last:
                 return
@@ -167,22 +158,12 @@ class StreamReader:
     def _drop(self, num_samples: int) -> None:
         self.stock -= num_samples
         while num_samples:
-            piece = self._pieces.popleft()
-            size = piece.last - piece.first
+            rows = self._rows.popleft()
+            size = rows.last - rows.first
             if size > num_samples:
-                rest = _Piece(piece.content, piece.first + num_samples, piece.last)
-                self._pieces.appendleft(rest)
+                self._rows.appendleft(ChunkRows(rows.chunk, rows.first + num_samples, rows.last))
                 return
             num_samples -= size
-
-    def _batch(self, pieces: Sequence[_Piece]) -> Any:
-        runs, samples = [], []
-        for piece in pieces:
-            if isinstance(piece.content, Packed):
-                runs.append(ChunkRows(piece.content, piece.first, piece.last))
-            else:
-                samples += piece.content[piece.first : piece.last]
-        return self._assembly.batch(runs) if runs else self._loader.collate_fn(samples)
 
 
 class _ShownDataset(IterableDataset[Any]):
@@ -207,32 +188,22 @@ class _PackChunk:
 
 def _inner(
     loader: DataLoader[Any],
-    assembly: Collation,
+    collation: Collation,
     generator: torch.Generator,
     chunk: int,
     prefetch: int,
 ) -> DataLoader[Any]:
     """Return torch's own loader over the stream, set up as the user's, that gives samples."""
     if loader.num_workers == 0:
-        return DataLoader(
-            loader.dataset, batch_size=None, collate_fn=_as_it_is, generator=generator
-        )
-    with warnings.catch_warnings():
-        # The user's own loader has said so already.
-        warnings.filterwarnings("ignore", "This DataLoader will create")
-        return DataLoader(
-            _ShownDataset(loader.dataset),
-            batch_size=chunk,
-            num_workers=loader.num_workers,
-            collate_fn=_PackChunk(assembly.merge),
-            worker_init_fn=WorkerInit(loader.worker_init_fn),
-            multiprocessing_context=loader.multiprocessing_context,
-            generator=generator,
-            prefetch_factor=prefetch,
-            persistent_workers=loader.persistent_workers,
-            timeout=loader.timeout,
-        )
-
-
-def _as_it_is(sample: Any) -> Any:
-    return sample
+        return DataLoader(loader.dataset, batch_size=None, collate_fn=as_it_is, generator=generator)
+    return inner_loader(
+        loader,
+        _ShownDataset(loader.dataset),
+        batch_size=chunk,
+        collate_fn=_PackChunk(collation.merge),
+        worker_init_fn=WorkerInit(loader.worker_init_fn),
+        generator=generator,
+        prefetch_factor=prefetch,
+        persistent_workers=loader.persistent_workers,
+        timeout=loader.timeout,
+    )

@@ -19,10 +19,9 @@ from .._protocols import LoaderRanks, LoaderSession
 from .._state import OrderedForm
 from .._step import Attempts, KnownPortions, Portions, Step, StepCount, with_units
 from ..deal._plans import PlanBook, StepSpan, spans_of
-from ..fetch._chunks import pinner_of
-from ..fetch._prefetch import PrefetchSource
-from ..fetch._sources import BatchSource, FetchCounts, InlineSource
-from ..order._global_order import GlobalOrder, OrderPlace, num_steps_of
+from ..fetch._prefetch import source_of
+from ..fetch._sources import BatchSource, FetchCounts
+from ..order._global_order import GlobalOrder, OrderPlace, checked_num_steps
 from ._claimed import Claimed
 from ._loops import HandingOut, batches_of
 
@@ -85,7 +84,9 @@ class BalancedLoader:
             global_batch_size=global_batch_size,
             block_size=block_size,
         )
-        self._num_steps = num_steps_of(self._order.num_samples, global_batch_size, loader.drop_last)
+        self._num_steps = checked_num_steps(
+            self._order.num_samples, global_batch_size, loader.drop_last
+        )
         self._loader = loader
         self._global_batch_size = global_batch_size
         self._session = session
@@ -97,7 +98,7 @@ class BalancedLoader:
         self._lock = RLock()  # plans come from any thread
         self._book = PlanBook(ranks.rank, global_batch_size)
         self._problem: Exception | None = None
-        self._source = _source(loader, Condition(self._lock))
+        self._source = source_of(loader, Condition(self._lock))
         self._num_begun = 0
         self._num_taken = 0
         self._resume: dict[str, Any] | None = None
@@ -325,13 +326,6 @@ class BalancedLoader:
                     self._source.replan()
             except Exception as error:  # raised at the next plan point, where it can be seen
                 self._problem = error
-
-
-def _source(loader: DataLoader[Any], changed: Condition) -> BatchSource:
-    pin = pinner_of(loader)
-    if loader.num_workers == 0:
-        return InlineSource(loader, pin=pin)
-    return PrefetchSource(loader, changed=changed, pin=pin)
 
 
 def _both_ways() -> ValueError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ from ...._types import IntArray
 from ....exceptions import invalid
 from .._protocols import Collectives, LoaderSession
 from ..deal._evaluation import EvalForward, forwards
+from ..fetch._torch_loader import inner_loader
 from ..order._global_order import GlobalOrder
 
 
@@ -70,7 +70,18 @@ class EvalLoader:
             loader, rank=ranks.rank, world_size=ranks.world_size, share=self._share
         )
         self._batches = _Batches()
-        self._inner = _inner(loader, self._batches)
+        self._inner = inner_loader(
+            loader,
+            loader.dataset,
+            batch_sampler=self._batches,
+            collate_fn=loader.collate_fn,
+            pin_memory=loader.pin_memory,
+            timeout=loader.timeout,
+            worker_init_fn=loader.worker_init_fn,
+            generator=loader.generator,
+            prefetch_factor=loader.prefetch_factor,
+            persistent_workers=loader.persistent_workers,
+        )
         self._sums: dict[str, tuple[Any, float]] = {}
         self.count: int | None = None
 
@@ -226,24 +237,4 @@ def _check(loader: Any) -> None:
             "evaluate every sample",
             "`DataLoader(drop_last=True)`",
             "Set `drop_last=False`; sizes of batches follow from the speeds of the ranks.",
-        )
-
-
-def _inner(loader: DataLoader[Any], batches: _Batches) -> DataLoader[Any]:
-    """Return torch's own loader over ``batches``, set up as the user's."""
-    with warnings.catch_warnings():
-        # The user's own loader has said so already.
-        warnings.filterwarnings("ignore", "This DataLoader will create")
-        return DataLoader(
-            loader.dataset,
-            batch_sampler=batches,
-            num_workers=loader.num_workers,
-            collate_fn=loader.collate_fn,
-            pin_memory=loader.pin_memory,
-            timeout=loader.timeout,
-            worker_init_fn=loader.worker_init_fn,
-            multiprocessing_context=loader.multiprocessing_context,
-            generator=loader.generator,
-            prefetch_factor=loader.prefetch_factor,
-            persistent_workers=loader.persistent_workers,
         )

@@ -17,8 +17,8 @@ from .._protocols import LoaderRanks, LoaderSession, MicroBatch
 from .._state import StreamForm, StreamPosition
 from .._step import Attempts, KnownPortions, Step, StepCount, with_units
 from ..deal._stream_terms import StreamKind, StreamStock, terms_of
-from ..fetch._chunks import pinner_of
 from ..fetch._stream_reader import StreamReader
+from ..fetch._torch_loader import pinner_of
 from ._loops import HandingOut, batches_of
 
 _LARGEST = 1 << 63
@@ -42,7 +42,7 @@ class StreamLoader:
       ``drop_last=True`` ends the epoch there instead, for all, and leaves the rest unread.
 
     The weight of a step is by what ranks really delivered: they tell one another what they have
-    in stock one step ahead, so nobody waits for that, unless a plan gives a rank more than twice
+    in stock one step ahead, so no rank waits for that, unless a plan gives a rank more than twice
     what it had. Loader workers read ahead, and shards among them are the stream's own affair
     (``get_worker_info``), as in torch's loader; their chunks come in turn, as its batches do.
 

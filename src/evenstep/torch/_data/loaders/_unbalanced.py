@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import islice
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import torch
 from torch.utils.data import (
@@ -18,19 +18,10 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+from .._protocols import Collectives
 from .._step import KnownPortions, MicroBatch, Step
 from ..deal._stream_terms import StreamKind
 from ..order._samplers import has_own_batches
-
-
-class Ranks(Protocol):
-    """Who trains."""
-
-    rank: int
-    world_size: int
-
-    def share(self, value: Any) -> Any:
-        """Return on every rank what rank 0 was called with."""
 
 
 @final
@@ -41,7 +32,7 @@ class PlainLoader:
         loader: of this rank's part.
         num_ranks: how many ranks have as many samples.
         tells: whether every loop tells the sampler its number, from 0.
-        hear: told of each batch and its samples, and of the end of a loop by two Nones.
+        on_batch: told of each batch and its samples, and of the end of a loop by two Nones.
     """
 
     def __init__(
@@ -50,12 +41,12 @@ class PlainLoader:
         num_ranks: int,
         *,
         tells: bool,
-        hear: Callable[[Any, int | None], None],
+        on_batch: Callable[[Any, int | None], None],
     ) -> None:
         self._loader = loader
         self._num_ranks = num_ranks
         self._tells = tells
-        self._hear = hear
+        self._on_batch = on_batch
         self._num_begun = 0
         self._num_taken = 0
         self._num_skipped = 0
@@ -78,10 +69,10 @@ class PlainLoader:
         try:
             for batch in islice(self._loader, self._num_taken, None):
                 self._num_taken += 1
-                self._hear(batch, self._num_samples())
+                self._on_batch(batch, self._num_samples())
                 yield batch
         finally:
-            self._hear(None, None)
+            self._on_batch(None, None)
 
     def steps(self) -> Iterator[Step]:
         """Return an iterator over the epoch's steps, each of one micro-batch."""
@@ -90,7 +81,7 @@ class PlainLoader:
             yield Step(
                 KnownPortions([MicroBatch(batch, count)]),
                 count * self._num_ranks,
-                listener=_Silent(),  # type: ignore[arg-type]
+                session=_Silent(),  # type: ignore[arg-type]
                 no_sync=nullcontext,
                 attempts=_Once(),
             )
@@ -129,9 +120,9 @@ class PlainLoader:
 
 
 def plainly_sharded(
-    loader: DataLoader[Any], ranks: Ranks, stream: StreamKind | None
+    loader: DataLoader[Any], ranks: Collectives, stream: StreamKind | None
 ) -> tuple[DataLoader[Any], bool]:
-    """Return the loader of this rank's part, and whether somebody has to tell it the epoch.
+    """Return the loader of this rank's part, and whether it has to be told the epoch.
 
     As plain DDP has it: with a ``DistributedSampler``, unless the data are sharded already. Other
     samplers and batch samplers are drawn on rank 0, and every rank takes every so many-th index.
@@ -186,7 +177,7 @@ class _Part:
     Drawn on rank 0; the first ones are repeated until all ranks have as many.
     """
 
-    def __init__(self, inner: Any, ranks: Ranks, *, of_each: bool = False) -> None:
+    def __init__(self, inner: Any, ranks: Collectives, *, of_each: bool = False) -> None:
         self.inner = inner
         self._ranks = ranks
         self._of_each = of_each
@@ -205,7 +196,7 @@ class _Part:
         return iter(_filled(drawn, size)[rank::size])
 
     def set_epoch(self, epoch: int) -> None:
-        """Pass ``epoch`` on to whoever wants to know."""
+        """Pass ``epoch`` on."""
         if hasattr(self.inner, "set_epoch"):
             self.inner.set_epoch(epoch)
 
@@ -219,7 +210,7 @@ def _filled(items: list[Any], size: int) -> list[Any]:
 class _Every(IterableDataset[Any]):
     """Every so many-th sample of a stream that all ranks read alike, in whole rounds."""
 
-    def __init__(self, dataset: Any, ranks: Ranks) -> None:
+    def __init__(self, dataset: Any, ranks: Collectives) -> None:
         self.dataset = dataset
         self._place = ranks.rank, ranks.world_size
 
@@ -231,7 +222,7 @@ class _Every(IterableDataset[Any]):
 
 
 class _Silent:
-    """Hears of no forward."""
+    """Takes no note of forwards."""
 
     def begin_forward(self, *_: Any, **__: Any) -> None:
         """Do nothing."""

@@ -21,7 +21,7 @@ _END = object()
 
 
 class Chance:
-    """What a sampler draws from torch, the same as if nobody else drew between its blocks.
+    """What a sampler draws from torch, as if no other code drew between its blocks.
 
     A sampler may draw from torch's generator as it goes, and so does the model. The sampler goes
     on where its last block ended, so that a checkpoint needs only the states from before the
@@ -187,7 +187,7 @@ class OrderBlocks:
     """
 
     def __init__(self, first: int = 0, checksum: int = 0) -> None:
-        # Replaced and never changed, so that whoever looks at it needs no lock.
+        # Replaced and never changed, so that reading it needs no lock.
         self._blocks: tuple[OrderBlock, ...] = (
             OrderBlock(first, first, np.zeros(0, np.int64), checksum),
         )

@@ -266,7 +266,7 @@ class GlobalOrder:
         return agreed[1:]
 
 
-def num_steps_of(num_samples: int, global_batch_size: int, drop_last: bool) -> int:
+def checked_num_steps(num_samples: int, global_batch_size: int, drop_last: bool) -> int:
     """Return the steps of an epoch, of which there has to be one."""
     full, rest = divmod(num_samples, global_batch_size)
     num_steps = full + (rest > 0 and not drop_last)

@@ -45,7 +45,7 @@ class GlobalBatches:
         return int(getattr(self._batches, "epoch", getattr(self.sampler, "epoch", 0)))
 
     def set_epoch(self, epoch: int) -> None:
-        """Pass ``epoch`` on to whoever wants to know."""
+        """Pass ``epoch`` on, to the batch sampler and the sampler inside it."""
         parts: tuple[Any, ...] = (self._batches, self.sampler)
         for part in parts:
             if hasattr(part, "set_epoch"):

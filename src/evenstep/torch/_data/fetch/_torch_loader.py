@@ -1,0 +1,82 @@
+"""Torch's own loader, piece by piece: how it fetches, seeds, pins, and runs its workers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+
+def fetch(dataset: Any, indices: list[int]) -> list[Any]:
+    """Return the samples of ``indices``, in one go if the data set knows how to."""
+    if getattr(dataset, "__getitems__", None):
+        return list(dataset.__getitems__(indices))
+    return [dataset[index] for index in indices]
+
+
+def inner_loader(loader: DataLoader[Any], dataset: Any, **settings: Any) -> DataLoader[Any]:
+    """Return a loader of torch's over ``dataset``, with as many workers as the user's.
+
+    Args:
+        loader: the user's own.
+        dataset: what is loaded in place of its data set.
+        settings: of the new ``DataLoader``, where they are not torch's defaults.
+    """
+    settings = {
+        "num_workers": loader.num_workers,
+        "multiprocessing_context": loader.multiprocessing_context,
+    } | settings
+    with warnings.catch_warnings():
+        # The user's own loader has said so already.
+        warnings.filterwarnings("ignore", "This DataLoader will create")
+        return DataLoader(dataset, **settings)
+
+
+def as_it_is(samples: Any) -> Any:
+    """Return ``samples``: a ``collate_fn`` that does nothing and can be sent to a worker."""
+    return samples
+
+
+def worker_generator(loader: DataLoader[Any]) -> torch.Generator:
+    """Return a generator that draws the seed of the workers, and draw it from the loader's own.
+
+    Where and when torch's loader does: given the same generators, the workers have the same seeds
+    and a single process sees the same order.
+    """
+    source = torch.default_generator if loader.generator is None else loader.generator
+    copy = torch.Generator()
+    copy.set_state(source.get_state())
+    torch.empty((), dtype=torch.int64, device="cpu").random_(generator=source)
+    return copy
+
+
+def pinner_of(loader: DataLoader[Any]) -> Callable[[Any], Any]:
+    """Return what ``loader.pin_memory`` asks for, and say if nothing can come of it."""
+    if loader.pin_memory and not torch.accelerator.is_available():
+        warnings.warn(
+            "`DataLoader(pin_memory=True)` has no effect: there is no accelerator.", stacklevel=4
+        )
+    return pinner(wanted=loader.pin_memory)
+
+
+def pinner(*, wanted: bool) -> Callable[[Any], Any]:
+    """Return what moves a batch into pinned memory; without an accelerator, nothing does.
+
+    For the thread that calls this: it takes over that thread's device.
+    """
+    if not wanted or not torch.accelerator.is_available():
+        return lambda batch: batch
+    # Private by its path, and the one function that knows how to pin whatever a batch may be.
+    from torch.utils.data._utils.pin_memory import pin_memory
+
+    device = torch.accelerator.current_accelerator()
+    index = torch.accelerator.current_device_index()
+
+    def pin(batch: Any) -> Any:
+        torch.accelerator.set_device_index(index)
+        return pin_memory(batch, None if device is None else device.type)  # type: ignore[no-untyped-call]
+
+    return pin
