@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from evenstep.torch._data._state import sealed
+from evenstep.torch._data._loader_state import sealed
 
 from .loader_fakes import FixedPlan, Items, Ranks, alone, flat
 from .order_fakes import SAMPLERS, indices_of, seeded

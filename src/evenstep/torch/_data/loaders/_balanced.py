@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 
 from ....control import Plan
 from ....exceptions import invalid
+from .._loader_state import OrderedForm
 from .._protocols import LoaderRanks, LoaderSession
-from .._state import OrderedForm
 from .._step import Attempts, KnownPortions, Portions, Step, StepCount, with_units
 from ..deal._plans import PlanBook, StepSpan, spans_of
 from ..fetch._prefetch import source_of
@@ -171,10 +171,10 @@ class BalancedLoader:
         ahead = min(self._session.num_ahead(), self._num_taken)
         taken = self._num_taken - ahead
         return self._form().write(
+            self._order.state(taken * self._global_batch_size),
             epochs_begun=self._num_begun,
             steps_taken=taken,
             steps_of_run=self._count.value - ahead,
-            **self._order.state(taken * self._global_batch_size),
         )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ....control import Plan
 from ....exceptions import EvenstepWarning, invalid
+from .._loader_state import StreamForm, StreamPosition
 from .._protocols import LoaderRanks, LoaderSession, MicroBatch
-from .._state import StreamForm, StreamPosition
 from .._step import Attempts, KnownPortions, Step, StepCount, with_units
 from ..deal._stream_terms import StreamKind, StreamStock, terms_of
 from ..fetch._stream_reader import StreamReader

@@ -99,16 +99,16 @@ class OrderedForm:
     num_steps: int
 
     def write(
-        self,
-        *,
-        epochs_begun: int,
-        steps_taken: int,
-        steps_of_run: int,
-        order: list[int],
-        fingerprint: int | None,
-        num_fingerprinted: int,
+        self, order: dict[str, Any], *, epochs_begun: int, steps_taken: int, steps_of_run: int
     ) -> dict[str, Any]:
-        """Return a state of plain values, free of the number of ranks."""
+        """Return a state of plain values, free of the number of ranks.
+
+        Args:
+            order: from ``GlobalOrder.state``.
+            epochs_begun: how many.
+            steps_taken: steps of the newest epoch.
+            steps_of_run: steps of all epochs.
+        """
         return sealed(
             {
                 "kind": "order",
@@ -117,10 +117,8 @@ class OrderedForm:
                 "steps_of_run": steps_of_run,
                 "global_batch_size": self.global_batch_size,
                 "num_samples": self.num_samples,
-                "order": order,
-                "fingerprint": fingerprint,
-                "num_fingerprinted": num_fingerprinted,
             }
+            | order
         )
 
     def read(self, state: object) -> dict[str, Any]:
