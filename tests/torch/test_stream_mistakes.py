@@ -22,7 +22,7 @@ pytestmark = [
 
 def test_streams_of_unlike_lengths_are_an_error_on_all_ranks():
     """Not a hang of those that have more."""
-    with pytest.raises(RuntimeError, match=r"unlike lengths: \[2, 4\] .*stream='sharded'"):
+    with pytest.raises(RuntimeError, match=r"different lengths: \[2, 4\] .*stream='sharded'"):
         once(lambda rank: DataLoader(Numbers(10 + 5 * rank)))
 
 

@@ -16,7 +16,7 @@ import torch
 _CHUNK = 1 << 20  # numbers that are looked at in one go
 _MOST_PARTS = 10_000  # of one sample; what follows is left out
 _MOST_SHOWN = 90  # characters of a sample in an error
-# What unlike hardware and libraries leave of a float32, which a wider type may carry on.
+# By how much hardware and libraries differ in a float32, which a wider type may carry on.
 _ROUNDING = 1e-5
 _SLACK = 4.0  # units of rounding of narrower types
 

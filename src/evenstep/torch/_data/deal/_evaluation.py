@@ -47,7 +47,7 @@ def in_proportion(total: int, weights: Sequence[int]) -> IntArray:
 def spread(sizes: IntArray) -> IntArray:
     """Return the owner of every position, each rank's spread evenly over all of them.
 
-    Data sets are often sorted, by length say: contiguous shares would be of unlike cost.
+    Data sets are often sorted, by length say: contiguous shares would differ in cost.
 
     Args:
         sizes: positions of each rank, ``(world_size,)``.

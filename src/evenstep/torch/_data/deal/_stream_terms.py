@@ -123,7 +123,7 @@ class SameStream:
         if len(set(left)) == 1:
             return None
         return (
-            f"ranks read streams of unlike lengths: {left} samples are left on them. With "
+            f"ranks read streams of different lengths: {left} samples are left on them. With "
             f"`stream='same'` each has to read all samples, in one order. If each reads its own "
             f"shard, prepare with `stream='sharded'`."
         )

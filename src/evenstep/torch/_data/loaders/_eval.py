@@ -27,7 +27,7 @@ class EvalLoader:
     repeated, as torch's ``DistributedSampler`` does. A rank's samples lie spread over the whole
     data set, and come in batches of at most the loader's ``batch_size``.
 
-    Right for whatever is a mean over samples. Ranks get unlike numbers of batches, of unlike
+    Right for what is a mean over samples. Ranks get different numbers of batches, of different
     sizes, and a short data set leaves some without any: so nothing in the loop may be a
     collective. Where a forward is one itself, ranks go in lockstep: they make the same number of
     forwards, and a rank that has no sample for one gets a stand-in, whose ``count`` is 0.

@@ -18,8 +18,8 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from .._protocols import Collectives
-from .._step import KnownPortions, MicroBatch, Step
+from .._protocols import Collectives, MicroBatch
+from .._step import KnownPortions, Step
 from ..deal._stream_terms import StreamKind
 from ..order._samplers import has_own_batches
 
