@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from .. import __version__
 from .._exchange._world_check import (
@@ -19,42 +19,22 @@ from .._exchange._world_check import (
     differing,
     digest,
     first_unlike,
-    refusal,
 )
-from ._data.compare._content import Sample, fetch_samples, positions_in, unlike
+from ._data._protocols import Collectives
+from ._data.compare._content import compare_content
 from ._data.compare._sharded import Shard, check_whole, shard_of
-from ._data.compare._stated import LENGTH, SUBSET, length_of, loader_facts, read_facts
+from ._data.compare._stated import REMEDIES, loader_facts, read_facts
 from ._model._facts import Listing, model_facts, model_listings
 from ._options import Runtime
 
 _CALL = "The balancer's next call"
 _VERSION = "The version of evenstep"
-_WHOLE = (
-    "Give the whole data set, in the same order, to every rank: evenstep splits every batch over "
-    "the ranks."
-)
-_SEEDED = f"{_WHOLE} What is drawn at random needs the same seed on all of them."
 _REMEDIES = {
     _CALL: "Prepare the same things in the same order on all ranks.",
     _VERSION: "Install the same one on all hosts.",
-    LENGTH: _WHOLE,
-    SUBSET: _SEEDED,
     "`Balancer(bounds=...)`": "What one worker can take goes into a tuple with a number for each, "
     "such as `Bounds(max=(8, 64))`.",
-    "`DataLoader(batch_size=...)`": "It is a rank's part of an equal split; evenstep itself gives "
-    "faster ranks more.",
-}
-_CONFIRMATIONS = 10  # fetches of a sample that differs, to be sure that it is not random
-
-
-class Ranks(Protocol):
-    """The ranks that are balanced."""
-
-    rank: int
-    world_size: int
-
-    def collect(self, value: Any) -> list[Any]:
-        """Return on every rank what each rank was called with, in order."""
+} | REMEDIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +128,7 @@ class Parts:
 
 
 def check_prepared(
-    ranks: Ranks,
+    ranks: Collectives,
     settings: Settings,
     parts: Sequence[Any],
     *,
@@ -188,7 +168,7 @@ def check_prepared(
     _compare(ranks, given)
 
 
-def check_content(ranks: Ranks, parts: Sequence[Any]) -> None:
+def check_content(ranks: Collectives, parts: Sequence[Any]) -> None:
     """Raise on every rank if data sets hold unlike samples. Collective.
 
     Args:
@@ -199,10 +179,10 @@ def check_content(ranks: Ranks, parts: Sequence[Any]) -> None:
         ValueError: they do; the message names a sample, its values and the ranks.
     """
     if ranks.world_size > 1:
-        _compare_content(ranks, _labelled(parts, DataLoader, "loader"))
+        compare_content(ranks, _labelled(parts, DataLoader, "loader"))
 
 
-def check_eval(ranks: Ranks, loader: Any, *, lockstep: bool) -> None:
+def check_eval(ranks: Collectives, loader: Any, *, lockstep: bool) -> None:
     """Raise on every rank if ranks differ in what they evaluate. Collective.
 
     Args:
@@ -221,7 +201,7 @@ def check_eval(ranks: Ranks, loader: Any, *, lockstep: bool) -> None:
     _compare(ranks, Parts("prepare_eval", [loader], settings, None, read_facts))
 
 
-def _compare(ranks: Ranks, given: Parts) -> None:
+def _compare(ranks: Collectives, given: Parts) -> None:
     """Compare all that can be read without fetching a sample."""
     problem, row = None, None
     listings: dict[str, dict[str, Listing]] = {}
@@ -244,7 +224,7 @@ def _compare(ranks: Ranks, given: Parts) -> None:
 
 
 def _refuse_facts(
-    ranks: Ranks, stated: Sequence[Facts], listings: Mapping[str, Mapping[str, Listing]]
+    ranks: Collectives, stated: Sequence[Facts], listings: Mapping[str, Mapping[str, Listing]]
 ) -> None:
     """Raise if facts differ; of a long listing, the first entry that does is asked for."""
     told = [{part: dict(facts) for part, facts in rank.items()} for rank in stated]
@@ -258,41 +238,6 @@ def _refuse_facts(
                 del rank[label][_plural(kind)]
                 rank[label][f"The {kind} `{entry}` of the model"] = value
     _refuse(difference(told, _REMEDIES))
-
-
-def _compare_content(ranks: Ranks, loaders: Mapping[str, DataLoader[Any]]) -> None:
-    """Compare a few samples of each loader's data set; those that differ are fetched again."""
-    wanted = {
-        label: positions_in(length_of(loader.dataset) or 0)
-        for label, loader in loaders.items()
-        if not isinstance(loader.dataset, IterableDataset)
-    }
-    for repeats in (2, _CONFIRMATIONS):
-        mine = {
-            label: fetch_samples(loaders[label], positions, repeats)
-            for label, positions in wanted.items()
-            if positions
-        }
-        rows: list[dict[str, dict[int, Sample]]] = ranks.collect(mine)
-        unlike_at = {label: _unlike_at([row.get(label, {}) for row in rows]) for label in mine}
-        wanted = {label: list(found) for label, found in unlike_at.items() if found}
-        if not wanted:
-            return
-    label, positions = next(iter(wanted.items()))
-    level = unlike_at[label][positions[0]]
-    prints = [row[label][positions[0]].first for row in rows]
-    told = [each.text(level) for each in prints]
-    if len(set(told)) == 1:  # they differ in what is too long to be shown
-        told = [f"{each.text(level)}, checksum {each.checksum}" for each in prints]
-    name = f"Sample {positions[0]} of `DataLoader(dataset=...)`"
-    raise ValueError(refusal(name, told, _SEEDED, part=label))
-
-
-def _unlike_at(samples: Sequence[Mapping[int, Sample]]) -> dict[int, str]:
-    """Return in what samples differ between ranks, by position, of those that all could fetch."""
-    common = [at for at in samples[0] if all(at in of_rank for of_rank in samples)]
-    found = {at: unlike([of_rank[at] for of_rank in samples]) for at in common}
-    return {at: level for at, level in found.items() if level is not None}
 
 
 def _labelled(parts: Sequence[Any], kind: type[Any], word: str) -> dict[str, Any]:

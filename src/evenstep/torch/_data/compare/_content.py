@@ -5,21 +5,25 @@ from __future__ import annotations
 import random
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, final
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from ...._exchange._world_check import refusal
 from ....exceptions import EvenstepWarning
+from .._protocols import Collectives
 from ..fetch._loader_workers import WorkerInit
 from ..fetch._torch_loader import as_it_is, fetch, inner_loader
 from ._fingerprint import Fingerprint, same_values
+from ._stated import SEEDED, length_of
 
 _SEED = 20_011
+_CONFIRMATIONS = 10  # fetches of a sample that differs, to be sure that it is not random
 _LONGEST_S = 1.0  # after that no further sample is fetched
 _WORKER_S = 30.0  # within which a loader worker has to start and answer
 
@@ -49,6 +53,51 @@ class Sample:
             "values": all(other == first for other in others),
         }
         return cls(first, frozenset(level for level, alike in same.items() if alike))
+
+
+def compare_content(ranks: Collectives, loaders: Mapping[str, DataLoader[Any]]) -> None:
+    """Raise on every rank if data sets hold different samples. Collective.
+
+    A few samples of each are compared; those that differ are fetched again.
+
+    Args:
+        ranks: that train on them.
+        loaders: by what an error calls them.
+
+    Raises:
+        ValueError: they do; the message names a sample, its values and the ranks.
+    """
+    wanted = {
+        label: positions_in(length_of(loader.dataset) or 0)
+        for label, loader in loaders.items()
+        if not isinstance(loader.dataset, IterableDataset)
+    }
+    for repeats in (2, _CONFIRMATIONS):
+        mine = {
+            label: fetch_samples(loaders[label], positions, repeats)
+            for label, positions in wanted.items()
+            if positions
+        }
+        rows: list[dict[str, dict[int, Sample]]] = ranks.collect(mine)
+        unlike_at = {label: _unlike_at([row.get(label, {}) for row in rows]) for label in mine}
+        wanted = {label: list(found) for label, found in unlike_at.items() if found}
+        if not wanted:
+            return
+    label, positions = next(iter(wanted.items()))
+    level = unlike_at[label][positions[0]]
+    prints = [row[label][positions[0]].first for row in rows]
+    told = [each.text(level) for each in prints]
+    if len(set(told)) == 1:  # they differ in what is too long to be shown
+        told = [f"{each.text(level)}, checksum {each.checksum}" for each in prints]
+    name = f"Sample {positions[0]} of `DataLoader(dataset=...)`"
+    raise ValueError(refusal(name, told, SEEDED, part=label))
+
+
+def _unlike_at(samples: Sequence[Mapping[int, Sample]]) -> dict[int, str]:
+    """Return in what samples differ between ranks, by position, of those that all could fetch."""
+    common = [at for at in samples[0] if all(at in of_rank for of_rank in samples)]
+    found = {at: unlike([of_rank[at] for of_rank in samples]) for at in common}
+    return {at: level for at, level in found.items() if level is not None}
 
 
 def unlike(samples: Sequence[Sample]) -> str | None:

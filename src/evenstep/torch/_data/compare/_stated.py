@@ -30,8 +30,21 @@ _BY_SHUFFLE: dict[type, str] = {
 }
 _OF_DISTRIBUTED = ("num_replicas", "shuffle", "drop_last")
 
-LENGTH = "`len(dataset)`"
-SUBSET = "`Subset(indices=...)`"
+_LENGTH = "`len(dataset)`"
+_SUBSET = "`Subset(indices=...)`"
+_WHOLE = (
+    "Give the whole data set, in the same order, to every rank: evenstep splits every batch over "
+    "the ranks."
+)
+
+SEEDED = f"{_WHOLE} What is drawn at random needs the same seed on all of them."
+REMEDIES = {
+    _LENGTH: _WHOLE,
+    _SUBSET: SEEDED,
+    "`DataLoader(batch_size=...)`": "It is a rank's part of an equal split; evenstep itself gives "
+    "faster ranks more.",
+}
+"""What to do where ranks differ, by what is stated."""
 
 
 def loader_facts(
@@ -65,7 +78,7 @@ def read_facts(loader: DataLoader[Any], *, stream: str | None = None) -> dict[st
     if isinstance(dataset, IterableDataset):
         return facts
     length = length_of(dataset)
-    facts[LENGTH] = str(length)
+    facts[_LENGTH] = str(length)
     facts |= _subset_facts(dataset)
     own = loader.batch_sampler if has_own_batches(loader) else None
     facts["`DataLoader(batch_sampler=...)`"] = "None" if own is None else qualified(type(own))
@@ -120,7 +133,7 @@ def _subset_facts(dataset: Any) -> dict[str, str]:
     while isinstance(dataset, Subset):
         texts.append(_indices_text(dataset.indices))
         dataset = dataset.dataset
-    return {SUBSET: " of ".join(texts)} if texts else {}
+    return {_SUBSET: " of ".join(texts)} if texts else {}
 
 
 def _indices_text(indices: Any) -> str:
