@@ -163,7 +163,7 @@ class Step:
 
     @property
     def num_micro_batches(self) -> int:
-        """How many forwards it takes here, at least 1; likewise. Ranks may differ."""
+        """Forwards of the step on this rank, at least 1; so far, where it may claim more."""
         return self._portions.num_forwards
 
     @property

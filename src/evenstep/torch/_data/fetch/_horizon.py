@@ -1,4 +1,4 @@
-"""What is asked for, here and missing of the steps ahead; knows neither threads nor processes."""
+"""Which samples of the next steps are here, requested or missing; no threads, no processes."""
 
 from __future__ import annotations
 

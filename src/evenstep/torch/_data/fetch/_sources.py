@@ -1,4 +1,4 @@
-"""Where the batches of an epoch come from; without workers, from the training process itself."""
+"""What a source of batches is; and the one without workers, in the training process."""
 
 from __future__ import annotations
 

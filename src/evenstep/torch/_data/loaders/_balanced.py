@@ -34,13 +34,13 @@ class BalancedLoader:
     epoch, and what is trained on does not depend on the plans, nor on the number of ranks.
 
     The user's loader is kept: data set, sampler (on rank 0, for all), ``collate_fn``, workers and
-    what sets them up. Two things differ. The order of samples within a rank is that of their
+    what sets them up. Two things differ. The samples of a rank are in the order of their
     positions. And a ``collate_fn`` other than torch's runs in a thread of the training process,
-    since samples are known to share a batch only when its plan is: one that computes for long
-    takes that time from training, and one that draws random numbers draws them there.
+    because which samples share a batch is known only with the plan: a slow one takes time from
+    training, and one that draws random numbers draws them there.
 
     A plan point is where the loop comes back for the next step. The batch handed out there always
-    has the size of the plan in force, with workers that fetch ahead too.
+    has the size of the plan in force, also when workers fetch ahead.
 
     Iterating gives this rank's batch of every step; a rank without samples in a step gets one of
     them as a stand-in, of weight 0. ``steps`` gives steps that consist of micro-batches.

@@ -1,4 +1,4 @@
-"""A step of which a rank knows the beginning, and claims the rest as it goes."""
+"""A step whose first samples a rank knows, and whose others it claims as it goes."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from .._step import Attempts, KnownPortions, Step, StepCount, with_units
 from ..deal._stream_terms import StreamKind, StreamStock, terms_of
 from ..fetch._stream_reader import StreamReader
 from ..fetch._torch_loader import pinner_of
+from ..order._samplers import check_iterates
 from ._loops import HandingOut, batches_of
 
 _LARGEST = 1 << 63
@@ -302,10 +303,4 @@ def _check(loader: DataLoader[Any]) -> None:
             "batch_size=None",
             "Let the stream yield single samples, and use `DataLoader(batch_size=...)`.",
         )
-    if type(loader).__iter__ is not DataLoader.__iter__:
-        raise invalid(
-            where,
-            "be a DataLoader that iterates as torch's does",
-            type(loader).__name__,
-            "Give the DataLoader inside it, before another library prepared it.",
-        )
+    check_iterates(loader, where)

@@ -104,6 +104,22 @@ def has_own_batches(loader: Any) -> bool:
     return loader.batch_size is None and loader.batch_sampler is not None
 
 
+def check_iterates(loader: DataLoader[Any], where: str) -> None:
+    """Raise for a ``DataLoader`` with an iteration of its own.
+
+    Args:
+        loader: the user's.
+        where: class and argument, for the error.
+    """
+    if type(loader).__iter__ is not DataLoader.__iter__:
+        raise invalid(
+            where,
+            "be a DataLoader that iterates as torch's does",
+            type(loader).__name__,
+            "Give the DataLoader inside it, before another library prepared it.",
+        )
+
+
 def check_order(loader: DataLoader[Any], world_size: int, *, batches: bool) -> None:
     """Raise unless ``loader`` can be given a global order.
 
@@ -129,13 +145,7 @@ def check_order(loader: DataLoader[Any], world_size: int, *, batches: bool) -> N
             got,
             "Use `DataLoader(batch_size=..., sampler=...)`.",
         )
-    if type(loader).__iter__ is not DataLoader.__iter__:
-        raise invalid(
-            where,
-            "be a DataLoader that iterates as torch's does",
-            type(loader).__name__,
-            "Give the DataLoader inside it, before another library prepared it.",
-        )
+    check_iterates(loader, where)
     _check_sampler(loader.sampler, world_size)
     if not batches and not hasattr(loader.sampler, "__len__"):
         raise invalid(
