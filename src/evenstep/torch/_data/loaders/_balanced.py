@@ -51,13 +51,14 @@ class BalancedLoader:
         ranks: that train on it.
         session: gives plans, and is told how a step goes.
         global_batch_size: samples of a step over all ranks.
-        no_sync: entered around all but the last micro-batch of a step.
+        no_sync: entered around all but the last micro-batch of a step; may be set later.
         count: steps of the run so far, shared by loaders which are used in turn.
         counter: counts the units in a batch that is handed out; None where they are samples.
         block_size: indices of the order that are drawn at a time, the same on all ranks; None is
             as many as suit.
 
     Attributes:
+        no_sync: as given.
         attempts: what ``Step.backward`` runs by; set once the models are known.
 
     Raises:
@@ -91,8 +92,9 @@ class BalancedLoader:
         self._global_batch_size = global_batch_size
         self._session = session
         self._count = StepCount() if count is None else count
-        self._handing_out = HandingOut(session, self._count, no_sync)
+        self._handing_out = HandingOut(session, self._count)
         self._counter = counter
+        self.no_sync = no_sync
         self.attempts: Attempts | None = None
 
         self._lock = RLock()  # plans come from any thread
@@ -316,7 +318,12 @@ class BalancedLoader:
             portions = Claimed(parts, span, opened, feed=feed, session=self._session)
         self._num_taken += 1
         return self._handing_out.next_step(
-            portions, span.num_samples, data_s=data_s, units=units, attempts=self.attempts
+            portions,
+            span.num_samples,
+            data_s=data_s,
+            units=units,
+            no_sync=self.no_sync,
+            attempts=self.attempts,
         )
 
     def _on_plan(self, plan: Plan) -> None:

@@ -20,21 +20,14 @@ class HandingOut:
     Args:
         session: is told of every loop and step.
         count: steps of the run so far.
-        no_sync: entered around all but the last micro-batch of a step.
 
     Attributes:
         current: number of the loop that the loader stands at, from 1.
     """
 
-    def __init__(
-        self,
-        session: LoaderSession,
-        count: StepCount,
-        no_sync: Callable[[], AbstractContextManager[Any]],
-    ) -> None:
+    def __init__(self, session: LoaderSession, count: StepCount) -> None:
         self._session = session
         self._count = count
-        self._no_sync = no_sync
         self.current = 0
         self._num_begun = 0
         self._cut_off = 0  # loops up to this one cannot go on
@@ -103,6 +96,7 @@ class HandingOut:
         *,
         data_s: float,
         units: float | None,
+        no_sync: Callable[[], AbstractContextManager[Any]],
         attempts: Attempts | None,
     ) -> Step:
         """Return the next step of the run, counted and announced.
@@ -112,6 +106,7 @@ class HandingOut:
             global_num_samples: its samples over all ranks.
             data_s: seconds spent waiting for input.
             units: this rank's units of it; None where they are samples.
+            no_sync: entered around all but its last micro-batch.
             attempts: runs ``Step.backward``; None without a model.
         """
         number = self._count.value
@@ -119,7 +114,7 @@ class HandingOut:
             portions,
             global_num_samples,
             session=self._session,
-            no_sync=self._no_sync,
+            no_sync=no_sync,
             number=number,
             attempts=attempts,
         )

@@ -53,7 +53,7 @@ class StreamLoader:
         ranks: that train on it.
         session: gives plans, and is told how a step goes.
         global_batch_size: samples of a step over all ranks.
-        no_sync: entered around all but the last micro-batch of a step.
+        no_sync: entered around all but the last micro-batch of a step; may be set later.
         count: steps of the run so far, shared by loaders which are used in turn.
         counter: counts the units in a batch that is handed out; None where they are samples.
 
@@ -84,8 +84,9 @@ class StreamLoader:
         self._reader = _reader(loader, kind, ranks.world_size, global_batch_size)
         self._session = session
         self._count = StepCount() if count is None else count
-        self._handing_out = HandingOut(session, self._count, no_sync)
+        self._handing_out = HandingOut(session, self._count)
         self._counter = counter
+        self.no_sync = no_sync
         self.attempts: Attempts | None = None
 
         num_readers = max(loader.num_workers, 1)
@@ -252,7 +253,12 @@ class StreamLoader:
         passed = self._terms.passed(sizes)
         self._at.passed = [old + new for old, new in zip(self._at.passed, passed, strict=True)]
         return self._handing_out.next_step(
-            KnownPortions(parts), sum(sizes), data_s=data_s, units=units, attempts=self.attempts
+            KnownPortions(parts),
+            sum(sizes),
+            data_s=data_s,
+            units=units,
+            no_sync=self.no_sync,
+            attempts=self.attempts,
         )
 
     def _announce(self, batch_size: int) -> None:
