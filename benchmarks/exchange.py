@@ -86,7 +86,7 @@ def in_training(rank: int, policy: str, num_steps: int) -> list[tuple[float, flo
 
 def _time_plan_points(balancer: Balancer, seconds: list[float]) -> None:
     """Have every plan point from now on add to ``seconds`` what it waits."""
-    exchange = balancer._link._run.exchange  # type: ignore[union-attr]
+    exchange = balancer._session.exchange  # type: ignore[union-attr]
     ask = exchange.at
 
     def at(step: int) -> Plan:

@@ -101,11 +101,13 @@ def exact(rank: int, form: str, loop: str = "plain") -> dict[str, Any]:
         model, loader = balancer.prepare(before(inner, backend=backend), stock)
         if after is not None:
             model = after(model, backend=backend)
-        done = balancer._link.backward_done
-        balancer._link.backward_done = lambda uses: (ends.append(0), done(uses))
         steps = loader.steps() if loop == "steps" else ([batch] for batch in loader)
         num_forwards = 0
         for number, step in enumerate(steps):
+            if number == 0:
+                run = balancer._session.steps
+                done = run.backward_done
+                run.backward_done = lambda uses, done=done: (ends.append(0), done(uses))
             model.zero_grad()
             alone.zero_grad()
             for inputs, targets in step:

@@ -224,7 +224,7 @@ def cut_off(rank: int) -> tuple[list[tuple[int, ...]], list[float], list[str]]:
 
 def break_connection(balancer: Balancer, peer: int) -> None:
     """Break this rank's side connection, as a firewall does that forgets it."""
-    channel = balancer._link._run.exchange._channel
+    channel = balancer._session.exchange._channel
     with suppress(OSError):  # broken already
         channel._peers[peer].connection.shutdown(socket.SHUT_RDWR)
 

@@ -86,7 +86,7 @@ def trained_jointly(rank: int, network: Network | None) -> Any:
 
 def turn(balancer: Balancer, turning: Turning) -> None:
     """Put the made-up planners in the place of the real ones."""
-    exchange = balancer._link._opened().exchange
+    exchange = balancer._session.exchange
     shares: Any = exchange.shares
     shares._planner = LinkedShares(3)
     shares._jointly = Jointly(turning, exchange.decisions, shares._emit)
@@ -99,4 +99,4 @@ def default_jointly(rank: int, joint: bool) -> bool:
         model, loader = balancer.prepare(make_model(torch.float32), stock)
         for (x,) in loader:
             model(x).mean().backward()
-        return balancer._link._opened().exchange.shares._jointly is not None
+        return balancer._session.exchange.shares._jointly is not None

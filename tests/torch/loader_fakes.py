@@ -190,6 +190,7 @@ class Recorder:
     def begin_forward(self, step, part, *, is_last):
         self.calls.append(("forward", part.num_samples, is_last))
 
+    @property
     def num_ahead(self):
         return self.ahead
 
@@ -214,6 +215,7 @@ class Session:
 
     def __init__(self, plans: Any, listener: Recorder):
         self._parts = plans, listener
+        self.steps = self
 
     def __getattr__(self, name: str) -> Any:
         part = next(part for part in self._parts if hasattr(part, name))

@@ -76,6 +76,6 @@ def watched(rank: int, curious: bool, given: bool) -> tuple[list[str], int]:
         reasons = []
         for (x,) in loader:
             model(x).mean().backward()
-            reasons.append(balancer._link.plan().reason)
+            reasons.append(balancer._session.steps.plan.reason)
     assert rank or any(isinstance(event, StepMeasured) for event in events)
     return reasons, meter.num_looks

@@ -72,7 +72,7 @@ def train(rank, where, most, *, bounds=None, sizes=None):
             ]
             optimizer.step()
             optimizer.zero_grad()
-        plan = balancer._link.plan()
+        plan = balancer._session.steps.plan
         caps = None if plan.max_forward is None else plan.max_forward[0]
     return [p.detach() for p in model.parameters()], seen, tried, caps
 

@@ -72,7 +72,7 @@ def trained(rank: int, network: Network | None, sizes: tuple[int, ...], draws: b
         wrapped, loader = balancer.prepare(model, stock)
         for (x,) in loader:
             if draws and rank == 0 and not epochs:
-                shares: Shares = balancer._link._opened().exchange.shares
+                shares: Shares = balancer._session.exchange.shares
                 shares._planner = DrawnShares(len(sizes))
             wrapped(x).square().mean().backward()
             optimizer.step()
@@ -104,7 +104,7 @@ def trained_twice(rank: int, network: Network | None) -> tuple[list[float], list
             _, loader = balancer.prepare(model, stock)
             for i, (x,) in enumerate(loader):
                 if network is not None and rank == 0 and i == 0:
-                    balancer._link._opened().exchange.shares._planner = DrawnShares(3)
+                    balancer._session.exchange.shares._planner = DrawnShares(3)
                 learn(x)
             reduction = balancer._reduction
             sent.append(0 if reduction is None else reduction.reducer.traffic.sent_bytes)

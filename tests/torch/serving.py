@@ -36,7 +36,7 @@ def stock(num_steps: int = NUM_STEPS, sizes: tuple[int, ...] = SIZES) -> DataLoa
 def draw_shares(balancer: Balancer, num_ranks: int) -> DrawnShares:
     """Have shares drawn anew after every exchange, on rank 0 in its first step."""
     planner = DrawnShares(num_ranks)
-    balancer._link._opened().exchange.shares._planner = planner  # type: ignore[assignment]
+    balancer._session.exchange.shares._planner = planner  # type: ignore[assignment]
     return planner
 
 
@@ -322,7 +322,7 @@ def drained(rank: int) -> tuple[int, bool]:
             step += 1
             if rank == 0 and step == 3:
                 os.kill(pids[2], signal.SIGTERM)
-                stop, until_s = balancer._link._opened().exchange.stop, monotonic() + 10.0
+                stop, until_s = balancer._session.exchange.stop, monotonic() + 10.0
                 while not stop.asked and monotonic() < until_s:
                     sleep(0.01)
                 heard = stop.asked

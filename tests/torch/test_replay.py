@@ -28,6 +28,7 @@ class Weights:
 
     def __init__(self, total):
         self.total, self.weight, self.limits, self.again = total, 0.0, [], 0
+        self.steps = self
 
     def begin_forward(self, step, part, *, is_last):
         self.weight = part.num_samples / self.total

@@ -37,6 +37,7 @@ class Weights:
 
     def __init__(self, weight):
         self.weight = weight
+        self.steps = self
 
     def begin_use(self, model, tensors, *, reduces):
         return None if self.weight is None else Fixed(self.weight)
@@ -53,6 +54,7 @@ class Told:
 
     def __init__(self, heard):
         self.heard = heard
+        self.steps = self
 
     def backward_begins(self):
         """Nothing to note."""

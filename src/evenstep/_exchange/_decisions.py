@@ -62,6 +62,8 @@ class Decisions:
 
     Attributes:
         planner: decides; set before the first report, and replaced once something in it fails.
+        goes_ahead: whether steps may be answered before all ranks have reported them, where their
+            plans are known; not where something else travels with each report.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Decisions:
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.planner: Planner | EqualSizes | None = None
+        self.goes_ahead = True
         self._world_size = world_size
         self._lag = lag
         self._announcer = announcer
@@ -121,7 +124,7 @@ class Decisions:
     def _num_ahead(self) -> int:
         """Return for how many more steps the newest plan is known to stay, within a moment."""
         assert self.planner is not None
-        if self._world_size == 1:  # no rank to spare a message
+        if self._world_size == 1 or not self.goes_ahead:
             return 0
         return int(min(self.planner.keeps_for, _AHEAD_S / self._wall_s))
 

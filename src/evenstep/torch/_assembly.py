@@ -31,7 +31,6 @@ from ._exchange._roll_call import roll_call
 from ._exchange._startup import Alone, SideGroup
 from ._fabric import FabricLoader, as_wrapped, still_wrapped, wrapped_loader, wrapped_model
 from ._job import job_of
-from ._link import RunLink
 from ._loader_mail import LoaderMail
 from ._memory._layout import layout_by
 from ._memory._replay import Replay
@@ -47,6 +46,7 @@ from ._options import Runtime
 from ._reduce._reduction import Reduction
 from ._run import Run, RunSettings
 from ._service import Service
+from ._session import Session
 
 
 class Assembly(abc.ABC):
@@ -70,7 +70,7 @@ class Assembly(abc.ABC):
     _crew: Crew | None
     _connection: Connection | None
     _service: Service | None
-    _link: RunLink
+    _session: Session
     _backward: Backward
     _loss_backward: Backward
     _closed: bool
@@ -117,12 +117,12 @@ class Assembly(abc.ABC):
         weighting = self._weighting or "output"
         number = len(self._models)
         model = BalancedModel(
-            outer, self._backward, self._link, weighting, self._watch, number=number
+            outer, self._backward, self._session, weighting, self._watch, number=number
         )
         self._watch.before_steps(model.place)
-        model.time_buffers(self._link)
+        model.time_buffers(self._session)
         model.time_nested(
-            self._link, self._backward if weighting == "output" else self._loss_backward
+            self._session, self._backward if weighting == "output" else self._loss_backward
         )
         self._models.append(model)
         return still_wrapped(given, outer)
@@ -137,8 +137,8 @@ class Assembly(abc.ABC):
         prepared = balanced_loader(
             loader,
             stream,
-            ranks=LoaderMail(self._link, crew.side, len(self._loaders)),
-            session=self._link,
+            ranks=LoaderMail(self._session, crew.side, len(self._loaders)),
+            session=self._session,
             global_batch_size=size,
             no_sync=self._models.no_sync,
             counter=self._counter,
@@ -150,7 +150,7 @@ class Assembly(abc.ABC):
             return ServerLoader(prepared, self._service.loop)
         prepared.attempts = Replay(
             self._models,
-            self._link,
+            self._session,
             layout=layout_by(loader, prepared),
             loss_reduction=self._loss_reduction,
             smallest=lambda: self._job(cuts=True).smallest,
@@ -185,7 +185,7 @@ class Assembly(abc.ABC):
         atexit.register(self._say_goodbye)
         device = device_of(models[0])
         self._connection = Connection(self._join(), device, self._runtime)
-        self._link.exchange = self._connection.exchange
+        self._session.exchange = self._connection.exchange
 
     def _open(self, listeners: list[Callable[[Plan], None]], *, cuts: bool) -> Run:
         """Open the run at its first step, when devices and the kind of loop are known."""
@@ -204,11 +204,11 @@ class Assembly(abc.ABC):
             device=device_of(self._models[0].module),
             wrapping=wrapping,
             run_dir=self._run_dir,
-            estimates=self._link.estimates,
+            estimates=self._session.estimates,
             watch=self._watch,
             counts_units=self._counter is not None,
             has_streams=any(isinstance(loader, StreamLoader) for loader in self._loaders),
-            least_workers=lambda: self._link.least_workers,
+            least_workers=lambda: self._session.least_workers,
             reduction=self._reduction,
             versions=self._models.version,
         )

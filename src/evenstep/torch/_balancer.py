@@ -29,7 +29,6 @@ from ._data.loaders._eval import EvalLoader
 from ._data.loaders._server import ServerEval
 from ._exchange._crew import Crew
 from ._fabric import as_wrapped, unwrapped, wrapped_loader, wrapped_model
-from ._link import RunLink
 from ._means import mean_over
 from ._memory._probe import Closure
 from ._model._compile_watch import CompileWatch
@@ -45,6 +44,7 @@ from ._prepared import PreparedEval, PreparedLoader
 from ._profile._profiler import Profiler, Request
 from ._reduce._reduction import Reduction
 from ._service import Service
+from ._session import Session
 from ._switch import kind_by_switch
 from ._world_check import Settings, check_content, check_eval, check_prepared
 
@@ -132,9 +132,9 @@ class Balancer(Assembly):
         self._crew: Crew | None = None
         self._connection: Connection | None = None
         self._service: Service | None = None  # on a rank without data
-        self._link = RunLink(self._open)
-        self._backward = Backward(self._link, first_order=True)
-        self._loss_backward = Backward(self._link, first_order=False)
+        self._session = Session(self._open)
+        self._backward = Backward(self._session, first_order=True)
+        self._loss_backward = Backward(self._session, first_order=False)
         self._closed = False
         self._stats = RunningStats()
 
@@ -229,7 +229,7 @@ class Balancer(Assembly):
         made = (
             ServerEval(own)
             if crew.is_server
-            else EvalLoader(own, ranks=crew.side, session=self._link, lockstep=at_once)
+            else EvalLoader(own, ranks=crew.side, session=self._session, lockstep=at_once)
         )
         return cast("PreparedEval[T]", as_wrapped(loader, made))
 
@@ -264,7 +264,7 @@ class Balancer(Assembly):
         self._check_open()
         arguments.check_trains(is_server=self._service is not None)
         asked = Request(closure, sizes, repeats, samples, through, path)
-        parts = self._models, self._loaders, self._link, self._watch
+        parts = self._models, self._loaders, self._session, self._watch
         profiler = Profiler(*parts, side=self._side, memory=self._runtime.memory)
         return profiler.profile(asked, lambda: self._job(cuts=True))
 
@@ -280,7 +280,7 @@ class Balancer(Assembly):
                 weight twice.
         """
         arguments.check_weighed_by_hand(self._weighting)
-        use = self._link.use_of_loss()
+        use = self._session.steps.use_of_loss()
         if use is None:
             return loss
         scaled, _ = scale(loss, use, self._loss_backward)
@@ -306,7 +306,7 @@ class Balancer(Assembly):
             ValueError: it was not handed out, or has been freed.
             RuntimeError: no batch was handed out yet.
         """
-        return self._link.named(batch)
+        return self._session.steps.named(batch)
 
     def mean(self, value: float | torch.Tensor, count: float | None = None) -> float:
         """Return the mean of ``value`` over the samples, or other units, of all ranks.
@@ -323,7 +323,7 @@ class Balancer(Assembly):
         Raises:
             RuntimeError: outside of a training step, as in an evaluation, without ``count``.
         """
-        return mean_over(self._side, self._link, value, count)
+        return mean_over(self._side, self._session.steps, value, count)
 
     def pause(self) -> AbstractContextManager[None]:
         """Return a context in which this rank works alone, for as long as it takes.
@@ -338,7 +338,7 @@ class Balancer(Assembly):
                     evaluate(model)
             dist.barrier()
         """
-        exchange = self._link.exchange
+        exchange = self._session.exchange
         return nullcontext() if exchange is None else exchange.pause()
 
     def average_buffers(self) -> None:
@@ -354,7 +354,7 @@ class Balancer(Assembly):
         Raises:
             RuntimeError: before ``prepare``, or after ``close``.
         """
-        self._stats.average_over(self._side, self._link, self._models)
+        self._stats.average_over(self._side, self._session.steps, self._models)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -362,7 +362,7 @@ class Balancer(Assembly):
 
         Those of full steps: the short last batch of an epoch has fewer.
         """
-        plan = self._link.plan()
+        plan = self._session.steps.plan
         return () if plan is None else plan.batch_size
 
     @property
@@ -372,7 +372,7 @@ class Balancer(Assembly):
         Also 0 where the rank got a stand-in of weight 0, because the short last step of an epoch
         had fewer samples than ranks.
         """
-        return self._link.num_samples or 0
+        return self._session.steps.num_samples or 0
 
     @property
     def is_server(self) -> bool:
@@ -395,7 +395,7 @@ class Balancer(Assembly):
 
         Not collective; of plain values and tensors. Other ranks, which do not plan, have nothing.
         """
-        return self._link.estimates.state_dict()
+        return self._session.estimates.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Begin the run with what ``state`` says about its hosts and devices; rank 0's counts.
@@ -403,7 +403,7 @@ class Balancer(Assembly):
         Raises:
             ValueError: ``state`` is broken or something else, or the first loop has begun.
         """
-        self._link.restore(Estimates.read(state))
+        self._session.restore(Estimates.read(state))
 
     def close(self) -> None:
         """End the run on this rank: stop the exchange, the loader's workers, the event file."""
@@ -419,7 +419,7 @@ class Balancer(Assembly):
                 parts.callback(self._reduction.close)
             for part in self._models:
                 parts.callback(part.release)
-            parts.callback(self._link.close)
+            parts.callback(self._session.close)
             for loader in self._loaders:
                 parts.callback(loader.close)
         self._models.close()
@@ -433,12 +433,13 @@ class Balancer(Assembly):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        lost = self._link.loss_behind(error)
+        lost = self._session.loss_behind(error)
         self.close()
         if lost is not None and lost is not error:
             raise lost from error
 
     def _say_goodbye(self) -> None:
         """Close at the end of a script that never did; if a collective broke, say who broke it."""
-        self._link.loss_behind(getattr(sys, "last_value", None))  # the exchange logs what it learns
+        # The exchange logs what it learns.
+        self._session.loss_behind(getattr(sys, "last_value", None))
         self.close()

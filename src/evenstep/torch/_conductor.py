@@ -16,6 +16,7 @@ from .._exchange._exchange import Exchange
 from .._exchange._reductions import Reduced
 from ..control import Plan
 from ..exceptions import EvenstepWarning
+from ..sync import Claim
 from ._blind import BlindWatch
 from ._clock import StepMeter
 from ._data._protocols import MicroBatch, StepStart
@@ -102,6 +103,7 @@ class StepConductor:
         self._cuts = cuts
         self._tickets = Tickets(identifies=world_size > 1)
         self._is_alone = world_size == 1
+        self._is_closed = False
         self._has_warned = False  # of a forward outside of steps
         self._books = UseBooks()
         self._finite = FiniteWatch(exchange)
@@ -183,6 +185,14 @@ class StepConductor:
             self.meter.begin_last(done=opened.num_done, num_samples=opened.num_samples)
         opened.num_done += num_samples
         opened.largest = max(opened.largest, num_samples)
+
+    def claim(
+        self, step: int, *, speed: float | None = None, own: bool = False
+    ) -> tuple[Claim, ...]:
+        """Return what this rank computes next of ``step``; nothing if it is done."""
+        if self._is_closed:
+            raise RuntimeError("The balancer was closed, and with it this loader.")
+        return self._exchange.claims.claim(step, speed=speed, own=own)
 
     def begin_claim(self) -> None:
         """Stop the clock: this rank asks for more, or waits for samples.
@@ -349,6 +359,14 @@ class StepConductor:
         if newest is not None and not newest.reported:
             self._report(newest)
         self._finite.read()
+        self._is_closed = True
+
+    def collective(self, *, entered: bool) -> None:
+        """Note that the main thread enters or leaves a collective outside of a backward."""
+        if entered:
+            self._exchange.enter_collective()
+        else:
+            self._exchange.leave_collective()
 
     def report_now(self) -> None:
         """Report the step under way if that is still to be done: a collective comes first."""
@@ -359,6 +377,11 @@ class StepConductor:
     def in_step(self) -> bool:
         """Whether a step is under way."""
         return self._step is not None
+
+    @property
+    def open_meter(self) -> StepMeter | None:
+        """The meter of the step under way; None outside of one."""
+        return None if self._step is None else self.meter
 
     @property
     def stopping(self) -> bool:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import torch
 
+from ._conductor import StepConductor
 from ._exchange._startup import Alone, SideGroup
-from ._link import RunLink
+from ._no_steps import NoSteps
 
 
 def mean_over(
-    side: SideGroup | Alone | None, link: RunLink, value: float | torch.Tensor, count: float | None
+    side: SideGroup | Alone | None,
+    steps: StepConductor | NoSteps,
+    value: float | torch.Tensor,
+    count: float | None,
 ) -> float:
     """Return the mean of every rank's ``value``, each over ``count``; NaN over nothing. Collective.
 
@@ -17,7 +21,7 @@ def mean_over(
 
     Args:
         side: the workers; None before ``prepare``.
-        link: knows what the step under way has.
+        steps: know what the one under way has.
         value: this rank's mean.
         count: over what; None is the units of the step under way.
 
@@ -25,13 +29,13 @@ def mean_over(
         RuntimeError: no step is under way that could tell the count.
     """
     if count is None:
-        count = link.num_units
+        count = steps.num_units
     if count is None or side is None:
         raise RuntimeError(
             "No training step is under way, so nobody knows how many samples the value is a "
             "mean of: give `balancer.mean(value, count=...)`, after `prepare`."
         )
-    link.report_now()
+    steps.report_now()
     given = value.detach() if isinstance(value, torch.Tensor) else value
     number = float(given) if count else 0.0
     total, samples = side.sum(torch.tensor([number * count, count], dtype=torch.float64)).tolist()

@@ -158,6 +158,7 @@ class Run:
             self._emit(restored)
         self.exchange.lead(planner)
         if settings.reduction is not None:
+            self.exchange.decisions.goes_ahead = False  # what was seen travels with each report
             shares = settings.reduction.planner()
             joint = settings.reduction.joint(shares)
             sizes, emit = self.exchange.decisions, self._emit

@@ -29,7 +29,7 @@ import torch
 from ..exceptions import invalid
 from ._batch_memory import BatchMemory, Found, has_memory
 from ._containers import tensors_in
-from ._model._weighting import Weight
+from ._model._protocols import Weight
 from ._peek import Peek
 from ._under_way import StepUnderWay
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from .._exchange._reductions import Reduced
 from ..exceptions import EvenstepWarning
 from ._finite import Look
-from ._model._weighting import Weight
+from ._model._protocols import Weight
 from ._tickets import Match, Ticket
 
 

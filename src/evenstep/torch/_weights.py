@@ -8,7 +8,7 @@ from typing import Any
 from .._exchange._exchange import Exchange
 from .._exchange._unit_sums import UnitSum
 from ._clock import StepMeter
-from ._model._weighting import Weight
+from ._model._protocols import Weight
 from ._under_way import StepUnderWay
 
 

@@ -84,8 +84,8 @@ class Drain:
                 min_world_size,
                 "Give the least number of nodes that torchrun's `--nnodes` allows.",
             )
-        self._balancer, self._link = balancer, balancer._link
-        self._link.least_workers = min_world_size if drop_unhelpful else None
+        self._balancer, self._session = balancer, balancer._session
+        self._session.least_workers = min_world_size if drop_unhelpful else None
         self._former: dict[int, Any] = {}
 
     @property
@@ -97,7 +97,7 @@ class Drain:
 
         Stays true once it is, also after the loop.
         """
-        return self._link.stopping
+        return self._session.steps.stopping
 
     def __enter__(self) -> Self:
         if threading.current_thread() is not threading.main_thread():
@@ -113,7 +113,7 @@ class Drain:
         trace: TracebackType | None,
     ) -> None:
         self._give_back()
-        is_leaving = self._link.is_leaving
+        is_leaving = self._session.is_leaving
         if error is None and is_leaving is not None:
             self._begin_anew(is_leaving=is_leaving)
 
@@ -129,7 +129,7 @@ class Drain:
     def _hear(self, number: int, frame: FrameType | None) -> None:
         del frame
         service = self._balancer._service
-        heard = self._link.ask_to_stop() if service is None else service.ask_to_stop()
+        heard = self._session.ask_to_stop() if service is None else service.ask_to_stop()
         self._give_back()
         if not heard:
             signal.raise_signal(number)  # to whoever heard it before

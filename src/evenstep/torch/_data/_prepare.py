@@ -60,7 +60,7 @@ def balanced_loader(
         ValueError: it cannot be balanced, or ``stream`` does not say who reads what.
         RuntimeError: the run has begun.
     """
-    if session.plan() is not None:
+    if session.steps.plan is not None:
         raise RuntimeError("The run has begun: `prepare` all loaders before the first loop.")
     made: StepLoader
     if stream is None and not isinstance(loader.dataset, IterableDataset):

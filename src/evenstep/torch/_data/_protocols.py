@@ -59,30 +59,24 @@ class StepStart:
     units: float | None = None
 
 
-class LoaderSession(Protocol):
-    """This rank's session, as loaders see it: it gives plans, times steps and weights them.
+class LoaderSteps(Protocol):
+    """The steps of a run, as loaders see them. Called from the thread that reads the loader.
 
-    All ranks are given the same plans, and all of them: ``subscribe`` leaves none out, so that
-    each rank replays who owns which sample from the integers alone. The methods are called from
-    the thread that reads the loader.
+    Attributes:
+        plan: of the newest step that was handed out; None before the first.
+        num_ahead: steps that the loop has fetched before it used those at hand.
     """
 
-    def plan(self) -> Plan | None:
-        """Return the newest plan that all ranks know of; None before the first step."""
-        ...
+    @property
+    def plan(self) -> Plan | None: ...
+
+    @property
+    def num_ahead(self) -> int: ...
 
     def at(self, step: int) -> Plan:
         """Return the plan of optimizer step ``step``, counted over the run; block until known.
 
         Called once a step, when the loop comes back for it: the step before is done.
-        """
-        ...
-
-    def subscribe(self, listener: Callable[[Plan], None]) -> None:
-        """Call ``listener``, from any thread, with every later plan as soon as it is known.
-
-        In the order of their epochs; the loader starts to fetch what it gained. The listener
-        neither blocks nor raises, and never calls back into the session.
         """
         ...
 
@@ -98,14 +92,6 @@ class LoaderSession(Protocol):
         """
         ...
 
-    def begin_epoch(self, *, cuts: bool) -> None:
-        """Take note that a loop over the loader begins, before its first plan is asked for.
-
-        Args:
-            cuts: whether it is a loop over ``loader.steps()``, which may cut local batches.
-        """
-        ...
-
     def begin_step(self, start: StepStart) -> None:
         """Take note that the batch of a step is about to be handed out."""
         ...
@@ -118,10 +104,6 @@ class LoaderSession(Protocol):
             part: the batch as the loop gets it, and what counts in it.
             is_last: whether the step's backward after it is the one that synchronises.
         """
-        ...
-
-    def num_ahead(self) -> int:
-        """Return how many steps the loop has fetched before it used those at hand."""
         ...
 
     def begin_claim(self) -> None:
@@ -142,6 +124,36 @@ class LoaderSession(Protocol):
 
     def report_now(self) -> None:
         """Report the step under way: a collective comes before the next plan point."""
+        ...
+
+
+class LoaderSession(Protocol):
+    """This rank's session, as loaders see it: it opens the run, and has its steps.
+
+    All ranks are given the same plans, and all of them: ``subscribe`` leaves none out, so that
+    each rank replays who owns which sample from the integers alone.
+
+    Attributes:
+        steps: of the run, from the first ``begin_epoch`` on.
+    """
+
+    @property
+    def steps(self) -> Any: ...  # `LoaderSteps`, once the first loop has begun
+
+    def subscribe(self, listener: Callable[[Plan], None]) -> None:
+        """Call ``listener``, from any thread, with every later plan as soon as it is known.
+
+        In the order of their epochs; the loader starts to fetch what it gained. The listener
+        neither blocks nor raises, and never calls back into the session.
+        """
+        ...
+
+    def begin_epoch(self, *, cuts: bool) -> None:
+        """Take note that a loop over the loader begins, before its first plan is asked for.
+
+        Args:
+            cuts: whether it is a loop over ``loader.steps()``, which may cut local batches.
+        """
         ...
 
 

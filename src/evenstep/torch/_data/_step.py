@@ -220,7 +220,7 @@ class Step:
                 "`Bounds(max=...)` a number.",
             )
         for part, is_last in self._portions:
-            self._session.begin_forward(self._number, part, is_last=is_last)
+            self._session.steps.begin_forward(self._number, part, is_last=is_last)
             if is_last:
                 yield part.batch
                 continue

@@ -21,7 +21,7 @@ from ._probe import Closure, probe
 from ._rows import split_rows
 
 
-class ReplayListener(Protocol):
+class ReplaySteps(Protocol):
     """Who weights the forwards, and passes on what was found not to fit."""
 
     def begin_forward(self, step: int, part: MicroBatch, *, is_last: bool) -> None:
@@ -38,6 +38,17 @@ class ReplayListener(Protocol):
             num_samples: how many it had.
             again: whether the step starts over, so that what ran of it does not count.
         """
+
+
+class ReplaySession(Protocol):
+    """This rank's session.
+
+    Attributes:
+        steps: of the run.
+    """
+
+    @property
+    def steps(self) -> Any: ...
 
 
 class ReplayModels(Protocol):
@@ -93,7 +104,7 @@ class Replay:
 
     Args:
         models: those of the run.
-        listener: is told of forwards and limits.
+        session: has the steps, which are told of forwards and limits.
         layout: finds out what of a batch has one entry per sample; asked once, when it is needed.
         loss_reduction: what a loss does over the samples of a forward, ``"mean"`` or ``"sum"``.
         smallest: gives the samples that one forward needs at least, positive.
@@ -108,7 +119,7 @@ class Replay:
     def __init__(
         self,
         models: ReplayModels,
-        listener: ReplayListener,
+        session: ReplaySession,
         *,
         layout: Callable[[], Layout],
         loss_reduction: str = "mean",
@@ -116,7 +127,7 @@ class Replay:
         probe_up_to: int | None = None,
     ) -> None:
         self._models = models
-        self._listener = listener
+        self._session = session
         self._layout = functools.cache(layout)
         self._sums = loss_reduction == "sum"
         self._least = smallest
@@ -157,7 +168,7 @@ class Replay:
         losses: list[tuple[torch.Tensor, float]] = []
         while len(losses) < len(queue):
             part, is_last = queue[len(losses)], len(losses) == len(queue) - 1
-            self._listener.begin_forward(step, part, is_last=is_last)
+            self._session.steps.begin_forward(step, part, is_last=is_last)
             error, loss, in_backward = self._attempt(part, closure, through, is_last=is_last)
             if error is None:
                 assert loss is not None
@@ -168,7 +179,7 @@ class Replay:
             again = in_backward and self._touched(fresh=fresh and not losses)
             self._check(error, part, fresh=fresh, again=again, is_last=is_last)
             self._lower(part.num_samples)
-            self._listener.ran_out_of_memory(
+            self._session.steps.ran_out_of_memory(
                 self.limit or 1, num_samples=part.num_samples, again=again
             )
             if again:
@@ -210,7 +221,7 @@ class Replay:
         )
         if limit is not None:
             self.limit = limit
-            self._listener.found_limit(limit)
+            self._session.steps.found_limit(limit)
 
     def _attempt(
         self,

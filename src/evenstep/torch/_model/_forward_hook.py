@@ -3,41 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from ...exceptions import invalid
 from .._containers import tensors_in
-from ._weighting import Backward, InertHook, Use, scale, unscale
-
-
-class Forwards(Protocol):
-    """Knows to which batch a forward belongs."""
-
-    def begin_use(
-        self, model: int, tensors: list[torch.Tensor], *, reduces: bool | None
-    ) -> Use | None:
-        """Hear that a forward begins that may have a backward; None outside of a balanced step.
-
-        Args:
-            model: its number, in the order of ``prepare``.
-            tensors: its inputs.
-            reduces: whether its backward reduces gradients; None where that is not known.
-        """
-
-    def outside(self) -> None:
-        """Hear of a forward in training that has no batch."""
-
-    def end_use(self) -> None:
-        """Hear that it is over."""
+from ._protocols import ModelSession, Use
+from ._weighting import Backward, InertHook, scale, unscale
 
 
 class ForwardHook:
     """Forward hooks for the user's outermost module.
 
     Args:
-        forwards: told of forwards.
+        session: has the steps, which are told of forwards.
         backward: told at every backward through the output.
         model: the model's number, in the order of ``prepare``.
         weighs: whether the output is scaled; ``Balancer.weight`` does it otherwise.
@@ -46,14 +26,14 @@ class ForwardHook:
 
     def __init__(
         self,
-        forwards: Forwards,
+        session: ModelSession,
         backward: Backward,
         *,
         model: int = 0,
         weighs: bool = True,
         reduces: Callable[[], bool | None] = lambda: None,
     ) -> None:
-        self._forwards = forwards
+        self._session = session
         self._backward = backward
         self._model = model
         self._weighs = weighs
@@ -69,10 +49,10 @@ class ForwardHook:
         if not torch.is_grad_enabled():
             return None
         tensors = tensors_in((inputs, keywords) if keywords else inputs)
-        use = self._forwards.begin_use(self._model, tensors, reduces=self._reduces())
+        use = self._session.steps.begin_use(self._model, tensors, reduces=self._reduces())
         self._use = use
         if use is None and module.training:
-            self._forwards.outside()
+            self._session.steps.outside()
         if use is None or not self._weighs or not feeds_back(tensors, type(module).__name__):
             return None
         return unscale(inputs, use), unscale(keywords, use)
@@ -82,7 +62,7 @@ class ForwardHook:
         use, self._use = self._use, None
         if use is None:
             return output
-        self._forwards.end_use()
+        self._session.steps.end_use()
         if not self._weighs:
             return output
         scaled, count = scale(output, use, self._backward)

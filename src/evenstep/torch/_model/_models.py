@@ -13,7 +13,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from ...exceptions import EvenstepWarning, invalid
-from .._link import RunLink
 from ._compile_watch import CompileWatch
 from ._compiled import (
     Surround,
@@ -27,6 +26,7 @@ from ._compiled import (
 from ._forward_hook import ForwardHook
 from ._fsdp import Shards, check_fsdp, fsdp_device, fsdp_layers, refuse_other_kinds
 from ._nested import NestedBackwards
+from ._protocols import ModelSession
 from ._weighting import Backward, InertHook
 
 Weighting = Literal["output", "loss"]
@@ -38,7 +38,7 @@ class BalancedModel:
     Args:
         module: the model; wrapped into DDP by the caller where it was plain.
         backward: told of every backward.
-        link: the run, which knows to which batch a forward belongs.
+        session: has the steps, which know to which batch a forward belongs.
         weighting: ``"output"`` scales what the model returns, ``"loss"`` leaves that to
             ``Balancer.weight``.
         watch: told of every forward, and marks what compiled models are given.
@@ -49,7 +49,7 @@ class BalancedModel:
         self,
         module: nn.Module,
         backward: Backward,
-        link: RunLink,
+        session: ModelSession,
         weighting: Weighting,
         watch: CompileWatch,
         *,
@@ -65,7 +65,7 @@ class BalancedModel:
         # Whether DDP has broadcast its buffers since somebody last cleared this; one entry says it.
         self.broadcasts: deque[None] = deque(maxlen=1)
         hook = ForwardHook(
-            link, backward, model=number, weighs=weighting == "output", reduces=self._reduces
+            session, backward, model=number, weighs=weighting == "output", reduces=self._reduces
         )
         self._outer.before(hook.before, first=True)
         # Together with ours where nothing is compiled: calling a hook takes as long as it does.
@@ -79,7 +79,7 @@ class BalancedModel:
         watch.has_parts |= bool(self._parts)
         self.place()
 
-    def time_buffers(self, link: RunLink) -> None:
+    def time_buffers(self, session: ModelSession) -> None:
         """Keep DDP's broadcast of buffers, which waits for rank 0, out of the compute time."""
         ddp = self.ddp
         if ddp is None or not ddp.broadcast_buffers:
@@ -89,8 +89,8 @@ class BalancedModel:
 
         begun: list[Any] = []
         self._inner = _at(self._parts, ddp.module) or Surround(ddp.module)
-        self._outer.before(BufferHook(link, begun, entry=True), first=True)
-        done = BufferHook(link, begun, entry=False, broadcasts=self.broadcasts)
+        self._outer.before(BufferHook(session, begun, entry=True), first=True)
+        done = BufferHook(session, begun, entry=False, broadcasts=self.broadcasts)
         self._inner.before(done, first=True)
         self.place()
 
@@ -104,14 +104,14 @@ class BalancedModel:
         for part in self._parts:
             part.place()
 
-    def time_nested(self, link: RunLink, backward: Backward) -> None:
+    def time_nested(self, session: ModelSession, backward: Backward) -> None:
         """Take the end of own backward where backwards nest, before DDP's wait inside them.
 
         Not for FSDP2, whose time ends before the last backward, nor for compiled modules, in which
         nothing nests and a hook may cost a compilation.
         """
         if self.ddp is not None and self.shards is None and not self.compiles:
-            self._nested = NestedBackwards(self.ddp.module, backward, link.meter)
+            self._nested = NestedBackwards(self.ddp.module, backward, session)
 
     @property
     def compiles(self) -> bool:
@@ -158,7 +158,7 @@ class BufferHook:
     that a copy of the model gets something inert instead.
 
     Args:
-        link: the run.
+        session: has the steps.
         begun: the mark at the entry; emptied at the inner module's.
         entry: whether this one sits at the entry.
         broadcasts: gets an entry whenever the broadcast is over.
@@ -166,13 +166,13 @@ class BufferHook:
 
     def __init__(
         self,
-        link: RunLink,
+        session: ModelSession,
         begun: list[Any],
         *,
         entry: bool,
         broadcasts: deque[None] | None = None,
     ) -> None:
-        self._link = link
+        self._session = session
         self._begun = begun
         self._entry = entry
         self._broadcasts = deque[None](maxlen=1) if broadcasts is None else broadcasts
@@ -182,8 +182,9 @@ class BufferHook:
 
     def __call__(self, module: nn.Module, inputs: Any, keywords: Any = None) -> None:
         """Note the entry, or leave the time since then out."""
-        meter = self._link.meter()
-        self._link.collective(entered=self._entry)
+        steps = self._session.steps
+        meter = steps.open_meter
+        steps.collective(entered=self._entry)
         if not self._entry:
             self._broadcasts.append(None)
         if self._entry:

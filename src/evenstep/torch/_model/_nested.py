@@ -7,12 +7,10 @@ so the callback at the end of the outer backward comes after the wait: 0.155 s w
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import nn
 
-from .._clock import StepMeter
+from ._protocols import ModelSession
 from ._weighting import Backward, at_end_of_backward
 
 _TRIAL = 3  # backwards after which a model that nests none is believed never to do so
@@ -27,17 +25,15 @@ class NestedBackwards:
     Args:
         module: the model.
         backward: knows which backward is the outer one.
-        meter: gives the meter of the step under way; None outside of one.
+        session: has the steps, which have a meter while one is under way.
 
     Attributes:
         found: whether backwards were nested so far.
     """
 
-    def __init__(
-        self, module: nn.Module, backward: Backward, meter: Callable[[], StepMeter | None]
-    ) -> None:
+    def __init__(self, module: nn.Module, backward: Backward, session: ModelSession) -> None:
         self._backward = backward
-        self._meter = meter
+        self._session = session
         self._newest = -1
         self._num_backwards = 0
         self.found = False
@@ -60,7 +56,7 @@ class NestedBackwards:
         if outer != torch._C._current_graph_task_id():
             self.found = True
         if self.found:
-            if (meter := self._meter()) is not None:
+            if (meter := self._session.steps.open_meter) is not None:
                 meter.grad_ready()
         elif outer != self._newest:
             self._newest = outer

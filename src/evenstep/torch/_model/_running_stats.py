@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from .._exchange._startup import Alone, SideGroup
-from .._link import RunLink
 from ._models import BalancedModel
+from ._protocols import ModelSteps
 
 Total = Callable[[torch.Tensor], torch.Tensor]
 
@@ -22,9 +22,9 @@ class RunningStats:
         self._num_averaged = 0  # samples of this rank that were dealt with
 
     def average_over(
-        self, side: SideGroup | Alone | None, link: RunLink, models: Iterable[BalancedModel]
+        self, side: SideGroup | Alone | None, steps: ModelSteps, models: Iterable[BalancedModel]
     ) -> None:
-        """Average over the ranks of ``side`` what they have seen so far, by ``link``. Collective.
+        """Average over the ranks of ``side`` what they have seen so far, by ``steps``. Collective.
 
         Raises:
             RuntimeError: there is no ``side``, before ``prepare`` or after ``close``.
@@ -32,8 +32,8 @@ class RunningStats:
         if side is None:
             raise RuntimeError("Nothing to average: call it between `prepare` and `close`.")
         if side.world_size > 1:
-            link.report_now()
-            self.average(models, *link.num_samples_seen, side.sum)
+            steps.report_now()
+            self.average(models, *steps.num_samples_seen, side.sum)
 
     def average(
         self, models: Iterable[BalancedModel], seen: int, newest: int, total: Total

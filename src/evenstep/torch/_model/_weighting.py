@@ -16,45 +16,14 @@ alone: gradient penalties, side losses kept on a module.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from ...exceptions import invalid
 from .._containers import rebuild
-from .._finite import Look, look_at
-
-Weight = float | Callable[[], float]
-"""What a gradient is multiplied by: known in the forward, or asked for in the backward."""
-
-
-class Use(Protocol):
-    """What a forward keeps for its backward.
-
-    Attributes:
-        weight: what the gradient at its output is multiplied by.
-        looks: at what its backward began with, which is not finite if the loss is not.
-    """
-
-    weight: Weight
-    looks: list[Look]
-
-
-class Listener(Protocol):
-    """Hears of backwards through balanced outputs."""
-
-    def backward_begins(self) -> None:
-        """Hear that one begins."""
-
-    def backward_done(self, uses: list[Any]) -> None:
-        """Hear that this rank's own part of it is done: other ranks' may not be.
-
-        Args:
-            uses: of the forwards that it went through.
-        """
-
-    def reduced(self) -> None:
-        """Hear that what others added to it is over too, such as DDP's wait."""
+from .._finite import look_at
+from ._protocols import ModelSession, Use, Weight
 
 
 class Backward:
@@ -65,13 +34,13 @@ class Backward:
     for the others, and what is asked for inside of it comes after that wait.
 
     Args:
-        listener: told.
+        session: has the steps, which are told.
         first_order: whether a backward that builds a graph is refused. It is at a model's output,
             where the weight would enter a non-linear term; at the loss it is linear.
     """
 
-    def __init__(self, listener: Listener, *, first_order: bool) -> None:
-        self._listener = listener
+    def __init__(self, session: ModelSession, *, first_order: bool) -> None:
+        self._session = session
         self._first_order = first_order
         self._task = -1  # the engine's number of the backward that has asked already
         self._uses: list[Any] = []
@@ -88,7 +57,7 @@ class Backward:
         task = torch._C._current_graph_task_id()
         if task != self._task:  # a backward that raised never came to its callbacks
             self._task, self._uses = task, [use]
-            self._listener.backward_begins()
+            self._session.steps.backward_begins()
             at_end_of_backward(self._finished)
         elif not any(known is use for known in self._uses):
             self._uses.append(use)
@@ -96,8 +65,9 @@ class Backward:
     def _finished(self) -> None:
         self._task = -1
         uses, self._uses = self._uses, []
-        self._listener.backward_done(uses)
-        at_end_of_backward(self._listener.reduced)
+        steps = self._session.steps
+        steps.backward_done(uses)
+        at_end_of_backward(steps.reduced)
 
 
 class _OutputScale(torch.autograd.Function):

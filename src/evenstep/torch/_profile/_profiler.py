@@ -16,7 +16,6 @@ from ...timemodels import ClusterProfile, Profile
 from .._checkpoint._estimates import Estimates
 from .._clock import clock_of
 from .._exchange._startup import Alone, SideGroup, WorkerFacts
-from .._link import RunLink
 from .._memory._kept import kept_random
 from .._memory._memory import MemoryReader, memory_of
 from .._memory._probe import Closure
@@ -24,6 +23,7 @@ from .._model._compile_watch import CompileWatch
 from .._model._compiled import ddp_of, inside
 from .._model._models import device_of, has_local_batch_norm
 from .._model._prepared import PreparedModels
+from .._session import Session
 from ._file import found_in, read_profile, write_profile
 from ._samples import batch_maker, first_samples
 from ._sizes import sizes_of
@@ -61,7 +61,7 @@ class Profiler:
     Attributes:
         models: all that were prepared.
         loaders: likewise; samples come from the first.
-        link: begins with the profile what it opens.
+        session: begins with the profile what it opens.
         watch: notices what is compiled.
         side: the ranks; None before ``prepare``.
         memory: the user's reader of memory, if any.
@@ -69,7 +69,7 @@ class Profiler:
 
     models: PreparedModels
     loaders: Sequence[Any]
-    link: RunLink
+    session: Session
     watch: CompileWatch
     side: SideGroup | Alone | None
     memory: MemoryReader | None
@@ -87,7 +87,7 @@ class Profiler:
         """
         if self.side is None or not self.models or not self.loaders:
             raise RuntimeError("Nothing to profile: `prepare` the model and the loader first.")
-        if self.link.plan() is not None:
+        if self.session.steps.plan is not None:
             raise RuntimeError("The run has begun: call `profile` before the first loop.")
         self._check_models()
         side, planned = self.side, job()
@@ -116,11 +116,11 @@ class Profiler:
         """Have the run begin with it, unless a state was loaded, and write it for the next."""
         if path is not None:
             write_profile(path, profile)
-        before = self.link.estimates
+        before = self.session.estimates
         if before.learnt is None or before.of_profile:
             bytes_ = sum(p.nbytes for p in self.models.parameters() if p.requires_grad)
             learnt = learnt_from(profile, job, state_bytes=2 * bytes_)  # as much as Adam's
-            self.link.restore(Estimates(profile.workers, learnt, of_profile=True))
+            self.session.restore(Estimates(profile.workers, learnt, of_profile=True))
 
     def _sizes(self, asked: Request, job: Job, rank: int) -> list[int]:
         has_norm = any(has_local_batch_norm(module) for module in self.models.modules())

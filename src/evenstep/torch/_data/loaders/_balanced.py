@@ -170,7 +170,7 @@ class BalancedLoader:
         """
         if self._resume is not None:
             return {**self._resume}
-        ahead = min(self._session.num_ahead(), self._num_taken)
+        ahead = min(self._session.steps.num_ahead, self._num_taken)
         taken = self._num_taken - ahead
         return self._form().write(
             self._order.state(taken * self._global_batch_size),
@@ -303,7 +303,7 @@ class BalancedLoader:
     def _take(self, span: StepSpan, *, whole: bool) -> Step:
         self._count.check_turn(span.step)
         self._count.begun = True
-        plan = self._session.at(span.step)
+        plan = self._session.steps.at(span.step)
         began_s = perf_counter()
         self._advance(span)
         with self._lock:

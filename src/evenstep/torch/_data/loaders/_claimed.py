@@ -118,17 +118,17 @@ class Claimed:
 
     def _claim(self, *, own: bool = False) -> IntArray:
         """Return the slots that were claimed, ascending: the next ones, or all of its own."""
-        self._session.begin_claim()
+        self._session.steps.begin_claim()
         done = sum(part.num_samples for part in self._parts[: self._num_run])
         if self._since is not None and not own:
             (began_s, before), now_s = self._since, self._clock()
             if done > before and now_s > began_s:
                 self._speed = (done - before) / (now_s - began_s)
-        granted = self._session.claim(self._step, speed=self._speed, own=own)
+        granted = self._session.steps.claim(self._step, speed=self._speed, own=own)
         slots = [self._opened.claimed(claim) for claim in granted]
         claimed = np.sort(np.concatenate(slots)) if slots else self._kept[:0]
         self.num_samples += len(claimed)
-        self._session.end_claim(len(claimed))
+        self._session.steps.end_claim(len(claimed))
         self._since = self._clock(), done
         return claimed
 
@@ -148,7 +148,7 @@ class Claimed:
 
     def _make(self, slots: IntArray) -> None:
         """Make what a forward gets; a wait for it is no time of the model's."""
-        self._session.begin_claim()
+        self._session.steps.begin_claim()
         batch = self._feed.batch(slots)
-        self._session.end_claim(0)
+        self._session.steps.end_claim(0)
         self._parts.append(MicroBatch(batch, len(slots)))

@@ -159,7 +159,7 @@ class EvalLoader:
         Exact whatever the split: sums and counts in double precision, added in the order of the
         ranks, so that every rank has the same number. Collective.
         """
-        self._session.report_now()
+        self._session.steps.report_now()
         mine = {name: (float(total), float(seen)) for name, (total, seen) in self._sums.items()}
         rows = self._ranks.collect(mine)
         names = sorted({name for sums in rows for name in sums})
@@ -177,7 +177,7 @@ class EvalLoader:
             self._loader.sampler.set_epoch(epoch)
 
     def _forwards(self) -> list[EvalForward]:
-        plan = self._session.plan()
+        plan = self._session.steps.plan
         world_size = self._ranks.world_size
         assert self._loader.batch_size is not None
         return forwards(
@@ -192,7 +192,7 @@ class EvalLoader:
         """Return the order. Only a sampler that draws has to be agreed on, by a broadcast."""
         if type(self._loader.sampler) is SequentialSampler:
             return np.arange(self.num_samples)
-        self._session.report_now()
+        self._session.steps.report_now()
         return self._order.whole()
 
     def _share(self, key: tuple[int, int], ints: IntArray | None) -> IntArray:

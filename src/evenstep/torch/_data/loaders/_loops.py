@@ -53,13 +53,13 @@ class HandingOut:
         try:
             self._session.begin_epoch(cuts=cuts)
             yield number
-            self._session.came_to_end()
+            self._session.steps.came_to_end()
         finally:
             self._open.discard(number)
             if self.current == number:  # not if another loop has begun meanwhile
                 end()
                 if not self._open:
-                    self._session.end_epoch()
+                    self._session.steps.end_epoch()
 
     def cut_off(self) -> None:
         """Have the loops under way not go on."""
@@ -119,7 +119,7 @@ class HandingOut:
             attempts=attempts,
         )
         self._count.value += 1
-        self._session.begin_step(
+        self._session.steps.begin_step(
             StepStart(number, step.num_samples, global_num_samples, data_s, units)
         )
         return step

@@ -227,7 +227,7 @@ class StreamLoader:
         sizes: tuple[int, ...] = ()
         if any(stock.num_samples for stock in stocks):
             self._count.begun = True
-            plan = self._session.at(self._count.value)
+            plan = self._session.steps.at(self._count.value)
             if self._terms.lacks(stocks, plan.batch_size):
                 self._reader.ensure(plan.batch_size[self._ranks.rank])
                 stocks = self._agree()
