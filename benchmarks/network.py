@@ -19,7 +19,7 @@ from benchmarks._common import Row, main, progress
 from benchmarks._network_changing import NUM_SERVERS, changing
 from benchmarks._network_equal import equal_training
 from benchmarks._network_lab import in_lab
-from benchmarks._network_training import joint, training
+from benchmarks._network_training import training
 from evenstep.lab import Host, Lab, LabUnavailable
 from evenstep.sharding import (
     Aggregation,
@@ -34,7 +34,7 @@ from evenstep.sharding import (
 
 GOODPUT = 1448 / 1514  # bytes of a stream over those of its frames
 UNEQUAL = ((200, 200, 200, 50), (200, 150, 100, 50))
-PARTS = "unequal,equal,equal-training,dedicated,changing,training,joint"
+PARTS = "unequal,equal,equal-training,dedicated,changing,training"
 CHUNKS = (8, 16, 32)
 NUM_ELEMENTS = 2_000_000  # 8 MB
 
@@ -61,7 +61,6 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
         ("equal-training", equal_training),
         ("changing", changing),
         ("training", training),
-        ("joint", joint),
     ):
         if name in parts:
             yield from part(options)

@@ -5,8 +5,10 @@
 import os
 import signal
 from collections import OrderedDict
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, final
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -14,11 +16,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
+from evenstep import Cluster, Decision, StepTimings
 from evenstep._exchange._shares import Shares
 from evenstep.control import ShareOutcome, SharesInForce
 from evenstep.events import Event, SharesPlanned
 from evenstep.exceptions import WorkerLostError
-from evenstep.policies import Fixed
+from evenstep.policies import AbstractPolicy, Fixed
 from evenstep.sharding import Split
 from evenstep.torch import Balancer, Network, Runtime
 
@@ -49,6 +52,21 @@ class DrawnShares:
         return ShareOutcome(self.plan, ())
 
 
+@final
+@dataclass(frozen=True)
+class Turning(AbstractPolicy[int]):
+    """Hands each rank's batch size on to the next rank after every step."""
+
+    sizes: tuple[int, ...]
+    name = "turning"
+
+    def init(self, cluster: Cluster) -> Decision[int]:
+        return Decision(np.array(self.sizes), 0, "begin")
+
+    def update(self, cluster: Cluster, timings: StepTimings, state: int) -> Decision[int]:
+        return Decision(np.roll(self.sizes, state + 1), state + 1, "turned")
+
+
 def make_model(dtype: torch.dtype) -> nn.Module:
     torch.manual_seed(0)
     layers = nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1)
@@ -56,16 +74,19 @@ def make_model(dtype: torch.dtype) -> nn.Module:
 
 
 def trained(rank: int, network: Network | None, sizes: tuple[int, ...], draws: bool) -> Any:
-    """Return parameters, plans in force, events and bytes sent after some steps in fp64."""
+    """Return parameters, plans in force, events, bytes sent and sizes after some steps in fp64.
+
+    With ``draws``, sizes and shares are both drawn anew again and again.
+    """
     events: list[Event] = []
     torch.manual_seed(1)
     samples = torch.randn(sum(sizes) * NUM_STEPS, WIDTH, dtype=torch.float64)
     model = make_model(torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    epochs = []
+    epochs, planned = [], []
     stock = DataLoader(TensorDataset(samples), batch_size=sum(sizes) // len(sizes))
     with Balancer(
-        policy=Fixed(sizes),
+        policy=Turning(sizes) if draws else Fixed(sizes),
         runtime=Runtime(line_every=None, hooks=(events.append,)),
         network=network,
     ) as balancer:
@@ -79,10 +100,11 @@ def trained(rank: int, network: Network | None, sizes: tuple[int, ...], draws: b
             optimizer.zero_grad()
             split = None if balancer._reduction is None else balancer._reduction.reducer.split
             epochs.append(None if split is None else split.epoch)
+            planned.append((balancer.batch_sizes, len(x)))
         sent = 0 if balancer._reduction is None else balancer._reduction.reducer.traffic.sent_bytes
     parameters = torch.cat([p.detach().ravel() for p in model.parameters()])
     told = [event for event in events if isinstance(event, SharesPlanned)]
-    return parameters.tolist(), epochs, told, sent
+    return parameters.tolist(), epochs, told, sent, planned
 
 
 def trained_twice(rank: int, network: Network | None) -> tuple[list[float], list[int]]:

@@ -35,16 +35,20 @@ def apart(one, other):
 
 @pytest.mark.cluster
 def test_shares_change_nothing_but_who_sums():
-    """Drawn anew at every step, with uneven batches: the parameters of plain all-reduce."""
+    """Drawn anew at every step, as batch sizes are: the parameters of plain all-reduce."""
     plain = run_workers(3, trained, None, SIZES, False)
     drawn = run_workers(3, trained, Network(probe=False), SIZES, True)
-    parameters, epochs, _, sent = zip(*drawn, strict=True)
+    parameters, epochs, _, sent, sizes = zip(*drawn, strict=True)
 
     assert parameters[0] == parameters[1] == parameters[2]
     assert apart(parameters[0], plain[0][0]) <= 1e-12
     assert epochs[0] == epochs[1] == epochs[2]
     assert len(set(epochs[0])) >= NUM_STEPS // 2
     assert all(sent)
+    planned = [[step for step, _ in row] for row in sizes]
+    assert planned[0] == planned[1] == planned[2]
+    assert len(set(planned[0])) == 3
+    assert all(own == step[rank] for rank, row in enumerate(sizes) for step, own in row)
     assert not any(row[3] for row in plain)
 
 
@@ -52,7 +56,7 @@ def test_shares_change_nothing_but_who_sums():
 def test_on_equal_links_shares_end_where_they_began():
     """There is a look at the links; then plain all-reduce goes on, and the log says why."""
     found = run_workers(3, trained, Network(probe=False), SIZES, False)
-    _, epochs, told, _ = found[0]
+    _, epochs, told, *_ = found[0]
 
     assert sum(epoch is not None for epoch in epochs) >= 1
     assert epochs[0] is None

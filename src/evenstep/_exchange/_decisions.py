@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 import threading
 import traceback
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import Any, Protocol
 
-from .._types import FloatArray
-from ..control import Computing, EqualSizes, Learnt, Outcome, Plan, Planner, Report
+from ..control import EqualSizes, Learnt, Outcome, Plan, Planner, Report
 from ..events import BalancingStopped, Event, Hook, PolicySlow, WorkerUnhelpful
 from ._internal import fault_in_words, log_fault
 
@@ -84,7 +83,6 @@ class Decisions:
         self._measured: defaultdict[int, dict[int, Report]] = defaultdict(dict)
         self._first: Plan | None = None
         self._in_force: dict[int, Plan] = {}  # by step, from the first that was published on
-        self._complete: deque[list[Report]] = deque(maxlen=8)  # of the newest steps
         self._burden: int | None = None  # who was one at the last look
         self._told: set[int] = set()
         self._rest_until_s = 0.0
@@ -130,20 +128,6 @@ class Decisions:
         with self._lock:
             return None if self.planner is None else self.planner.learnt()
 
-    def computing(self, step: int) -> Computing | None:
-        """Return what is known of computing in ``step``; None if it is long ago or incomplete."""
-        with self._lock:
-            for reports in self._complete:
-                if reports[0].step == step and self.planner is not None:
-                    return self.planner.computing(reports)
-        return None
-
-    def compensate(self, extra_s: FloatArray) -> None:
-        """Have sizes make up for so much of each rank's exchange, ``(world_size,)``."""
-        with self._lock:
-            assert self.planner is not None
-            self.planner.compensate(extra_s)
-
     @property
     def newest(self) -> int:
         """The newest step that somebody has reported and somebody has not; -1 if there is none."""
@@ -161,7 +145,6 @@ class Decisions:
         for index in sorted(complete):
             known = self._measured.pop(index)
             reports = [known[rank] for rank in range(self._world_size)]
-            self._complete.append(reports)
             self._wall_s = max(report.wall_s or math.inf for report in reports)
             ran = self._in_force.pop(index, first)
             events = self._catch_up(index)

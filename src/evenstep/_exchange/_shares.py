@@ -16,7 +16,6 @@ from ..control import SharePlanner, SharesInForce, Transfers
 from ..events import Hook, SharesPlanned
 from ._channel import Message, StarChannel
 from ._internal import fault_in_words, log_fault
-from ._jointly import Jointly
 
 Row = tuple[int, int, float, float]
 ServedRow = tuple[int, int, Sequence[Row], float]
@@ -83,7 +82,6 @@ class Shares:
         self._lag = lag
         self._emit = emit
         self._planner: SharePlanner | None = None
-        self._jointly: Jointly | None = None
         self._thread: ThreadPoolExecutor | None = None  # of rank 0's decisions
         self._lock = threading.Lock()
         self._plans: list[SharesInForce] = []
@@ -93,9 +91,8 @@ class Shares:
         self._newest = -1  # newest step that anybody noted
         self._shown = -1  # newest step that was shown to the planner
 
-    def lead(self, planner: SharePlanner, jointly: Jointly | None = None) -> None:
-        """On rank 0: plan with ``planner``, on a thread of its own, and sizes beside it."""
-        self._jointly = jointly
+    def lead(self, planner: SharePlanner) -> None:
+        """On rank 0: plan with ``planner``, on a thread of its own."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="evenstep-shares")
         self._planner, plan = planner, planner.plan
         self._emit(SharesPlanned(0, plan.epoch, plan.parts, plan.predicted_s, None, plan.reason))
@@ -207,8 +204,6 @@ class Shares:
             self._announce(outcome.plan)
         for event in outcome.events:
             self._emit(event)
-        if self._jointly is not None and exchange.plan_epoch == before.epoch:
-            self._jointly.observe(step, exchange, planner.links, before.shares)
 
     def _give_up(self, planner: SharePlanner, step: int, error: Exception) -> None:
         """Have gradients summed by plain all-reduce for good: what failed cannot be trusted."""
@@ -217,8 +212,6 @@ class Shares:
         reason = f"plain all-reduce for the rest of the run: {fault_in_words(error)}"
         plan = self._announce(SharesInForce(planner.plan.epoch + 1, step, None, None, reason))
         self._emit(SharesPlanned(plan.first_step, plan.epoch, None, None, None, reason))
-        if self._jointly is not None:
-            self._jointly.end(step, reason)
 
     def _transfers(self, rows: Sequence[Row], lasted_s: float) -> Transfers:
         transfers = Transfers.from_rows(self._world_size + self._num_servers, rows)

@@ -5,13 +5,8 @@ from ._blame import blaming as blaming
 from ._blame import in_words as in_words
 from ._bounds import Bounds as Bounds
 from ._claims import ClaimSwitch as ClaimSwitch
-from ._computing import Computing as Computing
 from ._equal_sizes import EqualSizes as EqualSizes
 from ._job import Job as Job
-from ._joint import JointPlan as JointPlan
-from ._joint import joint_bound_s as joint_bound_s
-from ._joint import plan_jointly as plan_jointly
-from ._joint_sizes import JointSizes as JointSizes
 from ._learnt import Learnt as Learnt
 from ._learnt import check_learnt as check_learnt
 from ._learnt import places as places
@@ -35,12 +30,9 @@ from ._transfers import Transfers as Transfers
 __all__ = [
     "Bounds",
     "ClaimSwitch",
-    "Computing",
     "EqualSizes",
     "Exchange",
     "Job",
-    "JointPlan",
-    "JointSizes",
     "Learnt",
     "LinkBelief",
     "LinkTracker",
@@ -59,9 +51,7 @@ __all__ = [
     "blaming",
     "check_learnt",
     "in_words",
-    "joint_bound_s",
     "links_from_probes",
     "places",
-    "plan_jointly",
     "timeline_s",
 ]

@@ -1,4 +1,4 @@
-"""Training over simulated links: the planner of sizes, that of shares, and both together."""
+"""Training over simulated links: the planner of sizes beside that of shares."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .._types import Cluster, FloatArray, IntArray, StepTimings
-from ..control import JointSizes, Planner, Report, SharePlanner, SharesInForce
+from ..control import Planner, SharePlanner, SharesInForce
 from ..events import Event
 from ..exceptions import invalid
 from ..policies import AbstractPolicy, by_name
@@ -44,15 +44,14 @@ def run_over_links(
     links: Sequence[Links],
     shares: SharePlanner,
     *,
-    joint: JointSizes | None = None,
     overlap: float = 0.0,
     noise: float = 0.0,
     seed: int = 0,
 ) -> OverLinksReport:
     """Return what policies of sizes and of shares make of workers and links, side by side.
 
-    The objects are those that train: ``Planner``, ``SharePlanner`` and ``JointSizes``. A step lasts
-    as ``SharedLinksComm`` has it, links are measured as in ``play_exchange``, and step k decides
+    The objects are those that train: ``Planner`` and ``SharePlanner``. A step lasts as
+    ``SharedLinksComm`` has it, links are measured as in ``play_exchange``, and step k decides
     k + 1 of both. Deterministic: the same arguments give the same report, if the planners are new.
 
     Args:
@@ -61,7 +60,6 @@ def run_over_links(
         workload: what computing takes; all workers take part in all steps.
         links: what they carry in each step.
         shares: plans the shares; not used before.
-        joint: has sizes make up for the exchange; None plans them for computing alone.
         overlap: part of computing, at its end, during which gradients become ready, in [0, 1].
         noise: as for ``play_exchange``.
         seed: of the noise.
@@ -76,8 +74,8 @@ def run_over_links(
     log: list[tuple[float, IntArray, SharesInForce]] = []
     events: list[Event] = []
     for step, now in enumerate(links):
-        ran, plan = sizes.plan, shares.plan
-        batch_size = np.array(ran.batch_size, np.int64)
+        plan = shares.plan
+        batch_size = np.array(sizes.plan.batch_size, np.int64)
         compute_s = workload.seconds(step, batch_size)
         step_s = SharedLinksComm(aggregation, now, plan.shares, overlap).step_s(compute_s)
         done = play_exchange(
@@ -88,20 +86,8 @@ def run_over_links(
         events += shares.observe(step, done, next_step=step + 1).events
         timings = StepTimings(batch_size, compute_s, np.zeros(len(batch_size)))
         events += sizes.observe_timings(step, timings, next_step=step + 1).events
-        reports = _reports(step, timings, log[-2][0] if step else None)
-        sizes.account(reports, ran)
-        if joint is not None:
-            known = sizes.computing(reports)
-            events += joint.observe(step, known, shares.links, plan.shares)
-            sizes.compensate(joint.extra_s)
     seconds, batches, plans = zip(*log, strict=True)
     return OverLinksReport(np.array(seconds), np.array(batches), plans, tuple(events))
-
-
-def _reports(step: int, timings: StepTimings, wall_s: float | None) -> list[Report]:
-    total = int(timings.batch_size.sum())
-    pairs = zip(timings.batch_size.tolist(), timings.compute_s.tolist(), strict=True)
-    return [Report(step, size, total, seconds, 0.0, wall_s) for size, seconds in pairs]
 
 
 def _check(

@@ -42,9 +42,6 @@ class Network:
         chunk_bytes: bytes that are under way at once, at least 65536; the pull of one chunk
             overlaps the push of the next. None takes a sixteenth of the gradients, between 64 KiB
             and 4 MiB.
-        joint: whether batch sizes make up for what nothing hides of a slow link's exchange, where
-            that saves 2 % of a step by the model. Most often it does not, and sizes balance
-            computing alone; where steps prove slower, it ends.
         probe: whether links are measured before the first step, for about 3 s at most. Without, or
             where that does not suffice, the first steps by shares find out.
         servers: ranks of the balancer's process group that hold no data and only sum gradients,
@@ -61,7 +58,6 @@ class Network:
     wire: torch.dtype | None = None
     margin: float = 0.15
     chunk_bytes: int | None = None
-    joint: bool = True
     probe: bool = True
     servers: tuple[int, ...] | None = None
     only_servers: bool = False

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from .._exchange._jointly import Jointly
 from ..control import Job, Plan, Planner
 from ..events import Hook, RunEnded, RunStarted
 from ..policies import AbstractPolicy, reads_resources
@@ -158,11 +157,7 @@ class Run:
             self._emit(restored)
         self.exchange.lead(planner)
         if settings.reduction is not None:
-            shares = settings.reduction.planner()
-            joint = settings.reduction.joint(shares)
-            sizes, emit = self.exchange.decisions, self._emit
-            beside = None if joint is None else Jointly(joint, sizes, emit)
-            self.exchange.shares.lead(shares, beside)
+            self.exchange.shares.lead(settings.reduction.planner())
 
     def _follower(self, reduction: Reduction | None) -> ShareFollower | None:
         if reduction is None:

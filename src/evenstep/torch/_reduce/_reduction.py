@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..._exchange._progress import COMPILING_TIMES
 from ..._exchange._shares import ServedRow, Shares
-from ...control import JointSizes, SharePlanner
+from ...control import SharePlanner
 from ...events import Hook, LinksMeasured, ProbingStarted
 from ...exceptions import invalid
 from ...sharding import Aggregation, Links
@@ -128,10 +128,6 @@ class Reduction:
         return SharePlanner(
             self._network.policy, aggregation, self._links, margin=self._network.margin
         )
-
-    def joint(self, planner: SharePlanner) -> JointSizes | None:
-        """Return what has sizes make up for the exchange; None if that is not wanted."""
-        return JointSizes(planner.aggregation) if self._network.joint else None
 
     def follower(self, shares: Shares) -> ShareFollower:
         """Return what has the reducer follow the plans."""
