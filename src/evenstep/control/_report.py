@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .._types import FloatArray, Resources, StepTimings
+from .._types import Resources, StepTimings
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,6 @@ Outcome = tuple[str, int, float, str]
 class Dying(AbstractTransport):
     """Passes everything on until so many sends were asked for; then the process is hit."""
 
-    in_order = False
-    on_host = True
-
     def __init__(self, inner: AbstractTransport, num_sends: int, sent: signal.Signals) -> None:
         self.inner, self.num_sends, self.sent = inner, num_sends, sent
         self.rank, self.world_size, self.ranks = inner.rank, inner.world_size, inner.ranks
@@ -42,9 +39,6 @@ class Dying(AbstractTransport):
         if self.num_sends == 0:
             os.kill(os.getpid(), self.sent)
         return pending
-
-    def launch(self) -> None:
-        self.inner.launch()
 
     def break_off(self) -> None:
         self.inner.break_off()

@@ -1,9 +1,9 @@
-"""Transports in memory: a thread per rank, messages by tag or in batches, as over NCCL."""
+"""A transport in memory: a thread per rank, messages by tag."""
 
 from __future__ import annotations
 
 import threading
-from collections import defaultdict, deque
+from collections import deque
 
 import torch
 
@@ -45,8 +45,6 @@ class Network:
         self.changed = threading.Condition()
         self.broken = False
         self.posted = {}
-        self.batches = defaultdict(deque)
-        self.shapes = defaultdict(list)  # operations of each batch, by rank
 
     def meet(self, one):
         """Match by tag."""
@@ -60,29 +58,6 @@ class Network:
             self._copy(one, waiting.popleft())
             self.changed.notify_all()
 
-    def launch(self, rank, batch):
-        """Match by order: nothing of a batch goes out before the batch ahead of it is done."""
-        with self.changed:
-            self.batches[rank].append(batch)
-            self.shapes[rank].append(sorted((o.kind, o.peer, o.buffer.numel()) for o in batch))
-            self.changed.notify_all()
-            while self._progress():
-                self.changed.notify_all()
-
-    def _progress(self):
-        for rank in list(self.batches):
-            while self.batches[rank] and all(one.done for one in self.batches[rank][0]):
-                self.batches[rank].popleft()
-        heads = [queue[0] for queue in self.batches.values() if queue]
-        waiting = [one for head in heads for one in head if not one.done]
-        receives = [one for one in waiting if one.kind == "receive"]
-        for one in [one for one in waiting if one.kind == "send"]:
-            for other in receives:
-                if (other.rank, other.peer) == (one.peer, one.rank):
-                    self._copy(one, other)
-                    return True
-        return False
-
     def _copy(self, one, other):
         send, receive = (one, other) if one.kind == "send" else (other, one)
         assert send.buffer.shape == receive.buffer.shape
@@ -91,10 +66,7 @@ class Network:
 
 
 class MemoryTransport(AbstractTransport):
-    """One rank's end, matched by tag."""
-
-    in_order = False
-    on_host = True
+    """One rank's end."""
 
     def __init__(self, network, rank, world_size):
         self.network, self.rank, self.world_size = network, rank, world_size
@@ -106,9 +78,6 @@ class MemoryTransport(AbstractTransport):
     def send(self, buffer, target, tag):
         return self._issue("send", target, tag, buffer)
 
-    def launch(self):
-        pass
-
     def break_off(self):
         with self.network.changed:
             self.network.broken = True
@@ -118,27 +87,6 @@ class MemoryTransport(AbstractTransport):
         assert buffer.is_contiguous()
         operation = Operation(self.network, kind, self.rank, peer, tag, buffer)
         self.network.meet(operation)
-        return operation
-
-
-class OrderedTransport(MemoryTransport):
-    """One rank's end, matched by order within batches; tags are for others."""
-
-    in_order = True
-    on_host = False
-
-    def __init__(self, network, rank, world_size):
-        super().__init__(network, rank, world_size)
-        self.batch = []
-
-    def launch(self):
-        batch, self.batch = self.batch, []
-        if batch:
-            self.network.launch(self.rank, batch)
-
-    def _issue(self, kind, peer, tag, buffer):
-        operation = Operation(self.network, kind, self.rank, peer, tag, buffer)
-        self.batch.append(operation)
         return operation
 
 

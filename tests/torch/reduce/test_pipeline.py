@@ -8,26 +8,24 @@ from hypothesis import strategies as st
 
 from evenstep.sharding import Split, traffic_bytes
 from evenstep.torch._reduce._job import Flight, Job
-from evenstep.torch._reduce._pipeline import chunk_tag
+from evenstep.torch._reduce._pipeline import chunk_tag, is_pull
 from evenstep.torch._reduce._reducer import ShardedReducer
 from evenstep.torch._reduce._sums import WireFormat
 from evenstep.torch._reduce._traffic import Traffic
 
-from .memory import WIDE, MemoryTransport, Network, OrderedTransport, gradients_of, on_threads
+from .memory import WIDE, MemoryTransport, Network, gradients_of, on_threads
 
 few = settings(max_examples=max(1, settings.default.max_examples // 2))
-KINDS = pytest.mark.parametrize("kind", [MemoryTransport, OrderedTransport])
 
 
-def exchange(kind, splits, workers, sizes, *, dtype=torch.float32, wire=None):
+def exchange(splits, workers, sizes, *, dtype=torch.float32, wire=None):
     """Each split's step of buckets of these sizes; return results by rank, and what was counted."""
     world_size = splits[0].world_size
-    network, notes = Network(), Network()
+    network = Network()
 
     def go(rank):
-        transport = kind(network, rank, world_size)
-        aside = MemoryTransport(notes, rank, world_size)
-        options = {"workers": workers, "notes": aside, "wire": WireFormat(wire), "timeout_s": 20}
+        transport = MemoryTransport(network, rank, world_size)
+        options = {"workers": workers, "wire": WireFormat(wire), "timeout_s": 20}
         with ShardedReducer(transport, **options) as reducer:
             if rank not in workers:
                 reducer.serve()
@@ -35,7 +33,7 @@ def exchange(kind, splits, workers, sizes, *, dtype=torch.float32, wire=None):
             steps = [step(reducer, split, rank, sizes, dtype) for split in splits]
             return steps, reducer
 
-    return on_threads(world_size, go), network
+    return on_threads(world_size, go)
 
 
 def step(reducer, split, rank, sizes, dtype):
@@ -85,14 +83,13 @@ def cases(draw):
     return splits, workers, draw(st.lists(st.integers(1, 120), min_size=1, max_size=4))
 
 
-@KINDS
 @few
 @given(case=cases(), half=st.sampled_from([None, torch.bfloat16]))
-def test_any_split_gives_the_mean_in_rank_order(kind, case, half):
+def test_any_split_gives_the_mean_in_rank_order(case, half):
     """Bit for bit, for any roles, shares, chunks and buckets, one plan after the other."""
     splits, workers, sizes = case
     expected = means(workers, sizes, torch.float32, half)
-    results, _ = exchange(kind, splits, workers, sizes, wire=half)
+    results = exchange(splits, workers, sizes, wire=half)
 
     for rank in workers:
         for buckets in results[rank][0]:
@@ -104,7 +101,7 @@ def test_any_split_gives_the_mean_in_rank_order(kind, case, half):
 def test_bytes_are_those_of_the_plan(case):
     """What each rank counted, sent and received, is what the integers say."""
     splits, workers, sizes = case
-    results, _ = exchange(MemoryTransport, splits, workers, sizes)
+    results = exchange(splits, workers, sizes)
     total = np.zeros((2, splits[0].world_size), int)
     for split in splits:
         for size in sizes:
@@ -115,29 +112,32 @@ def test_bytes_are_those_of_the_plan(case):
     assert [traffic.received_bytes for traffic in counted] == total[1].tolist()
 
 
-def test_the_pull_of_a_chunk_goes_out_with_the_push_of_the_next():
-    """Where messages are matched by order: in one batch, also if the next bucket comes late.
+class Told(MemoryTransport):
+    """Notes which of the chunks' sends are pulls, in their order."""
 
-    Ranks whose batches differ would take one's push for another's pull.
-    """
-    split = Split.of(np.array([0.5, 0.5]), chunk_bytes=40, min_bytes=4)
-    network, notes = Network(), Network()
+    def __init__(self, network, rank, world_size):
+        super().__init__(network, rank, world_size)
+        self.pulls = []
+
+    def send(self, buffer, target, tag):
+        if buffer.dtype == torch.float32:
+            self.pulls.append(is_pull(tag))
+        return super().send(buffer, target, tag)
+
+
+def test_the_pull_of_a_chunk_goes_out_behind_the_push_of_the_next():
+    """Both directions of a link are busy, and the last chunk's sums alone go out alone."""
+    split, network = Split.of(np.array([0.5, 0.5]), chunk_bytes=40, min_bytes=4), Network()
 
     def go(rank):
-        aside = MemoryTransport(notes, rank, 2)
-        with ShardedReducer(OrderedTransport(network, rank, 2), notes=aside) as reducer:
+        transport = Told(network, rank, 2)
+        with ShardedReducer(transport) as reducer:
             reducer.adopt(split)
-            first = reducer.reduce(gradients_of(rank, 50), ends=False)
-            with network.changed:
-                assert network.changed.wait_for(lambda: len(network.shapes[rank]) >= 5, timeout=20)
-            assert not first.done()
-            reducer.reduce(gradients_of(rank, 10), opens=False)
+            reducer.reduce(gradients_of(rank, 60))
             reducer.settle()
+        return transport.pulls
 
-    on_threads(2, go)
-
-    for kind, peer, batches in (("send", 1, network.shapes[0]), ("receive", 0, network.shapes[1])):
-        assert [batch.count((kind, peer, 5)) for batch in batches] == [1, *[2] * 5, 1]
+    assert on_threads(2, go) == [[False, *[False, True] * 5, True]] * 2
 
 
 def test_no_two_messages_under_way_have_one_tag():
@@ -154,11 +154,10 @@ def test_no_two_messages_under_way_have_one_tag():
     assert max(tags) < 1 << 30  # where roll calls and orders begin
 
 
-@KINDS
-def test_memory_for_what_is_under_way_is_used_again(kind):
+def test_memory_for_what_is_under_way_is_used_again():
     """Fifty chunks with three under way need the buffers of three, at most."""
     split = Split.of(np.array([1.0, 0, 0]), chunk_bytes=400)
-    results, _ = exchange(kind, [split], [0, 1, 2], [5000])
+    results = exchange([split], [0, 1, 2], [5000])
     pools = [reducer._issuer._pipeline.buffers for _, reducer in results]
 
     assert pools[0].num_bytes <= 3 * 2 * 400
@@ -168,7 +167,7 @@ def test_memory_for_what_is_under_way_is_used_again(kind):
 def test_traffic_counts_what_is_pushed_and_pulled():
     """Three chunks of 400 bytes to the server, and their sums back."""
     split = Split.of(np.array([1.0, 0]), chunk_bytes=400)
-    results, _ = exchange(MemoryTransport, [split], [0, 1], [300])
+    results = exchange([split], [0, 1], [300])
     (_, server), (_, worker) = results
 
     assert server.traffic == worker.traffic == Traffic(1200, 1200)

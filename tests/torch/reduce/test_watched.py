@@ -18,7 +18,7 @@ from evenstep.torch._reduce._reducer import ShardedReducer
 from evenstep.torch._reduce._watched import HEAD_BYTES, LEAST_BYTES, Arrival, WatchedTransport
 
 from . import runs
-from .memory import MemoryTransport, Network, OrderedTransport, on_threads
+from .memory import MemoryTransport, Network, on_threads
 
 HEAD = 1 << 29  # what the tag of the first bytes has more
 
@@ -164,12 +164,6 @@ def test_small_messages_go_as_they_are():
         pending.wait(5)
         assert here.take_arrivals() == []
     assert torch.equal(buffer, sent)
-
-
-def test_only_what_matches_by_tag_is_watched():
-    """Two messages for one would be two more in a batch, and nothing waits on a device."""
-    with pytest.raises(ValueError, match="must match by tag, on the host, got OrderedTransport"):
-        WatchedTransport(OrderedTransport(Network(), 0, 2))
 
 
 def test_a_wait_that_fails_raises_where_it_is_waited_for():

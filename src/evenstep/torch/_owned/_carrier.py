@@ -69,7 +69,6 @@ class Carrier:
         self._transport = transport
         self._blame = Blame(
             transport,
-            transport,
             where="the exchange of parameters",
             option="ShardedOptimizer(timeout_s=...)",
         )

@@ -17,7 +17,6 @@ class Blame:
 
     Args:
         transport: carries gradients; it is broken off.
-        notes: carries notices, before it is broken off too; perhaps the same one.
         where: in what the rank was lost, for the error.
         option: which argument says how long a rank may be slow, for the error.
     """
@@ -25,13 +24,11 @@ class Blame:
     def __init__(
         self,
         transport: AbstractTransport,
-        notes: AbstractTransport,
         *,
         where: str = "the exchange of gradients",
         option: str,
     ) -> None:
-        self._transports = dict.fromkeys((transport, notes))
-        self._notes = notes
+        self._transport = transport
         self._rank = transport.rank
         self._ranks = transport.ranks
         self._where, self._option = where, option
@@ -41,7 +38,7 @@ class Blame:
 
     def start(self) -> None:
         """Listen to what others find out."""
-        self._notices = Notices(self._notes)
+        self._notices = Notices(self._transport)
 
     def on(self, error: BaseException) -> BaseException:
         """Return the error to raise, from any thread; the first time, tell all and break off."""
@@ -50,8 +47,7 @@ class Blame:
                 lost, self.error = self._judge(error)
                 if self._notices is not None:
                     self._notices.tell(lost)
-                for transport in self._transports:
-                    transport.break_off()
+                self._transport.break_off()
         return self.error
 
     def check(self) -> None:

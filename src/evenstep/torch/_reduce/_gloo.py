@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 import torch
 import torch.distributed as dist
@@ -29,9 +29,6 @@ class GlooTransport(AbstractTransport):
         order: which rank of the group each rank of the transport is; None is the same one.
     """
 
-    in_order: ClassVar[bool] = False
-    on_host: ClassVar[bool] = True
-
     def __init__(
         self,
         group: dist.ProcessGroup,
@@ -53,9 +50,6 @@ class GlooTransport(AbstractTransport):
     def send(self, buffer: torch.Tensor, target: int, tag: int) -> Pending:
         with _blaming(target):
             return _GlooPending(self._group.send([buffer], self._order[target], tag), buffer)
-
-    def launch(self) -> None:
-        """Do nothing: each operation is under way as soon as it is asked for."""
 
     def break_off(self) -> None:
         """Let a receive time out that nobody sends to: gloo then closes every connection.

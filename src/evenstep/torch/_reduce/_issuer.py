@@ -19,8 +19,6 @@ class Issuer:
 
     Args:
         pipeline: runs them.
-        in_order: whether all ranks have to make the same rounds: then one without another chunk is
-            made at the end of a backward alone, else as soon as no bucket waits.
         prepare: called with each bucket before its first chunk.
         blame: turns an error into the one to raise, and makes the others' waits end too.
     """
@@ -29,12 +27,10 @@ class Issuer:
         self,
         pipeline: Pipeline,
         *,
-        in_order: bool,
         prepare: Callable[[Job], None],
         blame: Callable[[BaseException], BaseException],
     ) -> None:
         self._pipeline = pipeline
-        self._in_order = in_order
         self._prepare = prepare
         self._blame = blame
         self._queue: SimpleQueue[Job | None] = SimpleQueue()
@@ -75,8 +71,6 @@ class Issuer:
                 self._prepare(job)
                 self._pipeline.run(job)
                 self._job = None
-                if job.ends and self._in_order:
-                    self._drain()
             self._drain()
         except BaseException as error:  # whoever waits for a bucket is to raise it
             self._fail(self._blame(error))
@@ -84,7 +78,7 @@ class Issuer:
     def _next(self) -> Job | None:
         while True:
             try:
-                return self._queue.get(block=self._in_order or self._pipeline.is_empty)
+                return self._queue.get(block=self._pipeline.is_empty)
             except Empty:
                 self._pipeline.go_on()
 

@@ -37,7 +37,6 @@ class Pipeline:
     Args:
         transport: carries the ranges.
         workers: ranks that have gradients, ascending. All others only sum.
-        device: where sums are made.
         patience: waits, and knows how long.
         ledger: takes notes.
     """
@@ -47,18 +46,16 @@ class Pipeline:
         transport: AbstractTransport,
         *,
         workers: Sequence[int],
-        device: torch.device,
         patience: Patience,
         ledger: Ledger,
     ) -> None:
         self._transport = transport
         self._rank = transport.rank
         self._workers = tuple(workers)
-        self._device = device
         self._patience = patience
         self._ledger = ledger
         self.buffers = Buffers()
-        self._staging = Staging(self.buffers, on_host=transport.on_host)
+        self._staging = Staging(self.buffers)
         self._pushed: Flight | None = None
         self._pulled: Flight | None = None
         self._num_chunks = 0
@@ -105,7 +102,6 @@ class Pipeline:
         if before is not None:
             self._sum(before)
             self._answer(before)
-        self._transport.launch()
         if self._pulled is not None:
             self._finish(self._pulled)
         self._pulled, self._pushed = before, new  # not before: who failed is found in them
@@ -187,7 +183,7 @@ class Pipeline:
         return [rank for rank in ranks if rank != self._rank and flight.num_elements(rank)]
 
     def _borrow(self, flight: Flight, num_elements: int, dtype: torch.dtype) -> torch.Tensor:
-        buffer = self.buffers.take(num_elements, dtype, self._device)
+        buffer = self.buffers.take(num_elements, dtype, torch.device("cpu"))
         flight.borrowed.append(buffer)
         return buffer[:num_elements]
 

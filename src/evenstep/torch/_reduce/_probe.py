@@ -69,7 +69,6 @@ def _transfer(
             sends.append(
                 (receiver, transport.send(payload[: probe.num_bytes[way]], receiver, tag + way))
             )
-    transport.launch()
     for way, sender, pending in receipts:
         _wait(pending, sender)
         seconds[way] = max(clock() - began_s, 1e-6)

@@ -48,9 +48,6 @@ class ShardedReducer:
         workers: ranks of the transport that have gradients; None is all. The first of them leads:
             it tells the others who serve what comes.
         wire: in which numbers gradients travel.
-        notes: carries a few bytes besides, matched by tag; None is ``transport``. One that matches
-            by order needs another here.
-        device: where sums are made, if the transport reaches a device.
         timeout_s: how long a rank may keep another one waiting, as a group's timeout.
         option: which argument says so, for errors.
         clock: monotonic seconds.
@@ -65,8 +62,6 @@ class ShardedReducer:
         *,
         workers: Sequence[int] | None = None,
         wire: WireFormat = WireFormat(),  # noqa: B008  # a frozen value
-        notes: AbstractTransport | None = None,
-        device: torch.device = torch.device("cpu"),  # noqa: B008  # likewise
         timeout_s: float = 1800.0,
         option: str = "ShardedReducer(timeout_s=...)",
         clock: Callable[[], float] = monotonic,
@@ -75,12 +70,9 @@ class ShardedReducer:
         self._workers = checked_workers(workers, world_size)
         if not timeout_s > 0:
             raise invalid("ShardedReducer(timeout_s=...)", "be positive", timeout_s, "Use 1800.")
-        if notes is None and transport.in_order:
-            rule = "be given beside a transport that matches by order"
-            raise invalid("ShardedReducer(notes=...)", rule, None, "Give a `GlooTransport`.")
-        self._transport, self._notes = transport, notes or transport
+        self._transport = transport
         self._wire = wire
-        self._blame = Blame(transport, self._notes, option=option)
+        self._blame = Blame(transport, option=option)
         self._ledger = Ledger()
         self._split: Split | None = None
         self._epoch = -1
@@ -93,18 +85,12 @@ class ShardedReducer:
         self._closed = False
         self._patience = Patience(timeout_s, give_up=self._give_up, clock=clock)
         pipeline = Pipeline(
-            transport,
-            workers=self._workers,
-            device=torch.device("cpu") if transport.on_host else device,
-            patience=self._patience,
-            ledger=self._ledger,
+            transport, workers=self._workers, patience=self._patience, ledger=self._ledger
         )
-        self._issuer = Issuer(
-            pipeline, in_order=transport.in_order, prepare=self._prepare, blame=self._blame.on
-        )
-        self._roll_call = RollCall(self._notes, self._workers, self._patience)
+        self._issuer = Issuer(pipeline, prepare=self._prepare, blame=self._blame.on)
+        self._roll_call = RollCall(transport, self._workers, self._patience)
         helpers = [rank for rank in range(world_size) if rank not in self._workers]
-        self._orders = OrderBook(self._notes, helpers if self._leads else [])
+        self._orders = OrderBook(transport, helpers if self._leads else [])
 
     @property
     def is_worker(self) -> bool:
@@ -266,7 +252,7 @@ class ShardedReducer:
         if self.is_worker:
             raise RuntimeError("`ShardedReducer.serve` is for ranks without data; this one works.")
         self.start()
-        orders = Orders(self._notes, self._workers[0])
+        orders = Orders(self._transport, self._workers[0])
 
         def done(error: BaseException | None) -> None:
             self._count(running=-1, untold=-1)

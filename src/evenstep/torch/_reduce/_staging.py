@@ -15,24 +15,22 @@ class Staging:
 
     Gradients that can go as they are stay where they are: what is pulled overwrites what has been
     pushed, which all servers have by then. Others go through a copy: in other numbers, or, from a
-    device to a transport on the host, in pinned memory. Copies run on a stream of their own; this
+    device, in pinned memory. Copies run on a stream of their own; this
     thread waits for that copy's event alone, and no device is ever synchronised.
 
     Args:
         buffers: for the copies.
-        on_host: whether the transport needs host memory.
     """
 
-    def __init__(self, buffers: Buffers, *, on_host: bool) -> None:
+    def __init__(self, buffers: Buffers) -> None:
         self._buffers = buffers
-        self._on_host = on_host
 
     def open(self, gradients: torch.Tensor, wire: torch.dtype) -> torch.Tensor:
         """Return memory with ``gradients`` in it, in numbers of ``wire``, to give to ``close``.
 
         As large as they are, or larger.
         """
-        leaves = self._on_host and gradients.is_cuda
+        leaves = gradients.is_cuda
         if gradients.dtype == wire and not leaves:
             return gradients
         device = torch.device("cpu") if leaves else gradients.device
@@ -46,7 +44,7 @@ class Staging:
         """Have what was pulled into ``field`` take the place of ``gradients``."""
         if field.data_ptr() == gradients.data_ptr():
             return
-        leaves = self._on_host and gradients.is_cuda
+        leaves = gradients.is_cuda
         gradients.copy_(field[: gradients.numel()], non_blocking=leaves)
         if leaves:
             _wait_for_copy(gradients.device)  # the next chunk's copy may take this memory

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import torch
 
@@ -38,19 +38,14 @@ class Pending(Protocol):
 class AbstractTransport(abc.ABC):
     """Sends tensors to other ranks of a group and receives from them, without waiting.
 
-    Ranks are those of the group. Operations between two ranks are matched by their tag, or, where
-    ``in_order`` says so, by the order in which both issue them; what is issued between two calls of
-    ``launch`` may then be matched in any order, and either end has to group alike.
+    Ranks are those of the group. Operations between two ranks are matched by their tag. Tensors lie
+    in host memory.
 
     Attributes:
         rank, world_size: of the group.
         ranks: what errors call the group's ranks, mostly their global numbers.
-        in_order: whether operations are matched by order, in batches.
-        on_host: whether tensors have to lie in host memory.
     """
 
-    in_order: ClassVar[bool]
-    on_host: ClassVar[bool]
     rank: int
     world_size: int
     ranks: tuple[int, ...]
@@ -70,10 +65,6 @@ class AbstractTransport(abc.ABC):
         Raises:
             PeerFailed: it is known to be in vain.
         """
-
-    @abc.abstractmethod
-    def launch(self) -> None:
-        """End a batch: what was asked for since the last call is under way when this returns."""
 
     @abc.abstractmethod
     def break_off(self) -> None:

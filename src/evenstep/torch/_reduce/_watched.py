@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from time import monotonic
 from types import TracebackType
-from typing import ClassVar, Self, final
+from typing import Self, final
 
 import torch
 
-from ...exceptions import invalid
 from ._pipeline import is_pull
 from ._transport import AbstractTransport, Pending
 
@@ -62,23 +61,13 @@ class WatchedTransport(AbstractTransport):
     the burst's bytes.
 
     Args:
-        transport: one that matches by tag and reaches host memory.
+        transport: what it sends and receives over.
         clock: monotonic seconds.
-
-    Raises:
-        ValueError: the transport matches by order.
     """
-
-    in_order: ClassVar[bool] = False
-    on_host: ClassVar[bool] = True
 
     def __init__(
         self, transport: AbstractTransport, *, clock: Callable[[], float] = monotonic
     ) -> None:
-        if transport.in_order or not transport.on_host:
-            rule = "match by tag, on the host"
-            remedy = "Give a `GlooTransport`; over NCCL nothing is timed."
-            raise invalid("WatchedTransport(transport)", rule, type(transport).__name__, remedy)
         self._transport = transport
         self._clock = clock
         self.rank, self.world_size = transport.rank, transport.world_size
@@ -103,9 +92,6 @@ class WatchedTransport(AbstractTransport):
         first = HEAD_BYTES // buffer.itemsize
         head = self._transport.send(buffer[:first], target, tag + _HEAD)
         return _Both(head, self._transport.send(buffer[first:], target, tag))
-
-    def launch(self) -> None:
-        self._transport.launch()
 
     def break_off(self) -> None:
         self._transport.break_off()
