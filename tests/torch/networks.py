@@ -17,7 +17,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from evenstep import Cluster, Decision, StepTimings
-from evenstep._exchange._shares import Shares
 from evenstep.control import ShareOutcome, SharesInForce
 from evenstep.events import Event, SharesPlanned
 from evenstep.exceptions import WorkerLostError
@@ -67,6 +66,15 @@ class Turning(AbstractPolicy[int]):
         return Decision(np.roll(self.sizes, state + 1), state + 1, "turned")
 
 
+def draw_shares(balancer: Balancer, num_ranks: int) -> DrawnShares:
+    """Have shares drawn anew after every exchange, on rank 0 in its first step."""
+    planner = DrawnShares(num_ranks)
+    assert balancer._reduction is not None
+    assert balancer._reduction.shares is not None
+    balancer._reduction.shares._planner = planner  # type: ignore[assignment]
+    return planner
+
+
 def make_model(dtype: torch.dtype) -> nn.Module:
     torch.manual_seed(0)
     layers = nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1)
@@ -93,8 +101,7 @@ def trained(rank: int, network: Network | None, sizes: tuple[int, ...], draws: b
         wrapped, loader = balancer.prepare(model, stock)
         for (x,) in loader:
             if draws and rank == 0 and not epochs:
-                shares: Shares = balancer._link._opened().exchange.shares
-                shares._planner = DrawnShares(len(sizes))
+                draw_shares(balancer, len(sizes))
             wrapped(x).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -126,7 +133,7 @@ def trained_twice(rank: int, network: Network | None) -> tuple[list[float], list
             _, loader = balancer.prepare(model, stock)
             for i, (x,) in enumerate(loader):
                 if network is not None and rank == 0 and i == 0:
-                    balancer._link._opened().exchange.shares._planner = DrawnShares(3)
+                    draw_shares(balancer, 3)
                 learn(x)
             reduction = balancer._reduction
             sent.append(0 if reduction is None else reduction.reducer.traffic.sent_bytes)

@@ -19,7 +19,7 @@ from evenstep.policies import Fixed
 from evenstep.torch import Balancer, Checkpoint, Drain, Network, Runtime
 from evenstep.torch._exchange._startup import WorkerFacts, gather_facts
 
-from .networks import WIDTH, DrawnShares, make_model
+from .networks import WIDTH, draw_shares, make_model
 
 NUM_STEPS = 6
 SIZES = 2, 5, 8
@@ -31,13 +31,6 @@ def stock(num_steps: int = NUM_STEPS, sizes: tuple[int, ...] = SIZES) -> DataLoa
     torch.manual_seed(1)
     samples = torch.randn(sum(sizes) * num_steps, WIDTH, dtype=torch.float64)
     return DataLoader(TensorDataset(samples), batch_size=sum(sizes) // len(sizes))
-
-
-def draw_shares(balancer: Balancer, num_ranks: int) -> DrawnShares:
-    """Have shares drawn anew after every exchange, on rank 0 in its first step."""
-    planner = DrawnShares(num_ranks)
-    balancer._link._opened().exchange.shares._planner = planner  # type: ignore[assignment]
-    return planner
 
 
 def sent_bytes(balancer: Balancer) -> int:

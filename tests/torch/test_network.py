@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from evenstep._exchange._shares import Seen
+from evenstep._exchange._shares import Seen, Shares
 from evenstep.control import SharesInForce
 from evenstep.events import SharesPlanned
 from evenstep.sharding import EqualShares, OptimalShares, ProportionalShares
@@ -136,19 +136,30 @@ class Broken(DrawnShares):
         raise ArithmeticError("no")
 
 
-def play(both, num_steps):
+def shared(both, lag=0, emitted=None):
+    """Both ranks' shares, carried by their exchanges."""
+    found = []
+    for rank, exchange in enumerate(both):
+        emit = print if emitted is None else emitted.put
+        shares = Shares(rank, 2, tell_all=exchange.tell_all, lag=lag, emit=emit)
+        exchange.carry(shares)
+        found.append(shares)
+    return found
+
+
+def play(both, shared, num_steps):
     """Return the epoch of the shares that each rank has at every step, running free."""
     told = [[], []]
 
     def go(rank):
         for step in range(num_steps):
             plan = both[rank].at(step)
-            shares = both[rank].shares.at(step)
+            shares = shared[rank].at(step)
             told[rank].append(None if shares is None else shares.epoch)
             both[rank].report(step, reports_of(rank, step, plan.batch_size[rank]))
             rows = [(1 - rank, rank, 1e6, 0.5)]
             epoch = 0 if shares is None else shares.epoch
-            both[rank].shares.note(Seen(step, epoch, 0.5 + rank, rows, 0.0, 2.0 - rank))
+            shared[rank].note(Seen(step, epoch, 0.5 + rank, rows, 0.0, 2.0 - rank))
 
     threads = [threading.Thread(target=go, args=(rank,)) for rank in (0, 1)]
     for thread in threads:
@@ -163,9 +174,9 @@ def test_both_ranks_switch_at_the_same_step(lag):
     """Whenever rank 0 has decided: planning has a thread of its own."""
     with pairs() as make:
         both, _ = make(lag=lag)
-        planner = DrawnShares(2)
-        both[0].shares.lead(planner)
-        mine, theirs = play(both, 300)
+        planner, shares = DrawnShares(2), shared(both, lag)
+        shares[0].lead(planner)
+        mine, theirs = play(both, shares, 300)
 
     assert mine == theirs
     assert mine[:2] == [None, None]
@@ -180,8 +191,9 @@ def test_a_planner_that_fails_ends_in_plain_all_reduce(caplog):
     """For good, on all ranks from the same step on, and said once: training goes on."""
     with pairs() as make:
         both, emitted = make()
-        both[0].shares.lead(Broken(2))
-        mine, theirs = play(both, 20)
+        shares = shared(both, emitted=emitted)
+        shares[0].lead(Broken(2))
+        mine, theirs = play(both, shares, 20)
         events = [emitted.get_nowait() for _ in range(emitted.qsize())]
 
     assert mine == theirs
@@ -194,12 +206,10 @@ def test_a_planner_that_fails_ends_in_plain_all_reduce(caplog):
 
 def test_a_plan_holds_from_its_first_step_on():
     """Also where several arrived before."""
-    with pairs() as make:
-        shares = make()[0][1].shares
-        for epoch, first_step in ((1, 4), (2, 7)):
-            shares.hear(SharesInForce(epoch, first_step, None, None, ""))
-
-        found = [shares.at(step) for step in range(3, 9)]
+    shares = Shares(1, 2, tell_all=print, lag=0, emit=print)
+    for epoch, first_step in ((1, 4), (2, 7)):
+        shares.hear(SharesInForce(epoch, first_step, None, None, ""))
+    found = [shares.at(step) for step in range(3, 9)]
 
     assert [None if plan is None else plan.epoch for plan in found] == [None, 1, 1, 1, 2, 2]
 

@@ -201,16 +201,22 @@ class Collected(DrawnShares):
 
 def shares_of(num_workers, num_servers):
     """Shares of rank 0 with a planner that only looks, and what closes them."""
-    shares = Shares(0, num_workers, None, lag=0, emit=print, num_servers=num_servers)
+    shares = Shares(
+        0,
+        num_workers,
+        tell_all=lambda message: None,
+        lag=0,
+        emit=lambda event: None,
+        num_servers=num_servers,
+    )
     planner = Collected(num_workers + num_servers)
-    shares._emit = lambda event: None
     shares.lead(planner)
     return shares, planner
 
 
-def note(shares, rank, step, rows, epoch=1):
-    """Have a worker's note arrive."""
-    shares._arrive(rank, Seen(step, epoch, 0.5, rows, 0.1))
+def note(shares, rank, step, rows, waited_s=0.5):
+    """Have a rank's note arrive; a server's has no end of a wait."""
+    shares.received(rank, Seen(step, 1, waited_s, rows, 0.1).message())
 
 
 def test_an_exchange_is_complete_with_the_servers_rows():
@@ -218,12 +224,12 @@ def test_an_exchange_is_complete_with_the_servers_rows():
     shares, planner = shares_of(2, 1)
     note(shares, 0, 0, None)
     note(shares, 1, 0, None)
-    shares.received(2, {"served": [1, 1, [[0, 2, 10.0, 0.1]], 0.2]})
+    note(shares, 2, 1, [[0, 2, 10.0, 0.1]], math.inf)
     note(shares, 0, 1, [])
     note(shares, 1, 1, [])
     note(shares, 0, 2, [])
     note(shares, 1, 2, [])
-    shares.received(2, {"served": [2, 1, [[1, 2, 30.0, 0.1]], 0.2]})
+    note(shares, 2, 2, [[1, 2, 30.0, 0.1]], math.inf)
     shares._thread.shutdown()
 
     assert [step for step, _ in planner.seen] == [0, 1, 2]
@@ -239,8 +245,8 @@ def test_rows_that_never_come_hold_up_nothing():
         note(shares, 0, step, [])
         note(shares, 1, step, [])
     assert len(shares._arrived) < 20
-    shares.received(2, {"served": [999, 1, [[0, 2, 10.0, 0.1]], 0.2]})
-    shares.received(2, {"served": [998, 1, [[0, 2, 10.0, 0.1]], 0.2]})
+    note(shares, 2, 999, [[0, 2, 10.0, 0.1]], math.inf)
+    note(shares, 2, 998, [[0, 2, 10.0, 0.1]], math.inf)
     shares._thread.shutdown()
 
     assert [step for step, _ in planner.seen] == [999]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
@@ -14,12 +14,10 @@ from typing import Any
 from ..control import Exchange as ObservedExchange
 from ..control import SharePlanner, SharesInForce, Transfers
 from ..events import Hook, SharesPlanned
-from ._channel import Message, StarChannel
+from ._channel import Message
 from ._internal import fault_in_words, log_fault
 
 Row = tuple[int, int, float, float]
-ServedRow = tuple[int, int, Sequence[Row], float]
-"""What a server saw of a step: the step, the plan of shares, what came, and for how long."""
 
 _KEPT_STEPS = 8  # ranks are at most a step apart; who noted nothing by then never will
 
@@ -31,7 +29,8 @@ class Seen:
     Attributes:
         step: the step.
         plan_epoch: the plan of shares it ran under.
-        waited_s: from the end of its own backward until it had all sums.
+        waited_s: from the end of its own backward until it had all sums; infinite for a server,
+            which has no backward.
         rows: what came from whom, sender, receiver, bytes and seconds; None for plain all-reduce,
             which does not tell.
         lasted_s: from the first bytes that came to the last; 0 if nothing did.
@@ -44,6 +43,10 @@ class Seen:
     rows: Sequence[Row] | None
     lasted_s: float = 0.0
     spent_s: float = 0.0
+
+    def message(self) -> Message:
+        """Return it as it goes to rank 0."""
+        return {"network": {"seen": astuple(self)}}
 
 
 class Shares:
@@ -60,7 +63,7 @@ class Shares:
         rank: this process.
         world_size: number of workers.
         num_servers: ranks after them that only sum.
-        channel: connections to the others; None with one process.
+        tell_all: on rank 0, sends a message to all others.
         lag: steps by which a plan of sizes trails its measurement.
         emit: takes every event, on rank 0.
     """
@@ -69,8 +72,8 @@ class Shares:
         self,
         rank: int,
         world_size: int,
-        channel: StarChannel | None,
         *,
+        tell_all: Callable[[Message], None],
         lag: int,
         emit: Hook,
         num_servers: int = 0,
@@ -78,7 +81,7 @@ class Shares:
         self._rank = rank
         self._world_size = world_size
         self._num_servers = num_servers
-        self._channel = channel
+        self._tell_all = tell_all
         self._lag = lag
         self._emit = emit
         self._planner: SharePlanner | None = None
@@ -107,23 +110,18 @@ class Shares:
         """Keep what this rank saw until its next report."""
         self._noted = seen
 
-    def take_note(self) -> Message:
-        """Return what to send along with a report."""
+    def along(self) -> Message:
+        """Return what to send along with a report: what was seen of the step before."""
         seen, self._noted = self._noted, None
-        return {} if seen is None else {"exchanged": astuple(seen)}
-
-    def take(self, rank: int, message: Message) -> None:
-        """On rank 0: take in what came along with a report, and decide if it was the last."""
-        if (row := message.get("exchanged")) is not None:
-            self._arrive(rank, Seen(*row))
+        return {} if seen is None else seen.message()
 
     def received(self, peer: int, message: Message) -> bool:
-        """Take in a plan, or on rank 0 what a server saw of a step; return whether it was one."""
+        """Take in a plan, or on rank 0 what a rank saw of a step; return whether it was one."""
         match message:
-            case {"shares": written}:
+            case {"network": {"plan": written}}:
                 self.hear(read_shares(written))
-            case {"served": [step, plan_epoch, rows, lasted_s]}:  # it had no backward to wait after
-                self._arrive(peer, Seen(step, plan_epoch, math.inf, rows, lasted_s))
+            case {"network": {"seen": row}}:
+                self._arrive(peer, Seen(*row))
             case _:
                 return False
         return True
@@ -222,8 +220,7 @@ class Shares:
         with self._lock:  # no step is answered meanwhile
             first_step = max(plan.first_step, self._answered + 2 + self._lag)
             plan = replace(plan, first_step=first_step)
-            if self._channel is not None:
-                self._channel.send_all({"shares": astuple(plan)})
+            self._tell_all({"network": {"plan": astuple(plan)}})
             self._plans.append(plan)
         return plan
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, final
 
 from ._world_check import listed
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of what ranks say to each other; it grows whenever that changes."""
 
 Message = dict[str, Any]
@@ -39,6 +39,19 @@ class Part(Protocol):
 
     def received(self, peer: int, message: Message) -> bool:
         """Take in a message if it is of that kind; return whether it was."""
+
+
+class Rider(Part, Protocol):
+    """A part whose messages travel along with reports, and whose plans hold with the answers."""
+
+    def along(self) -> Message:
+        """Return what goes along with this rank's next report; ``received`` takes it on rank 0."""
+
+    def answers(self, index: int) -> None:
+        """On rank 0: hear that step ``index`` is about to be answered."""
+
+    def close(self) -> None:
+        """End what was begun. May be called again."""
 
 
 class Text(NamedTuple):

@@ -120,7 +120,7 @@ class Run:
             check_reduced=settings.wrapping.check_reduced,
             sharded=settings.wrapping.is_sharded,
             peers=peers,
-            shares=self._follower(settings.reduction),
+            shares=self._follower(settings.reduction, connection.lag),
         )
         for outlet in self._outlets:
             outlet.start()
@@ -157,13 +157,12 @@ class Run:
             self._emit(restored)
         self.exchange.lead(planner)
         if settings.reduction is not None:
-            self.exchange.shares.lead(settings.reduction.planner())
+            settings.reduction.lead()
 
-    def _follower(self, reduction: Reduction | None) -> ShareFollower | None:
+    def _follower(self, reduction: Reduction | None, lag: int) -> ShareFollower | None:
         if reduction is None:
             return None
-        self.exchange.on_loss = reduction.reducer.fail
-        return reduction.follower(self.exchange.shares)
+        return reduction.join(self.exchange, lag=lag, emit=self._emit)
 
     def _dropping(self, settings: RunSettings, crew: Crew, facts: Sequence[WorkerFacts]) -> Hook:
         """Return the sinks, behind whoever acts on what they are told of an unhelpful worker."""

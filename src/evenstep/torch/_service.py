@@ -10,7 +10,7 @@ from typing import final
 import torch
 
 from .._exchange._channel import StarChannel
-from .._exchange._shares import ServedRow
+from .._exchange._shares import Seen
 from ..exceptions import WorkerLostError
 from ._exchange._crew import Crew
 from ._exchange._server_watch import ServerWatch
@@ -95,7 +95,7 @@ class Service:
         self._crew.watch_by(watch)
         try:
             reduction.probe(self._crew.collect, lambda event: None)
-            _hearing_signals(reduction, lambda row: channel.send(0, {"served": row}))
+            _hearing_signals(reduction, lambda seen: channel.send(0, seen.message()))
         except RuntimeError as error:
             if isinstance(error, WorkerLostError) and error.rank != 0:
                 raise
@@ -126,7 +126,7 @@ class Service:
         return facts, channel
 
 
-def _hearing_signals(reduction: Reduction, send: Callable[[ServedRow], None]) -> None:
+def _hearing_signals(reduction: Reduction, send: Callable[[Seen], None]) -> None:
     """Serve on a thread of its own, as long as that takes.
 
     A thread that waits in gloo is told of no signal, and the next order may be far away: no notice

@@ -11,8 +11,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ..._exchange._exchange import Exchange
 from ..._exchange._progress import COMPILING_TIMES
-from ..._exchange._shares import ServedRow, Shares
+from ..._exchange._shares import Seen, Shares
 from ...control import SharePlanner
 from ...events import Hook, LinksMeasured, ProbingStarted
 from ...exceptions import invalid
@@ -41,6 +42,10 @@ class Reduction:
         network: what the user asked for.
         crew: all ranks, servers among them.
         runtime: says how long a rank may keep others waiting.
+
+    Attributes:
+        reducer: sums this rank's share.
+        shares: this worker's side of the plans; None before ``join``.
     """
 
     def __init__(self, network: Network, crew: Crew, runtime: Runtime) -> None:
@@ -57,6 +62,7 @@ class Reduction:
         self._plain = GlooTransport(self._group, ranks=range(len(ranks)), order=crew.order)
         self._transport = WatchedTransport(self._plain)
         self._links: Links | None = None
+        self.shares: Shares | None = None
         self.reducer = ShardedReducer(
             self._transport,
             workers=range(crew.num_workers),
@@ -112,8 +118,34 @@ class Reduction:
         )
         emit(LinksMeasured(-1, up, down))
 
-    def planner(self) -> SharePlanner:
-        """Return what plans the shares, on rank 0."""
+    def join(self, exchange: Exchange, *, lag: int, emit: Hook) -> ShareFollower:
+        """Take part in a run, on all workers; return what has the reducer follow the plans.
+
+        Args:
+            exchange: of the run, before its first step.
+            lag: steps by which a plan of sizes trails its measurement.
+            emit: takes events, on rank 0.
+        """
+        num_servers = self._group.size() - self._num_workers
+        self.shares = Shares(
+            self._transport.rank,
+            self._num_workers,
+            tell_all=exchange.tell_all,
+            lag=lag,
+            emit=emit,
+            num_servers=num_servers,
+        )
+        exchange.carry(self.shares)
+        exchange.on_loss = self.reducer.fail
+        chunk_bytes = self._network.chunk_bytes_of(self._sizes()[0])
+        return ShareFollower(self.reducer, self._transport, self.shares, chunk_bytes=chunk_bytes)
+
+    def lead(self) -> None:
+        """On rank 0: plan shares from now on."""
+        assert self.shares is not None, "`join` comes first"
+        self.shares.lead(self._planner())
+
+    def _planner(self) -> SharePlanner:
         num_bytes, element_bytes = self._sizes()
         chunks = max(1, round(num_bytes / self._network.chunk_bytes_of(num_bytes)))
         is_worker = np.arange(self._group.size()) < self._num_workers
@@ -129,12 +161,7 @@ class Reduction:
             self._network.policy, aggregation, self._links, margin=self._network.margin
         )
 
-    def follower(self, shares: Shares) -> ShareFollower:
-        """Return what has the reducer follow the plans."""
-        chunk_bytes = self._network.chunk_bytes_of(self._sizes()[0])
-        return ShareFollower(self.reducer, self._transport, shares, chunk_bytes=chunk_bytes)
-
-    def serve(self, send: Callable[[ServedRow], None]) -> None:
+    def serve(self, send: Callable[[Seen], None]) -> None:
         """On a server: sum until training has ended; ``send`` takes what was seen of each step.
 
         Raises:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import final
 
-from ..._exchange._shares import ServedRow
+from ..._exchange._shares import Seen
 from ._job import Job
 from ._observed import lasted_s, ways_to
 from ._watched import WatchedTransport
@@ -20,7 +21,7 @@ class ServerFollower:
         send: takes what was seen of a step.
     """
 
-    def __init__(self, transport: WatchedTransport, send: Callable[[ServedRow], None]) -> None:
+    def __init__(self, transport: WatchedTransport, send: Callable[[Seen], None]) -> None:
         self._transport = transport
         self._send = send
         self._newest: tuple[int, int] | None = None  # step and plan of the newest bucket
@@ -32,4 +33,5 @@ class ServerFollower:
             return
         assert newest is not None
         arrivals = self._transport.take_arrivals()
-        self._send((*newest, ways_to(self._transport.rank, arrivals), lasted_s(arrivals)))
+        rows = ways_to(self._transport.rank, arrivals)
+        self._send(Seen(*newest, math.inf, rows, lasted_s(arrivals)))
