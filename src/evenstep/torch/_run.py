@@ -25,8 +25,8 @@ from ._machine import MachineReader, NoReader, PsutilReader
 from ._memory._memory import memory_of
 from ._model._compile_watch import CompileWatch
 from ._model._wrapping import Wrapping
+from ._observer import StepObserver
 from ._options import Runtime
-from ._reduce._follower import ShareFollower
 from ._reduce._reduction import Reduction
 
 
@@ -120,7 +120,7 @@ class Run:
             check_reduced=settings.wrapping.check_reduced,
             sharded=settings.wrapping.is_sharded,
             peers=peers,
-            shares=self._follower(settings.reduction, connection.lag),
+            observers=self._observers(settings.reduction, connection.lag),
         )
         for outlet in self._outlets:
             outlet.start()
@@ -159,10 +159,10 @@ class Run:
         if settings.reduction is not None:
             settings.reduction.lead()
 
-    def _follower(self, reduction: Reduction | None, lag: int) -> ShareFollower | None:
+    def _observers(self, reduction: Reduction | None, lag: int) -> tuple[StepObserver, ...]:
         if reduction is None:
-            return None
-        return reduction.join(self.exchange, lag=lag, emit=self._emit)
+            return ()
+        return (reduction.join(self.exchange, lag=lag, emit=self._emit),)
 
     def _dropping(self, settings: RunSettings, crew: Crew, facts: Sequence[WorkerFacts]) -> Hook:
         """Return the sinks, behind whoever acts on what they are told of an unhelpful worker."""

@@ -55,7 +55,7 @@ class ShareFollower:
         self._begun_s: float | None = None
         self._waited_s: float | None = None
 
-    def at(self, step: int) -> None:
+    def begin_step(self, step: int) -> None:
         """Put the plan of ``step`` in force: the plan point, when no backward is under way."""
         self._reducer.step = step
         self._at_s = self._clock()
