@@ -12,8 +12,9 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from ..._private_torch import at_end_of_backward
 from .._clock import StepMeter
-from ._weighting import Backward, at_end_of_backward
+from ._weighting import Backward
 
 _TRIAL = 3  # backwards after which a model that nests none is believed never to do so
 

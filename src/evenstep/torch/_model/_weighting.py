@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ..._private_torch import at_end_of_backward
 from ...exceptions import invalid
 from .._containers import rebuild
 from .._finite import Look, look_at
@@ -216,13 +217,3 @@ class InertHook:
     ) -> Any:
         """Return ``output`` as it is."""
         return output
-
-
-def at_end_of_backward(callback: Callable[[], None]) -> None:
-    """Have the autograd engine call ``callback`` when the backward under way is done.
-
-    From inside a callback as well: the engine goes on to those added meanwhile. The attribute path
-    is private to torch and the same since 1.0; a test holds it for the pinned version.
-    """
-    engine = torch.autograd.Variable._execution_engine
-    engine.queue_callback(callback)
