@@ -16,7 +16,7 @@ from benchmarks._network_arena import Arena, Taken
 from benchmarks._network_ddp import backwards
 from benchmarks._network_follow import follow
 from benchmarks._network_trainers import in_slots, in_turns
-from evenstep.sharding import Split
+from evenstep.network import Split
 
 SMALL = 1024  # elements: nothing but latency
 

@@ -7,7 +7,6 @@ import pytest
 
 from evenstep._exchange._place import Place
 from evenstep._exchange._reductions import Reduced
-from evenstep._exchange._shares import Seen
 from evenstep._exchange._wire import (
     HEARTBEAT,
     PROTOCOL,
@@ -16,7 +15,9 @@ from evenstep._exchange._wire import (
     check_protocols,
     encode,
 )
-from evenstep.control import Plan, Report, SharesInForce
+from evenstep.control import Plan, Report
+from evenstep.network._following._in_force import SharesInForce
+from evenstep.network._messages import Seen
 from evenstep.sync import Claim
 
 

@@ -28,10 +28,11 @@ from ._process import interrupt_thread
 from ._progress import STEPS, UNITS, Patrol
 from ._reductions import Differing, Reduced
 from ._reports import Reports
+from ._riders import Riders
 from ._stop import Stop
 from ._unit_sums import UnitSums
 from ._ways import Ways
-from ._wire import Part, Rider
+from ._wire import Part
 
 _REPORT = attrgetter(*(field.name for field in fields(Report)))
 
@@ -123,10 +124,10 @@ class Exchange:
         came_to = partial(self._patrol.came_to, UNITS)
         self.units = UnitSums(rank, world_size, channel, self._changed, owner=self, came_to=came_to)
         self.stop = Stop()
-        parts = self.units, self.mailbox, self.claims, self.not_finite
+        self.riders = Riders()
+        parts = self.units, self.mailbox, self.claims, self.riders, self.not_finite
         others = self.stop, self.ways, self._patrol, self._completed, self._reports
         self._parts: tuple[Part, ...] = (*parts, *others)
-        self._riders: tuple[Rider, ...] = ()
         self.num_loops = 0  # over the loaders of this process, as servers will want to know
         self._failed: tuple[int, str] | None = None  # who was lost by this process' own end
         self.stopping = False  # as of the newest plan point, so the same on all ranks
@@ -158,11 +159,6 @@ class Exchange:
         """The error for which the training thread was interrupted: it counted as hanging."""
         return self._loss.error if self._loss.was_interrupted else None
 
-    def carry(self, rider: Rider) -> None:
-        """Have ``rider`` take part, before the first step: on all ranks, or on none."""
-        self._riders += (rider,)
-        self._parts += (rider,)
-
     def tell_all(self, message: Message) -> None:
         """On rank 0: send ``message`` to all others, ahead of the next answer."""
         if self._channel is not None:
@@ -190,14 +186,12 @@ class Exchange:
         if self._rank != 0 and self._channel is not None:
             message: Message = {"step": step, "reports": [_REPORT(report) for report in reports]}
             message |= self.ways.along(reduced)
-            for rider in self._riders:
-                message |= rider.along()
+            message |= self.riders.along()
             message |= {"stop": True} if self.stop.asked else {}
             urgent = self.stop.asked or any(report.again or report.fault for report in reports)
             self._reports.add(step, message, urgent=urgent)
         else:
-            for rider in self._riders:
-                rider.received(0, rider.along())
+            self.riders.received(0, self.riders.along())
             self.ways.tell(reduced)
             self._decisions.take(0, step, reports)
         self.check_left()
@@ -334,8 +328,7 @@ class Exchange:
         still claim what is left of the last step: rank 0 answers until they are through.
         """
         self._loss.leave_collective()
-        for rider in self._riders:
-            rider.close()
+        self.riders.close()
         if self._channel is not None:
             self._reports.flush()
             with self._changed:
@@ -371,8 +364,7 @@ class Exchange:
         match message:
             case {"step": step, "reports": rows}:
                 self.stop.asked |= message.get("stop", False)
-                for rider in self._riders:
-                    rider.received(peer, message)
+                self.riders.received(peer, message)
                 self.ways.received(peer, message)
                 self._decisions.take(peer, step, [Report(*row) for row in rows])
                 self.check_left()
@@ -451,8 +443,7 @@ class Exchange:
         self._answers.put(index, through, self._plan)
         if self._rank == 0:
             stop = self.stop.answer(index)
-            for rider in self._riders:
-                rider.answers(through)
+            self.riders.answers(through)
         if self._announcements is not None:
             self._announcements.answer({"after": index, "through": through, **stop})
         self._answers.publish(through)

@@ -41,19 +41,6 @@ class Part(Protocol):
         """Take in a message if it is of that kind; return whether it was."""
 
 
-class Rider(Part, Protocol):
-    """A part whose messages travel along with reports, and whose plans hold with the answers."""
-
-    def along(self) -> Message:
-        """Return what goes along with this rank's next report; ``received`` takes it on rank 0."""
-
-    def answers(self, index: int) -> None:
-        """On rank 0: hear that step ``index`` is about to be answered."""
-
-    def close(self) -> None:
-        """End what was begun. May be called again."""
-
-
 class Text(NamedTuple):
     """A message, ready to be sent to any number of ranks."""
 

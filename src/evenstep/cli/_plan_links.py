@@ -9,8 +9,8 @@ import numpy as np
 import typer
 
 from .._types import FloatArray
-from ..sharding import Aggregation, Links, equal_shares, optimal_shares
-from ..sim import SharedLinksComm
+from ..network import Aggregation, Links, equal_shares, optimal_shares
+from ..network.sim import SharedLinksComm
 from ._common import least, numbers, refused, spread
 from ._plan_text import Question
 from ._text import number, paragraph, percent, seconds, text_table

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,7 +27,9 @@ from ._model._compile_watch import CompileWatch
 from ._model._wrapping import Wrapping
 from ._observer import StepObserver
 from ._options import Runtime
-from ._reduce._reduction import Reduction
+
+if TYPE_CHECKING:
+    from ..network.torch._reduction import Reduction
 
 
 @dataclass(frozen=True, slots=True)
