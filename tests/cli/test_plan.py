@@ -254,7 +254,7 @@ def test_links_are_counted_where_they_are_given():
     assert found["best_shares"][2] < 0.02
     text = plan(*TYPED, *LINKS).stdout
     assert "The best shares make a step" in text
-    assert re.search(r"^2 +50 +0 % ", text, re.M)
+    assert re.search(r"^2 +50 +0 %$", text, re.M)
 
 
 def test_a_narrow_terminal_has_it_all(monkeypatch):
