@@ -54,11 +54,11 @@ class Shares:
     """One rank's side of the plans of shares: noted with the step after, decided between steps.
 
     A step's exchange is over when its report is long sent, so what was seen of it travels with the
-    next one. Rank 0 decides when nobody waits, and numbers the plan's first step so that no rank
+    next one. Rank 0 decides while no rank waits, and numbers the plan's first step so that no rank
     can be past it: the answer that opens this step is sent after the plan.
 
     Servers take no part in steps: what each saw of one comes by itself, once the next begins. A
-    step that not everybody has noted by then is left out, as after a restart within it.
+    step that not all have noted by then is left out, as after a restart within it.
 
     Args:
         rank: this process.
@@ -92,7 +92,7 @@ class Shares:
         self._answered = -2  # newest step that was answered, or is about to be
         self._noted: Seen | None = None
         self._arrived: defaultdict[int, dict[int, Seen]] = defaultdict(dict)  # on rank 0, by step
-        self._newest = -1  # newest step that anybody noted
+        self._newest = -1  # newest step that any rank noted
         self._shown = -1  # newest step that was shown to the planner
 
     def lead(self, planner: SharePlanner) -> None:
@@ -163,7 +163,7 @@ class Shares:
                 thread.submit(self._decide, [arrived[one] for one in sorted(arrived)])
 
     def _is_complete(self, arrived: Mapping[int, Seen]) -> bool:
-        """Tell whether everybody who had a part in an exchange has noted it.
+        """Tell whether all that had a part in an exchange have noted it.
 
         A plain all-reduce is the workers' own.
         """
@@ -182,7 +182,7 @@ class Shares:
             self._give_up(self._planner, seen[0].step, error)
 
     def _show(self, planner: SharePlanner, seen: Sequence[Seen]) -> None:
-        """Show the planner an exchange, and tell everybody what it says."""
+        """Show the planner an exchange, and tell all ranks what it says."""
         before, step = planner.plan, seen[0].step
         if len({one.plan_epoch for one in seen}) > 1:
             return  # a step that some rank began anew
@@ -217,7 +217,7 @@ class Shares:
         return transfers.lasting(lasted_s) if lasted_s > 0 else transfers
 
     def _announce(self, plan: SharesInForce) -> SharesInForce:
-        """Tell everybody of a plan; return it with its first step."""
+        """Tell all ranks a plan; return it with its first step."""
         with self._lock:  # no step is answered meanwhile
             first_step = max(plan.first_step, self._answered + 2 + self._lag)
             plan = replace(plan, first_step=first_step)

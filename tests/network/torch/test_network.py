@@ -70,7 +70,7 @@ def test_links_are_probed_before_the_first_step():
     """So the first plan needs no look."""
     found = run_workers(3, trained, Network(), SIZES, False)
 
-    assert not any("nobody has measured" in event.reason for event in found[0][2])
+    assert not any("they were never measured" in event.reason for event in found[0][2])
     assert len(found[0][2]) >= 2
 
 

@@ -74,12 +74,12 @@ class LinkTracker:
     - A link that was not expected to be full is at fault only if it fell behind by 15 %, and by
       twice the usual noise.
     - A link over which less than two fifths of the most went is taken for what it carried while it
-      was in use, or before, at most (``Transfers.carried``), or grows by half where nobody knows
-      that: its short transfers had it to themselves one by one, or went through at once after a
+      was in use, or before, at most (``Transfers.carried``), or grows by half where that is not
+      known: its short transfers had it to themselves one by one, or went through at once after a
       pause, and look faster than they are.
     - No link is found to be slower than 95 % of what came over it while anything did, and that of a
       rank that only serves to be faster than what it carried while in use.
-    - Whoever is at fault of nothing keeps what was known of it, however little it moved.
+    - A rank that is at fault of nothing keeps what was known of it, however little it moved.
 
     The same is done for receivers, three times over, as one change explains others. What came
     of it is averaged in logarithms, over the exchanges since the link last changed and at most
@@ -88,10 +88,10 @@ class LinkTracker:
     believed at once.
 
     Right for ranks with a link each, full duplex, on which many transfers run at once. What it
-    cannot see: a link that nothing goes over, more capacity than anybody has asked for (it is found
-    when a plan asks), and which of two ranks is slow if they have nobody else: both, then. The
+    cannot see: a link that nothing goes over, more capacity than any plan has asked for (found
+    when one asks), and which of two ranks is slow if they have no other partner: both, then. The
     bandwidths of pairs stay as they were measured, and half duplex is taken for full. An update
-    takes some 10 ms for 8 ranks and 0.25 s for 32: nobody should wait for it.
+    takes some 10 ms for 8 ranks and 0.25 s for 32: no rank should wait for it.
 
     Args:
         weight: least weight of the newest exchange in the mean, in (0, 1].

@@ -69,7 +69,7 @@ class Looks:
     def _reason(self, plain_s: float, cost_s: float) -> str | None:
         usual_s, affordable = self._usual_s, self._saved_s >= cost_s
         if usual_s is None:
-            return "a look at the links: nobody has measured them"
+            return "a look at the links: they were never measured"
         last = [*self._recent][-NUM_LIKE:]
         if len(last) == NUM_LIKE:
             low, high, now_s = min(last), max(last), median(last)
@@ -112,7 +112,7 @@ class PlainLooks:
     """Says when a plain all-reduce is due, to see what it takes by now.
 
     Shares over servers without data show of a worker's link no more than those servers take from
-    it, and all-reduce among the workers may be much faster than anybody knows. So one exchange
+    it, and all-reduce among the workers may be much faster than is known. So one exchange
     finds out now and then: some steps after links changed, but not within 10 of the last time,
     nor within 20, 40, ... and at most 100 where it was no faster once or more often; while links do
     not change, after 100, then 200, ... and at most 1600. It moves at most twice what shares do

@@ -44,7 +44,7 @@ TRACKER = LinkTracker()
 class SharePlanner:
     """Runs a share policy over the exchanges of a training run, and checks what it promises.
 
-    - It begins with plain all-reduce, measures it, and looks at the links if nobody probed them.
+    - It begins with plain all-reduce, measures it, and looks at the links if they were not probed.
     - A look is three exchanges: one by equal shares, or by what was known of the links, and two by
       shares that suit what it showed. They stay if all-reduce took longer than the better one of
       these by ``margin``, or by a third of it where servers have no data and their links look slow.
@@ -63,12 +63,12 @@ class SharePlanner:
       100, ... and at most 1600 steps, later where looks would cost more than 2 % (``Looks``).
     - An all-reduce that known links are too slow for is refused, until five in a row are alike.
 
-    It reads no clock and talks to nobody: an exchange in, a plan and events out.
+    It reads no clock and sends nothing: an exchange in, a plan and events out.
 
     Args:
         policy: decides the shares.
         aggregation: what is summed, by whom, in how many chunks.
-        links: as they were measured before the first step; None if nobody did.
+        links: as they were measured before the first step; None if they were not.
         tracker: how links are followed.
         margin: what shares have to gain over plain all-reduce, at least 0.
         least_steps: steps between two plans, at least 1.
@@ -262,7 +262,7 @@ class SharePlanner:
         return self._fall_back(next_step, links, reason, shares_s)
 
     def _try_plain(self, next_step: int) -> list[Event]:
-        """Have one plain all-reduce, where it might be faster by now than anybody can know."""
+        """Have one plain all-reduce, where it might be faster by now than is known."""
         if not (self._helped and self._plain_looks.due()):
             return []
         self._trust.forget_plain()

@@ -23,7 +23,7 @@ class Transfers:
         seconds: for how long any of them were under way: from when both ends could have begun
             until they were there, summed over chunks but each moment once. Pauses between chunks
             do not count, as their lengths say nothing about links, ``(world_size, world_size)``.
-        busy_s: for how long each rank's link was in use, up and down, 0 where nobody knows,
+        busy_s: for how long each rank's link was in use, up and down, 0 where not known,
             ``(2, world_size)``; None if it is known of none.
 
     Raises:
@@ -51,9 +51,9 @@ class Transfers:
 
         A row from a rank to itself is what it saw of all that came to it together: its seconds
         are those in which anything did, $b_r$. It has fewer of them than its transfers' seconds
-        have in sum, $\sum_s t_{sr} = o_r b_r$, as these overlap. Nobody sees the same of
-        what a rank sends, since its receivers' clocks differ. That is taken to overlap as much as
-        what comes to it, as where all is pushed and pulled by the same shares, and, as both
+        have in sum, $\sum_s t_{sr} = o_r b_r$, as these overlap. No rank sees the same
+        of what a rank sends, since its receivers' clocks differ. That is taken to overlap as much
+        as what comes to it, as where all is pushed and pulled by the same shares, and, as both
         directions are one link more often than not, half of the difference (of logarithms) to
         what came is believed:
 

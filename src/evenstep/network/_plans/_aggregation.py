@@ -41,7 +41,7 @@ class Aggregation:
         is_worker, is_server: read-only, ``(world_size,)``.
 
     Raises:
-        ValueError: an argument is out of range or has another shape, nobody works, nobody
+        ValueError: an argument is out of range or has another shape, no rank works, no rank
             serves, or a rank does neither.
     """
 
@@ -104,7 +104,7 @@ def _check_integer(name: str, value: Any, least: int, remedy: str) -> None:
 
 
 def _roles(name: str, value: BoolArray | None, world_size: int) -> BoolArray:
-    """Return a read-only array of our own; everybody for None."""
+    """Return a read-only array of our own; all ranks for None."""
     roles = np.ones(world_size, np.bool_) if value is None else np.array(value)
     if roles.shape != (world_size,) or roles.dtype != np.bool_ or not roles.any():
         rule = f"be {world_size} booleans, one at least true"

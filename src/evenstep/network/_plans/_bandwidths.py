@@ -19,7 +19,7 @@ REMEDY = "Measure it, or leave the rank out."
 class Links:
     """Bandwidths as they were measured, in bytes per second.
 
-    What a rank's link carries to all others together counts, as with everybody sending at once.
+    What a rank's link carries to all others together counts, as when all ranks send at once.
     Links that were tested pair by pair, each alone, overstate that: give both, or take
     ``from_pairs`` for a guess.
 
@@ -83,7 +83,7 @@ class Links:
         own = np.where(np.eye(len(pair), dtype=np.bool_), 0.0, pair)
         up, down = own.sum(axis=1), own.sum(axis=0)
         if len(pair) == 1:
-            up = down = np.ones(1)  # nobody to send to
+            up = down = np.ones(1)  # no other rank to send to
         return cls(up, down, pair_bytes_per_s=pair, latency_s=latency_s, half_duplex=half_duplex)
 
     @property

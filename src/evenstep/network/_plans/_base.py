@@ -31,8 +31,8 @@ class AbstractSharePolicy(abc.ABC, Generic[State]):
     """Decides which part of the gradients each server sums.
 
     As ``evenstep.policies.AbstractPolicy`` does of samples: an immutable value whose memory is the
-    state, without I/O, clock or framework. What it is shown are links as somebody measured them,
-    and smoothed them if they are noisy. Whether its shares are worth carrying out is for
+    state, without I/O, clock or framework. It is shown links as they were measured, and smoothed if
+    they are noisy. Whether its shares are worth carrying out is for
     ``plan_shares`` to say.
 
     Attributes:

@@ -26,7 +26,7 @@ class Within:
     most: FloatArray
 
     def shares(self) -> FloatArray:
-        """Return shares that leave everybody the same part of its room."""
+        """Return shares that leave every server the same part of its room."""
         most = np.where(np.isinf(self.most), 1.0, self.most)
         room, left = np.maximum(most - self.least, 0.0), 1 - self.least.sum()
         shares = self.least + room * (left / room.sum() if room.any() else 0.0)

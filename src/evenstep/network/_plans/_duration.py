@@ -61,9 +61,9 @@ def exchange_s(aggregation: Aggregation, links: Links, *, shares: FloatArray) ->
     way. Between a pair, a push carries $w_j$ from $i$ to $j$ and a pull $w_i$. Without a limit to
     the chunks it is $A + 2 \alpha$.
 
-    Right for chunks in lock-step on links that carry what was measured, whoever sends at the same
-    time. Left out: headers (4 to 5 % on Ethernet), many senders that overrun one receiver, the
-    sums themselves, and what the backward hides.
+    Right for chunks in lock-step on links that carry what was measured, whichever ranks send at
+    the same time. Left out: headers (4 to 5 % on Ethernet), many senders that overrun one receiver,
+    the sums themselves, and what the backward hides.
 
     Args:
         aggregation: what is summed and by whom.

@@ -21,8 +21,8 @@ def solve_shares(aggregation: Aggregation, links: Links) -> FloatArray:
     $\sum w = 1$. Without a limit to the chunks it is $\min A$, behind a barrier
     $\min P_1 + P_2$. Pairs need a row each: 128 ranks take 0.2 s or so.
 
-    Optima tie. Where only ranks' own links limit, those returned leave everybody the same part of
-    its room, so they do not depend on the numbering; with pairs they are what the solver found.
+    Optima tie. Where only ranks' own links limit, those returned leave every server the same part
+    of its room, so they do not depend on the numbering; with pairs they are what the solver found.
 
     Raises:
         ImportError: scipy is not there.
@@ -38,7 +38,7 @@ def solve_shares(aggregation: Aggregation, links: Links) -> FloatArray:
     weights = np.array([0.0, 0.0, 1.0] if chunks is None else [1.0, 1.0, chunks - 1.0])
     used = [row for row, weight in enumerate(weights) if weight > 0]
     rows = [(phases.push, phases.pull, phases.both)[row] for row in used]
-    # The solver's tolerances are absolute: times of about 1, however slow a link nobody needs.
+    # The solver's tolerances are absolute: times of about 1, however slow an unneeded link.
     unit_s = overlapped(aggregation, links).seconds or float(rows[0].constant_s.max())
     answer = optimize.linprog(
         np.concatenate([np.zeros(size), weights[used]]),

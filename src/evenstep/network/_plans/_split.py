@@ -146,7 +146,7 @@ def cut(num_elements: int, parts: Sequence[int], *, min_elements: int = 1) -> Ed
     kept = sorted((rank for rank, part in enumerate(parts) if part), key=lambda r: (-parts[r], r))
     if not kept or min(parts) < 0:
         rule = "be integers >= 0, one at least positive"
-        raise invalid("cut(parts)", rule, parts, "Give somebody a part.")
+        raise invalid("cut(parts)", rule, parts, "Give one rank a part at least.")
     total = sum(parts)
     while len(kept) > 1 and parts[kept[-1]] * num_elements < min_elements * total:
         total -= parts[kept.pop()]

@@ -28,7 +28,7 @@ class Network:
 
     The first steps measure all-reduce and the links. Then each rank sums the part of the gradients
     that its link carries best, followed as links change; where that gains nothing, all-reduce goes
-    on. The result is all-reduce's up to rounding, and the same bit for bit whoever sums what.
+    on. The result is all-reduce's up to rounding, and the same bit for bit by any shares.
 
     Right for three workers and more in DDP, over gloo, whose links differ or change. On equal links
     some six measuring steps are made after 200 others, then after so many that they take 2 % of the
@@ -49,7 +49,7 @@ class Network:
             where that does not suffice, the first steps by shares find out.
         servers: ranks of the balancer's process group that hold no data and only sum gradients,
             each once and never 0, the same on all ranks; two ranks at least have to train. None
-            asks the environment: processes with ``EVENSTEP_ROLE=server`` serve. ``()`` is nobody,
+            asks the environment: processes with ``EVENSTEP_ROLE=server`` serve. ``()`` is none,
             whatever the environment says.
         only_servers: whether those alone sum. False lets workers sum a part too, as large as pays.
 

@@ -100,7 +100,7 @@ class Reduction:
         Collective, before the first step. Without, or if time was up, the first steps find out.
 
         Args:
-            collect: returns everybody's object on every rank, by rank.
+            collect: returns the objects of all ranks on every rank, by rank.
             emit: takes events.
 
         Raises:

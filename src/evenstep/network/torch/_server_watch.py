@@ -22,7 +22,7 @@ class ServerWatch:
         hosts: where each rank of the crew runs, for errors.
         fail: called once with the loss of a rank; it has to end what the server waits in.
         ask: tells rank 0 to have all stop.
-        end: called if training has ended and nobody comes to say that no more is to be summed.
+        end: called if training has ended and no order comes that no more is to be summed.
         is_idle: tells whether nothing is being summed, nor on its way to a worker.
         grace_s: seconds after a loss, and after the end, for which the main thread may still come
             out of what it waits in by itself.

@@ -24,7 +24,7 @@ class Service:
 
     Args:
         meet: meets the workers at their first step; returns where each rank runs, and a channel.
-        collect: returns everybody's object on every rank, by rank.
+        collect: returns the objects of all ranks on every rank, by rank.
         watch_by: has the loss of a rank noticed in all collectives that follow.
         framework: whose collectives this rank may be stuck in.
         grace_s: seconds after a loss, and after the end, for which the main thread may still come

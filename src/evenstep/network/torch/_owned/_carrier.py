@@ -12,8 +12,8 @@ from typing import Self, final
 import torch
 
 from .._reduce._buffers import Buffers
-from .._reduce._failures import Blame
-from .._reduce._patience import Patience
+from .._reduce._failure import Failure
+from .._reduce._timeouts import Timeouts
 from .._reduce._traffic import LinkTraffic
 from .._reduce._transport import AbstractTransport, PeerFailed, Pending
 
@@ -37,7 +37,7 @@ class Parcel:
 
 @dataclass(slots=True, eq=False)
 class _Round:
-    """One chunk from and to everybody, under way."""
+    """One chunk from and to all ranks, under way."""
 
     receipts: list[tuple[int, Pending, list[torch.Tensor], torch.Tensor]] = field(
         default_factory=list
@@ -67,18 +67,18 @@ class Carrier:
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._transport = transport
-        self._blame = Blame(
+        self._failure = Failure(
             transport,
             where="the exchange of parameters",
             option="ShardedOptimizer(timeout_s=...)",
         )
-        self._patience = Patience(timeout_s, give_up=self._give_up, clock=clock)
+        self._timeouts = Timeouts(timeout_s, give_up=self._give_up, clock=clock)
         self._buffers = Buffers()
         self._num_sent: Counter[int] = Counter()
         self._num_received: Counter[int] = Counter()
         self._sent_bytes = self._received_bytes = 0
-        self._blame.start()
-        self._patience.start()
+        self._failure.start()
+        self._timeouts.start()
 
     @property
     def peers(self) -> list[int]:
@@ -92,7 +92,7 @@ class Carrier:
 
     def check(self) -> None:
         """Raise what ended an earlier exchange, if anything did."""
-        self._blame.check()
+        self._failure.check()
 
     @contextmanager
     def in_exchange(self) -> Iterator[Self]:
@@ -104,13 +104,13 @@ class Carrier:
         try:
             yield self
         except BaseException as error:
-            blamed = self._blame.on(error)
-            self._patience.close()
-            raise blamed from (error if blamed is not error else None)
+            failure = self._failure.on(error)
+            self._timeouts.close()
+            raise failure from (error if failure is not error else None)
 
     def close(self) -> None:
         """End the thread. May be called again."""
-        self._patience.close()
+        self._timeouts.close()
 
     def tell(self, message: torch.Tensor) -> list[torch.Tensor]:
         """Return the messages of all ranks, each a tensor of the same shape.
@@ -123,7 +123,7 @@ class Carrier:
         receipts = [(peer, self._receive(told[peer], peer)) for peer in self.peers]
         sends = [(peer, self._send(message, peer)) for peer in self.peers]
         for peer, pending in [*receipts, *sends]:
-            self._patience.wait(pending, peer)
+            self._timeouts.wait(pending, peer)
         return told
 
     def carry(
@@ -179,10 +179,10 @@ class Carrier:
 
     def _end(self, old: _Round) -> None:
         for peer, pending, fields, memory in old.receipts:
-            self._patience.wait(pending, peer)
+            self._timeouts.wait(pending, peer)
             _unpack(memory, fields)
         for peer, pending in old.sends:
-            self._patience.wait(pending, peer)
+            self._timeouts.wait(pending, peer)
         for buffer, pinned in old.borrowed:
             self._buffers.give(buffer, pinned=pinned)
 
@@ -205,7 +205,7 @@ class Carrier:
         return self._transport.send(buffer, peer, _tag(self._num_sent[peer]))
 
     def _give_up(self, peer: int, waited_s: float) -> None:
-        self._blame.on(PeerFailed(peer, f"nothing came from it for {waited_s:.1f} s"))
+        self._failure.on(PeerFailed(peer, f"nothing came from it for {waited_s:.1f} s"))
 
 
 def chunks(fields: Sequence[torch.Tensor], chunk_bytes: int) -> list[list[torch.Tensor]]:

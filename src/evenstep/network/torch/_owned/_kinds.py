@@ -37,7 +37,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer, *, element_wise: bool) -> 
         element_wise: whether its user vouches for a class that is not one of torch's.
 
     Raises:
-        ValueError: it is not element-wise, or nobody says so; it is differentiable, or a scheduler
+        ValueError: it is not element-wise, or not known to be; it is differentiable, or a scheduler
             holds it already.
     """
     kind = type(optimizer)

@@ -245,7 +245,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._check_parameters()
         begun = [i for i, each in enumerate(self._parameters) if each in self.state]
         for index in set(range(len(self._parameters))) - set(begun):
-            self._shards.forget(index)  # somebody cleared `state`
+            self._shards.forget(index)  # its user cleared `state`
         if len(self._ranks) == 1:
             return nullcontext()
         stamp = Stamp(

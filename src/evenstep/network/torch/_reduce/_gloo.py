@@ -13,15 +13,15 @@ import torch.distributed as dist
 from ._transport import AbstractTransport, PeerFailed, Pending
 
 _FOR_EVER = timedelta(days=365)
-_BREAK = (1 << 31) - 1  # a tag that nobody sends with
+_BREAK = (1 << 31) - 1  # a tag that no rank sends with
 
 
 @final
 class GlooTransport(AbstractTransport):
     """Sends and receives over a gloo process group, matched by tag.
 
-    Nothing is waited for longer than the caller has patience: a wait that runs into gloo's own
-    timeout breaks the whole group before anybody could be told why. ``Patience`` keeps the time.
+    Nothing is waited for longer than a timeout allows: a wait that runs into gloo's own
+    timeout breaks the whole group before any rank could be told why. ``Timeouts`` keeps the time.
 
     Args:
         group: of this transport alone: it is broken when a rank is lost.
@@ -44,15 +44,15 @@ class GlooTransport(AbstractTransport):
         self.ranks = tuple([names[one] for one in self._order] if ranks is None else ranks)
 
     def receive(self, buffer: torch.Tensor, source: int, tag: int) -> Pending:
-        with _blaming(source):
+        with _naming(source):
             return _GlooPending(self._group.recv([buffer], self._order[source], tag), buffer)
 
     def send(self, buffer: torch.Tensor, target: int, tag: int) -> Pending:
-        with _blaming(target):
+        with _naming(target):
             return _GlooPending(self._group.send([buffer], self._order[target], tag), buffer)
 
     def break_off(self) -> None:
-        """Let a receive time out that nobody sends to: gloo then closes every connection.
+        """Let a receive time out that no rank sends to: gloo then closes every connection.
 
         A hack. `ProcessGroup.abort` does nothing for gloo (torch 2.13), a wait of another thread
         cannot be interrupted, and a group that is destroyed under one takes the process along.
@@ -64,7 +64,7 @@ class GlooTransport(AbstractTransport):
 
 
 @contextmanager
-def _blaming(peer: int) -> Iterator[None]:
+def _naming(peer: int) -> Iterator[None]:
     """Say of whom: where a connection is closed already, gloo refuses what is asked of it."""
     try:
         yield

@@ -95,7 +95,7 @@ def reduce_bucket(
 
 
 def _released(ddp: DistributedDataParallel) -> BucketState | None:
-    """Return what the hook of ``ddp`` knows, if it is one of ours that nobody uses any more."""
+    """Return what the hook of ``ddp`` knows, if it is one of ours that is not used any more."""
     for _, state in ddp._comm_hooks:
         if isinstance(state, BucketState) and state.reducer is None:
             return state

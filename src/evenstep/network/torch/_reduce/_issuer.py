@@ -20,7 +20,7 @@ class Issuer:
     Args:
         pipeline: runs them.
         prepare: called with each bucket before its first chunk.
-        blame: turns an error into the one to raise, and makes the others' waits end too.
+        on_error: turns an error into the one to raise, and makes the others' waits end too.
     """
 
     def __init__(
@@ -28,11 +28,11 @@ class Issuer:
         pipeline: Pipeline,
         *,
         prepare: Callable[[BucketJob], None],
-        blame: Callable[[BaseException], BaseException],
+        on_error: Callable[[BaseException], BaseException],
     ) -> None:
         self._pipeline = pipeline
         self._prepare = prepare
-        self._blame = blame
+        self._on_error = on_error
         self._queue: SimpleQueue[BucketJob | None] = SimpleQueue()
         self._lock = threading.Lock()  # between a bucket that comes and an error that ends all
         self._job: BucketJob | None = None
@@ -72,8 +72,8 @@ class Issuer:
                 self._pipeline.run(job)
                 self._job = None
             self._drain()
-        except BaseException as error:  # whoever waits for a bucket is to raise it
-            self._fail(self._blame(error))
+        except BaseException as error:  # to be raised by what waits for a bucket
+            self._fail(self._on_error(error))
 
     def _next(self) -> BucketJob | None:
         while True:

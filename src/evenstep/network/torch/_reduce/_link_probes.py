@@ -27,11 +27,11 @@ def probe_links(
     """Return what the links carry; None if the budget did not suffice to know it of every rank.
 
     Collective, with nothing else under way. Each round begins on all ranks together, and all decide
-    alike about the next one: by everybody's times, and the longest anybody has been at it.
+    alike about the next one: by the times of all, and the longest that any has been at it.
 
     Args:
         transport: between all ranks.
-        collect: returns everybody's object on every rank, by rank.
+        collect: returns the objects of all ranks on every rank, by rank.
         probes: which transfers, and how long.
         clock: monotonic seconds.
 
@@ -46,11 +46,11 @@ def probe_links(
         collect(None)  # all are ready
         mine = _transfer(transport, current, tag, clock)
         tag += len(current.ways)
-        everybody: dict[int, float] = {}
+        seconds: dict[int, float] = {}
         for times, so_far_s in collect((mine, clock() - began_s)):
-            everybody |= times
+            seconds |= times
             elapsed_s = max(elapsed_s, so_far_s)
-        done.append(Probed(current, tuple(everybody[way] for way in range(len(current.ways)))))
+        done.append(Probed(current, tuple(seconds[way] for way in range(len(current.ways)))))
     return links_from_probes(size, probes.whole(done))
 
 

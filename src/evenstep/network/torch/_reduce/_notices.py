@@ -1,4 +1,4 @@
-"""Who tells whom that a rank is lost, so that all blame the one that is."""
+"""Who tells whom that a rank is lost, so that all name the one that is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Notices:
     """A receive from every other rank, posted at the start and read when something failed.
 
     A rank that finds another one lost says so to the rest before it breaks off. They see its
-    connection close, and would blame it, but for the notice that came before.
+    connection close, and would name it, but for the notice that came before.
 
     Args:
         transport: between them; one that matches by tag.
@@ -35,7 +35,7 @@ class Notices:
         self._sent: list[tuple[Pending, torch.Tensor]] = []
 
     def heard(self) -> tuple[int, int] | None:
-        """Return who found whom lost before, None if nobody said anything."""
+        """Return who found whom lost before, None if no rank said anything."""
         for peer, said in self._said.items():
             if (lost := int(said)) != _NOBODY:
                 return peer, lost

@@ -113,7 +113,7 @@ def checked_workers(workers: Sequence[int] | None, world_size: int) -> tuple[int
     """Return who has gradients, ascending.
 
     Raises:
-        ValueError: they are no ranks, or nobody.
+        ValueError: they are no ranks, or none.
     """
     if workers is None:
         return tuple(range(world_size))

@@ -9,9 +9,9 @@ import torch
 
 from ._bucket_job import BucketJob, Flight, Receipt
 from ._buffers import Buffers
-from ._patience import Patience
 from ._staging import Staging
 from ._sums import accumulator, mean_in_order
+from ._timeouts import Timeouts
 from ._traffic import Ledger
 from ._transport import AbstractTransport
 
@@ -30,14 +30,14 @@ class Pipeline:
     server, pushes chunk k, sums its range of chunk k - 1 and sends the result; then it waits for
     chunk k - 2. So both directions of a link are busy, sums are made while the next chunk is on
     its way, and receives are posted before sends. What a rank waits for, others send without
-    waiting for it: nobody can wait in a circle.
+    waiting for it: no ranks wait in a circle.
 
     On the issuing thread alone.
 
     Args:
         transport: carries the ranges.
         workers: ranks that have gradients, ascending. All others only sum.
-        patience: waits, and knows how long.
+        timeouts: waits, and knows how long.
         ledger: takes notes.
     """
 
@@ -46,13 +46,13 @@ class Pipeline:
         transport: AbstractTransport,
         *,
         workers: Sequence[int],
-        patience: Patience,
+        timeouts: Timeouts,
         ledger: Ledger,
     ) -> None:
         self._transport = transport
         self._rank = transport.rank
         self._workers = tuple(workers)
-        self._patience = patience
+        self._timeouts = timeouts
         self._ledger = ledger
         self.buffers = Buffers()
         self._staging = Staging(self.buffers)
@@ -164,7 +164,7 @@ class Pipeline:
         for receipt in _turned(flight.pulls, flight.number):
             self._await(receipt, pull=True)
         for peer, pending in flight.sends:
-            self._patience.wait(pending, peer)
+            self._timeouts.wait(pending, peer)
         gradients = flight.job.gradients
         if gradients is not None:
             assert flight.memory is not None
@@ -174,7 +174,7 @@ class Pipeline:
             self.buffers.give(buffer)
         if flight.is_last:
             for peer, pending in flight.job.sends:
-                self._patience.wait(pending, peer)
+                self._timeouts.wait(pending, peer)
             flight.job.done(None)
 
     def _servers(self, flight: Flight) -> list[int]:
@@ -197,14 +197,14 @@ class Pipeline:
         self._ledger.sent(part.nbytes)
 
     def _await(self, receipt: Receipt, *, pull: bool) -> None:
-        self._patience.wait(receipt.pending, receipt.peer, part=1.0 if pull else _PUSH_PART)
+        self._timeouts.wait(receipt.pending, receipt.peer, part=1.0 if pull else _PUSH_PART)
         self._ledger.received(receipt.num_bytes)
 
 
 def chunk_tag(flight: Flight, *, pull: bool) -> int:
     """Return the tag of a chunk's push or pull: another one under another plan.
 
-    A rank that sums by an older plan then meets nobody, where ranges of other lengths would break
+    A rank that sums by an older plan then meets no other, where ranges of other lengths would break
     its process.
     """
     return (((flight.number % (1 << 21)) * 2 + pull) << 7) + 64 + flight.job.split.epoch % 64
@@ -216,6 +216,6 @@ def is_pull(tag: int) -> bool:
 
 
 def _turned(items: Sequence[_T], by: int) -> list[_T]:
-    """Return the items from another first one on: not everybody begins with rank 0."""
+    """Return the items from another first one on: not all begin with rank 0."""
     by = by % len(items) if items else 0
     return [*items[by:], *items[:by]]

@@ -11,7 +11,7 @@ import torch
 
 from ..._plans._split import Split
 from ._bucket_job import BucketJob
-from ._patience import Patience
+from ._timeouts import Timeouts
 from ._transport import AbstractTransport, Pending
 
 _TAGS = 1 << 30
@@ -35,20 +35,20 @@ class PlanMismatchError(RuntimeError):
 class PlanCheck:
     """Compares the workers' plans once in every backward: a few bytes between every two.
 
-    A rank that missed a plan would push ranges that nobody waits for.
+    A rank that missed a plan would push ranges that no server waits for.
 
     Args:
         transport: between all ranks; one that matches by tag.
         workers: who is called.
-        patience: waits.
+        timeouts: waits.
     """
 
     def __init__(
-        self, transport: AbstractTransport, workers: Sequence[int], patience: Patience
+        self, transport: AbstractTransport, workers: Sequence[int], timeouts: Timeouts
     ) -> None:
         self._transport = transport
         self._peers = [rank for rank in workers if rank != transport.rank]
-        self._patience = patience
+        self._timeouts = timeouts
         self._num_calls = 0
 
     def begin(self, job: BucketJob) -> None:
@@ -61,7 +61,7 @@ class PlanCheck:
             theirs = torch.empty_like(mine)
             receipts.append((peer, self._transport.receive(theirs, peer, tag), theirs))
         job.sends += [(peer, self._transport.send(mine, peer, tag)) for peer in self._peers]
-        job.checks.append(_Answers(self._transport.rank, mine, receipts, self._patience))
+        job.checks.append(_Answers(self._transport.rank, mine, receipts, self._timeouts))
 
 
 @final
@@ -70,7 +70,7 @@ class _Answers:
     rank: int
     mine: torch.Tensor
     receipts: list[tuple[int, Pending, torch.Tensor]]
-    patience: Patience
+    timeouts: Timeouts
 
     def check(self) -> None:
         """Wait for all answers and compare them.
@@ -80,7 +80,7 @@ class _Answers:
             PeerFailed: a rank is gone.
         """
         for peer, pending, theirs in self.receipts:
-            self.patience.wait(pending, peer, part=_PART)
+            self.timeouts.wait(pending, peer, part=_PART)
             if not torch.equal(theirs, self.mine):
                 raise _mismatch(self.rank, self.mine.tolist(), peer, theirs.tolist())
 

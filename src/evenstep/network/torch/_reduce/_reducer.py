@@ -16,13 +16,13 @@ import torch
 from ....exceptions import invalid
 from ..._plans._split import Split
 from ._bucket_job import BucketJob
-from ._failures import Blame
+from ._failure import Failure
 from ._issuer import Issuer
 from ._orders import OrderBook, Orders, check_epoch, checked_workers
-from ._patience import Patience
 from ._pipeline import Pipeline
 from ._plan_check import PlanCheck
 from ._sums import WireFormat
+from ._timeouts import Timeouts
 from ._traffic import Ledger, LinkTraffic
 from ._transport import AbstractTransport, PeerFailed
 
@@ -72,23 +72,23 @@ class ShardedReducer:
             raise invalid("ShardedReducer(timeout_s=...)", "be positive", timeout_s, "Use 1800.")
         self._transport = transport
         self._wire = wire
-        self._blame = Blame(transport, option=option)
+        self._failure = Failure(transport, option=option)
         self._ledger = Ledger()
         self._split: Split | None = None
         self._epoch = -1
-        self.step = 0  # under way, for ranks without data; set by whoever counts
+        self.step = 0  # under way, for ranks without data; set by what counts them
         self._changed = threading.Condition()  # `_num_untold` fell
-        self._num_untold = 0  # buckets of which somebody is still to be told
+        self._num_untold = 0  # buckets of which a rank is still to be told
         self._num_running = 0  # those that are not done
         self._begun: set[object] = set()  # models that are in the middle of a backward
         self._pid: int | None = None  # of the process that started
         self._closed = False
-        self._patience = Patience(timeout_s, give_up=self._give_up, clock=clock)
+        self._timeouts = Timeouts(timeout_s, give_up=self._give_up, clock=clock)
         pipeline = Pipeline(
-            transport, workers=self._workers, patience=self._patience, ledger=self._ledger
+            transport, workers=self._workers, timeouts=self._timeouts, ledger=self._ledger
         )
-        self._issuer = Issuer(pipeline, prepare=self._prepare, blame=self._blame.on)
-        self._plan_check = PlanCheck(transport, self._workers, self._patience)
+        self._issuer = Issuer(pipeline, prepare=self._prepare, on_error=self._failure.on)
+        self._plan_check = PlanCheck(transport, self._workers, self._timeouts)
         helpers = [rank for rank in range(world_size) if rank not in self._workers]
         self._orders = OrderBook(transport, helpers if self._leads else [])
 
@@ -126,8 +126,8 @@ class ShardedReducer:
         self._check_open()
         if self._pid is None:
             self._pid = os.getpid()
-            self._blame.start()
-            self._patience.start()
+            self._failure.start()
+            self._timeouts.start()
             self._issuer.start()
             atexit.register(self.close)
 
@@ -231,7 +231,7 @@ class ShardedReducer:
         """
         with self._changed:
             self._changed.wait_for(lambda: not self._num_untold)
-        self._blame.check()
+        self._failure.check()
 
     def fail(self, error: BaseException) -> BaseException:
         """Make every wait on all ranks end at once; return the error to raise for it.
@@ -239,7 +239,7 @@ class ShardedReducer:
         That is ``error``, unless something came before. For who hears of a loss elsewhere, such as
         from heartbeats, or uses the transport besides.
         """
-        return self._blame.on(error)
+        return self._failure.on(error)
 
     def serve(self, hear: Callable[[BucketJob], None] = lambda job: None) -> None:
         """On a rank without data: sum what the workers push until their training ends.
@@ -264,17 +264,17 @@ class ShardedReducer:
                 hear(job)
                 self._put(job)
         except BaseException as error:
-            blamed = self._blame.on(error)
-            raise blamed from (error if blamed is not error else None)
+            failure = self._failure.on(error)
+            raise failure from (error if failure is not error else None)
         finally:
             self.close()
-        self._blame.check()
+        self._failure.check()
 
     def close(self) -> None:
         """End the threads. May be called again.
 
         In the middle of a step, as after an error, the others' exchange ends with an error that
-        names this rank. The transport's group belongs to whoever made it.
+        names this rank. The transport's group belongs to its maker.
         """
         if self._closed or self._pid not in (None, os.getpid()):
             return
@@ -283,10 +283,10 @@ class ShardedReducer:
         if self._pid is None:
             return
         if self.is_worker and (self._num_running or self._begun):
-            self._blame.on(RuntimeError("The reducer was closed in the middle of a step."))
+            self._failure.on(RuntimeError("The reducer was closed in the middle of a step."))
         self._issuer.close()
-        self._patience.close()
-        if self._blame.error is None and self._leads:
+        self._timeouts.close()
+        if self._failure.error is None and self._leads:
             with suppress(RuntimeError):
                 self._orders.stop(limit_s=_STOP_S)
 
@@ -303,7 +303,7 @@ class ShardedReducer:
         self.close()
 
     def _check_open(self) -> None:
-        self._blame.check()
+        self._failure.check()
         if self._closed:
             raise RuntimeError("The reducer was closed. Make a new one, over new groups.")
 
@@ -329,4 +329,4 @@ class ShardedReducer:
         self._orders.send(job)
 
     def _give_up(self, peer: int, waited_s: float) -> None:
-        self._blame.on(PeerFailed(peer, f"nothing came from it for {waited_s:.1f} s"))
+        self._failure.on(PeerFailed(peer, f"nothing came from it for {waited_s:.1f} s"))

@@ -1,4 +1,4 @@
-"""Sums in rank order, the same bits whoever makes them, and the formats in which they travel."""
+"""Sums in rank order, the same bits on whichever rank, and the formats in which they travel."""
 
 from __future__ import annotations
 

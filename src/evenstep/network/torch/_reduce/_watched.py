@@ -45,9 +45,9 @@ class Arrival:
 class WatchedTransport(AbstractTransport):
     """Times what arrives: the first 64 bytes of a range go ahead as a message of their own.
 
-    Whoever receives cannot know when the other end began to send: a server waits for its slowest
+    A receiver cannot know when the other end began to send: a server waits for its slowest
     worker before it answers, and that time says nothing about its link. Nor does it know when all
-    was there if it first waited for somebody else. Between two messages in a row on one connection
+    was there if it first waited for another rank. Between two messages in a row on one connection
     nothing lies but the second one's bytes, and a thread per peer and direction sees both arrive.
     No clocks are compared.
 
@@ -126,7 +126,7 @@ class WatchedTransport(AbstractTransport):
     def _lane(self, source: int, *, pull: bool) -> SimpleQueue[_Watched | None]:
         """Return the queue of what comes from ``source`` one after the other.
 
-        Pushes and pulls have one each: which of them comes first is nobody's promise.
+        Pushes and pulls have one each: which of them comes first is not promised.
         """
         lane = self._lanes.get((source, pull))
         if lane is None:
@@ -164,7 +164,7 @@ class _Watched:
         self._error: RuntimeError | None = None
 
     def failed(self, error: RuntimeError) -> None:
-        """Have whoever waits raise ``error``."""
+        """Have the waiting thread raise ``error``."""
         self._error = error
         self.done.set()
 

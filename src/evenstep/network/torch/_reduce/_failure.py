@@ -1,4 +1,4 @@
-"""Who is to blame when the exchange fails: found out once, told to all, and raised everywhere."""
+"""The first failure of an exchange: which rank is lost, told to all, and raised everywhere."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ._transport import AbstractTransport, PeerFailed
 
 
 @final
-class Blame:
-    """Turns the first failure into the error of all that follows, and ends everybody's waits.
+class Failure:
+    """Turns the first failure into the error of all that follows, and ends the waits of all ranks.
 
     Args:
         transport: carries gradients; it is broken off.

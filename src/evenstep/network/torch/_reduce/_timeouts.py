@@ -10,10 +10,10 @@ from ._transport import PeerFailed, Pending
 
 
 @final
-class Patience:
+class Timeouts:
     """Waits for operations, with a thread beside that looks at the clock.
 
-    Gloo's own timeout breaks the group in the moment it runs out, and nobody learns of whom; so
+    Gloo's own timeout breaks the group in the moment it runs out, and no rank learns of which; so
     that thread acts before, while there are connections to tell the others.
 
     Args:
@@ -39,7 +39,7 @@ class Patience:
 
     def start(self) -> None:
         """Start the thread beside."""
-        self._thread = threading.Thread(target=self._look, name="evenstep-patience", daemon=True)
+        self._thread = threading.Thread(target=self._look, name="evenstep-timeouts", daemon=True)
         self._thread.start()
 
     def wait(self, pending: Pending, peer: int, *, part: float = 1.0) -> None:
