@@ -210,7 +210,7 @@ class Recomputed(nn.Module):
 
 
 def recomputed(wrap: str, *, reentrant: bool) -> dict[str, Any]:
-    """Return the error, and the median compute time by rank: Python may collect garbage in a step."""
+    """Return the error, and the median compute time by rank: a step may collect garbage."""
     times: list[tuple[float, ...]] = []
 
     def hook(event: object) -> None:
