@@ -124,7 +124,7 @@ class Exchange:
         came_to = partial(self._patrol.came_to, UNITS)
         self.units = UnitSums(rank, world_size, channel, self._changed, owner=self, came_to=came_to)
         self.stop = Stop()
-        self.riders = Riders()
+        self.riders = Riders(channel)
         parts = self.units, self.mailbox, self.claims, self.riders, self.not_finite
         others = self.stop, self.ways, self._patrol, self._completed, self._reports
         self._parts: tuple[Part, ...] = (*parts, *others)
@@ -158,11 +158,6 @@ class Exchange:
     def interrupted_by(self) -> RuntimeError | None:
         """The error for which the training thread was interrupted: it counted as hanging."""
         return self._loss.error if self._loss.was_interrupted else None
-
-    def tell_all(self, message: Message) -> None:
-        """On rank 0: send ``message`` to all others, ahead of the next answer."""
-        if self._channel is not None:
-            self._channel.send_all(message)
 
     def subscribe(self, listener: Callable[[Plan], None]) -> None:
         """Have ``listener`` called with every new plan, from whichever thread learns of it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol, final
 
+from ._channel import StarChannel
 from ._wire import Message, Part
 
 
@@ -22,14 +23,24 @@ class Rider(Part, Protocol):
 
 @final
 class Riders:
-    """All riders of a rank, which are the same kinds on all ranks; none in most runs."""
+    """All riders of a rank, which are the same kinds on all ranks; none in most runs.
 
-    def __init__(self) -> None:
+    Args:
+        channel: connections to the others; None with one process.
+    """
+
+    def __init__(self, channel: StarChannel | None) -> None:
+        self._channel = channel
         self._riders: tuple[Rider, ...] = ()
 
     def add(self, rider: Rider) -> None:
         """Have ``rider`` take part, before the first step."""
         self._riders += (rider,)
+
+    def tell_all(self, message: Message) -> None:
+        """On rank 0: send a rider's ``message`` to all others, ahead of the next answer."""
+        if self._channel is not None:
+            self._channel.send_all(message)
 
     def along(self) -> Message:
         """Return what goes along with this rank's next report."""

@@ -141,7 +141,7 @@ def shared(both, lag=0, emitted=None):
     found = []
     for rank, exchange in enumerate(both):
         emit = print if emitted is None else emitted.put
-        shares = Shares(rank, 2, tell_all=exchange.tell_all, lag=lag, emit=emit)
+        shares = Shares(rank, 2, tell_all=exchange.riders.tell_all, lag=lag, emit=emit)
         exchange.riders.add(shares)
         found.append(shares)
     return found

@@ -134,7 +134,7 @@ class Reduction:
         self.shares = Shares(
             self._transport.rank,
             self._num_workers,
-            tell_all=exchange.tell_all,
+            tell_all=exchange.riders.tell_all,
             lag=lag,
             emit=emit,
             num_servers=num_servers,
