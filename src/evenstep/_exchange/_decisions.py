@@ -61,6 +61,8 @@ class Decisions:
 
     Attributes:
         planner: decides; set before the first report, and replaced once something in it fails.
+        looks_ahead: whether plans that are known to stay answer several steps at once. False where
+            riders have plans of their own, which would be late, and reports to be compared.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Decisions:
         self._rest_until_s = 0.0
         self._num_slow = 0  # in a row
         self._answered = -1  # the newest step that was answered
+        self.looks_ahead = True
         self._wall_s = math.inf  # of the newest step that is complete
 
     def take(self, rank: int, step: int, reports: Sequence[Report]) -> None:
@@ -119,7 +122,7 @@ class Decisions:
     def _num_ahead(self) -> int:
         """Return for how many more steps the newest plan is known to stay, within a moment."""
         assert self.planner is not None
-        if self._world_size == 1:  # no rank to spare a message
+        if self._world_size == 1 or not self.looks_ahead:  # no rank to spare a message
             return 0
         return int(min(self.planner.keeps_for, _AHEAD_S / self._wall_s))
 

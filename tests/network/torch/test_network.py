@@ -43,7 +43,7 @@ def test_shares_change_nothing_but_who_sums():
     assert parameters[0] == parameters[1] == parameters[2]
     assert apart(parameters[0], plain[0][0]) <= 1e-12
     assert epochs[0] == epochs[1] == epochs[2]
-    assert len(set(epochs[0])) >= NUM_STEPS // 2
+    assert len(set(epochs[0])) >= NUM_STEPS // 3  # as fast as rank 0 comes to plan
     assert all(sent)
     planned = [[step for step, _ in row] for row in sizes]
     assert planned[0] == planned[1] == planned[2]

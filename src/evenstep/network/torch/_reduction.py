@@ -140,6 +140,7 @@ class Reduction:
             num_servers=num_servers,
         )
         exchange.riders.add(self.shares)
+        exchange.decisions.looks_ahead = False
         exchange.on_loss = self.reducer.fail
         chunk_bytes = self._network.chunk_bytes_of(self._sizes()[0])
         return ShareFollower(self.reducer, self._transport, self.shares, chunk_bytes=chunk_bytes)
