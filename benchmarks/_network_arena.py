@@ -12,12 +12,13 @@ from typing import Any, final
 import torch
 import torch.distributed as dist
 
-from evenstep.control import Exchange, Probed, ProbeRound, Probes, Transfers, links_from_probes
-from evenstep.sharding import Links, Split, traffic_bytes
-from evenstep.torch._reduce._gloo import GlooTransport
-from evenstep.torch._reduce._observed import ways_to
-from evenstep.torch._reduce._reducer import ShardedReducer
-from evenstep.torch._reduce._watched import WatchedTransport
+from evenstep.network import Links, Probes, Split, Transfers, links_from_probes, traffic_bytes
+from evenstep.network._following._probed import Probed, ProbeRound
+from evenstep.network._following._transfers import ObservedExchange
+from evenstep.network.torch._reduce._gloo import GlooTransport
+from evenstep.network.torch._reduce._observed import ways_to
+from evenstep.network.torch._reduce._reducer import ShardedReducer
+from evenstep.network.torch._reduce._watched import WatchedTransport
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +42,12 @@ class Taken:
     exact: bool
     apart: float
 
-    def exchange(self, plan_epoch: int) -> Exchange:
+    def exchange(self, plan_epoch: int) -> ObservedExchange:
         """Return it as the planner takes it."""
         transfers = None
         if self.planned_bytes is not None:
             transfers = Transfers.from_rows(len(self.sent_bytes), self.rows).lasting(self.seconds)
-        return Exchange(plan_epoch, self.seconds, transfers)
+        return ObservedExchange(plan_epoch, self.seconds, transfers)
 
 
 @final

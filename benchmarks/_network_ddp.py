@@ -11,10 +11,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks._network_arena import gathered
-from evenstep.sharding import Split
-from evenstep.torch._reduce._gloo import GlooTransport
-from evenstep.torch._reduce._hook import shard_gradients
-from evenstep.torch._reduce._reducer import ShardedReducer
+from evenstep.network import Split
+from evenstep.network.torch._reduce._gloo import GlooTransport
+from evenstep.network.torch._reduce._hook import shard_gradients
+from evenstep.network.torch._reduce._reducer import ShardedReducer
 
 
 class Weights(nn.Module):

@@ -11,13 +11,13 @@ from typing import Any, final
 import numpy as np
 
 from benchmarks._network_arena import Arena, Taken, shared
-from evenstep.control import SharePlanner
-from evenstep.sharding import (
+from evenstep.network import (
     AbstractSharePolicy,
     Aggregation,
     Links,
     OptimalShares,
     ProportionalShares,
+    SharePlanner,
     Split,
     equal_shares,
     lower_bound_s,

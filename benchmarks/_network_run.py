@@ -15,8 +15,8 @@ import torch.distributed as dist
 from benchmarks._network_arena import Arena, Taken
 from benchmarks._network_ddp import backwards
 from benchmarks._network_follow import follow
-from benchmarks._network_trainers import in_blocks, in_slots, in_turns
-from evenstep.sharding import Split
+from benchmarks._network_trainers import in_slots, in_turns
+from evenstep.network import Split
 
 SMALL = 1024  # elements: nothing but latency
 
@@ -53,7 +53,6 @@ JOBS = {
     "contest": contest,
     "backwards": backwards,
     "follow": follow,
-    "blocks": in_blocks,
     "slots": in_slots,
     "turns": in_turns,
 }

@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from hashlib import sha256
 from itertools import count
 from math import ceil
-from statistics import median
 from time import monotonic, perf_counter, sleep
 from typing import Any, final
 
@@ -18,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks._network_arena import gathered, shared
-from evenstep.events import Event, ExchangeMeasured, JointlyPlanned, LinksMeasured, SharesPlanned
+from evenstep.events import Event, ExchangeMeasured, LinksMeasured, SharesPlanned
 from evenstep.torch import Balancer, Network, Runtime
 
 LAYER = 2**18  # elements: 1 MB
@@ -112,38 +111,7 @@ def facts_of(events: list[Event]) -> dict[str, Any]:
         else None,
         "plans": [(each.step, each.predicted_s, each.plain_s, each.reason) for each in shares],
         "exchange_s": [each.exchange_s for each in events if isinstance(each, ExchangeMeasured)],
-        "joint": [
-            (each.step, each.extra_s, each.step_s, each.separate_s, each.reason)
-            for each in events
-            if isinstance(each, JointlyPlanned)
-        ],
     }
-
-
-def in_blocks(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the seconds of every contestant's steps, which take turns in blocks of some steps.
-
-    Each settles first; of each block, the first step is left out.
-    """
-    plain_s = all_reduce_s(settings["num_elements"])
-    seconds: dict[str, list[float]] = {one["name"]: [] for one in settings["contestants"]}
-    trainers = {}
-    for one in settings["contestants"]:
-        trainers[one["name"]] = Trainer(settings, one)
-        for _ in range(one["settle"]):
-            trainers[one["name"]].step()
-    names = list(trainers)
-    for turn in range(settings["rounds"]):
-        for place in range(len(names)):
-            name = names[(place + turn) % len(names)]
-            dist.barrier()
-            before_s = trainers[name].step()
-            for _ in range(settings["block"]):
-                now_s = trainers[name].step()
-                seconds[name].append(now_s - before_s)
-                before_s = now_s
-    ends = {name: trainer.close() for name, trainer in trainers.items()}
-    return {"seconds": seconds, "ends": ends, "plain_s": plain_s}
 
 
 def in_turns(settings: dict[str, Any]) -> dict[str, Any]:
@@ -162,19 +130,6 @@ def in_turns(settings: dict[str, Any]) -> dict[str, Any]:
                 seconds[name].append(now_s - before_s)
                 before_s = now_s
     return {"seconds": seconds, "ends": {name: one.close() for name, one in trainers.items()}}
-
-
-def all_reduce_s(num_elements: int, repetitions: int = 5) -> float | None:
-    """Return the median seconds of an all-reduce that all ranks begin together, on rank 0."""
-    field, seconds = torch.zeros(num_elements), []
-    for _ in range(repetitions):
-        dist.barrier()
-        begin_s = monotonic()
-        dist.all_reduce(field)
-        told = gathered((begin_s, monotonic()))
-        if told is not None:
-            seconds.append(max(end for _, end in told) - max(begin for begin, _ in told))
-    return median(seconds) if seconds else None
 
 
 def in_slots(settings: dict[str, Any]) -> dict[str, Any]:

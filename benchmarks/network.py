@@ -3,7 +3,7 @@
 Real processes over shaped links of one machine (`evenstep.lab`): Linux and root only. An exchange
 lasts from a barrier, all ranks ready, until the last rank has all sums. Contestants take turns
 exchange by exchange, and every result is compared with a sum in rank order. Bounds and models are
-those of `evenstep.sharding`, with bandwidths as probes measured them in the same run.
+those of `evenstep.network`, with bandwidths as probes measured them in the same run.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from benchmarks._common import Row, main, progress
 from benchmarks._network_changing import NUM_SERVERS, changing
 from benchmarks._network_equal import equal_training
 from benchmarks._network_lab import in_lab
-from benchmarks._network_training import joint, training
+from benchmarks._network_training import training
 from evenstep.lab import Host, Lab, LabUnavailable
-from evenstep.sharding import (
+from evenstep.network import (
     Aggregation,
     Links,
     Split,
-    best_num_chunks,
     equal_shares,
     exchange_s,
     lower_bound_s,
     optimal_shares,
 )
+from evenstep.network._plans._duration import best_num_chunks
 
 GOODPUT = 1448 / 1514  # bytes of a stream over those of its frames
 UNEQUAL = ((200, 200, 200, 50), (200, 150, 100, 50))
-PARTS = "unequal,equal,equal-training,dedicated,changing,training,joint"
+PARTS = "unequal,equal,equal-training,dedicated,changing,training"
 CHUNKS = (8, 16, 32)
 NUM_ELEMENTS = 2_000_000  # 8 MB
 
@@ -61,7 +61,6 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
         ("equal-training", equal_training),
         ("changing", changing),
         ("training", training),
-        ("joint", joint),
     ):
         if name in parts:
             yield from part(options)

@@ -338,25 +338,6 @@ class ExchangeMeasured:
 
 
 @dataclass(frozen=True, slots=True)
-class JointlyPlanned:
-    """Batch sizes make up for other parts of the exchange from now on, or for none.
-
-    Attributes:
-        step: optimizer step after which that was decided, from 0; the sizes follow.
-        extra_s: seconds of each rank's exchange that its batch makes up for, one per rank.
-        step_s: seconds of computing and exchange by the model; None where it has not said yet.
-        separate_s: the same with sizes for computing alone; likewise.
-        reason: why, in words.
-    """
-
-    step: int
-    extra_s: tuple[float, ...]
-    step_s: float | None
-    separate_s: float | None
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class MemoryShort:
     """By the model of their memory, the workers together do not fit the global batch.
 
@@ -417,7 +398,6 @@ Event = (
     | LinksMeasured
     | SharesPlanned
     | ExchangeMeasured
-    | JointlyPlanned
     | WorkerUnhelpful
     | WorkerDropped
     | WorkerKept

@@ -242,20 +242,19 @@ LINKS = ("--mbit", "200,200,50", "--model-mb", 8)
 
 
 def test_links_are_counted_where_they_are_given():
-    """All-reduce, equal and best shares of the balanced split, and both loads together."""
+    """All-reduce, equal and best shares of the balanced split."""
     found = answer(*TYPED, *LINKS, "--chunks", 16)["links"]
     ring_s = 2 * (2 / 3) * 8e6 / (50 * 125_000)
     balanced_s = answer(*TYPED)["balanced"]["step_s"]
 
     assert found["num_bytes"] == 8_000_000
     assert found["plain_s"] == pytest.approx(balanced_s + ring_s)
-    assert found["joint"]["step_s"] <= found["best_s"] < 0.95 * found["plain_s"]
-    assert sum(found["joint"]["batch_size"]) == 256
+    assert found["best_s"] < 0.95 * found["plain_s"]
     assert sum(found["best_shares"]) == pytest.approx(1)
     assert found["best_shares"][2] < 0.02
     text = plan(*TYPED, *LINKS).stdout
     assert "The best shares make a step" in text
-    assert re.search(r"^2 +50 +0 % ", text, re.M)
+    assert re.search(r"^2 +50 +0 %$", text, re.M)
 
 
 def test_a_narrow_terminal_has_it_all(monkeypatch):

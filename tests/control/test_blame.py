@@ -178,4 +178,4 @@ def test_after_that_steps_are_measured_and_nothing_is_decided():
     assert measured.equal_split_s is None
     assert equal.observe(reports, next_step=6).plan is equal.plan
     assert equal.catch_up().events == ()
-    assert equal.burden(50) is equal.computing(reports) is equal.learnt() is None
+    assert equal.burden(50) is equal.learnt() is None

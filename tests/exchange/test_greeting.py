@@ -9,7 +9,7 @@ import pytest
 from evenstep._exchange._channel import StarChannel
 from evenstep._exchange._greeting import Greeting, Newcomer, greet
 from evenstep._exchange._meeting import Meeting, connect_star, dial
-from evenstep._exchange._wire import ProtocolError, encode
+from evenstep._exchange._wire import PROTOCOL, ProtocolError, encode
 
 from .channels import Listener, rendezvous
 
@@ -113,11 +113,11 @@ def test_a_rank_of_another_version_ends_the_start_on_both():
 
     thread = threading.Thread(target=newer)
     thread.start()
-    with pytest.raises(ProtocolError, match=r"version 2 on rank 0, version 99 on rank 1"):
+    with pytest.raises(ProtocolError, match=rf"version {PROTOCOL} on rank 0, version 99 on rank 1"):
         connect_star(0, 2, share, addresses=["127.0.0.1"])
     thread.join(10)
 
-    assert errors == [2]
+    assert errors == [PROTOCOL]
 
 
 def test_rank_zero_of_another_version_is_named():
@@ -136,7 +136,8 @@ def test_rank_zero_of_another_version_is_named():
         thread = threading.Thread(target=answer)
         thread.start()
         meeting = Meeting(("127.0.0.1",), server.getsockname()[1], "t", None)
-        with pytest.raises(ProtocolError, match=r"version 99 on rank 0, version 2 on rank 1"):
+        words = rf"version 99 on rank 0, version {PROTOCOL} on rank 1"
+        with pytest.raises(ProtocolError, match=words):
             dial(meeting, 1, 0, timeout_s=10)
         thread.join(10)
 

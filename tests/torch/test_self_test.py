@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from evenstep._private_torch import at_end_of_backward
 from evenstep.torch._model._self_test import check_call, check_engine, task_id
-from evenstep.torch._model._weighting import at_end_of_backward
 
 
 def test_the_installed_torch_behaves():

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 import threading
 import traceback
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import Any, Protocol
 
-from .._types import FloatArray
-from ..control import Computing, EqualSizes, Learnt, Outcome, Plan, Planner, Report
+from ..control import EqualSizes, Learnt, Outcome, Plan, Planner, Report
 from ..events import BalancingStopped, Event, Hook, PolicySlow, WorkerUnhelpful
 from ._internal import fault_in_words, log_fault
 
@@ -62,8 +61,8 @@ class Decisions:
 
     Attributes:
         planner: decides; set before the first report, and replaced once something in it fails.
-        goes_ahead: whether steps may be answered before all ranks have reported them, where their
-            plans are known; not where something else travels with each report.
+        looks_ahead: whether plans that are known to stay answer several steps at once. False where
+            riders have plans of their own, which would be late, and reports to be compared.
     """
 
     def __init__(
@@ -76,7 +75,6 @@ class Decisions:
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.planner: Planner | EqualSizes | None = None
-        self.goes_ahead = True
         self._world_size = world_size
         self._lag = lag
         self._announcer = announcer
@@ -87,12 +85,12 @@ class Decisions:
         self._measured: defaultdict[int, dict[int, Report]] = defaultdict(dict)
         self._first: Plan | None = None
         self._in_force: dict[int, Plan] = {}  # by step, from the first that was published on
-        self._complete: deque[list[Report]] = deque(maxlen=8)  # of the newest steps
         self._burden: int | None = None  # who was one at the last look
         self._told: set[int] = set()
         self._rest_until_s = 0.0
         self._num_slow = 0  # in a row
         self._answered = -1  # the newest step that was answered
+        self.looks_ahead = True
         self._wall_s = math.inf  # of the newest step that is complete
 
     def take(self, rank: int, step: int, reports: Sequence[Report]) -> None:
@@ -124,7 +122,7 @@ class Decisions:
     def _num_ahead(self) -> int:
         """Return for how many more steps the newest plan is known to stay, within a moment."""
         assert self.planner is not None
-        if self._world_size == 1 or not self.goes_ahead:
+        if self._world_size == 1 or not self.looks_ahead:  # no rank to spare a message
             return 0
         return int(min(self.planner.keeps_for, _AHEAD_S / self._wall_s))
 
@@ -132,20 +130,6 @@ class Decisions:
         """Return what the planner has learnt; None before there is one."""
         with self._lock:
             return None if self.planner is None else self.planner.learnt()
-
-    def computing(self, step: int) -> Computing | None:
-        """Return what is known of computing in ``step``; None if it is long ago or incomplete."""
-        with self._lock:
-            for reports in self._complete:
-                if reports[0].step == step and self.planner is not None:
-                    return self.planner.computing(reports)
-        return None
-
-    def compensate(self, extra_s: FloatArray) -> None:
-        """Have sizes make up for so much of each rank's exchange, ``(world_size,)``."""
-        with self._lock:
-            assert self.planner is not None
-            self.planner.compensate(extra_s)
 
     @property
     def newest(self) -> int:
@@ -164,7 +148,6 @@ class Decisions:
         for index in sorted(complete):
             known = self._measured.pop(index)
             reports = [known[rank] for rank in range(self._world_size)]
-            self._complete.append(reports)
             self._wall_s = max(report.wall_s or math.inf for report in reports)
             ran = self._in_force.pop(index, first)
             events = self._catch_up(index)

@@ -28,7 +28,7 @@ from ._process import interrupt_thread
 from ._progress import STEPS, UNITS, Patrol
 from ._reductions import Differing, Reduced
 from ._reports import Reports
-from ._shares import Shares
+from ._riders import Riders
 from ._stop import Stop
 from ._unit_sums import UnitSums
 from ._ways import Ways
@@ -108,7 +108,6 @@ class Exchange:
         self._answers = Answers(self._changed, lag=lag, is_over=lambda: self.is_broken)
         self.mailbox = Mailbox(rank, world_size, channel, self._changed, owner=self)
         self.claims = Claims(rank, channel, self._changed, owner=self, plan_of=self._plan_of)
-        self.shares = Shares(rank, world_size, channel, lag=lag, emit=emit, num_servers=num_servers)
         self.not_finite = NotFinite(rank, channel, emit=emit)
         self._decisions = Decisions(world_size, lag=lag, announcer=self, emit=emit)  # on rank 0
         self.ways = Ways(rank, world_size, channel, self._changed, owner=self, differ=self._diverge)
@@ -125,7 +124,8 @@ class Exchange:
         came_to = partial(self._patrol.came_to, UNITS)
         self.units = UnitSums(rank, world_size, channel, self._changed, owner=self, came_to=came_to)
         self.stop = Stop()
-        parts = self.units, self.mailbox, self.claims, self.shares, self.not_finite
+        self.riders = Riders(channel)
+        parts = self.units, self.mailbox, self.claims, self.riders, self.not_finite
         others = self.stop, self.ways, self._patrol, self._completed, self._reports
         self._parts: tuple[Part, ...] = (*parts, *others)
         self.num_loops = 0  # over the loaders of this process, as servers will want to know
@@ -181,12 +181,12 @@ class Exchange:
         if self._rank != 0 and self._channel is not None:
             message: Message = {"step": step, "reports": [_REPORT(report) for report in reports]}
             message |= self.ways.along(reduced)
-            message |= self.shares.take_note()
+            message |= self.riders.along()
             message |= {"stop": True} if self.stop.asked else {}
             urgent = self.stop.asked or any(report.again or report.fault for report in reports)
             self._reports.add(step, message, urgent=urgent)
         else:
-            self.shares.take(0, self.shares.take_note())
+            self.riders.received(0, self.riders.along())
             self.ways.tell(reduced)
             self._decisions.take(0, step, reports)
         self.check_left()
@@ -323,7 +323,7 @@ class Exchange:
         still claim what is left of the last step: rank 0 answers until they are through.
         """
         self._loss.leave_collective()
-        self.shares.close()
+        self.riders.close()
         if self._channel is not None:
             self._reports.flush()
             with self._changed:
@@ -359,7 +359,7 @@ class Exchange:
         match message:
             case {"step": step, "reports": rows}:
                 self.stop.asked |= message.get("stop", False)
-                self.shares.take(peer, message)
+                self.riders.received(peer, message)
                 self.ways.received(peer, message)
                 self._decisions.take(peer, step, [Report(*row) for row in rows])
                 self.check_left()
@@ -438,7 +438,7 @@ class Exchange:
         self._answers.put(index, through, self._plan)
         if self._rank == 0:
             stop = self.stop.answer(index)
-            self.shares.answers(through)
+            self.riders.answers(through)
         if self._announcements is not None:
             self._announcements.answer({"after": index, "through": through, **stop})
         self._answers.publish(through)

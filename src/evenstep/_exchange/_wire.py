@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, final
 
 from ._world_check import listed
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of what ranks say to each other; it grows whenever that changes."""
 
 Message = dict[str, Any]

@@ -86,12 +86,12 @@ def plan(
         fail(str(error), 2)
     if as_json_:
         answer = as_json(question, advice, times)
-        answer |= {"links": links_json(links, extra_s)} if links else {}
+        answer |= {"links": links_json(links)} if links else {}
         typer.echo(json.dumps(answer, indent=2))
         return
     width = terminal_width()
     text = as_text(question, advice, times, width)
-    typer.echo(f"{text}\n\n{links_text(links, extra_s, width)}" if links else text)
+    typer.echo(f"{text}\n\n{links_text(links, width)}" if links else text)
 
 
 def _recorded(speeds: str | None, run: Path | None, intercepts: str | None) -> RunTimes | None:

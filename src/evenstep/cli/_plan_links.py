@@ -1,4 +1,4 @@
-"""What ``evenstep plan`` says of links: all-reduce, shares, and both loads planned together."""
+"""What ``evenstep plan`` says of links: all-reduce, equal shares and the best ones."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from .. import Cluster
 from .._types import FloatArray
-from ..control import JointPlan, plan_jointly
-from ..sharding import Aggregation, Links, equal_shares, optimal_shares
-from ..sim import SharedLinksComm
+from ..network import Aggregation, Links, equal_shares, optimal_shares
+from ..network.sim import SharedLinksComm
 from ._common import least, numbers, refused, spread
 from ._plan_text import Question
 from ._text import number, paragraph, percent, seconds, text_table
@@ -44,7 +42,6 @@ class LinkAnswer:
         equal_s: balanced batch sizes and equal shares.
         best_s: balanced batch sizes and the best shares.
         best_shares: those, ``(world_size,)``.
-        joint: batch sizes and shares planned together.
     """
 
     mbit: FloatArray
@@ -54,7 +51,6 @@ class LinkAnswer:
     equal_s: float
     best_s: float
     best_shares: FloatArray
-    joint: JointPlan
 
 
 def answer_links(
@@ -100,48 +96,32 @@ def answer_links(
         SharedLinksComm(aggregation, links, each, overlap).step_s(compute_s) + overhead_s
         for each in (None, equal_shares(aggregation), shares)
     )
-    cluster = Cluster(size, question.global_batch_size, max_batch_size=question.max_batch_size)
-    joint = plan_jointly(question.times, cluster, aggregation, links, overlap=overlap)
-    return LinkAnswer(
-        np.array(given), aggregation, overlap, plain_s, equal_s, best_s, shares, joint
-    )
+    return LinkAnswer(np.array(given), aggregation, overlap, plain_s, equal_s, best_s, shares)
 
 
-def links_text(answer: LinkAnswer, overhead_s: float, width: int | None = None) -> str:
+def links_text(answer: LinkAnswer, width: int | None = None) -> str:
     """Return the answer in words and tables, for a terminal of ``width`` columns or of any."""
     megabytes = number(answer.aggregation.num_bytes / 1e6)
-    joint_s = answer.joint.step_s + overhead_s
     rows = [
         [name, seconds(step_s), f"{answer.plain_s / step_s:.2f}"]
         for name, step_s in (
             ("balanced, plain all-reduce", answer.plain_s),
             ("balanced, equal shares", answer.equal_s),
             ("balanced, best shares", answer.best_s),
-            ("planned together", joint_s),
         )
     ]
     workers = [
-        [str(rank), number(float(mbit)), _percent(share), str(size), _percent(joint)]
-        for rank, (mbit, share, size, joint) in enumerate(
-            zip(
-                answer.mbit,
-                answer.best_shares,
-                answer.joint.batch_size,
-                answer.joint.shares,
-                strict=True,
-            )
-        )
+        [str(rank), number(float(mbit)), f"{100 * share:.0f} %"]
+        for rank, (mbit, share) in enumerate(zip(answer.mbit, answer.best_shares, strict=True))
     ]
     names = [f"with {megabytes} MB of gradients", "step", "times as fast"]
     steps = text_table(names, rows, width=width)
-    header = ["worker", "Mbit/s", "best share", "planned together", "share"]
-    each = text_table(header, workers, width=width)
+    each = text_table(["worker", "Mbit/s", "best share"], workers, width=width)
     return "\n\n".join([steps, each, paragraph(_verdict(answer), width)])
 
 
-def links_json(answer: LinkAnswer, overhead_s: float) -> dict[str, Any]:
+def links_json(answer: LinkAnswer) -> dict[str, Any]:
     """Return the answer as plain values, times in seconds and shares as fractions of 1."""
-    joint = answer.joint
     return {
         "mbit": answer.mbit.tolist(),
         "num_bytes": answer.aggregation.num_bytes,
@@ -151,28 +131,14 @@ def links_json(answer: LinkAnswer, overhead_s: float) -> dict[str, Any]:
         "equal_s": answer.equal_s,
         "best_s": answer.best_s,
         "best_shares": answer.best_shares.tolist(),
-        "joint": {
-            "batch_size": joint.batch_size.tolist(),
-            "shares": joint.shares.tolist(),
-            "step_s": joint.step_s + overhead_s,
-            "gains": joint.gains,
-        },
     }
 
 
 def _verdict(answer: LinkAnswer) -> str:
     saved = 1 - answer.best_s / answer.plain_s
     if saved < 0.01:
-        text = "No shares are faster than plain all-reduce on these links."
-    else:
-        text = f"The best shares make a step {percent(saved)} % shorter than plain all-reduce does."
-    if answer.joint.gains:
-        return f"{text} Other batch sizes with them save a little more."
-    return f"{text} Planning batch sizes together with them brings nothing here."
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
+        return "No shares are faster than plain all-reduce on these links."
+    return f"The best shares make a step {percent(saved)} % shorter than plain all-reduce does."
 
 
 def _of(batch_size: tuple[int, ...]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import final
 
-from .._types import FloatArray
 from ..events import StepMeasured
-from ._computing import Computing
 from ._learnt import Learnt
 from ._measured import measured
 from ._plan import Outcome, Plan
@@ -64,13 +62,6 @@ class EqualSizes:
 
     def burden(self, step: int) -> None:
         """Return None: the workers' times are not known any more."""
-
-    def compensate(self, extra_s: FloatArray) -> None:
-        """Do nothing: equal sizes make up for nothing."""
-
-    def computing(self, reports: Sequence[Report]) -> Computing | None:
-        """Return None: sizes do not follow times."""
-        return None
 
     def learnt(self) -> Learnt | None:
         """Return None."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .._types import Decision, FloatArray, IntArray, StepTimings
+from .._types import Decision, IntArray, StepTimings
 from ..events import (
     ClaimsSwitched,
     EstimatesRestored,
@@ -26,7 +26,6 @@ from ..timemodels import MemoryModel
 from ._blame import UserMistake, blaming
 from ._checked import check_decision
 from ._claims import ClaimSwitch
-from ._computing import Computing
 from ._job import Job
 from ._learnt import Learnt, Start, columns
 from ._measured import measured
@@ -87,7 +86,6 @@ class Planner:
         self._num_measured = 0
         self._readings = Readings(policy.reading_s)
         self._held = False  # because a worker asked for it
-        self._extra_s: FloatArray | None = None  # shown to the policy on top of computing
         self._put_off: Callable[..., list[Event]] | None = None
         decision = policy.init(self._room.cluster)
         self._check(decision)
@@ -117,7 +115,7 @@ class Planner:
             events = [*caught_up, *capped, *self._hold(reports)]
             reading = self._read(reports, at_once=bool(capped))
             if reading is not None:
-                apart_by = partial(apart, reports, self._extra_s)
+                apart_by = partial(apart, reports)
                 waits = not ask or bool(capped) or not self._is_level(reading, apart_by)
                 events += self._show(step, reading, next_step, ask=ask, waits=waits)
         events += self._follow_switch(step, next_step)
@@ -138,7 +136,7 @@ class Planner:
         key, took_s = timings.batch_size.tobytes(), float(timings.compute_s.max())
         reading = self._add(self._is_full(timings), key, took_s, lambda: timings)
         if reading is not None:
-            apart_by = partial(getattr, self._shown(timings), "apart")
+            apart_by = partial(getattr, timings, "apart")
             waits = not self._is_level(reading, apart_by)
             events += self._show(step, reading, next_step, ask=True, waits=waits)
         return Outcome(self.plan, tuple(events))
@@ -201,26 +199,6 @@ class Planner:
         if found is None:
             return None
         return WorkerUnhelpful(step, found.rank, found.with_s, found.without_s)
-
-    def compensate(self, extra_s: FloatArray) -> None:
-        """Have the policy balance computing and so much more of each rank from now on.
-
-        Only what it is shown changes; events have times as they were measured.
-
-        Args:
-            extra_s: seconds that a rank's batch is to make up for, at least 0, ``(world_size,)``.
-        """
-        self._extra_s = extra_s if extra_s.any() else None
-
-    def computing(self, reports: Sequence[Report]) -> Computing | None:
-        """Return what is known of computing; None where sizes do not follow or one is unknown."""
-        known = self._what_if.known()
-        if known is None or self._held or any(report.problem() for report in reports):
-            return None
-        timings = timings_of(reports)
-        if self.claims is not None or not self._is_full(timings):
-            return None
-        return Computing(known[0], self._room.cluster, timings, reports[0].wall_s)
 
     def learnt(self) -> Learnt:
         """Return what the steps so far have taught: arrays and plain values, not to be changed."""
@@ -311,10 +289,10 @@ class Planner:
 
     def _decide(self, step: int, next_step: int, timings: StepTimings) -> list[Event]:
         """Ask the policy; keep the last good plan if a user's fails."""
-        cluster, shown = self._room.cluster, self._shown(timings)
+        cluster = self._room.cluster
         try:
             with blaming(self._policy):
-                decision = self._policy.update(cluster, shown, self._state)
+                decision = self._policy.update(cluster, timings, self._state)
                 self._check(decision)
                 decision = replace(decision, reason=str(decision.reason))  # it has to travel
         except UserMistake as mistake:  # training goes on
@@ -354,14 +332,8 @@ class Planner:
         if self._level <= 0:
             return False
         if reading.num_steps > 1:
-            return self._shown(reading.timings).apart <= self._level
+            return reading.timings.apart <= self._level
         return apart_by() <= self._level
-
-    def _shown(self, timings: StepTimings) -> StepTimings:
-        """Return what the policy is shown of a step."""
-        if self._extra_s is None:
-            return timings
-        return replace(timings, compute_s=timings.compute_s + self._extra_s)
 
     def _is_full(self, timings: StepTimings) -> bool:
         return int(timings.batch_size.sum()) == self._job.global_batch_size

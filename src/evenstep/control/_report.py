@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .._types import FloatArray, Resources, StepTimings
+from .._types import Resources, StepTimings
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,10 @@ class Report:
         return None
 
 
-def apart(reports: Sequence[Report], extra_s: FloatArray | None = None) -> float:
+def apart(reports: Sequence[Report]) -> float:
     """Return by how much the first worker ended before the last, as a share of the last's time.
 
     Infinite where one asks to keep the sizes, or had nothing to compute: never level.
-
-    With ``extra_s``, had each computed for so much longer, ``(world_size,)``.
 
     Plain numbers, and no arrays: everybody waits, and right after an idle moment the first
     operation on an array takes a tenth of a millisecond.
@@ -81,8 +79,6 @@ def apart(reports: Sequence[Report], extra_s: FloatArray | None = None) -> float
         if not report.batch_size or report.holds:
             return math.inf
     times = [report.compute_s for report in reports]
-    if extra_s is not None:
-        times = [one + more for one, more in zip(times, extra_s.tolist(), strict=True)]
     return 1 - min(times) / max(times)
 
 

@@ -5,13 +5,7 @@ from ._comm import ConstantComm as ConstantComm
 from ._comm import NoComm as NoComm
 from ._comm import OverlappedComm as OverlappedComm
 from ._curves import CurveWorkload as CurveWorkload
-from ._exchange import FollowReport as FollowReport
-from ._exchange import follow_links as follow_links
-from ._exchange import known_links as known_links
-from ._exchange import play_exchange as play_exchange
 from ._named import scheme_by_name as scheme_by_name
-from ._over_links import OverLinksReport as OverLinksReport
-from ._over_links import run_over_links as run_over_links
 from ._report import SimReport as SimReport
 from ._run import oracle as oracle
 from ._run import oracle_on as oracle_on
@@ -20,7 +14,6 @@ from ._run import run_on as run_on
 from ._scenario import Scenario as Scenario
 from ._scenarios import scenario as scenario
 from ._scenarios import scenario_names as scenario_names
-from ._shared_links import SharedLinksComm as SharedLinksComm
 from ._trace import read_trace as read_trace
 from ._trial import Standing as Standing
 from ._trial import Trial as Trial
@@ -34,25 +27,18 @@ __all__ = [
     "AbstractWorkload",
     "ConstantComm",
     "CurveWorkload",
-    "FollowReport",
     "NoComm",
-    "OverLinksReport",
     "OverlappedComm",
     "Scenario",
-    "SharedLinksComm",
     "SimReport",
     "Standing",
     "Trial",
     "Workload",
-    "follow_links",
-    "known_links",
     "oracle",
     "oracle_on",
-    "play_exchange",
     "read_trace",
     "run",
     "run_on",
-    "run_over_links",
     "scenario",
     "scenario_names",
     "scheme_by_name",

@@ -1,5 +1,7 @@
 """Balanced training for PyTorch; needs the extra ``torch``."""
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 try:
     import torch as _torch
 except ModuleNotFoundError as error:
@@ -23,9 +25,10 @@ from ._memory._memory import CudaMemory as CudaMemory
 from ._memory._memory import MemoryReader as MemoryReader
 from ._model._check_loss import LossCheck as LossCheck
 from ._model._check_loss import check_loss as check_loss
-from ._network import Network as Network
 from ._options import Runtime as Runtime
-from ._owned._optimizer import ShardedOptimizer as ShardedOptimizer
+
+if _TYPE_CHECKING:
+    from ..network.torch._network_settings import Network as Network
 
 __all__ = [
     "BalancedLoader",
@@ -42,9 +45,17 @@ __all__ = [
     "Runtime",
     "ServerEval",
     "ServerLoader",
-    "ShardedOptimizer",
     "Step",
     "StreamLoader",
     "check_loss",
 ]
 del _torch
+
+
+def __getattr__(name: str) -> object:
+    """Load ``Network`` when it is asked for: training without it imports none of its room."""
+    if name == "Network":
+        from ..network.torch._network_settings import Network
+
+        return Network
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from ..exceptions import invalid
-from ._network import Network
 
 
 def checked_size(global_batch_size: Any) -> int | None:
@@ -21,18 +20,6 @@ def checked_size(global_batch_size: Any) -> int | None:
             "goes by its name, `Balancer(policy=...)`.",
         )
     return global_batch_size
-
-
-def checked_network(network: Any) -> Network | None:
-    """Return how gradients are summed, if it is said as it has to be."""
-    if network is not None and not isinstance(network, Network):
-        raise invalid(
-            "Balancer(network=...)",
-            "be a `Network`, or None",
-            repr(network),
-            "Give `Network()` for shares that follow the links, or leave it out.",
-        )
-    return network
 
 
 def check_weighed_by_hand(weighting: str | None) -> None:

@@ -6,7 +6,7 @@ import abc
 import atexit
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -41,12 +41,15 @@ from ._model._prepared import PreparedModels
 from ._model._self_test import self_test
 from ._model._weighting import Backward
 from ._model._wrapping import Wrapping
-from ._network import Network
 from ._options import Runtime
-from ._reduce._reduction import Reduction
 from ._run import Run, RunSettings
-from ._service import Service
 from ._session import Session
+from ._unequal_links import open_reduction, service_of
+
+if TYPE_CHECKING:
+    from ..network.torch._network_settings import Network
+    from ..network.torch._reduction import Reduction
+    from ..network.torch._serving import Service
 
 
 class Assembly(abc.ABC):
@@ -95,7 +98,7 @@ class Assembly(abc.ABC):
             roll_call(self._process_group, self._runtime.hang_s)
             self._crew = Crew(self._process_group, self._network)
             if self._crew.is_server:
-                self._service = Service(self._crew, self._runtime)
+                self._service = service_of(self._crew, self._runtime)
                 atexit.register(self._say_goodbye)  # here, as no run is ever opened
         return self._crew
 
@@ -109,7 +112,8 @@ class Assembly(abc.ABC):
         clock_of(device_of(module))  # or its steps cannot be timed
         crew.side.join(outer)
         if self._network is not None and crew.world_size > 1:
-            self._reduction = self._reduction or Reduction(self._network, crew, self._runtime)
+            if self._reduction is None:
+                self._reduction = open_reduction(self._network, crew, self._runtime)
             self._reduction.attach(ddp_of(outer))
         if self._service is not None:
             self._service.reduction = self._reduction

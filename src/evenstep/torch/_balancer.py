@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, overload
 
 import torch
 from torch import nn
@@ -38,15 +38,18 @@ from ._model._prepared import PreparedModels
 from ._model._running_stats import RunningStats
 from ._model._units import Unit, counter_of
 from ._model._weighting import Backward, scale
-from ._network import Network
 from ._options import Runtime
 from ._prepared import PreparedEval, PreparedLoader
 from ._profile._profiler import Profiler, Request
-from ._reduce._reduction import Reduction
-from ._service import Service
 from ._session import Session
 from ._switch import kind_by_switch
+from ._unequal_links import checked_network
 from ._world_check import Settings, check_content, check_eval, check_prepared
+
+if TYPE_CHECKING:
+    from ..network.torch._network_settings import Network
+    from ..network.torch._reduction import Reduction
+    from ..network.torch._serving import Service
 
 M = TypeVar("M", bound=nn.Module)
 T = TypeVar("T")
@@ -122,7 +125,7 @@ class Balancer(Assembly):
         self._runtime = runtime
         self._run_dir = None if run_dir is None else Path(run_dir)
         self._process_group = process_group
-        self._network = arguments.checked_network(network)
+        self._network = checked_network(network)
         more = {"loss_reduction": loss_reduction, "bounds": bounds, "network": network}
         self._settings = Settings.of(runtime, unit, global_batch_size, policy=self._policy, **more)
         self._reduction: Reduction | None = None

@@ -27,7 +27,7 @@ from ._machine import MachineReader
 from ._memory._memory import MemoryReader
 from ._model._compile_watch import CompileWatch
 from ._model._weighting import known
-from ._reduce._follower import ShareFollower
+from ._observer import StepObserver
 from ._reporter import Reporter
 from ._tickets import Match, Ticket, Tickets
 from ._under_way import StepUnderWay
@@ -66,7 +66,7 @@ class StepConductor:
         check_reduced: raises if a backward is over and its reductions can never be.
         sharded: whether the collectives of a step begin in its last forward.
         peers: ranks that get the very same batches; None if there are none.
-        shares: has the aggregation of gradients follow its plans; None with plain all-reduce.
+        observers: hear how every step goes.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class StepConductor:
         check_reduced: Callable[[], None] = lambda: None,
         sharded: bool = False,
         peers: PeerGroup | None = None,
-        shares: ShareFollower | None = None,
+        observers: tuple[StepObserver, ...] = (),
     ) -> None:
         self._meet = meet
         self._check_reduced = check_reduced
-        self._shares = shares
+        self._observers = observers
         self._sharded = sharded
         self._peers = peers
         self._compiling = watch
@@ -336,13 +336,13 @@ class StepConductor:
         else:
             self._exchange.ways.tell(reduced)
         self._exchange.enter_collective()
-        if self._shares is not None:
-            self._shares.backward_done()
+        for observer in self._observers:
+            observer.backward_done()
 
     def reduced(self) -> None:
         """Note that the collectives of a backward are over."""
-        if self._shares is not None:
-            self._shares.reduced()
+        for observer in self._observers:
+            observer.reduced()
         self.meter.waited()
         self._exchange.leave_collective()
         if self._step is not None and not self._step.reported:
@@ -372,11 +372,6 @@ class StepConductor:
         """Report the step under way if that is still to be done: a collective comes first."""
         if self._step is not None and self._step.num_backwards and not self._step.reported:
             self._report(self._step)
-
-    @property
-    def in_step(self) -> bool:
-        """Whether a step is under way."""
-        return self._step is not None
 
     @property
     def open_meter(self) -> StepMeter | None:
@@ -453,8 +448,8 @@ class StepConductor:
         else:
             self._compiling.begin_step()
             self._reporter.reset_peak()
-            if self._shares is not None:
-                self._shares.at(step.number)
+            for observer in self._observers:
+                observer.begin_step(step.number)
 
     def _start(self, step: StepUnderWay) -> None:
         """Start the clock."""
@@ -494,8 +489,8 @@ class StepConductor:
         self._compiling.end_step()
         if not step.reported:
             self._report(step)
-        if self._shares is not None:
-            self._shares.end_step(step.number)
+        for observer in self._observers:
+            observer.end_step(step.number)
         each, rest = divmod(step.num_backwards, max(step.num_forwards, 1))
         self._backwards_per_forward = 0 if rest or step.is_underrated else each
         self.num_steps += 1

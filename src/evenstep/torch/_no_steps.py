@@ -14,7 +14,7 @@ from ..control import Plan
 class NoSteps:
     """Stands for a run's steps until its first loop begins: forwards belong to no batch."""
 
-    in_step = stopping = False
+    stopping = False
     plan: Plan | None = None
     open_meter = num_samples = num_units = None
     num_samples_seen = (0, 0)

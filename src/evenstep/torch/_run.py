@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._exchange._jointly import Jointly
 from ..control import Job, Plan, Planner
 from ..events import Hook, RunEnded, RunStarted
 from ..policies import AbstractPolicy, reads_resources
@@ -26,9 +25,11 @@ from ._machine import MachineReader, NoReader, PsutilReader
 from ._memory._memory import memory_of
 from ._model._compile_watch import CompileWatch
 from ._model._wrapping import Wrapping
+from ._observer import StepObserver
 from ._options import Runtime
-from ._reduce._follower import ShareFollower
-from ._reduce._reduction import Reduction
+
+if TYPE_CHECKING:
+    from ..network.torch._reduction import Reduction
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ class Run:
             check_reduced=settings.wrapping.check_reduced,
             sharded=settings.wrapping.is_sharded,
             peers=peers,
-            shares=self._follower(settings.reduction),
+            observers=self._observers(settings.reduction, connection.lag),
         )
         for outlet in self._outlets:
             outlet.start()
@@ -158,18 +159,12 @@ class Run:
             self._emit(restored)
         self.exchange.lead(planner)
         if settings.reduction is not None:
-            self.exchange.decisions.goes_ahead = False  # what was seen travels with each report
-            shares = settings.reduction.planner()
-            joint = settings.reduction.joint(shares)
-            sizes, emit = self.exchange.decisions, self._emit
-            beside = None if joint is None else Jointly(joint, sizes, emit)
-            self.exchange.shares.lead(shares, beside)
+            settings.reduction.lead()
 
-    def _follower(self, reduction: Reduction | None) -> ShareFollower | None:
+    def _observers(self, reduction: Reduction | None, lag: int) -> tuple[StepObserver, ...]:
         if reduction is None:
-            return None
-        self.exchange.on_loss = reduction.reducer.fail
-        return reduction.follower(self.exchange.shares)
+            return ()
+        return (reduction.join(self.exchange, lag=lag, emit=self._emit),)
 
     def _dropping(self, settings: RunSettings, crew: Crew, facts: Sequence[WorkerFacts]) -> Hook:
         """Return the sinks, behind whoever acts on what they are told of an unhelpful worker."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import astuple
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch.distributed as dist
 
-from .._network import Network
 from ._agent import OFF, role_in, switch_in
 from ._bracket import CollectiveWatch
 from ._roles import Said, agreed_servers
 from ._startup import WorkerFacts, open_side
+
+if TYPE_CHECKING:
+    from ...network.torch._network_settings import Network
 
 
 @final

@@ -10,8 +10,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from ..._private_torch import at_end_of_backward
 from ._protocols import ModelSession
-from ._weighting import Backward, at_end_of_backward
+from ._weighting import Backward
 
 _TRIAL = 3  # backwards after which a model that nests none is believed never to do so
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..._private_torch import at_end_of_backward
 from ...exceptions import invalid
 from ._compiled import IN_PLACE, ddp_of
-from ._weighting import at_end_of_backward
 
 _REMEDY = "Install torch 2.13.0, with which evenstep is tested, or set EVENSTEP=off for this run."
 _ORDER = ["output", "inner", "inner end", "gradient", "end", "wait", "after the wait"]

@@ -10,9 +10,9 @@ import weakref
 import torch
 import torch.distributed as dist
 
+from ..._private_torch import at_end_of_backward
 from ...exceptions import EvenstepWarning
 from .._data._step import StepCount
-from ._weighting import at_end_of_backward
 
 _MESSAGE = (
     "A model that was prepared has been trained, and not in a loop over a prepared loader: nothing "

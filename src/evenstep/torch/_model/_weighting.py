@@ -15,11 +15,11 @@ alone: gradient penalties, side losses kept on a module.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from ..._private_torch import at_end_of_backward
 from ...exceptions import invalid
 from .._containers import rebuild
 from .._finite import look_at
@@ -186,13 +186,3 @@ class InertHook:
     ) -> Any:
         """Return ``output`` as it is."""
         return output
-
-
-def at_end_of_backward(callback: Callable[[], None]) -> None:
-    """Have the autograd engine call ``callback`` when the backward under way is done.
-
-    From inside a callback as well: the engine goes on to those added meanwhile. The attribute path
-    is private to torch and the same since 1.0; a test holds it for the pinned version.
-    """
-    engine = torch.autograd.Variable._execution_engine
-    engine.queue_callback(callback)

@@ -1,0 +1,346 @@
+"""From the timings of an exchange to the shares of the next: what a driver runs on rank 0."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import numpy as np
+
+from ..._types import FloatArray
+from ...control import UserMistake
+from ...events import (
+    Event,
+    ExchangeMeasured,
+    LinksMeasured,
+    MeasurementRejected,
+    PolicyFailed,
+    SharesPlanned,
+)
+from ...exceptions import invalid
+from .._plans._aggregation import Aggregation
+from .._plans._bandwidths import Links
+from .._plans._base import AbstractSharePolicy, ShareDecision
+from .._plans._ring import ring_s
+from .._plans._share_plan import SharePlan, plan_shares
+from .._plans._split import Split
+from ._in_force import ShareOutcome, SharesInForce
+from ._link_tracker import LinkTracker, links_apart
+from ._share_choice import ShareChoice
+from ._share_looks import Looks, PlainLooks, Soundings
+from ._share_trust import Trust
+from ._transfers import ObservedExchange, Transfers
+
+NUM_PLAIN = 2  # exchanges at the start by all-reduce: what shares have to beat is measured first
+LEAST_GAIN = 0.05  # of what shares in force take on the links as they are: what new ones must save
+LOSSES = 3  # comparisons in a row that shares have to lose to all-reduce, as links may be in doubt
+STAYS = 0.02  # gain over all-reduce below which shares in force end
+MEASURED = 1 / 3  # of the margin by which shares have to win that were tried
+NUM_LOOKS = 3  # exchanges of a look: one that shows the links, and two by what it showed
+TOLD = 0.1  # a change of some link by which part is worth an event
+TRACKER = LinkTracker()
+
+
+@final
+class SharePlanner:
+    """Runs a share policy over the exchanges of a training run, and checks what it promises.
+
+    - It begins with plain all-reduce, measures it, and looks at the links if they were not probed.
+    - A look is three exchanges: one by equal shares, or by what was known of the links, and two by
+      shares that suit what it showed. They stay if all-reduce took longer than the better one of
+      these by ``margin``, or by a third of it where servers have no data and their links look slow.
+    - Every exchange by shares tells more of the links (``LinkTracker``). New shares are adopted
+      if those in force would take 5 % longer on the servers' links as they are now, at most every
+      ``least_steps`` steps.
+    - Shares give way to all-reduce where they would not win by ``margin`` on links that were
+      probed, by 2 % once in force, in the words of ``plan_shares``. What either took, over what
+      its model said, corrects the model.
+    - Predictions that fail five times in a row by 1.35, slower than all-reduce was, end shares.
+    - One exchange of 25 gives a server 1.4 times its part, in turns, to see what its link carries.
+    - Servers without data hide what workers' links carry. So one exchange tries all-reduce some
+      steps after links changed, unless some worker is slower than others.
+    - All-reduce tells nothing of links. So while it is in force there is a look from time to time:
+      when it takes another time than it did, or than shares that lost to it, and after 50, then
+      100, ... and at most 1600 steps, later where looks would cost more than 2 % (``Looks``).
+    - An all-reduce that known links are too slow for is refused, until five in a row are alike.
+
+    It reads no clock and sends nothing: an exchange in, a plan and events out.
+
+    Args:
+        policy: decides the shares.
+        aggregation: what is summed, by whom, in how many chunks.
+        links: as they were measured before the first step; None if they were not.
+        tracker: how links are followed.
+        margin: what shares have to gain over plain all-reduce, at least 0.
+        least_steps: steps between two plans, at least 1.
+
+    Attributes:
+        plan: what is in force from ``plan.first_step`` on.
+
+    Raises:
+        ValueError: an argument is out of range, or the links are of other ranks.
+    """
+
+    def __init__(
+        self,
+        policy: AbstractSharePolicy[Any],
+        aggregation: Aggregation,
+        links: Links | None = None,
+        *,
+        tracker: LinkTracker = TRACKER,
+        margin: float = 0.15,
+        least_steps: int = 1,
+    ) -> None:
+        if not (np.isfinite(margin) and margin >= 0):
+            rule, remedy = "be finite and at least 0", "0.15 is 15 %."
+            raise invalid("SharePlanner(margin=...)", rule, margin, remedy)
+        if least_steps < 1:
+            rule, remedy = "be at least 1", "1 may plan after every step."
+            raise invalid("SharePlanner(least_steps=...)", rule, least_steps, remedy)
+        self._aggregation, self._tracker = aggregation, tracker
+        self._margin, self._least_steps = margin, least_steps
+        self._choice = ShareChoice(policy, aggregation)
+        self._trust = Trust()
+        self._looks, self._plain_looks = Looks(), PlainLooks()
+        self._num_seen = self._num_lost = 0
+        self._soundings = Soundings(aggregation)
+        self._sounding = False  # the plan in force is the last one, but for one server's part
+        self._look_no = 0  # exchanges of the look under way, this one included; 0 without one
+        self._told = links
+        self._belief = None if links is None else tracker.begin(links)
+        if links is not None:
+            ring_s(aggregation, links)  # refuses those of other ranks before the first step
+        self._helped = aggregation.num_workers < aggregation.world_size
+        self._useful = aggregation.num_workers > (1 if self._helped else 2)
+        why = "to measure what shares have to beat"
+        why = why if self._useful else "no shares are faster among so few workers"
+        self.plan = SharesInForce(0, 0, None, None, f"plain all-reduce: {why}")
+
+    @property
+    def aggregation(self) -> Aggregation:
+        """What is summed, by whom, in how many chunks."""
+        return self._aggregation
+
+    @property
+    def links(self) -> Links | None:
+        """What the links are believed to carry; None before anything is known."""
+        return None if self._belief is None else self._belief.links
+
+    def observe(self, step: int, exchange: ObservedExchange, *, next_step: int) -> ShareOutcome:
+        """Return what follows from the exchange of one step.
+
+        Figures that cannot be are named in an event and left out; so is a user's policy that fails.
+
+        Args:
+            step: the step that was measured.
+            exchange: its exchange, all buckets together.
+            next_step: the first step that can still use a new plan.
+
+        Raises:
+            ValueError: its transfers are of other ranks.
+        """
+        if problem := exchange.problem() or self._impossible(exchange):
+            return ShareOutcome(self.plan, (MeasurementRejected(step, *problem),))
+        self._num_seen += 1
+        events = self._learn(step, exchange)
+        newest = exchange.plan_epoch == self.plan.epoch
+        if newest and self._useful and self._num_seen >= NUM_PLAIN:
+            try:
+                events += self._decide(exchange, next_step)
+            except UserMistake as mistake:  # training goes on
+                events.append(PolicyFailed(step, str(mistake), mistake.part))
+                if self._look_no and self.links is not None:  # that was for few exchanges only
+                    reason = "plain all-reduce: the policy failed after a look at the links"
+                    events += self._fall_back(next_step, self.links, reason)
+                elif self.plan.parts is None:  # it is asked again when the next look is due
+                    self._looks.done(self._trust.plain_s, changed=False)
+        return ShareOutcome(self.plan, tuple(events))
+
+    def _impossible(self, exchange: ObservedExchange) -> tuple[int, str] | None:
+        """Return what is wrong with an all-reduce, if known links are too slow for it."""
+        if exchange.transfers is not None or self.links is None or self._look_no:
+            return None
+        least_s = ring_s(self._aggregation, self.links)
+        return self._trust.problem(exchange.exchange_s, least_s, self._aggregation.num_bytes)
+
+    def _learn(self, step: int, exchange: ObservedExchange) -> list[Event]:
+        """Take in how long it took, and what that says of links."""
+        events: list[Event] = []
+        took_s, predicted_s = exchange.exchange_s, None
+        if exchange.transfers is None:
+            self._trust.see_plain(took_s)
+        else:
+            if self._look_no or self.plan.parts is None:  # and those begun before it ended
+                self._looks.spend(took_s - (self._trust.plain_s or took_s))
+            self._follow(exchange.transfers)
+            events += self._tell(step)
+        if self.links is not None and exchange.plan_epoch == self.plan.epoch:
+            predicted_s = self._choice.seconds(self.links, self.plan.shares)
+            if exchange.transfers is not None and predicted_s > 0:
+                self._trust.see_shares(took_s, predicted_s, plan_epoch=self.plan.epoch)
+            self._trust.compare_plain(self._choice.seconds(self.links, None))
+        return [*events, ExchangeMeasured(step, exchange.plan_epoch, took_s, predicted_s)]
+
+    def _follow(self, transfers: Transfers) -> None:
+        if not transfers.seen(1).any():
+            return  # ranges too short to be timed
+        if self._belief is not None:
+            only_serves = ~self._aggregation.is_worker
+            self._belief = self._tracker.update(self._belief, transfers, only_serves=only_serves)
+            if self._belief.changed(self._aggregation.is_server):
+                self._plain_looks.changed()
+            self._plain_looks.see(transfers.rates()[:, self._aggregation.is_worker])
+        elif transfers.seen(self._tracker.least_bytes).any():
+            self._belief = self._tracker.first(transfers)
+
+    def _tell(self, step: int) -> list[Event]:
+        """Return the links as a fact, if they are other than when they were last told."""
+        links = self.links
+        if links is None or (self._told is not None and links_apart(links, self._told) < TOLD):
+            return []
+        self._told = links
+        up, down = links.up_bytes_per_s.tolist(), links.down_bytes_per_s.tolist()
+        return [LinksMeasured(step, tuple(up), tuple(down))]
+
+    def _decide(self, exchange: ObservedExchange, next_step: int) -> list[Event]:
+        """Return the plan that follows, if it is another one."""
+        links = self.links
+        if self.plan.parts is None:
+            if links is not None and self._look_no:
+                return self._after_plain(links, next_step)
+            if links is not None and self.plan.epoch == 0 and self._num_seen == NUM_PLAIN:
+                return self._plan_anew(links, next_step)
+            due = self._looks.due(exchange.exchange_s)
+            return [] if due is None else self._look(next_step, due)
+        if links is None:
+            self._looks.done(self._trust.plain_s, changed=False)
+            reason = "plain all-reduce: too few bytes go over links to tell anything of them"
+            return self._adopt(next_step, None, self._trust.plain_s, reason)
+        if self._look_no:
+            return self._after_look(links, next_step)
+        if complaint := self._trust.complaint(ring_s(self._aggregation, links)):
+            return self._fall_back(next_step, links, complaint)
+        if next_step < self.plan.first_step + self._least_steps:
+            return []
+        return (
+            self._plan_again(links, next_step)
+            or self._try_plain(next_step)
+            or self._sound(links, next_step)
+        )
+
+    def _look(self, next_step: int, reason: str) -> list[Event]:
+        """Have an exchange that shows the links: by equal shares, or nearer to what was best."""
+        self._trust.forget_shares()
+        shares, links = self._choice.to_look(self.links), self.links
+        predicted_s = None if links is None else self._choice.seconds(links, shares)
+        return self._adopt(next_step, shares, predicted_s, reason, look_no=1)
+
+    def _after_look(self, links: Links, next_step: int) -> list[Event]:
+        """Go on with what a look showed: its better exchange decides, as slower shares end soon."""
+        if self._look_no == 2:  # once more by the same plan, which is in force already
+            self._look_no += 1
+            return []
+        decision = self._choice.on(links)
+        at_best_s = self._choice.seconds_of_servers(links, decision.shares)
+        if self._look_no == 1 and not self._trust.is_hopeless(at_best_s):
+            reason = "a look at the links: shares by what is known of them"
+            plan, *_ = self._judged(decision.shares, links, self._margin)
+            return self._adopt(next_step, plan.shares, plan.exchange_s, reason, look_no=2)
+        shares_s = self._trust.best_of(NUM_LOOKS - 1)
+        margin = self._margin * (MEASURED if self._helped else 1.0)
+        wins, reason = self._trust.compared(shares_s, margin)
+        if wins:
+            return self._begin(decision, links, next_step, reason)
+        return self._fall_back(next_step, links, reason, shares_s)
+
+    def _after_plain(self, links: Links, next_step: int) -> list[Event]:
+        """Decide between an all-reduce just tried and the shares before it."""
+        shares_s = self._trust.usual_of(3)
+        wins, reason = self._trust.compared(shares_s, min(STAYS, self._margin))
+        self._plain_looks.done(faster=not wins)
+        if wins:
+            return self._begin(self._choice.on(links), links, next_step, reason)
+        return self._fall_back(next_step, links, reason, shares_s)
+
+    def _try_plain(self, next_step: int) -> list[Event]:
+        """Have one plain all-reduce, where it might be faster by now than is known."""
+        if not (self._helped and self._plain_looks.due()):
+            return []
+        self._trust.forget_plain()
+        reason = "plain all-reduce: a look at what it takes by now"
+        return self._adopt(next_step, None, None, reason, look_no=1)
+
+    def _sound(self, links: Links, next_step: int) -> list[Event]:
+        """Give one server more than its part for one exchange, in turns."""
+        rank = self._soundings.due()
+        if rank is None:
+            return []
+        assert self.plan.shares is not None
+        shares = self._choice.to_sound(self.plan.shares, rank)
+        seconds = self._choice.seconds(links, shares)
+        reason = f"a look at rank {rank}: whether its link carries more than it is asked for"
+        events = self._adopt(next_step, shares, seconds, reason)
+        self._sounding = True
+        return events
+
+    def _plan_anew(self, links: Links, next_step: int) -> list[Event]:
+        """Decide between all-reduce and shares, on links that were probed."""
+        decision = self._choice.on(links)
+        _, wins, reason = self._judged(decision.shares, links, self._margin)
+        if wins:
+            return self._begin(decision, links, next_step, reason)
+        return self._fall_back(next_step, links, reason)
+
+    def _plan_again(self, links: Links, next_step: int) -> list[Event]:
+        """Decide between the shares in force, others and all-reduce."""
+        decision = self._choice.on(links)
+        plan, wins, reason = self._judged(decision.shares, links, min(STAYS, self._margin))
+        self._num_lost = 0 if wins else self._num_lost + 1
+        if self._num_lost >= LOSSES:
+            return self._fall_back(next_step, links, reason, self._trust.usual_of(3))
+        if self._sounding:
+            return self._adopt(next_step, plan.shares, plan.exchange_s, reason)
+        assert self.plan.shares is not None
+        held_s = self._choice.seconds_of_servers(links, self.plan.shares)
+        best_s = self._choice.seconds_of_servers(links, plan.shares)
+        if not wins or held_s <= best_s * (1 + LEAST_GAIN):
+            return []
+        self._choice.keep(decision)
+        return self._adopt(next_step, plan.shares, plan.exchange_s, reason)
+
+    def _judged(
+        self, shares: FloatArray, links: Links, margin: float
+    ) -> tuple[SharePlan, bool, str]:
+        plan = plan_shares(self._aggregation, links, shares=shares, margin=margin)
+        return (plan, *self._trust.judge(plan, margin))
+
+    def _begin(
+        self, decision: ShareDecision[Any], links: Links, next_step: int, reason: str
+    ) -> list[Event]:
+        """Go over to shares, or stay with them after a trial of all-reduce."""
+        plan, *_ = self._judged(decision.shares, links, self._margin)
+        self._looks.done(None, changed=True)
+        self._choice.keep(decision)
+        return self._adopt(next_step, plan.shares, plan.exchange_s, reason)
+
+    def _fall_back(
+        self, next_step: int, links: Links, reason: str, shares_s: float | None = None
+    ) -> list[Event]:
+        plain_s = ring_s(self._aggregation, links) * self._trust.plain_factor
+        self._looks.done(plain_s, changed=False, shares_s=shares_s)
+        return self._adopt(next_step, None, plain_s, reason)
+
+    def _adopt(
+        self,
+        next_step: int,
+        shares: FloatArray | None,
+        predicted_s: float | None,
+        reason: str,
+        *,
+        look_no: int = 0,
+    ) -> list[Event]:
+        """Put a plan in force, under the next number."""
+        self._look_no, self._sounding, self._num_lost = look_no, False, 0
+        parts = None if shares is None else Split.of(shares).parts
+        self.plan = SharesInForce(self.plan.epoch + 1, next_step, parts, predicted_s, reason)
+        plain_s = self._trust.plain_s
+        return [SharesPlanned(next_step, self.plan.epoch, parts, predicted_s, plain_s, reason)]

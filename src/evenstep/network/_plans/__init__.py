@@ -1,0 +1,1 @@
+"""Shares for links that are given: values in, shares and seconds out."""

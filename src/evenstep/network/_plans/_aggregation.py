@@ -1,0 +1,113 @@
+"""What is to be summed, by whom, and in how many chunks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...exceptions import invalid
+
+BoolArray = NDArray[np.bool_]
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False, init=False)
+class Aggregation:
+    r"""The gradients of a step, who has them, who may sum them, and how finely that overlaps.
+
+    Every worker *pushes* each server's part of its gradients to it, servers only sum, and every
+    worker *pulls* the sums. Optimizers stay on the workers, so another plan moves no state. All
+    ranks by default are workers and servers at once, which is called collocated. With
+    ``is_server`` the opposite of ``is_worker`` servers are dedicated; with some ranks that only
+    serve it is mixed. A rank that only serves needs a link of its own: a second process behind a
+    worker's link adds no bandwidth.
+
+    Args:
+        world_size: number of ranks, workers and servers together, at least 1.
+        num_bytes: $V$, bytes that each worker's gradients have, at least 1.
+        num_chunks: $C$, in how many chunks they go, the push of one overlapping the pull of the
+            one before, at least 1. 1 is a barrier between push and pull. None is the limit of
+            infinitely many, each without latency.
+        is_worker: whose gradients are summed, all by default.
+        is_server: who may sum, all by default.
+        element_bytes: size of what must not be torn apart, a divisor of ``num_bytes``.
+        min_bytes: least bytes of a share that is worth its messages, at least 0. A smaller one
+            becomes none.
+
+    Attributes:
+        is_worker, is_server: read-only, ``(world_size,)``.
+
+    Raises:
+        ValueError: an argument is out of range or has another shape, no rank works, no rank
+            serves, or a rank does neither.
+    """
+
+    world_size: int
+    num_bytes: int
+    num_chunks: int | None
+    is_worker: BoolArray
+    is_server: BoolArray
+    element_bytes: int
+    min_bytes: int
+
+    def __init__(
+        self,
+        world_size: int,
+        num_bytes: int,
+        *,
+        num_chunks: int | None = 1,
+        is_worker: BoolArray | None = None,
+        is_server: BoolArray | None = None,
+        element_bytes: int = 4,
+        min_bytes: int = 0,
+    ) -> None:
+        _check_integer("world_size", world_size, 1, "Count all ranks.")
+        _check_integer("num_bytes", num_bytes, 1, "Give the bytes of all gradients.")
+        _check_integer("element_bytes", element_bytes, 1, "Give 4 for float32, 2 for bfloat16.")
+        _check_integer("min_bytes", min_bytes, 0, "0 keeps the smallest shares.")
+        if num_chunks is not None:
+            _check_integer("num_chunks", num_chunks, 1, "1 is a barrier, None the limit of many.")
+        if num_bytes % element_bytes:
+            rule = f"be a multiple of `element_bytes`, {element_bytes}"
+            remedy = "Give the size of an element, or 1 for bytes."
+            raise invalid("Aggregation(num_bytes=...)", rule, num_bytes, remedy)
+        workers = _roles("is_worker", is_worker, world_size)
+        servers = _roles("is_server", is_server, world_size)
+        if not (workers | servers).all():
+            rank = int(np.argmin(workers | servers))
+            rule, got = "give every rank something to do", f"nothing for rank {rank}"
+            raise invalid(
+                "Aggregation(is_worker=..., is_server=...)", rule, got, "Leave such a rank out."
+            )
+        values = (world_size, num_bytes, num_chunks, workers, servers, element_bytes, min_bytes)
+        for name, value in zip(self.__dataclass_fields__, values, strict=True):
+            object.__setattr__(self, name, value)  # past the frozen guard, as a generated one goes
+
+    @property
+    def num_workers(self) -> int:
+        """Number of ranks that have gradients, $N$."""
+        return int(self.is_worker.sum())
+
+    @property
+    def num_sources(self) -> NDArray[np.int64]:
+        """From how many others each rank would get its part, $N$ or $N - 1$, ``(world_size,)``."""
+        return self.num_workers - self.is_worker.astype(np.int64)
+
+
+def _check_integer(name: str, value: Any, least: int, remedy: str) -> None:
+    if type(value) is not int or value < least:
+        rule = f"be an integer >= {least}"
+        raise invalid(f"Aggregation({name}=...)", rule, repr(value), remedy)
+
+
+def _roles(name: str, value: BoolArray | None, world_size: int) -> BoolArray:
+    """Return a read-only array of our own; all ranks for None."""
+    roles = np.ones(world_size, np.bool_) if value is None else np.array(value)
+    if roles.shape != (world_size,) or roles.dtype != np.bool_ or not roles.any():
+        rule = f"be {world_size} booleans, one at least true"
+        raise invalid(f"Aggregation({name}=...)", rule, value, "Give one per rank.")
+    roles.flags.writeable = False
+    return roles

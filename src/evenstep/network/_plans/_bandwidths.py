@@ -1,0 +1,143 @@
+"""What every rank's link carries, and the links between pairs of ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self, final
+
+import numpy as np
+
+from ..._types import FloatArray
+from ...exceptions import invalid
+from ._aggregation import Aggregation
+
+REMEDY = "Measure it, or leave the rank out."
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False, init=False)
+class Links:
+    """Bandwidths as they were measured, in bytes per second.
+
+    What a rank's link carries to all others together counts, as when all ranks send at once.
+    Links that were tested pair by pair, each alone, overstate that: give both, or take
+    ``from_pairs`` for a guess.
+
+    Args:
+        up_bytes_per_s: what each rank can send, positive and finite, ``(world_size,)``.
+        down_bytes_per_s: what each can receive, likewise; as much as it can send if None.
+        pair_bytes_per_s: what the way from one rank (row) to another (column) carries, positive,
+            infinite where nothing but the ranks' own links limits it,
+            ``(world_size, world_size)``. Its diagonal is ignored.
+        latency_s: what every chunk adds, whatever its size, finite and at least 0.
+        half_duplex: whether a link either sends or receives. With equal bandwidths it is also a
+            limit on the sum of both directions.
+
+    Attributes:
+        up_bytes_per_s, down_bytes_per_s, pair_bytes_per_s: read-only, as above.
+
+    Raises:
+        ValueError: an argument has another shape, or is out of range.
+    """
+
+    up_bytes_per_s: FloatArray
+    down_bytes_per_s: FloatArray
+    pair_bytes_per_s: FloatArray | None
+    latency_s: float
+    half_duplex: bool
+
+    def __init__(
+        self,
+        up_bytes_per_s: FloatArray,
+        down_bytes_per_s: FloatArray | None = None,
+        *,
+        pair_bytes_per_s: FloatArray | None = None,
+        latency_s: float = 0.0,
+        half_duplex: bool = False,
+    ) -> None:
+        up = _bandwidth("up_bytes_per_s", up_bytes_per_s, None)
+        down = up
+        if down_bytes_per_s is not None:
+            down = _bandwidth("down_bytes_per_s", down_bytes_per_s, len(up))
+        pair = None
+        if pair_bytes_per_s is not None:
+            pair = _pairs(pair_bytes_per_s, len(up))
+        if not (np.isfinite(latency_s) and latency_s >= 0):
+            rule = "be finite and at least 0"
+            raise invalid("Links(latency_s=...)", rule, latency_s, "Measure an empty message.")
+        values = (up, down, pair, float(latency_s), bool(half_duplex))
+        for name, value in zip(self.__dataclass_fields__, values, strict=True):
+            object.__setattr__(self, name, value)  # past the frozen guard, as a generated one goes
+
+    @classmethod
+    def from_pairs(
+        cls, pair_bytes_per_s: FloatArray, *, latency_s: float = 0.0, half_duplex: bool = False
+    ) -> Self:
+        """Return links of which only pairs are known: each rank's own carries their sum.
+
+        Raises:
+            ValueError: as above, or a pair is infinite.
+        """
+        given = np.asarray(pair_bytes_per_s, np.float64)
+        pair = _pairs(given, len(given) if given.ndim else 0)
+        own = np.where(np.eye(len(pair), dtype=np.bool_), 0.0, pair)
+        up, down = own.sum(axis=1), own.sum(axis=0)
+        if len(pair) == 1:
+            up = down = np.ones(1)  # no other rank to send to
+        return cls(up, down, pair_bytes_per_s=pair, latency_s=latency_s, half_duplex=half_duplex)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return len(self.up_bytes_per_s)
+
+    @property
+    def bandwidth_bytes_per_s(self) -> FloatArray:
+        r"""What each rank can send while it receives as much, ``(world_size,)``.
+
+        $b_i = \min(e_i, g_i)$ of up and down, or $1 / (1/e_i + 1/g_i)$ if half duplex.
+        """
+        up, down = self.up_bytes_per_s, self.down_bytes_per_s
+        return 1 / (1 / up + 1 / down) if self.half_duplex else np.minimum(up, down)
+
+
+def check_world(function: str, aggregation: Aggregation, links: Links) -> None:
+    """Raise unless both speak of the same ranks."""
+    if links.world_size != aggregation.world_size:
+        rule = f"speak of the aggregation's {aggregation.world_size} ranks"
+        raise invalid(
+            f"{function}(links=...)", rule, links.world_size, "Give one bandwidth per rank."
+        )
+
+
+def _bandwidth(name: str, value: FloatArray, world_size: int | None) -> FloatArray:
+    """Return a read-only array of our own."""
+    answer = np.array(value, np.float64)
+    argument = f"Links({name}=...)"
+    if answer.ndim != 1 or not answer.size or len(answer) != (world_size or len(answer)):
+        rule = f"have shape ({world_size or 'world_size'},)"
+        raise invalid(argument, rule, answer.shape, "Give one bandwidth per rank.")
+    valid = np.isfinite(answer) & (answer > 0)
+    if not valid.all():
+        rank = int(np.argmin(valid))
+        got = f"{answer[rank]} on rank {rank}"
+        raise invalid(argument, "be positive and finite on every rank", got, REMEDY)
+    answer.flags.writeable = False
+    return answer
+
+
+def _pairs(value: FloatArray, world_size: int) -> FloatArray:
+    """Return a read-only array of our own, infinite on its diagonal."""
+    answer = np.array(value, np.float64)
+    argument = "Links(pair_bytes_per_s=...)"
+    if answer.shape != (world_size, world_size) or not world_size:
+        rule = f"have shape ({world_size}, {world_size})"
+        raise invalid(argument, rule, answer.shape, "Give a row of all ranks per rank.")
+    np.fill_diagonal(answer, np.inf)
+    valid = answer > 0
+    if not valid.all():
+        row, column = (int(index) for index in np.unravel_index(np.argmin(valid), valid.shape))
+        got = f"{answer[row, column]} from rank {row} to {column}"
+        raise invalid(argument, "be positive between any two ranks", got, REMEDY)
+    answer.flags.writeable = False
+    return answer

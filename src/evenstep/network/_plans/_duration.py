@@ -1,0 +1,188 @@
+"""How long pushing, summing and pulling takes under given shares."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..._types import FloatArray, IntArray
+from ...exceptions import invalid
+from ._aggregation import Aggregation
+from ._bandwidths import Links, check_world
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    r"""Seconds of one phase on every link, each a line in at most two shares.
+
+    $\max_k (c_k + p_k w_{i_k} + q_k w_{j_k})$. Evaluated here, and the rows of the linear program.
+
+    Attributes:
+        constant_s: $c$, ``(num_rows,)``.
+        first, second: $i$ and $j$, ranks, ``(num_rows,)``.
+        first_s, second_s: $p$ and $q$, ``(num_rows,)``.
+    """
+
+    constant_s: FloatArray
+    first: IntArray
+    first_s: FloatArray
+    second: IntArray
+    second_s: FloatArray
+
+    def seconds(self, shares: FloatArray) -> float:
+        """Return the time of the slowest link."""
+        each = self.constant_s + self.first_s * shares[self.first]
+        return float((each + self.second_s * shares[self.second]).max())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Phases:
+    """What limits the first push, the last pull, and both at once in between."""
+
+    push: Rows
+    pull: Rows
+    both: Rows
+
+
+def exchange_s(aggregation: Aggregation, links: Links, *, shares: FloatArray) -> float:
+    r"""Return the seconds that one step's push and pull take.
+
+    $T_C = \frac{(C - 1) A + P_1 + P_2}{C} + (C + 1) \alpha$, with $P_1$ and $P_2$ what push
+    and pull take alone, $A$ what they take at once, and $\alpha$ the latency:
+
+    $$P_1 = V \max_i \max\Big(\frac{1 - w_i}{e_i}, \frac{(N - 1) w_i}{g_i}\Big), \quad
+    P_2 = V \max_i \max\Big(\frac{1 - w_i}{g_i}, \frac{(N - 1) w_i}{e_i}\Big), \quad
+    A = V \max_i \frac{1 + (N - 2) w_i}{\min(e_i, g_i)},$$
+
+    for workers that serve too, with $e$ up and $g$ down. A rank that only serves carries
+    $N w_i$ and nothing of its own; one that only works, 1. Half duplex adds up what goes either
+    way. Between a pair, a push carries $w_j$ from $i$ to $j$ and a pull $w_i$. Without a limit to
+    the chunks it is $A + 2 \alpha$.
+
+    Right for chunks in lock-step on links that carry what was measured, whichever ranks send at
+    the same time. Left out: headers (4 to 5 % on Ethernet), many senders that overrun one receiver,
+    the sums themselves, and what the backward hides.
+
+    Args:
+        aggregation: what is summed and by whom.
+        links: their bandwidths.
+        shares: $w$, the part of the bytes that each rank sums, at least 0, adding up to 1, 0
+            where a rank is no server, ``(world_size,)``.
+
+    Raises:
+        ValueError: the links or the shares are of other ranks, or the shares no shares.
+
+    References:
+        Derived; with one chunk the usual cost of a sharded parameter server, as in
+        Y. Jiang et al., *A unified architecture for accelerating distributed DNN training*
+        (BytePS), OSDI 2020.
+    """
+    check_world("exchange_s", aggregation, links)
+    check_shares("exchange_s", aggregation, shares)
+    phases = phases_of(aggregation, links)
+    both_s, chunks = phases.both.seconds(shares), aggregation.num_chunks
+    if chunks is None:
+        return both_s + 2 * links.latency_s
+    alone_s = phases.push.seconds(shares) + phases.pull.seconds(shares)
+    return both_s + (alone_s - both_s) / chunks + (chunks + 1) * links.latency_s
+
+
+def best_num_chunks(
+    aggregation: Aggregation, links: Links, *, shares: FloatArray, most: int = 64
+) -> int:
+    r"""Return in how many chunks the exchange ends first, whatever ``aggregation`` says.
+
+    $C = \sqrt{(P_1 + P_2 - A) / \alpha}$, the whole number next to it that is better, at most
+    ``most``: more chunks overlap better, and each costs its latency.
+
+    Raises:
+        ValueError: as ``exchange_s``, or ``most`` is below 1.
+    """
+    check_world("best_num_chunks", aggregation, links)
+    check_shares("best_num_chunks", aggregation, shares)
+    if type(most) is not int or most < 1:
+        raise invalid("best_num_chunks(most=...)", "be an integer >= 1", repr(most), "Use 64.")
+    phases = phases_of(aggregation, links)
+    alone_s = phases.push.seconds(shares) + phases.pull.seconds(shares)
+    gain_s = alone_s - phases.both.seconds(shares)
+    if gain_s <= 1e-12 * alone_s:
+        return 1
+    if gain_s >= links.latency_s * most**2:
+        return most
+    fewer = max(1, math.floor(math.sqrt(gain_s / links.latency_s)))
+    cost_s = [gain_s / chunks + links.latency_s * chunks for chunks in (fewer, fewer + 1)]
+    return min(most, fewer + int(cost_s[1] < cost_s[0]))
+
+
+def phases_of(aggregation: Aggregation, links: Links) -> Phases:
+    """Return what each phase costs on every link, in seconds."""
+    works = aggregation.is_worker.astype(np.float64)
+    up_s = aggregation.num_bytes / links.up_bytes_per_s
+    down_s = aggregation.num_bytes / links.down_bytes_per_s
+    # What a rank sends as a worker, and gets as a server; the pull turns both round.
+    sources = aggregation.num_sources.astype(np.float64)
+    gives, takes = (works, -works), (np.zeros_like(works), sources)
+    either = (works, sources - works)
+    if links.half_duplex:
+        push, pull = [_sum(gives, up_s, takes, down_s)], [_sum(gives, down_s, takes, up_s)]
+        both = [_sum(either, up_s, either, down_s)]
+    else:
+        push = [_times(gives, up_s), _times(takes, down_s)]
+        pull = [_times(gives, down_s), _times(takes, up_s)]
+        both = [_times(either, np.maximum(up_s, down_s))]
+    return Phases(
+        _rows(aggregation, links, push, pushes=True, pulls=False),
+        _rows(aggregation, links, pull, pushes=False, pulls=True),
+        _rows(aggregation, links, both, pushes=True, pulls=True),
+    )
+
+
+Line = tuple[FloatArray, FloatArray]  # a constant and a slope per rank
+
+
+def _times(line: Line, seconds: FloatArray) -> Line:
+    return line[0] * seconds, line[1] * seconds
+
+
+def _sum(one: Line, one_s: FloatArray, other: Line, other_s: FloatArray) -> Line:
+    (constant, slope), (more, steeper) = _times(one, one_s), _times(other, other_s)
+    return constant + more, slope + steeper
+
+
+def _rows(
+    aggregation: Aggregation, links: Links, lines: list[Line], *, pushes: bool, pulls: bool
+) -> Rows:
+    """Return the lines of ranks, then those of pairs where there are any."""
+    ranks = np.tile(np.arange(links.world_size), len(lines))
+    constant = np.concatenate([line[0] for line in lines])
+    slope = np.concatenate([line[1] for line in lines])
+    nothing = np.zeros(len(ranks))
+    if links.pair_bytes_per_s is None:
+        return Rows(constant, ranks, slope, ranks, nothing)
+    source, target = np.nonzero(np.isfinite(links.pair_bytes_per_s))
+    seconds = aggregation.num_bytes / links.pair_bytes_per_s[source, target]
+    return Rows(
+        np.concatenate([constant, np.zeros(len(source))]),
+        np.concatenate([ranks, source]),
+        np.concatenate([slope, seconds * aggregation.is_worker[target] * pulls]),
+        np.concatenate([ranks, target]),
+        np.concatenate([nothing, seconds * aggregation.is_worker[source] * pushes]),
+    )
+
+
+def check_shares(function: str, aggregation: Aggregation, shares: FloatArray) -> None:
+    """Raise unless these are shares of ranks that may have them."""
+    given = np.asarray(shares)
+    argument = f"{function}(shares=...)"
+    if given.shape != (aggregation.world_size,):
+        rule = f"have shape ({aggregation.world_size},)"
+        raise invalid(argument, rule, given.shape, "Give one share per rank.")
+    if not (given >= 0).all() or abs(given.sum() - 1) > 1e-6:
+        rule = "be at least 0 and add up to 1"
+        raise invalid(argument, rule, given, "Divide them by their sum.")
+    if given[~aggregation.is_server].any():
+        rank = int(np.argmax(np.where(aggregation.is_server, 0, given)))
+        rule, got = "be 0 where a rank is no server", f"{given[rank]} on rank {rank}"
+        raise invalid(argument, rule, got, "Set `is_server` there, or share among the others.")

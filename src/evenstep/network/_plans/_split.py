@@ -1,0 +1,197 @@
+"""Who sums what, in whole numbers from which every rank derives the same ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Self, final
+
+import numpy as np
+
+from ..._apportion import apportion
+from ..._types import Cluster, FloatArray
+from ...exceptions import invalid
+
+PARTS = 1 << 20
+"""What the parts of a split add up to: shares to a millionth, and halves and quarters exactly."""
+
+Edges = tuple[int, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Which rank sums which part of everything, as integers decided on one rank.
+
+    Every rank cuts every chunk by the same integers with ``cut``, so that no float is compared
+    between CPUs that may round otherwise. A later split has a later epoch.
+
+    Args:
+        parts: how many of 2**20 parts each rank sums, at least 0, adding up to that,
+            ``(world_size,)``. Make them of shares with ``Split.of``.
+        epoch: number of the plan, at least 0, larger than of those before.
+        chunk_bytes: about how much of a bucket is under way at once, at least 1. Small chunks
+            overlap better, and each costs its messages.
+        min_bytes: least bytes of a rank's range within a chunk, at least 0. A smaller one goes to
+            the others.
+
+    Raises:
+        ValueError: the parts do not add up, or an argument is out of range.
+    """
+
+    parts: tuple[int, ...]
+    epoch: int = 0
+    chunk_bytes: int = 1 << 20
+    min_bytes: int = 1 << 12
+
+    def __post_init__(self) -> None:
+        parts = self.parts
+        if type(parts) is not tuple or not parts or any(not _is_integer(part) for part in parts):
+            rule = "be a tuple of integers >= 0"
+            raise invalid("Split(parts=...)", rule, parts, "Use `Split.of(shares)`.")
+        if sum(parts) != PARTS:
+            rule = f"add up to {PARTS}"
+            got = f"{parts}, which is {sum(parts)}"
+            raise invalid("Split(parts=...)", rule, got, "Use `Split.of(shares)`.")
+        for name, least in (("epoch", 0), ("chunk_bytes", 1), ("min_bytes", 0)):
+            if not _is_integer(value := getattr(self, name), least):
+                rule = f"be an integer >= {least}"
+                raise invalid(f"Split({name}=...)", rule, repr(value), "See its description.")
+
+    @classmethod
+    def of(
+        cls,
+        shares: FloatArray,
+        *,
+        epoch: int = 0,
+        chunk_bytes: int = 1 << 20,
+        min_bytes: int = 1 << 12,
+    ) -> Self:
+        """Return the split with these shares, by largest remainder. Call it on one rank.
+
+        Args:
+            shares: at least 0, adding up to 1, ``(world_size,)``. A share of 0 stays 0.
+            epoch, chunk_bytes, min_bytes: as above.
+
+        Raises:
+            ValueError: as above, or the shares are none.
+        """
+        given = np.asarray(shares, np.float64)
+        if given.ndim != 1 or not given.size or not (given >= 0).all():
+            rule = "be at least 0, (world_size,)"
+            raise invalid("Split.of(shares)", rule, shares, "Give one share per rank.")
+        if abs(given.sum() - 1) > 1e-6:
+            raise invalid("Split.of(shares)", "add up to 1", given, "Divide them by their sum.")
+        parts = np.zeros(len(given), np.int64)
+        serves = given > 0
+        parts[serves] = apportion(given[serves], Cluster(int(serves.sum()), PARTS, 0))
+        return cls(tuple(map(int, parts)), epoch, chunk_bytes, min_bytes)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks, servers without data among them."""
+        return len(self.parts)
+
+    def chunks(self, num_elements: int, element_bytes: int) -> list[Edges]:
+        """Return the chunks of a bucket, each as the edges of the ranks' ranges in it.
+
+        As few chunks as there can be of at most ``chunk_bytes``, as equal as there can be, each
+        cut by ``parts``. Where a chunk's ranges end, the next one's begin.
+
+        Args:
+            num_elements: of the bucket, at least 0.
+            element_bytes: size of one on the wire, at least 1.
+
+        Returns:
+            For each chunk: rank r sums elements ``edges[r]`` to ``edges[r + 1]`` of the bucket.
+        """
+        most = max(1, self.chunk_bytes // element_bytes)
+        least = max(1, -(-self.min_bytes // element_bytes))
+        num_chunks = -(-num_elements // most)
+        if not num_chunks:
+            return []
+        ends = [chunk * num_elements // num_chunks for chunk in range(num_chunks + 1)]
+        spans = list(pairwise(ends))
+        sizes = {end - start for start, end in spans}
+        of_size = {size: cut(size, self.parts, min_elements=least) for size in sizes}
+        return [tuple(start + edge for edge in of_size[end - start]) for start, end in spans]
+
+
+def cut(num_elements: int, parts: Sequence[int], *, min_elements: int = 1) -> Edges:
+    r"""Cut elements into one range per rank, in proportion to integers, with integers alone.
+
+    $n_i = \lfloor n p_i / P \rfloor$, and the elements that are left go one each to the largest
+    remainders of $n p_i / P$, at equal ones to the lower ranks. Before that, as long as a rank
+    would get less than ``min_elements`` of them, the rank with the least parts gets nothing, at
+    equal ones the higher, and the others share its elements. One always keeps all: so it does of
+    what has fewer elements than the minimum. Where there are fewer elements than ranks, some get
+    none.
+
+    Args:
+        num_elements: $n$, at least 0.
+        parts: $p_i$, at least 0, one at least positive, ``(world_size,)``.
+        min_elements: least elements of a range that is not empty, at least 0.
+
+    Returns:
+        From 0 to ``num_elements``, never falling: rank r has those from ``edges[r]`` up to
+        ``edges[r + 1]``, ``(world_size + 1,)``.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+    if not _is_integer(num_elements) or not _is_integer(min_elements):
+        got = f"{num_elements!r} and {min_elements!r}"
+        raise invalid("cut(num_elements, min_elements=...)", "be integers >= 0", got, "Count them.")
+    kept = sorted((rank for rank, part in enumerate(parts) if part), key=lambda r: (-parts[r], r))
+    if not kept or min(parts) < 0:
+        rule = "be integers >= 0, one at least positive"
+        raise invalid("cut(parts)", rule, parts, "Give one rank a part at least.")
+    total = sum(parts)
+    while len(kept) > 1 and parts[kept[-1]] * num_elements < min_elements * total:
+        total -= parts[kept.pop()]
+    sizes = [0] * len(parts)
+    remainders = {}
+    for rank in kept:
+        sizes[rank], remainders[rank] = divmod(num_elements * parts[rank], total)
+    by_remainder = sorted(kept, key=lambda rank: (-remainders[rank], rank))
+    for rank in by_remainder[: num_elements - sum(sizes)]:
+        sizes[rank] += 1
+    edges = [0]
+    for size in sizes:
+        edges.append(edges[-1] + size)
+    return tuple(edges)
+
+
+def traffic_bytes(
+    split: Split, num_elements: int, element_bytes: int, *, workers: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return what each rank sends and receives for one bucket: push and pull, headers apart.
+
+    Exact, of the very ranges that ``Split.chunks`` makes. A rank sends its gradients but what it
+    sums itself, and its sums to every other worker; it receives as much as it sends where all
+    workers serve.
+
+    Args:
+        split: who sums what.
+        num_elements: of the bucket, at least 0.
+        element_bytes: size of one on the wire, at least 1.
+        workers: the ranks that have gradients.
+
+    Returns:
+        Bytes sent and bytes received, each ``(world_size,)``.
+    """
+    sent, received = [0] * split.world_size, [0] * split.world_size
+    for edges in split.chunks(num_elements, element_bytes):
+        for server in range(split.world_size):
+            num_bytes = (edges[server + 1] - edges[server]) * element_bytes
+            for worker in workers:
+                if worker != server:  # a push one way, a pull the other
+                    for rank in (worker, server):
+                        sent[rank] += num_bytes
+                        received[rank] += num_bytes
+    return tuple(sent), tuple(received)
+
+
+def _is_integer(value: Any, least: int = 0) -> bool:
+    return type(value) is int and value >= least

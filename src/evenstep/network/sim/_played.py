@@ -1,0 +1,160 @@
+"""Exchanges of gradients over simulated links, and a planner that follows them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..._types import FloatArray
+from ...events import Event
+from ...exceptions import invalid
+from .._following._in_force import SharesInForce
+from .._following._share_planner import SharePlanner
+from .._following._transfers import ObservedExchange, Transfers
+from .._plans._aggregation import Aggregation
+from .._plans._bandwidths import Links
+from .._plans._base import AbstractSharePolicy
+from .._plans._fair import fair_transfers
+from .._plans._ring import ring_s
+from .._plans._share_plan import plan_shares
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FollowReport:
+    """What became of a run over links that change.
+
+    Attributes:
+        exchange_s: seconds of every step's exchange, ``(num_steps,)``.
+        plans: the plan that each step ran under.
+        events: all that the planner told, in order.
+    """
+
+    exchange_s: FloatArray
+    plans: tuple[SharesInForce, ...]
+    events: tuple[Event, ...]
+
+    @property
+    def num_plans(self) -> int:
+        """How often shares changed during the run."""
+        return len({plan.epoch for plan in self.plans}) - 1
+
+
+def play_exchange(
+    aggregation: Aggregation,
+    links: Links,
+    shares: FloatArray | None,
+    *,
+    plan_epoch: int = 0,
+    noise: float = 0.0,
+    generator: np.random.Generator | None = None,
+) -> ObservedExchange:
+    r"""Return one exchange as it goes over links that transfers share fairly.
+
+    Chunks go in lock-step: a push alone, then each push with the pull of the chunk before, then a
+    pull alone, every transfer of a round beginning at once (``fair_transfers``). Rounds differ
+    from the closed forms in that links are not full to the last moment: 1 to 3 % longer.
+
+    Args:
+        aggregation: what is summed; with no limit to the chunks, one round has everything.
+        links: what they carry in this very step.
+        shares: who sums how much; None for plain all-reduce, a ring by its formula.
+        plan_epoch: number of the plan that it runs under.
+        noise: standard deviation of the logarithm of the times as they are measured.
+        generator: where that comes from; needed if there is any.
+
+    Raises:
+        ValueError: there is noise and no generator, or the links are of other ranks.
+    """
+    if noise and generator is None:
+        remedy = "Give `np.random.default_rng(0)`."
+        raise invalid("play_exchange(generator=...)", "be given with noise", generator, remedy)
+    if shares is None:
+        return ObservedExchange(plan_epoch, ring_s(aggregation, links))
+    push = np.outer(aggregation.is_worker, np.where(aggregation.is_server, shares, 0.0))
+    push = push * aggregation.num_bytes
+    np.fill_diagonal(push, 0.0)
+    chunks = aggregation.num_chunks
+    rounds = [(push + push.T, 1.0)]
+    if chunks is not None:
+        part = 1 / chunks
+        rounds = [(push * part, 1), ((push + push.T) * part, chunks - 1), (push.T * part, 1)]
+    exchange_s, seconds, busy_s = 0.0, np.zeros(push.shape), np.zeros((2, len(push)))
+    for num_bytes, times in rounds:
+        taken_s = fair_transfers(num_bytes, links).seconds
+        exchange_s += times * (float(taken_s.max()) + links.latency_s)
+        seconds += times * taken_s
+        busy_s += times * np.stack([taken_s.max(axis=1), taken_s.max(axis=0)])
+    if generator is not None:
+        seconds = seconds * np.exp(generator.normal(0, noise, seconds.shape))
+        busy_s = busy_s * np.exp(generator.normal(0, noise, busy_s.shape))
+    return ObservedExchange(plan_epoch, exchange_s, Transfers(push + push.T, seconds, busy_s))
+
+
+def follow_links(
+    policy: AbstractSharePolicy[Any],
+    aggregation: Aggregation,
+    links: Sequence[Links],
+    *,
+    noise: float = 0.0,
+    seed: int = 0,
+    planner: SharePlanner | None = None,
+) -> FollowReport:
+    """Return what a policy makes of links that change, by the planner that trains.
+
+    Step k decides k + 1. Deterministic: the same arguments give the same report.
+
+    Args:
+        policy: decides the shares.
+        aggregation: what is summed in each step.
+        links: what they carry in each step.
+        noise: as for ``play_exchange``, of the measured times.
+        seed: of the noise.
+        planner: with other settings than the defaults, and in place of ``policy``.
+
+    Raises:
+        ValueError: the links are of other ranks.
+    """
+    generator = np.random.default_rng(seed)
+    planner = planner or SharePlanner(policy, aggregation)
+    exchange_s: list[float] = []
+    plans: list[SharesInForce] = []
+    events: list[Event] = []
+    for step, now in enumerate(links):
+        plan = planner.plan
+        done = play_exchange(
+            aggregation,
+            now,
+            plan.shares,
+            plan_epoch=plan.epoch,
+            noise=noise,
+            generator=generator,
+        )
+        exchange_s.append(done.exchange_s)
+        plans.append(plan)
+        events += planner.observe(step, done, next_step=step + 1).events
+    return FollowReport(np.array(exchange_s), tuple(plans), tuple(events))
+
+
+def known_links(
+    policy: AbstractSharePolicy[Any], aggregation: Aggregation, links: Sequence[Links]
+) -> FloatArray:
+    """Return the seconds of each exchange if the policy knew every step's links beforehand.
+
+    It uses plain all-reduce where that is no slower, ``(num_steps,)``.
+    """
+    seconds: list[float] = []
+    state, before = policy.init(aggregation).state, None
+    for now in links:
+        if now is before:
+            seconds.append(seconds[-1])
+            continue
+        before = now
+        decision = policy.update(aggregation, now, state)
+        state = decision.state
+        plan = plan_shares(aggregation, now, shares=decision.shares, margin=0.0)
+        shares = None if plan.falls_back else decision.shares
+        seconds.append(play_exchange(aggregation, now, shares).exchange_s)
+    return np.array(seconds)

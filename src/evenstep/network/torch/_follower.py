@@ -1,0 +1,89 @@
+"""One rank's share of the exchange, step by step: the plan in force, and what was seen of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Protocol, final
+
+from .._following._in_force import SharesInForce
+from .._messages import Seen
+from .._plans._split import Split
+from ._reduce._observed import lasted_s, ways_to
+from ._reduce._reducer import ShardedReducer
+from ._reduce._watched import WatchedTransport
+
+
+class Plans(Protocol):
+    """Knows who sums what, and takes what was seen."""
+
+    def at(self, step: int) -> SharesInForce | None:
+        """Return the plan of a step."""
+
+    def note(self, seen: Seen) -> None:
+        """Keep what this rank saw."""
+
+
+@final
+class ShareFollower:
+    """Has the reducer follow the plans, and notes how long each exchange took.
+
+    Args:
+        reducer: sums this rank's share.
+        transport: the reducer's, which sees what arrives.
+        plans: from rank 0.
+        chunk_bytes: bytes that are under way at once.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        reducer: ShardedReducer,
+        transport: WatchedTransport,
+        plans: Plans,
+        *,
+        chunk_bytes: int,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self._reducer = reducer
+        self._transport = transport
+        self._plans = plans
+        self._chunk_bytes = chunk_bytes
+        self._clock = clock
+        self._epoch = 0
+        self._at_s = clock()
+        self._begun_s: float | None = None
+        self._waited_s: float | None = None
+
+    def begin_step(self, step: int) -> None:
+        """Put the plan of ``step`` in force: the plan point, when no backward is under way."""
+        self._reducer.step = step
+        self._at_s = self._clock()
+        plan = self._plans.at(step)
+        if plan is None or plan.epoch == self._epoch:
+            return
+        self._epoch = plan.epoch
+        split = None
+        if plan.parts is not None:
+            split = Split(plan.parts, plan.epoch, chunk_bytes=self._chunk_bytes)
+        self._reducer.adopt(split)
+
+    def backward_done(self) -> None:
+        """Hear that this rank's own backward is done: from now on it waits."""
+        self._begun_s = self._clock()
+
+    def reduced(self) -> None:
+        """Hear that it has all sums."""
+        if self._begun_s is not None:
+            self._waited_s = self._clock() - self._begun_s
+
+    def end_step(self, step: int) -> None:
+        """Note what was seen of the step, whose last backward is over."""
+        waited_s, begun_s = self._waited_s, self._begun_s
+        self._begun_s = self._waited_s = None
+        arrivals = self._transport.take_arrivals()
+        if waited_s is not None and begun_s is not None:
+            plain = self._reducer.split is None
+            ways = None if plain else ways_to(self._transport.rank, arrivals)
+            spent_s = begun_s - self._at_s
+            self._plans.note(Seen(step, self._epoch, waited_s, ways, lasted_s(arrivals), spent_s))

@@ -1,0 +1,332 @@
+"""One rank's side of the sharded aggregation: what is in force, what is under way, what is lost."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from time import monotonic
+from types import TracebackType
+from typing import Self, final
+
+import torch
+
+from ....exceptions import invalid
+from ..._plans._split import Split
+from ._bucket_job import BucketJob
+from ._failure import Failure
+from ._issuer import Issuer
+from ._orders import OrderBook, Orders, check_epoch, checked_workers
+from ._pipeline import Pipeline
+from ._plan_check import PlanCheck
+from ._sums import WireFormat
+from ._timeouts import Timeouts
+from ._traffic import Ledger, LinkTraffic
+from ._transport import AbstractTransport, PeerFailed
+
+_STOP_S = 5.0  # at the close, for a server that takes no more orders
+
+
+@final
+class ShardedReducer:
+    r"""Averages gradients over workers, each server summing the part that its split gives it.
+
+    Workers push each server's range to it, servers sum in the order of the ranks and divide by the
+    number of workers, and all workers pull. Whichever split is in force, the result is the same
+    bit for bit, and it is that of an all-reduce up to the rounding of its order of summation.
+    ``with`` it, or call ``start`` and ``close``: one daemon thread issues all messages, one beside
+    it looks at the clock.
+
+    Right where links differ and push and pull overlap, as ``evenstep.network.plan_shares`` finds
+    out; on equal links all-reduce is as fast or faster, and ``adopt(None)`` goes back to it.
+    Wrong for sparse gradients, and for several backwards at once.
+
+    Args:
+        transport: between all ranks, servers without data among them, and for nothing else.
+        workers: ranks of the transport that have gradients; None is all. The first of them leads:
+            it tells the others who serve what comes.
+        wire: in which numbers gradients travel.
+        timeout_s: how long a rank may keep another one waiting, as a group's timeout.
+        option: which argument says so, for errors.
+        clock: monotonic seconds.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        transport: AbstractTransport,
+        *,
+        workers: Sequence[int] | None = None,
+        wire: WireFormat = WireFormat(),  # noqa: B008  # a frozen value
+        timeout_s: float = 1800.0,
+        option: str = "ShardedReducer(timeout_s=...)",
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        world_size = transport.world_size
+        self._workers = checked_workers(workers, world_size)
+        if not timeout_s > 0:
+            raise invalid("ShardedReducer(timeout_s=...)", "be positive", timeout_s, "Use 1800.")
+        self._transport = transport
+        self._wire = wire
+        self._failure = Failure(transport, option=option)
+        self._ledger = Ledger()
+        self._split: Split | None = None
+        self._epoch = -1
+        self.step = 0  # under way, for ranks without data; set by what counts them
+        self._changed = threading.Condition()  # `_num_untold` fell
+        self._num_untold = 0  # buckets of which a rank is still to be told
+        self._num_running = 0  # those that are not done
+        self._begun: set[object] = set()  # models that are in the middle of a backward
+        self._pid: int | None = None  # of the process that started
+        self._closed = False
+        self._timeouts = Timeouts(timeout_s, give_up=self._give_up, clock=clock)
+        pipeline = Pipeline(
+            transport, workers=self._workers, timeouts=self._timeouts, ledger=self._ledger
+        )
+        self._issuer = Issuer(pipeline, prepare=self._prepare, on_error=self._failure.on)
+        self._plan_check = PlanCheck(transport, self._workers, self._timeouts)
+        helpers = [rank for rank in range(world_size) if rank not in self._workers]
+        self._orders = OrderBook(transport, helpers if self._leads else [])
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether this rank has gradients."""
+        return self._transport.rank in self._workers
+
+    @property
+    def num_workers(self) -> int:
+        """How many ranks have gradients."""
+        return len(self._workers)
+
+    @property
+    def _leads(self) -> bool:
+        return self._transport.rank == self._workers[0]
+
+    @property
+    def split(self) -> Split | None:
+        """What is in force; None is plain all-reduce."""
+        return self._split
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no bucket is under way."""
+        return not self._num_untold
+
+    @property
+    def traffic(self) -> LinkTraffic:
+        """What went over this rank's links so far; plain all-reduce is not counted."""
+        return self._ledger.traffic
+
+    def start(self) -> None:
+        """Start the threads. May be called again."""
+        self._check_open()
+        if self._pid is None:
+            self._pid = os.getpid()
+            self._failure.start()
+            self._timeouts.start()
+            self._issuer.start()
+            atexit.register(self.close)
+
+    def adopt(self, split: Split | None) -> None:
+        """Sum by ``split`` from the next bucket on; call it between steps, with the same on all.
+
+        Buckets that are under way keep theirs. Nothing migrates.
+
+        Args:
+            split: of a later epoch than all before. None is plain all-reduce over DDP's own group.
+
+        Raises:
+            ValueError: it is of another number of ranks, or no later than one in force before.
+            RuntimeError: buckets are under way.
+        """
+        self._check_open()
+        if self._num_running or self._begun:
+            raise RuntimeError(
+                "`ShardedReducer.adopt(split)` came in the middle of a backward: the ranks would "
+                "part. Call it between steps, before the forward."
+            )
+        if split is not None:
+            if split.world_size != self._transport.world_size:
+                rule = f"have a part for each of {self._transport.world_size} ranks"
+                got = f"{split.world_size} parts"
+                raise invalid("ShardedReducer.adopt(split)", rule, got, "Count servers too.")
+            if split.epoch == self._epoch and split != self._split:
+                rule = f"be of a later epoch than {self._epoch}, which is in force"
+                raise invalid("ShardedReducer.adopt(split)", rule, split, "Number plans upwards.")
+            check_epoch("ShardedReducer.adopt(split)", split.epoch, self._epoch)
+            self._epoch = split.epoch
+        self._split = split
+
+    def reduce(
+        self,
+        gradients: torch.Tensor,
+        *,
+        opens: bool = True,
+        ends: bool = True,
+        model: object = None,
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Put the workers' mean in the place of ``gradients``, in the background.
+
+        Every worker calls it with as many, in the same order.
+
+        Args:
+            gradients: flat and contiguous. Leave them alone until the future is done.
+            opens: whether these are the first of a step.
+            ends: whether these are the last.
+            model: whose they are, where steps of several go on at once.
+
+        Returns:
+            Future with ``gradients``, or with the error that ended it.
+
+        Raises:
+            WorkerLostError: a rank was lost before.
+            RuntimeError: no split is in force, or this rank has no data.
+            TypeError: they are of a type that is not summed.
+            ValueError: they are not flat.
+        """
+        self._check_open()
+        if gradients.dim() != 1 or not gradients.is_contiguous():
+            rule, remedy = "be flat and contiguous", "Give `gradients.flatten()`."
+            raise invalid("ShardedReducer.reduce(gradients)", rule, gradients.shape, remedy)
+        split = self._split
+        if split is None or not self.is_worker or self._pid is None:
+            why = "a rank without data" if not self.is_worker else "it was not started"
+            why = "no split is in force" if split is None else why
+            raise RuntimeError(f"`ShardedReducer.reduce` cannot be called: {why}.")
+        devices: list[int | str | torch.device] = [gradients.device] if gradients.is_cuda else []
+        told: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+        failed: list[BaseException] = []
+
+        def answer(future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
+            if failed:
+                raise failed[0]
+            return gradients
+
+        def done(error: BaseException | None) -> None:
+            failed.extend([] if error is None else [error])
+            self._count(running=-1)  # before: who is told may close at once
+            told.set_result(gradients)  # a device's future looks for the stream of what it is given
+            self._count(untold=-1)
+
+        result = told.then(answer)
+        ready = torch.cuda.current_stream(gradients.device).record_event() if devices else None
+        wire = self._wire.of(gradients.dtype)
+        job = BucketJob(
+            gradients, gradients.numel(), wire, split, done, opens, ends, self.step, ready
+        )
+        self._put(job)
+        (self._begun.discard if ends else self._begun.add)(model)
+        return result
+
+    def settle(self) -> None:
+        """Wait until no bucket is under way.
+
+        Raises:
+            WorkerLostError: a rank was lost.
+            RuntimeError: the exchange failed otherwise.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: not self._num_untold)
+        self._failure.check()
+
+    def fail(self, error: BaseException) -> BaseException:
+        """Make every wait on all ranks end at once; return the error to raise for it.
+
+        That is ``error``, unless something came before. For who hears of a loss elsewhere, such as
+        from heartbeats, or uses the transport besides.
+        """
+        return self._failure.on(error)
+
+    def serve(self, hear: Callable[[BucketJob], None] = lambda job: None) -> None:
+        """On a rank without data: sum what the workers push until their training ends.
+
+        Returns when the lead worker closes its reducer, and closes this one. ``hear`` is told of
+        every bucket before it is summed, when all of the steps before is here.
+
+        Raises:
+            WorkerLostError: a rank was lost.
+            RuntimeError: this rank has data, or the exchange failed otherwise.
+        """
+        if self.is_worker:
+            raise RuntimeError("`ShardedReducer.serve` is for ranks without data; this one works.")
+        self.start()
+        orders = Orders(self._transport, self._workers[0])
+
+        def done(error: BaseException | None) -> None:
+            self._count(running=-1, untold=-1)
+
+        try:
+            while (job := orders.next(done)) is not None:
+                hear(job)
+                self._put(job)
+        except BaseException as error:
+            failure = self._failure.on(error)
+            raise failure from (error if failure is not error else None)
+        finally:
+            self.close()
+        self._failure.check()
+
+    def close(self) -> None:
+        """End the threads. May be called again.
+
+        In the middle of a step, as after an error, the others' exchange ends with an error that
+        names this rank. The transport's group belongs to its maker.
+        """
+        if self._closed or self._pid not in (None, os.getpid()):
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        if self._pid is None:
+            return
+        if self.is_worker and (self._num_running or self._begun):
+            self._failure.on(RuntimeError("The reducer was closed in the middle of a step."))
+        self._issuer.close()
+        self._timeouts.close()
+        if self._failure.error is None and self._leads:
+            with suppress(RuntimeError):
+                self._orders.stop(limit_s=_STOP_S)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        self._failure.check()
+        if self._closed:
+            raise RuntimeError("The reducer was closed. Make a new one, over new groups.")
+
+    def _count(self, *, running: int = 0, untold: int = 0) -> None:
+        with self._changed:
+            self._num_running += running
+            self._num_untold += untold
+            if not self._num_untold:
+                self._changed.notify_all()
+
+    def _put(self, job: BucketJob) -> None:
+        self._count(running=1, untold=1)
+        try:
+            self._issuer.put(job)
+        except BaseException:
+            self._count(running=-1, untold=-1)
+            raise
+
+    def _prepare(self, job: BucketJob) -> None:
+        """On the issuing thread, before a bucket's first chunk."""
+        if job.opens and len(self._workers) > 1:
+            self._plan_check.begin(job)
+        self._orders.send(job)
+
+    def _give_up(self, peer: int, waited_s: float) -> None:
+        self._failure.on(PeerFailed(peer, f"nothing came from it for {waited_s:.1f} s"))

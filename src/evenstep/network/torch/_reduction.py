@@ -1,0 +1,207 @@
+"""The sharded aggregation of a run: made with its first model, planned for when it opens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, final
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ..._exchange._exchange import Exchange
+from ...events import Hook, LinksMeasured, ProbingStarted
+from ...exceptions import invalid
+from .._following._share_planner import SharePlanner
+from .._messages import Seen, Shares
+from .._plans._aggregation import Aggregation
+from .._plans._bandwidths import Links
+from ._follower import ShareFollower
+from ._network_settings import Network
+from ._reduce._gloo import GlooTransport
+from ._reduce._hook import BucketState, shard_gradients
+from ._reduce._link_probes import PROBES, probe_links
+from ._reduce._reducer import ShardedReducer
+from ._reduce._sums import WireFormat
+from ._reduce._transport import PeerFailed
+from ._reduce._watched import WatchedTransport
+from ._server_follower import ServerFollower
+
+
+@final
+class Reduction:
+    """This rank's reducer and the group that it sends over.
+
+    Args:
+        network: what the user asked for.
+        group: of all ranks, servers among them, over gloo and for nothing else; closed with it.
+        order: ranks of the group, workers first.
+        num_workers: how many of them train.
+        timeout_s: how long a rank may keep another one waiting.
+        option: which argument says so, for errors.
+
+    Attributes:
+        reducer: sums this rank's share; to be started.
+        shares: this worker's side of the plans; None before ``join``.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        group: dist.ProcessGroup,
+        *,
+        order: Sequence[int],
+        num_workers: int,
+        timeout_s: float,
+        option: str,
+    ) -> None:
+        self._network = network
+        self._num_workers = num_workers
+        self._group = group
+        self._ddps: list[DistributedDataParallel] = []
+        self._hooks: list[BucketState] = []
+        wire = WireFormat(network.wire)
+        # Numbered as the heartbeats do, which hear of losses too: among a balancer's own ranks.
+        self._plain = GlooTransport(group, ranks=range(len(order)), order=order)
+        self._transport = WatchedTransport(self._plain)
+        self._links: Links | None = None
+        self.shares: Shares | None = None
+        self.reducer = ShardedReducer(
+            self._transport,
+            workers=range(num_workers),
+            wire=wire,
+            timeout_s=timeout_s,
+            option=option,
+        )
+
+    def attach(self, ddp: DistributedDataParallel | None) -> None:
+        """Have the gradients of a model go through the reducer.
+
+        Raises:
+            ValueError: it is in no DDP, has a communication hook, or has sparse gradients.
+        """
+        if ddp is None:
+            raise invalid(
+                "Balancer(network=...)",
+                "be used with models in DDP",
+                "another one, such as of FSDP, which sums its gradients by itself",
+                "Leave `network` out.",
+            )
+        if not self.reducer.is_worker:
+            return  # a server's own has nothing to sum
+        self._hooks.append(shard_gradients(ddp, self.reducer))
+        self._ddps.append(ddp)
+
+    def probe(self, collect: Callable[[Any], list[Any]], emit: Hook) -> None:
+        """Measure the links, where shares may be worth it and that takes no longer than 3 s.
+
+        Collective, before the first step. Without, or if time was up, the first steps find out.
+
+        Args:
+            collect: returns the objects of all ranks on every rank, by rank.
+            emit: takes events.
+
+        Raises:
+            WorkerLostError: a rank was lost meanwhile.
+        """
+        size = self._group.size()
+        if not (self._network.probe and size > 2) or PROBES.next(size, (), 0.0) is None:
+            return
+        emit(ProbingStarted(PROBES.budget_s))
+        try:
+            self._links = probe_links(self._plain, collect)
+        except PeerFailed as error:  # heartbeats may have broken off the transport, and know why
+            raise self.reducer.fail(error) from error
+        if self._links is None:
+            return
+        up, down = (
+            tuple(map(float, each))
+            for each in (self._links.up_bytes_per_s, self._links.down_bytes_per_s)
+        )
+        emit(LinksMeasured(-1, up, down))
+
+    def join(self, exchange: Exchange, *, lag: int, emit: Hook) -> ShareFollower:
+        """Take part in a run, on all workers; return what has the reducer follow the plans.
+
+        Args:
+            exchange: of the run, before its first step.
+            lag: steps by which a plan of sizes trails its measurement.
+            emit: takes events, on rank 0.
+        """
+        num_servers = self._group.size() - self._num_workers
+        self.shares = Shares(
+            self._transport.rank,
+            self._num_workers,
+            tell_all=exchange.riders.tell_all,
+            lag=lag,
+            emit=emit,
+            num_servers=num_servers,
+        )
+        exchange.riders.add(self.shares)
+        exchange.decisions.looks_ahead = False
+        exchange.on_loss = self.reducer.fail
+        chunk_bytes = self._network.chunk_bytes_of(self._sizes()[0])
+        return ShareFollower(self.reducer, self._transport, self.shares, chunk_bytes=chunk_bytes)
+
+    def lead(self) -> None:
+        """On rank 0: plan shares from now on."""
+        assert self.shares is not None, "`join` comes first"
+        self.shares.lead(self._planner())
+
+    def _planner(self) -> SharePlanner:
+        num_bytes, element_bytes = self._sizes()
+        chunks = max(1, round(num_bytes / self._network.chunk_bytes_of(num_bytes)))
+        is_worker = np.arange(self._group.size()) < self._num_workers
+        aggregation = Aggregation(
+            self._group.size(),
+            num_bytes,
+            num_chunks=chunks,
+            is_worker=is_worker,
+            is_server=~is_worker if self._only_servers else None,
+            element_bytes=element_bytes,
+        )
+        return SharePlanner(
+            self._network.policy, aggregation, self._links, margin=self._network.margin
+        )
+
+    def serve(self, send: Callable[[Seen], None]) -> None:
+        """On a server: sum until training has ended; ``send`` takes what was seen of each step.
+
+        Raises:
+            WorkerLostError: a rank was lost.
+        """
+        self.reducer.serve(ServerFollower(self._transport, send).hear)
+
+    def close(self) -> None:
+        """End the reducer and its group; the models go on with plain all-reduce."""
+        for hook in self._hooks:
+            hook.release()
+        self.reducer.close()
+        self._transport.close()
+        if self._group in dist.distributed_c10d._world.pg_map:
+            dist.destroy_process_group(self._group)
+
+    @property
+    def _only_servers(self) -> bool:
+        """Whether no worker sums, as there are others to do it alone."""
+        return self._network.only_servers and self._num_workers < self._group.size()
+
+    def _sizes(self) -> tuple[int, int]:
+        """Return the bytes of all gradients as they travel, and the least of an element's."""
+        wire = self._network.wire
+        elements = [
+            (parameter.numel(), _travelling_bytes(parameter, wire))
+            for parameter in _trained(self._ddps)
+        ]
+        least = min(each for _, each in elements)
+        return sum(number * each for number, each in elements), least
+
+
+def _trained(ddps: Iterable[nn.Module]) -> list[nn.Parameter]:
+    return [parameter for ddp in ddps for parameter in ddp.parameters() if parameter.requires_grad]
+
+
+def _travelling_bytes(parameter: nn.Parameter, wire: torch.dtype | None) -> int:
+    return parameter.element_size() if wire is None else wire.itemsize

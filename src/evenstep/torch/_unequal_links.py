@@ -1,0 +1,97 @@
+"""The door to ``evenstep.network``, never opened without ``Balancer(network=...)``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from .._exchange._channel import StarChannel
+from .._exchange._progress import COMPILING_TIMES
+from ..exceptions import invalid
+from ._exchange._crew import Crew
+from ._exchange._startup import WorkerFacts, gather_facts, open_channel
+from ._exchange._stuck import TORCH
+from ._options import Runtime
+
+if TYPE_CHECKING:
+    from ..network.torch._network_settings import Network
+    from ..network.torch._reduction import Reduction
+    from ..network.torch._serving import Service
+
+_FOR_EVER_S = 3e7
+
+
+def checked_network(network: Any) -> Network | None:
+    """Return how gradients are summed, if it is said as it has to be."""
+    if network is None:
+        return None
+    from ..network.torch._network_settings import Network
+
+    if not isinstance(network, Network):
+        raise invalid(
+            "Balancer(network=...)",
+            "be a `Network`, or None",
+            repr(network),
+            "Give `Network()` for shares that follow the links, or leave it out.",
+        )
+    return network
+
+
+def open_reduction(network: Network, crew: Crew, runtime: Runtime) -> Reduction:
+    """Return what sums this rank's share of the gradients. Collective: all ranks open one.
+
+    Args:
+        network: what the user asked for.
+        crew: all ranks, servers among them.
+        runtime: says how long a rank may keep others waiting.
+    """
+    from ..network.torch._reduction import Reduction
+
+    group = dist.new_group(
+        dist.get_process_group_ranks(crew.all or dist.group.WORLD),
+        backend="gloo",
+        use_local_synchronization=crew.all is not None,
+    )
+    reduction = Reduction(
+        network,
+        group,
+        order=crew.order,
+        num_workers=crew.num_workers,
+        timeout_s=timeout_s(runtime),
+        option="Runtime(hang_s=...)",
+    )
+    reduction.reducer.start()
+    return reduction
+
+
+def service_of(crew: Crew, runtime: Runtime) -> Service:
+    """Return what a server does in place of training.
+
+    Args:
+        crew: all ranks.
+        runtime: heartbeats and deadlines.
+    """
+    from ..network.torch._serving import Service
+
+    def meet() -> tuple[list[str], StarChannel]:
+        facts = gather_facts(crew, WorkerFacts.here(torch.device("cpu"), lag=0))
+        channel = open_channel(crew, facts, runtime)
+        assert channel is not None, "a server has workers beside it"
+        return crew.hosts(facts), channel
+
+    return Service(
+        meet,
+        collect=crew.collect,
+        watch_by=crew.watch_by,
+        framework=TORCH,
+        grace_s=3 * runtime.heartbeat_s,
+    )
+
+
+def timeout_s(runtime: Runtime) -> float:
+    """Return after how long a wait is in vain, where those who watch the steps say nothing."""
+    if runtime.hang_s is None:
+        return _FOR_EVER_S
+    return COMPILING_TIMES * runtime.hang_s + runtime.deadline_s

@@ -1,0 +1,319 @@
+"""When to look at links and at all-reduce, and what decides between them then."""
+
+import numpy as np
+import pytest
+
+from evenstep.events import MeasurementRejected, PolicyFailed
+from evenstep.network import OptimalShares, SharePlanner, Transfers
+from evenstep.network._following._share_choice import ShareChoice
+from evenstep.network._following._share_looks import Looks
+from evenstep.network._following._share_trust import Trust
+from evenstep.network._following._transfers import ObservedExchange
+from evenstep.network.sim import follow_links
+from evenstep.network.sim._played import play_exchange
+
+from .networks import MBIT, collocated, dedicated, mbit, planned
+
+OPTIMAL = OptimalShares(margin=0)
+
+
+class Told:
+    """A planner that is told how long exchanges took, whatever the links are."""
+
+    def __init__(self, aggregation, links):
+        self.planner = SharePlanner(OPTIMAL, aggregation)
+        self.aggregation, self.links, self.step = aggregation, links, 0
+
+    def step_of(self, factor):
+        """Play an exchange that takes so many times as long as it should."""
+        plan = self.planner.plan
+        done = play_exchange(self.aggregation, self.links, plan.shares, plan_epoch=plan.epoch)
+        done = ObservedExchange(done.plan_epoch, factor * done.exchange_s, done.transfers)
+        self.planner.observe(self.step, done, next_step=self.step + 1)
+        self.step += 1
+        return plan
+
+
+@pytest.mark.parametrize(("factor", "shares"), [(0.8, True), (1.0, True), (1.5, False)])
+def test_a_look_is_decided_by_what_exchanges_took(factor, shares):
+    """By the model shares gain 33 %; that they really do is measured before they stay."""
+    told = Told(collocated(), mbit(100, 100, 100, 50))
+    plans = [told.step_of(1.0 if step < 2 else factor) for step in range(6)]
+
+    assert [plan.parts is None for plan in plans[:5]] == [True, True, False, False, False]
+    assert (plans[5].parts is not None) == shares
+    assert "of all-reduce, as measured" in plans[5].reason
+
+
+def test_a_look_that_promises_nothing_is_over_at_once():
+    """Servers at a tenth of what workers have: by no shares is that half as fast as all-reduce."""
+    told = Told(dedicated(), mbit(*[150] * 4, *[15] * 4))
+    plans = [told.step_of(1.0) for _ in range(5)]
+
+    assert [plan.parts is None for plan in plans] == [True, True, False, True, True]
+
+
+def test_a_look_goes_by_what_was_known_of_the_links():
+    """A slow server gets little in the second one, which then costs less than half of the first."""
+    aggregation, links = dedicated(servers=2), mbit(*[100] * 4, 100, 10)
+    found = follow_links(OPTIMAL, aggregation, [links] * 220)
+    looks = [
+        event.parts[4:]
+        for event in planned(found)
+        if event.reason.startswith("a look at the links: ") and "by what" not in event.reason
+    ]
+
+    assert looks[0][0] == looks[0][1]
+    assert 3 * looks[1][1] < looks[1][0]
+
+
+def test_an_all_reduce_that_cannot_be_is_refused():
+    """A third of what links take: it starts no look and counts for nothing, like its four peers."""
+    planner = SharePlanner(OPTIMAL, collocated(num_bytes=2_000_000), mbit(*[200] * 4))
+    told, ring_s = [], 0.12
+    for step in range(160):
+        taken_s = 0.04 if step % 40 in (0, 36, 37, 38, 39) and step % 40 != 38 else ring_s
+        outcome = planner.observe(
+            step, ObservedExchange(planner.plan.epoch, taken_s), next_step=step + 1
+        )
+        told += outcome.events
+    refused = [event for event in told if isinstance(event, MeasurementRejected)]
+
+    assert len(refused) == 16
+    assert refused[0].problem == "an all-reduce in 0.04 s, on links that take 0.12 s"
+    assert planner.plan.epoch == 1  # all-reduce, as links were probed: nothing else was ever begun
+    assert planner.plan.predicted_s == pytest.approx(ring_s)
+
+
+def test_what_slows_all_reduce_down_does_not_speak_for_shares():
+    """On equal links that were probed, all-reduce takes 1.3 times what links explain."""
+    aggregation, links = collocated(), mbit(*[200] * 4)
+    planner = SharePlanner(OPTIMAL, aggregation, links)
+    for step in range(4):
+        taken_s = 1.3 * play_exchange(aggregation, links, None).exchange_s
+        planner.observe(step, ObservedExchange(planner.plan.epoch, taken_s), next_step=step + 1)
+
+    assert planner.plan.epoch == 1
+    assert planner.plan.parts is None
+
+
+def test_links_that_became_faster_are_believed_from_the_fifth_all_reduce_on():
+    """And for good; once only, nobody asks five again."""
+    trust = Trust()
+    assert [bool(trust.problem(0.4, 1.0, 10**8)) for _ in range(5)] == [True] * 4 + [False]
+    assert trust.problem(0.3, 1.0, 10**8) is None
+    assert trust.problem(0.2, 1.0, 10**8) is not None
+    assert trust.problem(0.01, 1.0, 2**18) is None  # all of it may have been saved up
+
+
+def test_all_reduce_that_is_faster_than_expected_needs_no_look():
+    """Shares were given up for it; that was right all the more. Later it would be a change."""
+    looks = known()
+    looks.done(1.0, changed=False)
+    assert [looks.due(0.5) for _ in range(4)] == [None] * 4
+    assert [bool(looks.due(0.4)) for _ in range(3)] == [False, False, True]
+
+    looks.done(1.0, changed=False)
+    assert [bool(looks.due(1.3)) for _ in range(3)] == [False, False, True]
+
+
+def test_shares_that_lost_to_a_lucky_all_reduce_get_another_chance():
+    """Once, after five all-reduces; within 5 % of what shares took nothing speaks for them."""
+    looks = Looks()
+    for plain_s, look in ((1.04, False), (1.06, True)):
+        looks.done(1.0, changed=False, shares_s=1.0)
+        told = [looks.due(each) for each in (2.0, plain_s, 0.5, plain_s, plain_s, plain_s)]
+        assert [bool(reason) for reason in told] == [False] * 4 + [look, False]
+    assert told[4] == "a look at the links: all-reduce takes 1.06 s, and shares took 1 s"
+
+
+def test_the_shares_of_servers_do_not_wait_for_what_workers_carry():
+    """A worker taken for slow hides what servers could do; shares suit them all the same."""
+    aggregation = dedicated(servers=3, num_chunks=None)
+    links = mbit(20, 100, 100, 100, 30, 120, 120)
+    choice = ShareChoice(OPTIMAL, aggregation)
+    shares = choice.on(links).shares
+
+    np.testing.assert_allclose(shares[4:], [1 / 9, 4 / 9, 4 / 9])
+    assert choice.seconds(links, shares) == pytest.approx(8e6 / (20 * MBIT))
+    assert choice.seconds_of_servers(links, shares) == pytest.approx(4 * 8e6 / (270 * MBIT))
+
+
+def test_the_better_exchange_of_a_look_counts_and_the_middle_one_of_a_trial():
+    """One that was slow by chance must not leave all-reduce in force for long."""
+    trust = Trust()
+    for seconds in (9.0, 3.0, 1.0, 2.0, 4.0):
+        trust.see_shares(seconds, 1.0, plan_epoch=1)
+    assert trust.best_of(2) == 2.0
+    assert trust.usual_of(3) == 2.0
+
+
+def test_what_all_reduce_took_stays_while_links_become_known():
+    """For ten exchanges; later it is thought to change with the links."""
+    trust, believed_s = Trust(), [2.0] * 11 + [4.0]
+    trust.see_plain(1.0)
+    for step, seconds in enumerate(believed_s):
+        trust.compare_plain(seconds)
+        assert trust.plain_factor * seconds == (2.0 if step == 11 else 1.0)
+        trust.see_shares(1.0, 1.0, plan_epoch=1)
+
+
+def test_a_failing_prediction_is_said_in_words():
+    """What was predicted, what it took, and what all-reduce takes."""
+    trust = Trust()
+    trust.see_plain(2.0)
+    trust.compare_plain(1.0)
+    for _ in range(5):
+        trust.see_shares(3.0, 1.5, plan_epoch=1)
+
+    assert trust.complaint(1.0) == (
+        "plain all-reduce: shares took 3 s, 2.00 times what was predicted and more than its 2 s"
+    )
+    assert trust.complaint(2.0) is None  # all-reduce would take 4 s on links as they are now
+
+
+def test_what_all_reduce_took_does_not_stay_once_links_have_changed():
+    """An exchange by the same plan takes another time: from then on the model says what changed."""
+    for factor, epoch, predicted_s in ((1.1, 1, 1.0), (1.3, 1, 2.0), (0.7, 1, 2.0), (1.3, 2, 1.0)):
+        trust = Trust()
+        trust.see_plain(1.0)
+        trust.compare_plain(1.0)
+        trust.see_shares(1.0, 1.0, plan_epoch=1)
+        trust.compare_plain(1.0)
+        trust.see_shares(factor, 1.0, plan_epoch=epoch)
+        trust.compare_plain(2.0)
+        assert trust.plain_factor * 2.0 == predicted_s
+
+
+def test_a_chance_is_not_given_twice_in_a_row():
+    """The next look comes when it would have come."""
+    looks = Looks()
+    for first in (True, False, True):
+        looks.done(1.0, changed=False, shares_s=0.5)
+        assert [bool(looks.due(1.0)) for _ in range(5)] == [False] * 4 + [first]
+
+
+def known(costs=0.0):
+    """Looks after one that nobody had to wait for, as the links were unknown."""
+    looks = Looks()
+    assert looks.due(1.0)
+    looks.spend(costs)
+    looks.done(1.0, changed=False)
+    return looks
+
+
+def test_looks_become_rarer_where_they_change_nothing():
+    """After 50 all-reduces, 100, ... and at most 1600; 50 again once shares were in force."""
+    looks, waits = Looks(), []
+    assert looks.due(1.0)
+    for changed in [False] * 8 + [True, False]:
+        looks.done(1.0, changed=changed)
+        if not changed:
+            waits.append(next(i for i in range(1, 2000) if looks.due(1.0)))
+    assert waits == [50, 100, 200, 400, 800, 1600, 1600, 1600, 50]
+
+
+@pytest.mark.parametrize("costs", [0.5, 3.0, 30.0])
+def test_looks_by_the_clock_cost_two_percent(costs):
+    """Whatever they cost: before the next, all-reduces have taken fifty times that."""
+    looks, spent_s, steps = known(costs), 0.0, 1
+    for _ in range(5):
+        steps += next(i for i in range(1, 2000) if looks.due(1.0))
+        looks.spend(costs)
+        looks.done(1.0, changed=False)
+        spent_s += costs
+        assert spent_s <= 0.02 * steps + max(0.0, costs - 4.0) + 1e-9  # only the last is owed
+
+
+def test_where_links_were_probed_no_look_comes_within_two_hundred_steps():
+    """What it costs is not known, and nothing speaks for it."""
+    looks = Looks()
+    looks.done(1.0, changed=False)
+    assert next(i for i in range(1, 2000) if looks.due(1.0)) == 200
+
+
+def test_a_change_is_looked_at_when_lost_time_makes_up_for_a_look():
+    """Where looks cost nothing so far, at once; then, as one cost 3 s, when 6 s are lost."""
+    looks = known()
+    assert [bool(looks.due(3.0)) for _ in range(3)] == [False, False, True]
+    looks.spend(3.0)
+    looks.done(3.0, changed=False)
+    assert not any(looks.due(3.0) for _ in range(4))
+    assert next(i for i in range(1, 2000) if looks.due(4.0)) in (7, 8)
+    looks.spend(3.0)
+    looks.done(4.0, changed=True)  # it paid for itself: nothing is owed
+    looks.done(4.0, changed=False)
+    assert not any(looks.due(4.0) for _ in range(4))
+    assert next(i for i in range(1, 2000) if looks.due(5.0)) in (4, 5)
+
+
+def test_what_is_slow_now_and_then_is_no_change():
+    """Where links were probed and nothing has been saved yet: four slow ones of eight."""
+    looks = Looks()
+    looks.done(1.0, changed=False)
+    assert not any(looks.due(1.0 if step % 8 < 4 else 1.4) for step in range(60))
+    assert next(i for i in range(1, 2000) if looks.due(1.5)) <= 12
+
+
+@pytest.mark.parametrize("probed", [True, False])
+def test_looks_slow_training_on_equal_links_down_by_two_percent(probed):
+    """Where exchanges by shares take 10 times all-reduce; a link that slows down is still found.
+
+    Where nobody probed, but for what the first look takes.
+    """
+    aggregation, equal = collocated(), mbit(100, 100, 100, 100)
+    planner = SharePlanner(OPTIMAL, aggregation, equal if probed else None)
+    seconds, plain_s = [], play_exchange(aggregation, equal, None).exchange_s
+    for step in range(1520):
+        links = equal if step < 1500 else mbit(100, 100, 100, 30)
+        plan = planner.plan
+        done = play_exchange(aggregation, links, plan.shares, plan_epoch=plan.epoch)
+        if plan.parts is not None and step < 1500:
+            done = ObservedExchange(plan.epoch, 10 * done.exchange_s, done.transfers)
+        seconds.append(done.exchange_s)
+        planner.observe(step, done, next_step=step + 1)
+
+    assert sum(seconds[3:100]) <= 1.02 * 97 * plain_s + (0 if probed else 10 * plain_s)
+    assert sum(seconds[5:1500]) <= 1.02 * 1495 * plain_s
+    assert sum(second > 1.5 * plain_s for second in seconds[5:1500]) > 1  # there were looks
+    assert planner.plan.parts is not None
+
+
+def test_all_reduce_that_became_faster_waits_until_a_look_is_saved_for():
+    """Nothing is lost meanwhile."""
+    looks = Looks()
+    looks.done(1.0, changed=False)
+    assert not any(looks.due(1.0) for _ in range(150))
+    assert next(i for i in range(1, 2000) if looks.due(0.5)) in (100, 101)
+
+
+class Failing(OptimalShares):
+    """Breaks whenever it is asked."""
+
+    def update(self, aggregation, links, state):
+        raise ArithmeticError("cannot decide")
+
+
+@pytest.mark.parametrize("links", [None, mbit(200, 200, 200, 50)])
+def test_a_policy_that_fails_is_not_asked_in_every_step(links):
+    """Links probed or not: when the next look is due, and all-reduce goes on meanwhile."""
+    planner = SharePlanner(Failing(), collocated(), links)
+    found = follow_links(OPTIMAL, collocated(), [mbit(200, 200, 200, 50)] * 300, planner=planner)
+    failed = [event for event in found.events if isinstance(event, PolicyFailed)]
+
+    assert 2 <= len(failed) <= 5
+    assert planner.plan.parts is None
+
+
+def test_ranges_too_short_to_be_timed_end_in_all_reduce():
+    """The look shows nothing, so it does not go on for ever."""
+    planner, seen = SharePlanner(OPTIMAL, collocated()), []
+    nothing = Transfers(np.zeros((4, 4)), np.zeros((4, 4)))
+    for step in range(200):
+        plan = planner.plan
+        seen.append(plan.parts is not None)
+        transfers = nothing if seen[-1] else None
+        planner.observe(step, ObservedExchange(plan.epoch, 0.01, transfers), next_step=step + 1)
+
+    assert sum(seen) == 3
+    assert "too few bytes" in planner.plan.reason

@@ -1,0 +1,178 @@
+"""What every share policy promises; export one more and it is tested."""
+
+import inspect
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenstep import network
+from evenstep.network import (
+    Aggregation,
+    Links,
+    OptimalShares,
+    ProportionalShares,
+    byte_edges,
+    exchange_s,
+)
+from evenstep.testing._plain import decode, encode
+
+from .reference import cases, fewer, simple
+
+EXPORTED = [
+    cls()
+    for cls in (getattr(network, name) for name in network.__all__)
+    if inspect.isclass(cls)
+    and issubclass(cls, network.AbstractSharePolicy)
+    and not inspect.isabstract(cls)
+]
+every_policy = pytest.mark.parametrize("policy", EXPORTED, ids=lambda policy: policy.name)
+
+
+def decided(policy, aggregation, *measured):
+    """The decision after some measurements."""
+    decision = policy.init(aggregation)
+    for links in measured:
+        decision = policy.update(aggregation, links, decision.state)
+    return decision
+
+
+def renumbered(case, order):
+    """The same ranks in another order."""
+    aggregation, links = case.aggregation, case.links
+    pair = links.pair_bytes_per_s
+    return (
+        Aggregation(
+            aggregation.world_size,
+            aggregation.num_bytes,
+            num_chunks=aggregation.num_chunks,
+            is_worker=aggregation.is_worker[order],
+            is_server=aggregation.is_server[order],
+            element_bytes=1,
+        ),
+        Links(
+            links.up_bytes_per_s[order],
+            links.down_bytes_per_s[order],
+            pair_bytes_per_s=None if pair is None else pair[np.ix_(order, order)],
+            latency_s=links.latency_s,
+            half_duplex=links.half_duplex,
+        ),
+    )
+
+
+def test_there_are_three():
+    """With names of their own."""
+    assert [policy.name for policy in EXPORTED] == ["equal", "optimal", "proportional"]
+
+
+@every_policy
+@fewer
+@given(case=cases())
+def test_shares_are_shares(policy, case):
+    """At least 0, adding up to 1, of servers alone; before a measurement and after."""
+    for decision in (
+        policy.init(case.aggregation),
+        decided(policy, case.aggregation, case.links),
+    ):
+        assert (decision.shares >= 0).all()
+        assert decision.shares.sum() == pytest.approx(1, abs=1e-12)
+        assert not decision.shares[~case.aggregation.is_server].any()
+        assert decision.reason.strip()
+
+
+@every_policy
+@fewer
+@given(case=cases(), least=st.integers(0, 10**8))
+def test_ranges_tile_the_bytes(policy, case, least):
+    """Whole elements, every byte once, none too small, whatever the policy decided."""
+    size, elements = case.aggregation.world_size, case.aggregation.num_bytes
+    aggregation = Aggregation(
+        size,
+        2 * elements,
+        num_chunks=case.aggregation.num_chunks,
+        is_worker=case.aggregation.is_worker,
+        is_server=case.aggregation.is_server,
+        element_bytes=2,
+        min_bytes=least,
+    )
+    edges = byte_edges(aggregation, shares=decided(policy, aggregation, case.links).shares)
+    sizes = np.diff(edges)
+
+    assert edges.dtype == np.int64
+    assert (edges[0], edges[-1]) == (0, 2 * elements)
+    assert (sizes >= 0).all()
+    assert not (edges % 2).any()
+    assert not sizes[~aggregation.is_server].any()
+    assert np.count_nonzero(sizes) == 1 or sizes[sizes > 0].min() >= least
+
+
+# At the edge of a margin the last bit of a time decides.
+@pytest.mark.parametrize("policy", [OptimalShares(margin=0), ProportionalShares()])
+@fewer
+@given(case=cases(), seed=st.integers(0, 2**31))
+def test_numbering_does_not_matter(policy, case, seed):
+    """Renumbered ranks take as long, and have the same shares where no pair makes them tie."""
+    order = np.random.default_rng(seed).permutation(case.aggregation.world_size)
+    aggregation, links = renumbered(case, order)
+
+    one = decided(policy, case.aggregation, case.links).shares
+    other = decided(policy, aggregation, links).shares
+
+    one_s = exchange_s(case.aggregation, case.links, shares=one)
+    assert exchange_s(aggregation, links, shares=other) == pytest.approx(one_s, rel=3e-6)
+    if links.pair_bytes_per_s is None:
+        assert other == pytest.approx(one[order], abs=1e-5)
+
+
+@every_policy
+@pytest.mark.parametrize("chunks", [None, 1, 7])
+@pytest.mark.parametrize("half", [False, True])
+def test_equal_links_stay_equal(policy, chunks, half):
+    """Exactly, for pairs as for ranks, and however often they are measured."""
+    pair = np.full((6, 6), 3.0)
+    for case in (simple([10] * 6, chunks=chunks, half=half), simple([10] * 6, pair=pair)):
+        decision = decided(policy, case.aggregation, case.links, case.links)
+
+        assert decision.shares.tolist() == [1 / 6] * 6
+
+
+@every_policy
+@fewer
+@given(case=cases())
+def test_the_same_links_give_the_same_decision(policy, case):
+    """Nothing but the arguments counts, a state that was written and read included."""
+    first = decided(policy, case.aggregation, case.links)
+    state = decode(encode(first.state))
+
+    again = decided(policy, case.aggregation, case.links)
+    one = policy.update(case.aggregation, case.links, first.state)
+    other = policy.update(case.aggregation, case.links, state)
+
+    assert again.shares.tolist() == first.shares.tolist()
+    assert encode(again.state) == encode(first.state)
+    assert other.shares.tolist() == one.shares.tolist()
+    assert other.reason == one.reason
+
+
+@pytest.mark.parametrize("policy", [OptimalShares(), ProportionalShares()])
+def test_links_of_other_ranks_are_refused(policy):
+    """By those that look at them."""
+    aggregation = Aggregation(3, 100)
+    with pytest.raises(ValueError, match=r"\(links=...\)` must speak of the aggregation's 3 ranks"):
+        decided(policy, aggregation, Links(np.ones(2)))
+
+
+@fewer
+@given(case=cases())
+def test_optimal_shares_are_never_slower_than_the_others(case):
+    """By the model; with a margin, by no more than that."""
+    aggregation, links = case.aggregation, case.links
+    for margin in (0.0, 0.2):
+        shares = decided(OptimalShares(margin=margin), aggregation, links).shares
+        seconds = exchange_s(aggregation, links, shares=shares)
+        for policy in EXPORTED:
+            others = decided(policy, aggregation, links).shares
+            others_s = exchange_s(aggregation, links, shares=others)
+
+            assert seconds <= others_s * (1 + margin) * (1 + 3e-6) + 1e-15

@@ -1,0 +1,67 @@
+"""Training without ``Balancer(network=...)`` imports nothing of unequal links."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from evenstep.testing import run_workers
+
+from .plain_runs import loaded_by_training
+
+SOURCE = Path(__file__).parents[2] / "src"
+DOORS = {"cli/_plan_links.py", "torch/__init__.py", "torch/_unequal_links.py"}
+
+
+def loaded(script):
+    """Which modules of unequal links a fresh interpreter has loaded after ``script``."""
+    code = f"import sys\n{script}\nprint(*(m for m in sys.modules if 'evenstep.network' in m))"
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(SOURCE), *filter(None, sys.path)])}
+    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, env=env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_importing_what_trains_loads_none_of_it():
+    """Neither the Balancer's package nor an adapter's needs it; ``Network`` is had when named."""
+    assert loaded("import evenstep, evenstep.torch, evenstep.sim, evenstep.telemetry") == []
+    assert loaded("from evenstep.torch import Network") != []
+
+
+@pytest.mark.cluster
+def test_a_plain_run_loads_none_of_it():
+    """Two ranks in DDP, opened, trained and closed."""
+    assert run_workers(2, loaded_by_training) == [[], []]
+
+
+def imports_of(tree):
+    """Every import of a module that is made when it runs, those inside of functions included."""
+    typed = {
+        id(one)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for one in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom) and id(node) not in typed:
+            yield ast.unparse(node)
+
+
+def test_there_is_one_door_to_it():
+    """One file of training opens it, one has ``Network`` for users, and ``evenstep plan`` asks."""
+    root = SOURCE / "evenstep"
+    doors = {
+        file.relative_to(root).as_posix()
+        for file in root.rglob("*.py")
+        if not file.is_relative_to(root / "network")
+        and any(
+            line.startswith(("from ..network", "from ...network", "from .network"))
+            or "evenstep.network" in line
+            for line in imports_of(ast.parse(file.read_text("utf-8")))
+        )
+    }
+
+    assert doors == DOORS

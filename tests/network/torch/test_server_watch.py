@@ -1,0 +1,71 @@
+"""What a server hears of the workers, and how long it waits for them."""
+
+import threading
+from dataclasses import replace
+
+import pytest
+
+from evenstep.exceptions import WorkerLostError
+from evenstep.network.torch._server_watch import ServerWatch
+from evenstep.torch import Runtime
+from evenstep.torch._unequal_links import timeout_s
+
+from ...exchange.exchanges import PLAIN
+
+
+def test_a_server_hears_of_the_end_once():
+    """Rank 0 that leaves after its goodbye is no loss, and a server that is not told ends too."""
+    ends = []
+    busy = [True]
+    watch = ServerWatch(
+        ["a", "b"],
+        fail=ends.append,
+        ask=print,
+        end=lambda: ends.append("end"),
+        is_idle=lambda: not busy,
+        grace_s=-1.0,
+        framework=PLAIN,
+    )
+    watch.received(0, {"bye": 7, "loops": 2})
+    watch.lost(0, "its connection closed")
+    watch.tick()
+    assert not ends  # the last sums are on their way to a worker with a slow link
+    busy.clear()
+    watch.tick()
+
+    assert watch.ended(within_s=0) == 2
+    assert ends == ["end"]
+    watch.check()
+
+
+def test_a_server_stuck_with_a_lost_rank_is_ended():
+    """Its own thread could tell nobody; and what is lost is told to whoever sums, once."""
+    losses, ended = [], []
+    watch = ServerWatch(
+        ["a", "b"],
+        fail=losses.append,
+        ask=print,
+        end=pytest.fail,
+        is_idle=lambda: True,
+        grace_s=-1.0,
+        framework=replace(PLAIN, is_stuck=lambda thread_id: thread_id == threading.get_ident()),
+        abort=ended.append,
+    )
+    watch.received(0, {"after": 6})
+    watch.received(0, {"lost": 1, "problem": "it is silent"})
+    watch.received(0, {"bye": 6, "failed": [0, "rank 0 ended with KeyError"]})
+    watch.tick()
+    assert not ended  # outside of a collective it comes by to hear of it
+    watch.enter_collective()
+    watch.tick()
+
+    assert [loss.rank for loss in losses] == [1]
+    assert "Rank 1 on b was lost: it is silent. The last step complete" in ended[0]
+    with pytest.raises(WorkerLostError, match="on all ranks is 6"):
+        watch.check()
+
+
+def test_a_step_may_take_as_long_as_the_user_says():
+    """Sums are given up after those who watch the steps would have."""
+    assert timeout_s(Runtime(hang_s=10.0, deadline_s=5.0)) == 35.0
+    assert timeout_s(Runtime(hang_s=None)) > 1e7
