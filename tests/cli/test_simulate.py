@@ -134,7 +134,7 @@ def test_columns_that_say_nothing_are_left_out():
     asked = ["--scenario", "static", "--policy", "equal", *SMALL]
 
     assert re.search(r"^policy +static +samples/s +idle$", simulate(*asked).stdout, re.M)
-    others = simulate(*asked, "--scheme", "hybrid,local-sgd", "--move-cost", "0.03").stdout
+    others = simulate(*asked, "--scheme", "hybrid,benchmarks._local_sgd:LocalSgd", "--move-cost", "0.03").stdout
     pattern = r"^policy +scheme +static +samples/s +idle +moves/step +staleness$"
     assert re.search(pattern, others, re.M)
     assert "takes 3.0 % of" in others

@@ -111,9 +111,8 @@ def _notes(board: Board) -> Iterator[str]:
     if set(board.contest.schemes) != {"bsp"}:
         yield (
             "The plan that knows the future is carried out as it is (`bsp`): a scheme that moves "
-            "samples within the step can be faster. Of `hybrid` and `stealing`, a claim or a "
-            f"hand-over takes {percent(board.contest.move_cost)} % of its step, and looking at "
-            "the others nothing."
+            "samples within the step can be faster. A claim of `hybrid` takes "
+            f"{percent(board.contest.move_cost)} % of its step."
         )
 
 

@@ -8,7 +8,6 @@ import numpy as np
 
 from .._types import FloatArray
 from ..exceptions import invalid
-from ._base import check_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,9 @@ class Factoring:
     smallest: int = 1
 
     def __post_init__(self) -> None:
-        check_share("Factoring(share=...)", self.share, remedy="0.8 keeps a fifth for surprises.")
+        if not 0 < self.share <= 1:
+            remedy = "0.8 keeps a fifth for surprises."
+            raise invalid("Factoring(share=...)", "be in (0, 1]", self.share, remedy)
         if type(self.smallest) is not int or self.smallest < 1:
             raise invalid(
                 "Factoring(smallest=...)", "be an integer >= 1", repr(self.smallest), "Use 1."

@@ -9,7 +9,7 @@ import numpy as np
 
 from .._types import FloatArray, IntArray
 from ..exceptions import invalid
-from ._base import AbstractScheme, BoolArray, Chunk, Planned, Turn, check_cost
+from ._base import AbstractScheme, BoolArray, Chunk, Planned, Turn
 from ._factoring import Factoring
 
 
@@ -72,7 +72,9 @@ class Hybrid(AbstractScheme[HybridState]):
         if not 0 <= self.first <= 1:
             remedy = "0.4 makes up for a rank at 0.4 times its speed."
             raise invalid("Hybrid(first=...)", "be in [0, 1]", self.first, remedy)
-        check_cost("Hybrid(claim_s=...)", self.claim_s)
+        if not (np.isfinite(self.claim_s) and self.claim_s >= 0):
+            remedy = "Measure what one takes."
+            raise invalid("Hybrid(claim_s=...)", "be finite and at least 0", self.claim_s, remedy)
         if not 0 <= self.least <= 1:
             raise invalid("Hybrid(least=...)", "be in [0, 1]", self.least, "0.05 is a twentieth.")
 
