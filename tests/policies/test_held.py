@@ -3,7 +3,7 @@
 import numpy as np
 
 from evenstep import Cluster
-from evenstep.policies._held import see
+from evenstep.policies.papers._held import see
 from evenstep.policies._splits import equal_split, is_feasible, refit, with_floor
 
 from .simulated import measured

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .._types import Cluster, IntArray, StepTimings
-from ._splits import is_feasible, refit
+from ..._types import Cluster, IntArray, StepTimings
+from .._splits import is_feasible, refit
 
 PATIENCE = 2
 """Steps under other sizes that are waited out: a device may report one or two steps late."""

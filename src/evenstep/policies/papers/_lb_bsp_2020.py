@@ -8,14 +8,14 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
-from .._types import Cluster, Decision, FloatArray, StepTimings
-from ..exceptions import invalid
-from ..prediction import AbstractPredictor
-from ._base import AbstractPolicy
+from ..._types import Cluster, Decision, FloatArray, StepTimings
+from ...exceptions import invalid
+from ...prediction import AbstractPredictor
+from .._base import AbstractPolicy
+from .._splits import equal_split, with_floor
 from ._held import see
 from ._lb_bsp_2018 import LbBsp2018
 from ._moves import Pair, find_pair, moved, overshoots, spread
-from ._splits import equal_split, with_floor
 
 LONGEST = 8
 """Most times that the window grows."""

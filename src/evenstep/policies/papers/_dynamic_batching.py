@@ -9,12 +9,12 @@ from typing import Any, ClassVar, final
 import numpy as np
 from numpy.typing import NDArray
 
-from .._apportion import apportion
-from .._types import Cluster, Decision, FloatArray, IntArray, StepTimings
-from ..exceptions import invalid
-from ._base import AbstractPolicy
+from ..._apportion import apportion
+from ..._types import Cluster, Decision, FloatArray, IntArray, StepTimings
+from ...exceptions import invalid
+from .._base import AbstractPolicy
+from .._splits import equal_split, with_floor
 from ._held import see
-from ._splits import equal_split, with_floor
 
 EARLY_BAND = 1.75
 """Width of the dead-band on the first step after a resize, in dead-bands."""
