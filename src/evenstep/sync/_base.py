@@ -115,7 +115,7 @@ class Planned:
 
     @classmethod
     def of(cls, batch_size: IntArray) -> Planned:
-        """Return the slots of a plan, nobody having begun.
+        """Return the slots of a plan that no rank has begun.
 
         Raises:
             ValueError: the sizes are no integers, or one is negative.

@@ -51,11 +51,11 @@ class Factoring:
     def next_claim(self, remaining: int, speeds: FloatArray, rank: int) -> int:
         """Return how many samples ``rank`` claims now; 0 if it leaves the rest to others.
 
-        The fastest of ``speeds`` never leaves anything, so somebody is always there to end it.
-        Who claimed 0 stays out of the step: put its speed at 0 for later claims.
+        The fastest of ``speeds`` never leaves anything, so one rank always ends the step. A rank
+        that claimed 0 stays out of the step: put its speed at 0 for later claims.
 
         Args:
-            remaining: samples that nobody has claimed, at least 0.
+            remaining: samples that are not claimed, at least 0.
             speeds: samples per second of every rank, 0 for one that stays out,
                 ``(world_size,)``. Only ratios matter.
             rank: who claims.

@@ -169,7 +169,7 @@ class DynamicBatching(AbstractPolicy[dict[str, Any]]):
         return grew, grew & (state["least_s"] > enough_s) & (state["previous_speed"] > 0)
 
     def _learn_caps(self, state: dict[str, Any], fell: NDArray[np.bool_]) -> dict[str, Any]:
-        """Cap at its smaller size whoever fell for sure; let older caps expire."""
+        """Cap workers that fell for sure at their smaller size; let older caps expire."""
         sure = fell & state["fell_before"]
         if state["num_steps"] == JUDGED_AFTER:
             sure = fell

@@ -43,7 +43,7 @@ class LbBsp2018(AbstractPolicy[dict[str, Any]]):
     Chosen here, as the paper's text was not recovered: the predictor's make (see ``Narx``),
     rounding, and a smallest batch of one granule, because a worker without samples is not
     measured. One never measured counts as fast as the mean of the others. The short last step of
-    an epoch is left out: fixed costs make everybody look slow there, and some more than others.
+    an epoch is left out: fixed costs make all workers look slow there, and some more than others.
     The paper solves the profile by bisection, for a piecewise linear curve; ``allocate`` takes any.
 
     Args:
