@@ -7,7 +7,6 @@ from ._base import Turn as Turn
 from ._bsp import Bsp as Bsp
 from ._factoring import Factoring as Factoring
 from ._hybrid import Hybrid as Hybrid
-from ._hybrid import HybridState as HybridState
 from ._step_claims import Claim as Claim
 from ._step_claims import StepClaims as StepClaims
 
@@ -18,7 +17,6 @@ __all__ = [
     "Claim",
     "Factoring",
     "Hybrid",
-    "HybridState",
     "Planned",
     "StepClaims",
     "Turn",
