@@ -11,7 +11,7 @@ import numpy as np
 from .._types import FloatArray, IntArray
 from ._base import AbstractTimeModel
 from ._cubic import MOST
-from ._fits import AFFINE, CUBIC, PIECEWISE, STAIRCASE, Kind, points_of
+from ._fits import AFFINE, CUBIC, PIECEWISE, STAIRCASE, Kind, model_of, points_of
 from ._least_squares import Points
 from ._profile import Profile
 
@@ -58,23 +58,21 @@ def best_fit(profiles: Sequence[Profile]) -> BestFit:
         Statistical Society B 36, 1974. The factor for parameters is ours.
     """
     points = points_of(profiles)
-    chosen = [_choose(each) for each in points]
-    kinds = tuple(kind.name for kind, _ in chosen)
-    parts, ranks = [], []
-    for kind in KINDS:
-        held = [rank for rank, name in enumerate(kinds) if name == kind.name]
-        if held:
-            parts.append(kind.fitted([points[rank] for rank in held]))
-            ranks.append(np.array(held))
-            ranks[-1].flags.writeable = False
+    kinds, errors = zip(*map(_choose, points), strict=True)
+    is_cubic, parts, ranks = np.array([kind is CUBIC for kind in kinds]), [], []
+    for held in (np.flatnonzero(~is_cubic), np.flatnonzero(is_cubic)):
+        if len(held):
+            parts.append(model_of([kinds[rank] for rank in held], [points[rank] for rank in held]))
+            held.flags.writeable = False
+            ranks.append(held)
     times = parts[0] if len(parts) == 1 else SideBySide(tuple(parts), tuple(ranks))
-    return BestFit(times, kinds, np.array([error for _, error in chosen]))
+    return BestFit(times, tuple(kind.name for kind in kinds), np.array(errors))
 
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class SideBySide(AbstractTimeModel):
-    """Workers of different kinds, each described by the model that suits it.
+    """Cubics and the other curves, each part described by its own model.
 
     As right, and as exact, as its parts.
 
@@ -119,7 +117,7 @@ def _error(kind: Kind, points: Points) -> float:
     """Return the mean relative error at each size, by the fit to all others."""
     total = 0.0
     for index, (size, actual_s) in enumerate(zip(points.sizes, points.seconds, strict=True)):
-        times = kind.fitted([points.without(index)])
+        times = model_of([kind], [points.without(index)])
         foretold_s = float(times.seconds(np.array([size]))[0])
         total += abs(foretold_s / actual_s - 1)
     return total / len(points.sizes)

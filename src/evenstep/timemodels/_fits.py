@@ -54,10 +54,11 @@ class Kind:
     fit: Callable[[Points], Arguments]
     model: Callable[..., AbstractTimeModel]
 
-    def fitted(self, points: Sequence[Points]) -> Any:
-        """Return the model of workers with these profiles."""
-        arguments = [self.fit(each) for each in points]
-        return self.model(*(np.array(column) for column in zip(*arguments, strict=True)))
+
+def model_of(kinds: Sequence[Kind], points: Sequence[Points]) -> Any:
+    """Return the model of workers whose curves are of these kinds, all with the same ``model``."""
+    arguments = [kind.fit(each) for kind, each in zip(kinds, points, strict=True)]
+    return kinds[0].model(*(np.array(column) for column in zip(*arguments, strict=True)))
 
 
 def fit(kind: Kind, profiles: Sequence[Profile]) -> Any:
@@ -76,7 +77,7 @@ def fit(kind: Kind, profiles: Sequence[Profile]) -> Any:
                 each.sizes.tolist(),
                 "Measure more, or use `best_fit`.",
             )
-    return kind.fitted(points)
+    return model_of([kind] * len(points), points)
 
 
 def points_of(profiles: Sequence[Profile]) -> list[Points]:
