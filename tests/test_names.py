@@ -113,11 +113,13 @@ def test_a_class_has_a_name_of_its_own():
     """A reader who searches for a class finds one."""
     classes, _ = found_twice()
 
-    assert sorted(classes - SHARED) == sorted(CLASSES)
+    assert classes - SHARED - CLASSES == set()
+    assert CLASSES - classes == set()  # mended: to be taken out
 
 
 def test_a_file_has_a_name_of_its_own():
     """A traceback or an editor's tab is enough to tell the room."""
     _, files = found_twice()
 
-    assert sorted(files - SHARED) == sorted(FILES)
+    assert files - SHARED - FILES == set()
+    assert FILES - files == set()  # mended: to be taken out
