@@ -34,6 +34,7 @@ CLASSES = {
     "Portion",
     "Position",
     "Ranks",
+    "Reports",
     "RollCall",
     "Run",
     "RunLink",
