@@ -25,8 +25,8 @@ EXPORTED = [
 OTHERS = [
     policies.Dbs(num_steps=1),
     policies.Dbs(num_steps=3),
+    policies.LbBsp2018(predictor=Ema()),
     policies.LbBsp2018(predictor=Last()),
-    policies.LbBsp2020(predictor=Ema()),
     policies.LbBsp2020(delta=0.2),
 ]
 ADAPTIVE = [
@@ -40,7 +40,7 @@ ADAPTIVE = [
     policies.Every(policies.DynamicBatching(), 5),
     policies.Every(policies.Lbb(), 5),
     policies.LbBsp2018(),
-    policies.LbBsp2020(predictor=Ema()),
+    policies.LbBsp2018(predictor=Ema()),
     policies.Lbb(),
     policies.RoundTo(policies.Auto(), 1),
 ]

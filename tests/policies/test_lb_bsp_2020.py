@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from evenstep import Cluster
-from evenstep.policies import LbBsp2018, LbBsp2020
-from evenstep.prediction import Ema
+from evenstep.policies import LbBsp2020
 
 from .simulated import FOUR_GPUS, above_best, follow, sizes_of, steps_until
 
@@ -104,24 +103,6 @@ def test_a_lasting_change_re_arms_what_oscillation_had_shrunk(rank):
     assert settled.state["delta"] < 16
     assert steps_until(above, 0.10) is not None
     assert steps_until(above, 0.10) <= 60
-
-
-def test_with_a_predictor_it_is_the_rule_of_2018():
-    """The paper's rule for CPUs: step by step the same sizes."""
-    cluster, slopes_s = Cluster(3, 96), np.random.default_rng(0).uniform(1, 4, (10, 3))
-
-    ours = follow(LbBsp2020(predictor=Ema()), cluster, 0.0, slopes_s)
-    theirs = follow(LbBsp2018(predictor=Ema()), cluster, 0.0, slopes_s)
-
-    assert sizes_of(ours).tolist() == sizes_of(theirs).tolist()
-    assert np.ptp(sizes_of(ours), axis=0).max() > 10
-
-
-@pytest.mark.parametrize("settings", [{"delta": 6}, {"window": 4}, {"dead_band": 0.1}], ids=str)
-def test_settings_of_the_one_rule_are_refused_by_the_other(settings):
-    """Rather than ignored."""
-    with pytest.raises(ValueError, match=r"be left as they are where a predictor decides"):
-        LbBsp2020(predictor=Ema(), **settings)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 
 from evenstep import Cluster, allocate
 from evenstep.policies import Lbb
-from evenstep.timemodels import fit_cubic
+from tests.timemodels.measured import profiled
 
 from .simulated import FOUR_GPUS, follow, measured
 
@@ -72,7 +72,8 @@ def test_a_profile_gives_the_first_split_and_the_fixed_costs():
         0.1,
         np.array([1, 1, 2, 8]) * 1e-3,
     )
-    cubic = fit_cubic([sizes] * 4, list(intercept_s + slope_s[:, np.newaxis] * sizes))
+    seconds = list(intercept_s + slope_s[:, np.newaxis] * sizes)
+    cubic = profiled([sizes] * 4, seconds).cubic()
     decisions = follow(Lbb(profile=cubic), FOUR, intercept_s, [slope_s, slope_s * [1, 4, 1, 1]])
     first, _, rapid = (decision.batch_size for decision in decisions)
     changed_s = intercept_s + slope_s * [1, 4, 1, 1] * rapid
@@ -87,7 +88,7 @@ def test_a_profile_gives_the_first_split_and_the_fixed_costs():
 
 def test_a_profile_of_other_workers_is_refused():
     """At the start, with the number that would do."""
-    cubic = fit_cubic([np.arange(1, 5)] * 2, [np.arange(1.0, 5.0)] * 2)
+    cubic = profiled([np.arange(1, 5)] * 2, [np.arange(1.0, 5.0)] * 2).cubic()
 
     with pytest.raises(ValueError, match=r"`Lbb\(profile=...\)` must .* 4 workers, got 2"):
         Lbb(profile=cubic).init(FOUR)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from evenstep import Cluster
-from evenstep.policies._moves import find_pair, moved, overshoots, spread
+from evenstep.policies.papers._moves import find_pair, moved, overshoots, spread
 
 
 def test_the_slowest_gives_to_the_fastest():

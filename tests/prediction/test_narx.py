@@ -7,7 +7,7 @@ import pytest
 
 from evenstep import Resources
 from evenstep.prediction import Ema, Last, LocalLevel, Narx
-from evenstep.prediction._network import Network
+from evenstep.prediction._tanh_network import TanhNetwork
 
 from .simulated import FIRST, foresee, rmse, series
 
@@ -136,7 +136,7 @@ def test_loads_never_seen_are_not_taken_past_all_bounds():
 
 def test_the_gradient_is_that_of_the_huber_loss():
     """By differences, for every weight."""
-    rng, network = np.random.default_rng(0), Network(4, 3)
+    rng, network = np.random.default_rng(0), TanhNetwork(4, 3)
     weights = rng.standard_normal((2, network.num_weights))
     inputs, targets = rng.standard_normal((2, 9, 4)), 2 * rng.standard_normal((2, 9))
     known = (rng.random((2, 9)) < 0.7).astype(float)
@@ -155,7 +155,7 @@ def test_the_gradient_is_that_of_the_huber_loss():
 
 def test_a_fresh_network_says_nothing():
     """0 for any input, and the same weights for the same seed."""
-    network = Network(9, 6)
+    network = TanhNetwork(9, 6)
     weights = np.tile(network.fresh(3), (2, 1))
 
     assert (network.outputs(weights, np.ones((2, 5, 9))) == 0).all()

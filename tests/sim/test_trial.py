@@ -1,14 +1,26 @@
 """Trials are runs against the best plan, standings their means."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
+from benchmarks._local_sgd import LocalSgd
+from benchmarks._stealing import Stealing
 from evenstep import sim
 from evenstep.policies import Equal, Fixed
-from evenstep.sync import Hybrid, LocalSgd, Stealing
+from evenstep.sync import AbstractScheme, Bsp, Hybrid
 
 GIVEN = sim.scenario("burst", 4, 30)
+
+
+@dataclass(frozen=True, slots=True)
+class Needy(AbstractScheme):
+    """Cannot be built without its argument."""
+
+    num_local_steps: int
+
+    moves_samples = False
+    local_steps = begin = turn = None
 
 
 def test_a_trial_is_the_run_against_the_oracle():
@@ -38,19 +50,21 @@ def test_moves_cost_a_share_of_the_best_step():
 
 def test_schemes_are_found_by_name():
     """With what a move costs; a class of one's own as it is."""
-    assert sim.scheme_by_name("local-sgd") == LocalSgd(4)
-    assert sim.scheme_by_name("stealing", move_s=0.5) == Stealing(hand_over_s=0.5)
-    assert isinstance(sim.scheme_by_name("evenstep.sync:Hybrid"), Hybrid)
+    assert sim.scheme_by_name("bsp") == Bsp()
+    assert sim.scheme_by_name("hybrid", move_s=0.5) == Hybrid(claim_s=0.5)
+    assert sim.scheme_by_name("evenstep.sync:Hybrid", move_s=0.5) == Hybrid()
+    assert sim.scheme_by_name("benchmarks._local_sgd:LocalSgd") == LocalSgd(4)
+    assert sim.scheme_by_name("benchmarks._stealing:Stealing") == Stealing()
 
 
 @pytest.mark.parametrize(
     ("name", "match"),
     [
-        ("Hybrid", "bsp, hybrid, stealing, local-sgd"),
+        ("Hybrid", "bsp, hybrid or"),
         ("evenstep.sync:Nothing", "imported"),
         ("no.such:Thing", "imported"),
         ("evenstep.policies:Auto", "AbstractScheme"),
-        ("evenstep.sync:LocalSgd", "needs num_local_steps"),
+        (f"{__name__}:Needy", "needs num_local_steps"),
     ],
 )
 def test_what_is_no_scheme_is_refused(name, match):

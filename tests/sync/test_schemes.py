@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from benchmarks._local_sgd import LocalSgd
+from benchmarks._stealing import Stealing
 from evenstep import sync
-from evenstep.sync import AbstractScheme, Bsp, Factoring, Hybrid, LocalSgd, Stealing
+from evenstep.sync import AbstractScheme, Bsp, Factoring, Hybrid
 
 SCHEMES = (
     Bsp(),
@@ -108,8 +110,8 @@ def test_a_plan_that_is_none_is_refused(scheme, plan):
 
 
 def test_every_scheme_is_tested_here():
-    """A new leaf joins the list above."""
+    """A new leaf joins the list above, where the comparators of the benchmarks stand too."""
     public = (getattr(sync, name) for name in sync.__all__)
     leaves = {each for each in public if inspect.isclass(each) and issubclass(each, AbstractScheme)}
 
-    assert leaves - {AbstractScheme} == {type(scheme) for scheme in SCHEMES}
+    assert leaves - {AbstractScheme} <= {type(scheme) for scheme in SCHEMES}

@@ -2,14 +2,8 @@
 
 import numpy as np
 
-from evenstep.timemodels import (
-    AffineTime,
-    CubicTime,
-    JoinedTime,
-    PiecewiseTime,
-    StaircaseTime,
-    TableTime,
-)
+from evenstep.timemodels import AffineTime, CubicTime, PiecewiseTime, TableTime
+from evenstep.timemodels._best_fit import SideBySide
 
 REACH = 60  # as far as the tables go
 
@@ -27,12 +21,9 @@ def affine(random, world_size):
 
 def piecewise(random, world_size):
     saturation = random.integers(0, REACH + 10, world_size)
-    return PiecewiseTime(costs(random, world_size), saturation, costs(random, world_size))
-
-
-def staircase(random, world_size):
-    tile = random.integers(1, REACH + 10, world_size)
-    return StaircaseTime(costs(random, world_size), costs(random, world_size), tile)
+    tile = random.choice([1, random.integers(1, REACH + 10)], world_size)
+    saturation = np.where(random.random(world_size) < 0.3, 0, saturation)
+    return PiecewiseTime(costs(random, world_size), saturation, costs(random, world_size), tile)
 
 
 def cubic(random, world_size):
@@ -48,19 +39,20 @@ def table(random, world_size):
     return TableTime(np.concatenate([np.zeros((world_size, 1)), steps], axis=1))
 
 
-def joined(random, world_size):
+def side_by_side(random, world_size):
     first = int(random.integers(1, world_size)) if world_size > 1 else 1
     sizes = [size for size in (first, world_size - first) if size]
-    order = random.permutation(world_size)
-    parts = [random.choice([affine, piecewise, staircase, cubic])(random, size) for size in sizes]
-    return JoinedTime(parts, np.split(order, [first])[: len(parts)])
+    ranks = np.split(random.permutation(world_size), [first])[: len(sizes)]
+    for each in ranks:
+        each.flags.writeable = False
+    parts = [random.choice([affine, piecewise, cubic])(random, size) for size in sizes]
+    return SideBySide(tuple(parts), tuple(ranks))
 
 
 DRAWN = {
     AffineTime: affine,
     CubicTime: cubic,
-    JoinedTime: joined,
     PiecewiseTime: piecewise,
-    StaircaseTime: staircase,
+    SideBySide: side_by_side,
     TableTime: table,
 }

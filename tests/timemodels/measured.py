@@ -2,6 +2,10 @@
 
 import numpy as np
 
+from evenstep.timemodels import ClusterProfile, Profile
+from evenstep.timemodels._fits import AFFINE, CUBIC, PIECEWISE, STAIRCASE
+from evenstep.timemodels._fits import fit as fit_kind
+
 DOUBLING = 2 ** np.arange(1, 9)
 # Off the powers of two as well, where stairs show.
 DENSE = np.unique(
@@ -21,7 +25,24 @@ def curve(times, sizes=None):
 
 
 def profile(truth, sizes, *, seed=0, noise=0.02, repeats=5):
-    """Sizes and seconds of one worker, as the fits take them."""
+    """Sizes and seconds of one worker, each in a list of one."""
     sizes = np.repeat(sizes, repeats)
     factors = 1 + noise * np.random.default_rng(seed).standard_normal(len(sizes))
     return [sizes], [curve(truth, sizes) * factors]
+
+
+def profiled(sizes, seconds):
+    """What the workers with these sizes and seconds would show."""
+    profiles = [Profile(*each) for each in zip(sizes, seconds, strict=True)]
+    return ClusterProfile([f"worker {rank}" for rank in range(len(profiles))], profiles)
+
+
+def best_fit(sizes, seconds):
+    """The kind of curve that foretells each of them best."""
+    return profiled(sizes, seconds).best_fit()
+
+
+def fit(kind, sizes, seconds):
+    """Curves of one kind for all of them."""
+    kinds = {each.name: each for each in (AFFINE, PIECEWISE, STAIRCASE, CUBIC)}
+    return fit_kind(kinds[kind], profiled(sizes, seconds).profiles)

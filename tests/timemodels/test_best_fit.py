@@ -5,20 +5,14 @@ import pytest
 
 from evenstep import AffineTime, Cluster, allocate
 from evenstep._minmax import makespan_s
-from evenstep.timemodels import (
-    CubicTime,
-    JoinedTime,
-    PiecewiseTime,
-    StaircaseTime,
-    best_fit,
-    fit_affine,
-)
-from tests.timemodels.measured import DENSE, DOUBLING, curve, of_one, profile
+from evenstep.timemodels import CubicTime, PiecewiseTime
+from tests.timemodels.drawn import SideBySide
+from tests.timemodels.measured import DENSE, DOUBLING, best_fit, curve, fit, of_one, profile
 
 TRUTHS = {
     "affine": of_one(AffineTime, 0.01, 1e-3),
     "piecewise": of_one(PiecewiseTime, 0.04, 100, 8e-4),
-    "staircase": of_one(StaircaseTime, 0.01, 0.02, 32),
+    "staircase": of_one(PiecewiseTime, 0.01, 0, 0.02, 32),
     "cubic": of_one(CubicTime, [4e-9, -1.2e-6, 3e-4, 0.01], 256),
 }
 
@@ -39,7 +33,7 @@ def test_a_straight_line_without_noise_needs_no_more_than_a_line():
     assert best_fit(*profile(TRUTHS["affine"], DOUBLING, noise=0)).kinds == ("affine",)
 
 
-def test_workers_of_different_kinds_are_joined():
+def test_workers_of_different_kinds_stand_side_by_side():
     """Each has the curve that it would have alone, on profiles of different lengths."""
     order = ["cubic", "affine", "staircase", "affine", "piecewise"]
     profiles = [
@@ -50,7 +44,7 @@ def test_workers_of_different_kinds_are_joined():
     found = best_fit(sizes, seconds)
 
     assert found.kinds == tuple(order)
-    assert isinstance(found.times, JoinedTime)
+    assert isinstance(found.times, SideBySide)
     for rank, (b, s) in enumerate(profiles):
         alone = best_fit(b, s)
         at = found.times.seconds(np.full(5, 77))[rank]
@@ -60,7 +54,7 @@ def test_workers_of_different_kinds_are_joined():
 
 def test_the_plan_is_close_to_that_of_the_true_curves():
     """What the fits are for: a split by them costs at most 5 % over the best."""
-    truth = JoinedTime(list(TRUTHS.values()), np.arange(4)[:, None])
+    truth = SideBySide(tuple(TRUTHS.values()), tuple(np.arange(4)[:, None]))
     cluster = Cluster(4, 512, max_batch_size=256)
     for seed in range(10):
         profiles = [profile(each, DENSE, seed=seed) for each in TRUTHS.values()]
@@ -77,7 +71,7 @@ def test_few_sizes_give_a_line(num_sizes):
     found = best_fit(sizes, seconds)
 
     assert found.kinds == ("affine",)
-    assert curve(found.times).tolist() == curve(fit_affine(sizes, seconds)).tolist()
+    assert curve(found.times).tolist() == curve(fit("affine", sizes, seconds)).tolist()
     assert np.isnan(found.error[0]) == (num_sizes == 2)
 
 
@@ -107,11 +101,3 @@ def test_sizes_too_large_for_a_cubic_are_fitted_by_the_others():
     found = best_fit([sizes], [1e-9 * sizes.astype(float) ** 2])
 
     assert found.kinds[0] != "cubic"
-
-
-def test_what_is_no_profile_is_named():
-    """By function, argument and rank."""
-    with pytest.raises(
-        ValueError, match=r"`best_fit\(seconds=...\)` must be positive .* on rank 1"
-    ):
-        best_fit([[1, 2], [1, 2]], [[1.0, 2.0], [1.0, -2.0]])

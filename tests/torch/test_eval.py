@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from evenstep.testing import run_workers
 from evenstep.torch import Balancer
-from evenstep.torch._data.deal._evaluation import forwards, in_proportion, spread
+from evenstep.torch._data.deal._evaluation import forwards, spread
 
 from .eval_runs import QUIET, inside, lockstep, means, numbered, shares
 from .loader_fakes import Items, flat
@@ -52,13 +52,6 @@ def test_a_share_is_spread_over_the_whole_order():
 
     for tenth in owner.reshape(10, 10):
         assert np.abs(np.bincount(tenth, minlength=3) - [6, 3, 1]).max() <= 1
-
-
-def test_what_does_not_divide_goes_to_the_largest_remainders():
-    """And among equal ones to the lower rank."""
-    assert in_proportion(10, (1, 1, 1)).tolist() == [4, 3, 3]
-    assert in_proportion(10, (0, 5, 1)).tolist() == [0, 8, 2]
-    assert in_proportion(0, (3, 4)).tolist() == [0, 0]
 
 
 @pytest.fixture(scope="module")

@@ -91,8 +91,8 @@ _LEGEND = """Lower is better. 0 is the plan that knows what every step will take
 `equal` is plain DDP. A scenario's column is the mean over its seeds, `mean` that over the
 scenarios. `idle` is the share of all workers' time that they waited, in %.
 
-Every policy has its defaults and sees nothing but the times of the steps: profiles, free CPU and
-memory, which some could use beside it, nobody gives it. The constants of `auto` were chosen on
+Every policy has its defaults and sees nothing but the times of the steps: no policy receives
+profiles, free CPU or memory, which some could use. The constants of `auto` were chosen on
 other seeds of these generators, from 1000."""
 
 
@@ -111,9 +111,8 @@ def _notes(board: Board) -> Iterator[str]:
     if set(board.contest.schemes) != {"bsp"}:
         yield (
             "The plan that knows the future is carried out as it is (`bsp`): a scheme that moves "
-            "samples within the step can be faster. Of `hybrid` and `stealing`, a claim or a "
-            f"hand-over takes {percent(board.contest.move_cost)} % of its step, and looking at "
-            "the others nothing."
+            "samples within the step can be faster. A claim of `hybrid` takes "
+            f"{percent(board.contest.move_cost)} % of its step."
         )
 
 

@@ -27,7 +27,7 @@ def simulate(
         typer.Option(help="Names or module:Class, commas between; all that need no settings."),
     ] = None,
     scheme: Annotated[
-        str, typer.Option(help="bsp, hybrid, stealing, local-sgd or module:Class, commas between.")
+        str, typer.Option(help="bsp, hybrid or module:Class, commas between.")
     ] = "bsp",
     trace: Annotated[
         list[Path] | None,
@@ -47,7 +47,7 @@ def simulate(
         int | None, typer.Option(help="Samples per step; 64 a worker, or as a trace has it.")
     ] = None,
     move_cost: Annotated[
-        float, typer.Option(help="What a claim or hand-over takes, in steps of the best plan.")
+        float, typer.Option(help="What a claim takes, in steps of the best plan.")
     ] = 0.01,
     jobs: Annotated[int | None, typer.Option(help="Processes; one per CPU.")] = None,
     as_json_: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,

@@ -1,4 +1,4 @@
-"""What a policy decided, looked at before anybody runs it."""
+"""Checks of what a policy decided, before it takes effect."""
 
 from __future__ import annotations
 

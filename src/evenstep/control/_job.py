@@ -41,7 +41,7 @@ class Job:
         return self.bounds.caps(self.world_size)
 
     def cluster(self, caps: IntArray | None) -> Cluster:
-        """Return what the policy plans for, with nobody above ``caps`` in one forward.
+        """Return what the policy plans for, with no worker above ``caps`` in one forward.
 
         Raises:
             ValueError: the bounds leave no way to split the global batch.

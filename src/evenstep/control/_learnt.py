@@ -126,7 +126,7 @@ class Start:
                     self.cluster, self._step(known, decision.batch_size), decision.state
                 )
                 self.check(after)
-        except Exception:  # bounds may be others now, and the state anybody's
+        except Exception:  # bounds may be others now, and the state of any policy
             return self.rehearsed(known)
         return "resumed", decision
 
@@ -144,7 +144,7 @@ class Start:
                     decision = self._rehearse(known)
                 self.check(decision)
                 return "rehearsed", decision
-        except Exception:  # anybody's policy, and steps that never were
+        except Exception:  # a user's policy, and steps that never were
             pass
         return "anew", self.policy.init(self.cluster)
 

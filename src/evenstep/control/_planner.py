@@ -55,7 +55,7 @@ class Planner:
       (``Decision.level``): it is shown such a step when no rank waits (``catch_up``). What a step
       tells of memory is taken in at once, and one that moves a cap is shown at once.
 
-    It reads no clock and talks to nobody: reports in, a plan and events out.
+    It reads no clock and sends no messages: reports in, a plan and events out.
 
     Args:
         policy: decides the sizes.
@@ -94,7 +94,7 @@ class Planner:
         self._has_claims = self.plan.first is not None  # as the newest event says
 
     def observe(self, reports: Sequence[Report], *, next_step: int, ask: bool = True) -> Outcome:
-        """Return what follows from one step: everybody is waiting for it.
+        """Return what follows from one step. All ranks wait for it.
 
         Args:
             reports: one from each rank, in order, all about the same step.
@@ -152,7 +152,7 @@ class Planner:
         return self._put_off is not None
 
     def catch_up(self, *, ask: bool = True) -> Outcome:
-        """Show the policy the step that was put off, if one was: nobody is waiting.
+        """Show the policy the step that was put off, if one was. No rank waits for it.
 
         The sizes stay, as it has promised; should it break its word, what it changes holds from
         the plan point after the next. ``observe`` does this itself if need be.
@@ -167,7 +167,7 @@ class Planner:
         return Outcome(self.plan, tuple(events))
 
     def account(self, reports: Sequence[Report], plan: Plan) -> StepMeasured | None:
-        """Return what a step cost, and would have cost otherwise; nobody waits for that.
+        """Return what a step cost, and would have cost otherwise. No rank waits for it.
 
         Args:
             reports: one from each rank, in order, all about the same step.
@@ -194,7 +194,7 @@ class Planner:
         return replace(self._make_plan(self.plan.epoch + 1, first_step, equal), first=None)
 
     def burden(self, step: int) -> WorkerUnhelpful | None:
-        """Return the worker that costs more than it brings, if there is one: nobody waits."""
+        """Return the worker that costs more than it brings, if there is one. No rank waits."""
         found = self._what_if.burden(self._room.cluster)
         if found is None:
             return None
@@ -217,8 +217,8 @@ class Planner:
         - The same workers at the same ranks, under the same policy and global batch: the policy
           goes on from its very state, and the plan is the one that was in force.
         - Otherwise, with a time known of every worker: the policy starts anew and is shown steps
-          of these times first, since only it knows what its state says about whom.
-        - With a worker that nobody has measured, it starts anew.
+          of these times first, since only it knows what its state says about which worker.
+        - With a worker that was never measured, it starts anew.
 
         Peaks of memory stay with their workers if there are as many as before, as models that are
         sharded take more on fewer. Before the first step.

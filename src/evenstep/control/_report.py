@@ -22,8 +22,8 @@ class Report:
         compute_s: own forward and backward in seconds, without waiting for others.
         data_s: waiting for input in seconds.
         wall_s: seconds from the batch before to this one; None for the first step of a loop.
-        peak_bytes: most memory in use during the step; 0 where nobody reads it.
-        capacity_bytes: memory the device offers; 0 where nobody reads it.
+        peak_bytes: most memory in use during the step; 0 where it is not read.
+        capacity_bytes: memory the device offers; 0 where it is not read.
         limit: most samples that one forward of this worker may have from now on, found by trial
             or by running out of memory; None where nothing new is known.
         largest_forward: samples of the largest forward, to which ``peak_bytes`` belongs; 0 is
@@ -33,7 +33,7 @@ class Report:
         holds: whether this worker asks for no other sizes, as each costs a compilation and it has
             had as many as it can.
         free_cpu: idle share of this machine's CPU since the report before, in [0, 1]; None where
-            nobody reads it.
+            it is not read.
         free_memory_bytes: memory that is not in use on this machine; likewise.
         fault: why this worker measures nothing any more, in words; empty while it does.
     """

@@ -152,10 +152,10 @@ class Auto(AbstractPolicy[dict[str, Any]]):
     def _level(self, fitted: dict[str, Any], bank: dict[str, Any]) -> float:
         """Return how far apart workers may end for that alone to change nothing.
 
-        By the least saving: in any other split somebody has more than now, and takes no less than
-        now, so no split could have saved more. And by what noise alone does to two of them: one
-        step cannot tell a change that small from it. But where somebody's load comes and goes by
-        the clock, the next step may not be as this one.
+        By the least saving: in any other split some worker has more than now, and takes no less
+        than now, so no split could have saved more. And by what noise alone does to two of them:
+        one step cannot tell a change that small from it. But where a worker's load comes and goes
+        by the clock, the next step may not be as this one.
         """
         if self.bank.goes_by_the_clock(bank):
             return 0.0
@@ -201,7 +201,7 @@ class Auto(AbstractPolicy[dict[str, Any]]):
         each_s = times.seconds(equal)
         needed = max(needed, _LEAST_SAVING_S / float(each_s.max()))
         budget_s = (1 - needed) * each_s.max()
-        # In any other split somebody has more than now, and takes no less than now.
+        # In any other split some worker has more than now, and takes no less than now.
         if each_s.min() > budget_s or not ends_within(times, cluster, float(budget_s)):
             return equal, f"held: no split would save {needed:.1%}"
         needed += self._noise(times, equal, fitted)

@@ -77,7 +77,7 @@ class Bank:
     fixed share. Losses of a good expert are far below 1, where the weights do much better than
     the term $\eta T / 8$ says.
 
-    Such weights follow within a few steps what lasts, and chase whoever was lucky where nothing
+    Such weights follow within a few steps what lasts, and chase lucky experts where nothing
     does. So there are two sets of them, on the same experts: these, and calm ones, that learn
     eight times as slowly and begin with the equal split at a half. A third pair of weights, by the
     same rule from what the two mixtures would have cost, says how much of each is in the next
@@ -119,7 +119,7 @@ class Bank:
             raise invalid("Bank(share=...)", "be in (0, 1)", self.share, "Use 0.01.")
 
     def init(self, cluster: Cluster) -> dict[str, Any]:
-        """Return the state before the first step: nobody but the equal split has said anything."""
+        """Return the state before the first step: only the equal split is known."""
         priors = self._priors()
         # Splits which cost nothing: no blame yet.
         splits = np.zeros((priors.shape[1], cluster.world_size))

@@ -1,4 +1,4 @@
-"""The same batch size for everybody."""
+"""The same batch size for every worker."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class Fixed(AbstractPolicy[None]):
     r"""The batch sizes given, whatever is measured.
 
     $b_r$ is constant. Right where speeds are known and never change, and for experiments that
-    need a split of their own. Wrong as soon as somebody else uses one of the machines: nothing
+    need a split of their own. Wrong as soon as another job uses one of the machines: nothing
     reacts.
 
     The sizes have to fit the cluster exactly when training starts. Should the bounds tighten

@@ -1,4 +1,4 @@
-"""Weights of experts that follow whoever was right of late."""
+"""Weights of experts that follow those that were right of late."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class RoundTo(AbstractPolicy[Any]):
     per step.
 
     This is a wish. A worker without room for a multiple between its bounds keeps its own
-    granularity; where no split is left at all, everybody does, and the reason says so.
+    granularity; where no split is left at all, all workers do, and the reason says so.
     ``Cluster(granularity=...)`` is the way to insist.
 
     Args:

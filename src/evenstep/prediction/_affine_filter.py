@@ -10,7 +10,7 @@ import numpy as np
 from .._types import FloatArray, IntArray
 from ..exceptions import invalid
 from ..timemodels import AffineTime
-from ._lines import NAMES, Lines, Reading, correct, grade, loosen, read, through, wander
+from ._lines import NAMES, Lines, Residuals, correct, grade, loosen, read, through, wander
 from ._trust import Mask, judge, no_jumps_yet
 
 
@@ -216,7 +216,7 @@ class AffineFilter:
         explained: Mask = known & (self._jumps(former.weights(), reading) == 0)
         return explained
 
-    def _jumps(self, weights: FloatArray, reading: Reading) -> IntArray:
+    def _jumps(self, weights: FloatArray, reading: Residuals) -> IntArray:
         """Return -1, 0 or 1 for readings far below, near or far above what was expected."""
         # Workers never measured have no mean.
         mean = np.maximum((weights * reading.expected).sum(axis=0), 1e-300)

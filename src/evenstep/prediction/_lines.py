@@ -94,7 +94,7 @@ class Lines:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reading:
+class Residuals:
     """One step of every worker, beside what the lines foresaw of it.
 
     Worked out once a step, because every rule below asks for it.
@@ -118,11 +118,11 @@ class Reading:
     total: FloatArray
 
 
-def read(lines: Lines, batch: FloatArray, seconds: FloatArray) -> Reading:
+def read(lines: Lines, batch: FloatArray, seconds: FloatArray) -> Residuals:
     """Return a step's reading beside what ``lines`` foresaw."""
     expected, spread = lines.at(batch), lines.variance(batch)
     noise = (lines.noise * expected) ** 2
-    return Reading(batch, seconds, expected, seconds - expected, spread, noise, spread + noise)
+    return Residuals(batch, seconds, expected, seconds - expected, spread, noise, spread + noise)
 
 
 def through(batch: FloatArray, seconds: FloatArray, *, doubt: float, lines: Lines) -> Lines:
@@ -144,14 +144,14 @@ def wander(lines: Lines, batch: FloatArray, drifts: FloatArray) -> Lines:
     return later
 
 
-def loosen(lines: Lines, reading: Reading, *, where: Mask) -> Lines:
+def loosen(lines: Lines, reading: Residuals, *, where: Mask) -> Lines:
     """Return ``lines`` ready to follow a jump: the slope may be off by all of it."""
     opened = lines.copy()
     opened.var_slope[:] += np.where(where, (reading.surprise / reading.batch) ** 2, 0.0)
     return opened
 
 
-def correct(lines: Lines, reading: Reading, *, contrast: Mask) -> Lines:
+def correct(lines: Lines, reading: Residuals, *, contrast: Mask) -> Lines:
     """Return ``lines`` corrected by one reading, noise and score left as they are.
 
     The Kalman gain where ``contrast`` says that the batch has just changed enough to tell the
@@ -194,7 +194,7 @@ def correct(lines: Lines, reading: Reading, *, contrast: Mask) -> Lines:
     return after
 
 
-def grade(lines: Lines, reading: Reading, *, rate: FloatArray, memory: float) -> Lines:
+def grade(lines: Lines, reading: Residuals, *, rate: FloatArray, memory: float) -> Lines:
     """Return ``lines`` with noise and score updated by how well they foresaw the reading.
 
     As the noise rises, so does the doubt about the line.

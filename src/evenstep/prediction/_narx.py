@@ -13,7 +13,7 @@ from ..exceptions import invalid
 from ._base import AbstractPredictor
 from ._ema import Ema
 from ._logs import positive
-from ._network import Network, descend
+from ._tanh_network import TanhNetwork, descend
 
 NUM_BATCHES = 4
 """Mini-batches that the replay window is dealt into; each step descends once by each of them."""
@@ -102,8 +102,8 @@ class Narx(AbstractPredictor[dict[str, Any]]):
             )
 
     @property
-    def _network(self) -> Network:
-        return Network(3 * self.lags, self.num_hidden)
+    def _network(self) -> TanhNetwork:
+        return TanhNetwork(3 * self.lags, self.num_hidden)
 
     def init(self, world_size: int) -> dict[str, Any]:
         learnt = np.zeros((3, self._network.num_weights, world_size))

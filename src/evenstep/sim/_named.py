@@ -8,13 +8,11 @@ from typing import Any
 
 from .._named import imported, needed_settings
 from ..exceptions import invalid
-from ..sync import AbstractScheme, Bsp, Hybrid, LocalSgd, Stealing
+from ..sync import AbstractScheme, Bsp, Hybrid
 
 SCHEMES: dict[str, Callable[[float], AbstractScheme[Any]]] = {
     "bsp": lambda move_s: Bsp(),
     "hybrid": lambda move_s: replace(Hybrid(), claim_s=move_s),
-    "stealing": lambda move_s: replace(Stealing(), hand_over_s=move_s),
-    "local-sgd": lambda move_s: LocalSgd(4),
 }
 
 
@@ -22,9 +20,9 @@ def scheme_by_name(name: str, *, move_s: float = 0.0) -> AbstractScheme[Any]:
     """Return the scheme called ``name``, with its defaults.
 
     Args:
-        name: ``"bsp"``, ``"hybrid"``, ``"stealing"``, ``"local-sgd"`` (four steps, then the
-            mean), or ``"module:Class"`` for a class that is built without arguments.
-        move_s: seconds that a claim or a hand-over takes. A class of one's own knows its costs.
+        name: ``"bsp"``, ``"hybrid"``, or ``"module:Class"`` for a class that is built without
+            arguments.
+        move_s: seconds that a claim takes. A class of one's own knows its costs.
 
     Raises:
         ValueError: there is no such scheme, or it cannot be built without arguments.

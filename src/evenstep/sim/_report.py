@@ -12,7 +12,7 @@ from ._workload import BoolArray
 class SimReport:
     """What happened in a simulated run.
 
-    Where ranks average only every so many steps (``LocalSgd``), the seconds of a round are spread
+    Where ranks average only every so many steps (local SGD), the seconds of a round are spread
     evenly over its steps, and a step counts what each worker computed in it, be it several local
     steps.
 

@@ -87,8 +87,8 @@ def trial(
         given: workers and their times.
         global_batch_size: samples per step.
         scheme: by name, as for ``scheme_by_name``, or by value.
-        move_cost: what a claim or a hand-over of a scheme given by name takes, as a share of the
-            best plan's mean step.
+        move_cost: what a claim of a scheme given by name takes, as a share of the best plan's
+            mean step.
         best_s: step times of ``oracle_on`` if known already, ``(num_steps,)``.
 
     Raises:

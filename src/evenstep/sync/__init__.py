@@ -1,4 +1,4 @@
-"""Who computes which samples inside a step, and how many steps go by between two averages."""
+"""What becomes of a plan while its step runs: it is carried out, or partly claimed."""
 
 from ._base import AbstractScheme as AbstractScheme
 from ._base import Chunk as Chunk
@@ -7,12 +7,6 @@ from ._base import Turn as Turn
 from ._bsp import Bsp as Bsp
 from ._factoring import Factoring as Factoring
 from ._hybrid import Hybrid as Hybrid
-from ._hybrid import HybridState as HybridState
-from ._local_sgd import LocalSgd as LocalSgd
-from ._stealing import Piece as Piece
-from ._stealing import Progress as Progress
-from ._stealing import Stealing as Stealing
-from ._stealing import StealingState as StealingState
 from ._step_claims import Claim as Claim
 from ._step_claims import StepClaims as StepClaims
 
@@ -23,13 +17,7 @@ __all__ = [
     "Claim",
     "Factoring",
     "Hybrid",
-    "HybridState",
-    "LocalSgd",
-    "Piece",
     "Planned",
-    "Progress",
-    "Stealing",
-    "StealingState",
     "StepClaims",
     "Turn",
 ]

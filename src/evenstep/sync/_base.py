@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Generic
+from typing import ClassVar, Generic
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,7 +115,7 @@ class Planned:
 
     @classmethod
     def of(cls, batch_size: IntArray) -> Planned:
-        """Return the slots of a plan, nobody having begun.
+        """Return the slots of a plan that no rank has begun.
 
         Raises:
             ValueError: the sizes are no integers, or one is negative.
@@ -136,21 +136,3 @@ class Planned:
         begun[rank] = True
         start, stop = int(self.edges[rank]), int(self.edges[rank + 1])
         return Chunk(start, stop) if stop > start else None, replace(self, begun=begun)
-
-
-def check_share(name: str, value: float, *, remedy: str) -> None:
-    """Raise unless ``value`` is in (0, 1]."""
-    if not 0 < value <= 1:
-        raise invalid(name, "be in (0, 1]", value, remedy)
-
-
-def check_cost(name: str, value: float) -> None:
-    """Raise unless ``value`` is a time that something can take."""
-    if not (np.isfinite(value) and value >= 0):
-        raise invalid(name, "be finite and at least 0", value, "Measure what one takes.")
-
-
-def check_times(name: str, value: NDArray[Any], *, remedy: str) -> None:
-    """Raise unless ``value`` is one positive number for each rank."""
-    if value.ndim != 1 or not len(value) or not (np.isfinite(value) & (value > 0)).all():
-        raise invalid(name, "be positive and finite, one number per rank", value, remedy)

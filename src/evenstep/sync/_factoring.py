@@ -8,7 +8,6 @@ import numpy as np
 
 from .._types import FloatArray
 from ..exceptions import invalid
-from ._base import check_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,9 @@ class Factoring:
     smallest: int = 1
 
     def __post_init__(self) -> None:
-        check_share("Factoring(share=...)", self.share, remedy="0.8 keeps a fifth for surprises.")
+        if not 0 < self.share <= 1:
+            remedy = "0.8 keeps a fifth for surprises."
+            raise invalid("Factoring(share=...)", "be in (0, 1]", self.share, remedy)
         if type(self.smallest) is not int or self.smallest < 1:
             raise invalid(
                 "Factoring(smallest=...)", "be an integer >= 1", repr(self.smallest), "Use 1."
@@ -50,11 +51,11 @@ class Factoring:
     def next_claim(self, remaining: int, speeds: FloatArray, rank: int) -> int:
         """Return how many samples ``rank`` claims now; 0 if it leaves the rest to others.
 
-        The fastest of ``speeds`` never leaves anything, so somebody is always there to end it.
-        Who claimed 0 stays out of the step: put its speed at 0 for later claims.
+        The fastest of ``speeds`` never leaves anything, so one rank always ends the step. A rank
+        that claimed 0 stays out of the step: put its speed at 0 for later claims.
 
         Args:
-            remaining: samples that nobody has claimed, at least 0.
+            remaining: samples that are not claimed, at least 0.
             speeds: samples per second of every rank, 0 for one that stays out,
                 ``(world_size,)``. Only ratios matter.
             rank: who claims.

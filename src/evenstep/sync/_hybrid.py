@@ -9,7 +9,7 @@ import numpy as np
 
 from .._types import FloatArray, IntArray
 from ..exceptions import invalid
-from ._base import AbstractScheme, BoolArray, Chunk, Planned, Turn, check_cost
+from ._base import AbstractScheme, BoolArray, Chunk, Planned, Turn
 from ._factoring import Factoring
 
 
@@ -19,7 +19,7 @@ class HybridState:
 
     Attributes:
         first: the first chunks, and who has begun with theirs. The rest of the slots lie behind.
-        next_slot: the first slot that nobody has claimed: the shared counter of a driver.
+        next_slot: the first slot that is not claimed: the shared counter of a driver.
         num_slots: samples of the step.
         left: ranks that leave the rest to others, ``(world_size,)``.
     """
@@ -36,7 +36,7 @@ class Hybrid(AbstractScheme[HybridState]):
     r"""Each rank begins with a part of its predicted share, then all claim what is left.
 
     Of its planned $b_i$ a rank computes $\max(1, \lfloor p \, b_i \rfloor)$ unasked. The other
-    samples lie in one heap, and whoever is ready claims from it by ``factoring``. A prediction
+    samples lie in one heap, and ranks that are ready claim from it by ``factoring``. A prediction
     that was right costs some claims; one that was wrong up to a factor of about $1 / p$ is made
     up for within the step.
 
@@ -72,7 +72,9 @@ class Hybrid(AbstractScheme[HybridState]):
         if not 0 <= self.first <= 1:
             remedy = "0.4 makes up for a rank at 0.4 times its speed."
             raise invalid("Hybrid(first=...)", "be in [0, 1]", self.first, remedy)
-        check_cost("Hybrid(claim_s=...)", self.claim_s)
+        if not (np.isfinite(self.claim_s) and self.claim_s >= 0):
+            remedy = "Measure what one takes."
+            raise invalid("Hybrid(claim_s=...)", "be finite and at least 0", self.claim_s, remedy)
         if not 0 <= self.least <= 1:
             raise invalid("Hybrid(least=...)", "be in [0, 1]", self.least, "0.05 is a twentieth.")
 

@@ -1,4 +1,4 @@
-"""One step's claims, as the rank keeps them that everybody asks."""
+"""The claims of one step, as the rank that grants them keeps them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ._hybrid import Hybrid, HybridState
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Samples of somebody's planned part of a step, next to each other.
+    """Consecutive samples of one rank's planned part of a step.
 
     Attributes:
         owner: the rank in whose plan they were.
@@ -46,7 +46,7 @@ class StepClaims:
         batch_size: the plan, ``(world_size,)``.
         tile: samples that keep together, at least 1.
         state: the scheme's, in tiles.
-        front: first tile of each rank's part that nobody has, ``(world_size,)``.
+        front: first tile of each rank's part that is not claimed, ``(world_size,)``.
         back: the tile after the last of those, ``(world_size,)``.
         speeds: samples per second that each rank has told, NaN before, ``(world_size,)``.
     """

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from .._types import FloatArray, IntArray
 from ._base import AbstractTimeModel, bisect_batch
-from ._checks import alike, costs
+from ._per_worker import alike, costs
 
 
 @final
@@ -23,7 +23,7 @@ class AffineTime(AbstractTimeModel):
 
     Right for a CPU, and for a GPU past saturation. Wrong below saturation, where a GPU takes
     about the same time for any batch (``PiecewiseTime``), and where kernels come in tiles
-    (``StaircaseTime``); ``TableTime`` holds any curve.
+    (the same, with a ``tile``); ``TableTime`` holds any curve.
 
     Args:
         intercept_s: fixed cost $a$ of a step in seconds, finite and at least 0,

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, final
 
 import numpy as np
 
 from .._types import FloatArray, IntArray
 from ._base import AbstractTimeModel
 from ._cubic import MOST
-from ._fits import AFFINE, CUBIC, PIECEWISE, STAIRCASE, Kind, points_of
-from ._joined import JoinedTime
+from ._fits import AFFINE, CUBIC, PIECEWISE, STAIRCASE, Kind, model_of, points_of
 from ._least_squares import Points
+from ._profile import Profile
 
 KINDS: Final = (AFFINE, PIECEWISE, STAIRCASE, CUBIC)
 PENALTY: Final = 1.15
@@ -24,10 +24,10 @@ FLOOR: Final = 2e-3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BestFit:
-    """What ``best_fit`` chose.
+    """What ``ClusterProfile.best_fit`` chose.
 
     Attributes:
-        times: the workers' times: one model where all are of a kind, else a ``JoinedTime``.
+        times: the workers' times.
         kinds: "affine", "piecewise", "staircase" or "cubic", one per rank.
         error: mean relative error at sizes left out of the fit, ``(world_size,)``. NaN for a
             worker with two sizes, where none can be left out.
@@ -38,14 +38,14 @@ class BestFit:
     error: FloatArray
 
 
-def best_fit(sizes: Sequence[IntArray], seconds: Sequence[FloatArray]) -> BestFit:
+def best_fit(profiles: Sequence[Profile]) -> BestFit:
     r"""Fit to every worker's profile the kind of curve that foretells it best.
 
     A kind with $k$ parameters, fitted to all sizes but one, foretells that one, for each size in
     turn. Chosen is the kind with the smallest $\max(e, 0.002) \cdot 1.15^k$, $e$ the mean
-    relative error: of ``fit_affine``, ``fit_piecewise``, ``fit_staircase`` and ``fit_cubic`` in
-    this order where they tie. It is then fitted to all sizes. A kind takes part with $k + 1$
-    different sizes or more, so two sizes give a line.
+    relative error: of a line, a flat part and a line, stairs, and a cubic in this order where
+    they tie. It is then fitted to all sizes. A kind takes part with $k + 1$ different sizes or
+    more, so two sizes give a line.
 
     Right from some eight sizes on, each measured a few times, with three or more past a corner:
     one is left out, and two make a line. With fewer it takes a line, or a cubic that rounds the
@@ -53,34 +53,53 @@ def best_fit(sizes: Sequence[IntArray], seconds: Sequence[FloatArray]) -> BestFi
     mislead between its sizes (stairs hide from powers of two) and past them. Keep the cluster's
     `max_batch_size` near the largest size measured.
 
-    Args:
-        sizes: batch sizes measured, one ascending array per worker, as in ``Profile``. Lengths
-            may differ, and repeats count by their median.
-        seconds: what they took, likewise.
-
-    Raises:
-        ValueError: the two hold no or unlike numbers of workers, or what no ``Profile`` may hold;
-            the message names the rank.
-
-    Usage:
-        found = best_fit([each.sizes for each in profiles], [each.seconds for each in profiles])
-        allocate(found.times, cluster)
-
     References:
         M. Stone, *Cross-Validatory Choice and Assessment of Statistical Predictions*, J. Royal
         Statistical Society B 36, 1974. The factor for parameters is ours.
     """
-    points = points_of("best_fit", sizes, seconds)
-    chosen = [_choose(each) for each in points]
-    kinds = tuple(kind.name for kind, _ in chosen)
-    parts, ranks = [], []
-    for kind in KINDS:
-        held = [rank for rank, name in enumerate(kinds) if name == kind.name]
-        if held:
-            parts.append(kind.of([kind.fit(points[rank]) for rank in held]))
-            ranks.append(np.array(held))
-    times = parts[0] if len(parts) == 1 else JoinedTime(parts, ranks)
-    return BestFit(times, kinds, np.array([error for _, error in chosen]))
+    points = points_of(profiles)
+    kinds, errors = zip(*map(_choose, points), strict=True)
+    is_cubic, parts, ranks = np.array([kind is CUBIC for kind in kinds]), [], []
+    for held in (np.flatnonzero(~is_cubic), np.flatnonzero(is_cubic)):
+        if len(held):
+            parts.append(model_of([kinds[rank] for rank in held], [points[rank] for rank in held]))
+            held.flags.writeable = False
+            ranks.append(held)
+    times = parts[0] if len(parts) == 1 else SideBySide(tuple(parts), tuple(ranks))
+    return BestFit(times, tuple(kind.name for kind in kinds), np.array(errors))
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class SideBySide(AbstractTimeModel):
+    """Cubics and the other curves, each part described by its own model.
+
+    As right, and as exact, as its parts.
+
+    Attributes:
+        parts: time models, at least one.
+        ranks: whose times they are, for each part the ranks of its workers in its own order. All
+            together they are 0 to ``world_size - 1``, each once.
+    """
+
+    parts: tuple[AbstractTimeModel, ...]
+    ranks: tuple[IntArray, ...]
+
+    @property
+    def world_size(self) -> int:
+        return sum(len(ranks) for ranks in self.ranks)
+
+    def seconds(self, batch_size: IntArray) -> FloatArray:
+        times = np.empty(self.world_size)
+        for part, ranks in zip(self.parts, self.ranks, strict=True):
+            times[ranks] = part.seconds(batch_size[ranks])
+        return times
+
+    def largest_batch(self, budget_s: float, most: IntArray) -> IntArray:
+        batch = np.empty(self.world_size, np.int64)
+        for part, ranks in zip(self.parts, self.ranks, strict=True):
+            batch[ranks] = part.largest_batch(budget_s, most[ranks])
+        return batch
 
 
 def _choose(points: Points) -> tuple[Kind, float]:
@@ -98,7 +117,7 @@ def _error(kind: Kind, points: Points) -> float:
     """Return the mean relative error at each size, by the fit to all others."""
     total = 0.0
     for index, (size, actual_s) in enumerate(zip(points.sizes, points.seconds, strict=True)):
-        times = kind.of([kind.fit(points.without(index))])
+        times = model_of([kind], [points.without(index)])
         foretold_s = float(times.seconds(np.array([size]))[0])
         total += abs(foretold_s / actual_s - 1)
     return total / len(points.sizes)

@@ -13,7 +13,7 @@ from .._types import FloatArray, IntArray
 from ..exceptions import invalid
 from ._best_fit import BestFit, best_fit
 from ._cubic import CubicTime
-from ._fits import fit_cubic, fit_piecewise
+from ._fits import CUBIC, PIECEWISE, fit
 from ._piecewise import PiecewiseTime
 from ._profile import Profile, read_record
 
@@ -101,16 +101,39 @@ class ClusterProfile:
         return self._table(peaks, np.max, 0).astype(np.int64)
 
     def best_fit(self) -> BestFit:
-        """Return the kind of curve that foretells each worker best: ``evenstep.timemodels``."""
-        return best_fit(*self._points())
+        """Return the kind of curve that foretells each worker best.
+
+        The kinds are a line, flat and then a line, stairs, and LBB's cubic. Each is fitted to all
+        sizes but one and foretells that one, for each size in turn; a parameter more has to
+        foretell 15 % better. Right from some eight sizes on, each measured a few times, with
+        three or more past a corner. Two sizes give a line. Keep the cluster's `max_batch_size`
+        near the largest size measured: nothing is known past it.
+        """
+        return best_fit(self.profiles)
 
     def cubic(self) -> CubicTime:
-        """Return LBB's cubic of every worker, as ``fit_cubic`` does."""
-        return fit_cubic(*self._points())
+        """Return LBB's cubic of every worker, in a form that never falls.
+
+        Right for curves that bend gently, from sizes that cover the range. Wrong for corners and
+        stairs, and of no use past the largest size, the model's ``most``.
+
+        Raises:
+            ValueError: a profile has fewer than four different sizes, or one past 2**20.
+        """
+        model: CubicTime = fit(CUBIC, self.profiles)
+        return model
 
     def piecewise(self) -> PiecewiseTime:
-        """Return LB-BSP's curve of GPUs, flat and then a line, as ``fit_piecewise`` does."""
-        return fit_piecewise(*self._points())
+        """Return LB-BSP's curve of GPUs, flat and then a line.
+
+        Right with two sizes or more on either side of the knee. With one, the knee may stand
+        anywhere between it and the next.
+
+        Raises:
+            ValueError: a profile has fewer than three different sizes.
+        """
+        model: PiecewiseTime = fit(PIECEWISE, self.profiles)
+        return model
 
     def to_json(self) -> str:
         """Return it as one line of JSON, every float to its last bit.
@@ -149,9 +172,6 @@ class ClusterProfile:
             out_of_memory=record["out_of_memory"],
             model=record["model"],
         )
-
-    def _points(self) -> tuple[list[IntArray], list[FloatArray]]:
-        return [each.sizes for each in self.profiles], [each.seconds for each in self.profiles]
 
     def _table(self, values: Sequence[Any], merge: Any, missing: float) -> FloatArray:
         """Return one row per size and one column per worker, repeats merged."""

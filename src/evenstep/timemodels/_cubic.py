@@ -10,7 +10,7 @@ import numpy as np
 from .._types import FloatArray, IntArray
 from ..exceptions import invalid
 from ._base import AbstractTimeModel, bisect_batch
-from ._checks import alike, counts
+from ._per_worker import alike, counts
 
 MOST: Final = 2**20
 """Largest `most` of a ``CubicTime``, which tabulates every size up to it."""
@@ -31,8 +31,9 @@ class CubicTime(AbstractTimeModel):
 
     Right between the sizes of a profile, for whatever bends once or twice. A cubic through noisy
     points may dip; the running maximum holds it level there, and so takes a worker for slower
-    than the cubic, never for faster. (``fit_cubic`` makes none that dips.) Wrong past $m$, where a
-    cubic explodes or falls: the straight line is a guess on the slow side. Wrong for stairs.
+    than the cubic, never for faster. (``ClusterProfile.cubic`` makes none that dips.) Wrong past
+    $m$, where a cubic explodes or falls: the straight line is a guess on the slow side. Wrong for
+    stairs.
 
     It tabulates $m_r + 1$ sizes per worker, 8 bytes each.
 

@@ -39,7 +39,7 @@ class Points:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lines:
+class FittedLines:
     r"""Best lines $a + c x$, one for each candidate, all ``(num_candidates,)``.
 
     Attributes:
@@ -53,7 +53,7 @@ class Lines:
     loss: FloatArray
 
 
-def lines_through(x: FloatArray, y: FloatArray) -> Lines:
+def lines_through(x: FloatArray, y: FloatArray) -> FittedLines:
     r"""Return for each row of ``x`` the line that errs least, relative to ``y``.
 
     Minimises $\sum_i ((a + c x_i) / y_i - 1)^2$ over $a \ge 0$ and $c \ge c_0$, with $c_0$ so
@@ -77,7 +77,7 @@ def lines_through(x: FloatArray, y: FloatArray) -> Lines:
     loss = ((intercept[..., None] + slope[..., None] * x) / y - 1) ** 2
     score = np.where((intercept >= 0) & (slope >= least), loss.mean(axis=-1), np.inf)
     best = score.argmin(axis=0), np.arange(len(x))
-    return Lines(intercept[best] * unit, slope[best] * unit, score[best])
+    return FittedLines(intercept[best] * unit, slope[best] * unit, score[best])
 
 
 def first_best(loss: FloatArray) -> int:

@@ -47,7 +47,7 @@ class Profile:
         seconds: Sequence[float] | FloatArray,
         peak_bytes: Sequence[int] | IntArray | None = None,
     ) -> None:
-        counted, timed = measured("Profile", sizes, seconds)
+        counted, timed = _measured(sizes, seconds)
         peaks = None if peak_bytes is None else _peaks(peak_bytes, counted.shape)
         for name, value in zip(FIELDS, (counted, timed, peaks), strict=True):
             object.__setattr__(self, name, value)  # past the frozen guard, as a generated one goes
@@ -75,31 +75,26 @@ class Profile:
         return cls(**{name: record[name] for name in FIELDS})
 
 
-def measured(owner: str, sizes: Any, seconds: Any, *, on: str = "") -> tuple[IntArray, FloatArray]:
-    """Return one worker's measurements as read-only arrays of our own.
-
-    Raises:
-        ValueError: they are not what a ``Profile`` may hold; the message names ``owner``, its
-            argument and, with ``on``, the rank.
-    """
-    name = f"{owner}(sizes=...)"
-    counted = _array(name, sizes, "iu", "be a list of integers" + on)
-    _refuse(name, counted, counted < 1, "be at least 1", "Leave idle workers out.", on)
+def _measured(sizes: Any, seconds: Any) -> tuple[IntArray, FloatArray]:
+    """Return one worker's measurements as read-only arrays of our own."""
+    name = "Profile(sizes=...)"
+    counted = _array(name, sizes, "iu", "be a list of integers")
+    _refuse(name, counted, counted < 1, "be at least 1", "Leave idle workers out.")
     falls = np.diff(counted, prepend=counted[:1]) < 0
     remedy = "Sort: `order = np.argsort(sizes, kind='stable')`, for both arrays."
-    _refuse(name, counted, falls, "be ascending", remedy, on)
+    _refuse(name, counted, falls, "be ascending", remedy)
     if len(np.unique(counted)) < 2:
         remedy = "Measure another, best at twice the first."
-        raise invalid(name, "hold at least two sizes" + on, np.unique(counted).tolist(), remedy)
+        raise invalid(name, "hold at least two sizes", np.unique(counted).tolist(), remedy)
 
-    name = f"{owner}(seconds=...)"
-    timed = _array(name, seconds, "iuf", "be a list of numbers" + on)
+    name = "Profile(seconds=...)"
+    timed = _array(name, seconds, "iuf", "be a list of numbers")
     if timed.shape != counted.shape:
-        rule = f"have the shape {counted.shape} of `sizes`{on}"
+        rule = f"have the shape {counted.shape} of `sizes`"
         raise invalid(name, rule, timed.shape, "Give one time per size.")
     wrong = ~(np.isfinite(timed) & (timed > 0))
     remedy = "Leave out what failed, and synchronise the device before reading the clock."
-    _refuse(name, timed, wrong, "be positive and finite", remedy, on)
+    _refuse(name, timed, wrong, "be positive and finite", remedy)
     return _own(counted, np.int64), _own(timed, np.float64)
 
 
@@ -109,7 +104,7 @@ def _peaks(value: Any, shape: tuple[int, ...]) -> IntArray:
     if peaks.shape != shape:
         rule = f"have the shape {shape} of `sizes`"
         raise invalid(name, rule, peaks.shape, "Give one per size, 0 where it is not known.")
-    _refuse(name, peaks, peaks < 0, "be at least 0", "Give 0 where it is not known.", "")
+    _refuse(name, peaks, peaks < 0, "be at least 0", "Give 0 where it is not known.")
     return _own(peaks, np.int64)
 
 
@@ -131,11 +126,11 @@ def _own(value: NDArray[Any], dtype: type[Any]) -> NDArray[Any]:
 
 
 def _refuse(
-    name: str, value: NDArray[Any], wrong: NDArray[np.bool_], rule: str, remedy: str, on: str
+    name: str, value: NDArray[Any], wrong: NDArray[np.bool_], rule: str, remedy: str
 ) -> None:
     if wrong.any():
         at = int(np.argmax(wrong))
-        raise invalid(name, rule + on, f"{value[at]} as measurement {at}", remedy)
+        raise invalid(name, rule, f"{value[at]} as measurement {at}", remedy)
 
 
 def read_record(text: str, *, owner: str, schema: str, fields: Sequence[str]) -> dict[str, Any]:

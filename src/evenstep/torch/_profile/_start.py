@@ -9,7 +9,7 @@ from ..._types import Cluster
 from ...control import Job, Learnt
 from ...prediction import AffineFilter
 from ...timemodels import AbstractTimeModel, AffineTime, ClusterProfile, MemoryModel
-from ...timemodels._memory import MemoryState
+from ...timemodels._memory_model import MemoryState
 
 _NOISE = 0.02  # of a step, relative: a policy should not take workers for exact
 _ROUNDS = 4

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...._apportion import in_proportion
 from ...._types import IntArray
 
 
@@ -21,27 +22,6 @@ class EvalForward:
 
     positions: tuple[int, ...]
     count: int
-
-
-def in_proportion(total: int, weights: Sequence[int]) -> IntArray:
-    """Return ``total`` split in proportion to ``weights``, by largest remainder.
-
-    In integers alone, so that ranks which hold the same weights agree without a message. Where
-    ``total`` is at most the sum of the weights, no rank gets more than its weight.
-
-    Args:
-        total: what to split, at least 0.
-        weights: at least 0 each, not all 0, ``(world_size,)``.
-
-    Returns:
-        Shares that add up to ``total``, ``(world_size,)``; ties go to the lower rank.
-    """
-    whole = sum(weights)
-    floors = [total * weight // whole for weight in weights]
-    rests = [total * weight % whole for weight in weights]
-    for rank in sorted(range(len(weights)), key=lambda rank: -rests[rank])[: total - sum(floors)]:
-        floors[rank] += 1
-    return np.array(floors, np.int64)
 
 
 def spread(sizes: IntArray) -> IntArray:

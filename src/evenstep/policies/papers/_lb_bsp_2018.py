@@ -7,14 +7,14 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
-from .._apportion import apportion
-from .._minmax import allocate
-from .._types import Cluster, Decision, FloatArray, StepTimings
-from ..exceptions import invalid
-from ..prediction import AbstractPredictor, Narx
-from ..timemodels import AbstractTimeModel
-from ._base import AbstractPolicy
-from ._splits import equal_split, with_floor
+from ..._apportion import apportion
+from ..._minmax import allocate
+from ..._types import Cluster, Decision, FloatArray, StepTimings
+from ...exceptions import invalid
+from ...prediction import AbstractPredictor, Narx
+from ...timemodels import AbstractTimeModel
+from .._base import AbstractPolicy
+from .._splits import equal_split, with_floor
 
 
 @final
@@ -43,7 +43,7 @@ class LbBsp2018(AbstractPolicy[dict[str, Any]]):
     Chosen here, as the paper's text was not recovered: the predictor's make (see ``Narx``),
     rounding, and a smallest batch of one granule, because a worker without samples is not
     measured. One never measured counts as fast as the mean of the others. The short last step of
-    an epoch is left out: fixed costs make everybody look slow there, and some more than others.
+    an epoch is left out: fixed costs make all workers look slow there, and some more than others.
     The paper solves the profile by bisection, for a piecewise linear curve; ``allocate`` takes any.
 
     Args:

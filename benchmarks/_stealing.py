@@ -1,4 +1,4 @@
-"""Ranks that fall behind hand pieces of their rest to faster ones."""
+"""A comparator, FlexRR: ranks that fall behind hand pieces of their rest to faster ones."""
 
 from __future__ import annotations
 
@@ -6,19 +6,13 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from .._types import FloatArray, IntArray
-from ..exceptions import invalid
-from ._base import (
-    AbstractScheme,
-    BoolArray,
-    Chunk,
-    Planned,
-    Turn,
-    check_cost,
-    check_share,
-    check_times,
-)
+from evenstep.sync import AbstractScheme, Chunk, Planned, Turn
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +38,7 @@ class Progress:
         queued: samples that it was given and has not begun.
         num_given: pieces that it has handed over.
         is_known: whether it has computed a part of the step, or had nothing planned. Before, it
-            may still be paying the fixed cost of the step, and nobody can tell how far it is.
+            may still be paying the fixed cost of the step, so its progress is unknown.
     """
 
     planned: IntArray
@@ -79,7 +73,7 @@ class Stealing(AbstractScheme[StealingState]):
 
     $$\frac{q_i}{v_i} - \frac{q_j}{v_j} \ge \beta \, \frac{b_i}{v_i},$$
 
-    and hands over a piece from its end to whoever is furthest ahead: 2.5 % of its rest. From then
+    and hands over a piece from its end to the rank furthest ahead: 2.5 % of its rest. From then
     on, in this step, 5 % to each rank that would end the piece before the giver's own end, one to
     each per look, until it has caught up. Takers compute what they are given first.
 
@@ -95,9 +89,6 @@ class Stealing(AbstractScheme[StealingState]):
         look_s: seconds that each part after the first takes before computing, at least 0: a
             look, and a forward's own fixed cost.
         num_looks: parts of a plan between which a rank looks at the others, at least 1.
-
-    Raises:
-        ValueError: an argument is out of range.
 
     References:
         A. Harlap et al., *Addressing the straggler problem for iterative convergent parallel ML*
@@ -115,18 +106,6 @@ class Stealing(AbstractScheme[StealingState]):
     look_s: float = 0.0
     num_looks: int = 40
 
-    def __post_init__(self) -> None:
-        for name in ("behind", "first_piece", "piece"):
-            remedy = "FlexRR takes 0.2, 0.025 and 0.05."
-            check_share(f"Stealing({name}=...)", getattr(self, name), remedy=remedy)
-        check_cost("Stealing(hand_over_s=...)", self.hand_over_s)
-        check_cost("Stealing(look_s=...)", self.look_s)
-        if type(self.num_looks) is not int or self.num_looks < 1:
-            remedy = "40 looks after every 2.5 % of the plan."
-            raise invalid(
-                "Stealing(num_looks=...)", "be an integer >= 1", repr(self.num_looks), remedy
-            )
-
     def local_steps(self, step_s: FloatArray) -> IntArray:
         return np.ones(len(step_s), np.int64)
 
@@ -137,11 +116,7 @@ class Stealing(AbstractScheme[StealingState]):
             progress: how far every rank is.
             speeds: samples per second, positive, ``(world_size,)``.
             rank: who looks.
-
-        Raises:
-            ValueError: a speed is not positive.
         """
-        check_times("Stealing.next_piece(speeds=...)", speeds, remedy="Use ones before the first.")
         own, is_first = int(progress.own[rank]), not progress.num_given[rank]
         if not own or not progress.is_known[rank]:
             return None

@@ -7,14 +7,14 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
-from .._minmax import allocate
-from .._types import Cluster, Decision, FloatArray, IntArray, StepTimings
-from ..exceptions import invalid
-from ..timemodels import AffineTime, CubicTime
-from ._base import AbstractPolicy
+from ..._minmax import allocate
+from ..._types import Cluster, Decision, FloatArray, IntArray, StepTimings
+from ...exceptions import invalid
+from ...timemodels import AffineTime, CubicTime
+from .._base import AbstractPolicy
+from .._splits import equal_split
 from ._held import see
 from ._moves import find_pair, moved, overshoots, spread
-from ._splits import equal_split
 
 
 @final

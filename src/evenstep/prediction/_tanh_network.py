@@ -18,7 +18,7 @@ forgets what inputs explain."""
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class TanhNetwork:
     r"""One tanh hidden layer: $f(x) = c + \sum_h w_h \tanh(u_h \cdot x + b_h)$, by worker.
 
     Weights are ``(world_size, num_weights)``, inputs ``(world_size, num_rows, num_inputs)``. All

@@ -1,11 +1,10 @@
-"""Facts special to `LocalSgd`."""
+"""Local SGD: how many steps each rank takes alone, and what each weighs."""
 
 import hypothesis.strategies as st
 import numpy as np
-import pytest
 from hypothesis import given
 
-from evenstep.sync import LocalSgd
+from benchmarks._local_sgd import LocalSgd
 
 times = st.lists(st.floats(1e-6, 1e4), min_size=1, max_size=9).map(np.array)
 
@@ -31,17 +30,3 @@ def test_parameters_are_averaged_by_samples():
     weights = LocalSgd(4).weights(np.array([4, 1, 8]), np.array([10, 40, 10]))
 
     assert weights.tolist() == [0.25, 0.25, 0.5]
-
-
-@pytest.mark.parametrize("value", [0, -1, 1.5, True, "4"])
-def test_steps_out_of_range_are_refused(value):
-    """A whole number of at least 1."""
-    with pytest.raises(ValueError, match="num_local_steps"):
-        LocalSgd(value)
-
-
-@pytest.mark.parametrize("step_s", [[0.0, 1.0], [np.nan, 1.0], [], [[1.0]]])
-def test_times_that_cannot_be_are_refused(step_s):
-    """Positive and finite, one for each rank."""
-    with pytest.raises(ValueError, match="step_s"):
-        LocalSgd(2, by_speed=True).local_steps(np.array(step_s))

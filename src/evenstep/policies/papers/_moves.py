@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .._types import Cluster, FloatArray, IntArray
+from ..._types import Cluster, FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True)

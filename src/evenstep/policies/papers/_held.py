@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .._types import Cluster, IntArray, StepTimings
-from ._splits import is_feasible, refit
+from ..._types import Cluster, IntArray, StepTimings
+from .._splits import is_feasible, refit
 
 PATIENCE = 2
 """Steps under other sizes that are waited out: a device may report one or two steps late."""
@@ -19,7 +19,7 @@ class Held:
 
     Rules that correct the sizes they measured go wrong when a measurement comes from other
     sizes: a move would be made twice. Such steps are left out. After more than ``PATIENCE`` of
-    them in a row somebody, a wrapper perhaps, evidently keeps those sizes, and they count.
+    them in a row those sizes are evidently kept on purpose, by a wrapper perhaps, and they count.
 
     Attributes:
         batch_size: local batch sizes, ``(world_size,)``, feasible.

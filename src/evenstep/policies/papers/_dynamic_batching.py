@@ -9,12 +9,12 @@ from typing import Any, ClassVar, final
 import numpy as np
 from numpy.typing import NDArray
 
-from .._apportion import apportion
-from .._types import Cluster, Decision, FloatArray, IntArray, StepTimings
-from ..exceptions import invalid
-from ._base import AbstractPolicy
+from ..._apportion import apportion
+from ..._types import Cluster, Decision, FloatArray, IntArray, StepTimings
+from ...exceptions import invalid
+from .._base import AbstractPolicy
+from .._splits import equal_split, with_floor
 from ._held import see
-from ._splits import equal_split, with_floor
 
 EARLY_BAND = 1.75
 """Width of the dead-band on the first step after a resize, in dead-bands."""
@@ -169,7 +169,7 @@ class DynamicBatching(AbstractPolicy[dict[str, Any]]):
         return grew, grew & (state["least_s"] > enough_s) & (state["previous_speed"] > 0)
 
     def _learn_caps(self, state: dict[str, Any], fell: NDArray[np.bool_]) -> dict[str, Any]:
-        """Cap at its smaller size whoever fell for sure; let older caps expire."""
+        """Cap workers that fell for sure at their smaller size; let older caps expire."""
         sure = fell & state["fell_before"]
         if state["num_steps"] == JUDGED_AFTER:
             sure = fell

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 import numpy as np
 
-from .._types import Cluster, Decision, FloatArray, StepTimings
-from ..exceptions import invalid
-from ..prediction import AbstractPredictor
-from ._base import AbstractPolicy
+from ..._types import Cluster, Decision, FloatArray, StepTimings
+from ...exceptions import invalid
+from .._base import AbstractPolicy
+from .._splits import equal_split, with_floor
 from ._held import see
-from ._lb_bsp_2018 import LbBsp2018
 from ._moves import Pair, find_pair, moved, overshoots, spread
-from ._splits import equal_split, with_floor
 
 LONGEST = 8
 """Most times that the window grows."""
@@ -34,8 +32,8 @@ class LbBsp2020(AbstractPolicy[dict[str, Any]]):
     $b_\mathrm{leader} \mathrel{+}= \Delta, \quad b_\mathrm{straggler} \mathrel{-}= \Delta$.
 
     When the assignment oscillates, $\Delta$ is halved and the window doubled. This is the
-    paper's rule for GPUs, which needs no model of them. Its rule for CPUs is still that of 2018:
-    ``LbBsp2020(predictor=Narx())`` is ``LbBsp2018()``, and there is more about it there.
+    paper's rule for GPUs, which needs no model of them. Its rule for CPUs is still that of 2018,
+    ``LbBsp2018``.
 
     Right for lasting differences on steady machines, and robust: one window's noise costs
     $\Delta$ samples at most. Slow: a shift of $s$ samples takes $s / \Delta$ windows. Four GPUs
@@ -65,15 +63,13 @@ class LbBsp2020(AbstractPolicy[dict[str, Any]]):
             whole granules of both workers, one at least.
         window: steps averaged before a move, at least 1.
         dead_band: (max - min) / mean of the times below which nothing moves, at least 0.
-        predictor: foresees speeds in samples/s for the rule for CPUs, which has no use for the
-            other three. None is the rule for GPUs.
 
     Raises:
-        ValueError: an argument is out of range, or is set for the one rule and given to the other.
+        ValueError: an argument is out of range.
 
     References:
         C. Chen et al., "Semi-dynamic load balancing", SoCC 2020 (arXiv 1806.02508v2): the GPU
-        rule, as two summaries give it, and the CPU rule.
+        rule, as two summaries give it.
     """
 
     name: ClassVar[str] = "lb-bsp-2020"
@@ -81,7 +77,6 @@ class LbBsp2020(AbstractPolicy[dict[str, Any]]):
     delta: int | float = 5
     window: int = 5
     dead_band: float = 0.05
-    predictor: AbstractPredictor[Any] | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("window", 1), ("dead_band", 0)):
@@ -95,19 +90,8 @@ class LbBsp2020(AbstractPolicy[dict[str, Any]]):
                 self.delta,
                 "0.04 is 5 samples where the equal batch is 128.",
             )
-        knobs = [knob for knob in fields(self) if knob.name != "predictor"]
-        given = tuple(getattr(self, knob.name) for knob in knobs)
-        if self.predictor is not None and given != tuple(knob.default for knob in knobs):
-            raise invalid(
-                "LbBsp2020(delta=..., window=..., dead_band=...)",
-                "be left as they are where a predictor decides",
-                given,
-                "Leave out `predictor` for the rule for GPUs.",
-            )
 
     def init(self, cluster: Cluster) -> Decision[dict[str, Any]]:
-        if self.predictor is not None:
-            return LbBsp2018(predictor=self.predictor).init(cluster)
         held = equal_split(cluster)
         state = {
             "held": held,
@@ -125,8 +109,6 @@ class LbBsp2020(AbstractPolicy[dict[str, Any]]):
     def update(
         self, cluster: Cluster, timings: StepTimings, state: dict[str, Any]
     ) -> Decision[dict[str, Any]]:
-        if self.predictor is not None:
-            return LbBsp2018(predictor=self.predictor).update(cluster, timings, state)
         cluster = with_floor(cluster)
         held = see(state["held"], state["waited"], cluster=cluster, timings=timings)
         state = {**state, "held": held.batch_size, "waited": held.waited}

@@ -1,4 +1,4 @@
-"""Several steps on one's own, then the mean of all parameters."""
+"""A comparator: several steps on one's own, then the mean of all parameters."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from typing import ClassVar, final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from .._types import FloatArray, IntArray
-from ..exceptions import invalid
-from ._base import AbstractScheme, Planned, Turn, check_times
+from evenstep.sync import AbstractScheme, Planned, Turn
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
 
 
 @final
@@ -21,7 +23,7 @@ class LocalSgd(AbstractScheme[Planned]):
     $H_i = \max(1, \lfloor \tau / t_i \rfloor)$ with $\tau = H \max_i t_i$.
 
     Right where communication costs much, or where slow steps come singly: $H$ of them average
-    out before anybody waits. Equal $H$ does nothing for workers that are always slow. It is
+    out before a rank waits. Equal $H$ does nothing for workers that are always slow. It is
     another algorithm than one gradient per global batch: evenstep's promise of the same gradient
     does not hold, and unequal $H_i$ tilt the objective to the data of the fast (FedNova corrects
     that). Judge it by samples per second *and* by the loss.
@@ -29,9 +31,6 @@ class LocalSgd(AbstractScheme[Planned]):
     Args:
         num_local_steps: $H$, at least 1. With 1 and equal numbers it is ``Bsp`` in time.
         by_speed: whether faster ranks take more steps.
-
-    Raises:
-        ValueError: ``num_local_steps`` is no integer of at least 1.
 
     References:
         S. Stich, *Local SGD converges fast and communicates little*, ICLR 2019; J. Wang et al.,
@@ -41,23 +40,11 @@ class LocalSgd(AbstractScheme[Planned]):
 
     moves_samples: ClassVar[bool] = False
 
-    num_local_steps: int
+    num_local_steps: int = 4
     by_speed: bool = field(default=False, kw_only=True)
-
-    def __post_init__(self) -> None:
-        if type(self.num_local_steps) is not int or self.num_local_steps < 1:
-            raise invalid(
-                "LocalSgd(num_local_steps=...)",
-                "be an integer >= 1",
-                repr(self.num_local_steps),
-                "1 averages after every step.",
-            )
 
     def local_steps(self, step_s: FloatArray) -> IntArray:
         seconds = np.asarray(step_s, np.float64)
-        check_times(
-            "LocalSgd.local_steps(step_s=...)", seconds, remedy="Give ones before the first."
-        )
         if not self.by_speed:
             return np.full(len(seconds), self.num_local_steps, np.int64)
         # The nudge: the slowest itself shall get H, not H - 1, whatever the last bit says.

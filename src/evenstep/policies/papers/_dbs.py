@@ -7,11 +7,11 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
-from .._apportion import apportion
-from .._types import Cluster, Decision, IntArray, StepTimings
-from ..exceptions import invalid
-from ._base import AbstractPolicy
-from ._splits import equal_split, refit, with_floor
+from ..._apportion import apportion
+from ..._types import Cluster, Decision, IntArray, StepTimings
+from ...exceptions import invalid
+from .._base import AbstractPolicy
+from .._splits import equal_split, refit, with_floor
 
 
 @final
