@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 import evenstep
 from evenstep.cli import main
-from evenstep.cli._app import app
+
+from . import app
 
 OPTIONS = {
     "": ["--help", "--version"],

@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 from evenstep import sim
 from evenstep.cli import _progress
-from evenstep.cli._app import app
 from evenstep.cli._contest import named_policies
 from evenstep.cli._text import number, percent
 from evenstep.testing import run_workers
 from tests._snippets import ROOT
 
+from . import app
 from .trained import trained
 
 SMALL = ["--steps", "20", "--seeds", "2", "--world-size", "4"]
