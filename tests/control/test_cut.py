@@ -1,5 +1,6 @@
 """How a batch is cut into micro-batches."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,3 +29,14 @@ def test_with_limit_and_granule_alike_there_is_one_size(num_samples, size):
 
     assert set(sizes[:-1]) <= {size}
     assert sizes[-1] == (num_samples % size or size)
+
+
+@pytest.mark.parametrize(("num_samples", "limit"), [(10, 3), (12, 3), (1, 5), (0, 5), (7, None)])
+def test_cutting_is_fair(num_samples, limit):
+    """Sizes add up, differ by one at most, and one fewer would break the limit."""
+    sizes = cut(num_samples, limit)
+
+    assert sum(sizes) == num_samples
+    assert max(sizes) - min(sizes) <= 1
+    assert limit is None or max(sizes) <= limit
+    assert limit is None or (len(sizes) - 1) * limit < max(num_samples, 1)
