@@ -10,13 +10,15 @@ ARGS ?=
 # Two processes share the tests, file by file, in the order of `tests/conftest.py`.
 SHARED ?= --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo test lint docs bench
+.PHONY: help setup demo test test-slow evidence lint docs bench
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make setup   .venv with the pinned, tested versions; the other verbs do this themselves"
 	@echo "make demo    train on four workers of unlike speeds: equal batches against balanced ones"
-	@echo "make test    lint, then every test"
+	@echo "make test    lint, then the fast tests: every promise, in minutes"
+	@echo "make test-slow  the tests marked slow: long variants, and each benchmark in short"
+	@echo "make evidence  what takes hours: generated cases, long runs, every fault; goes on where it was"
 	@echo "make lint    style, types and import layers"
 	@echo "make docs    the documentation as web pages, in site/"
 	@echo "make bench   every figure that the documentation claims"
@@ -35,9 +37,16 @@ demo: $(DEMO_READY)
 	$(BIN)/evenstep demo $(ARGS)
 
 # As under torchrun: several processes with a thread for each core stand in each other's way.
-test: export OMP_NUM_THREADS := $(or $(OMP_NUM_THREADS),1)
+test test-slow: export OMP_NUM_THREADS := $(or $(OMP_NUM_THREADS),1)
 test: lint
-	$(BIN)/python -m pytest $(SHARED) $(ARGS)
+	$(BIN)/python -m pytest -m "not slow" $(SHARED) $(ARGS)
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -m slow $(SHARED) $(ARGS)
+
+# One result for each benchmark, in benchmarks/evidence/; what is there for this source is kept.
+evidence: $(READY)
+	$(BIN)/python -m benchmarks._evidence $(ARGS)
 
 lint: $(READY)
 	$(BIN)/python -m ruff check .

@@ -27,6 +27,10 @@ class Row:
     measured: dict[str, Any] = field(default_factory=dict)
     met: bool | None = None
 
+    def __post_init__(self) -> None:
+        # A comparison of numpy's is no `bool`, and `is False` of none.
+        object.__setattr__(self, "met", None if self.met is None else bool(self.met))
+
 
 def main(
     description: str,
@@ -52,13 +56,19 @@ def main(
             figures = ", ".join(f"{name} {_short(value)}" for name, value in row.measured.items())
             print(f"{mark}  {row.what}  [{row.bar}]\n        {figures}", flush=True)
     if options.json:
-        print(json.dumps({"machine": _machine(), "rows": [asdict(row) for row in done]}, indent=1))
+        told = {"machine": _machine(), "rows": [asdict(row) for row in done]}
+        print(json.dumps(told, indent=1, default=_plain))
     sys.exit(any(row.met is False for row in done))
 
 
 def progress(text: str) -> None:
     """Say on standard error what is going on, for whatever takes longer than two seconds."""
     print(f"... {text}", file=sys.stderr, flush=True)
+
+
+def _plain(value: Any) -> Any:
+    """Return a number or an array of numpy's as JSON has it; others have no such method."""
+    return value.tolist()
 
 
 def _short(value: Any) -> str:

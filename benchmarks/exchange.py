@@ -89,9 +89,9 @@ def _time_plan_points(balancer: Balancer, seconds: list[float]) -> None:
     exchange = balancer._session.exchange  # type: ignore[union-attr]
     ask = exchange.at
 
-    def at(step: int) -> Plan:
+    def at(step: int, **how: bool) -> Plan:
         began_s = perf_counter()
-        plan = ask(step)
+        plan = ask(step, **how)
         seconds.append(perf_counter() - began_s)
         return plan
 

@@ -26,8 +26,14 @@ from ._common import Row, main, progress
 ROOT = Path(__file__).parents[1]
 PAGES = "README.md", "CONTRIBUTING.md", "docs/index.md", "docs/demo.md"
 PROGRAMS = "make", "pip", "evenstep", "torchrun", "git"
-NOT_RUN = {"make bench": "takes hours; each benchmark has its own runs"}
-NOT_QUICK = {"make test": "takes minutes, and --quick was asked for"}
+NOT_RUN = {
+    "make bench": "takes hours; each benchmark has its own runs",
+    "make evidence": "takes hours, this benchmark included",
+}
+NOT_QUICK = {
+    "make test": "takes minutes, and --quick was asked for",
+    "make test-slow": "takes minutes, and --quick was asked for",
+}
 MOST_BYTES = 1_000_000_000
 UNWANTED = "tensorflow", "transformers", "nvidia"
 

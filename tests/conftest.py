@@ -23,6 +23,13 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("evenstep")
 
 
+def pytest_report_header(config):
+    """Say what a verb of make leaves out, so that an empty run explains itself."""
+    if config.option.markexpr == "not slow":
+        return "slow tests are left out: `make test-slow` runs them, with the same ARGS"
+    return None
+
+
 def pytest_collection_finish(session):
     """Leave what was imported and collected out of later searches for garbage.
 

@@ -12,7 +12,12 @@ from ._snippets import ROOT, blocks, printed, promised
 
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [*sorted(ROOT.glob("*.md")), *DOCS]
-CODE = [(page, code) for page in DOCS for code in blocks(page, "python")]
+SLOW = ("compile.md", "tensorflow.md")  # they compile, or start TensorFlow, for seconds each
+CODE = [
+    pytest.param(page, code, marks=[pytest.mark.slow] * (page.name in SLOW), id=f"docs/{page.name}")
+    for page in DOCS
+    for code in blocks(page, "python")
+]
 
 
 def name(page):
@@ -48,7 +53,7 @@ def test_links_lead_somewhere(page):
     assert list(broken(page)) == []
 
 
-@pytest.mark.parametrize(("page", "code"), CODE, ids=[name(page) for page, _ in CODE])
+@pytest.mark.parametrize(("page", "code"), CODE)
 def test_code_prints_its_comments(page, code, tmp_path, monkeypatch):
     """Pasted as it is, a block prints the lines that stand under it as comments."""
     monkeypatch.chdir(tmp_path)  # what it writes is not for this tree
@@ -105,6 +110,7 @@ class Page(HTMLParser):
             self.loaded.append(values.get("href") or values.get("src") or "")
 
 
+@pytest.mark.slow
 def test_the_pages_can_be_read_from_a_folder(site):
     """Every link leads to a file, not to a folder that a server would turn into one; and to an
     anchor that it has."""
@@ -123,6 +129,7 @@ def test_the_pages_can_be_read_from_a_folder(site):
     assert broken == []
 
 
+@pytest.mark.slow
 def test_the_pages_need_no_network(site):
     """What they load lies beside them, formulas are drawn already, and a search asks no server."""
     for file in site.glob("*.html"):
@@ -152,13 +159,37 @@ def test_the_reference_covers_every_public_package():
     assert public <= named
 
 
+def promises():
+    """Each line of the guarantees, with the tests that it names."""
+    page = (ROOT / "docs/guarantees.md").read_text("utf-8").split("## What is not promised")[0]
+    for line in page.splitlines():
+        if re.match(r"\| (?!promised|---)", line):
+            yield line, re.findall(r"`(tests/[\w/]+\.py::\w+)`", line)
+
+
+def collected(*arguments):
+    """The tests that pytest would run, without their parameters."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *arguments]
+    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr
+    return set(re.findall(r"^(tests/[^\[\s]+::\w+)", done.stdout, re.M))
+
+
 def test_every_promise_names_tests_that_exist():
     """A line of the guarantees is worth as much as the test beside it."""
-    page = (ROOT / "docs/guarantees.md").read_text("utf-8")
-    promised_lines = page.split("## What is not promised")[0]
-    rows = [line for line in promised_lines.splitlines() if re.match(r"\| (?!promised|---)", line)]
-    for row in rows:
-        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row)
-        assert named, row
-        for path, test in named:
-            assert f"def {test}(" in (ROOT / path).read_text("utf-8"), (path, test)
+    for line, tests in promises():
+        assert tests, line
+        for test in tests:
+            path, _, name = test.partition("::")
+            assert f"def {name}(" in (ROOT / path).read_text("utf-8"), test
+
+
+@pytest.mark.slow
+def test_make_test_holds_every_promise():
+    """A case of each line runs there; all tests that are named run there or in `make test-slow`."""
+    lines = list(promises())
+    files = sorted({test.partition("::")[0] for _, tests in lines for test in tests})
+    fast, every = collected(*files, "-m", "not slow"), collected(*files)
+
+    assert [line for line, tests in lines if not fast & set(tests)] == []
+    assert [test for _, tests in lines for test in tests if test not in every] == []

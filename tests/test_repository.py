@@ -13,7 +13,7 @@ import evenstep
 
 from ._snippets import ROOT
 
-VERBS = ("setup", "demo", "test", "lint", "docs", "bench")
+VERBS = ("setup", "demo", "test", "test-slow", "evidence", "lint", "docs", "bench")
 PAPERS = {
     "10.1145/3267809.3275463",  # LB-BSP, SoCC 2018
     "10.1145/3419111.3421299",  # semi-dynamic load balancing, SoCC 2020
@@ -142,8 +142,22 @@ def test_install_lines_are_for_a_clone(project):
 
 
 def test_ci_runs_what_a_contributor_runs():
-    """What guards a merge is ``make test`` and nothing else."""
+    """What guards a merge is ``make test``, then ``make test-slow``, and nothing else."""
     script = ROOT / ".ci" / "run"
+    verbs = re.findall(r"^(?:exec )?make (\S+)", script.read_text("utf-8"), re.M)
 
     assert os.access(script, os.X_OK)
-    assert "make test" in script.read_text("utf-8")
+    assert verbs == ["test", "test-slow"]
+
+
+def test_the_two_verbs_run_every_test_once():
+    """A test is slow or not: no third selection leaves one out, and no option does."""
+    selected = {
+        verb: re.findall(r'pytest -m ("not slow"|slow) ', steps_of(ROOT, verb)[-1])
+        for verb in ("test", "test-slow")
+    }
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["pytest"]
+    options = settings["ini_options"]["addopts"]
+
+    assert selected == {"test": ['"not slow"'], "test-slow": ["slow"]}
+    assert not [each for each in options if re.match(r"-m|-k|--ignore|--deselect", each)]

@@ -76,6 +76,7 @@ def test_the_code_exists(name):
     assert exists(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", PROGRAMS)
 def test_what_a_command_shows_still_holds(command):
     """Each program once, in short; it ends with an error where one of its bars is missed."""

@@ -3,9 +3,12 @@
 import subprocess
 import sys
 
+import pytest
+
 from ._snippets import ROOT
 
 
+@pytest.mark.slow
 def test_a_typed_script_passes_a_strict_check():
     """Models keep their class; a loader stays a `DataLoader` and has what a balanced one has."""
     command = [sys.executable, "-m", "mypy", ROOT / "tests" / "torch" / "typed.py"]

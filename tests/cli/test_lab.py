@@ -7,9 +7,10 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from evenstep.cli._app import app
 from evenstep.cli._lab import _hosts, _in_words
 from evenstep.lab import Change, Host, Lab, LabUnavailable, Trace
+
+from . import app
 
 
 def lab(*arguments):

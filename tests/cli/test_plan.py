@@ -8,9 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from evenstep.advice import advise, read_run
-from evenstep.cli._app import app
 from evenstep.timemodels import AffineTime
 from tests._snippets import ROOT
+
+from . import app
 
 TYPED = ["--speeds", "100,80,20", "--global-batch-size", "256"]
 RUN_STARTED = {

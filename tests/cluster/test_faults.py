@@ -117,9 +117,9 @@ def test_a_part_of_the_cells_can_be_asked_for():
     "cell",
     [
         CELL,
-        Cell("save", "stop", 0, "fsdp2"),
-        Cell("data set", "raise", 2, "ddp"),
-        Cell("mean", "hang", 0, "ddp"),
+        pytest.param(Cell("save", "stop", 0, "fsdp2"), marks=pytest.mark.slow),
+        pytest.param(Cell("data set", "raise", 2, "ddp"), marks=pytest.mark.slow),
+        pytest.param(Cell("mean", "hang", 0, "ddp"), marks=pytest.mark.slow),
     ],
     ids=str,
 )

@@ -4,7 +4,7 @@ import pytest
 
 from .hosts import Hosts, two_hosts
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
 IPV4, IPV6 = ("10.91.0.1/24", "10.91.0.2/24"), ("fd91::1/64", "fd91::2/64")
 SCRIPT = """

@@ -31,6 +31,7 @@ print(f"{'server' if balancer.is_server else 'worker'} {num_steps}\\n", end="")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_a_role_by_environment_needs_no_other_script(tmp_path):
     """Nor a close at its end: all processes end by themselves, with exit code 0."""

@@ -84,6 +84,7 @@ def test_a_notice_to_stop_ends_in_a_checkpoint(tmp_path, calm):
     assert compare(tmp_path, calm)["difference"] <= 1e-9
 
 
+@pytest.mark.slow
 def test_a_worker_that_costs_more_than_it_brings_is_dropped(tmp_path):
     """Its torchrun leaves, the two others begin anew without it, and end with the same parameters.
 

@@ -4,11 +4,7 @@ import numpy as np
 import pytest
 
 from evenstep import Cluster, StepTimings
-from evenstep._exchange._decisions import Decisions
-from evenstep.control import Job, Planner, Report
 from evenstep.control._whatif import WhatIf
-from evenstep.events import StepMeasured, WorkerUnhelpful
-from evenstep.policies import Auto
 
 
 def shown(intercept_s, slope_s):
@@ -50,34 +46,3 @@ def test_nobody_is_as_long_as_somebody_was_not_measured():
     """Nor in a cluster of one."""
     assert WhatIf(3).burden(Cluster(3, 96)) is None
     assert WhatIf(1).burden(Cluster(1, 96)) is None
-
-
-class Ranks:
-    """Takes in what is announced."""
-
-    def announce(self, plan): ...
-
-    def publish(self, index, through): ...
-
-    def completed(self, step): ...
-
-    def later(self, call):
-        call()
-
-
-def test_it_is_told_once_and_only_if_it_lasts():
-    """A worker that is slow at one look only is not worth a word."""
-    events = []
-    decisions = Decisions(2, lag=0, announcer=Ranks(), emit=events.append)
-    decisions.planner = Planner(Auto(), Job(2, 64))
-    for step in range(301):
-        sizes = decisions.planner.plan.batch_size
-        fixed_s = 2.0 if step > 120 else 0.0
-        for rank, size in enumerate(sizes):
-            seconds = 0.01 * size + fixed_s * rank
-            decisions.take(rank, step, [Report(step, size, 64, seconds, 0.0)])
-
-    (told,) = [event for event in events if isinstance(event, WorkerUnhelpful)]
-    assert (told.step, told.rank) == (200, 1)
-    assert told.without_s == pytest.approx(0.64, rel=0.02)
-    assert sum(isinstance(event, StepMeasured) for event in events) == 301

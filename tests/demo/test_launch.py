@@ -67,6 +67,7 @@ def test_a_failing_worker_ends_the_run_with_its_own_words(tmp_path):
     assert f"More in {tmp_path / 'failed-rank'}" in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_workers_find_a_policy_in_the_folder_that_the_command_line_added(tmp_path, monkeypatch):
     """Also where Python itself is told to leave the current folder out."""
@@ -80,6 +81,7 @@ def test_workers_find_a_policy_in_the_folder_that_the_command_line_added(tmp_pat
     assert Follower(tmp_path / "run").update().num_done == 3
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 def test_an_interrupt_leaves_no_process_behind(tmp_path):

@@ -54,6 +54,7 @@ def communication(rank):
     return _measure.communication_s(1000, torch.device("cpu"), repetitions=3)
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_all_workers_agree_on_what_communication_costs():
     """One number for the limit, above zero."""

@@ -58,6 +58,7 @@ def test_balancing_takes_three_lines():
     assert len([line for line in diff if line.startswith("+") and line != "+"]) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_the_balanced_twin_ends_where_the_plain_script_does():
     """Same steps, same samples, same loss in the end, up to rounding."""
@@ -70,6 +71,7 @@ def test_the_balanced_twin_ends_where_the_plain_script_does():
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_digits_are_learnt_on_unlike_workers():
     """The slower a worker, the fewer images it is given; the network still learns."""
@@ -82,6 +84,7 @@ def test_digits_are_learnt_on_unlike_workers():
     assert fast + slower + slowest == 96
 
 
+@pytest.mark.slow
 def test_digits_are_learnt_alone():
     """The same script runs with one process and no process group."""
     printed = output_of([sys.executable, str(EXAMPLES / "digits_cnn.py")])

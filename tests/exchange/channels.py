@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from queue import Queue
 
+from evenstep._exchange._meeting import connect_star
+
 FAST = {"heartbeat_s": 0.05, "deadline_s": 0.4}
 
 
@@ -39,3 +41,18 @@ def rendezvous(world_size):
         return box[0]
 
     return share
+
+
+def meet(world_size=2):
+    """Return the connections of all ranks, by rank: real ones, that can be made again."""
+    share, stars = rendezvous(world_size), {}
+
+    def join(rank):
+        stars[rank] = connect_star(rank, world_size, share, addresses=["127.0.0.1"])
+
+    threads = [threading.Thread(target=join, args=(rank,)) for rank in range(world_size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return stars

@@ -18,6 +18,8 @@ from evenstep._exchange._place import ENDED, Framework, Place, line_of_user
 from evenstep.control import Job, Planner, Report
 from evenstep.policies import AbstractPolicy
 
+from .channels import meet
+
 
 def place_of(thread_id):
     """Where a thread is, for a framework without collectives or a compiler."""
@@ -79,6 +81,36 @@ def pairs():
 
     yield make
     for exchange in opened:
+        exchange.close()
+
+
+@contextmanager
+def linked(framework, planner, **settings):
+    """Two exchanges over connections that can be made again, with what each emitted, and those."""
+    stars, emitted = meet(), ([], [])
+    exchanges = [
+        Exchange(
+            rank,
+            ("first", "second"),
+            StarChannel(
+                stars[rank].connections,
+                heartbeat_s=0.05,
+                deadline_s=5,
+                star=stars[rank],
+                reconnect_s=0.1,
+            ),
+            framework=framework,
+            emit=emitted[rank].append,
+            grace_s=1000,
+            **settings,
+        )
+        for rank in (0, 1)
+    ]
+    for exchange in exchanges:
+        exchange.start()
+    exchanges[0].lead(planner)
+    yield exchanges, emitted, stars
+    for exchange in exchanges:
         exchange.close()
 
 

@@ -16,8 +16,9 @@ from evenstep.events import (
     PolicySlow,
     Rebalanced,
     StepMeasured,
+    WorkerUnhelpful,
 )
-from evenstep.policies import AbstractPolicy
+from evenstep.policies import AbstractPolicy, Auto
 
 
 class Ranks:
@@ -288,3 +289,21 @@ def test_a_step_is_told_with_the_plan_it_ran_under(lag):
 
     # Shown after step k, decided in the books of k, published with k + 1, in force lag later.
     assert told == {step: max(step - 1 - lag, 0) for step in range(5)}
+
+
+def test_a_worker_that_does_not_help_is_told_of_once():
+    """And only if that lasts: a worker that is slow in one check only is not worth a word."""
+    ranks = Ranks()
+    decisions = Decisions(2, lag=0, announcer=ranks, emit=ranks.events.append)
+    decisions.planner = Planner(Auto(), Job(2, 64))
+    for step in range(301):
+        sizes = decisions.planner.plan.batch_size
+        fixed_s = 2.0 if step > 120 else 0.0
+        for rank, size in enumerate(sizes):
+            seconds = 0.01 * size + fixed_s * rank
+            decisions.take(rank, step, [Report(step, size, 64, seconds, 0.0)])
+
+    (told,) = [event for event in ranks.events if isinstance(event, WorkerUnhelpful)]
+    assert (told.step, told.rank) == (200, 1)
+    assert told.without_s == pytest.approx(0.64, rel=0.02)
+    assert sum(isinstance(event, StepMeasured) for event in ranks.events) == 301

@@ -133,6 +133,7 @@ def test_every_step_becomes_an_event(star):
     steps = [event for event in list(emitted.queue) if isinstance(event, StepMeasured)]
 
     assert [event.step for event in steps] == [0, 1, 2]
+    assert [event.batch_size for event in steps] == [(8, 8), (8, 8), (7, 9)]
     assert steps[0].compute_s == pytest.approx((0.1, 0.2))
     assert steps[2].plan_epoch == 1
 

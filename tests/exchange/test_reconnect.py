@@ -11,11 +11,10 @@ import threading
 import pytest
 
 from evenstep._exchange._channel import StarChannel
-from evenstep._exchange._meeting import connect_star
 from evenstep._exchange._process import has_ended, process_name
 from evenstep._exchange._wire import PROTOCOL, Wire, encode
 
-from .channels import FAST, Listener, rendezvous
+from .channels import FAST, Listener, meet
 
 DEEP = b"n" * 16 + struct.pack("!IQ", 4000, 0) + b"[" * 4032  # more than Python's parser follows
 LASTING = {"heartbeat_s": 0.05, "deadline_s": 10.0, "reconnect_s": 5.0}
@@ -27,17 +26,7 @@ def star():
     opened = []
 
     def make(**settings):
-        share, stars = rendezvous(2), {}
-
-        def join(rank):
-            stars[rank] = connect_star(rank, 2, share, addresses=["127.0.0.1"])
-
-        threads = [threading.Thread(target=join, args=(rank,)) for rank in (0, 1)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(20)
-        watch = LASTING | settings
+        stars, watch = meet(), LASTING | settings
         channels = [StarChannel(stars[r].connections, star=stars[r], **watch) for r in (0, 1)]
         opened.extend(channels)
         listeners = Listener(), Listener()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,11 +87,14 @@ def loop(accelerator: Any, model: Any, optimizer: Any, loader: Any, scheduler: A
     return rates
 
 
-def on_the_cluster(rank: int, folder: str) -> dict[str, tuple[torch.Tensor, list[float], int]]:
+Found = dict[str, tuple[torch.Tensor, list[float], int]]
+
+
+def on_the_cluster(rank: int, folder: str, names: Sequence[str]) -> Found:
     """Return every case's parameters, rates and length of the loader, under restless plans."""
     offline(folder)
     found = {}
-    for name, case in CASES.items():
+    for name, case in ((name, CASES[name]) for name in names):
         accelerator, model, optimizer, loader, scheduler = prepared(
             case, 6 if case.split_batches else 2
         )
@@ -104,20 +107,20 @@ def on_the_cluster(rank: int, folder: str) -> dict[str, tuple[torch.Tensor, list
     return found
 
 
-def switched_off(rank: int, folder: str) -> dict[str, tuple[torch.Tensor, list[float], int]]:
+def switched_off(rank: int, folder: str) -> Found:
     """Return the same where the environment leaves the script plain."""
     os.environ["EVENSTEP"] = "off"
-    return on_the_cluster(rank, folder)
+    return on_the_cluster(rank, folder, tuple(CASES))
 
 
-def alone(rank: int, folder: str) -> dict[str, tuple[torch.Tensor, list[float], int]]:
+def alone(rank: int, folder: str, names: Sequence[str]) -> Found:
     """Return the same of plain Accelerate in one process.
 
     With a batch for each of several processes, Accelerate steps the scheduler once for each.
     """
     offline(folder)
     found = {}
-    for name, case in CASES.items():
+    for name, case in ((name, CASES[name]) for name in names):
         gamma = 0.97 if case.split_batches else 0.97**WORLD_SIZE
         accelerator, *parts = prepared(case, 6, gamma=gamma)
         rates = [rate for _ in range(3) for rate in loop(accelerator, *parts)]

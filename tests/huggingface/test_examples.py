@@ -71,6 +71,7 @@ def test_the_page_shows_these_lines(name):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize(("name", "rounding"), [*zip(NAMES, (0.005, 1.0), strict=True)])
 def test_the_balanced_twin_ends_where_the_plain_one_does(name, rounding, tmp_path):

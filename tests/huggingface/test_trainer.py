@@ -6,6 +6,7 @@ import pytest
 
 from evenstep.testing import run_workers
 
+from .._tiers import Groups, slow_but
 from .small import distance
 from .trainer_runs import (
     CASES,
@@ -24,25 +25,33 @@ from .trainer_runs import (
 )
 
 pytestmark = pytest.mark.cluster
+FIRST, FIRST_STOCK = ("targets masked, tokens counted",), ("classifier",)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Every case, as the cluster trains it and as one process does."""
-    folder = str(tmp_path_factory.mktemp("trainer"))
-    return run_workers(WORLD_SIZE, on_the_cluster, folder)[0], run_workers(1, alone, folder)[0]
+    """Each case, as the cluster trains it and as one process does."""
+
+    def run(names):
+        folder = str(tmp_path_factory.mktemp("trainer"))
+        ours = run_workers(WORLD_SIZE, on_the_cluster, folder, names)[0]
+        theirs = run_workers(1, alone, folder, names)[0]
+        return {name: (ours[name], theirs[name]) for name in names}
+
+    return Groups(FIRST, CASES, run)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_but(FIRST, CASES))
 def test_it_ends_where_one_process_ends(runs, name):
     """Parameters agree to rounding, under plans that change at every step."""
-    ours, theirs = (each[name] for each in runs)
+    ours, theirs = runs[name]
 
     assert len(set(ours.sizes)) > 2
     assert len(ours.losses) == len(theirs.losses) >= 6
     assert distance(ours.parameters, theirs.parameters) <= 1e-9
 
 
+@pytest.mark.slow
 def test_switched_off_it_is_trainer_itself(tmp_path):
     """`EVENSTEP=off`: the parameters and losses of the stock class, bit for bit."""
     for plain, ours, sizes in run_workers(2, switched_off, str(tmp_path)):
@@ -51,10 +60,10 @@ def test_switched_off_it_is_trainer_itself(tmp_path):
         assert sizes == ()
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_but(FIRST, CASES))
 def test_the_log_says_what_it_says_in_one_process(runs, name):
     """The loss of every step is that of the global batch, and the rates are those of its steps."""
-    ours, theirs = (each[name] for each in runs)
+    ours, theirs = runs[name]
 
     assert ours.rates == theirs.rates
     assert ours.losses == pytest.approx(theirs.losses, rel=1e-5)
@@ -62,36 +71,43 @@ def test_the_log_says_what_it_says_in_one_process(runs, name):
 
 @pytest.fixture(scope="module")
 def stock(tmp_path_factory):
-    """Models as they are, with losses logged at every fifth step of 18."""
-    folder = str(tmp_path_factory.mktemp("stock"))
-    cluster = run_workers(WORLD_SIZE, stock_on_the_cluster, folder)
-    return cluster, run_workers(1, stock_alone, folder)[0]
+    """Models as they are, with losses logged at every fifth step of 18: all ranks, one process."""
+
+    def run(names):
+        folder = str(tmp_path_factory.mktemp("stock"))
+        ranks = run_workers(WORLD_SIZE, stock_on_the_cluster, folder, names)
+        theirs = run_workers(1, stock_alone, folder, names)[0]
+        return {name: ([rank[name] for rank in ranks], theirs[name]) for name in names}
+
+    return Groups(FIRST_STOCK, STOCK, run)
 
 
-@pytest.mark.parametrize("name", STOCK)
+@pytest.mark.parametrize("name", slow_but(FIRST_STOCK, STOCK))
 def test_a_stock_model_ends_where_one_process_ends(stock, name):
     """Whether its loss listens to `num_items_in_batch` or not, and without a setting."""
-    ours, theirs = stock[0][0][name], stock[1][name]
+    (ours, *_), theirs = stock[name]
 
     assert len(set(ours.sizes)) > 2
     assert distance(ours.parameters, theirs.parameters) <= 1e-9
     assert ours.losses == pytest.approx(theirs.losses, rel=1e-9)
 
 
-@pytest.mark.parametrize("name", STOCK)
+@pytest.mark.parametrize("name", slow_but(FIRST_STOCK, STOCK))
 def test_the_loss_of_the_whole_training_is_that_of_one_process(stock, name):
     """On every rank, steps after the last log included."""
-    for rank in stock[0]:
-        assert rank[name].train_loss == pytest.approx(stock[1][name].train_loss, rel=1e-9)
+    ranks, theirs = stock[name]
+    for rank in ranks:
+        assert rank.train_loss == pytest.approx(theirs.train_loss, rel=1e-9)
 
 
 def test_tokens_are_counted_once(runs):
     """Each token of both epochs counts, and no stand-in's does."""
-    ours, theirs = (each["targets masked, tokens counted"] for each in runs)
+    ours, theirs = runs["targets masked, tokens counted"]
 
     assert ours.tokens == theirs.tokens == 2 * 50 * 8
 
 
+@pytest.mark.slow
 def test_it_goes_on_from_a_checkpoint(tmp_path):
     """Resumed within an epoch, training ends where it ends unbroken, however it was split."""
     found = run_workers(WORLD_SIZE, resumed, str(tmp_path))[0]
@@ -103,6 +119,7 @@ def test_it_goes_on_from_a_checkpoint(tmp_path):
     assert distance(found["epoch anew"].parameters, found["unbroken"].parameters) > 1e-6
 
 
+@pytest.mark.slow
 def test_in_single_precision_it_is_no_further_off_than_plain_trainer(tmp_path):
     """Rounding moves the balanced run from one process at most 3 times as far as a plain one."""
     cluster = run_workers(WORLD_SIZE, in_single, str(tmp_path))[0]
@@ -111,6 +128,7 @@ def test_in_single_precision_it_is_no_further_off_than_plain_trainer(tmp_path):
     assert distance(cluster["balanced"], reference) <= 3 * distance(cluster["plain"], reference)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_balanced_is_refused(tmp_path):
     """Each setting that would go wrong raises, names itself, and says what to do."""
     found = run_workers(2, refused, str(tmp_path))[0]
@@ -128,6 +146,7 @@ def test_what_cannot_be_balanced_is_refused(tmp_path):
     assert [name for name, text in said.items() if text not in found[name]] == []
 
 
+@pytest.mark.slow
 def test_the_rest_of_trainer_stays(tmp_path):
     """Evaluation runs between epochs, a loader outside of training is Trainer's, runs repeat."""
     found = run_workers(2, beside, str(tmp_path))[0]

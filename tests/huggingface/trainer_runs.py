@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -166,16 +166,16 @@ def run(trainer: Any, **how: Any) -> Result:
     )
 
 
-def on_the_cluster(rank: int, folder: str) -> dict[str, Result]:
+def on_the_cluster(rank: int, folder: str, names: Sequence[str]) -> dict[str, Result]:
     """Return every case as the ranks train it, under plans that change at every step."""
     offline(folder)
     return {
         name: run(make(folder, case, balancing={"policy": Restless()}))
-        for name, case in CASES.items()
+        for name, case in ((name, CASES[name]) for name in names)
     }
 
 
-def alone(rank: int, folder: str) -> dict[str, Result]:
+def alone(rank: int, folder: str, names: Sequence[str]) -> dict[str, Result]:
     """Return every case as plain Trainer in one process makes it, with batches of all ranks."""
     offline(folder)
     return {
@@ -187,26 +187,26 @@ def alone(rank: int, folder: str) -> dict[str, Result]:
                 per_device_train_batch_size=case.batch_size * WORLD_SIZE,
             )
         )
-        for name, case in CASES.items()
+        for name, case in ((name, CASES[name]) for name in names)
     }
 
 
-def stock_on_the_cluster(rank: int, folder: str) -> dict[str, Result]:
+def stock_on_the_cluster(rank: int, folder: str, names: Sequence[str]) -> dict[str, Result]:
     """Return every stock case as the ranks train it."""
     offline(folder)
     torch.set_default_dtype(torch.float64)  # Trainer adds up losses in the default
     return {
         name: run(make(folder, case, balancing={"policy": Restless()}))
-        for name, case in STOCK.items()
+        for name, case in ((name, STOCK[name]) for name in names)
     }
 
 
-def stock_alone(rank: int, folder: str) -> dict[str, Result]:
+def stock_alone(rank: int, folder: str, names: Sequence[str]) -> dict[str, Result]:
     """Return the same of plain Trainer in one process, with the whole global batch at once."""
     offline(folder)
     torch.set_default_dtype(torch.float64)
     found = {}
-    for name, case in STOCK.items():
+    for name, case in ((name, STOCK[name]) for name in names):
         size = case.batch_size * WORLD_SIZE * case.num_accumulated
         whole = {"per_device_train_batch_size": size, "gradient_accumulation_steps": 1}
         found[name] = run(make(folder, case, balancing=None, **whole))

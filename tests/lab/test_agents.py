@@ -149,6 +149,7 @@ def test_signals_wait_for_what_must_not_be_left_half_done():
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.usefixtures("a_lab_can_be_made")
 def test_three_hosts_sum_over_gloo(tmp_path):

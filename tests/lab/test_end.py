@@ -9,16 +9,18 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from evenstep.cli._app import app
 from evenstep.lab import Host, Lab, clean
 from evenstep.lab._cpu_groups import find_cpu_groups, members_file
 from evenstep.lab._namespaces import Namespace
 
 from .remains import RUN, left_of, processes_of, processes_on_hosts, running
 
-pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("a_lab_can_be_made")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.cluster,
+    pytest.mark.usefixtures("a_lab_can_be_made"),
+]
 
 # One that goes away from whoever started it.
 STRAY = "import os, time\nif os.fork(): os._exit(0)\nos.setsid(); print(1, flush=True)\n"
@@ -159,11 +161,12 @@ def test_a_killed_lab_is_cleaned_up_and_others_are_not(tmp_path):
             agents = processes_of(run_id)
             assert len(agents) >= 2
             sleeper = other.start(0, ["sleep", "600"])
-            result = CliRunner().invoke(app, ["lab", "--clean"])
+            command = [sys.executable, "-m", "evenstep.cli", "lab", "--clean"]
+            result = subprocess.run(command, text=True, capture_output=True)
 
-            assert result.exit_code == 0, result.output
-            assert f"lab {run_id} of process {process.pid}, which is gone" in result.output
-            assert f"lab {other.run_id} of process {os.getpid()} is running" in result.output
+            assert result.returncode == 0, result.stderr
+            assert f"lab {run_id} of process {process.pid}, which is gone" in result.stdout
+            assert f"lab {other.run_id} of process {os.getpid()} is running" in result.stdout
             assert left_of(run_id) == []
             assert running(agents) == []
             assert sleeper.poll() is None

@@ -18,7 +18,11 @@ from evenstep.lab import Change, Host, Lab, LabUnavailable, Rate, Trace
 from .remains import RUN
 from .traffic import CONNECT, PORT, SERVE, Stream, python, said
 
-pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("a_lab_can_be_made")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.cluster,
+    pytest.mark.usefixtures("a_lab_can_be_made"),
+]
 
 # Frames of 1514 bytes carry 1448 of a stream.
 PAYLOAD = 1448 / 1514

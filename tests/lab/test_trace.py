@@ -138,29 +138,33 @@ def test_what_cannot_be_drawn_is_refused(wrong):
 class Written:
     """Stands where a lab does, and writes down what it is told."""
 
-    def __init__(self, fail_on=None):
+    def __init__(self, fail_on=None, num_told=None):
         self.told, self.fail_on, self.enough = [], fail_on, threading.Event()
+        self.num_told = num_told
 
     def set_mbit(self, host, mbit):
         if host == self.fail_on:
             self.enough.set()
             raise OSError("the link is gone")
-        self.told.append((host, "mbit", mbit.up_mbit))
+        self.note(host, "mbit", mbit.up_mbit)
 
     def set_cpus(self, host, cpus):
-        self.told.append((host, "cpus", cpus))
-        self.enough.set()
+        self.note(host, "cpus", cpus)
+
+    def note(self, *told):
+        self.told.append(told)
+        if len(self.told) == self.num_told:
+            self.enough.set()
 
 
 def test_a_trace_is_carried_out_in_its_order():
     """What it has at 0 before anything else goes on, the rest while it does."""
-    lab = Written()
+    lab = Written(num_told=4)
     trace = Trace(
         [Change(0, 1, mbit=5, cpus=0.3), Change(0.01, 0, mbit=7), Change(0.02, 0, cpus=0.6)]
     )
     with Player(lab, trace):
         first = lab.told[:2]
-        lab.enough.clear()
         assert lab.enough.wait(30)
 
     assert first == [(1, "mbit", 5.0), (1, "cpus", 0.3)]

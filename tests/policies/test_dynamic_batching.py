@@ -31,14 +31,38 @@ def test_one_straggler_among_many_is_seen():
 
 @pytest.mark.parametrize(("factor", "resized"), [(1.04, False), (1.12, True)])
 def test_the_dead_band_ignores_small_changes(factor, resized):
-    """4 % slower is nothing, 12 % is; it is wider on the first step after a resize."""
-    cluster, slope_s = Cluster(8, 800), np.full(8, 0.001)
+    """4 % slower is nothing, 12 % is, and resizes the others by 1 % too: all workers, or none."""
+    cluster, slope_s = Cluster(8, 8000), np.full(8, 1e-4)
     settled = follow(DynamicBatching(), cluster, 0.0, [slope_s] * 10)[-1]
     slope_s[0] *= factor
 
     decision = follow(DynamicBatching(), cluster, 0.0, [slope_s] * 200, start=settled)[-1]
 
-    assert (decision.batch_size[0] != 100) == resized
+    assert (decision.batch_size[0] < 1000) == resized
+    assert (decision.batch_size[1:] > 1000).all() == resized
+
+
+def test_a_resize_forgets_the_times_before_it():
+    """Rank 1 is slow in the first step alone: the times of the second alone decide what follows."""
+    slopes_s = [np.array([1.0, 3.0]) * 1e-3, np.array([1.0, 1.0]) * 1e-3]
+
+    sizes = sizes_of(follow(DynamicBatching(), Cluster(2, 96), 0.0, slopes_s))
+
+    assert sizes.tolist() == [[48, 48], [72, 24], [48, 48]]
+
+
+def test_sizes_from_elsewhere_forget_the_times_before_them():
+    """A cap moves rank 1 to 24 samples; once it is gone, times at other sizes count no more."""
+    policy, slope_s = DynamicBatching(), np.full(2, 1e-3)
+    free, tight = Cluster(2, 96), Cluster(2, 96, max_batch_size=np.array([96, 24]))
+    decision = follow(policy, free, 0.0, [slope_s] * 10)[-1]
+
+    sizes = sizes_of(follow(policy, tight, 0.0, [slope_s] * 2, start=decision))
+    decision = follow(policy, tight, 0.0, [slope_s] * 2, start=decision)[-1]
+    after = follow(policy, free, 0.0, [slope_s], start=decision)[-1]
+
+    assert sizes[-1].tolist() == [72, 24]
+    assert after.batch_size.tolist() == [48, 48]
 
 
 @pytest.mark.parametrize("seed", range(3))

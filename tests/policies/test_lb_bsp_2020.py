@@ -8,7 +8,7 @@ import pytest
 from evenstep import Cluster
 from evenstep.policies import LbBsp2020
 
-from .simulated import FOUR_GPUS, above_best, follow, sizes_of, steps_until
+from .simulated import FOUR_GPUS, above_best, follow, jitter, sizes_of, steps_until
 
 FOUR = Cluster(4, 512)
 
@@ -47,6 +47,17 @@ def test_a_move_takes_a_window_and_keeps_the_sum():
 
     assert (sizes[:5] == 128).all()
     assert sizes[5].tolist() == sizes[6].tolist() == [133, 128, 128, 123]
+
+
+def test_jitter_moves_little_because_a_window_is_averaged():
+    """Equal workers with 4 % on every step: windows of one step would move six times as often."""
+    noise = jitter(0.04, 500, 4, seed=0)
+
+    def num_moves(policy):
+        sizes = sizes_of(follow(policy, FOUR, 0.0, [np.full(4, 1e-3)] * 500, factors=noise))
+        return np.count_nonzero(np.diff(sizes, axis=0).any(axis=1))
+
+    assert num_moves(LbBsp2020()) * 5 <= num_moves(LbBsp2020(window=1))
 
 
 def test_a_leader_without_memory_to_spare_is_passed_over():

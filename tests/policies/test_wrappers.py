@@ -20,6 +20,18 @@ def test_a_deadband_holds_what_changes_less(threshold, sizes):
     assert decision.batch_size.tolist() == sizes
 
 
+def test_a_deadband_adopts_all_sizes_or_none():
+    """One worker's change of 10 % is past the band, and carries along seven of 1 %."""
+    slope_s = np.full(8, 1e-3)
+    slope_s[0] *= 1.12
+    policy = Deadband(DynamicBatching(dead_band=0.0), 0.05)
+
+    sizes = follow(policy, Cluster(8, 800), 0.0, [slope_s] * 3)[-1].batch_size
+
+    assert sizes[0] <= 91
+    assert (sizes[1:] > 100).all()
+
+
 def test_every_adopts_at_its_own_pace():
     """The first change comes with the fourth step, though it was known after the first."""
     decisions = follow(Every(Auto(), 4), PAIR, 0.0, SLOPES_S)

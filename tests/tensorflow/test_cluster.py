@@ -7,6 +7,7 @@ from itertools import chain
 import numpy as np
 import pytest
 
+from .._tiers import Groups, slow_but
 from .clusters import found, start
 
 TOLD = (
@@ -14,7 +15,9 @@ TOLD = (
     *("outputs", "class_weight", "own_step"),
 )
 ALONE = (*TOLD, "loop", "tutorial", "pipeline")
-CASES = (*ALONE, "many_sizes", "resume", "backup", "speeds", "drift")
+# What ends badly comes last.
+CASES = (*ALONE, "many_sizes", "resume", "backup", "speeds", "drift", "refused", "killed")
+FIRST = ("fit", "drift", "killed")
 NUM_SAMPLES, BATCH_SIZE = 122, 12
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -28,24 +31,25 @@ def sizes(number, total, world_size=3):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """What came of every case, on three workers and alone: a cluster takes long to start."""
-    folder = tmp_path_factory.mktemp("tensorflow")
-    # What ends badly comes last.
-    running = {
-        3: start(folder / "3", 3, *CASES, "refused", "killed"),
-        1: start(folder / "1", 1, *ALONE),
-    }
-    said = {number: process.communicate()[0] for number, process in running.items()}
-    assert running[1].returncode == 0, said[1]
 
-    def look(case, num_workers=3):
-        results = found(folder / str(num_workers), case, num_workers)
-        assert results[0] is not None, said[num_workers][-3000:]
-        return results
+    def run(cases):
+        folder = tmp_path_factory.mktemp("tensorflow")
+        alone = [case for case in cases if case in ALONE]
+        running = {3: start(folder / "3", 3, *cases), 1: start(folder / "1", 1, *alone)}
+        said = {number: process.communicate()[0] for number, process in running.items()}
+        assert running[1].returncode == 0, said[1]
+        told = {
+            case: {number: found(folder / str(number), case, number) for number in running}
+            for case in cases
+        }
+        assert None not in [results[3][0] for results in told.values()], said[3][-3000:]
+        return told
 
-    return look
+    groups = Groups(FIRST, CASES, run)
+    return lambda case, num_workers=3: groups[case][num_workers]
 
 
-@pytest.mark.parametrize("case", ALONE)
+@pytest.mark.parametrize("case", slow_but(FIRST, ALONE))
 def test_parameters_are_those_of_one_process(runs, case):
     """1e-9 after 55 steps under plans that change at every step, the short last ones included."""
     (alone,) = runs(case, 1)
@@ -53,7 +57,7 @@ def test_parameters_are_those_of_one_process(runs, case):
         assert worker["weights"] == pytest.approx(alone["weights"], rel=1e-9, abs=1e-9)
 
 
-@pytest.mark.parametrize("case", TOLD)
+@pytest.mark.parametrize("case", slow_but(FIRST, TOLD))
 def test_metrics_are_weighted_by_samples(runs, case):
     """What `fit` and `evaluate` say is what they say in one process."""
     (alone,) = runs(case, 1)
@@ -65,6 +69,7 @@ def test_metrics_are_weighted_by_samples(runs, case):
         assert worker.get("evaluated", []) == pytest.approx(alone.get("evaluated", []), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_classes_may_weigh_unlike(runs):
     """`fit(class_weight=...)` reports what plain Keras reports, to rounding."""
     (plain,) = runs("class_weight", 1)
@@ -92,6 +97,7 @@ def test_fit_knows_its_steps_and_its_place(runs):
         assert worker["position"] == {"epoch": 5, "step": 0, "num_steps": 55}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["loop", "tutorial", "pipeline"])
 def test_each_sample_is_trained_on_once_an_epoch(runs, case):
     """Over all workers, whatever the plans; every step has the samples of one process' step."""
@@ -106,12 +112,14 @@ def test_each_sample_is_trained_on_once_an_epoch(runs, case):
     assert epoch != list(chain(*alone["ids"][11:22]))  # and another order the next time
 
 
+@pytest.mark.slow
 def test_only_own_samples_are_mapped(runs):
     """Each of them once, on the worker that trains on it."""
     for worker in runs("pipeline"):
         assert worker["num_mapped"] == sum(map(len, worker["ids"]))
 
 
+@pytest.mark.slow
 def test_one_trace_serves_all_sizes(runs):
     """200 steps with more than 50 sizes, and the training step is traced once."""
     for worker in runs("many_sizes"):
@@ -125,6 +133,7 @@ def test_one_trace_serves_all_sizes(runs):
     assert {worker["traces"] for worker in runs("speeds")} <= {1, 2, 3}
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_within_its_epoch(runs):
     """Every sample once, before and after; steps count on, and estimates are taken up."""
     workers = runs("resume")
@@ -136,12 +145,14 @@ def test_a_run_goes_on_within_its_epoch(runs):
     assert workers[0]["first_step"] == [4]
 
 
+@pytest.mark.slow
 def test_backup_and_restore_goes_on_with_a_fit(runs):
     """Interrupted and begun again, it ends where the uninterrupted one does."""
     for worker in runs("backup"):
         assert worker["resumed"] == pytest.approx(worker["whole"], rel=1e-9, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_fast_workers_get_more(runs):
     """Each twice as fast as the one before; own time is measured, not the wait for others."""
     first = runs("speeds")[0]
@@ -179,6 +190,7 @@ def test_pipelines_in_step_are_let_through(runs, name):
         assert worker[name] == {"epochs": 3, "said": None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -226,6 +238,7 @@ def test_what_cannot_be_balanced_is_refused(runs, name, said):
         assert said in worker[name]
 
 
+@pytest.mark.slow
 def test_what_no_gradient_goes_through_is_no_second_weight(runs):
     """A critic's own step sees what a generator made, and does not train it."""
     for name in ("detached", "of its shape"):

@@ -42,6 +42,7 @@ def test_the_page_shows_these_lines():
     assert sorted(shown.splitlines()) == sorted([*added, *removed])
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.timeout(600)
 def test_the_balanced_twin_ends_where_the_plain_one_does(tmp_path):

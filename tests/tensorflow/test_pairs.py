@@ -7,10 +7,6 @@ import threading
 import pytest
 import tensorflow as tf
 
-from evenstep._exchange._channel import StarChannel
-from evenstep._exchange._exchange import Exchange
-from evenstep._exchange._losses import LossWatch
-from evenstep._exchange._meeting import connect_star
 from evenstep.control import Job, Planner, Report
 from evenstep.exceptions import WorkerLostError
 from evenstep.policies import Fixed
@@ -20,28 +16,7 @@ from evenstep.tensorflow._link import RunLink
 from evenstep.tensorflow._run import Run
 from evenstep.tensorflow._workers import Workers
 
-
-def connected():
-    """The connections of two workers, by rank."""
-    box, stars = {}, {}
-    there = threading.Event()
-
-    def share(value):
-        if value is not None:
-            box["meeting"] = value
-            there.set()
-        assert there.wait(10)
-        return box["meeting"]
-
-    def connect(rank):
-        stars[rank] = connect_star(rank, 2, share, addresses=["127.0.0.1"])
-
-    threads = [threading.Thread(target=connect, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
-    return stars
+from ..exchange.exchanges import linked
 
 
 @pytest.fixture
@@ -57,31 +32,11 @@ def impatient():
 
 
 def joined(**settings):
-    stars = connected()
-    happened = ([], [])
-    made = []
-    for rank in range(2):
-        star = stars[rank]
-        channel = StarChannel(
-            star.connections, heartbeat_s=0.05, deadline_s=5, star=star, reconnect_s=0.1
-        )
-        exchange = Exchange(
-            rank,
-            ("first", "second"),
-            channel,
-            framework=TENSORFLOW,
-            emit=happened[rank].append,
-            grace_s=1000,
-            **settings,
-        )
-        exchange.on_loss = lambda error, told=happened[rank]: told.append(str(error))
-        made.append(exchange)
-    for exchange in made:
-        exchange.start()
-    made[0].lead(Planner(Fixed((3, 9)), Job(2, 12)))
-    yield made, [StepExchange(exchange) for exchange in made], happened, stars
-    for exchange in made:
-        exchange.close()
+    with linked(TENSORFLOW, Planner(Fixed((3, 9)), Job(2, 12)), **settings) as pair:
+        exchanges, happened, stars = pair
+        for exchange, told in zip(exchanges, happened, strict=True):
+            exchange.on_loss = lambda error, told=told: told.append(str(error))
+        yield exchanges, [StepExchange(exchange) for exchange in exchanges], happened, stars
 
 
 def both_report(steps):
@@ -231,7 +186,9 @@ def test_who_was_told_of_a_loss_may_take_its_time(pair):
     """It may be saving what there is, in TensorFlow's own code."""
     (first, _), (steps, _), _, _ = pair
     ended = []
-    first._loss = LossWatch(grace_s=-1.0, abort=ended.append, is_stuck=lambda thread_id: True)
+    first._loss = type(first._loss)(
+        grace_s=-1.0, abort=ended.append, is_stuck=lambda thread_id: True
+    )
     steps.at(0)
     steps.enter_collective(0)
     first.lost(1, "it is gone")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from .matrix import flat, wrapped
 from .plans import Restless
 from .stream_fakes import Numbers
 
+TAIL = 48 * 6 + 13
 BY_FOUR = Bounds(vary="count", granularity=4)
 CLAIMS = Runtime(line_every=None, claims=Hybrid(first=0.25))
 
@@ -85,21 +87,30 @@ def run(
     }
 
 
-def epochs(rank: int) -> dict[str, Any]:
+SLOW = {"policy": Equal(), "sample_s": 0.002}
+"""Rank 2 takes so long for each of its samples."""
+EPOCHS: dict[str, tuple[str, dict[str, Any]]] = {
+    "restless": ("ddp", {"policy": Restless()}),
+    "restless, workers": ("ddp", {"policy": Restless(), "num_workers": 2}),
+    "restless, fsdp2": ("fsdp2", {"policy": Restless()}),
+    "count": ("ddp", {"policy": Restless(), "bounds": BY_FOUR}),
+    "count, workers": ("ddp", {"policy": Restless(), "bounds": BY_FOUR, "num_workers": 1}),
+    "one is slow": ("ddp", SLOW),
+    "one is slow, workers": ("ddp", SLOW | {"num_workers": 2}),
+    "one is slow, count": ("ddp", SLOW | {"bounds": BY_FOUR}),
+    "one has nothing": ("ddp", {"policy": Fixed((24, 24, 0)), "bounds": Bounds(min=0)}),
+    "all at once": ("ddp", {"policy": Restless(), "all_at_once": True}),
+}
+
+
+def epochs(rank: int, names: Sequence[str]) -> dict[str, Any]:
     """Return what came of epochs with short last steps: wrappers, workers, plans that change."""
-    tail, slow = 48 * 6 + 13, 0.002 * (rank == 2)
-    return {
-        "restless": run("ddp", tail, Restless()),
-        "restless, workers": run("ddp", tail, Restless(), num_workers=2),
-        "restless, fsdp2": run("fsdp2", tail, Restless()),
-        "count": run("ddp", tail, Restless(), bounds=BY_FOUR),
-        "count, workers": run("ddp", tail, Restless(), bounds=BY_FOUR, num_workers=1),
-        "one is slow": run("ddp", tail, Equal(), sample_s=slow),
-        "one is slow, workers": run("ddp", tail, Equal(), sample_s=slow, num_workers=2),
-        "one is slow, count": run("ddp", tail, Equal(), sample_s=slow, bounds=BY_FOUR),
-        "one has nothing": run("ddp", tail, Fixed((24, 24, 0)), bounds=Bounds(min=0)),
-        "all at once": run("ddp", tail, Restless(), all_at_once=True),
-    }
+    found = {}
+    for name in names:
+        wrap, settings = EPOCHS[name]
+        mine = settings if rank == 2 else settings | {"sample_s": 0.0}
+        found[name] = run(wrap, TAIL, **mine)
+    return found
 
 
 def by_auto(rank: int) -> tuple[list[ClaimsSwitched], int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -74,9 +75,9 @@ def alone(dtype: torch.dtype) -> torch.Tensor:
     return flat(model)
 
 
-def distances(rank: int) -> dict[str, float]:
+def distances(rank: int, dtypes: Sequence[torch.dtype]) -> dict[str, float]:
     """Return relative distances from one process, and how often plans changed, on rank 0."""
-    policies, dtypes = (Restless(), Equal()), (torch.float64, torch.float32)
+    policies = (Restless(), Equal())
     ran = {dtype: [distributed(dtype, policy) for policy in policies] for dtype in dtypes}
     found = {}
     for dtype in dtypes if rank == 0 else ():  # all have the same parameters: DDP sees to it

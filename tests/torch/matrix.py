@@ -7,7 +7,7 @@ An axis more is a field of ``Case`` with a default and a few lines in ``balanced
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -306,6 +306,6 @@ def errors_of(case: Case, rank: int, backend: str = "aot_eager") -> Errors:
     return Errors(ours, equal)
 
 
-def all_errors(rank: int) -> dict[str, Errors]:
-    """Return both errors of every case in a test run."""
-    return {str(case): errors_of(case, rank) for case in CASES}
+def all_errors(rank: int, cases: Sequence[Case]) -> dict[Case, Errors]:
+    """Return both errors of each case."""
+    return {case: errors_of(case, rank) for case in cases}

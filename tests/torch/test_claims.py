@@ -8,88 +8,83 @@ import pytest
 from evenstep.testing import run_workers
 from evenstep.torch import Runtime
 
-from .claims import MISTAKES, by_auto, epochs, mistakes, two_models
+from .._tiers import Groups, slow_but
+from .claims import EPOCHS, MISTAKES, TAIL, by_auto, epochs, mistakes, two_models
 
 pytestmark = pytest.mark.cluster
 
-TAIL = 48 * 6 + 13
-EPOCHS = (
-    "restless",
-    "restless, workers",
-    "restless, fsdp2",
-    "count",
-    "count, workers",
-    "one is slow",
-    "one is slow, workers",
-    "one is slow, count",
-    "one has nothing",
-    "all at once",
-)
+FIRST = ("restless", "one is slow")
 
 
 @pytest.fixture(scope="module")
 def found():
-    """What each of three ranks says about every epoch."""
-    return run_workers(3, epochs)
+    """What each of three ranks says about an epoch."""
+
+    def run(names):
+        ranks = run_workers(3, epochs, names)
+        return {name: [rank[name] for rank in ranks] for name in names}
+
+    return Groups(FIRST, EPOCHS, run)
 
 
-@pytest.mark.parametrize("epoch", EPOCHS)
+@pytest.mark.parametrize("epoch", slow_but(FIRST, EPOCHS))
 def test_each_sample_is_trained_on_once(found, epoch):
     """Whoever computed it, in the short last step too."""
-    seen = chain.from_iterable(each[epoch]["seen"] for each in found)
+    seen = chain.from_iterable(each["seen"] for each in found[epoch])
 
     assert sorted(seen) == list(range(TAIL))
 
 
-@pytest.mark.parametrize("epoch", EPOCHS)
+@pytest.mark.parametrize("epoch", slow_but(FIRST, EPOCHS))
 def test_the_gradient_is_that_of_one_process(found, epoch):
     """In every step: 1e-12."""
-    assert max(each[epoch]["error"] for each in found) <= 1e-12
+    assert max(each["error"] for each in found[epoch]) <= 1e-12
 
 
-@pytest.mark.parametrize("epoch", ["one is slow", "one is slow, workers", "one is slow, count"])
+@pytest.mark.parametrize("epoch", slow_but(FIRST, [e for e in EPOCHS if "one is slow" in e]))
 def test_the_others_take_over_from_a_slow_rank(found, epoch):
     """Within the very step, under a plan that gives all the same: 16 samples.
 
     In one step of a busy machine, somebody else may be the slow one.
     """
-    counts = [[n for n, _, _ in each[epoch]["said"][1:-1]] for each in found]
+    counts = [[n for n, _, _ in each["said"][1:-1]] for each in found[epoch]]
 
     assert fmean(counts[2]) <= 14
     assert min(map(sum, zip(*counts, strict=True))) == 48
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epoch", ["count", "count, workers", "one is slow, count"])
 def test_counts_keep_their_shape(found, epoch):
     """Forwards of four samples; what is left of a part may be fewer in the short last step."""
-    for each in found:
-        assert {size for rows in each[epoch]["rows"][:-1] for size in rows} == {4}
+    for each in found[epoch]:
+        assert {size for rows in each["rows"][:-1] for size in rows} == {4}
 
 
-@pytest.mark.parametrize("epoch", EPOCHS)
+@pytest.mark.parametrize("epoch", slow_but(FIRST, EPOCHS))
 def test_a_step_knows_what_it_had(found, epoch):
     """When it is over: samples, forwards, and the balancer's own count."""
-    for each in found:
-        made = [(sum(rows), len(rows)) for rows in each[epoch]["rows"]]
-        for (samples, forwards, counted), (computed, ran) in zip(
-            each[epoch]["said"], made, strict=True
-        ):
+    for each in found[epoch]:
+        made = [(sum(rows), len(rows)) for rows in each["rows"]]
+        for (samples, forwards, counted), (computed, ran) in zip(each["said"], made, strict=True):
             assert samples == counted
             assert forwards == ran
             assert computed == max(samples, 1)
 
 
+@pytest.mark.slow
 def test_a_loop_that_wants_it_whole_gets_the_plan(found):
     """`micro_batches` and `step.backward` know all before the first forward: nothing is claimed."""
-    sizes = [each["all at once"]["said"] for each in found]
+    sizes = [each["said"] for each in found["all at once"]]
 
     assert all(sum(n for n, _, _ in step) == 48 for step in list(zip(*sizes, strict=True))[:-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epoch", ["restless, workers", "one is slow, workers"])
 def test_samples_are_fetched_ahead_and_others_on_demand(found, epoch):
     """What was used was asked for; what is asked for in vain is what changed hands."""
-    requested, used = map(sum, zip(*(each[epoch]["fetched"] for each in found), strict=True))
+    requested, used = map(sum, zip(*(each["fetched"] for each in found[epoch]), strict=True))
 
     assert used == TAIL
     assert used <= requested <= 3 * TAIL

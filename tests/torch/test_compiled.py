@@ -15,9 +15,10 @@ from evenstep.torch import Balancer, Runtime
 from evenstep.torch._model._compile_watch import CompileWatch
 from evenstep.torch._model._compiled import Surround, compiled_parts, hooks_on, is_compiled
 
+from .._tiers import Groups, slow_but
 from .compiled_runs import (
     FORMS,
-    MICRO,
+    IN_PARTS,
     QUIET,
     SHARDED,
     all_forms,
@@ -30,13 +31,14 @@ from .compiled_runs import (
 )
 from .models import Mlp, WithBuffers
 
+FIRST = ("DDP(torch.compile(model))",)
 LATE = ("compile() of what was prepared", "torch.compile of what was prepared")
 
 
 @pytest.fixture(scope="module")
 def forms():
     """What the ways of compiling lead to, on two ranks."""
-    return run_workers(2, all_forms)[0]
+    return Groups(FIRST, [*FORMS, *IN_PARTS], lambda names: run_workers(2, all_forms, names)[0])
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +54,7 @@ def found():
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("form", [*FORMS, *(f"{form}, micro-batches" for form in MICRO), *SHARDED])
+@pytest.mark.parametrize("form", slow_but(FIRST, [*FORMS, *IN_PARTS]))
 def test_every_way_of_compiling_is_exact(forms, form):
     """Weights that change at every step enter no graph, and each backward is told of once."""
     assert forms[form]["error"] <= 1e-12
@@ -60,26 +62,27 @@ def test_every_way_of_compiling_is_exact(forms, form):
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("form", [*FORMS, *SHARDED])
+@pytest.mark.parametrize("form", slow_but(FIRST, [*FORMS, *SHARDED]))
 def test_all_sizes_share_a_graph(forms, form):
     """A model compiled after it was prepared is found out by its first graph, of a fixed size."""
     assert forms[form]["graphs"] <= (2 if form in LATE else 1)
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("form", [form for form in FORMS if form != LATE[1]])
+@pytest.mark.parametrize("form", slow_but(FIRST, [f for f in FORMS if f != LATE[1]]))
 def test_no_hook_breaks_a_graph(forms, form):
     """Not even those below the outermost module; only what is compiled late and anew has a seam."""
     assert forms[form]["breaks of ours"] == []
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", slow_but(FIRST, FORMS))
 def test_nothing_is_left_on_the_model(forms, form):
     """A closed balancer takes its calls back, from around a compiled model too."""
     assert forms[form]["left"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize("form", FORMS)
 def test_own_time_is_clean(times, form):
@@ -89,6 +92,7 @@ def test_own_time_is_clean(times, form):
     assert 0 not in times[form]["steps"]  # in which it was compiled
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_sizes_change_without_a_recompilation(found):
     """torch would raise at the first one, and at a break in the graph."""
@@ -99,6 +103,7 @@ def test_sizes_change_without_a_recompilation(found):
     assert is_dynamic
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_by_count_one_shape_is_compiled_once(found):
     """For its very size: the choice where a dynamic dimension costs speed, and for CUDA graphs."""
@@ -109,6 +114,7 @@ def test_by_count_one_shape_is_compiled_once(found):
     assert not is_dynamic
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_sizes_are_held_before_torch_gives_up(found):
     """A model that needs a graph for each size gets eight; here torch raises at the ninth."""
@@ -123,6 +129,7 @@ def test_sizes_are_held_before_torch_gives_up(found):
     assert len(told) <= 1  # on the rank that has that many; the other is told by the event
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_single_samples_are_not_planned(found):
     """One would cost a graph; two do not, in a model with batch normalisation either."""
@@ -131,6 +138,7 @@ def test_single_samples_are_not_planned(found):
     assert found["graphs, normed"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_a_compiler_slower_than_the_deadline_loses_nobody():
     """The others wait in their collective; heartbeats go on, and no plan follows from it."""
@@ -176,6 +184,7 @@ def test_a_step_in_which_something_is_compiled_is_no_timing():
     assert steps == [1, 2, 3, 5, 6, 7]
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_what_is_not_compiled_is_not_touched(found):
     """Batches carry no marks, and every step counts."""

@@ -12,13 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from .._tiers import slow_but
+
 SCRIPT = Path(__file__).with_name("endings.py")
 SOURCE = Path(__file__).parents[2] / "src"
 
 pytestmark = pytest.mark.cluster
 
 
-@pytest.mark.parametrize("how", ["prepared", "workers", "error"])
+@pytest.mark.parametrize("how", slow_but(["error"], ["prepared", "workers", "error"]))
 def test_a_script_that_never_closes_leaves_no_thread(how):
     """Before its first step, in the middle of an epoch with loader workers, after an error."""
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -6,6 +6,7 @@ import pytest
 
 from evenstep.testing import run_workers
 
+from .._tiers import slow_but
 from .fabric_runs import (
     MISTAKES,
     interrupted,
@@ -22,7 +23,10 @@ NEEDS_LIGHTNING = pytest.mark.skipif(find_spec("lightning") is None, reason="nee
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     ("world_size", "sampler", "loop"),
-    [(2, "shuffle", "plain"), (3, "own", "plain"), (2, "own", "steps")],
+    slow_but(
+        [(2, "own", "steps")],
+        [(2, "shuffle", "plain"), (3, "own", "plain"), (2, "own", "steps")],
+    ),
 )
 def test_fabrics_own_example_ends_where_one_process_ends(world_size, sampler, loop):
     """After three epochs under plans that change at every step; the model stays Fabric's."""
@@ -32,6 +36,7 @@ def test_fabrics_own_example_ends_where_one_process_ends(world_size, sampler, lo
         assert len(found["sizes"]) > 3
 
 
+@pytest.mark.slow
 @NEEDS_LIGHTNING
 @pytest.mark.cluster
 def test_lightnings_trainer_ends_where_one_process_ends():

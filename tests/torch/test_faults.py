@@ -126,6 +126,7 @@ def test_a_rank_stopped_for_less_than_the_deadline_comes_back():
     assert min(results[0][-1]) >= 5, results[0]  # of 8 at the equal split
 
 
+@pytest.mark.slow
 def test_a_worker_a_hundred_times_slower_goes_to_the_floor_and_comes_back():
     """Nobody is lost, and the sum stays what it was."""
     results = run_workers(3, faults.slow_for_a_while, 90, timeout_s=90)

@@ -121,6 +121,7 @@ def test_a_killed_rank_is_named(steps, tmp_path):
     assert str(found[0]).startswith("1: Rank 1 on")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [True, False])
 def test_a_stopped_rank_ends_those_that_wait_for_it(steps, tmp_path):
     """Their collective is broken off: they come out of it, and the error has the name."""

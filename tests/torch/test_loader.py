@@ -9,7 +9,6 @@ from contextlib import contextmanager
 import pytest
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
 
-from evenstep.control._cut import cut
 from evenstep.torch._data.loaders._balanced import BalancedLoader
 
 from .loader_fakes import FixedPlan, Items, Mail, RandomPlans, Ranks, Recorder, Session, alone
@@ -105,17 +104,6 @@ def test_a_plain_loop_takes_its_batch_in_one_piece():
         10,
         10,
     ]
-
-
-@pytest.mark.parametrize(("num_samples", "limit"), [(10, 3), (12, 3), (1, 5), (0, 5), (7, None)])
-def test_cutting_is_fair(num_samples, limit):
-    """Sizes add up, differ by one at most, and one fewer would break the limit."""
-    sizes = cut(num_samples, limit)
-
-    assert sum(sizes) == num_samples
-    assert max(sizes) - min(sizes) <= 1
-    assert limit is None or max(sizes) <= limit
-    assert limit is None or (len(sizes) - 1) * limit < max(num_samples, 1)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -78,6 +78,7 @@ def hard():
     return run_workers(3, found_in)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", WRAPS)
 @pytest.mark.parametrize("loop", HARD_LOOPS)
 def test_scalers_pairs_of_models_and_accumulation_are_exact(hard, loop, wrap):
@@ -85,6 +86,7 @@ def test_scalers_pairs_of_models_and_accumulation_are_exact(hard, loop, wrap):
     assert hard[loop, wrap]["error"] <= 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", WRAPS)
 def test_an_overflow_on_one_rank_skips_the_step_on_all(hard, wrap):
     """The scaler's choice is that of one process with the whole batch."""
@@ -94,12 +96,14 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(hard, wrap):
     assert ours == theirs
 
 
+@pytest.mark.slow
 def test_compressed_gradients_are_weighted_before(hard):
     """As near as at the equal split, where the hook rounds to half precision as well."""
     assert 1e-5 < hard[False] < 0.02
     assert hard[True] < 2 * hard[False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", WRAPS)
 @pytest.mark.parametrize("kind", ["reentrant", "not reentrant"])
 def test_recomputed_activations_leave_the_clock_clean(hard, kind, wrap):

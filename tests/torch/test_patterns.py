@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks._patterns import GLOBAL_BATCH_SIZE, PATTERNS
 
+from .._tiers import slow_but
 from .pattern_runs import EXACT, table
 
 pytestmark = pytest.mark.cluster
@@ -18,7 +19,7 @@ MOST_REFUSED = 5
 CONTROLS = ("plain", "accumulation", "gradient penalty", "many epochs over one batch")
 
 
-@pytest.fixture(scope="module", params=WORLD_SIZES)
+@pytest.fixture(scope="module", params=slow_but([2], WORLD_SIZES))
 def found(request, tmp_path_factory):
     """What came of every pattern, on two ranks and on three."""
     return table(request.param, list(PATTERNS), tmp_path_factory.mktemp("patterns"))
@@ -38,7 +39,10 @@ def test_a_loop_is_exact_or_refused_with_its_remedy(found, name):
 
 @pytest.mark.parametrize("name", PATTERNS)
 def test_each_step_had_all_samples_and_other_sizes(found, name):
-    """Otherwise the comparison above would say little."""
+    """Otherwise the comparison above would say little.
+
+    A busy machine may fetch a whole epoch ahead under its first plan, which is uneven too.
+    """
     outcome, pattern = found[name], PATTERNS[name]
     if outcome.kind == "refused" and pattern.remedy is not None:
         return
@@ -48,7 +52,8 @@ def test_each_step_had_all_samples_and_other_sizes(found, name):
 
     assert len(full) >= len(steps) / 2
     assert max(map(sum, steps)) == GLOBAL_BATCH_SIZE
-    assert changes >= min(1 if pattern.ahead else 2, len(full) - 1)
+    assert any(len(set(step)) > 1 for step in full)
+    assert pattern.ahead or changes >= min(2, len(full) - 1)
 
 
 def test_the_control_is_wrong(tmp_path):

@@ -10,6 +10,8 @@ from evenstep.torch._data._protocols import MicroBatch
 from evenstep.torch._memory._layout import Layout
 from evenstep.torch._memory._probe import probe
 
+from .._tiers import slow_but
+
 
 def limit(fits, *, held=4, most=64, smallest=1, model=None):
     """Return what ``probe`` finds where ``fits`` samples do, and the sizes that it tried."""
@@ -36,7 +38,7 @@ def limit(fits, *, held=4, most=64, smallest=1, model=None):
     return found, sizes
 
 
-@pytest.mark.parametrize("fits", [1, 2, 3, 5, 17, 40, 63])
+@pytest.mark.parametrize("fits", slow_but([1, 17], [1, 2, 3, 5, 17, 40, 63]))
 def test_the_limit_is_found_within_a_tenth(fits):
     """Never above what fits, with a tenth left free, and near it."""
     found, _ = limit(fits)

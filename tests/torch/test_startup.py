@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from evenstep._exchange._wire import ProtocolError
 from evenstep.testing import run_workers
 from evenstep.torch import Runtime
 from evenstep.torch._exchange._startup import SideGroup, WorkerFacts, open_channel
@@ -18,7 +17,7 @@ def meet(rank):
     """Return what ranks of unlike versions raise, and whether ranks of one version meet then."""
     try:
         SideGroup(None, protocol=1 + rank)
-    except ProtocolError as error:
+    except ConnectionError as error:
         side = SideGroup(None)
         return str(error), side.collect(rank)
 

@@ -17,6 +17,7 @@ from evenstep.testing import run_workers
 from evenstep.torch import Balancer
 from evenstep.torch._exchange._sockets import break_off, own_addresses, ports_of_store
 
+from .._tiers import slow_but
 from .stops import HANG, IMPATIENT, struck
 
 pytestmark = pytest.mark.cluster
@@ -31,9 +32,12 @@ POINTS = [
     ("save", 2),
     ("evaluation", 1),
 ]
+KILLED = [("in prepare", 2), ("barrier", 0), ("save", 1)]
+HUNG = [*POINTS, ("in prepare", 0), ("data set", 2), ("data set of evaluation", 1)]
+FIRST = [("barrier", 0), ("forward 1", 0), ("barrier", 1)]
 
 
-@pytest.mark.parametrize(("point", "victim"), [("in prepare", 2), ("barrier", 0), ("save", 1)])
+@pytest.mark.parametrize(("point", "victim"), slow_but(FIRST, KILLED))
 def test_who_waits_for_a_killed_rank_names_it(point, victim, tmp_path):
     """Where gloo's own error comes first, and names a port."""
     killed = (str(tmp_path), point, victim, signal.SIGKILL)
@@ -45,7 +49,7 @@ def test_who_waits_for_a_killed_rank_names_it(point, victim, tmp_path):
         assert cleaned
 
 
-@pytest.mark.parametrize(("point", "victim"), POINTS)
+@pytest.mark.parametrize(("point", "victim"), slow_but(FIRST, POINTS))
 def test_who_waits_for_a_stopped_rank_comes_out_and_names_it(point, victim, tmp_path):
     """In collectives of the balancer's, of DDP's and of the user's, and its `finally` runs."""
     found = run_workers(
@@ -68,10 +72,7 @@ def test_who_waits_for_a_stopped_rank_comes_out_and_names_it(point, victim, tmp_
         assert seconds < IMPATIENT.deadline_s + 5
 
 
-@pytest.mark.parametrize(
-    ("point", "victim"),
-    [*POINTS, ("in prepare", 0), ("data set", 2), ("data set of evaluation", 1)],
-)
+@pytest.mark.parametrize(("point", "victim"), slow_but(FIRST, HUNG))
 def test_a_rank_that_hangs_ends_all_ranks_itself_included(point, victim, tmp_path):
     """Its heartbeats go on: it is told by the collectives that it has not come to."""
     found = run_workers(3, struck, str(tmp_path), point, victim, HANG, timeout_s=25, check=False)
@@ -129,7 +130,7 @@ def alone_for_long(rank, paused):
     return told
 
 
-@pytest.mark.parametrize("paused", [True, False])
+@pytest.mark.parametrize("paused", slow_but([True], [True, False]))
 def test_a_rank_may_work_alone_for_long_if_it_says_so(paused):
     """The others wait at a barrier meanwhile."""
     found = run_workers(3, alone_for_long, paused, timeout_s=40)

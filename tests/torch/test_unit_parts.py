@@ -1,8 +1,6 @@
 """Units one by one: how they are counted, summed, waited for, and what is refused."""
 
 import math
-import socket
-import threading
 from collections import UserDict
 from types import SimpleNamespace
 
@@ -10,8 +8,6 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from evenstep._exchange._channel import StarChannel
-from evenstep._exchange._unit_sums import UnitSums
 from evenstep.policies import Fixed
 from evenstep.torch import Balancer, Bounds
 from evenstep.torch._clock import HostClock, StepMeter
@@ -112,39 +108,6 @@ def test_waiting_for_others_units_is_no_time_of_ones_own():
     conductor.end_epoch()
 
     assert exchange.reports[0].compute_s == pytest.approx(1.0)
-
-
-class Nobody:
-    """An owner whose workers are all there."""
-
-    def check(self): ...
-
-    def check_left(self): ...
-
-
-def test_the_sum_is_the_same_bits_everywhere():
-    """Over a real connection, whoever is first."""
-    one, other = socket.socketpair()
-    changed = threading.Condition()
-    channels = [
-        StarChannel({1 - rank: end}, heartbeat_s=1.0, deadline_s=9.0)
-        for rank, end in enumerate((one, other))
-    ]
-    sums = [UnitSums(rank, 2, channels[rank], changed, owner=Nobody()) for rank in (0, 1)]
-    for rank in (0, 1):
-        receiver = type("Receiver", (), {"received": staticmethod(sums[rank].received)})
-        receiver.lost = receiver.tick = staticmethod(lambda *_: None)
-        channels[rank].start(receiver)
-
-    first = [sums[rank].add(0, (0.1, 0.2)[rank]) for rank in (0, 1)]
-    second = [sums[rank].add(1, (0.1, 0.2)[rank]) for rank in (1, 0)]
-    for rank in (0, 1):
-        sums[rank].wait(first[rank])
-        sums[1 - rank].wait(second[rank])
-
-    assert {each.total for each in (*first, *second)} == {math.fsum((0.1, 0.2))}
-    for channel in channels:
-        channel.close()
 
 
 def train_alone(case, **settings):

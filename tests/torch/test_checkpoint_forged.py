@@ -12,11 +12,10 @@ import torch
 from hypothesis import assume, given, settings
 
 from evenstep.exceptions import CheckpointError
-from evenstep.torch._checkpoint import _step_folder as disk
 
 from . import checkpoint_forgery as forgery
 from .checkpoint_harm import BANK, STEPS, bank, changes
-from .checkpoint_runs import Run, room, same
+from .checkpoint_runs import Run, disk, room, same
 
 kinds = st.integers(0, len(BANK) - 1)
 fewer = settings(max_examples=settings().max_examples // 2)  # a load takes 10 ms

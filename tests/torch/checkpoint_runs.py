@@ -28,7 +28,7 @@ from evenstep.torch import Balancer, Checkpoint
 from evenstep.torch._checkpoint import _step_folder as disk
 from evenstep.torch._checkpoint._estimates import Estimates
 
-from ..torch.loader_fakes import Items, alone
+from .loader_fakes import Items, alone
 
 IN_MEMORY = Path("/dev/shm")
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

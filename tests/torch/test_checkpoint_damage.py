@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 
 from evenstep.exceptions import CheckpointError, EvenstepWarning
-from evenstep.torch._checkpoint import _step_folder as disk
 
 from .checkpoint_harm import BANK, STEPS, bank, harms
-from .checkpoint_runs import Run, room, same
+from .checkpoint_runs import Run, disk, room, same
 
 # What may lie in the folder besides, and is no checkpoint: by name, and what it is.
 beside = st.tuples(

@@ -1,0 +1,36 @@
+"""Cases that `make test` runs, beside those that are left to `make test-slow`."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def slow_but(first, cases):
+    """Return ``cases`` as parameters; all but those in ``first`` are slow."""
+    slow = [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow)
+        for case in cases
+    ]
+    return [case if case in first else late for case, late in zip(cases, slow, strict=True)]
+
+
+class Groups:
+    """What came of cases that share a run: one run of ``first``, another one of all others.
+
+    Each is made when one of its cases is asked for, so that `make test` pays for its own alone.
+
+    Args:
+        first: cases of `make test`.
+        cases: all of them.
+        run: returns what came of some cases, by case.
+    """
+
+    def __init__(self, first, cases, run):
+        self._groups = tuple(first), tuple(case for case in cases if case not in first)
+        self._run, self._found = run, {}
+
+    def __getitem__(self, case):
+        group = self._groups[case not in self._groups[0]]
+        if group not in self._found:
+            self._found[group] = self._run(group)
+        return self._found[group][case]

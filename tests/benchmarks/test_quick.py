@@ -1,0 +1,53 @@
+"""Each benchmark runs in short: it comes to its end, and says in JSON what it found.
+
+No figure is asserted: a busy machine misses bars, and a short run says little of them.
+"""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks._evidence import LONG
+
+from .._snippets import ROOT
+
+NAMES = sorted(path.stem for path in (ROOT / "benchmarks").glob("[a-z]*.py"))
+LEFT_OUT = {
+    "first_hour": "installs from an index, and types `make test` into a clone",
+    "network": "a lab of shaped links takes root and minutes",
+}
+"""What takes more than two minutes in short, or more than this machine: `make evidence` runs it."""
+SHORTER = {
+    "short_steps": ("--quick", "--steps", "60"),
+    "soak": ("--steps", "500"),
+    "ticket_cost": ("--quick", "--rounds", "60"),
+}
+"""What is shorter than ``--quick`` alone."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in LEFT_OUT])
+def test_a_benchmark_says_what_it_found(name):
+    """One JSON object on standard output; the status is 1 where a bar was missed, else 0."""
+    command = [sys.executable, "-m", f"benchmarks.{name}", "--json"]
+    short = SHORTER.get(name, ("--quick",))
+    done = subprocess.run([*command, *short], cwd=ROOT, text=True, capture_output=True)
+    assert done.returncode in (0, 1), done.stderr[-4000:]
+    told = json.loads(done.stdout)
+
+    assert told.keys() == {"machine", "rows"}
+    assert told["machine"].keys() == {"python", "system", "cores"}
+    assert told["rows"]
+    assert all(row.keys() == {"what", "bar", "measured", "met"} for row in told["rows"])
+    assert {row["met"] for row in told["rows"]} <= {True, False, None}
+    assert done.returncode == any(row["met"] is False for row in told["rows"])
+
+
+def test_what_is_left_out_is_evidence():
+    """With a reason; and no benchmark is listed that is gone."""
+    assert LEFT_OUT.keys() <= LONG.keys() <= set(NAMES)
+    assert SHORTER.keys() <= set(NAMES) - LEFT_OUT.keys()
+    assert all(reason.strip() for reason in LEFT_OUT.values())
