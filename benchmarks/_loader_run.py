@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from evenstep._types import IntArray
-from evenstep.control import Plan
+from evenstep.planner import Plan
 from evenstep.torch._data._protocols import MicroBatch, StepStart
 from evenstep.torch._data.deal._plans import PlanBook, StepSpan
 from evenstep.torch._data.loaders._balanced import BalancedLoader

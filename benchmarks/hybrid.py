@@ -16,8 +16,8 @@ from statistics import fmean
 from benchmarks._common import Row, main, progress
 from benchmarks._rivals import AUTO, RIVALS
 from evenstep import sim
+from evenstep.planner.claims import Bsp, Hybrid
 from evenstep.sim import read_trace, scenario
-from evenstep.sync import Bsp, Hybrid
 
 TRACE = Path(__file__).parent / "traces" / "contention.csv"
 PER_WORKER = 64

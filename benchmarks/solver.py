@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from evenstep import AffineTime, Cluster, allocate
-from evenstep._minmax import makespan_s
-from tests._minmax_reference import (
+from evenstep.solve import makespan_s
+from tests.solve.split_reference import (
     KINDS,
     by_integer_program,
     by_table,

@@ -1,10 +1,10 @@
 """Load-balanced data-parallel training on heterogeneous workers."""
 
-from ._minmax import allocate as allocate
 from ._types import Cluster as Cluster
 from ._types import Decision as Decision
 from ._types import Resources as Resources
 from ._types import StepTimings as StepTimings
+from .solve import allocate as allocate
 from .timemodels import AffineTime as AffineTime
 
 __all__ = ["AffineTime", "Cluster", "Decision", "Resources", "StepTimings", "allocate"]

@@ -143,7 +143,7 @@ def test_columns_that_say_nothing_are_left_out():
 def test_policies_and_schemes_of_one_s_own(tmp_path):
     """From the current folder, by a program that is installed, in other processes too."""
     policy = "from evenstep.policies import Equal as Mine\n"
-    scheme = "from evenstep.sync import Bsp as Own\n"
+    scheme = "from evenstep.planner.claims import Bsp as Own\n"
     (tmp_path / "mine.py").write_text(policy + scheme)
     script = [sys.executable, "-P", "-c", "from evenstep.cli import main; main()"]
     asked = ["simulate", "--policy", "mine:Mine,equal", "--scheme", "mine:Own", "--jobs", "2"]

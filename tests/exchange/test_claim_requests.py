@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from evenstep.control._claims import ClaimSwitch
-from evenstep.sync import Claim, Hybrid
+from evenstep.planner._claim_switch import ClaimSwitch
+from evenstep.planner.claims import Claim, Hybrid
 
 from .exchanges import pairs, reports_of
 

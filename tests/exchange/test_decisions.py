@@ -9,7 +9,6 @@ import pytest
 
 from evenstep import Decision
 from evenstep._exchange._decisions import Decisions
-from evenstep.control import Job, Planner, Report
 from evenstep.events import (
     MeasurementRejected,
     PolicyFailed,
@@ -18,6 +17,7 @@ from evenstep.events import (
     StepMeasured,
     WorkerUnhelpful,
 )
+from evenstep.planner import Job, Planner, Report
 from evenstep.policies import AbstractPolicy, Auto
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from evenstep._exchange._peer import Peer
 from evenstep._exchange._wire import Wire
-from evenstep.control import Report
 from evenstep.events import MeasurementRejected, StepMeasured
 from evenstep.exceptions import WorkerLostError
+from evenstep.planner import Report
 
 from .exchanges import alone, pairs, reports_of
 

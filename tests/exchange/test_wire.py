@@ -15,10 +15,10 @@ from evenstep._exchange._wire import (
     check_protocols,
     encode,
 )
-from evenstep.control import Plan, Report
 from evenstep.network._following._in_force import SharesInForce
 from evenstep.network._messages import Seen
-from evenstep.sync import Claim
+from evenstep.planner import Plan, Report
+from evenstep.planner.claims import Claim
 
 
 def ends(key=b"key"):

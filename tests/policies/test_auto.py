@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from evenstep import Cluster, allocate
-from evenstep._minmax import makespan_s
 from evenstep.policies import Auto
+from evenstep.solve import makespan_s
 
 from .simulated import above_best, follow, jitter, largest_change, sizes_of, unlike_workers
 

@@ -6,9 +6,9 @@ import pytest
 from benchmarks._local_sgd import LocalSgd
 from benchmarks._stealing import Stealing
 from evenstep import Cluster, sim
-from evenstep.control import Bounds, Job, Planner, Report
+from evenstep.planner import Bounds, Job, Planner, Report
+from evenstep.planner.claims import Bsp, Hybrid
 from evenstep.policies import Auto
-from evenstep.sync import Bsp, Hybrid
 
 LEAVES = np.array([[1, 1, 1]] * 12 + [[1, 0, 1]] * 6 + [[1, 1, 1]] * 12, bool)
 

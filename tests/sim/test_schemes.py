@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from benchmarks._local_sgd import LocalSgd
 from benchmarks._stealing import Stealing
 from evenstep import Cluster, sim
+from evenstep.planner.claims import Bsp, Factoring, Hybrid
 from evenstep.policies import Fixed
 from evenstep.sim._rounds import as_planned, filled, in_turns
-from evenstep.sync import Bsp, Factoring, Hybrid
 
 IN_STEP = [Stealing(), Stealing(hand_over_s=0.001), Hybrid(), Hybrid(claim_s=0.001)]
 in_step = pytest.mark.parametrize("scheme", IN_STEP, ids=repr)

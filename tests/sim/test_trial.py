@@ -7,8 +7,8 @@ import pytest
 from benchmarks._local_sgd import LocalSgd
 from benchmarks._stealing import Stealing
 from evenstep import sim
+from evenstep.planner.claims import AbstractScheme, Bsp, Hybrid
 from evenstep.policies import Equal, Fixed
-from evenstep.sync import AbstractScheme, Bsp, Hybrid
 
 GIVEN = sim.scenario("burst", 4, 30)
 
@@ -52,7 +52,7 @@ def test_schemes_are_found_by_name():
     """With what a move costs; a class of one's own as it is."""
     assert sim.scheme_by_name("bsp") == Bsp()
     assert sim.scheme_by_name("hybrid", move_s=0.5) == Hybrid(claim_s=0.5)
-    assert sim.scheme_by_name("evenstep.sync:Hybrid", move_s=0.5) == Hybrid()
+    assert sim.scheme_by_name("evenstep.planner.claims:Hybrid", move_s=0.5) == Hybrid()
     assert sim.scheme_by_name("benchmarks._local_sgd:LocalSgd") == LocalSgd(4)
     assert sim.scheme_by_name("benchmarks._stealing:Stealing") == Stealing()
 
@@ -61,7 +61,7 @@ def test_schemes_are_found_by_name():
     ("name", "match"),
     [
         ("Hybrid", "bsp, hybrid or"),
-        ("evenstep.sync:Nothing", "imported"),
+        ("evenstep.planner.claims:Nothing", "imported"),
         ("no.such:Thing", "imported"),
         ("evenstep.policies:Auto", "AbstractScheme"),
         (f"{__name__}:Needy", "needs num_local_steps"),

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep import Cluster, allocate, timemodels
-from evenstep._minmax import makespan_s
+from evenstep.solve import makespan_s
 from evenstep.timemodels import AbstractTimeModel
-from tests._minmax_reference import by_enumeration, by_table, keeps_the_rules
+from tests.solve.split_reference import by_enumeration, by_table, keeps_the_rules
 from tests.timemodels.drawn import DRAWN, REACH
 
 SEEDS = st.integers(0, 2**32)

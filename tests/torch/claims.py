@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from evenstep.events import ClaimsSwitched, StepMeasured
+from evenstep.planner.claims import Hybrid
 from evenstep.policies import Auto, Equal, Fixed
-from evenstep.sync import Hybrid
 from evenstep.torch import Balancer, Bounds, Runtime
 
 from .counts import Linear, stock

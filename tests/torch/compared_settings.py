@@ -7,8 +7,8 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from evenstep.planner.claims import Hybrid
 from evenstep.policies import Fixed
-from evenstep.sync import Hybrid
 from evenstep.torch import Bounds, Network, Runtime
 
 from .compared_parts import (

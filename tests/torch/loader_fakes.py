@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from evenstep.control import Plan
-from evenstep.sync import Claim, Hybrid, StepClaims
+from evenstep.planner import Plan
+from evenstep.planner.claims import Claim, Hybrid, StepClaims
 from evenstep.torch._data._step import StepCount
 from evenstep.torch._data.loaders._balanced import BalancedLoader
 

@@ -8,8 +8,8 @@ from typing import final
 import numpy as np
 
 from evenstep import Cluster, Decision, StepTimings
-from evenstep._apportion import apportion
 from evenstep.policies import AbstractPolicy
+from evenstep.solve import apportion
 
 
 @final

@@ -10,8 +10,8 @@ import hypothesis.strategies as st
 import torch
 from hypothesis import given
 
-from evenstep.control import Job, Planner
 from evenstep.exceptions import CheckpointError
+from evenstep.planner import Job, Planner
 from evenstep.policies import Auto
 from evenstep.torch._checkpoint._estimates import Estimates
 from evenstep.torch._checkpoint._safe_read import _ALLOWED, SafeReader

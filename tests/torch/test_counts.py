@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from evenstep.control import Bounds, Job, Planner, Report
 from evenstep.events import MemoryCapped, MemoryShort
+from evenstep.planner import Bounds, Job, Planner, Report
 from evenstep.policies import Fixed
 from evenstep.testing import run_workers
 
@@ -75,7 +75,7 @@ def test_a_peak_belongs_to_the_forward_that_had_it():
     """A cap of 9 cuts 24 into three of 8: what they took says nothing of 9 yet."""
     held = planner(Bounds(max=9))
     held.observe(reports(0, (24, 8), (8000, 8000), 10_000), next_step=1)
-    sizes, _, _ = held._room.peaks
+    sizes, _, _ = held._caps.peaks
 
     assert sizes[0].max() == 8
 
@@ -89,7 +89,7 @@ def test_two_micro_batches_where_the_last_is_not_measured():
     assert [len(plain.forwards(r, n)) for r, n in enumerate(plain.batch_size)] == [2, 2]
     assert capped.forwards(0, 24) == (5, 5, 5, 5, 4)
     assert granules.max_forward is None
-    assert np.all(planner(Bounds(), min_forwards=2)._room.cluster.min_batch_size == 2)
+    assert np.all(planner(Bounds(), min_forwards=2)._caps.cluster.min_batch_size == 2)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, default_collate, get_worker_info
 
-from evenstep.control import Plan
+from evenstep.planner import Plan
 
 from .loader_fakes import (
     Batched,

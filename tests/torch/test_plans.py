@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evenstep.control import Plan
+from evenstep.planner import Plan
 from evenstep.torch._data.deal._plans import PlanBook, StepSpan
 
 

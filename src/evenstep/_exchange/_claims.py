@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..control import Plan
-from ..sync import Claim, Hybrid, StepClaims
+from ..planner import Plan
+from ..planner.claims import Claim, Hybrid, StepClaims
 from ._channel import StarChannel
 from ._unit_sums import Owner
 

@@ -10,9 +10,9 @@ from dataclasses import fields
 from functools import partial
 from operator import attrgetter
 
-from ..control import Plan, Planner, Report
 from ..events import Hook, WorkerLost
 from ..exceptions import RanksDivergedError, WorkerLostError
+from ..planner import Plan, Planner, Report
 from ._answers import Announcements, Answers
 from ._channel import Message, StarChannel
 from ._claims import Claims

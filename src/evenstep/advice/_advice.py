@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .._apportion import apportion
-from .._minmax import allocate, makespan_s
 from .._types import Cluster, IntArray
 from ..exceptions import invalid
+from ..solve import allocate, apportion, makespan_s
 from ..timemodels import AffineTime
 
 

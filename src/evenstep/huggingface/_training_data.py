@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
 
-from ..control import Bounds
+from ..planner import Bounds
 from ..torch import BalancedLoader, Balancer, Step
 from ._stock import FirstOf, Stock, per_rank, set_epoch
 

@@ -8,11 +8,10 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
-from .._apportion import apportion
-from .._minmax import allocate, ends_within, makespan_s
 from .._types import Cluster, Decision, IntArray, StepTimings
 from ..exceptions import invalid
 from ..prediction import AffineFilter
+from ..solve import allocate, apportion, ends_within, makespan_s
 from ..timemodels import AffineTime
 from ._bank import Bank
 from ._base import READING_S, AbstractPolicy

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from .._apportion import apportion
 from .._types import Cluster, IntArray
+from ..solve import apportion
 
 
 def equal_split(cluster: Cluster) -> IntArray:

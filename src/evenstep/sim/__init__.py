@@ -5,7 +5,6 @@ from ._comm import ConstantComm as ConstantComm
 from ._comm import NoComm as NoComm
 from ._comm import OverlappedComm as OverlappedComm
 from ._curves import CurveWorkload as CurveWorkload
-from ._named import scheme_by_name as scheme_by_name
 from ._report import SimReport as SimReport
 from ._run import oracle as oracle
 from ._run import oracle_on as oracle_on
@@ -14,6 +13,7 @@ from ._run import run_on as run_on
 from ._scenario import Scenario as Scenario
 from ._scenarios import scenario as scenario
 from ._scenarios import scenario_names as scenario_names
+from ._scheme_names import scheme_by_name as scheme_by_name
 from ._trace import read_trace as read_trace
 from ._trial import Standing as Standing
 from ._trial import Trial as Trial

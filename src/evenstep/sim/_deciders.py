@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from .._minmax import allocate
 from .._types import Cluster, FloatArray, IntArray, StepTimings
-from ..control import Bounds, Job, Planner, Report
 from ..events import PolicyFailed
 from ..exceptions import invalid
+from ..planner import Bounds, Job, Planner, Report
 from ..policies import AbstractPolicy
+from ..solve import allocate
 from ._workload import AbstractWorkload
 
 

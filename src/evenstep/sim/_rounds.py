@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .._types import FloatArray, IntArray
-from ..sync import AbstractScheme
+from ..planner.claims import AbstractScheme
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,8 +8,8 @@ import numpy as np
 
 from .._types import Cluster, FloatArray
 from ..exceptions import invalid
+from ..planner.claims import AbstractScheme, Bsp
 from ..policies import AbstractPolicy, by_name
-from ..sync import AbstractScheme, Bsp
 from ._comm import AbstractComm, NoComm
 from ._deciders import AbstractDecider, OracleDecider, PolicyDecider
 from ._floor import Floor

@@ -8,11 +8,11 @@ from statistics import fmean
 from typing import Any
 
 from .._types import FloatArray
+from ..planner.claims import AbstractScheme
 from ..policies import AbstractPolicy
-from ..sync import AbstractScheme
-from ._named import scheme_by_name
 from ._run import oracle_on, run_on
 from ._scenario import Scenario
+from ._scheme_names import scheme_by_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..control import Plan
+from ..planner import Plan
 
 
 class Alone:

@@ -13,8 +13,8 @@ import tensorflow as tf
 from keras.optimizers import Optimizer
 
 from .._settings import checked_policy, checked_reduction
-from ..control import Bounds, Job
 from ..exceptions import invalid
+from ..planner import Bounds, Job
 from ..policies import AbstractPolicy
 from ._alone import Alone
 from ._arguments import checked_bounds, checked_size

@@ -11,9 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from .._types import IntArray
-from ..control import Plan
 from ..exceptions import invalid
-from ..order import Deal
+from ..planner import Plan
+from ..solve import Deal
 from ._drift import Row
 from ._source import AbstractSource
 

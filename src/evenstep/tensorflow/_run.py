@@ -11,8 +11,8 @@ from .._exchange._channel import StarChannel
 from .._exchange._exchange import Exchange
 from .._exchange._meeting import connect_star
 from .._settings import checked_ports
-from ..control import Job, Planner
 from ..events import Hook, RunEnded, RunStarted
+from ..planner import Job, Planner
 from ..policies import AbstractPolicy, reads_resources
 from ..telemetry import Fanout, Outlet, close_all, open_outlets
 from ._board import Board, ServiceBoard, check_alike, gathered

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from .._types import Cluster, Decision, FloatArray, IntArray, StepTimings
-from ..control._checked import check_decision
+from ..planner._checked import check_decision
 from ..policies import AbstractPolicy
 from ._plain import decode, encode
 

@@ -10,7 +10,7 @@ except ModuleNotFoundError as error:
     message = f"`evenstep.torch` needs PyTorch: `{install_line('torch')}`."
     raise ImportError(message) from error
 
-from ..control import Bounds as Bounds
+from ..planner import Bounds as Bounds
 from ._balancer import Balancer as Balancer
 from ._checkpoint._checkpoint import Checkpoint as Checkpoint
 from ._checkpoint._drain import Drain as Drain

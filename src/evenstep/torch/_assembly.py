@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ..control import Bounds, Job, Plan
+from ..planner import Bounds, Job, Plan
 from ..policies import AbstractPolicy, Equal, Fixed
 from ._clock import clock_of
 from ._connection import Connection

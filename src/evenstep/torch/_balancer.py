@@ -15,10 +15,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from .._settings import checked_policy, checked_reduction
-from ..control import Bounds
+from ..planner import Bounds
 from ..policies import AbstractPolicy
 from ..timemodels import ClusterProfile
-from ..torch import _arguments as arguments
+from . import _arguments as arguments
 from ._assembly import Assembly
 from ._checkpoint._estimates import Estimates
 from ._connection import Connection

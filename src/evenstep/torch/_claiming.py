@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from ..control import ClaimSwitch, Job
 from ..exceptions import invalid
+from ..planner import ClaimSwitch, Job
+from ..planner.claims import Hybrid
 from ..policies import AbstractPolicy, Auto
-from ..sync import Hybrid
 from ._options import Runtime
 
 

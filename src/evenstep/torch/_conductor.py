@@ -14,9 +14,9 @@ import torch
 
 from .._exchange._exchange import Exchange
 from .._exchange._reductions import Reduced
-from ..control import Plan
 from ..exceptions import EvenstepWarning
-from ..sync import Claim
+from ..planner import Plan
+from ..planner.claims import Claim
 from ._blind import BlindWatch
 from ._clock import StepMeter
 from ._data._protocols import MicroBatch, StepStart

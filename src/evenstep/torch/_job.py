@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..control import Bounds, Job
 from ..exceptions import invalid
+from ..planner import Bounds, Job
 from ._data._prepare import StepLoader
 from ._data.loaders._stream import StreamLoader
 from ._model._models import BalancedModel, has_local_batch_norm

@@ -7,7 +7,7 @@ from typing import Any, NoReturn, final
 
 import torch
 
-from ..control import Plan
+from ..planner import Plan
 
 
 @final

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..torch import _arguments as arguments
+from . import _arguments as arguments
 from ._balancer import Balancer
 from ._data._prepare import check_is_loader
 from ._data.deal._stream_terms import StreamKind

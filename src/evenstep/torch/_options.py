@@ -8,7 +8,7 @@ from typing import Literal
 from .._settings import check_watch, checked_ports
 from ..events import Hook
 from ..exceptions import invalid
-from ..sync import Hybrid
+from ..planner.claims import Hybrid
 from ._machine import MachineReader
 from ._memory._memory import MemoryReader
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from .._exchange._exchange import Exchange
 from .._exchange._internal import fault_in_words, log_fault
 from .._exchange._reductions import Reduced
-from ..control import Report, blaming
+from ..planner import Report, blaming
 from ._clock import PendingTime
 from ._machine import MachineReader, NoReader
 from ._memory._memory import MemoryReader, NoMemory

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..control import Job, Plan, Planner
 from ..events import Hook, RunEnded, RunStarted
+from ..planner import Job, Plan, Planner
 from ..policies import AbstractPolicy, reads_resources
 from ..telemetry import Fanout, Outlet, close_all, open_outlets
 from ._checkpoint._estimates import Estimates

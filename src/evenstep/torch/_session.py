@@ -7,8 +7,8 @@ from typing import Protocol
 
 from .._exchange._exchange import Exchange
 from .._exchange._mailbox import Mailbox
-from ..control import Plan
 from ..exceptions import RanksDivergedError, WorkerLostError, invalid
+from ..planner import Plan
 from ._checkpoint._estimates import Estimates
 from ._conductor import StepConductor
 from ._no_steps import NoSteps

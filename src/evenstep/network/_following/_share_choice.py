@@ -8,7 +8,7 @@ from typing import Any, final
 import numpy as np
 
 from ..._types import FloatArray
-from ...control import blaming
+from ...planner import blaming
 from .._plans._aggregation import Aggregation
 from .._plans._bandwidths import Links
 from .._plans._base import AbstractSharePolicy, ShareDecision

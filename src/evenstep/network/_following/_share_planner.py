@@ -7,7 +7,6 @@ from typing import Any, final
 import numpy as np
 
 from ..._types import FloatArray
-from ...control import UserMistake
 from ...events import (
     Event,
     ExchangeMeasured,
@@ -17,6 +16,7 @@ from ...events import (
     SharesPlanned,
 )
 from ...exceptions import invalid
+from ...planner import UserMistake
 from .._plans._aggregation import Aggregation
 from .._plans._bandwidths import Links
 from .._plans._base import AbstractSharePolicy, ShareDecision

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..._apportion import apportion
 from ..._types import Cluster, FloatArray, IntArray
+from ...solve import apportion
 from ._aggregation import Aggregation
 from ._duration import check_shares
 

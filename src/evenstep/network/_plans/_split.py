@@ -9,9 +9,9 @@ from typing import Any, Self, final
 
 import numpy as np
 
-from ..._apportion import apportion
 from ..._types import Cluster, FloatArray
 from ...exceptions import invalid
+from ...solve import apportion
 
 PARTS = 1 << 20
 """What the parts of a split add up to: shares to a millionth, and halves and quarters exactly."""

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from ..._types import Cluster, FloatArray, IntArray, StepTimings
-from ...control import Planner
 from ...events import Event
 from ...exceptions import invalid
+from ...planner import Planner
 from ...policies import AbstractPolicy, by_name
 from ...sim._deciders import job_of
 from ...sim._workload import AbstractWorkload

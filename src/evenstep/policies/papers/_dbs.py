@@ -7,9 +7,9 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
-from ..._apportion import apportion
 from ..._types import Cluster, Decision, IntArray, StepTimings
 from ...exceptions import invalid
+from ...solve import apportion
 from .._base import AbstractPolicy
 from .._splits import equal_split, refit, with_floor
 

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, final
 import numpy as np
 from numpy.typing import NDArray
 
-from ..._apportion import apportion
 from ..._types import Cluster, Decision, FloatArray, IntArray, StepTimings
 from ...exceptions import invalid
+from ...solve import apportion
 from .._base import AbstractPolicy
 from .._splits import equal_split, with_floor
 from ._held import see

@@ -7,11 +7,10 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
-from ..._apportion import apportion
-from ..._minmax import allocate
 from ..._types import Cluster, Decision, FloatArray, StepTimings
 from ...exceptions import invalid
 from ...prediction import AbstractPredictor, Narx
+from ...solve import allocate, apportion
 from ...timemodels import AbstractTimeModel
 from .._base import AbstractPolicy
 from .._splits import equal_split, with_floor

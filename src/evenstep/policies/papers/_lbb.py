@@ -7,9 +7,9 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
-from ..._minmax import allocate
 from ..._types import Cluster, Decision, FloatArray, IntArray, StepTimings
 from ...exceptions import invalid
+from ...solve import allocate
 from ...timemodels import AffineTime, CubicTime
 from .._base import AbstractPolicy
 from .._splits import equal_split

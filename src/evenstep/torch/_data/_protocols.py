@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..._types import IntArray
-from ...control import Plan
-from ...sync import Claim
+from ...planner import Plan
+from ...planner.claims import Claim
 
 ShareInts = Callable[[tuple[int, int], IntArray | None], IntArray]
 """Given a key and integers on rank 0, and the key and None elsewhere, return rank 0's on all.

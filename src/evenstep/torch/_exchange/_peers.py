@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ...control import Plan
 from ...exceptions import invalid
+from ...planner import Plan
 from ._bracket import Bracket
 
 

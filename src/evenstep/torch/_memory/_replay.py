@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
-from ...control._cut import cut
 from ...exceptions import invalid
+from ...solve import cut
 from .._data._protocols import MicroBatch
 from ._lack import free_memory, is_out_of_memory
 from ._layout import Layout

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ...control import Bounds
 from ...exceptions import EvenstepWarning, invalid
+from ...planner import Bounds
 from ...policies import AbstractPolicy, Equal, Fixed
 from .._clock import AbstractClock, BlindMeter, LeadMeter, StepMeter
 from ._fsdp import Shards

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...control import Job
 from ...exceptions import invalid
+from ...planner import Job
 from ...timemodels import ClusterProfile, Profile
 from .._checkpoint._estimates import Estimates
 from .._clock import clock_of

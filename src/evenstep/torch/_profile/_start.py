@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..._minmax import allocate
 from ..._types import Cluster
-from ...control import Job, Learnt
+from ...planner import Job, Learnt
 from ...prediction import AffineFilter
+from ...solve import allocate
 from ...timemodels import AbstractTimeModel, AffineTime, ClusterProfile, MemoryModel
 from ...timemodels._memory_model import MemoryState
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...._types import IntArray
-from ....control import Plan
-from ....control._cut import cut
 from ....exceptions import invalid
-from ....order import Deal
-from ....sync import Claim
+from ....planner import Plan
+from ....planner.claims import Claim
+from ....solve import Deal, cut
 
 
 @dataclass(frozen=True, slots=True)

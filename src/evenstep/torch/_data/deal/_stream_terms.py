@@ -8,8 +8,8 @@ from typing import Literal, Protocol, final
 
 import numpy as np
 
-from ...._apportion import in_proportion
 from ...._types import IntArray
+from ....solve import in_proportion
 
 StreamKind = Literal["same", "sharded"]
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from ....control import Plan
 from ....exceptions import invalid
+from ....planner import Plan
 from .._loader_state import OrderedForm
 from .._protocols import LoaderRanks, LoaderSession
 from .._step import Attempts, KnownPortions, Portions, Step, StepCount, with_units

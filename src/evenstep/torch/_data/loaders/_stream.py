@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from ....control import Plan
 from ....exceptions import EvenstepWarning, invalid
+from ....planner import Plan
 from .._loader_state import StreamForm, StreamPosition
 from .._protocols import LoaderRanks, LoaderSession, MicroBatch
 from .._step import Attempts, KnownPortions, Step, StepCount, with_units

@@ -1,0 +1,36 @@
+"""Reports in, plans out: what a driver needs around a policy.
+
+Bounds and memory caps, the last good plan, the tail of an epoch, claims, the what-if.
+"""
+
+from ._bounds import Bounds as Bounds
+from ._claim_switch import ClaimSwitch as ClaimSwitch
+from ._equal_sizes import EqualSizes as EqualSizes
+from ._job import Job as Job
+from ._learnt import Learnt as Learnt
+from ._learnt import check_learnt as check_learnt
+from ._learnt import places as places
+from ._plan import Outcome as Outcome
+from ._plan import Plan as Plan
+from ._planner import Planner as Planner
+from ._report import Report as Report
+from ._user_mistake import UserMistake as UserMistake
+from ._user_mistake import blaming as blaming
+from ._user_mistake import in_words as in_words
+
+__all__ = [
+    "Bounds",
+    "ClaimSwitch",
+    "EqualSizes",
+    "Job",
+    "Learnt",
+    "Outcome",
+    "Plan",
+    "Planner",
+    "Report",
+    "UserMistake",
+    "blaming",
+    "check_learnt",
+    "in_words",
+    "places",
+]

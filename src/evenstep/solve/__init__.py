@@ -1,0 +1,11 @@
+"""Exact integers: splits that end first or are in proportion, forwards, and who has which slot."""
+
+from ._allocate import allocate as allocate
+from ._allocate import ends_within as ends_within
+from ._allocate import makespan_s as makespan_s
+from ._apportion import apportion as apportion
+from ._apportion import in_proportion as in_proportion
+from ._cut import cut as cut
+from ._deal import Deal as Deal
+
+__all__ = ["Deal", "allocate", "apportion", "cut", "ends_within", "in_proportion", "makespan_s"]

@@ -1,0 +1,84 @@
+"""Turn shares into integers that add up exactly, by largest remainder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .._types import Cluster, FloatArray, IntArray
+
+
+def apportion(shares: FloatArray, cluster: Cluster) -> IntArray:
+    """Split the global batch in proportion to ``shares``, within worker bounds.
+
+    The common multiplier is the one at which the clipped shares sum to the global batch, read off
+    their piecewise linear sum between its corners; the result is rounded to whole granules by
+    largest remainder. The last worker to be rounded up takes what is left, be it less than a
+    granule. Ties go to the lower rank, so equal inputs give equal outputs.
+
+    Args:
+        shares: non-negative weights, not all zero, ``(world_size,)``. Only ratios matter; one
+            below 1e-12 of the largest counts as 1e-12.
+        cluster: supplies the total, the per-worker bounds and the granularity.
+
+    Returns:
+        Local batch sizes, ``(world_size,)``, summing to ``cluster.global_batch_size``.
+
+    References:
+        M. Balinski and H. P. Young, *Fair Representation*, 1982 (Hamilton's method).
+    """
+    lo, hi, total = cluster.min_batch_size, cluster.max_batch_size, cluster.global_batch_size
+    weights = np.maximum(shares / shares.max(), 1e-12)
+
+    exact: FloatArray = np.clip(_multiplier(weights, lo, hi, total) * weights, lo, hi)
+    granules = exact / cluster.granularity
+    whole = np.floor(granules + 1e-9)
+    allocation = whole.astype(np.int64) * cluster.granularity
+
+    # Past `hi` there is no room, whatever the remainder says. Rounded, because equal workers
+    # differ in a float's last bit.
+    remainder = np.where(allocation < hi, granules - whole, -1.0).round(9)
+    order = np.argsort(-remainder, kind="stable")
+    step = cluster.granularity[order]
+    left = total - int(allocation.sum())
+    allocation[order] += np.clip(left - (np.cumsum(step) - step), 0, step)
+    return allocation
+
+
+def in_proportion(total: int, weights: Sequence[int]) -> IntArray:
+    """Split ``total`` in proportion to ``weights``, without bounds and in integers alone.
+
+    Every rank that holds the same weights finds the same split, whatever its CPU: nothing has to
+    be sent. Where ``total`` is at most the sum of the weights, no rank gets more than its weight.
+
+    Args:
+        total: what to split, at least 0.
+        weights: at least 0 each, not all 0, ``(world_size,)``.
+
+    Returns:
+        Shares that add up to ``total``, ``(world_size,)``; ties go to the lower rank.
+    """
+    whole = sum(weights)
+    floors = [total * weight // whole for weight in weights]
+    rests = [total * weight % whole for weight in weights]
+    for rank in sorted(range(len(weights)), key=lambda rank: -rests[rank])[: total - sum(floors)]:
+        floors[rank] += 1
+    return np.array(floors, np.int64)
+
+
+def _multiplier(weights: FloatArray, lo: IntArray, hi: IntArray, total: int) -> float:
+    """Return the scale at which ``clip(scale * weights, lo, hi)`` sums to ``total``."""
+    corners = np.concatenate([lo / weights, hi / weights])
+    order = np.argsort(corners, kind="stable")
+    corners = corners[order]
+    # Between two corners the sum grows by the weights of those that are at neither bound.
+    slopes = np.cumsum(np.concatenate([weights, -weights])[order])
+    sums = lo.sum() + np.concatenate([[0.0], np.cumsum(slopes[:-1] * np.diff(corners))])
+    before = int(np.searchsorted(sums, total, side="left")) - 1
+    if before < 0:
+        return float(corners[0])
+    missing = total - sums[before]
+    if slopes[before] < 0.5e-12:  # below any weight: all are at a bound, rounding left a crumb
+        return float(corners[min(before + 1, len(corners) - 1)])
+    return float(corners[before] + missing / slopes[before])

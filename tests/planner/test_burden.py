@@ -1,0 +1,48 @@
+"""A worker that costs more than it brings is named; others are not."""
+
+import numpy as np
+import pytest
+
+from evenstep import Cluster, StepTimings
+from evenstep.planner._whatif import WhatIf
+
+
+def shown(intercept_s, slope_s):
+    """What is known after steps at three splits without noise."""
+    what_if = WhatIf(len(intercept_s))
+    for sizes in ([32, 32, 32], [40, 40, 16], [44, 44, 8]):
+        batch_size = np.array(sizes)
+        what_if.observe(StepTimings(batch_size, intercept_s + slope_s * batch_size, np.zeros(3)))
+    return what_if
+
+
+def test_who_needs_longer_for_one_sample_than_the_others_for_all_is_named():
+    """With both times: two workers share 96 samples in 0.48 s, the third begins with 0.6 s."""
+    what_if = shown(np.array([0.0, 0.0, 0.6]), np.array([0.01, 0.01, 0.01]))
+
+    burden = what_if.burden(Cluster(3, 96))
+
+    assert burden.rank == 2
+    assert burden.without_s == pytest.approx(0.48, rel=0.01)
+    assert burden.with_s == pytest.approx(0.61, rel=0.02)
+
+
+@pytest.mark.parametrize("intercept_s", [0.0, 0.3])
+def test_a_slow_worker_that_helps_is_not(intercept_s):
+    """However slow: what it takes over, the others need not compute."""
+    what_if = shown(np.array([0.0, 0.0, intercept_s]), np.array([0.01, 0.01, 0.1]))
+
+    assert what_if.burden(Cluster(3, 96)) is None
+
+
+def test_whoever_is_needed_is_not():
+    """The others' memory does not hold the batch."""
+    what_if = shown(np.array([0.0, 0.0, 0.6]), np.array([0.01, 0.01, 0.01]))
+
+    assert what_if.burden(Cluster(3, 96, max_batch_size=47)) is None
+
+
+def test_nobody_is_as_long_as_somebody_was_not_measured():
+    """Nor in a cluster of one."""
+    assert WhatIf(3).burden(Cluster(3, 96)) is None
+    assert WhatIf(1).burden(Cluster(1, 96)) is None

@@ -1,0 +1,98 @@
+"""Steps of a few milliseconds are decided on together, and what they bring is known beforehand."""
+
+import numpy as np
+import pytest
+
+from evenstep import Cluster, StepTimings, allocate
+from evenstep.planner import Job, Planner
+from evenstep.policies import Auto, Equal, Every, LbBsp2020
+from evenstep.timemodels import AffineTime
+
+NOISES = {
+    "lognormal": lambda rng: np.exp(0.4 * rng.standard_normal((600, 3))),
+    "pauses": lambda rng: np.where(rng.random((600, 3)) < 0.05, rng.uniform(2, 20, (600, 3)), 1.0),
+    "none": lambda rng: np.ones((600, 3)),
+}
+
+
+def timings(sizes, compute_s):
+    """Return a step without waits for input."""
+    return StepTimings(np.array(sizes), compute_s, data_s=np.zeros(len(sizes)))
+
+
+def run(policy, fixed_s, slope_s, factors, **settings):
+    """Return the sizes of each step, and for how many more of them they were known after it."""
+    planner = Planner(policy, Job(3, 96), **settings)
+    sizes, known = [planner.plan.batch_size], []
+    for step, factor in enumerate(factors):
+        compute_s = (fixed_s + slope_s * np.array(sizes[-1])) * factor
+        planner.observe_timings(step, timings(sizes[-1], compute_s), next_step=step + 1)
+        known.append(planner.keeps_for)
+        planner.catch_up()
+        sizes.append(planner.plan.batch_size)
+    return sizes, known
+
+
+@pytest.mark.parametrize("noise", ["lognormal", "pauses"])
+@pytest.mark.parametrize("seed", range(3))
+def test_equal_workers_keep_the_equal_split(seed, noise):
+    """A few milliseconds each, mostly fixed cost, with next to nothing in them but noise."""
+    factors = NOISES[noise](np.random.default_rng(seed))
+
+    sizes, _ = run(Auto(), 1e-3, np.full(3, 2e-5), factors)
+
+    assert set(sizes) == {(32, 32, 32)}
+
+
+def test_unlike_workers_are_balanced_all_the_same():
+    """Within a second: 1 to 2 ms a sample in steps of some 6 ms."""
+    slope_s = np.array([5e-5, 1e-4, 2e-4])
+    times = AffineTime(np.full(3, 1e-3), slope_s)
+    best_s = times.seconds(allocate(times, Cluster(3, 96))).max()
+
+    sizes, _ = run(Auto(), 1e-3, slope_s, np.ones((150, 3)))
+
+    assert times.seconds(np.array(sizes[-1])).max() <= 1.05 * best_s
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize(
+    "policy", [Auto(), Equal(), Every(Auto(), 7)], ids=["auto", "equal", "every"]
+)
+def test_sizes_that_are_known_beforehand_stay(policy, noise):
+    """Whatever the steps are like, unlike workers and changing speeds included."""
+    factors = NOISES[noise](np.random.default_rng(0)) * np.repeat([[1, 1, 1], [1, 3, 1]], 300, 0)
+
+    sizes, known = run(policy, 1e-3, np.array([5e-5, 1e-4, 2e-4]), factors)
+
+    for step, keeps_for in enumerate(known):
+        assert len(set(sizes[step + 1 : step + 2 + keeps_for])) == 1
+    assert sum(keeps_for > 0 for keeps_for in known) > len(known) / 2
+
+
+def test_a_long_step_is_decided_on_by_itself():
+    """With nothing to wait for, the third plan knows the speeds: the first step warms up."""
+    sizes, known = run(Auto(), 0.0, np.array([5e-4, 1e-3, 2e-3]), np.ones((2, 3)))
+
+    assert sizes == [(32, 32, 32), (32, 32, 32), (55, 27, 14)]
+    assert known == [0, 0]
+
+
+@pytest.mark.parametrize("policy", [LbBsp2020(), Every(LbBsp2020(), 1)], ids=lambda one: one.name)
+def test_published_rules_see_each_step(policy):
+    """As they were published, also in a wrapper."""
+    _, known = run(policy, 0.0, np.array([5e-5, 1e-4, 2e-4]), np.ones((20, 3)))
+
+    assert known == [0] * 20
+
+
+def test_steps_count_for_policies_that_count_them():
+    """Every seventh step is one of seven, however many are taken together."""
+    factors = np.ones((70, 3))
+    slope_s = np.array([5e-5, 1e-4, 2e-4])
+
+    sizes, _ = run(Every(Auto(), 21), 0.0, slope_s, factors, warm_up_steps=0)
+
+    changes = [step for step in range(1, 71) if sizes[step] != sizes[step - 1]]
+    assert changes
+    assert changes[0] in range(21, 42)
