@@ -9,6 +9,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "evenstep"
 SHARED = {
     "__init__.py",
     "__main__.py",
+    "_protocols.py",  # what a room asks of the rooms above it
     "_base.py",  # the interface of a room with one leaf file for each algorithm
     "Balancer",  # the public face in each framework
     "Runtime",  # its settings, likewise
@@ -23,7 +24,6 @@ CLASSES = {
     "Job",
     "MachineReader",
     "Ranks",
-    "Reports",
     "Run",
     "RunSettings",
     "Settings",

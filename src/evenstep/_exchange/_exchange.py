@@ -1,4 +1,4 @@
-"""Reports to rank 0, plans back: every rank applies the same integers in the same step."""
+"""HeldReports to rank 0, plans back: every rank applies the same integers in the same step."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from ._claims import Claims
 from ._completed import Completed
 from ._decisions import Decisions, read_plan
 from ._departures import Departures, failure_of
+from ._held_reports import HeldReports
 from ._internal import fault_in_words, log_fault
 from ._losses import LossWatch, lost_worker
 from ._mailbox import Mailbox
@@ -27,7 +28,6 @@ from ._place import Framework
 from ._process import interrupt_thread
 from ._progress import STEPS, UNITS, Patrol
 from ._reductions import Differing, Reduced
-from ._reports import Reports
 from ._riders import Riders
 from ._stop import Stop
 from ._unit_sums import UnitSums
@@ -112,7 +112,7 @@ class Exchange:
         self._decisions = Decisions(world_size, lag=lag, announcer=self, emit=emit)  # on rank 0
         self.ways = Ways(rank, world_size, channel, self._changed, owner=self, differ=self._diverge)
         self._completed = Completed(rank, channel, self._changed, is_over=lambda: self.is_broken)
-        self._reports = Reports(channel)
+        self._reports = HeldReports(channel)
         self._left = Departures(self._changed, lose=self._fail)
         self._listeners: list[Callable[[Plan], None]] = []
         self.on_loss: Callable[[RuntimeError], object] = lambda error: None  # told of it at once

@@ -44,7 +44,7 @@ class FetchTask:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class WorkerFailure:
     """An error of the user's code, as text that survives the way between processes."""
 
     kind: type[Exception]
@@ -69,7 +69,7 @@ class FetchedChunk:
     """
 
     number: int
-    content: Packed | Failure
+    content: Packed | WorkerFailure
     fetch_s: float
 
 
@@ -132,7 +132,7 @@ class FetchService(IterableDataset[FetchedChunk]):
                     f"got {len(samples)}. Return one per index, in their order."
                 )
             fetch_s = perf_counter() - began_s
-            content: Packed | Failure = pack(self._merge(samples) if self._merge else samples)
+            content: Packed | WorkerFailure = pack(self._merge(samples) if self._merge else samples)
         except Exception as error:
             fetch_s = perf_counter() - began_s
             content = _failure(error, worker)
@@ -164,7 +164,7 @@ class _Verbatim(str):
         return str(self)
 
 
-def _failure(error: Exception, worker: int) -> Failure:
+def _failure(error: Exception, worker: int) -> WorkerFailure:
     name = type(error).__name__
     where = f"Caught {name} in DataLoader worker process {worker}."
     text = "".join(traceback.format_exception(error))
@@ -172,7 +172,7 @@ def _failure(error: Exception, worker: int) -> Failure:
         kind = pickle.loads(pickle.dumps(type(error)))
     except Exception:
         kind = RuntimeError  # defined where the training process could not find it
-    return Failure(kind, f"{where}\nOriginal {text}")
+    return WorkerFailure(kind, f"{where}\nOriginal {text}")
 
 
 @final

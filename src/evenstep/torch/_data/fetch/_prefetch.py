@@ -15,7 +15,7 @@ from .._protocols import MicroBatch
 from ..deal._plans import StepSpan
 from ._chunks import Collation, Packed
 from ._horizon import Horizon, StepWork
-from ._loader_workers import Failure, FetchedChunk, WorkerPool
+from ._loader_workers import FetchedChunk, WorkerFailure, WorkerPool
 from ._sources import BatchSource, Feed, FetchCounts, IndicesOf, InlineSource, ShareOf
 from ._torch_loader import pinner_of, worker_generator
 
@@ -182,7 +182,7 @@ class PrefetchSource:
             work, slots = self._tasks.pop(chunk.number)
             self._pool.done(chunk.number)
             self._horizon.learn(len(slots), chunk.fetch_s)
-            if isinstance(content, Failure):
+            if isinstance(content, WorkerFailure):
                 self._problem = self._problem or content.error()
             else:
                 work.store(slots, content)

@@ -1,12 +1,12 @@
-"""Reports that no plan waits for are held and travel together."""
+"""HeldReports that no plan waits for are held and travel together."""
 
 import socket
 
 import pytest
 
 from evenstep._exchange._channel import StarChannel
+from evenstep._exchange._held_reports import HeldReports
 from evenstep._exchange._peer import Peer
-from evenstep._exchange._reports import Reports
 from evenstep._exchange._wire import Wire
 
 
@@ -17,7 +17,7 @@ def reports():
     channel = StarChannel({0: one}, heartbeat_s=1.0, deadline_s=5.0)
     peer = Peer(other, Wire(b"", is_caller=False))
     other.setblocking(False)
-    yield Reports(channel), lambda: peer.receive() or []
+    yield HeldReports(channel), lambda: peer.receive() or []
     channel.close()
     peer.close()
 
