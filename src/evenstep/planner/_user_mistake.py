@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, final
 
 _NEUTRAL = {__name__.partition(".")[0], "builtins", "numpy"}
 _MOST_CHARACTERS = 300  # of an exception's message: it goes into another text
@@ -25,8 +23,8 @@ class UserMistake(Exception):
         self.part = part
 
 
-@contextmanager
-def blaming(part: Any) -> Iterator[None]:
+@final
+class blaming:  # a class: several are entered in each step, and a generator takes longer
     """Turn what is raised in the block into a mistake of ``part``, unless it is evenstep's own.
 
     Only calls of the part, and checks of what it returned, belong into the block.
@@ -34,12 +32,17 @@ def blaming(part: Any) -> Iterator[None]:
     Raises:
         UserMistake: the part is a user's. One of evenstep's own raises as it did.
     """
-    try:
-        yield
-    except Exception as error:
-        if is_own(part):
-            raise
-        raise UserMistake(in_words(error), type(part).__name__) from error
+
+    __slots__ = ("_part",)
+
+    def __init__(self, part: Any) -> None:
+        self._part = part
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) and not is_own(self._part):
+            raise UserMistake(in_words(error), type(self._part).__name__) from error
 
 
 def is_own(value: Any) -> bool:

@@ -224,6 +224,11 @@ class _Every(IterableDataset[Any]):
 class _Silent:
     """Takes no note of forwards."""
 
+    @property
+    def steps(self) -> _Silent:
+        """Return itself: there are no steps to tell."""
+        return self
+
     def begin_forward(self, *_: Any, **__: Any) -> None:
         """Do nothing."""
 
