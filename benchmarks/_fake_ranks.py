@@ -9,7 +9,7 @@ import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from time import monotonic, process_time, thread_time
@@ -112,7 +112,7 @@ class FakeRanks:
         """Return the report of a step, the same of all ranks."""
         if step not in self._reports:
             report = Report(step, _PER_RANK, self._global, 0.1, 0.001, 0.12)
-            self._reports = {step: encode({"step": step, "reports": [astuple(report)]})}
+            self._reports = {step: encode({"step": step, "reports": [report]})}
         return self._reports[step]
 
     def _make_again(self, rank: int) -> None:

@@ -212,7 +212,7 @@ def test_a_time_that_cannot_be_is_told_and_not_planned_by(field, seconds):
 
     def change(report, rank):
         wrong = rank == 1 and report.step in (2, 3)
-        return replace(report, **{field: seconds}) if wrong else report
+        return report._replace(**{field: seconds}) if wrong else report
 
     ranks = run(Scripted((good(7, 9), good(6, 10), good(5, 11), good(4, 12))), 5, change=change)
     rejected = [(e.step, e.rank) for e in ranks.events if isinstance(e, MeasurementRejected)]
@@ -253,7 +253,7 @@ def level_run(ranks, *, lag=0, num_steps=3, after_each=lambda: None, news_in=Non
         for rank in (0, 1):
             report = Report(step, 8, 16, compute_s=0.1, data_s=float(step))
             if step == news_in:
-                report = replace(report, limit=15)
+                report = report._replace(limit=15)
             decisions.take(rank, step, [report])
         after_each()
     return in_force

@@ -1,7 +1,5 @@
 """What fails in evenstep itself costs the balancing, or ends the run: it is no user's mistake."""
 
-from dataclasses import replace
-
 import pytest
 
 from evenstep._exchange._decisions import Decisions
@@ -117,7 +115,7 @@ def test_a_rank_that_cannot_measure_has_all_go_on_with_equal_sizes(star, lag):
         fails = step == FAILS_AT
         (one,) = reports_of(1, step, plans[1].batch_size[1])
         both[0].report(step, [] if fails else reports_of(0, step, plans[0].batch_size[0]))
-        both[1].report(step, [replace(one, fault="no clock") if fails else one])
+        both[1].report(step, [one._replace(fault="no clock") if fails else one])
     both[0].close()
     stopped = [event for event in list(emitted.queue) if isinstance(event, BalancingStopped)]
 

@@ -1,6 +1,6 @@
 """After a step that all ended level nobody waits for the policy, and it misses nothing."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import final
 
 import numpy as np
@@ -32,7 +32,7 @@ class Shown(AbstractPolicy[tuple[float, ...]]):
 def reports(step, first_s, second_s, **changed):
     """Return what two workers with 8 samples each say of a step."""
     return [
-        replace(Report(step, 8, 16, first_s, 0.0), **changed),
+        Report(step, 8, 16, first_s, 0.0)._replace(**changed),
         Report(step, 8, 16, second_s, 0.0),
     ]
 

@@ -1,7 +1,5 @@
 """What a worker finds not to fit bounds every later plan."""
 
-from dataclasses import replace
-
 import pytest
 
 from evenstep.events import MeasurementRejected, MemoryCapped, MemoryShort
@@ -15,7 +13,7 @@ def limited(planner, step, rank, limit, *, again):
     """Return a step's reports, one of which has found what fits."""
     reports = reports_of(planner.plan, step)
     seconds = 0.0 if again else reports[rank].compute_s
-    reports[rank] = replace(reports[rank], limit=limit, again=again, compute_s=seconds)
+    reports[rank] = reports[rank]._replace(limit=limit, again=again, compute_s=seconds)
     return reports
 
 
@@ -48,7 +46,7 @@ def test_a_limit_never_rises():
 def test_limits_that_leave_no_way_are_told_and_nothing_grows():
     """Three workers of 10 samples for a global batch of 96: the plan stays, an event says it."""
     planner = Planner(Auto(), Job(3, 96))
-    reports = [replace(report, limit=10) for report in reports_of(planner.plan, 0)]
+    reports = [report._replace(limit=10) for report in reports_of(planner.plan, 0)]
 
     events = show(planner, reports, next_step=1)
 

@@ -1,7 +1,7 @@
 """The planner stands between a policy and its mistakes, and between a report and nonsense."""
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import final
 
 import numpy as np
@@ -111,7 +111,7 @@ def test_at_the_equal_split_the_equal_split_costs_what_it_costs():
     planner = Planner(Equal(), Job(3, 96))
     run(planner, 5)
     reports = reports_of(planner.plan, 5)
-    reports[0] = replace(reports[0], compute_s=5.0)
+    reports[0] = reports[0]._replace(compute_s=5.0)
 
     (measured,) = show(planner, reports, next_step=6)
 
@@ -125,7 +125,7 @@ def test_a_time_that_cannot_be_is_named_and_left_out(bad):
     run(planner, 3)
     before = planner.plan
     reports = reports_of(before, 3)
-    reports[1] = replace(reports[1], compute_s=bad)
+    reports[1] = reports[1]._replace(compute_s=bad)
 
     events = show(planner, reports, next_step=4)
 
@@ -190,8 +190,7 @@ def test_a_short_step_is_measured_and_not_planned_by():
 def memory_reports(plan, step, capacity, *, bytes_per_sample=10, fixed=100):
     """Return reports whose peaks are affine in the batch, with ``capacity`` on rank 0."""
     return [
-        replace(
-            report,
+        report._replace(
             peak_bytes=fixed + bytes_per_sample * report.batch_size,
             capacity_bytes=capacity if rank == 0 else 10**9,
         )
@@ -225,7 +224,7 @@ def test_a_batch_that_does_not_fit_grows_nobody():
     events = []
     for step in range(6):
         reports = [
-            replace(report, capacity_bytes=300)
+            report._replace(capacity_bytes=300)
             for report in memory_reports(planner.plan, step, 300)
         ]
         events += show(planner, reports, next_step=step + 1)

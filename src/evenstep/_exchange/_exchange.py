@@ -6,9 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import fields
 from functools import partial
-from operator import attrgetter
 
 from ..events import Hook, WorkerLost
 from ..exceptions import RanksDivergedError, WorkerLostError
@@ -33,8 +31,6 @@ from ._stop import Stop
 from ._unit_sums import UnitSums
 from ._ways import Ways
 from ._wire import Part
-
-_REPORT = attrgetter(*(field.name for field in fields(Report)))
 
 # The books of a step are kept this much later, in the middle of the next one: at once, they
 # would take Python's lock from the main thread on its way through the optimizer.
@@ -179,7 +175,7 @@ class Exchange:
         """
         self._last_step = self._newest_reported = max(step, self._last_step)
         if self._rank != 0 and self._channel is not None:
-            message: Message = {"step": step, "reports": [_REPORT(report) for report in reports]}
+            message: Message = {"step": step, "reports": reports}
             message |= self.ways.along(reduced)
             message |= self.riders.along()
             message |= {"stop": True} if self.stop.asked else {}
