@@ -161,3 +161,11 @@ def test_the_two_verbs_run_every_test_once():
 
     assert selected == {"test": ['"not slow"'], "test-slow": ["slow"]}
     assert not [each for each in options if re.match(r"-m|-k|--ignore|--deselect", each)]
+
+
+def test_sentences_have_a_subject_that_can_be_pointed_at():
+    """A rank, a worker, a thread: not the words below, behind which it stays open who acts."""
+    vague = re.compile(r"\b(nobody|somebody|whoever|anybody)\b", re.IGNORECASE)
+    pages = [*ROOT.glob("src/**/*.py"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md")]
+
+    assert [page.name for page in pages if vague.search(page.read_text())] == []

@@ -13,7 +13,7 @@ from ..planner.claims import Claim, Hybrid, StepClaims
 from ._channel import StarChannel
 from ._unit_sums import Owner
 
-_KEPT_STEPS = 4  # ranks are at most a step apart: nobody claims from an older one
+_KEPT_STEPS = 4  # ranks are at most a step apart: no rank claims from an older one
 
 
 class Claims:
@@ -33,7 +33,7 @@ class Claims:
     Attributes:
         scheme: how claims go; set on rank 0 before the first.
         awaited: the step whose claim is under way.
-        newest: on rank 0, the newest step that somebody has claimed of; -1 before.
+        newest: on rank 0, the newest step that a rank has claimed of; -1 before.
         claiming: on rank 0, who may still claim of that one.
     """
 

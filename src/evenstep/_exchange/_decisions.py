@@ -43,7 +43,7 @@ class Announcer(Protocol):
         """Take in that all ranks have reported ``step``."""
 
     def later(self, call: Callable[[], None]) -> None:
-        """Make ``call`` when nobody waits for anything."""
+        """Make ``call`` when no rank waits for anything."""
 
 
 class Decisions:
@@ -133,7 +133,7 @@ class Decisions:
 
     @property
     def newest(self) -> int:
-        """The newest step that somebody has reported and somebody has not; -1 if there is none."""
+        """The newest step that some ranks have reported and some have not; -1 if there is none."""
         with self._lock:
             return max(self._arrived, default=-1)
 

@@ -46,7 +46,7 @@ class Departure:
 
 @final
 class Departures:
-    """Who has ended its run, as far as this rank has heard, and whether anybody still needs it.
+    """Who has ended its run, as far as this rank has heard, and whether it is still needed.
 
     Only rank 0 hears of all of them; the others hear of rank 0.
 

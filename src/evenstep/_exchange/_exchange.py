@@ -45,7 +45,7 @@ class Exchange:
     Every rank sends one message for every step, with whatever measurements are complete. When all
     have arrived, rank 0 decides and answers with the plan. The plan of step ``s`` is the one
     decided after the messages of step ``s - 1 - lag``: with lag 0 (CPU) step k decides k + 1; with
-    lag 1 (CUDA) nobody waits for a device, and step k usually decides k + 2.
+    lag 1 (CUDA) no rank waits for a device, and step k usually decides k + 2.
 
     Messages and decisions run on the channel's thread, or on the caller's where its own report is
     the last one; both while the all-reduce and the optimizer of the same step keep the caller
@@ -315,7 +315,7 @@ class Exchange:
     def close(self) -> None:
         """Say goodbye and stop. May be called again.
 
-        Where nobody waits for a device, or for gradients that are only accumulated, others may
+        Where no rank waits for a device, or for gradients that are only accumulated, others may
         still claim what is left of the last step: rank 0 answers until they are through.
         """
         self._loss.leave_collective()
@@ -331,7 +331,7 @@ class Exchange:
         self.not_finite.end(self._last_step)
 
     def _are_through(self) -> bool:
-        """Tell whether nobody will claim any more of a step that this rank has done its part of."""
+        """Tell whether no rank will claim more of a step that this rank has done its part of."""
         step, claiming = self.claims.newest, self.claims.claiming - self._left.ranks()
         if self._rank in claiming or self._last_step < step or self.is_broken:
             return True
@@ -405,8 +405,8 @@ class Exchange:
         if not self.is_broken and (hung := self._patrol.look()) is not None:
             self._fail(*hung)
         if self.is_broken and self.stop.told:
-            # Nobody is left to agree with, and whoever said so waits: torchrun does, before it
-            # starts the workers anew.
+            # No rank is left to agree with, and the one that said so waits, as torchrun does
+            # before it starts the workers anew.
             self._loss.end(f"{self._loss.error} This process was told to end as well.")
         self._loss.end_if_stuck(self._patrol.thread_id)
 
@@ -446,14 +446,14 @@ class Exchange:
         self._completed.put(step)
 
     def later(self, call: Callable[[], None]) -> None:
-        """Make ``call`` when nobody waits for anything."""
+        """Make ``call`` when no rank waits for anything."""
         if self._channel is None:
             call()
         else:
             self._channel.call_later(partial(self._guarded, call), delay_s=_BOOKS_S)
 
     def check_left(self) -> None:
-        """Take notice if somebody is needed who has ended its run."""
+        """Take notice if a rank is needed that has ended its run."""
         if not self._left:
             return
         ahead = self._decisions.newest if self._rank == 0 else self._last_step

@@ -1,8 +1,8 @@
 """Who keeps the others waiting: a rank that lives, sends heartbeats, and does not come on.
 
 Every rank counts what it has come to: steps reported, unit sums told, and collectives begun in each
-process group, which go on counting while a thread waits in one. Whoever waits in a collective has
-begun it, and whoever is waited for has not. So the rank that hangs is behind in a count, stands
+process group, which go on counting while a thread waits in one. A rank that waits in a collective
+has begun it, and the one it waits for has not. So the rank that hangs is behind in a count, stands
 still in all of them, and is ahead of no one.
 """
 

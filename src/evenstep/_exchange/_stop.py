@@ -35,7 +35,7 @@ class Stop:
         return heard
 
     def send_away(self, rank: int) -> bool:
-        """On rank 0: have all ranks stop, and ``rank`` leave; return if nobody stops as it is."""
+        """On rank 0: have all ranks stop, and ``rank`` leave; return False if they stop already."""
         if self._to_leave is not None or self.asked:
             return False
         self._to_leave = rank  # before it is asked for, which another thread reads

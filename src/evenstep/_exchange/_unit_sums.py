@@ -17,7 +17,7 @@ class Owner(Protocol):
         """Raise if a worker was lost."""
 
     def check_left(self) -> None:
-        """Take notice if somebody is needed who has ended its run."""
+        """Take notice if a rank is needed that has ended its run."""
 
 
 class UnitSum:

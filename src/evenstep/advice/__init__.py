@@ -1,4 +1,4 @@
-"""What workers are worth before anybody trains: shares, step times, who to keep, one more."""
+"""What workers are worth before training: shares, step times, who to keep, one more."""
 
 from ._advice import Advice as Advice
 from ._advice import Split as Split

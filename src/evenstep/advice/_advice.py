@@ -84,7 +84,7 @@ def advise(
 ) -> Advice:
     r"""Return what workers with known times are worth, all at the same global batch.
 
-    A step takes $\max_r t_r(b_r)$ plus ``overhead_s``, whoever takes part. Each split is the
+    A step takes $\max_r t_r(b_r)$ plus ``overhead_s``, for any set of workers. Each split is the
     exact optimum for the times (``allocate``), so a forecast is as good as they are: it knows no
     noise, and no communication that grows with the number of workers. ``best`` comes from the
     same solver with smallest sizes of 0: what any choice of workers can do is among its choices.

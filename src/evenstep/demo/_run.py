@@ -52,7 +52,7 @@ def run_demo(settings: Settings, console: Console) -> Summary:
         replace(job, policy=settings.policy),
         num_workers=settings.num_workers,
         title=f"2  Balanced (policy {settings.policy})",
-        explanation="the same text and first weights; nobody tells evenstep the speeds",
+        explanation="the same text and first weights; evenstep is not told the speeds",
         scale_s=max(equal.makespan_s[-5:]),
     )
     reference = _run(

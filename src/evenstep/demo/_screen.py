@@ -78,7 +78,7 @@ class LiveScreen(AbstractScreen):
         return Group(self._table(run), _progress(run, self._console.width))
 
     def _table(self, run: Recording) -> RenderableType:
-        if len(run.batch_size[-1]) == 1:  # nobody to compare with
+        if len(run.batch_size[-1]) == 1:  # no other worker to compare with
             return Group(_shared_line(run, self._console.width), "")
         width = self._console.width
         return run_table(run, speeds=self._speeds, scale_s=self._scale_s, width=width)

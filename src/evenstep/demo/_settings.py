@@ -72,7 +72,7 @@ def choose(
     if device not in DEVICES:
         raise _refused("--device", f"be one of {', '.join(DEVICES)}", device, "Try auto.")
     if workers is not None and workers < 2:
-        raise _refused("--workers", "be at least 2", workers, "One has nobody to share with.")
+        raise _refused("--workers", "be at least 2", workers, "One has no other to share with.")
     if steps is not None and steps < 10:
         raise _refused("--steps", "be at least 10", steps, "Fewer show nothing.")
 

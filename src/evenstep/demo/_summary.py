@@ -87,7 +87,7 @@ def summarise(
     r"""Return what complete recordings of the runs show.
 
     The physical limit of a step is $B / \sum_i v_i + c$: all workers busy all the time at their own
-    speeds $v_i$ in samples/s, then the gradients averaged in $c$ seconds with nobody late. With
+    speeds $v_i$ in samples/s, then the gradients averaged in $c$ seconds with no worker late. With
     emulated speeds $v_i$ is exact; otherwise it is what each worker reached in the second half of
     the balanced run, which takes a fixed cost per step for part of its speed.
 

@@ -127,7 +127,7 @@ class Epochs:
 
     @property
     def num_workers(self) -> int:
-        """None of its own: whoever rebuilds this loader to skip batches would start them."""
+        """None of its own: a copy of this loader that skips batches would start them."""
         return 0
 
     @property

@@ -44,7 +44,7 @@ def total_of(trainer: Any, step: Step, divisor: Divisor) -> Any:
 
 @contextmanager
 def weighted(trainer: Any, weight: Any) -> Iterator[None]:
-    """Have the loss of a forward in the block multiplied, whoever computes it.
+    """Have the loss of a forward in the block multiplied, whatever computes it.
 
     On the object alone: a class below may compute a loss of its own.
     """

@@ -86,7 +86,7 @@ def _agent(host: int, addresses: Sequence[str], command: Sequence[str]) -> list[
 def _wait(
     agents: Sequence[subprocess.Popen[bytes]], unheard: Sequence[Exception], grace_s: float
 ) -> int:
-    """Wait for the end of all, for some time after the first failure, or till nobody listens."""
+    """Wait for the end of all, for some time after the first failure, or till no reader is left."""
     failed, until_s = 0, float("inf")
     waiting = list(agents)
     while waiting and not unheard and time.monotonic() < until_s:

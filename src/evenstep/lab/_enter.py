@@ -23,7 +23,7 @@ def enter(network: str, name: str, hosts: str, members: str) -> None:
         network: file that holds the network namespace.
         name: what the host calls itself. evenstep and others take processes of one name for
             neighbours that can talk over 127.0.0.1.
-        hosts: stands where ``/etc/hosts`` does for this process and its children: nobody else could
+        hosts: stands where ``/etc/hosts`` does for this process and its children: no other could
             resolve the names.
         members: file of a control group to write one's number to; empty for none.
     """
@@ -34,7 +34,7 @@ def enter(network: str, name: str, hosts: str, members: str) -> None:
         _call("setns", file_of_network.fileno(), _CLONE_NEWNET)
     _call("unshare", _CLONE_NEWUTS | _CLONE_NEWNS)
     socket.sethostname(name)
-    # What is mounted here is nobody else's; what others mount is seen here still.
+    # What is mounted here is seen in here alone; what others mount is seen here still.
     _call("mount", b"none", b"/", None, _MS_REC | _MS_SLAVE, None)
     if os.path.exists(_HOSTS):
         _call("mount", os.fsencode(hosts), _HOSTS.encode(), None, _MS_BIND, None)

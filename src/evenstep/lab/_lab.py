@@ -125,8 +125,8 @@ class Lab:
         It is in the host's namespace and group before it is the command. Hosts are called
         ``lab-h0``, ``lab-h1``, ... and find each other by these names; gloo, NCCL and TensorPipe
         are told to use ``eth0``. A command that cannot be started ends with 127 or 126, as in a
-        shell. It leads a session of its own: Ctrl-C in a terminal is left to whoever holds the lab,
-        which ends it at its own end.
+        shell. It leads a session of its own: Ctrl-C in a terminal is left to its holder, which
+        ends it at its own end.
 
         Args:
             host: which one, from 0.

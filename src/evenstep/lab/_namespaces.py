@@ -25,7 +25,7 @@ _MNT_DETACH = 2
 class Namespace:
     """A network namespace by the file that holds it; ``nsenter --net=FILE`` goes there too.
 
-    No process has to stay inside for it to last, so it outlives whoever made it.
+    No process has to stay inside for it to last, so it outlives the process that made it.
     """
 
     path: Path
@@ -83,7 +83,7 @@ class Namespace:
             except ProcessLookupError:
                 continue
             try:
-                # Asked again with the handle held: a number may have gone to somebody else.
+                # Asked again with the handle held: a number may have gone to another process.
                 if _network_of(pid) == here:
                     signal.pidfd_send_signal(handle, signal.SIGKILL)
                     num_killed += 1

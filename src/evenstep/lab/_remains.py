@@ -97,7 +97,7 @@ def remove(state: State, run: Path = RUN) -> int:
 
 
 def _kill_all(namespaces: list[Namespace]) -> int:
-    """Kill until nobody is left; whoever was forked meanwhile is met in the next round."""
+    """Kill until no process is left; one that was forked meanwhile is met in the next round."""
     until_s = time.monotonic() + _PATIENCE_S
     killed = 0
     while any([namespace.processes() for namespace in namespaces]):

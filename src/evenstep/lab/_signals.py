@@ -13,7 +13,7 @@ from types import FrameType
 def undisturbed() -> Iterator[None]:
     """Let Ctrl-C, and other signals that raise in Python, wait for the end of ``with``.
 
-    Half a namespace would be mounted after it was removed, and a process that nobody has written
+    Half a namespace would be mounted after it was removed, and a process that is not written
     down would live on. Signals reach the main thread alone: in others this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -25,7 +25,7 @@ def undisturbed() -> Iterator[None]:
         waiting.append(number)
 
     kinds = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    # What the system does by itself, or nobody wants to hear, stays as it is.
+    # What the system handles by itself, or a script ignores, stays as it is.
     handlers = {kind: signal.getsignal(kind) for kind in kinds}
     raising = {kind: handler for kind, handler in handlers.items() if callable(handler)}
     try:

@@ -20,7 +20,7 @@ class CurveWorkload(AbstractWorkload):
     r"""A time model for every step, and jitter: staircases, profiles, whatever a model can say.
 
     $t_{kr}(b) = m_k(b)_r \, j_{kr}$. A step in several forwards pays the full curve for each:
-    a model does not say what of it is paid once. Nobody leaves or joins.
+    a model does not say what of it is paid once. No worker leaves or joins.
 
     Args:
         times: what all workers need, one model for every step; give the same object again where

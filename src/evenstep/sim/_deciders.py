@@ -1,4 +1,4 @@
-"""Who plans a simulated run: a policy in the trainer's own planner, or somebody who knows."""
+"""Who plans a simulated run: a policy in the trainer's own planner, or an oracle."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class PolicyDecider(AbstractDecider):
                     f"{type(self._policy).__name__}, which failed in step {step}: {event}",
                     "Run `evenstep.testing.PolicyContract` on it.",
                 )
-        if self._elastic:  # what a restart goes by; nobody else reads it here
+        if self._elastic:  # what a restart goes by; nothing else reads it here
             total = int(batch_size.sum())
             pairs = zip(batch_size.tolist(), compute_s.tolist(), strict=True)
             reports = [Report(step, size, total, seconds, 0.0) for size, seconds in pairs]

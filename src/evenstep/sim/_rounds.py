@@ -72,7 +72,7 @@ def in_turns(
 ) -> Round:
     """Return a step in which samples may change hands.
 
-    Whoever is ready takes its turn, the lower rank first at the same moment. A rank's speed is
+    A rank that is ready takes its turn, the lower one first at the same moment. A rank's speed is
     known as that of its newest chunk, the fixed cost of the step apart.
 
     Args:

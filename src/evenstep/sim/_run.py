@@ -95,7 +95,7 @@ def oracle(
     scheme: AbstractScheme[Any] = BSP,
     comm: AbstractComm | None = None,
 ) -> FloatArray:
-    """Return the step times, ``(num_steps,)``, of the plan that knows what nobody can.
+    """Return the step times, ``(num_steps,)``, of the perfect-foresight oracle.
 
     It knows every step's fixed costs and slopes beforehand, but not its jitter, which it suffers
     like everybody. The arguments are those of ``run``; a scheme that moves samples inside a step

@@ -39,7 +39,7 @@ class SaturatedTime(AbstractTimeModel):
         return times * (batch_size > 0)
 
     def largest_batch(self, budget_s: float, most: IntArray) -> IntArray:
-        # Whoever cannot afford a full device cannot afford one sample either.
+        # A worker that cannot afford a full device cannot afford one sample either.
         batch = self.line.largest_batch(budget_s, np.maximum(most, self.saturation))
         full = np.maximum(self.saturation, 1)
         return np.where(batch >= full, np.minimum(batch, most), 0)

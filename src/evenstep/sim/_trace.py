@@ -27,7 +27,7 @@ def read_trace(path: str | Path, *, intercept_s: float | FloatArray | None = Non
     workers of a step come in any order. Worker numbers may be any, and their columns ascend.
 
     A worker without a row in a step was not there: ``presence`` is false, and a run over the
-    trace restarts whenever somebody leaves or joins. A step that was not recorded for one of the
+    trace restarts whenever a worker leaves or joins. A step that was not recorded for one of the
     workers alone has to be left out for all of them, with the steps numbered anew.
 
     One size a step says nothing of fixed costs. The times are taken to be
@@ -61,7 +61,7 @@ def read_trace(path: str | Path, *, intercept_s: float | FloatArray | None = Non
         remedy = "Lower `intercept_s`."
         refuse(file, int(table.line[step, worker]), "hold times above `intercept_s`", got, remedy)
     slope_s = (table.seconds - fixed_s) / table.samples
-    # Nobody looks at the times of the absent; something positive has to stand there.
+    # The times of absent workers are not used; something positive has to stand there.
     known = np.where(table.presence, slope_s, 0.0).sum(axis=0) / table.presence.sum(axis=0)
     slope_s = np.where(table.presence, slope_s, known)
     everybody = bool(table.presence.all())

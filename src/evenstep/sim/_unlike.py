@@ -35,7 +35,7 @@ def _saturated(draw: Generator, world_size: int, num_steps: int) -> Scenario:
 
 
 def _capped(draw: Generator, world_size: int, num_steps: int) -> Scenario:
-    """Memory for three sizes, whoever is fast; 96 samples or more a worker fit on the whole."""
+    """Memory for three sizes on every worker; 96 samples or more a worker fit on the whole."""
     times = steady(draw, world_size, num_steps)
     caps = draw.permutation(np.resize([192, 48, 96], world_size))
     return Scenario("capped", times.intercept_s, times.slope_s, times.jitter, max_batch_size=caps)

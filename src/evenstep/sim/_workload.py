@@ -72,7 +72,7 @@ class Workload(AbstractWorkload):
     $t_{kr}(b) = (a_r + c_{kr} \max(b, s_r)) \, j_{kr}$, and 0 at $b = 0$. A step in several
     forwards pays $a_r$ once, and each forward costs $c_{kr} \max(n, s_r)$.
 
-    The jitter is luck that nobody can plan for; slopes may change from step to step and can, in
+    No plan can foresee the jitter; slopes may change from step to step and can, in
     principle, be foreseen.
 
     Args:

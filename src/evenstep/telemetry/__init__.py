@@ -1,4 +1,4 @@
-"""Where events go: a file, a line for people, anybody's own hook."""
+"""Where events go: a file, the progress line, a hook of the user's."""
 
 from ._fanout import Fanout as Fanout
 from ._faults import FaultLog as FaultLog

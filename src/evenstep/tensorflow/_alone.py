@@ -6,7 +6,7 @@ from ..planner import Plan
 
 
 class Alone:
-    """The conductor of a single worker, which has nobody to share with.
+    """The conductor of a single worker, which shares with no other.
 
     A batch counts as trained on when the next one is asked for, as nothing is woven into a model
     that trains alone.

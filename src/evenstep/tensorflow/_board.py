@@ -26,7 +26,7 @@ _OF_SERVICE = (
 
 
 class Board(Protocol):
-    """Where a value is put once, under a name, and read by anybody."""
+    """Where a value is put once, under a name, and read by any worker."""
 
     def put(self, name: str, value: Any) -> None:
         """Put a plain value there."""
@@ -72,7 +72,7 @@ class ServiceBoard:
                 TensorFlow still hears from all workers.
 
         Raises:
-            ConnectionError: nobody put it there in time.
+            ConnectionError: it was not put there in time.
             WorkerLostError: a worker is gone.
         """
         until_s = monotonic() + self._wait_s

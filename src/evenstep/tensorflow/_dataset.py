@@ -264,7 +264,7 @@ def _unbuffered(
     data._cardinality = num_steps
     if isinstance(data, tf.data.Dataset):  # of a single worker
         data.cardinality = lambda: tf.constant(num_steps, tf.int64)
-    # All workers have as many steps: nobody needs to be asked, in each of them, who has some left.
+    # All workers have as many steps: no need to ask, in each of them, which have some left.
     data._enable_get_next_as_optional = False
     # For `fit(class_weight=...)`, which maps batches to ones with weights, and then wants a buffer.
     data.map = lambda function: _unbuffered(make, strategy, num_steps, *functions, function)
@@ -277,7 +277,7 @@ def _called(batches: Callable[[], Iterator[Any]], rows: Any) -> Callable[[Any], 
     """Return what gives for the number of a batch whether there is one, and the batch.
 
     Not by ``from_generator``: that calls Python once more when an iterator is destroyed, and at
-    the end of a process, after an error in ``fit``, nobody would answer.
+    the end of a process, after an error in ``fit``, no worker would answer.
     """
     specs = tf.nest.flatten(rows)
     iterating: list[Iterator[Any]] = []

@@ -18,8 +18,8 @@ class StepExchange:
     """One worker's steps, as the exchange knows them: one report and one collective in each.
 
     Step k always decides k + 1. Messages go over connections of their own, and never through
-    TensorFlow's collectives: those have to be issued in the same order everywhere, and name nobody
-    when one dies.
+    TensorFlow's collectives: those have to be issued in the same order everywhere, and name
+    no worker when one dies.
 
     Args:
         exchange: of this worker.

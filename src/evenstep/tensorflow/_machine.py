@@ -9,7 +9,7 @@ class MachineReader:
     """Reads the whole host by psutil: in a container that is the host's load, not its quota.
 
     Args:
-        asked: whether anybody wants to know; if not, nothing is read.
+        asked: whether a policy uses them; if not, nothing is read.
     """
 
     def __init__(self, *, asked: bool) -> None:

@@ -132,7 +132,7 @@ class Run:
         name = f"samples of epoch {self._num_compared}"
         self._num_compared += 1
 
-        def look() -> None:  # whether somebody who is waited for was lost, or has ended the run
+        def look() -> None:  # whether a worker that is waited for was lost, or has ended the run
             self.exchange.need_all(self.conductor.num_steps)
 
         said = gathered(self._board, self._workers.rank, self._workers.world_size, name, rows, look)

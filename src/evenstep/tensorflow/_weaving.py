@@ -77,7 +77,7 @@ def weave_into_model(model: keras.Model, listener: StepListener, *, weighs: bool
 
 
 def weave_into_optimizer(optimizer: Any, listener: StepListener) -> None:
-    """Have ``optimizer`` announce complete gradients, and wait for nobody before that.
+    """Have ``optimizer`` announce complete gradients, and wait for no worker before that.
 
     Args:
         optimizer: of Keras; its ``apply`` is replaced on the object alone.
@@ -160,7 +160,7 @@ def _scaled(output: tf.Tensor, weight: tf.Tensor) -> tuple[tf.Tensor, Callable[.
 def _check_is_unweighted(model: Any, given: Sequence[Any], *, within: str | None) -> None:
     """Raise if what flows back through this forward is weighted by another one as well.
 
-    Eagerly nobody knows where a tensor comes from, and only forwards within others are found.
+    In eager mode the origin of a tensor is unknown, and only forwards within others are found.
     """
     other = within or next(filter(None, map(_weighted_before, given)), None)
     if other is not None:

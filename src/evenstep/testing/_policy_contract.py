@@ -141,7 +141,7 @@ class PolicyContract:
         feasible(policy, after, cluster, f"after a time of {broken}")
 
     def test_a_level_step_leaves_the_sizes(self, policy: AbstractPolicy[Any]) -> None:
-        """As promised by ``Decision.level``: whatever came before, and whoever was first."""
+        """As promised by ``Decision.level``: whatever came before, and whichever rank was first."""
         for seed in range(30):
             rng = np.random.default_rng(seed)
             cluster = Cluster(int(rng.integers(2, 6)), int(rng.integers(40, 200)))
@@ -283,7 +283,7 @@ def drive(
 
 
 def timed(batch_size: IntArray, seconds_per_sample: FloatArray) -> StepTimings:
-    """Return the timings of a step without fixed costs, in which nobody waited for input."""
+    """Return the timings of a step without fixed costs, in which no worker waited for input."""
     return StepTimings(
         batch_size.copy(), batch_size * seconds_per_sample, data_s=np.zeros(len(batch_size))
     )

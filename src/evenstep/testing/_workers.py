@@ -19,7 +19,7 @@ from ..exceptions import invalid
 PRELOADED = ("evenstep.torch", "evenstep.testing", "torch._dynamo")
 """What the processes have in common, loaded once. The first DDP imports torch._dynamo, for seconds.
 
-As long as nobody else has started the fork server before: it loads nothing later.
+As long as nothing else has started the fork server before: it loads nothing later.
 """
 
 

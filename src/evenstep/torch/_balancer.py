@@ -389,7 +389,7 @@ class Balancer(Assembly):
     def workers(self) -> torch.distributed.ProcessGroup | None:
         """The workers' process group, for a DDP or collectives of your own; None is the default.
 
-        On a server, one of that server alone: nobody waits there. Collective before ``prepare``.
+        On a server, one of that server alone: no rank waits there. Collective before ``prepare``.
         """
         return self._join().workers
 

@@ -111,7 +111,7 @@ class BatchMemory(Generic[T]):
                 del storage.parts[: _MOST_PARTS // 2]
 
     def find(self, tensors: Sequence[torch.Tensor]) -> Found[T] | None:
-        """Return whose memory ``tensors``, which have some, are; None if they are nobody's."""
+        """Return whose memory ``tensors``, which have some, are; None if they are unknown."""
         known = [(tensor, parts) for tensor in tensors if (parts := self._parts_of(tensor))]
         if not known:
             return None

@@ -11,7 +11,7 @@ _BLIND_STEPS = 5  # a few, as warming-up steps and skipped ones are no mistake
 
 
 class BlindWatch:
-    """Warns once of steps that were trained on and whose gradient nobody weighted or timed.
+    """Warns once of steps that were trained on and whose gradient was neither weighted nor timed.
 
     They had forwards and no backward, or parameters have changed meanwhile.
 

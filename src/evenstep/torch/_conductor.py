@@ -349,7 +349,7 @@ class StepConductor:
             self._gaps.open()
 
     def close(self) -> None:
-        """Report what is still to be: all ranks end with the newest step, whoever used it.
+        """Report what is still to be: all ranks end with the newest step, even if unused.
 
         And have what a device was late with read, as far as it is there.
         """

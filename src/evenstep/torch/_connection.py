@@ -59,7 +59,7 @@ class Connection:
         self._emit = emit
 
     def _release(self) -> None:
-        """Have whoever waits in a collective of gloo's come out of it."""
+        """Have threads that wait in a collective of gloo's come out of it."""
         addresses = {address for worker in self.facts for address in worker.addresses}
         break_off(addresses, spared_ports=ports_of_store())
 

@@ -40,7 +40,7 @@ class Gaps:
 
     Args:
         meter: measures own compute time.
-        counts: whether there is anybody to wait for.
+        counts: whether there are other ranks to wait for.
         count: how many collectives this process has begun; None asks torch.
     """
 

@@ -13,14 +13,14 @@ class MachineReader(Protocol):
     def read(self) -> tuple[float, int] | None:
         """Return the idle share of the CPU since the last call, in [0, 1], and free bytes.
 
-        None where nobody knows.
+        None where that is unknown.
         """
 
 
 class PsutilReader:
     """Reads the whole host by psutil: in a container that is the host's load, not its quota.
 
-    Some 0.1 ms a call, which is why nobody asks who need not.
+    Some 0.1 ms a call, so it is read only for policies that use it.
     """
 
     def __init__(self) -> None:
@@ -36,4 +36,4 @@ class NoReader:
     """For policies that do not ask."""
 
     def read(self) -> None:
-        """Return None: nobody knows."""
+        """Return None: unknown."""

@@ -32,7 +32,7 @@ def mean_over(
         count = steps.num_units
     if count is None or side is None:
         raise RuntimeError(
-            "No training step is under way, so nobody knows how many samples the value is a "
+            "No training step is under way, so it is unknown how many samples the value is a "
             "mean of: give `balancer.mean(value, count=...)`, after `prepare`."
         )
     steps.report_now()

@@ -167,7 +167,7 @@ class Run:
         return (reduction.join(self.exchange, lag=lag, emit=self._emit),)
 
     def _dropping(self, settings: RunSettings, crew: Crew, facts: Sequence[WorkerFacts]) -> Hook:
-        """Return the sinks, behind whoever acts on what they are told of an unhelpful worker."""
+        """Return the sinks, behind what acts on the news of an unhelpful worker."""
         return Dropping(
             self._open_sinks(settings),
             facts,

@@ -91,7 +91,7 @@ class Session:
 
     @property
     def is_leaving(self) -> bool | None:
-        """Whether this rank leaves the run with that stop; None if nobody does."""
+        """Whether this rank leaves the run with that stop; None if no rank does."""
         if self._run is None or not self.steps.stopping or self._run.exchange.stop.leaving is None:
             return None
         return self._run.exchange.stop.leaving == self._run.rank

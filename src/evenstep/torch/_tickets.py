@@ -153,7 +153,7 @@ class Tickets:
         """Return the tickets of a batch, as it was handed out, or of tensors of it.
 
         Raises:
-            ValueError: its tensors are nobody's, or those of batches that weigh differently.
+            ValueError: its tensors are of no known batch, or of batches that weigh differently.
         """
         if not self._identifies:
             return self.match(())

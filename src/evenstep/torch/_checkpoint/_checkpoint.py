@@ -233,7 +233,7 @@ class Checkpoint:
         plain = self._ranks.on_all(lambda: self._read_plain(path, step), path)
         if unused := sorted(_part_names(plain) - self._plain.keys()):
             warnings.warn(
-                f"`{path}` holds {unused} as well, which nobody asked for: not loaded.",
+                f"`{path}` holds {unused} as well, which was not asked for: not loaded.",
                 EvenstepWarning,
                 stacklevel=3,
             )

@@ -27,7 +27,7 @@ class Drain:
                     checkpoint.save(step)
                     break
 
-    The word travels with the messages of the steps, so it costs nothing while nobody is told to
+    The word travels with the messages of the steps, so it costs nothing while no rank is told to
     stop. A rank that is told in step $k$ makes ``requested`` true on all ranks in step $k + 1$
     ($k + 2$ on CUDA), from the moment on at which the loop is handed that step's batch: all save
     the same step, leave the loop together, and end with exit code 0.
@@ -132,7 +132,7 @@ class Drain:
         heard = self._session.ask_to_stop() if service is None else service.ask_to_stop()
         self._give_back()
         if not heard:
-            signal.raise_signal(number)  # to whoever heard it before
+            signal.raise_signal(number)  # to the handler that was there before
 
     def _give_back(self) -> None:
         """Restore what heard the signals before."""

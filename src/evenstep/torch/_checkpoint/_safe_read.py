@@ -85,7 +85,7 @@ class SafePlanner(DefaultLoadPlanner):
 
 
 class _Unpickler(pickle._Unpickler):
-    """Python's own: slower than C's, which gives nobody a say in what a file changes."""
+    """Python's own: slower than C's, which does not let a caller decide what a file may change."""
 
     stack: list[Any]
 

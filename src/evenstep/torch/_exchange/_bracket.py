@@ -32,7 +32,7 @@ class Bracket:
     collective breaks, the error names the worker.
 
     Attributes:
-        watch: who hears of losses; None before a run is open, when nobody does.
+        watch: who hears of losses; None before a run is open, when there is none.
     """
 
     def __init__(self) -> None:

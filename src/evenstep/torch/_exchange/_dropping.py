@@ -10,7 +10,7 @@ from ._startup import WorkerFacts
 
 
 class Dropping:
-    """A hook of rank 0's, between whoever notices an unhelpful worker and the sinks.
+    """A hook of rank 0's, between what notices an unhelpful worker and the sinks.
 
     Args:
         emit: takes every event.
@@ -18,7 +18,7 @@ class Dropping:
         stop: how all ranks come to stop, once there is a way.
         least: workers that have to be left; None to drop none.
         has_peers: whether ranks hold parts of one copy of the model.
-        has_servers: whether there are ranks without data, whom nobody would start anew.
+        has_servers: whether there are ranks without data, which no launcher would start anew.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Dropping:
         if self._has_peers:
             return "it holds a part of a copy of the model"
         if self._has_servers:
-            return "nobody would start the servers without data anew"
+            return "no launcher would start the servers without data anew"
         if beside == 0:
             return (
                 "its process is no child of a torchrun, which would leave with it and start the "

@@ -98,7 +98,7 @@ class PeerGroup:
         return list(map(int, values.tolist()))
 
     def close(self) -> None:
-        """End the group's threads, unless somebody has ended the group before."""
+        """End the group's threads, unless the group was ended before."""
         if self._group in dist.distributed_c10d._world.pg_map:
             dist.destroy_process_group(self._group)
         del self._group

@@ -1,7 +1,7 @@
 """The connections of process groups, broken off so that who waits in a collective comes out.
 
-Gloo waits half an hour for a peer that was stopped, and its ``abort()`` returns without waking
-anybody. Shutting down its TCP connections does, at once, wherever the thread is: inside an
+Gloo waits half an hour for a peer that was stopped, and its ``abort()`` wakes no
+thread. Shutting down its TCP connections does, at once, wherever the thread is: inside an
 all-reduce, a barrier of the user's, a backward hook. The collective raises, and the script goes on
 to its own ``finally``.
 

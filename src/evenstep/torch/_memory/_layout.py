@@ -37,7 +37,7 @@ class Layout:
         """Return the outermost members of ``batch`` that have one entry per sample.
 
         Raises:
-            ValueError: there is none, or one of which nobody can tell.
+            ValueError: there is none, or one that cannot be told.
         """
         found: list[Any] = []
         done: list[Path] = []

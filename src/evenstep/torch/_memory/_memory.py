@@ -66,7 +66,7 @@ class CudaMemory:
 
 
 class NoMemory:
-    """For devices whose memory nobody reads: 0 stands for unknown, and nothing is capped."""
+    """For devices whose memory is not read: 0 stands for unknown, and nothing is capped."""
 
     def capacity_bytes(self) -> int:
         """Return 0: unknown."""

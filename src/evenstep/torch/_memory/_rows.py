@@ -25,7 +25,7 @@ def split_rows(batch: Any, num_samples: int, sizes: Sequence[int], layout: Layou
         layout: tells what has one entry per sample.
 
     Raises:
-        ValueError: nothing in the batch has one entry per sample, or nobody can tell.
+        ValueError: nothing in the batch has one entry per sample, or that cannot be told.
     """
     parts, first = [], 0
     for size in sizes:

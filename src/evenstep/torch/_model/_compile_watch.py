@@ -28,7 +28,7 @@ class CompileWatch:
     """Notices compilations in this process while it trains; costs nothing where there are none.
 
     torch calls back at the start of each compilation: forward, backward, autotuning of kernels,
-    recording of CUDA graphs. Whoever is compiled in a step, that step's time is not the model's.
+    recording of CUDA graphs. Whatever is compiled in a step, that step's time is not the model's.
     What is compiled in the forward of a balanced model is counted by its code: compiled for a
     second size or more, and close to the limit, the sizes are to be held.
 

@@ -87,7 +87,7 @@ def feeds_back(tensors: list[torch.Tensor], name: str) -> bool:
         name: of the model, for the error.
 
     Raises:
-        ValueError: parameters that are not balanced lie in between: nobody knows their weight.
+        ValueError: parameters that are not balanced lie in between: their weight is unknown.
     """
     queue: list[Any] = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
     if not queue:

@@ -47,7 +47,7 @@ def check_fsdp(module: nn.Module, process_group: torch.distributed.ProcessGroup 
             "Balancer.prepare(model)",
             "be sharded as a whole",
             f"{type(module).__name__}, only parts of which are",
-            "Call `fully_shard(model)` on the model itself too, after its layers: nobody averages "
+            "Call `fully_shard(model)` on the model itself too, after its layers: nothing averages "
             "the gradients of the rest.",
         )
     ours = torch.distributed.get_process_group_ranks(process_group or torch.distributed.group.WORLD)
@@ -161,5 +161,5 @@ def _param_groups(layers: list[Any]) -> Iterator[Any]:
 
 
 def _loaded(name: str) -> Any:
-    """Return a class of FSDP's if anybody has imported it: else no model can be of it."""
+    """Return a class of FSDP's if it has been imported: else no model can be of it."""
     return getattr(sys.modules.get("torch.distributed.fsdp"), name, None)

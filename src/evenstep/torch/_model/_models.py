@@ -62,7 +62,7 @@ class BalancedModel:
         self._watch = watch
         self._outer = Surround(module)
         self._inner: Surround | None = None  # what DDP wraps, if its buffers are timed
-        # Whether DDP has broadcast its buffers since somebody last cleared this; one entry says it.
+        # Whether DDP has broadcast its buffers since this was last cleared; one entry says it.
         self.broadcasts: deque[None] = deque(maxlen=1)
         hook = ForwardHook(
             session, backward, model=number, weighs=weighting == "output", reduces=self._reduces

@@ -120,7 +120,7 @@ class PreparedModels(list[BalancedModel]):
         DDP offers no way back from there that would not rebuild its buckets, on this rank alone.
         """
         if any(model.ddp is not None and model.compiles for model in self):
-            return True  # a hook would be compiled along, so nobody knows
+            return True  # a hook would be compiled along, so that is unknown
         return self._through
 
     def forget_forward(self) -> None:

@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class SeveralDdps:
-    """Has the forwards of several DDPs wait for nobody, in steps of unlike numbers of forwards.
+    """Has the forwards of several DDPs wait for no rank, in steps of unlike numbers of forwards.
 
     Two of a DDP's forwards are collective: the first after its first backward, which settles its
     buckets, and the first of every step where it broadcasts buffers. With one model all ranks

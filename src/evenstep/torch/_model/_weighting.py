@@ -159,7 +159,7 @@ def unscale(inputs: Any, use: Use) -> Any:
 
 
 def _without_hidden_tensors(item: Any) -> Any:
-    """Return ``item``, or raise if tensors sit where nobody can weight them.
+    """Return ``item``, or raise if tensors sit where they cannot be weighted.
 
     As in `torch.distributions`.
     """

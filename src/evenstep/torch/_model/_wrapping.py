@@ -50,7 +50,7 @@ class Wrapping:
     def of(
         cls, models: Sequence[BalancedModel], bounds: Bounds, *, world_size: int, cuts: bool
     ) -> Wrapping:
-        """Return how ``models`` are wrapped; a single rank waits for nobody.
+        """Return how ``models`` are wrapped; a single rank waits for no other.
 
         Raises:
             ValueError: they, or what is to vary, do not go with the kind of loop.
@@ -95,7 +95,7 @@ class Wrapping:
         elif self.shards and not isinstance(policy, Equal | Fixed):
             warnings.warn(
                 "FSDP2 waits for other ranks in the middle of every forward and backward, so in "
-                "`for batch in loader` nobody can tell computing from waiting: nothing is "
+                "`for batch in loader` computing cannot be told from waiting: nothing is "
                 "measured, and the batch sizes stay as they are. Loop over `loader.steps()`, "
                 "where the time is clean, or name what is meant: `Balancer(policy='equal')`.",
                 EvenstepWarning,

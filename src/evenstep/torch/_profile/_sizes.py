@@ -28,7 +28,7 @@ def sizes_of(given: Sequence[int] | None, job: Job, *, rank: int, smallest: int)
         smallest: samples that a forward needs.
 
     Raises:
-        ValueError: fewer than two sizes, or some that nobody could run.
+        ValueError: fewer than two sizes, or some that no rank could run.
     """
     granularity = job.bounds.granularity
     granule = granularity if isinstance(granularity, int) else granularity[rank]

@@ -29,7 +29,7 @@ def learnt_from(profile: ClusterProfile, job: Job, *, state_bytes: int) -> Learn
     cluster, times = job.cluster(job.caps()), profile.best_fit().times
     by_count = job.bounds.vary == "count"
     return {
-        "policy": "",  # nobody's state: the policy is shown steps of these times
+        "policy": "",  # no state: the policy is shown steps of these times
         "policy_state": None,
         "global_batch_size": job.global_batch_size,
         "batch_size": allocate(times, cluster),
@@ -59,7 +59,7 @@ def _steps_shown(times: AbstractTimeModel, cluster: Cluster) -> dict[str, object
 def _peaks(profile: ClusterProfile, state_bytes: int) -> MemoryState:
     model = MemoryModel()
     state, failed = model.init(profile.world_size), profile.out_of_memory
-    # Where nobody reads memory, all that is known is what fitted and what did not: as room for
+    # Where memory is not read, all that is known is what fitted and what did not: as room for
     # one unit, which the former takes and the latter exceeds.
     blind = (profile.capacity_bytes == 0) & (failed > 0)
     capacity = np.where(blind, 1, profile.capacity_bytes)

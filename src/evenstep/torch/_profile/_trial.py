@@ -24,10 +24,10 @@ class Measured:
     """What a worker found, measurement by measurement.
 
     Attributes:
-        capacity_bytes: memory that it can use, 0 where nobody knows.
+        capacity_bytes: memory that it can use, 0 where that is unknown.
         sizes: samples of each measurement, ascending.
         seconds: what it took.
-        peak_bytes: the memory peak, 0 where nobody knows.
+        peak_bytes: the memory peak, 0 where that is unknown.
         out_of_memory: the size that did not fit; 0 if all did.
     """
 
