@@ -36,7 +36,7 @@ def train(rank: int, num_steps: int, run_dir: str) -> list[dict[str, float]]:
     data = TensorDataset(torch.randn(16 * STEPS_OF_EPOCH, 4), torch.randn(16 * STEPS_OF_EPOCH, 1))
     loader: Any = DataLoader(data, batch_size=8, shuffle=True)
     readings = []
-    with Balancer(run_dir=run_dir, runtime=Runtime(line_every=None)) as balancer:
+    with Balancer(runtime=Runtime(line_every=None, run_dir=run_dir)) as balancer:
         net, loader = balancer.prepare(model, loader)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
         step, began_s = 0, perf_counter()

@@ -28,7 +28,7 @@ def trained(rank: int, folder: str) -> None:
     """Train for a few steps."""
     model = Sleepy(0.005 if rank else 0.0005)
     stock = DataLoader(TensorDataset(torch.randn(32 * 10 + 5, 4)), batch_size=16)
-    with Balancer(run_dir=folder, runtime=Runtime(line_every=None)) as balancer:
+    with Balancer(runtime=Runtime(line_every=None, run_dir=folder)) as balancer:
         model, loader = balancer.prepare(model, stock)
         for (x,) in loader:
             model(x).square().mean().backward()

@@ -258,7 +258,7 @@ def vanishing_folder(rank: int, folder: str) -> tuple[int, list[str]]:
     model = DistributedDataParallel(nn.Linear(4, 4))
     dataset = TensorDataset(torch.randn(16 * 30, 4))
     num_steps = 0
-    with Balancer(run_dir=folder, runtime=Runtime(line_every=None)) as balancer:
+    with Balancer(runtime=Runtime(line_every=None, run_dir=folder)) as balancer:
         model, loader = balancer.prepare(model, DataLoader(dataset, batch_size=8))
         for (x,) in loader:
             if (rank, num_steps) == (0, 10):

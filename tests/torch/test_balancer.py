@@ -75,7 +75,7 @@ def test_one_process_trains_as_without():
 def test_a_run_leaves_its_events(tmp_path):
     """From the start to the end, one fact a line, and hooks hear the same."""
     heard = []
-    alone(run_dir=tmp_path, runtime=Runtime(line_every=None, hooks=(heard.append,)))
+    alone(runtime=Runtime(line_every=None, hooks=(heard.append,), run_dir=tmp_path))
 
     lines = (tmp_path / "events.jsonl").read_text(encoding="utf-8").splitlines()
     records = [json.loads(line) for line in lines]

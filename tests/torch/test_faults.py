@@ -3,7 +3,7 @@
 import signal
 import subprocess
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
@@ -183,7 +183,7 @@ def mounted(folder, options):
 def test_a_full_disk_stops_the_events_and_not_training(tmp_path):
     """One warning names the file and the reason; what was written can be read."""
     with mounted(tmp_path / "disk", "size=8k") as disk:
-        settings = {"run_dir": str(disk), "runtime": SILENT}
+        settings = {"runtime": replace(SILENT, run_dir=str(disk))}
         results = run_workers(2, faults.with_settings, settings, timeout_s=60)
         records = list(read_events(disk / "events.jsonl"))
 
@@ -199,13 +199,13 @@ def test_a_full_disk_stops_the_events_and_not_training(tmp_path):
 def test_a_folder_that_cannot_be_written_to_stops_the_events_and_not_training(tmp_path):
     """One warning with the remedy, and the run begins."""
     with mounted(tmp_path / "disk", "ro") as disk:
-        settings = {"run_dir": str(disk), "runtime": SILENT}
+        settings = {"runtime": replace(SILENT, run_dir=str(disk))}
         results = run_workers(2, faults.with_settings, settings, timeout_s=60)
 
     assert [result[0] for result in results] == [30, 30]
     assert len(results[0][1]) == 1, results[0][1]
     assert "No events are written to" in results[0][1][0]
-    assert "`Balancer(run_dir=...)`" in results[0][1][0]
+    assert "`Runtime(run_dir=...)`" in results[0][1][0]
 
 
 def test_a_folder_that_vanishes_stops_the_events_and_not_training(tmp_path):

@@ -61,7 +61,7 @@ def read_run(path: str | Path) -> RunTimes:
     have been others. The first step is passed over where there are more.
 
     Args:
-        path: a run's folder, as given to ``Balancer(run_dir=...)``, or its ``events.jsonl``.
+        path: a run's folder, as given to ``Runtime(run_dir=...)``, or its ``events.jsonl``.
 
     Raises:
         ValueError: there is no measured step, or one that cannot be.

@@ -28,7 +28,7 @@ from ._text import terminal_width
 Speeds = Annotated[str | None, typer.Option(help="Samples per second of each worker: 100,80,20.")]
 Run = Annotated[
     Path | None,
-    typer.Option(help="Instead: a run's folder, Balancer(run_dir=...), or its events.jsonl."),
+    typer.Option(help="Instead: a run's folder, Runtime(run_dir=...), or its events.jsonl."),
 ]
 
 
@@ -108,7 +108,7 @@ def _recorded(speeds: str | None, run: Path | None, intercepts: str | None) -> R
     try:
         return read_run(run)
     except OSError as error:
-        remedy = "Give what `Balancer(run_dir=...)` was given."
+        remedy = "Give what `Runtime(run_dir=...)` was given."
         raise refused("plan", "--run", "name a recorded run", f"{run} ({error})", remedy) from error
     except ValueError as error:
         raise ValueError(f"`evenstep plan --run {run}`: {error}") from error

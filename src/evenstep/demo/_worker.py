@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, RandomSampler
 
-from ..torch import Balancer
+from ..torch import Balancer, Runtime
 from . import _measure
 from ._emulate import Emulation
 from ._gpt import GPT, next_byte_loss
@@ -80,7 +80,7 @@ def _train(
     losses = _Losses(job.global_batch_size, notes)
 
     notes.write("Phase", text="training")
-    balancer = Balancer(policy=job.policy, run_dir=run_dir)
+    balancer = Balancer(policy=job.policy, runtime=Runtime(run_dir=run_dir))
     model, loader = balancer.prepare(wrapped, stock)
     for tokens in loader:
         tokens = tokens.to(device)

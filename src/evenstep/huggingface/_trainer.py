@@ -80,7 +80,7 @@ class BalancedMixin(_Trainer):
     Args:
         args: for `Trainer`, and the keywords beside ``balancing`` as well.
         balancing: keywords for ``evenstep.torch.Balancer``: ``policy``, ``bounds``, ``unit``,
-            ``runtime``, ``run_dir``.
+            ``runtime``.
 
     Attributes:
         balancer: of the training under way, or of the last one; None before.

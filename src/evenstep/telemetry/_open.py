@@ -16,7 +16,7 @@ from ._outlet import Outlet
 
 
 def open_outlets(
-    run_dir: Path | None, *, line_every: int | None, hooks: Iterable[Hook]
+    run_dir: str | Path | None, *, line_every: int | None, hooks: Iterable[Hook]
 ) -> list[Outlet]:
     """Return where rank 0's events go, not yet started.
 
@@ -27,7 +27,7 @@ def open_outlets(
         hooks: the user's own.
     """
     outlets = []
-    if run_dir is not None and (file := _open_file(run_dir)) is not None:
+    if run_dir is not None and (file := _open_file(Path(run_dir))) is not None:
         outlets.append(Outlet(file, finish=file.close))
     line = [] if line_every is None else [ProgressLine(sys.stderr, line_every)]
     outlets.append(Outlet(Fanout((FaultLog(), *line)), name="standard error"))
@@ -40,7 +40,7 @@ def _open_file(run_dir: Path) -> JsonLines | None:
         return JsonLines(run_dir / "events.jsonl")
     except OSError as error:
         logging.getLogger("evenstep").warning(
-            "No events are written to %s (%s); training goes on. Give `Balancer(run_dir=...)` a "
+            "No events are written to %s (%s); training goes on. Give `Runtime(run_dir=...)` a "
             "folder that rank 0 can write to.",
             run_dir,
             error,

@@ -67,7 +67,7 @@ class Recorded:
                 f"{caller}(path=...)", "be text in UTF-8", f"{file} ({error})", "Give its events."
             ) from error
         if not steps:
-            remedy = "Train with `Balancer(run_dir=...)`, a few steps are enough."
+            remedy = "Train with `Runtime(run_dir=...)`, a few steps are enough."
             raise invalid(f"{caller}(path=...)", "hold a measured step", f"none in {file}", remedy)
         return cls(file, start, steps, caps)
 

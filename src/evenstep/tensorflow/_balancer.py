@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -64,7 +63,6 @@ class Balancer:
             losses with ``reduction="sum"``, or divided by the global batch size; left as it is.
         bounds: limits on every worker's samples.
         runtime: heartbeats, the deadline, the line for people.
-        run_dir: folder for ``events.jsonl``, written by rank 0; None writes none.
 
     Raises:
         ValueError: an argument is out of range.
@@ -79,7 +77,6 @@ class Balancer:
         loss_reduction: Literal["mean", "sum"] = "mean",
         bounds: Bounds = Bounds(),  # noqa: B008  # a frozen value
         runtime: Runtime = Runtime(),  # noqa: B008  # a frozen value
-        run_dir: str | Path | None = None,
     ) -> None:
         self._workers = workers_of(strategy)
         self._strategy = strategy
@@ -88,7 +85,6 @@ class Balancer:
         self._loss_reduction = checked_reduction(loss_reduction)
         self._bounds = checked_bounds(bounds)
         self._runtime = runtime
-        self._run_dir = None if run_dir is None else Path(run_dir)
         self._batches: Batches | None = None
         self._dataset: Any = None
         self._job: Job | None = None
@@ -331,7 +327,6 @@ class Balancer:
             num_steps=batches.num_steps,
             loss_reduction=self._loss_reduction,
             runtime=self._runtime,
-            run_dir=self._run_dir,
             kept=self._kept,
             num_optimizers=lambda: sum(isinstance(part, Optimizer) for part in self._woven),
             alike={

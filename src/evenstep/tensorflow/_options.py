@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from .._settings import check_watch, checked_ports
 from ..events import Hook
@@ -26,6 +27,7 @@ class Runtime:
         meeting_s: seconds within which all workers have to come to their first step.
         line_every: steps between two lines for people on standard error, from rank 0; None is
             silence.
+        run_dir: folder for ``events.jsonl``, written by rank 0; None writes none.
         hooks: called with every event on rank 0, each in a thread of its own.
         address: host name or address of rank 0 that every other rank can reach, or one of its
             network interfaces; None takes the address that the strategy itself reaches it at.
@@ -44,6 +46,7 @@ class Runtime:
     hooks: tuple[Hook, ...] = ()
     address: str | None = None
     ports: int | range | None = None
+    run_dir: str | Path | None = None
 
     def __post_init__(self) -> None:
         check_watch(

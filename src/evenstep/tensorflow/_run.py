@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from .._exchange._channel import StarChannel
@@ -35,7 +34,6 @@ class RunSettings:
         num_steps: of an epoch.
         loss_reduction: ``"mean"`` or ``"sum"``.
         runtime: heartbeats, the deadline, the line for people.
-        run_dir: folder for the events; None is nowhere.
         kept: of an earlier run.
         num_optimizers: returns how many optimizers are known by now.
         alike: what has to be the same on all workers, by name, to be compared.
@@ -46,7 +44,6 @@ class RunSettings:
     num_steps: int
     loss_reduction: Literal["mean", "sum"]
     runtime: Runtime
-    run_dir: Path | None
     kept: Kept
     num_optimizers: Callable[[], int]
     alike: Mapping[str, Any]
@@ -168,7 +165,7 @@ class Run:
             return Fanout(())
         runtime = settings.runtime
         self._outlets += open_outlets(
-            settings.run_dir, line_every=runtime.line_every, hooks=runtime.hooks
+            runtime.run_dir, line_every=runtime.line_every, hooks=runtime.hooks
         )
         return Fanout(self._outlets)
 

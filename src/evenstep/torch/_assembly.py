@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import atexit
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -58,7 +57,6 @@ class Assembly(abc.ABC):
     _policy: AbstractPolicy[Any]
     _bounds: Bounds
     _runtime: Runtime
-    _run_dir: Path | None
     _process_group: torch.distributed.ProcessGroup | None
     _network: Network | None
     _global_batch_size: int | None
@@ -207,7 +205,6 @@ class Assembly(abc.ABC):
             runtime=self._runtime,
             device=device_of(self._models[0].module),
             wrapping=wrapping,
-            run_dir=self._run_dir,
             estimates=self._session.estimates,
             watch=self._watch,
             counts_units=self._counter is not None,

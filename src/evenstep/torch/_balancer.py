@@ -91,7 +91,6 @@ class Balancer(Assembly):
             which averages over ranks: the sum over the global batch over their number.
         bounds: limits on every worker's samples.
         runtime: heartbeats, deadlines, the line for people, how memory is read.
-        run_dir: folder for ``events.jsonl``, written by rank 0; None writes none.
         process_group: the data-parallel ranks; None is all of them.
         network: sums gradients by shares that fit the links, and says which ranks hold no data and
             only sum; None is plain all-reduce.
@@ -109,7 +108,6 @@ class Balancer(Assembly):
         loss_reduction: Literal["mean", "sum"] = "mean",
         bounds: Bounds = Bounds(),  # noqa: B008  # a frozen value
         runtime: Runtime = Runtime(),  # noqa: B008  # a frozen value
-        run_dir: str | Path | None = None,
         process_group: torch.distributed.ProcessGroup | None = None,
         network: Network | None = None,
     ) -> None:
@@ -123,7 +121,6 @@ class Balancer(Assembly):
         self._counter = counter_of(unit, loss_reduction=loss_reduction, modules=modules)
         self._bounds = bounds
         self._runtime = runtime
-        self._run_dir = None if run_dir is None else Path(run_dir)
         self._process_group = process_group
         self._network = checked_network(network)
         more = {"loss_reduction": loss_reduction, "bounds": bounds, "network": network}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from .._settings import check_watch, checked_ports
@@ -33,6 +34,7 @@ class Runtime:
         freshness: ``"newest"`` never waits for a device: the newest measurement that is complete
             decides, which is the last step on a CPU and often the one before on CUDA.
             ``"exact"`` waits for the device at every step, so that step k always decides k + 1.
+        run_dir: folder for ``events.jsonl``, written by rank 0; None writes none.
         hooks: called with every event on rank 0, each in a thread of its own, such as ``wandb`` or
             a dashboard. One that raises or is slow loses events and stops nothing.
         address: host name or address of rank 0 that every other rank can reach, or one of its
@@ -66,6 +68,7 @@ class Runtime:
     machine: MachineReader | None = None
     claims: Literal["auto", "off"] | Hybrid = "auto"
     ports: int | range | None = None
+    run_dir: str | Path | None = None
 
     def __post_init__(self) -> None:
         check_watch(

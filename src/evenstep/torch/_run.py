@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,7 +43,6 @@ class RunSettings:
         runtime: heartbeats, deadlines, the line for people, memory.
         device: where this rank computes.
         wrapping: how the models are wrapped.
-        run_dir: folder for the events; None is nowhere.
         estimates: what an earlier run has learnt about the workers.
         watch: notices what is compiled.
         counts_units: whether the loss is a mean over something else than samples.
@@ -61,7 +59,6 @@ class RunSettings:
     runtime: Runtime
     device: torch.device
     wrapping: Wrapping
-    run_dir: Path | None
     estimates: Estimates
     watch: CompileWatch
     counts_units: bool
@@ -182,7 +179,7 @@ class Run:
             return Fanout(())
         runtime = settings.runtime
         self._outlets += open_outlets(
-            settings.run_dir, line_every=runtime.line_every, hooks=runtime.hooks
+            runtime.run_dir, line_every=runtime.line_every, hooks=runtime.hooks
         )
         return Fanout(self._outlets)
 
