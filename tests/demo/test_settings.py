@@ -49,7 +49,7 @@ def test_more_workers_than_speeds_take_them_in_turn():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"workers": 1}, "--workers` must be at least 2, got 1. One has nobody"),
+        ({"workers": 1}, "--workers` must be at least 2, got 1. One has no other"),
         ({"workers": 3, "speeds": "1,2"}, "one speed for each of 3 workers, got 2: 1,2."),
         ({"speeds": "1,0"}, "positive numbers or fractions with commas between, got '1,0'."),
         ({"speeds": "fast"}, "Write 1,1/2,1/3 say."),
