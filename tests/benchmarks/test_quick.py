@@ -20,7 +20,6 @@ LEFT_OUT = {
 }
 """What takes more than two minutes in short, or more than this machine: `make evidence` runs it."""
 SHORTER = {
-    "short_steps": ("--quick", "--steps", "60"),
     "soak": ("--steps", "500"),
     "ticket_cost": ("--quick", "--rounds", "60"),
 }
