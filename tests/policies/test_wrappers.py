@@ -88,7 +88,8 @@ def test_wrappers_nest():
     [
         (lambda: Deadband(Equal(), -0.1), r"`Deadband\(threshold=...\)` must be at least 0"),
         (lambda: Every(Equal(), 0), r"`Every\(num_steps=...\)` must be at least 1, got 0\. Use 1"),
-        (lambda: RoundTo(Equal(), 0), r"`RoundTo\(granularity=...\)` must be at least 1"),
+        (lambda: RoundTo(Equal(), 0), r"`RoundTo\(granularity=...\)` must be an integer of at"),
+        (lambda: RoundTo(Equal(), 8.5), r"must be an integer of at least 1, got 8\.5"),
     ],
 )
 def test_settings_out_of_range_are_named(build, message):

@@ -42,10 +42,10 @@ class RoundTo(AbstractPolicy[Any]):
 
     def __post_init__(self) -> None:
         check_policy("RoundTo(policy=...)", self.policy)
-        if self.granularity < 1:
+        if not isinstance(self.granularity, int) or self.granularity < 1:
             raise invalid(
                 "RoundTo(granularity=...)",
-                "be at least 1",
+                "be an integer of at least 1",
                 self.granularity,
                 "Use 8 for tiles of 8.",
             )
