@@ -293,3 +293,14 @@ def test_a_broken_run_is_named_with_its_line(tmp_path):
 
     assert result.exit_code == 2
     assert "line 1" in re.sub(r"\s+", " ", result.stderr)
+
+
+def test_a_folder_that_is_not_there_is_named_once(tmp_path):
+    """With the reason, and the remedy."""
+    missing = tmp_path / "nowhere"
+
+    text = re.sub(r"\s+", "", plan("--run", missing).output)
+
+    assert text.count(f"{missing.name}") == 1
+    assert "Nosuchfileordirectory" in text
+    assert "Runtime(run_dir=...)" in text

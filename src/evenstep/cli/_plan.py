@@ -109,7 +109,8 @@ def _recorded(speeds: str | None, run: Path | None, intercepts: str | None) -> R
         return read_run(run)
     except OSError as error:
         remedy = "Give what `Runtime(run_dir=...)` was given."
-        raise refused("plan", "--run", "name a recorded run", f"{run} ({error})", remedy) from error
+        got = f"{run} ({error.strerror or error})"
+        raise refused("plan", "--run", "name a recorded run", got, remedy) from error
     except ValueError as error:
         raise ValueError(f"`evenstep plan --run {run}`: {error}") from error
 
