@@ -26,7 +26,7 @@ from evenstep.policies import (
 )
 from evenstep.testing import run_workers
 from evenstep.torch import Balancer
-from evenstep.torch._checkpoint._estimates import Estimates
+from evenstep.torch._estimates import Estimates
 
 from .restarts import speeds
 

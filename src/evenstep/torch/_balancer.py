@@ -20,13 +20,13 @@ from ..policies import AbstractPolicy
 from ..timemodels import ClusterProfile
 from . import _arguments as arguments
 from ._assembly import Assembly
-from ._checkpoint._estimates import Estimates
 from ._connection import Connection
 from ._data._prepare import StepLoader
 from ._data._step import StepCount
 from ._data.deal._stream_terms import StreamKind
 from ._data.loaders._eval import EvalLoader
 from ._data.loaders._server import ServerEval
+from ._estimates import Estimates
 from ._exchange._crew import Crew
 from ._fabric import as_wrapped, unwrapped, wrapped_loader, wrapped_model
 from ._means import mean_over

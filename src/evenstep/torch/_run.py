@@ -12,11 +12,11 @@ from ..events import Hook, RunEnded, RunStarted
 from ..planner import Job, Plan, Planner
 from ..policies import AbstractPolicy, reads_resources
 from ..telemetry import Fanout, Outlet, close_all, open_outlets
-from ._checkpoint._estimates import Estimates
 from ._claiming import claims_of
 from ._clock import clock_of
 from ._conductor import StepConductor
 from ._connection import Connection
+from ._estimates import Estimates
 from ._exchange._crew import Crew
 from ._exchange._dropping import Dropping
 from ._exchange._startup import WorkerFacts

@@ -9,8 +9,8 @@ from .._exchange._exchange import Exchange
 from .._exchange._mailbox import Mailbox
 from ..exceptions import RanksDivergedError, WorkerLostError, invalid
 from ..planner import Plan
-from ._checkpoint._estimates import Estimates
 from ._conductor import StepConductor
+from ._estimates import Estimates
 from ._no_steps import NoSteps
 from ._run import Run
 

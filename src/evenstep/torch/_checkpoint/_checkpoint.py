@@ -110,7 +110,7 @@ class Checkpoint:
                 "Give these by their own arguments.",
             )
         # Here, as it imports half a second of torch's that many a script never needs.
-        from .._model._parts import Tensors
+        from ._tensors import Tensors
 
         self._ranks = Ranks(balancer)
         self._root = Path(folder)

@@ -10,8 +10,8 @@ import torch
 
 from ...exceptions import invalid
 from .._data.loaders._stream import StreamLoader
-from .._profile._samples import batch_maker, first_samples
 from ._kept import kept_random
+from ._samples import batch_maker, first_samples
 
 Path = tuple[Any, ...]
 """Keys, places and field names that lead to a member of a batch."""

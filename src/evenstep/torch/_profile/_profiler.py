@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -13,22 +13,40 @@ from torch import nn
 from ...exceptions import invalid
 from ...planner import Job
 from ...timemodels import ClusterProfile, Profile
-from .._checkpoint._estimates import Estimates
 from .._clock import clock_of
+from .._estimates import Estimates
 from .._exchange._startup import Alone, SideGroup, WorkerFacts
 from .._memory._kept import kept_random
 from .._memory._memory import MemoryReader, memory_of
 from .._memory._probe import Closure
+from .._memory._samples import batch_maker, first_samples
 from .._model._compile_watch import CompileWatch
 from .._model._compiled import ddp_of, inside
 from .._model._models import device_of, has_local_batch_norm
 from .._model._prepared import PreparedModels
-from .._session import Session
 from ._file import found_in, read_profile, write_profile
-from ._samples import batch_maker, first_samples
 from ._sizes import sizes_of
 from ._start import learnt_from
 from ._trial import Trial
+
+
+class ProfiledSession(Protocol):
+    """This rank's session, as a profile sees it.
+
+    Attributes:
+        steps: of the run, if it is open.
+        estimates: what is known about the workers.
+    """
+
+    @property
+    def steps(self) -> Any: ...
+
+    @property
+    def estimates(self) -> Estimates: ...
+
+    def restore(self, estimates: Estimates) -> None:
+        """Have the run begin with them."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +87,7 @@ class Profiler:
 
     models: PreparedModels
     loaders: Sequence[Any]
-    session: Session
+    session: ProfiledSession
     watch: CompileWatch
     side: SideGroup | Alone | None
     memory: MemoryReader | None

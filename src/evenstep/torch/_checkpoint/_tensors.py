@@ -24,8 +24,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from ...exceptions import CheckpointError, invalid
-from .._checkpoint._plain import check_plain
-from .._checkpoint._safe_read import SafePlanner, SafeReader
+from ._plain import check_plain
+from ._safe_read import SafePlanner, SafeReader
 
 
 class Tensors:
