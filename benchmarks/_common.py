@@ -47,6 +47,9 @@ def main(
     if add_options is not None:
         add_options(parser)
     options = parser.parse_args()
+    answer = os.fdopen(os.dup(1), "w")
+    if options.json:  # what is run may print too, in other processes as well
+        os.dup2(2, 1)
 
     done = []
     for row in rows(options):
@@ -54,10 +57,10 @@ def main(
         if not options.json:
             mark = {True: "met   ", False: "MISSED", None: "      "}[row.met]
             figures = ", ".join(f"{name} {_short(value)}" for name, value in row.measured.items())
-            print(f"{mark}  {row.what}  [{row.bar}]\n        {figures}", flush=True)
+            print(f"{mark}  {row.what}  [{row.bar}]\n        {figures}", file=answer, flush=True)
     if options.json:
         told = {"machine": _machine(), "rows": [asdict(row) for row in done]}
-        print(json.dumps(told, indent=1, default=_plain))
+        print(json.dumps(told, indent=1, default=_plain), file=answer, flush=True)
     sys.exit(any(row.met is False for row in done))
 
 

@@ -22,6 +22,10 @@ from benchmarks._common import progress
 
 ROOT = Path(__file__).parents[1]
 LONG: Mapping[str, tuple[str, ...]] = {
+    "claims": (),
+    "tensorflow": (),
+    "compiled": (),
+    "regret": (),
     "papers": (),
     "matrix": (),
     "strangers": (),

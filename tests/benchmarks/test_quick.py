@@ -17,8 +17,16 @@ NAMES = sorted(path.stem for path in (ROOT / "benchmarks").glob("[a-z]*.py"))
 LEFT_OUT = {
     "first_hour": "installs from an index, and types `make test` into a clone",
     "network": "a lab of shaped links takes root and minutes",
+    "claims": "100 s and more in short",
+    "compiled": "150 s and more in short: each case is compiled",
+    "faults": "100 s in short, and `tests/cluster/test_faults.py` runs cells of it",
+    "fuzz": "80 s and more in short",
+    "kills": "80 s and more in short, and `tests/cluster/test_torchrun.py` kills as well",
+    "matrix": "70 s in short, and `tests/torch/test_matrix.py` runs its combinations",
+    "regret": "110 s in short, and `tests/sim` simulates as well",
+    "tensorflow": "70 s in short",
 }
-"""What takes more than two minutes in short, or more than this machine: `make evidence` runs it."""
+"""What takes more than a minute in short, or more than this machine: `make evidence` runs it."""
 SHORTER = {
     "soak": ("--steps", "500"),
     "ticket_cost": ("--quick", "--rounds", "60"),
