@@ -7,7 +7,8 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -47,21 +48,32 @@ def main(
     if add_options is not None:
         add_options(parser)
     options = parser.parse_args()
-    answer = os.fdopen(os.dup(1), "w")
-    if options.json:  # what is run may print too, in other processes as well
-        os.dup2(2, 1)
-
     done = []
-    for row in rows(options):
-        done.append(row)
-        if not options.json:
-            mark = {True: "met   ", False: "MISSED", None: "      "}[row.met]
-            figures = ", ".join(f"{name} {_short(value)}" for name, value in row.measured.items())
-            print(f"{mark}  {row.what}  [{row.bar}]\n        {figures}", file=answer, flush=True)
+    with _printing_elsewhere() if options.json else nullcontext():
+        for row in rows(options):
+            done.append(row)
+            if not options.json:
+                mark = {True: "met   ", False: "MISSED", None: "      "}[row.met]
+                figures = ", ".join(f"{key} {_short(value)}" for key, value in row.measured.items())
+                print(f"{mark}  {row.what}  [{row.bar}]\n        {figures}", flush=True)
     if options.json:
         told = {"machine": _machine(), "rows": [asdict(row) for row in done]}
-        print(json.dumps(told, indent=1, default=_plain), file=answer, flush=True)
+        print(json.dumps(told, indent=1, default=_plain))
     sys.exit(any(row.met is False for row in done))
+
+
+@contextmanager
+def _printing_elsewhere() -> Iterator[None]:
+    """Have what the block prints go to standard error, from other processes as well."""
+    sys.stdout.flush()
+    answer = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(answer, 1)
+        os.close(answer)
 
 
 def progress(text: str) -> None:
