@@ -35,9 +35,10 @@ PLAIN = Framework(place_of, lambda thread_id: False, "whoever runs the tests doe
 @final
 @dataclass(frozen=True)
 class Shifting(AbstractPolicy[int]):
-    """Moves one sample from rank 0 to rank 1 after every step."""
+    """Moves one sample from rank 0 to rank 1 after every reading, which is a step by default."""
 
     name = "shifting"
+    reading_s: float = 0.0
 
     def init(self, cluster):
         return Decision(np.array([8, 8]), 0, "start")

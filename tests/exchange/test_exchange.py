@@ -10,9 +10,9 @@ from evenstep._exchange._peer import Peer
 from evenstep._exchange._wire import Wire
 from evenstep.events import MeasurementRejected, StepMeasured
 from evenstep.exceptions import WorkerLostError
-from evenstep.planner import Report
+from evenstep.planner import Job, Planner, Report
 
-from .exchanges import alone, pairs, reports_of
+from .exchanges import Shifting, alone, pairs, reports_of
 
 
 @pytest.fixture
@@ -22,16 +22,20 @@ def star():
         yield make
 
 
-def play(both, num_steps):
-    """Run both ranks through some steps; return the sizes that each was told, by step."""
+def play(both, num_steps, *, reports=reports_of):
+    """Run both ranks through some steps; return the sizes that each was told, by step.
+
+    Both have reported all steps by then, and the plan after them is the last.
+    """
     told = [[], []]
 
     def go(rank):
         for step in range(num_steps):
             plan = both[rank].at(step)
             told[rank].append(plan.batch_size)
-            both[rank].report(step, reports_of(rank, step, plan.batch_size[rank]))
+            both[rank].report(step, reports(rank, step, plan.batch_size[rank]))
         told[rank].append(both[rank].at(num_steps).batch_size)
+        both[rank].hear_out(limit_s=10.0)
 
     threads = [threading.Thread(target=go, args=(rank,)) for rank in (0, 1)]
     for thread in threads:
@@ -222,31 +226,21 @@ def test_a_plan_that_no_answer_follows_is_told_too(star):
         pass
 
 
-def play_short(both, num_steps):
-    """Run both ranks through steps of 5 ms, which are decided on together."""
-    told = [[], []]
+def gathering():
+    """Return a planner whose policy is shown 50 ms of short steps together."""
+    return Planner(Shifting(reading_s=0.05), Job(2, 16))
 
-    def go(rank):
-        for step in range(num_steps):
-            plan = both[rank].at(step)
-            told[rank].append(plan.batch_size)
-            size = plan.batch_size[rank]
-            both[rank].report(step, [Report(step, size, 16, 0.005, 0.0, wall_s=0.006)])
-        both[rank].hear_out(limit_s=10.0)
 
-    threads = [threading.Thread(target=go, args=(rank,)) for rank in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    return told
+def short(rank, step, size):
+    """Return a report of a step of 5 ms: such steps are decided on together."""
+    return [Report(step, size, 16, 0.005, 0.0, wall_s=0.006)]
 
 
 def test_short_steps_are_decided_on_together_and_each_is_measured(star):
     """All ranks have the same sizes in each step, and rank 0 has heard of all before the end."""
-    both, emitted = star()
+    both, emitted = star(planner=gathering())
 
-    mine, theirs = play_short(both, 100)
+    mine, theirs = play(both, 100, reports=short)
     for exchange in both:
         exchange.close()
     events = [emitted.get_nowait() for _ in range(emitted.qsize())]
@@ -258,12 +252,12 @@ def test_short_steps_are_decided_on_together_and_each_is_measured(star):
 
 def test_a_rank_that_ends_waits_until_all_have_reported_its_last_step(star):
     """Not only for the plan after it, which may be known before."""
-    both, _ = star()
-    play_short(both, 12)
+    both, _ = star(planner=gathering())
+    play(both, 12, reports=short)
     step = 12
     for rank in (0, 1):
         both[rank].at(step)
-    both[0].report(step, [Report(step, 8, 16, 0.005, 0.0, wall_s=0.006)])
+    both[0].report(step, short(0, step, 8))
     ended = threading.Event()
 
     def end():
@@ -273,6 +267,16 @@ def test_a_rank_that_ends_waits_until_all_have_reported_its_last_step(star):
     thread = threading.Thread(target=end)
     thread.start()
     assert not ended.wait(0.2)
-    both[1].report(step, [Report(step, 8, 16, 0.005, 0.0, wall_s=0.006)])
+    both[1].report(step, short(1, step, 8))
     assert ended.wait(10)
     thread.join()
+
+
+def test_a_loss_names_a_step_that_is_done_where_later_ones_are_answered(star):
+    """Rank 0 knows which step all have reported; another rank has passed the one before its own."""
+    for loser, done in ((0, 27), (1, "(26|27)")):
+        both, _ = star(planner=gathering())
+        play(both, 28, reports=short)
+        both[loser].lost(1 - loser, "it is gone")
+        with pytest.raises(WorkerLostError, match=rf"complete on all ranks is {done}\."):
+            both[loser].check()

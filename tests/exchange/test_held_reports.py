@@ -1,4 +1,4 @@
-"""HeldReports that no plan waits for are held and travel together."""
+"""Reports that no plan waits for are held and travel together."""
 
 import socket
 

@@ -21,6 +21,9 @@ class Completed:
         channel: connections to the others; None with one process.
         changed: notified when there is news, and by the owner when a worker is lost.
         is_over: whether none will come any more, as a worker was lost.
+
+    Attributes:
+        newest: the newest step that all ranks have reported, as far as this rank has heard.
     """
 
     def __init__(
@@ -35,15 +38,15 @@ class Completed:
         self._channel = channel
         self._changed = changed
         self._is_over = is_over
-        self._newest = -1
+        self.newest = -1
         self._asking: dict[int, int] = {}  # on rank 0: who waits for which step
 
     def put(self, step: int) -> None:
         """Take in that all ranks have reported ``step``."""
         with self._changed:
-            self._newest = max(self._newest, step)
+            self.newest = max(self.newest, step)
             self._changed.notify_all()
-            known = [rank for rank, asked in self._asking.items() if asked <= self._newest]
+            known = [rank for rank, asked in self._asking.items() if asked <= self.newest]
             for rank in known:
                 del self._asking[rank]
         for rank in known:
@@ -54,7 +57,7 @@ class Completed:
         if self._rank != 0 and self._channel is not None:
             self._channel.send(0, {"is_complete": step})
         with self._changed:
-            self._changed.wait_for(lambda: self._newest >= step or self._is_over(), timeout=limit_s)
+            self._changed.wait_for(lambda: self.newest >= step or self._is_over(), timeout=limit_s)
 
     def received(self, peer: int, message: Message) -> bool:
         """Take in a question or its answer; return whether it was one."""
@@ -62,7 +65,7 @@ class Completed:
             case {"is_complete": step}:
                 with self._changed:
                     self._asking[peer] = step
-                self.put(self._newest)
+                self.put(self.newest)
             case {"complete": step}:
                 self.put(step)
             case _:
@@ -71,4 +74,4 @@ class Completed:
 
     def _tell(self, rank: int) -> None:
         assert self._channel is not None
-        self._channel.send(rank, {"complete": self._newest})
+        self._channel.send(rank, {"complete": self.newest})

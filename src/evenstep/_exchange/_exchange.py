@@ -1,4 +1,4 @@
-"""HeldReports to rank 0, plans back: every rank applies the same integers in the same step."""
+"""Reports to rank 0, plans back: every rank applies the same integers in the same step."""
 
 from __future__ import annotations
 
@@ -42,10 +42,11 @@ _LAST_CLAIMS_S = 30.0  # at the close, for a rank that left its last step in the
 class Exchange:
     """One rank's side of the exchange.
 
-    Every rank sends one message for every step, with whatever measurements are complete. When all
-    have arrived, rank 0 decides and answers with the plan. The plan of step ``s`` is the one
-    decided after the messages of step ``s - 1 - lag``: with lag 0 (CPU) step k decides k + 1; with
-    lag 1 (CUDA) no rank waits for a device, and step k usually decides k + 2.
+    Every rank reports every step, with whatever measurements are complete. When all have arrived,
+    rank 0 decides and answers with the plan, of several steps where it is known to stay. The plan
+    of step ``s`` is the one decided after the reports of step ``s - 1 - lag``: with lag 0 (CPU)
+    step k decides k + 1; with lag 1 (CUDA) no rank waits for a device, and step k usually decides
+    k + 2.
 
     Messages and decisions run on the channel's thread, or on the caller's where its own report is
     the last one; both while the all-reduce and the optimizer of the same step keep the caller
@@ -105,7 +106,7 @@ class Exchange:
         self.mailbox = Mailbox(rank, world_size, channel, self._changed, owner=self)
         self.claims = Claims(rank, channel, self._changed, owner=self, plan_of=self._plan_of)
         self.not_finite = NotFinite(rank, channel, emit=emit)
-        self._decisions = Decisions(world_size, lag=lag, announcer=self, emit=emit)  # on rank 0
+        self.decisions = Decisions(world_size, lag=lag, announcer=self, emit=emit)  # on rank 0
         self.ways = Ways(rank, world_size, channel, self._changed, owner=self, differ=self._diverge)
         self._completed = Completed(rank, channel, self._changed, is_over=lambda: self.is_broken)
         self._reports = HeldReports(channel)
@@ -135,15 +136,10 @@ class Exchange:
 
     def lead(self, planner: Planner) -> None:
         """On rank 0: plan with ``planner`` and tell everybody its first plan."""
-        self._decisions.planner = planner
+        self.decisions.planner = planner
         self.claims.scheme = None if planner.claims is None else planner.claims.scheme
         self.announce(planner.plan)
         self.publish(-1, -1)
-
-    @property
-    def decisions(self) -> Decisions:
-        """What decides the sizes, on rank 0."""
-        return self._decisions
 
     @property
     def is_broken(self) -> bool:
@@ -184,7 +180,7 @@ class Exchange:
         else:
             self.riders.received(0, self.riders.along())
             self.ways.tell(reduced)
-            self._decisions.take(0, step, reports)
+            self.decisions.take(0, step, reports)
         self.check_left()
         self._patrol.came_to(STEPS, self._last_step)
 
@@ -234,7 +230,7 @@ class Exchange:
 
     def _ask_for(self, index: int) -> None:
         if self._rank == 0 or self._channel is None:
-            self._decisions.answer(index)
+            self.decisions.answer(index)
         else:
             self._channel.send(0, {"ask": index})
 
@@ -357,7 +353,7 @@ class Exchange:
                 self.stop.asked |= message.get("stop", False)
                 self.riders.received(peer, message)
                 self.ways.received(peer, message)
-                self._decisions.take(peer, step, [Report(*row) for row in rows])
+                self.decisions.take(peer, step, [Report(*row) for row in rows])
                 self.check_left()
             case {"plans": plans, **rest}:
                 for plan in plans:
@@ -368,7 +364,7 @@ class Exchange:
                 self.stop.hear(index, message)
                 self.publish(index, through)
             case {"ask": index}:
-                self._decisions.answer(index)
+                self.decisions.answer(index)
             case _:
                 self._received_news(peer, message)
 
@@ -456,7 +452,7 @@ class Exchange:
         """Take notice if a rank is needed that has ended its run."""
         if not self._left:
             return
-        ahead = self._decisions.newest if self._rank == 0 else self._last_step
+        ahead = self.decisions.newest if self._rank == 0 else self._last_step
         self._left.look(max(ahead, self._needed), self._step_without)
 
     def _step_without(self, rank: int) -> int | None:
@@ -468,10 +464,17 @@ class Exchange:
             waiting = self._last_step + 1
         return waiting
 
+    def _newest_done(self) -> int:
+        """Return the newest step that all ranks have done, as far as this rank can know."""
+        answered, reported = self._answers.newest, self._last_step
+        if answered <= self._reports.known_until:  # ahead: others may still be in this one
+            reported -= 1
+        return max(min(answered, reported), self._completed.newest)
+
     def _fail(self, rank: int, problem: str) -> None:
         if self.is_broken:
             return
-        host, done = self._hosts[rank], self._answers.newest
+        host, done = self._hosts[rank], self._newest_done()
         restart = self._framework.restart
         error = lost_worker(rank, host, problem, done=done, restart=restart)
         if self._rank == 0 and self._channel is not None:

@@ -11,7 +11,7 @@ from ._wire import Message
 
 @final
 class HeldReports:
-    """HeldReports of steps that are on their way to rank 0.
+    """Reports of steps that are on their way to rank 0.
 
     Rank 0 answers steps ahead where it knows that their plans do not change. The reports of such
     steps are held until a plan needs them, a heartbeat passes, or another rank asks. On steps of

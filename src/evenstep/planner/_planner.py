@@ -136,8 +136,7 @@ class Planner:
         key, took_s = timings.batch_size.tobytes(), float(timings.compute_s.max())
         reading = self._add(self._is_full(timings), key, took_s, lambda: timings)
         if reading is not None:
-            apart_by = partial(getattr, timings, "apart")
-            waits = not self._is_level(reading, apart_by)
+            waits = not self._is_level(reading, lambda: timings.apart)
             events += self._show(step, reading, next_step, ask=True, waits=waits)
         return Outcome(self.plan, tuple(events))
 
@@ -244,7 +243,7 @@ class Planner:
     def _read(self, reports: Sequence[Report], *, at_once: bool) -> Reading | None:
         """Take in a step; return the reading that it completes, if it does.
 
-        Plain numbers, and no arrays: everybody waits, and right after an idle moment the first
+        Plain numbers, and no arrays: all ranks wait, and right after an idle moment the first
         operation on an array takes a tenth of a millisecond.
         """
         sizes = tuple(report.batch_size for report in reports)
@@ -271,7 +270,7 @@ class Planner:
     def _show(
         self, step: int, reading: Reading, next_step: int, *, ask: bool, waits: bool
     ) -> list[Event]:
-        """Show the policy a reading: while everybody waits, or in a moment."""
+        """Show the policy a reading: while all ranks wait, or in a moment."""
         if waits:
             return self._learn(step, reading, next_step, ask=ask)
         self._put_off = partial(self._learn, step, reading, next_step + 1)
