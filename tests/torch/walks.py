@@ -1,9 +1,10 @@
-"""One step of plain DDP, traced: the files of evenstep it passes through, and the calls."""
+"""A step of plain DDP, traced: the files of evenstep it passes through, and the calls."""
 
 from __future__ import annotations
 
 import sys
 import threading
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -18,15 +19,16 @@ from evenstep.policies import AbstractPolicy, Equal
 from evenstep.torch import Balancer, Runtime
 
 ROOT = str(Path(evenstep.__file__).parent)
-STEP = 6  # traced: by then nothing is done for the first time
+FIRST, LAST = 6, 27  # steps traced: by then nothing is done for the first time
 
 
 @dataclass(frozen=True)
 class Walk:
-    """What one step of rank 0 passes through.
+    """What a step of rank 0 passes through.
 
     Attributes:
-        files: of evenstep, on the training thread.
+        files: of evenstep, on the training thread, in more than half of the steps traced (what
+            other threads do for a step can fall into the next one).
         all_files: those of its other threads as well.
         calls: functions of evenstep from the engine's callback to ``policy.update``, in order;
             none on ranks other than 0.
@@ -70,34 +72,41 @@ def name_of(code: Any) -> str:
 
 
 def walk(rank: int) -> Walk:
-    """Trace a step of plain DDP, whose decision is made on the training thread of one process."""
+    """Trace steps of plain DDP; alone, a rank decides on its training thread."""
     torch.manual_seed(0)
     stacks: list[tuple[str, ...]] = []
-    here: set[str] = set()
-    everywhere: set[str] = set()
-    main, active = threading.get_ident(), False
+    called: set[tuple[str, int, int]] = set()  # file, step, thread
+    step = 0
 
     def note(frame: Any, event: str, argument: Any) -> None:
-        if active and event == "call" and is_evenstep(frame.f_code):
-            name = name_of(frame.f_code).partition(" ")[0]
-            everywhere.add(name)
-            if threading.get_ident() == main:
-                here.add(name)
+        if event == "call" and is_evenstep(frame.f_code):
+            file = name_of(frame.f_code).partition(" ")[0]
+            called.add((file, step, threading.get_ident()))
 
     threading.setprofile(note)
     sys.setprofile(note)
-    data = TensorDataset(torch.randn(96, 4), torch.randint(0, 3, (96,)))
+    data = TensorDataset(torch.randn(256, 4), torch.randint(0, 3, (256,)))
     model: Any = torch.nn.Linear(4, 3)
     with Balancer(policy=Watching(stacks), runtime=Runtime(line_every=None)) as balancer:
         model, loader = balancer.prepare(model, DataLoader(data, batch_size=4))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for step, (inputs, labels) in enumerate(loader):
-            active = step == STEP
-            if step > STEP:
+            if step == LAST:
                 break
             optimizer.zero_grad()
             cross_entropy(model(inputs), labels).backward()
             optimizer.step()
     sys.setprofile(None)
     threading.setprofile(None)
-    return Walk(frozenset(here), frozenset(everywhere), stacks[-1] if stacks else ())
+    main = threading.get_ident()
+    return Walk(
+        usual({(file, at) for file, at, thread in called if thread == main}),
+        usual({(file, at) for file, at, _ in called}),
+        stacks[-1] if stacks else (),
+    )
+
+
+def usual(called: set[tuple[str, int]]) -> frozenset[str]:
+    """Return the files that are called in more than half of the steps traced."""
+    steps = Counter(file for file, step in called if FIRST <= step < LAST)
+    return frozenset(file for file, count in steps.items() if 2 * count > LAST - FIRST)
