@@ -31,7 +31,9 @@ SIZES = {
 @final
 @dataclass(frozen=True, slots=True)
 class Turning(AbstractPolicy[int]):
-    """The sizes of the next row after every step, whatever was measured."""
+    """The sizes of the next row after every reading, whatever was measured."""
+
+    reading_s: float = 0.0  # of short steps, how long the sizes of a row are kept
 
     name: ClassVar[str] = "turning"
 
@@ -102,7 +104,12 @@ def attempts(rank: int, names: list[str], folder: str, trial: Trial, policy: obj
 
 
 def table(
-    world_size: int, names: list[str], folder: Path, *, reduction: str = "mean"
+    world_size: int,
+    names: list[str],
+    folder: Path,
+    *,
+    reduction: str = "mean",
+    reading_s: float = 0.0,
 ) -> dict[str, Outcome]:
     """Return what came of each pattern.
 
@@ -113,7 +120,7 @@ def table(
     while left := [name for name in names if name not in found]:
         here = folder / f"{world_size}-{reduction}-{len(left)}"
         here.mkdir()
-        work = left, str(here), Trial(reduction=reduction), Turning()
+        work = left, str(here), Trial(reduction=reduction), Turning(reading_s)
         run_workers(world_size, attempts, *work, timeout_s=600.0, check=False)
         rows = [_rows(here / f"{rank}.jsonl") for rank in range(world_size)]
         for name in left:

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.cluster
 
 WORLD_SIZES = (2, 3)
 MOST_REFUSED = 5
+HELD = ("plain", "prefetched by one", "replayed beside the batch")
 CONTROLS = ("plain", "accumulation", "gradient penalty", "many epochs over one batch")
 
 
@@ -54,6 +55,23 @@ def test_each_step_had_all_samples_and_other_sizes(found, name):
     assert max(map(sum, steps)) == GLOBAL_BATCH_SIZE
     assert any(len(set(step)) > 1 for step in full)
     assert pattern.ahead or changes >= min(2, len(full) - 1)
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize(
+    "names", [HELD, pytest.param(tuple(PATTERNS), marks=pytest.mark.slow)], ids=("few", "all")
+)
+def test_sizes_that_are_kept_for_several_steps_hide_no_error(world_size, names, tmp_path):
+    """Equal sizes at the beginning make the mean right where other sizes will not."""
+    found = table(world_size, list(names), tmp_path, reading_s=0.05)
+    wrong = {
+        name: outcome
+        for name, outcome in found.items()
+        if outcome.kind != "exact"
+        and not (outcome.kind == "refused" and PATTERNS[name].remedy is not None)
+    }
+
+    assert not wrong
 
 
 def test_the_control_is_wrong(tmp_path):

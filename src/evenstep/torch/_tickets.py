@@ -20,6 +20,7 @@ raised in the backward, as a forward without one (an evaluation) needs no weight
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -53,7 +54,8 @@ class Ticket:
         is_over: whether the loop that handed it out has ended.
         num_backwards: how many its forwards have had, those included that may be another's.
         is_trained: whether one of its own forwards, beyond doubt, has had a backward.
-        peeks: some values of its tensors.
+        peeks: some values of its tensors, if they were looked at when they were handed out.
+        tensors: weak references to its tensors.
     """
 
     step: StepUnderWay
@@ -65,6 +67,12 @@ class Ticket:
     num_backwards: int = 0
     is_trained: bool = False
     peeks: tuple[Peek, ...] = ()
+    tensors: tuple[weakref.ref[torch.Tensor], ...] = ()
+
+    def shows_in(self, tensor: torch.Tensor) -> bool:
+        """Tell whether ``tensor`` begins with a copy of a tensor of the batch."""
+        peeks = self.peeks or _peeks(one for ref in self.tensors if (one := ref()) is not None)
+        return any(peek.shows(tensor) for peek in peeks)
 
     @property
     def size(self) -> int:
@@ -115,6 +123,7 @@ class Tickets:
         self._memory: BatchMemory[Ticket] = BatchMemory()
         self._layouts: set[tuple[int, torch.Size]] = set()  # where rows lie, and the other sizes
         self._shapes: set[tuple[torch.Size, int]] = set()  # of which that is known
+        self._mixes = False  # whether a forward ever had other rows than a batch has
 
     def open(self, ticket: Ticket, batch: Any, *, peeks: bool = True) -> None:
         """Note that ``batch`` is handed out with ``ticket``, the loop having come back for it.
@@ -133,9 +142,9 @@ class Tickets:
                 tensors = [tensor for tensor in tensors_in(batch) if has_memory(tensor)]
                 self._memory.add(tensors, ticket)
                 self._note_layouts(tensors, ticket.size)
-                if peeks:
-                    seen = map(Peek.of, tensors[:_MOST_PEEKS])
-                    ticket.peeks = tuple(peek for peek in seen if peek is not None)
+                ticket.tensors = tuple(map(weakref.ref, tensors[:_MOST_PEEKS]))
+                if peeks or self._mixes:
+                    ticket.peeks = _peeks(tensors[:_MOST_PEEKS])
 
     def retire(self, is_done: Callable[[Ticket], bool]) -> None:
         """Have tickets be found by memory alone from now on, as those that were trained on are."""
@@ -184,6 +193,9 @@ class Tickets:
             ]
         if not live:
             return None
+        # Two batches of one size in one forward look like two views of one batch, and weigh the
+        # same. Where sizes change later on, they do not: by then copies have to be recognised.
+        self._mixes |= self._identifies and not any(ticket.size in rows for ticket in live)
         fitting = [ticket for ticket in live if ticket.fits(rows, views)]
         if len(live) == 1 or _agree(live):
             if not fitting and _exceeds(live, tensors):
@@ -247,6 +259,10 @@ class Tickets:
         return live[-1] if _agree(live) else None
 
 
+def _peeks(tensors: Iterable[torch.Tensor]) -> tuple[Peek, ...]:
+    return tuple(peek for tensor in tensors if (peek := Peek.of(tensor)) is not None)
+
+
 def _agree(tickets: Iterable[Ticket]) -> bool:
     """Tell whether there are tickets, and all weigh alike."""
     return len({ticket.key for ticket in tickets}) == 1
@@ -256,7 +272,7 @@ def _copied(tickets: Sequence[Ticket], tensors: Sequence[torch.Tensor]) -> list[
     """Return the tickets whose tensors the inputs may be copies of; none if all may be."""
     found = list(tickets)
     for tensor in tensors:
-        shown = [one for one in tickets if any(peek.shows(tensor) for peek in one.peeks)]
+        shown = [one for one in tickets if one.shows_in(tensor)]
         found = [one for one in found if one in shown] if shown else found
     return found if len(found) < len(tickets) else []
 
@@ -270,7 +286,7 @@ def _exceeds(tickets: Sequence[Ticket], tensors: Sequence[torch.Tensor]) -> bool
         tensor.ndim
         and tensor.shape[0] > ticket.size
         and tensor.shape[0] % ticket.size
-        and any(peek.shows(tensor) for peek in ticket.peeks)
+        and ticket.shows_in(tensor)
         for ticket in tickets
         for tensor in tensors
     )
