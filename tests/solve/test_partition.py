@@ -1,0 +1,246 @@
+"""Samples of unlike costs go to unlike workers so that all end together, the same on every rank."""
+
+import subprocess
+import sys
+from contextlib import nullcontext, suppress
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenstep.solve import Forwards, WorkerCosts, partition
+
+from .partition_reference import by_enumeration, by_integer_program, by_runs, problem
+
+
+def ends(features, workers, assignment, *, padded):
+    """When each worker is done, counted sample by sample."""
+    features = features.reshape(len(features), -1)
+    found = workers.intercept.tolist()
+    for rank, slope in enumerate(workers.slope):
+        for forward in assignment.samples(rank):
+            costs = [int(one) for one in features[forward] @ slope]
+            found[rank] += (max(costs) * len(costs) if costs else 0) if padded else sum(costs)
+    return found
+
+
+@given(problem(), st.booleans())
+def test_each_sample_is_computed_once_and_loads_are_true(case, padded):
+    """By one worker in one forward; no worker goes without one where there are enough."""
+    features, workers = case
+    found = partition(features, workers, padded=padded)
+    dealt = np.concatenate(
+        [one for rank in range(workers.world_size) for one in found.samples(rank)]
+    )
+
+    assert sorted(dealt) == list(range(len(features)))
+    assert found.load.tolist() == ends(features, workers, found, padded=padded)
+    assert found.load.max() >= found.bound
+    counts = np.bincount(found.owner, minlength=workers.world_size)
+    assert counts.min() >= 1 or len(features) < workers.world_size
+
+
+@given(problem(most_samples=7, most_workers=3))
+def test_few_samples_are_split_nearly_as_well_as_can_be(case):
+    """Beside all assignments: the worst case of moves and swaps is no more than 4/3."""
+    features, workers = case
+
+    assert partition(features, workers).load.max() * 3 <= by_enumeration(features, workers) * 4
+
+
+def test_swaps_mend_what_the_longest_first_gets_wrong():
+    """3, 3, 2, 2, 2 on two workers: in turns they end at 7 and 5, and at best both at 6."""
+    assert partition(np.array([3, 3, 2, 2, 2]), 2).load.tolist() == [6, 6]
+    capped = partition(np.array([3, 3, 2, 2, 2]), 2, forwards=Forwards(max_samples=2, equal=True))
+    assert capped.load.tolist() == [6, 6]
+
+
+def test_moves_and_swaps_keep_to_the_caps():
+    """A worker of speed 1 and one of 1/3, with two forwards of 17 tokens: full ones are left out.
+
+    A search that forgets the caps ends at 51, as its answer fits into no forwards.
+    """
+    size = np.array([9, 5, 6, 9, 7, 6, 5])
+    workers = WorkerCosts(np.array([[1], [3]]), np.zeros(2, np.int64))
+    found = partition(size, workers, forwards=Forwards(size=size, max_size=17, equal=True))
+
+    assert found.load.max() <= 48
+
+
+def test_a_bound_is_below_what_any_assignment_reaches():
+    """By enumeration, on small cases of all kinds."""
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        features = rng.integers(1, 100, (6, 2))
+        workers = WorkerCosts(rng.integers(1, 9, (3, 2)), rng.integers(0, 100, 3))
+        assert partition(features, workers).bound <= by_enumeration(features, workers)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_mixed_integer_program_is_hardly_better(seed):
+    """16 samples on workers of speeds 1:1:2:4: within 3 % of the optimum."""
+    rng = np.random.default_rng(seed)
+    length = np.exp(rng.normal(5.5, 0.8, 16)).astype(np.int64)
+    features = np.stack([length, length**2], 1)
+    speed = np.array([1, 1, 2, 4])
+    workers = WorkerCosts(np.stack([24576 * 4 // speed, 4 // speed], 1), np.zeros(4, np.int64))
+
+    assert partition(features, workers).load.max() <= by_integer_program(features, workers) * 1.03
+
+
+@given(problem(most_samples=9, most_workers=3))
+def test_padded_samples_are_in_the_best_runs(case):
+    """Of the sorted samples, over all orders of the workers: to 1 part in 2,000."""
+    features, workers = case
+    found = partition(features, workers, padded=True)
+
+    assert found.load.max() <= by_runs(features, workers) * (1 + 1 / 2000) + 1
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("speeds", [(1, 1, 1, 1), (1, 1, 2, 4)])
+@pytest.mark.parametrize("num_samples", [32, 256, 1024])
+def test_many_samples_end_within_a_percent_of_the_bound(padded, speeds, num_samples):
+    """Additive costs; padded ones of one length, where there is no padding."""
+    rng = np.random.default_rng(num_samples)
+    length = np.exp(rng.normal(5.5, 0.8, num_samples)).astype(np.int64)
+    length = np.full(num_samples, 300) if padded else length
+    speed = np.array(speeds)
+    workers = WorkerCosts(np.stack([24576 * 4 // speed, 4 // speed], 1), np.zeros(4, np.int64))
+    found = partition(np.stack([length, length**2], 1), workers, padded=padded)
+
+    assert found.limit == "work"
+    assert found.load.max() <= found.bound * (1.01 + 4 * padded / num_samples)
+
+
+def test_one_long_sample_rules_and_it_is_said():
+    """No split helps: the bound is the sample itself, on the fastest worker."""
+    workers = WorkerCosts(np.array([[4], [1]]), np.array([0, 10]))
+    found = partition(np.array([1, 1, 1000, 1]), workers)
+
+    assert (found.limit, found.bound) == ("sample", 1010)
+    assert found.load.max() == 1010
+    assert found.owner[2] == 1
+
+
+@given(
+    st.lists(st.integers(1, 50), min_size=4, max_size=40),
+    st.integers(50, 120),
+    st.integers(1, 8),
+    st.sampled_from([(False, False), (True, False), (True, True)]),
+    st.booleans(),
+)
+def test_caps_of_a_forward_are_kept(length, max_size, max_samples, asked, padded):
+    """Tokens and samples, and forwards that are as many on all ranks where that is asked for."""
+    size, (equal, empty) = np.array(length), asked
+    forwards = Forwards(
+        max_samples=max_samples, size=size, max_size=max_size, equal=equal, empty=empty
+    )
+    workers = WorkerCosts(np.array([[1], [2], [5]]), np.zeros(3, np.int64))
+    found = None
+    with nullcontext() if empty or not equal else suppress(ValueError):  # there may be no way
+        found = partition(size, workers, padded=padded, forwards=forwards)
+    if found is None:
+        return
+    for rank in range(3):
+        for forward in found.samples(rank):
+            tokens = size[forward].max(initial=0) * len(forward) if padded else size[forward].sum()
+            assert tokens <= max_size
+            assert (not empty) <= len(forward) <= max_samples
+    assert not equal or len(set(found.num_forwards.tolist())) == 1
+    assert np.bincount(found.owner, minlength=3).sum() == len(size)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_equal_forwards_are_as_few_as_caps_allow(padded):
+    """12 samples of one length on 2 ranks: 3 to a forward are 2 forwards each."""
+    size = np.full(12, 10)
+    workers = WorkerCosts(np.array([[1], [3]]), np.zeros(2, np.int64))
+    for forwards in (
+        Forwards(max_samples=3, equal=True),
+        Forwards(size=size, max_size=30, equal=True),
+    ):
+        found = partition(size, workers, padded=padded, forwards=forwards)
+        assert found.num_forwards.tolist() == [2, 2]
+    with pytest.raises(ValueError, match="empty=True"):
+        partition(size[:5], workers, padded=padded, forwards=Forwards(max_samples=1, equal=True))
+    found = partition(
+        size[:5],
+        workers,
+        padded=padded,
+        forwards=Forwards(max_samples=1, equal=True, empty=True),
+    )
+    assert found.num_forwards.tolist() == [3, 3]
+
+
+def test_workers_have_caps_of_their_own():
+    """A long sample goes to the one worker that holds it, however slow that is."""
+    size = np.array([90, 10, 10, 10])
+    workers = WorkerCosts(np.array([[1], [9]]), np.zeros(2, np.int64))
+    found = partition(size, workers, forwards=Forwards(size=size, max_size=np.array([30, 100])))
+
+    assert found.owner[0] == 1
+    assert sorted(np.concatenate(found.samples(0))) == [1, 2, 3]
+
+
+def test_fewer_samples_than_workers():
+    """Some have one forward with nothing in it; the others one sample each."""
+    for padded in (False, True):
+        found = partition(np.array([5, 7]), 4, padded=padded)
+        assert sorted(len(found.samples(rank)[0]) for rank in range(4)) == [0, 0, 1, 1]
+        assert found.num_forwards.tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_all_processes_find_the_same(padded):
+    """The checksum of a large case from a process of its own is the one found here."""
+    code = (
+        "import numpy as np; from evenstep.solve import *;"
+        "f = np.random.default_rng(0).integers(1, 4000, 500);"
+        "w = WorkerCosts(np.arange(1, 17)[:, None], np.arange(16));"
+        f"print(partition(f, w, padded={padded}).checksum)"
+    )
+    theirs = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    features = np.random.default_rng(0).integers(1, 4000, 500)
+    workers = WorkerCosts(np.arange(1, 17)[:, None], np.arange(16))
+
+    assert int(theirs.stdout) == partition(features, workers, padded=padded).checksum
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        (([1.5, 2.0], 2), ValueError, "integers of at least 0"),
+        (([-1, 2], 2), ValueError, "integers of at least 0"),
+        (([], 2), ValueError, "have a sample"),
+        (([[1, 2]], WorkerCosts([[1]], [0])), ValueError, "have 1 columns"),
+        (([1, 2], 0), ValueError, "at least 1, or `WorkerCosts`"),
+        (([1 << 49, 1 << 49, 1 << 49], 2), OverflowError, "coarser unit"),
+    ],
+)
+def test_what_cannot_be_partitioned_is_refused(arguments, error, text):
+    """With the rule and what to do."""
+    features, workers = arguments
+    if isinstance(features, list) and not features:
+        features = np.zeros(0, np.int64)
+    with pytest.raises(error, match=text):
+        partition(features, workers)
+
+
+def test_workers_and_forwards_that_make_no_sense_are_refused():
+    """Where they are made."""
+    with pytest.raises(ValueError, match="have the shapes"):
+        WorkerCosts([1, 2], [0, 0])
+    with pytest.raises(ValueError, match="integers of at least 0"):
+        WorkerCosts([[1.5]], [0])
+    with pytest.raises(ValueError, match="at least 1"):
+        Forwards(max_samples=0)
+    with pytest.raises(ValueError, match="be given together"):
+        Forwards(size=[1, 2])
+    with pytest.raises(ValueError, match="grow together"):
+        partition(np.array([[1, 2], [2, 1]]), 2, padded=True)
+    with pytest.raises(ValueError, match="where sample 1 has 9"):
+        partition([1, 9], 2, forwards=Forwards(size=[1, 9], max_size=5))
