@@ -23,6 +23,7 @@ from benchmarks._common import progress
 ROOT = Path(__file__).parents[1]
 LONG: Mapping[str, tuple[str, ...]] = {
     "claims": (),
+    "mutants": (),
     "tensorflow": (),
     "compiled": (),
     "regret": (),
