@@ -43,7 +43,7 @@ def test_the_dead_band_ignores_small_changes(factor, resized):
 
     assert (decision.batch_size[0] < 1000) == resized
     assert (decision.batch_size[2:] > 1000).all() == resized
-    assert (decision.batch_size[1] < 0.98 * decision.batch_size[2]) == resized
+    assert (decision.batch_size[1] < 0.99 * decision.batch_size[2]) == resized
 
 
 def test_a_resize_forgets_the_times_before_it():
