@@ -9,6 +9,7 @@ import numpy as np
 
 from .._types import IntArray
 from ..exceptions import invalid
+from ..timemodels import CostModel
 
 MOST = 1 << 50  # all costs together: products with a weight of 10 bits still fit into 64 bits
 NEVER = 1 << 61  # the cost of what is not allowed
@@ -63,6 +64,23 @@ class WorkerCosts:
             )
         num_features = 1 if np.ndim(features) < 2 else np.shape(features)[1]
         return cls(np.ones((world_size, num_features), np.int64), np.zeros(world_size, np.int64))
+
+    @classmethod
+    def rounded(cls, model: CostModel, features: Any) -> WorkerCosts:
+        """Return the seconds of a model as integers, as fine as the samples at hand allow.
+
+        Ranks with unlike CPUs may round differently: one rank does it, and sends the integers.
+
+        Args:
+            model: fitted, or written down.
+            features: of the samples of a step, ``(num_samples, num_features)``.
+        """
+        table = np.asarray(features, np.float64)
+        most = (model.slope_s @ table.sum(axis=0) + model.intercept_s).max()
+        padded = (model.slope_s @ table.max(axis=0)).max() * len(table)
+        unit = max(float(most) / (MOST >> 1), float(padded) / (NEVER >> 1), 1e-300)
+        slope, intercept = np.rint(model.slope_s / unit), np.rint(model.intercept_s / unit)
+        return cls(slope.astype(np.int64), intercept.astype(np.int64))
 
     @property
     def world_size(self) -> int:
