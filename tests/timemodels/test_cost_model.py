@@ -53,13 +53,13 @@ def error_on_unseen_mixes(model, true, rng):
 )
 @pytest.mark.parametrize("balanced", [False, True])
 def test_twenty_steps_tell_what_unseen_mixes_take(linear, quadratic, balanced):
-    """Within 5 % under 3 % noise and single slow steps, while all ranks end together as well."""
+    """Within 3 % under 3 % noise and a tenth of slow steps, while all end together as well."""
     shared = np.array([linear, quadratic])
     true = CostModel(np.full(4, 0.01), shared / SPEED[:, None])
     rng = np.random.default_rng(0)
-    model = observed(true, 20, rng, noise=0.03, slow=0.03, balanced=balanced).model
+    model = observed(true, 20, rng, noise=0.03, slow=0.1, balanced=balanced).model
 
-    assert error_on_unseen_mixes(model, true, rng) <= 0.05
+    assert error_on_unseen_mixes(model, true, rng) <= 0.03
 
 
 def test_without_noise_the_model_is_found():
