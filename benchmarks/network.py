@@ -30,7 +30,6 @@ from evenstep.network import (
     lower_bound_s,
     optimal_shares,
 )
-from evenstep.network._plans._duration import best_num_chunks
 
 GOODPUT = 1448 / 1514  # bytes of a stream over those of its frames
 UNEQUAL = ((200, 200, 200, 50), (200, 150, 100, 50))
@@ -83,9 +82,8 @@ def collocated(mbit: Sequence[float], rounds: int) -> Iterator[Row]:
     without_end = Aggregation(size, 4 * NUM_ELEMENTS, num_chunks=None)
     bound_s = lower_bound_s(without_end, Links(probed.up_bytes_per_s, probed.down_bytes_per_s))
     plain = _seconds(told, "all_reduce")
-    best = best_num_chunks(without_end, probed, shares=optimal_shares(without_end, probed))
     for chunks in CHUNKS:
-        yield _compared(told, chunks, plain, bound_s, probed, best, _text(mbit))
+        yield _compared(told, chunks, plain, bound_s, probed, _text(mbit))
     yield _bytes(told, f"collocated, {_text(mbit)} Mbit/s")
     yield _results(told, f"collocated, {_text(mbit)} Mbit/s")
 
@@ -96,7 +94,6 @@ def _compared(
     plain: list[float],
     bound_s: float,
     links: Links,
-    best: int,
     mbit: str,
 ) -> Row:
     equal, ours = _seconds(told, f"equal {chunks}"), _seconds(told, f"optimal {chunks}")
@@ -111,10 +108,8 @@ def _compared(
     if chunks >= 16:
         bar += ", <= 1.35x the lower bound"
         met = met and over <= 1.35
-    nearest = min(CHUNKS, key=lambda each: abs(each - best))
     return Row(
-        what=f"collocated, {mbit} Mbit/s, 8 MB in {chunks} chunks"
-        + (f" (nearest to {best}, which the plan chooses)" if chunks == nearest else ""),
+        what=f"collocated, {mbit} Mbit/s, 8 MB in {chunks} chunks",
         bar=bar,
         measured={
             "all_reduce_s": _spread(plain),

@@ -23,8 +23,6 @@ from ._plans._optimal_shares import OptimalShares as OptimalShares
 from ._plans._optimum import equal_shares as equal_shares
 from ._plans._optimum import optimal_shares as optimal_shares
 from ._plans._proportional_shares import ProportionalShares as ProportionalShares
-from ._plans._ranges import byte_edges as byte_edges
-from ._plans._ring import best_ring as best_ring
 from ._plans._ring import ring_s as ring_s
 from ._plans._share_plan import SharePlan as SharePlan
 from ._plans._share_plan import plan_shares as plan_shares
@@ -45,8 +43,6 @@ __all__ = [
     "SharePlanner",
     "Split",
     "Transfers",
-    "best_ring",
-    "byte_edges",
     "equal_shares",
     "exchange_s",
     "links_from_probes",

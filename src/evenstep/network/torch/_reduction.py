@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import numpy as np
-import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..._exchange._exchange import Exchange
@@ -142,7 +140,7 @@ class Reduction:
         exchange.riders.add(self.shares)
         exchange.decisions.looks_ahead = False
         exchange.on_loss = self.reducer.fail
-        chunk_bytes = self._network.chunk_bytes_of(self._sizes()[0])
+        chunk_bytes = self._network.chunk_bytes_of(self._num_bytes())
         return ShareFollower(self.reducer, self._transport, self.shares, chunk_bytes=chunk_bytes)
 
     def lead(self) -> None:
@@ -151,7 +149,7 @@ class Reduction:
         self.shares.lead(self._planner())
 
     def _planner(self) -> SharePlanner:
-        num_bytes, element_bytes = self._sizes()
+        num_bytes = self._num_bytes()
         chunks = max(1, round(num_bytes / self._network.chunk_bytes_of(num_bytes)))
         is_worker = np.arange(self._group.size()) < self._num_workers
         aggregation = Aggregation(
@@ -160,7 +158,6 @@ class Reduction:
             num_chunks=chunks,
             is_worker=is_worker,
             is_server=~is_worker if self._only_servers else None,
-            element_bytes=element_bytes,
         )
         return SharePlanner(
             self._network.policy, aggregation, self._links, margin=self._network.margin
@@ -188,20 +185,8 @@ class Reduction:
         """Whether no worker sums, as there are others to do it alone."""
         return self._network.only_servers and self._num_workers < self._group.size()
 
-    def _sizes(self) -> tuple[int, int]:
-        """Return the bytes of all gradients as they travel, and the least of an element's."""
+    def _num_bytes(self) -> int:
+        """Return the bytes of all gradients as they travel."""
         wire = self._network.wire
-        elements = [
-            (parameter.numel(), _travelling_bytes(parameter, wire))
-            for parameter in _trained(self._ddps)
-        ]
-        least = min(each for _, each in elements)
-        return sum(number * each for number, each in elements), least
-
-
-def _trained(ddps: Iterable[nn.Module]) -> list[nn.Parameter]:
-    return [parameter for ddp in ddps for parameter in ddp.parameters() if parameter.requires_grad]
-
-
-def _travelling_bytes(parameter: nn.Parameter, wire: torch.dtype | None) -> int:
-    return parameter.element_size() if wire is None else wire.itemsize
+        trained = (each for ddp in self._ddps for each in ddp.parameters() if each.requires_grad)
+        return sum(each.numel() * (wire or each.dtype).itemsize for each in trained)
