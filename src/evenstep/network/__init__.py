@@ -7,8 +7,6 @@ Training reaches this room by ``Balancer(network=...)`` alone, and without it im
 """
 
 from ._following._link_tracker import LinkTracker as LinkTracker
-from ._following._probed import links_from_probes as links_from_probes
-from ._following._probes import Probes as Probes
 from ._following._share_planner import SharePlanner as SharePlanner
 from ._following._transfers import Transfers as Transfers
 from ._plans._aggregation import Aggregation as Aggregation
@@ -36,7 +34,6 @@ __all__ = [
     "LinkTracker",
     "Links",
     "OptimalShares",
-    "Probes",
     "ProportionalShares",
     "ShareDecision",
     "SharePlan",
@@ -45,7 +42,6 @@ __all__ = [
     "Transfers",
     "equal_shares",
     "exchange_s",
-    "links_from_probes",
     "lower_bound_s",
     "optimal_shares",
     "plan_shares",

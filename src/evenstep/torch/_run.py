@@ -123,8 +123,6 @@ class Run:
         )
         for outlet in self._outlets:
             outlet.start()
-        if settings.reduction is not None:  # heartbeats know by now who is lost in it
-            settings.reduction.probe(crew.collect, self._emit)
         if self._is_first:
             self._lead(planner, settings, facts)
 

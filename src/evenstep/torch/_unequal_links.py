@@ -83,7 +83,6 @@ def service_of(crew: Crew, runtime: Runtime) -> Service:
 
     return Service(
         meet,
-        collect=crew.collect,
         watch_by=crew.watch_by,
         framework=TORCH,
         grace_s=3 * runtime.heartbeat_s,

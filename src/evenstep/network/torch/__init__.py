@@ -1,5 +1,1 @@
-"""Gradients and optimizer states shared out by links, in PyTorch over gloo."""
-
-from ._owned._optimizer import ShardedOptimizer as ShardedOptimizer
-
-__all__ = ["ShardedOptimizer"]
+"""Gradients summed by shares that fit the links, in PyTorch over gloo."""

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import final
 
 import numpy as np
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ..._exchange._exchange import Exchange
-from ...events import Hook, LinksMeasured, ProbingStarted
+from ...events import Hook
 from ...exceptions import invalid
 from .._following._share_planner import SharePlanner
 from .._messages import Seen, Shares
 from .._plans._aggregation import Aggregation
-from .._plans._bandwidths import Links
 from ._follower import ShareFollower
 from ._network_settings import Network
 from ._reduce._gloo import GlooTransport
 from ._reduce._hook import BucketState, shard_gradients
-from ._reduce._link_probes import PROBES, probe_links
 from ._reduce._reducer import ShardedReducer
 from ._reduce._sums import WireFormat
-from ._reduce._transport import PeerFailed
 from ._reduce._watched import WatchedTransport
 from ._server_follower import ServerFollower
 
@@ -62,9 +59,8 @@ class Reduction:
         self._hooks: list[BucketState] = []
         wire = WireFormat(network.wire)
         # Numbered as the heartbeats do, which hear of losses too: among a balancer's own ranks.
-        self._plain = GlooTransport(group, ranks=range(len(order)), order=order)
-        self._transport = WatchedTransport(self._plain)
-        self._links: Links | None = None
+        plain = GlooTransport(group, ranks=range(len(order)), order=order)
+        self._transport = WatchedTransport(plain)
         self.shares: Shares | None = None
         self.reducer = ShardedReducer(
             self._transport,
@@ -91,34 +87,6 @@ class Reduction:
             return  # a server's own has nothing to sum
         self._hooks.append(shard_gradients(ddp, self.reducer))
         self._ddps.append(ddp)
-
-    def probe(self, collect: Callable[[Any], list[Any]], emit: Hook) -> None:
-        """Measure the links, where shares may be worth it and that takes no longer than 3 s.
-
-        Collective, before the first step. Without, or if time was up, the first steps find out.
-
-        Args:
-            collect: returns the objects of all ranks on every rank, by rank.
-            emit: takes events.
-
-        Raises:
-            WorkerLostError: a rank was lost meanwhile.
-        """
-        size = self._group.size()
-        if not (self._network.probe and size > 2) or PROBES.next(size, (), 0.0) is None:
-            return
-        emit(ProbingStarted(PROBES.budget_s))
-        try:
-            self._links = probe_links(self._plain, collect)
-        except PeerFailed as error:  # heartbeats may have broken off the transport, and know why
-            raise self.reducer.fail(error) from error
-        if self._links is None:
-            return
-        up, down = (
-            tuple(map(float, each))
-            for each in (self._links.up_bytes_per_s, self._links.down_bytes_per_s)
-        )
-        emit(LinksMeasured(-1, up, down))
 
     def join(self, exchange: Exchange, *, lag: int, emit: Hook) -> ShareFollower:
         """Take part in a run, on all workers; return what has the reducer follow the plans.
@@ -159,9 +127,7 @@ class Reduction:
             is_worker=is_worker,
             is_server=~is_worker if self._only_servers else None,
         )
-        return SharePlanner(
-            self._network.policy, aggregation, self._links, margin=self._network.margin
-        )
+        return SharePlanner(self._network.policy, aggregation, margin=self._network.margin)
 
     def serve(self, send: Callable[[Seen], None]) -> None:
         """On a server: sum until training has ended; ``send`` takes what was seen of each step.
