@@ -108,7 +108,7 @@ def trained(rank: int, network: Network | None, sizes: tuple[int, ...], draws: b
             split = None if balancer._reduction is None else balancer._reduction.reducer.split
             epochs.append(None if split is None else split.epoch)
             planned.append((balancer.batch_sizes, len(x)))
-        sent = 0 if balancer._reduction is None else balancer._reduction.reducer.traffic.sent_bytes
+        sent = 0 if balancer._reduction is None else balancer._reduction.reducer.sent_bytes
     parameters = torch.cat([p.detach().ravel() for p in model.parameters()])
     told = [event for event in events if isinstance(event, SharesPlanned)]
     return parameters.tolist(), epochs, told, sent, planned
@@ -136,7 +136,7 @@ def trained_twice(rank: int, network: Network | None) -> tuple[list[float], list
                     draw_shares(balancer, 3)
                 learn(x)
             reduction = balancer._reduction
-            sent.append(0 if reduction is None else reduction.reducer.traffic.sent_bytes)
+            sent.append(0 if reduction is None else reduction.reducer.sent_bytes)
     learn(samples[4 * rank : 4 * rank + 4])
     return torch.cat([p.detach().ravel() for p in model.parameters()]).tolist(), sent
 

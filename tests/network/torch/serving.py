@@ -34,7 +34,7 @@ def stock(num_steps: int = NUM_STEPS, sizes: tuple[int, ...] = SIZES) -> DataLoa
 
 
 def sent_bytes(balancer: Balancer) -> int:
-    return 0 if balancer._reduction is None else balancer._reduction.reducer.traffic.sent_bytes
+    return 0 if balancer._reduction is None else balancer._reduction.reducer.sent_bytes
 
 
 def served(
@@ -51,7 +51,7 @@ def served(
         dtype: of the parameters.
     """
     os.environ["EVENSTEP_ROLE"] = "server" if how == "environment" and rank in servers else ""
-    network = Network(servers=None if how == "environment" else servers, chunk_bytes=CHUNK_BYTES)  # type: ignore[arg-type]
+    network = Network(servers=None if how == "environment" else servers, chunk_bytes=CHUNK_BYTES)
     num_ranks, num_steps, planner = 3 + len(servers), 0, None
     models = [make_model(dtype) for _ in range(1 + two)]
     optimizer = torch.optim.SGD([p for model in models for p in model.parameters()], lr=0.1)
@@ -282,7 +282,7 @@ def grouped(rank: int) -> tuple[int, list[str]] | None:
     ranks = dist.new_group([1, 2, 3])
     if rank == 0:
         return None
-    network, num_steps = Network(servers=(1,), chunk_bytes=CHUNK_BYTES), 0  # type: ignore[arg-type]
+    network, num_steps = Network(servers=(1,), chunk_bytes=CHUNK_BYTES), 0
     with Balancer(process_group=ranks, runtime=WATCHFUL, network=network) as balancer:
         model, loader = balancer.prepare(make_model(torch.float64), stock(3, (2, 6)))
         crew = balancer._join()
@@ -321,7 +321,7 @@ def drained(rank: int) -> tuple[int, bool]:
     with (
         Balancer(
             runtime=WATCHFUL, network=Network(servers=(2,), chunk_bytes=CHUNK_BYTES)
-        ) as balancer,  # type: ignore[arg-type]
+        ) as balancer,
         Drain(balancer) as drain,
     ):
         model, loader = balancer.prepare(make_model(torch.float64), stock(400))

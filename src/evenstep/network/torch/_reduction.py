@@ -15,14 +15,12 @@ from ...exceptions import invalid
 from .._following._share_planner import SharePlanner
 from .._messages import Seen, Shares
 from .._plans._aggregation import Aggregation
-from ._follower import ShareFollower
+from ._follower import ServerFollower, ShareFollower
 from ._network_settings import Network
 from ._reduce._gloo import GlooTransport
 from ._reduce._hook import BucketState, shard_gradients
 from ._reduce._reducer import ShardedReducer
-from ._reduce._sums import WireFormat
 from ._reduce._watched import WatchedTransport
-from ._server_follower import ServerFollower
 
 
 @final
@@ -57,7 +55,6 @@ class Reduction:
         self._group = group
         self._ddps: list[DistributedDataParallel] = []
         self._hooks: list[BucketState] = []
-        wire = WireFormat(network.wire)
         # Numbered as the heartbeats do, which hear of losses too: among a balancer's own ranks.
         plain = GlooTransport(group, ranks=range(len(order)), order=order)
         self._transport = WatchedTransport(plain)
@@ -65,7 +62,7 @@ class Reduction:
         self.reducer = ShardedReducer(
             self._transport,
             workers=range(num_workers),
-            wire=wire,
+            wire=network.wire,
             timeout_s=timeout_s,
             option=option,
         )
