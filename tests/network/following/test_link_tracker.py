@@ -244,10 +244,12 @@ def test_a_server_without_data_is_never_taken_for_more_than_it_carried_in_use():
 def test_the_planner_knows_who_only_serves():
     """It tells the tracker, whatever plan an exchange ran under."""
     links = mbit(100, 100, 100, 100, 20)
-    planner = SharePlanner(OptimalShares(), dedicated(workers=3, servers=2))
+    aggregation = dedicated(workers=3, servers=2)
+    planner = SharePlanner(OptimalShares(), aggregation)
+    first = play_exchange(aggregation, links, equal_shares(aggregation)).transfers
     told, _ = in_turn(links, 6e5, 4e5)
-    for step in range(20):
-        planner.observe(step, ObservedExchange(-1, 1.0, told), next_step=step + 1)
+    for step, transfers in enumerate([first] + [told] * 20):
+        planner.observe(step, ObservedExchange(-1, 1.0, transfers), next_step=step + 1)
 
     assert planner.links.bandwidth_bytes_per_s[4] < 1.05 * links.bandwidth_bytes_per_s[4]
 

@@ -127,7 +127,7 @@ def bereft(rank: int, victim: int, number: signal.Signals) -> str:
 def goes_at_a_push(balancer: Balancer, number: signal.Signals) -> None:
     """Have this server go once it has asked for a worker's push, and before it has it."""
     assert balancer._reduction is not None
-    transport = balancer._reduction._plain
+    transport = balancer._reduction._transport._transport
     receive = transport.receive
 
     def gone(buffer: torch.Tensor, source: int, tag: int) -> Any:

@@ -77,6 +77,11 @@ class Crew:
         """How many ranks only sum."""
         return self.world_size - self.num_workers
 
+    def collect(self, value: Any) -> list[Any]:
+        """Return on every rank what each was called with, by rank of the crew."""
+        values = self._hall.collect(value)
+        return [values[rank] for rank in self.order]
+
     def share(self, value: Any) -> Any:
         """Return on every rank what rank 0, always a worker, was called with."""
         return self._hall.share(value)
