@@ -14,10 +14,10 @@ import torch.distributed as dist
 
 from evenstep.network import Split, Transfers, traffic_bytes
 from evenstep.network._following._transfers import ObservedExchange
-from evenstep.network.torch._reduce._gloo import GlooTransport
-from evenstep.network.torch._reduce._observed import ways_to
-from evenstep.network.torch._reduce._reducer import ShardedReducer
-from evenstep.network.torch._reduce._watched import WatchedTransport
+from evenstep.network._torch._reduce._gloo import GlooTransport
+from evenstep.network._torch._reduce._observed import ways_to
+from evenstep.network._torch._reduce._reducer import ShardedReducer
+from evenstep.network._torch._reduce._watched import WatchedTransport
 
 
 @dataclass(frozen=True, slots=True)

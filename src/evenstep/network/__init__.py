@@ -2,7 +2,7 @@
 
 Pure decisions are in `_plans` (shares for given links) and `_following` (links from what exchanges
 took, and shares for the next). `_messages` carries them between ranks. Adapters are on top:
-``evenstep.network.torch`` sums gradients by shares, and ``evenstep.network.sim`` plays exchanges.
+``_torch`` sums gradients by shares, and ``evenstep.network.sim`` plays exchanges.
 Training reaches this room by ``Balancer(network=...)`` alone, and without it imports none of it.
 """
 

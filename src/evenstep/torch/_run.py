@@ -28,7 +28,7 @@ from ._observer import StepObserver
 from ._options import Runtime
 
 if TYPE_CHECKING:
-    from ..network.torch._reduction import Reduction
+    from ..network._torch._reduction import Reduction
 
 
 @dataclass(frozen=True, slots=True)
