@@ -12,13 +12,12 @@ from typing import Any, final
 import torch
 import torch.distributed as dist
 
-from evenstep.network import Links, Probes, Split, Transfers, links_from_probes, traffic_bytes
-from evenstep.network._following._probed import Probed, ProbeRound
+from evenstep.network import Split, Transfers, traffic_bytes
 from evenstep.network._following._transfers import ObservedExchange
-from evenstep.network.torch._reduce._gloo import GlooTransport
-from evenstep.network.torch._reduce._observed import ways_to
-from evenstep.network.torch._reduce._reducer import ShardedReducer
-from evenstep.network.torch._reduce._watched import WatchedTransport
+from evenstep.network._torch._reduce._gloo import GlooTransport
+from evenstep.network._torch._reduce._observed import ways_to
+from evenstep.network._torch._reduce._reducer import ShardedReducer
+from evenstep.network._torch._reduce._watched import WatchedTransport
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,44 +140,6 @@ class Arena:
             self._field /= len(self.workers)
         apart = float((self._field - self.mean).abs().max())
         return torch.equal(self._field, self.mean), apart
-
-    def probe(self) -> Links | None:
-        """Return what links carry, on rank 0, by the probes that are made before a training."""
-        probes, done = Probes(budget_s=60.0, least_s=0.25), list[Probed]()
-        while (current := probes.next(self.world_size, done, 0.0)) is not None:
-            done.append(Probed(current, tuple(shared(self._probed(current)))))
-        return links_from_probes(self.world_size, probes.whole(done)) if self.rank == 0 else None
-
-    def _probed(self, done: ProbeRound) -> list[float] | None:
-        """Return the seconds of each transfer of a round, on rank 0."""
-        ways = list(enumerate(done.ways))
-        sent = [torch.zeros(size, dtype=torch.uint8) for size in done.num_bytes]
-        comes = [(tag, way[0]) for tag, way in ways if way[1] == self.rank]
-        dist.barrier()
-        begin_s = monotonic()
-        works = [dist.irecv(torch.empty_like(sent[tag]), peer, tag=tag) for tag, peer in comes]
-        sends = [dist.isend(sent[tag], way[1], tag=tag) for tag, way in ways if way[0] == self.rank]
-        ends = {}
-
-        def wait(tag: int, work: Any) -> None:
-            work.wait()
-            ends[tag] = monotonic() - begin_s
-
-        threads = [
-            threading.Thread(target=wait, args=(tag, work))
-            for (tag, _), work in zip(comes, works, strict=True)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        for send in sends:
-            send.wait()
-        told = gathered(ends)
-        if told is None:
-            return None
-        seconds = {tag: taken_s for one in told for tag, taken_s in one.items()}
-        return [seconds[tag] for tag, _ in ways]
 
     def close(self) -> None:
         """End the exchange on all ranks."""

@@ -24,10 +24,9 @@ SMALL = 1024  # elements: nothing but latency
 def contest(settings: dict[str, Any]) -> dict[str, Any]:
     """Let shares that are given take turns, and return what each exchange was.
 
-    Before that: what probes find links to carry, and what an exchange of next to nothing takes.
+    Before that: what an exchange of next to nothing takes.
     """
     arena = Arena(settings["num_workers"], SMALL)
-    links = arena.probe()
     equal = Split.of(np.full(arena.world_size, 1 / arena.world_size)).parts
     small = [arena.exchange(equal) for _ in range(9)]
     arena.resize(settings["num_elements"])
@@ -40,10 +39,9 @@ def contest(settings: dict[str, Any]) -> dict[str, Any]:
             if turn >= 0 and done is not None:
                 taken[one["name"]].append(done)
     arena.close()
-    if links is None:
+    if arena.rank:
         return {}
     return {
-        "links": [links.up_bytes_per_s.tolist(), links.down_bytes_per_s.tolist()],
         "smallest_s": median(done.seconds for done in small if done is not None),
         "taken": {name: [asdict(done) for done in each] for name, each in taken.items()},
     }

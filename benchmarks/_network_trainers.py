@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks._network_arena import gathered, shared
-from evenstep.events import Event, ExchangeMeasured, LinksMeasured, SharesPlanned
+from evenstep.events import Event, ExchangeMeasured, SharesPlanned
 from evenstep.torch import Balancer, Network, Runtime
 
 LAYER = 2**18  # elements: 1 MB
@@ -103,12 +103,8 @@ class Trainer:
 
 def facts_of(events: list[Event]) -> dict[str, Any]:
     """Return what a row says of plans, as plain values."""
-    links = [each for each in events if isinstance(each, LinksMeasured)]
     shares = [each for each in events if isinstance(each, SharesPlanned)]
     return {
-        "probed": [list(links[0].up_bytes_per_s), list(links[0].down_bytes_per_s)]
-        if links
-        else None,
         "plans": [(each.step, each.predicted_s, each.plain_s, each.reason) for each in shares],
         "exchange_s": [each.exchange_s for each in events if isinstance(each, ExchangeMeasured)],
     }

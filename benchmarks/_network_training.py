@@ -28,7 +28,7 @@ def training(options: argparse.Namespace) -> Iterator[Row]:
     contestants = [
         {"name": "all-reduce", "policy": "auto", "network": None},
         *(
-            {"name": name, "policy": "auto", "network": {"shares": name, "probe": False}}
+            {"name": name, "policy": "auto", "network": {"shares": name}}
             for name in ("equal", "proportional", "optimal")
         ),
     ]

@@ -3,13 +3,14 @@
 Real processes over shaped links of one machine (`evenstep.lab`): Linux and root only. An exchange
 lasts from a barrier, all ranks ready, until the last rank has all sums. Contestants take turns
 exchange by exchange, and every result is compared with a sum in rank order. Bounds and models are
-those of `evenstep.network`, with bandwidths as probes measured them in the same run.
+those of `evenstep.network` on the links as they are shaped, headers apart.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -30,7 +31,6 @@ from evenstep.network import (
     lower_bound_s,
     optimal_shares,
 )
-from evenstep.network._plans._duration import best_num_chunks
 
 GOODPUT = 1448 / 1514  # bytes of a stream over those of its frames
 UNEQUAL = ((200, 200, 200, 50), (200, 150, 100, 50))
@@ -79,13 +79,11 @@ def collocated(mbit: Sequence[float], rounds: int) -> Iterator[Row]:
         ):
             contestants.append(_contestant(f"{name} {chunks}", shares, chunks))
     told = _contest(mbit, size, contestants, rounds)
-    probed = Links(*(np.array(each) for each in told["links"]), latency_s=told["smallest_s"] / 2)
-    without_end = Aggregation(size, 4 * NUM_ELEMENTS, num_chunks=None)
-    bound_s = lower_bound_s(without_end, Links(probed.up_bytes_per_s, probed.down_bytes_per_s))
+    bound_s = lower_bound_s(Aggregation(size, 4 * NUM_ELEMENTS, num_chunks=None), links)
     plain = _seconds(told, "all_reduce")
-    best = best_num_chunks(without_end, probed, shares=optimal_shares(without_end, probed))
+    late = replace(links, latency_s=told["smallest_s"] / 2)
     for chunks in CHUNKS:
-        yield _compared(told, chunks, plain, bound_s, probed, best, _text(mbit))
+        yield _compared(told, chunks, plain, bound_s, late, _text(mbit))
     yield _bytes(told, f"collocated, {_text(mbit)} Mbit/s")
     yield _results(told, f"collocated, {_text(mbit)} Mbit/s")
 
@@ -96,7 +94,6 @@ def _compared(
     plain: list[float],
     bound_s: float,
     links: Links,
-    best: int,
     mbit: str,
 ) -> Row:
     equal, ours = _seconds(told, f"equal {chunks}"), _seconds(told, f"optimal {chunks}")
@@ -111,10 +108,8 @@ def _compared(
     if chunks >= 16:
         bar += ", <= 1.35x the lower bound"
         met = met and over <= 1.35
-    nearest = min(CHUNKS, key=lambda each: abs(each - best))
     return Row(
-        what=f"collocated, {mbit} Mbit/s, 8 MB in {chunks} chunks"
-        + (f" (nearest to {best}, which the plan chooses)" if chunks == nearest else ""),
+        what=f"collocated, {mbit} Mbit/s, 8 MB in {chunks} chunks",
         bar=bar,
         measured={
             "all_reduce_s": _spread(plain),
@@ -127,7 +122,6 @@ def _compared(
             "of_which_filling_the_pipeline": filling,
             "of_which_latency_of_chunks": model_s / (filling * bound_s),
             "of_which_not_explained": median(ours) / model_s,
-            "probed_mbit": (links.bandwidth_bytes_per_s * 8e-6).round(1).tolist(),
         },
         met=met,
     )
@@ -167,8 +161,7 @@ def dedicated(rounds: int) -> Iterator[Row]:
     contestants = [_contestant(f"{name} 16", each, 16) for name, each in shares.items()]
     told = _contest(mbit, 4, contestants, rounds)
     equal, ours = _seconds(told, "equal 16"), _seconds(told, "optimal 16")
-    probed = Links(*(np.array(each) for each in told["links"]))
-    bound_s = lower_bound_s(aggregation, probed)
+    bound_s = lower_bound_s(aggregation, links)
     yield Row(
         what="dedicated servers 200/100/50 Mbit/s, 4 workers at 200, 8 MB in 16 chunks",
         bar=">= 2.0x equal shares (ideal 2.33)",

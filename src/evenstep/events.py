@@ -272,22 +272,11 @@ class WorkerKept:
 
 
 @dataclass(frozen=True, slots=True)
-class ProbingStarted:
-    """Before the first step, ranks send each other test bytes to learn what links carry.
-
-    Attributes:
-        budget_s: seconds that it may take. Links that are unknown by then are learnt in training.
-    """
-
-    budget_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class LinksMeasured:
     """The links are known, or known to be others than was said last.
 
     Attributes:
-        step: optimizer step after which they are believed, from 0; -1 for probes before the first.
+        step: optimizer step after which they are believed, from 0.
         up_bytes_per_s: what each rank's link carries away, per rank.
         down_bytes_per_s: what it carries to the rank, per rank.
     """
@@ -394,7 +383,6 @@ Event = (
     | SizesHeld
     | LossNotFinite
     | ClaimsSwitched
-    | ProbingStarted
     | LinksMeasured
     | SharesPlanned
     | ExchangeMeasured

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from evenstep.torch import Balancer, Network
 
 dist.init_process_group("gloo")
-balancer = Balancer(network=Network(probe=False))
+balancer = Balancer(network=Network())
 torch.manual_seed(0)  # the same data on every rank
 stock = DataLoader(TensorDataset(torch.randn(80, 64)), batch_size=4)
 model, loader = balancer.prepare(torch.nn.Linear(64, 64), stock)

@@ -16,9 +16,9 @@ from ..exchange.channels import rendezvous
 def meet(rank):
     """Return what ranks of unlike versions raise, and whether ranks of one version meet then."""
     try:
-        SideGroup(None, protocol=1 + rank)
+        SideGroup.open(None, protocol=1 + rank)
     except ConnectionError as error:
-        side = SideGroup(None)
+        side = SideGroup.open(None)
         return str(error), side.collect(rank)
 
 

@@ -2,13 +2,11 @@
 
 Pure decisions are in `_plans` (shares for given links) and `_following` (links from what exchanges
 took, and shares for the next). `_messages` carries them between ranks. Adapters are on top:
-``evenstep.network.torch`` sums gradients by shares, and ``evenstep.network.sim`` plays exchanges.
+``_torch`` sums gradients by shares, and ``evenstep.network.sim`` plays exchanges.
 Training reaches this room by ``Balancer(network=...)`` alone, and without it imports none of it.
 """
 
 from ._following._link_tracker import LinkTracker as LinkTracker
-from ._following._probed import links_from_probes as links_from_probes
-from ._following._probes import Probes as Probes
 from ._following._share_planner import SharePlanner as SharePlanner
 from ._following._transfers import Transfers as Transfers
 from ._plans._aggregation import Aggregation as Aggregation
@@ -23,8 +21,6 @@ from ._plans._optimal_shares import OptimalShares as OptimalShares
 from ._plans._optimum import equal_shares as equal_shares
 from ._plans._optimum import optimal_shares as optimal_shares
 from ._plans._proportional_shares import ProportionalShares as ProportionalShares
-from ._plans._ranges import byte_edges as byte_edges
-from ._plans._ring import best_ring as best_ring
 from ._plans._ring import ring_s as ring_s
 from ._plans._share_plan import SharePlan as SharePlan
 from ._plans._share_plan import plan_shares as plan_shares
@@ -38,18 +34,14 @@ __all__ = [
     "LinkTracker",
     "Links",
     "OptimalShares",
-    "Probes",
     "ProportionalShares",
     "ShareDecision",
     "SharePlan",
     "SharePlanner",
     "Split",
     "Transfers",
-    "best_ring",
-    "byte_edges",
     "equal_shares",
     "exchange_s",
-    "links_from_probes",
     "lower_bound_s",
     "optimal_shares",
     "plan_shares",

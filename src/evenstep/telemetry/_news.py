@@ -8,7 +8,6 @@ from ..events import (
     Event,
     MemoryCapped,
     MemoryShort,
-    ProbingStarted,
     SharesPlanned,
     SizesHeld,
     WorkerDropped,
@@ -36,11 +35,6 @@ def news(event: Event) -> str:
             return (
                 f"step {step}: balancing is off for the rest of the run, with equal batch sizes: "
                 f"{problem} on rank {rank}"
-            )
-        case ProbingStarted():
-            return (
-                f"sends test bytes for up to {event.budget_s:g} s before the first step, to learn "
-                f"what links carry"
             )
         case _:
             return ""

@@ -28,7 +28,7 @@ from ._model._check_loss import check_loss as check_loss
 from ._options import Runtime as Runtime
 
 if _TYPE_CHECKING:
-    from ..network.torch._network_settings import Network as Network
+    from ..network._torch._network_settings import Network as Network
 
 __all__ = [
     "BalancedLoader",
@@ -55,7 +55,7 @@ del _torch
 def __getattr__(name: str) -> object:
     """Load ``Network`` when it is asked for: training without it imports none of its room."""
     if name == "Network":
-        from ..network.torch._network_settings import Network
+        from ..network._torch._network_settings import Network
 
         return Network
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -46,9 +46,9 @@ from ._session import Session
 from ._unequal_links import open_reduction, service_of
 
 if TYPE_CHECKING:
-    from ..network.torch._network_settings import Network
-    from ..network.torch._reduction import Reduction
-    from ..network.torch._serving import Service
+    from ..network._torch._network_settings import Network
+    from ..network._torch._reduction import Reduction
+    from ..network._torch._serving import Service
 
 
 class Assembly(abc.ABC):

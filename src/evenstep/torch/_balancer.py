@@ -47,9 +47,9 @@ from ._unequal_links import checked_network
 from ._world_check import Settings, check_content, check_eval, check_prepared
 
 if TYPE_CHECKING:
-    from ..network.torch._network_settings import Network
-    from ..network.torch._reduction import Reduction
-    from ..network.torch._serving import Service
+    from ..network._torch._network_settings import Network
+    from ..network._torch._reduction import Reduction
+    from ..network._torch._serving import Service
 
 M = TypeVar("M", bound=nn.Module)
 T = TypeVar("T")

@@ -28,7 +28,7 @@ from ._observer import StepObserver
 from ._options import Runtime
 
 if TYPE_CHECKING:
-    from ..network.torch._reduction import Reduction
+    from ..network._torch._reduction import Reduction
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +123,6 @@ class Run:
         )
         for outlet in self._outlets:
             outlet.start()
-        if settings.reduction is not None:  # heartbeats know by now who is lost in it
-            settings.reduction.probe(crew.collect, self._emit)
         if self._is_first:
             self._lead(planner, settings, facts)
 

@@ -16,9 +16,9 @@ from ._exchange._stuck import TORCH
 from ._options import Runtime
 
 if TYPE_CHECKING:
-    from ..network.torch._network_settings import Network
-    from ..network.torch._reduction import Reduction
-    from ..network.torch._serving import Service
+    from ..network._torch._network_settings import Network
+    from ..network._torch._reduction import Reduction
+    from ..network._torch._serving import Service
 
 _FOR_EVER_S = 3e7
 
@@ -27,7 +27,7 @@ def checked_network(network: Any) -> Network | None:
     """Return how gradients are summed, if it is said as it has to be."""
     if network is None:
         return None
-    from ..network.torch._network_settings import Network
+    from ..network._torch._network_settings import Network
 
     if not isinstance(network, Network):
         raise invalid(
@@ -47,7 +47,7 @@ def open_reduction(network: Network, crew: Crew, runtime: Runtime) -> Reduction:
         crew: all ranks, servers among them.
         runtime: says how long a rank may keep others waiting.
     """
-    from ..network.torch._reduction import Reduction
+    from ..network._torch._reduction import Reduction
 
     group = dist.new_group(
         dist.get_process_group_ranks(crew.all or dist.group.WORLD),
@@ -73,7 +73,7 @@ def service_of(crew: Crew, runtime: Runtime) -> Service:
         crew: all ranks.
         runtime: heartbeats and deadlines.
     """
-    from ..network.torch._serving import Service
+    from ..network._torch._serving import Service
 
     def meet() -> tuple[list[str], StarChannel]:
         facts = gather_facts(crew, WorkerFacts.here(torch.device("cpu"), lag=0))
@@ -83,7 +83,6 @@ def service_of(crew: Crew, runtime: Runtime) -> Service:
 
     return Service(
         meet,
-        collect=crew.collect,
         watch_by=crew.watch_by,
         framework=TORCH,
         grace_s=3 * runtime.heartbeat_s,

@@ -117,40 +117,30 @@ def test_shares_come_back_when_a_link_slows_down():
 def test_a_link_that_was_taken_for_slow_is_found_by_asking_it():
     """It carries what it is asked for, which looks like all it can; so it is asked for more."""
     aggregation, true = collocated(), mbit(34, 34, 47, 140)
-    wrong = Links(true.up_bytes_per_s, mbit(34, 34, 47, 52).up_bytes_per_s)
-    planner = SharePlanner(OPTIMAL, aggregation, wrong)
-    found = follow_links(OPTIMAL, aggregation, [true] * 110, planner=planner)
+    before = Links(true.up_bytes_per_s, mbit(34, 34, 47, 52).up_bytes_per_s)
+    found = follow_links(OPTIMAL, aggregation, [before] * 20 + [true] * 110)
     best_s = known_links(OPTIMAL, aggregation, [true])[0]
 
     assert found.exchange_s[20] > 1.1 * best_s
     assert found.exchange_s[-1] <= 1.02 * best_s
 
 
-def test_links_that_were_probed_need_no_look():
-    """Two exchanges by all-reduce to know what shares have to beat, then shares."""
-    aggregation = collocated()
-    planner = SharePlanner(OPTIMAL, aggregation, mbit(*UNLIKE))
-    found = follow_links(OPTIMAL, aggregation, [mbit(*UNLIKE)] * 5, planner=planner)
-
-    assert [plan.epoch for plan in found.plans] == [0, 0, 1, 1, 1]
-    assert planned(found)[0].reason.startswith("shares: ")
-    assert planned(found)[0].plain_s == pytest.approx(ring_s(aggregation, mbit(*UNLIKE)))
-
-
 def test_a_prediction_that_fails_ends_shares():
     """Five exchanges in a row past 1.35 times the prediction and slower than all-reduce was."""
     aggregation, links = collocated(), mbit(*UNLIKE)
-    planner = SharePlanner(OPTIMAL, aggregation, links)
-    for step in range(12):
+    planner = SharePlanner(OPTIMAL, aggregation)
+    for step in range(16):
         plan = planner.plan
         done = play_exchange(aggregation, links, plan.shares, plan_epoch=plan.epoch)
-        if plan.parts is not None:  # something that the links do not explain
+        if step >= 5:  # after the first look, something that the links do not explain
+            assert plan.parts is not None or step > 9
+        if step >= 5 and plan.parts is not None:
             done = ObservedExchange(done.plan_epoch, 1.6 * done.exchange_s, done.transfers)
         planner.observe(step, done, next_step=step + 1)
 
     assert planner.plan.parts is None
     assert planner.plan.reason.startswith("plain all-reduce: shares t")
-    assert planner.plan.first_step <= 7
+    assert planner.plan.first_step <= 10
 
 
 def test_two_workers_and_one_stay_with_all_reduce():
@@ -164,7 +154,7 @@ def test_two_workers_and_one_stay_with_all_reduce():
 def test_an_exchange_of_an_older_plan_decides_nothing():
     """It still tells of links; what follows waits for the newest plan's own."""
     aggregation, links = collocated(), mbit(*UNLIKE)
-    planner = SharePlanner(OPTIMAL, aggregation, links)
+    planner = SharePlanner(OPTIMAL, aggregation)
     for step in range(2):
         planner.observe(step, play_exchange(aggregation, links, None), next_step=step + 2)
     plan = planner.plan
@@ -176,14 +166,14 @@ def test_an_exchange_of_an_older_plan_decides_nothing():
 
 def test_figures_that_cannot_be_are_named_and_left_out():
     """The plan stays, and so do the links."""
-    planner = SharePlanner(OPTIMAL, collocated(), mbit(*UNLIKE))
+    planner = SharePlanner(OPTIMAL, collocated())
     wrong = Transfers.from_rows(4, [(0, 2, 1e6, float("nan"))])
     for exchange in (ObservedExchange(0, float("nan")), ObservedExchange(0, 1.0, wrong)):
         outcome = planner.observe(0, exchange, next_step=1)
         (event,) = outcome.events
         assert type(event).__name__ == "MeasurementRejected"
     assert event.rank == 2
-    assert planner.links.up_bytes_per_s.tolist() == mbit(*UNLIKE).up_bytes_per_s.tolist()
+    assert planner.links is None
 
 
 def test_a_policy_that_fails_is_named_and_the_plan_stays():
@@ -275,10 +265,8 @@ def test_all_reduce_is_not_tried_behind_a_slow_worker():
     assert tried[1] >= 1
 
 
-@pytest.mark.parametrize("setting", [{"margin": -1}, {"margin": np.nan}, {"least_steps": 0}])
-def test_settings_out_of_range_are_refused(setting):
-    """By name; so are links of other ranks."""
-    with pytest.raises(ValueError, match=f"SharePlanner\\({next(iter(setting))}="):
-        SharePlanner(OPTIMAL, collocated(), **setting)
-    with pytest.raises(ValueError, match="4 ranks"):
-        SharePlanner(OPTIMAL, collocated(), mbit(1, 2))
+@pytest.mark.parametrize("margin", [-1, np.nan])
+def test_a_margin_out_of_range_is_refused(margin):
+    """By name."""
+    with pytest.raises(ValueError, match=r"SharePlanner\(margin="):
+        SharePlanner(OPTIMAL, collocated(), margin=margin)

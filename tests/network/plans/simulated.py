@@ -12,6 +12,8 @@ from evenstep.network import (
     plan_shares,
 )
 
+from .reference import from_pairs
+
 NUM_DRAWS = 300
 
 
@@ -22,7 +24,7 @@ def gains_on_meshes(size):
     gains = []
     for _ in range(NUM_DRAWS):
         above = np.triu(random.uniform(20, 155, (size, size)), 1)
-        links = Links.from_pairs(above + above.T + np.eye(size))
+        links = from_pairs(above + above.T + np.eye(size))
         equal_s = exchange_s(aggregation, links, shares=np.full(size, 1 / size))
         decisions = (
             policy.update(aggregation, links, policy.init(aggregation).state)

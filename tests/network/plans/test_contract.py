@@ -13,7 +13,7 @@ from evenstep.network import (
     Links,
     OptimalShares,
     ProportionalShares,
-    byte_edges,
+    Split,
     exchange_s,
 )
 from evenstep.testing._plain import decode, encode
@@ -49,7 +49,6 @@ def renumbered(case, order):
             num_chunks=aggregation.num_chunks,
             is_worker=aggregation.is_worker[order],
             is_server=aggregation.is_server[order],
-            element_bytes=1,
         ),
         Links(
             links.up_bytes_per_s[order],
@@ -85,26 +84,16 @@ def test_shares_are_shares(policy, case):
 @fewer
 @given(case=cases(), least=st.integers(0, 10**8))
 def test_ranges_tile_the_bytes(policy, case, least):
-    """Whole elements, every byte once, none too small, whatever the policy decided."""
-    size, elements = case.aggregation.world_size, case.aggregation.num_bytes
-    aggregation = Aggregation(
-        size,
-        2 * elements,
-        num_chunks=case.aggregation.num_chunks,
-        is_worker=case.aggregation.is_worker,
-        is_server=case.aggregation.is_server,
-        element_bytes=2,
-        min_bytes=least,
-    )
-    edges = byte_edges(aggregation, shares=decided(policy, aggregation, case.links).shares)
+    """Every element once, none too small and only by servers, whatever the policy decided."""
+    shares = decided(policy, case.aggregation, case.links).shares
+    split = Split.of(shares, chunk_bytes=2 * case.aggregation.num_bytes, min_bytes=least)
+    (edges,) = split.chunks(case.aggregation.num_bytes, 2)
     sizes = np.diff(edges)
 
-    assert edges.dtype == np.int64
-    assert (edges[0], edges[-1]) == (0, 2 * elements)
+    assert (edges[0], edges[-1]) == (0, case.aggregation.num_bytes)
     assert (sizes >= 0).all()
-    assert not (edges % 2).any()
-    assert not sizes[~aggregation.is_server].any()
-    assert np.count_nonzero(sizes) == 1 or sizes[sizes > 0].min() >= least
+    assert not sizes[~case.aggregation.is_server].any()
+    assert np.count_nonzero(sizes) == 1 or 2 * sizes[sizes > 0].min() >= least
 
 
 # At the edge of a margin the last bit of a time decides.

@@ -1,14 +1,11 @@
 """The model of an exchange, against every message counted by itself."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.network import Aggregation, Links, exchange_s
-from evenstep.network._plans._duration import best_num_chunks
 
 from .reference import cases, counted_s, simple
 
@@ -30,20 +27,6 @@ def test_every_message_is_counted(case, seed):
     assert seconds == pytest.approx(counted_s(case, shares), rel=1e-12)
 
 
-def chunked(case, num_chunks):
-    """The same case in another number of chunks."""
-    given = case.aggregation
-    aggregation = Aggregation(
-        given.world_size,
-        given.num_bytes,
-        num_chunks=num_chunks,
-        is_worker=given.is_worker,
-        is_server=given.is_server,
-        element_bytes=1,
-    )
-    return replace(case, aggregation=aggregation)
-
-
 @pytest.mark.parametrize(
     ("bandwidths", "shares", "expected"),
     [
@@ -59,28 +42,6 @@ def test_chunks_come_near_the_limit_one_by_one(bandwidths, shares, expected):
         assert exchange_s(case.aggregation, case.links, shares=np.array(shares)) == pytest.approx(
             seconds, abs=6e-5
         )
-
-
-@given(cases(), st.integers(0, 2**31), st.sampled_from([0.0, 1e-6, 1e-3, 1.0]))
-def test_no_number_of_chunks_is_better_than_the_best(case, seed, latency_s):
-    """Tried one by one, up to the most that is asked for."""
-    shares, most = drawn_shares(case, seed), 30
-    links = Links(
-        case.links.up_bytes_per_s,
-        case.links.down_bytes_per_s,
-        pair_bytes_per_s=case.links.pair_bytes_per_s,
-        latency_s=latency_s,
-        half_duplex=case.links.half_duplex,
-    )
-
-    found = best_num_chunks(case.aggregation, links, shares=shares, most=most)
-
-    tried = [
-        exchange_s(chunked(case, chunks).aggregation, links, shares=shares)
-        for chunks in range(1, most + 1)
-    ]
-    assert 1 <= found <= most
-    assert tried[found - 1] <= min(tried) * (1 + 1e-9)
 
 
 def test_a_single_worker_that_serves_itself_sends_nothing():
@@ -112,10 +73,3 @@ def test_links_of_other_ranks_are_refused():
     """One bandwidth per rank."""
     with pytest.raises(ValueError, match=r"`exchange_s\(links=...\)` must speak of .* 3 ranks"):
         exchange_s(Aggregation(3, 100), Links(np.ones(2)), shares=np.ones(3) / 3)
-
-
-@pytest.mark.parametrize("most", [0, 2.0])
-def test_no_chunks_at_all_are_refused(most):
-    """One is the least."""
-    with pytest.raises(ValueError, match=r"`best_num_chunks\(most=...\)` must be an integer >= 1"):
-        best_num_chunks(Aggregation(1, 4), Links(np.ones(1)), shares=np.ones(1), most=most)

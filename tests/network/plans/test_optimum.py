@@ -18,7 +18,7 @@ from evenstep.network import (
 )
 from evenstep.network._plans._closed_form import alone, overlapped
 
-from .reference import cases, fewer, mesh, program_s, simple
+from .reference import cases, fewer, from_pairs, mesh, program_s, simple
 
 NEAR = 2e-6  # what the solver leaves open
 
@@ -225,7 +225,7 @@ def test_a_barrier_on_unequal_directions_worked_out_by_hand(up, down, best, shar
 def test_slow_pairs_worked_out_by_hand(pair, equal, best):
     """A slow pair, a slow rank by its pairs, and two sites, where shares cannot help."""
     size = len(pair)
-    aggregation, links = Aggregation(size, 1000, num_chunks=None), Links.from_pairs(pair)
+    aggregation, links = Aggregation(size, 1000, num_chunks=None), from_pairs(pair)
     even = np.full(size, 1 / size)
     shares = optimal_shares(aggregation, links)
 

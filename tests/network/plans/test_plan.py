@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep.network import Aggregation, Links, exchange_s, optimal_shares, plan_shares, ring_s
+from evenstep.network import exchange_s, optimal_shares, plan_shares, ring_s
 
-from .reference import cases, mesh, simple
+from .reference import cases, simple
 
 
 def planned(case, **settings):
@@ -24,8 +24,6 @@ def test_a_plan_is_never_predicted_to_lose(case, margin):
     assert plan.falls_back == (not plan.ring_s > plan.exchange_s * (1 + margin))
     assert plan.reason.startswith("plain all-reduce: " if plan.falls_back else "shares: ")
     assert plan.ring_s == ring_s(case.aggregation, case.links)
-    assert plan.best_ring_s <= plan.ring_s * (1 + 1e-12)
-    assert plan.lower_bound_s <= plan.exchange_s * (1 + 3e-6) + 1e-15
     assert plan.exchange_s == exchange_s(case.aggregation, case.links, shares=plan.shares)
 
 
@@ -36,7 +34,7 @@ def test_a_plan_that_gains_says_how_much():
     plan = planned(case)
 
     assert not plan.falls_back
-    assert plan.edges.tolist() == [0, 334, 667, 1000, 1000]
+    assert plan.parts == (349526, 349525, 349525, 0)
     assert plan.reason == "shares: 1.12 s against 1.5 s of a ring, 1.33 times as fast"
     assert plan.gain == pytest.approx(4 / 3)
 
@@ -56,27 +54,6 @@ def test_a_plan_that_does_not_gain_falls_back_and_says_so(bandwidths, chunks, re
 
     assert plan.falls_back
     assert plan.reason.startswith(reason)
-
-
-def test_the_smallest_size_is_in_the_prediction():
-    """Rank 3's 167 bytes are too few to bother, and what the others then take longer counts."""
-    case = simple([10, 10, 8, 8])
-    aggregation = Aggregation(4, 1000, num_chunks=None, min_bytes=200, element_bytes=1)
-
-    plan = plan_shares(aggregation, case.links, shares=optimal_shares(case.aggregation, case.links))
-
-    assert np.diff(plan.edges).tolist() == [400, 400, 200, 0]
-    assert plan.exchange_s == pytest.approx(0.18)
-
-
-def test_a_better_order_of_the_ring_is_told():
-    """Where it does more than shares, it is the cheaper change."""
-    aggregation, links = Aggregation(6, 1200), Links.from_pairs(mesh(6, 40, (0, 1, 1), (2, 3, 1)))
-
-    plan = plan_shares(aggregation, links, shares=np.full(6, 1 / 6))
-
-    assert plan.best_ring_s == pytest.approx(0.05)
-    assert plan.reason.endswith("a ring in another order would take 0.05 s")
 
 
 def test_a_single_worker_has_nothing_to_sum():

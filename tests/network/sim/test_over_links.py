@@ -23,7 +23,7 @@ def ran(mbit, *, noise=0.0, jitter=0.0, policy="lbb"):
         CLUSTER,
         Workload(FIXED_S, np.tile(1 / SPEEDS, (STEPS, 1)), luck),
         [links] * STEPS,
-        SharePlanner(OptimalShares(), AGGREGATION, links),
+        SharePlanner(OptimalShares(), AGGREGATION),
         noise=noise,
     )
 
@@ -55,7 +55,7 @@ def test_the_same_arguments_give_the_same_run():
 def test_what_does_not_fit_is_refused():
     """Other workers, and more links than steps."""
     links = Links(np.full(4, 1e6))
-    shares = SharePlanner(OptimalShares(), Aggregation(4, 1_000_000), links)
+    shares = SharePlanner(OptimalShares(), Aggregation(4, 1_000_000))
     workload = Workload(FIXED_S, np.tile(1 / SPEEDS, (3, 1)))
     with pytest.raises(ValueError, match=r"run_over_links\(cluster="):
         run_over_links("auto", Cluster(3, 9), workload, [links], shares)

@@ -108,7 +108,7 @@ def trained(rank: int, network: Network | None, sizes: tuple[int, ...], draws: b
             split = None if balancer._reduction is None else balancer._reduction.reducer.split
             epochs.append(None if split is None else split.epoch)
             planned.append((balancer.batch_sizes, len(x)))
-        sent = 0 if balancer._reduction is None else balancer._reduction.reducer.traffic.sent_bytes
+        sent = 0 if balancer._reduction is None else balancer._reduction.reducer.sent_bytes
     parameters = torch.cat([p.detach().ravel() for p in model.parameters()])
     told = [event for event in events if isinstance(event, SharesPlanned)]
     return parameters.tolist(), epochs, told, sent, planned
@@ -136,7 +136,7 @@ def trained_twice(rank: int, network: Network | None) -> tuple[list[float], list
                     draw_shares(balancer, 3)
                 learn(x)
             reduction = balancer._reduction
-            sent.append(0 if reduction is None else reduction.reducer.traffic.sent_bytes)
+            sent.append(0 if reduction is None else reduction.reducer.sent_bytes)
     learn(samples[4 * rank : 4 * rank + 4])
     return torch.cat([p.detach().ravel() for p in model.parameters()]).tolist(), sent
 
@@ -163,7 +163,7 @@ def bereft(rank: int, number: signal.Signals) -> str:
     torch.manual_seed(1)
     stock = DataLoader(TensorDataset(torch.randn(160, WIDTH)), batch_size=4)
     watchful = Runtime(deadline_s=2.0, heartbeat_s=0.2, line_every=None)
-    network = Network(probe=False)
+    network = Network()
     try:
         with Balancer(runtime=watchful, network=network) as balancer:
             model, loader = balancer.prepare(make_model(torch.float32), stock)
@@ -177,34 +177,6 @@ def bereft(rank: int, number: signal.Signals) -> str:
     except WorkerLostError as error:
         return str(error)
     return "nothing"
-
-
-def bereft_in_probing(rank: int, number: signal.Signals) -> str:
-    """Rank 2 goes in the middle of the first probes; return what the others are told."""
-    stock = DataLoader(TensorDataset(torch.randn(160, WIDTH)), batch_size=4)
-    watchful = Runtime(deadline_s=2.0, heartbeat_s=0.2, line_every=None)
-    try:
-        with Balancer(runtime=watchful, network=Network()) as balancer:
-            _, loader = balancer.prepare(make_model(torch.float32), stock)
-            if rank == 2:
-                goes_when_probing(balancer._side, number)
-            next(iter(loader))
-    except WorkerLostError as error:
-        return str(error)
-    return "nothing"
-
-
-def goes_when_probing(side: Any, number: signal.Signals) -> None:
-    """Have this process go when all are ready for the next probe."""
-    collect = side.collect
-
-    def gone(mine: Any) -> list[Any]:
-        everybody: list[Any] = collect(mine)
-        if mine is None:
-            os.kill(os.getpid(), number)
-        return everybody
-
-    side.collect = gone
 
 
 def refused(rank: int) -> list[str]:

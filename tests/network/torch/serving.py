@@ -23,7 +23,7 @@ from .networks import WIDTH, draw_shares, make_model
 
 NUM_STEPS = 6
 SIZES = 2, 5, 8
-BLIND = {"probe": False, "chunk_bytes": 1 << 16}
+CHUNK_BYTES = 1 << 16
 WATCHFUL = Runtime(deadline_s=2.0, heartbeat_s=0.2, line_every=None)
 
 
@@ -34,7 +34,7 @@ def stock(num_steps: int = NUM_STEPS, sizes: tuple[int, ...] = SIZES) -> DataLoa
 
 
 def sent_bytes(balancer: Balancer) -> int:
-    return 0 if balancer._reduction is None else balancer._reduction.reducer.traffic.sent_bytes
+    return 0 if balancer._reduction is None else balancer._reduction.reducer.sent_bytes
 
 
 def served(
@@ -51,7 +51,7 @@ def served(
         dtype: of the parameters.
     """
     os.environ["EVENSTEP_ROLE"] = "server" if how == "environment" and rank in servers else ""
-    network = Network(servers=None if how == "environment" else servers, **BLIND)  # type: ignore[arg-type]
+    network = Network(servers=None if how == "environment" else servers, chunk_bytes=CHUNK_BYTES)
     num_ranks, num_steps, planner = 3 + len(servers), 0, None
     models = [make_model(dtype) for _ in range(1 + two)]
     optimizer = torch.optim.SGD([p for model in models for p in model.parameters()], lr=0.1)
@@ -87,10 +87,10 @@ def served(
     return found
 
 
-def measured(rank: int, only_servers: bool, probe: bool) -> tuple[list[Any], list[Any]]:
+def measured(rank: int, only_servers: bool) -> tuple[list[Any], list[Any]]:
     """Return what links were measured and which parts planned, with rank 3 as a server."""
     events: list[Event] = []
-    network = Network(servers=(3,), only_servers=only_servers, probe=probe)
+    network = Network(servers=(3,), only_servers=only_servers)
     loud = Runtime(line_every=None, hooks=(events.append,))
     with Balancer(policy=Fixed(SIZES), runtime=loud, network=network) as balancer:
         model = nn.Sequential(nn.Linear(WIDTH, 2048), nn.Linear(2048, 256)).double()
@@ -104,7 +104,9 @@ def measured(rank: int, only_servers: bool, probe: bool) -> tuple[list[Any], lis
 def bereft(rank: int, victim: int, number: signal.Signals) -> str:
     """One of five goes in the middle of an exchange; return what the others, two servers, hear."""
     try:
-        with Balancer(runtime=WATCHFUL, network=Network(servers=(3, 4), **BLIND)) as balancer:  # type: ignore[arg-type]
+        with Balancer(
+            runtime=WATCHFUL, network=Network(servers=(3, 4), chunk_bytes=CHUNK_BYTES)
+        ) as balancer:
             model, loader = balancer.prepare(make_model(torch.float64), stock(400))
             if rank == victim == 3:
                 goes_at_a_push(balancer, number)
@@ -125,7 +127,7 @@ def bereft(rank: int, victim: int, number: signal.Signals) -> str:
 def goes_at_a_push(balancer: Balancer, number: signal.Signals) -> None:
     """Have this server go once it has asked for a worker's push, and before it has it."""
     assert balancer._reduction is not None
-    transport = balancer._reduction._plain
+    transport = balancer._reduction._transport._transport
     receive = transport.receive
 
     def gone(buffer: torch.Tensor, source: int, tag: int) -> Any:
@@ -139,17 +141,16 @@ def goes_at_a_push(balancer: Balancer, number: signal.Signals) -> None:
 
 def refused(rank: int) -> dict[str, str]:
     """Return what is said of roles that cannot be, by case."""
-    blind: Any = {"probe": False}
     cases: dict[str, tuple[Network | None, str]] = {
-        "beyond": (Network(servers=(2, 3), **blind), ""),
-        "too many": (Network(servers=(1, 2), **blind), ""),
-        "unlike": (Network(servers=(2 if rank == 1 else 1,), **blind), ""),
-        "first": (Network(**blind), "server" if rank == 0 else ""),
-        "no role": (Network(**blind), "sever" if rank == 2 else "worker"),
+        "beyond": (Network(servers=(2, 3)), ""),
+        "too many": (Network(servers=(1, 2)), ""),
+        "unlike": (Network(servers=(2 if rank == 1 else 1,)), ""),
+        "first": (Network(), "server" if rank == 0 else ""),
+        "no role": (Network(), "sever" if rank == 2 else "worker"),
         "no network": (None, "server" if rank == 1 else ""),
-        "some": (Network(**blind) if rank == 1 else None, ""),
-        "overruled": (Network(servers=(), **blind), "server" if rank == 2 else ""),
-        "wide": (Network(servers=(2,), **blind), ""),
+        "some": (Network() if rank == 1 else None, ""),
+        "overruled": (Network(servers=()), "server" if rank == 2 else ""),
+        "wide": (Network(servers=(2,)), ""),
     }
     told = {}
     for case, (network, role) in cases.items():
@@ -167,7 +168,7 @@ def refused(rank: int) -> dict[str, str]:
 
 def left_open(rank: int, destroys: bool) -> int:
     """Return the steps of a script that never closes its balancer, at its end."""
-    balancer = Balancer(runtime=WATCHFUL, network=Network(servers=(2,), **BLIND))  # type: ignore[arg-type]
+    balancer = Balancer(runtime=WATCHFUL, network=Network(servers=(2,), chunk_bytes=CHUNK_BYTES))  # type: ignore[arg-type]
     model, loader = balancer.prepare(make_model(torch.float64), stock(3, SIZES))
     num_steps = 0
     for (x,) in loader:
@@ -182,7 +183,9 @@ def left_open(rank: int, destroys: bool) -> int:
 def counting(rank: int) -> str:
     """Train until a number of steps is reached, which no server ever reaches."""
     step = 0
-    with Balancer(runtime=WATCHFUL, network=Network(servers=(2,), **BLIND)) as balancer:  # type: ignore[arg-type]
+    with Balancer(
+        runtime=WATCHFUL, network=Network(servers=(2,), chunk_bytes=CHUNK_BYTES)
+    ) as balancer:
         model, loader = balancer.prepare(make_model(torch.float64), stock(3))
         try:
             while step < 5:
@@ -197,7 +200,9 @@ def counting(rank: int) -> str:
 def stopping_early(rank: int) -> tuple[int, str]:
     """Leave the epochs by a loss, which a server has not; return how many were begun, and more."""
     loss = None
-    with Balancer(runtime=WATCHFUL, network=Network(servers=(2,), **BLIND)) as balancer:  # type: ignore[arg-type]
+    with Balancer(
+        runtime=WATCHFUL, network=Network(servers=(2,), chunk_bytes=CHUNK_BYTES)
+    ) as balancer:
         model, loader = balancer.prepare(make_model(torch.float64), stock(3))
         for epoch in range(8):
             for (x,) in loader:
@@ -212,7 +217,9 @@ def checkpointed(rank: int, folder: str) -> tuple[int, list[float], str]:
     """Load, train three steps and save in the middle; return the step begun with, what was
     loaded, and where it was saved."""
     model = make_model(torch.float64)
-    with Balancer(runtime=WATCHFUL, network=Network(servers=(2,), **BLIND)) as balancer:  # type: ignore[arg-type]
+    with Balancer(
+        runtime=WATCHFUL, network=Network(servers=(2,), chunk_bytes=CHUNK_BYTES)
+    ) as balancer:
         wrapped, loader = balancer.prepare(model, stock(6))
         checkpoint = Checkpoint(folder, model=wrapped, loader=loader, balancer=balancer)
         first = step = checkpoint.load() or 0
@@ -237,7 +244,9 @@ def followed(rank: int) -> list[float]:
     model = make_model(torch.float32)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu")
-    with Balancer(runtime=WATCHFUL, network=Network(servers=(2,), **BLIND)) as balancer:  # type: ignore[arg-type]
+    with Balancer(
+        runtime=WATCHFUL, network=Network(servers=(2,), chunk_bytes=CHUNK_BYTES)
+    ) as balancer:
         wrapped, loader = balancer.prepare(model, stock(6))
         for i, (x,) in enumerate(loader):
             if rank == 0 and not i:
@@ -257,7 +266,9 @@ def in_turn(rank: int) -> list[int]:
     """Return the steps made under two balancers, one after the other."""
     nums = []
     for _ in range(2):
-        with Balancer(runtime=WATCHFUL, network=Network(servers=(2,), **BLIND)) as balancer:  # type: ignore[arg-type]
+        with Balancer(
+            runtime=WATCHFUL, network=Network(servers=(2,), chunk_bytes=CHUNK_BYTES)
+        ) as balancer:
             model, loader = balancer.prepare(make_model(torch.float64), stock(3))
             nums.append(0)
             for (x,) in loader:
@@ -271,7 +282,7 @@ def grouped(rank: int) -> tuple[int, list[str]] | None:
     ranks = dist.new_group([1, 2, 3])
     if rank == 0:
         return None
-    network, num_steps = Network(servers=(1,), **BLIND), 0  # type: ignore[arg-type]
+    network, num_steps = Network(servers=(1,), chunk_bytes=CHUNK_BYTES), 0
     with Balancer(process_group=ranks, runtime=WATCHFUL, network=network) as balancer:
         model, loader = balancer.prepare(make_model(torch.float64), stock(3, (2, 6)))
         crew = balancer._join()
@@ -286,7 +297,9 @@ def grouped(rank: int) -> tuple[int, list[str]] | None:
 def failing(rank: int, victim: int) -> str:
     """One worker's script fails in a step; return what the others, a server too, hear of it."""
     try:
-        with Balancer(runtime=WATCHFUL, network=Network(servers=(2,), **BLIND)) as balancer:  # type: ignore[arg-type]
+        with Balancer(
+            runtime=WATCHFUL, network=Network(servers=(2,), chunk_bytes=CHUNK_BYTES)
+        ) as balancer:
             model, loader = balancer.prepare(make_model(torch.float64), stock(40))
             for i, (x,) in enumerate(loader):
                 if rank == victim and i == 9:
@@ -306,7 +319,9 @@ def drained(rank: int) -> tuple[int, bool]:
     dist.all_gather_object(pids, os.getpid())
     step, heard = 0, True
     with (
-        Balancer(runtime=WATCHFUL, network=Network(servers=(2,), **BLIND)) as balancer,  # type: ignore[arg-type]
+        Balancer(
+            runtime=WATCHFUL, network=Network(servers=(2,), chunk_bytes=CHUNK_BYTES)
+        ) as balancer,
         Drain(balancer) as drain,
     ):
         model, loader = balancer.prepare(make_model(torch.float64), stock(400))

@@ -18,7 +18,6 @@ from .networks import (
     NUM_STEPS,
     DrawnShares,
     bereft,
-    bereft_in_probing,
     named,
     refused,
     trained,
@@ -37,7 +36,7 @@ def apart(one, other):
 def test_shares_change_nothing_but_who_sums():
     """Drawn anew at every step, as batch sizes are: the parameters of plain all-reduce."""
     plain = run_workers(3, trained, None, SIZES, False)
-    drawn = run_workers(3, trained, Network(probe=False), SIZES, True)
+    drawn = run_workers(3, trained, Network(), SIZES, True)
     parameters, epochs, _, sent, sizes = zip(*drawn, strict=True)
 
     assert parameters[0] == parameters[1] == parameters[2]
@@ -55,7 +54,7 @@ def test_shares_change_nothing_but_who_sums():
 @pytest.mark.cluster
 def test_on_equal_links_shares_end_where_they_began():
     """There is a look at the links; then plain all-reduce goes on, and the log says why."""
-    found = run_workers(3, trained, Network(probe=False), SIZES, False)
+    found = run_workers(3, trained, Network(), SIZES, False)
     _, epochs, told, *_ = found[0]
 
     assert sum(epoch is not None for epoch in epochs) >= 1
@@ -63,15 +62,6 @@ def test_on_equal_links_shares_end_where_they_began():
     assert told[0].step == 0
     assert "measure what shares have to beat" in told[0].reason
     assert "a look at the links" in told[1].reason
-
-
-@pytest.mark.cluster
-def test_links_are_probed_before_the_first_step():
-    """So the first plan needs no look."""
-    found = run_workers(3, trained, Network(), SIZES, False)
-
-    assert not any("they were never measured" in event.reason for event in found[0][2])
-    assert len(found[0][2]) >= 2
 
 
 @pytest.mark.cluster
@@ -94,16 +84,6 @@ def test_a_worker_that_is_gone_in_the_exchange_is_named(number, answers):
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize(("number", "answers"), [(signal.SIGKILL, 3), (signal.SIGSTOP, 2)])
-def test_a_worker_that_is_gone_in_the_probes_is_named(number, answers):
-    """Before the first step, as in any; nobody waits for its bytes for ever."""
-    found = run_workers(3, bereft_in_probing, number, timeout_s=40, check=False, stop_after=answers)
-
-    assert "Rank 2" in found[0]
-    assert "Rank 2" in found[1]
-
-
-@pytest.mark.cluster
 def test_what_cannot_be_shared_out_is_refused():
     """A model whose own hook sums, and one that is no DDP's."""
     for told in run_workers(2, refused):
@@ -116,7 +96,7 @@ def test_what_cannot_be_shared_out_is_refused():
 def test_a_model_goes_on_after_its_balancer_is_closed():
     """With another balancer, then with none: as if nobody had ever shared anything out."""
     plain = run_workers(3, trained_twice, None)
-    shared = run_workers(3, trained_twice, Network(probe=False))
+    shared = run_workers(3, trained_twice, Network())
 
     assert apart(shared[0][0], plain[0][0]) <= 1e-12
     assert all(row[0] == shared[0][0] for row in shared)

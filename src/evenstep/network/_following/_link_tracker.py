@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import final
+from dataclasses import dataclass, replace
+from typing import Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,12 +12,12 @@ from ..._types import FloatArray
 from ...exceptions import invalid
 from .._plans._bandwidths import Links
 from .._plans._fair import fair_transfers
-from ._transfers import Transfers
+from ._transfers import Transfers, both_ways, divided
 
-FITS = 3
-"""How often one exchange is explained anew by what it has taught; more change little."""
-
-
+WEIGHT = 0.2  # least weight of the newest exchange in the mean
+SURPRISE = 0.3  # least change of a link that is no noise, as the logarithm of a ratio: a third
+LEAST_BYTES = 16384  # transfers of less are left out: their latency would count as slowness
+FITS = 3  # how often one exchange is explained anew by what it has taught; more change little
 BELIEVED = 0.9  # of a change
 NOISE_WEIGHT = 0.1
 FULL = 0.95  # part of a link that makes it the limit
@@ -29,31 +29,6 @@ DOUBT = 0.15  # logarithm of a ratio: what a link that is not the limit may seem
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class LinkBelief:
-    """What is believed of the links, and how firmly.
-
-    Attributes:
-        links: what they carry.
-        num_up, num_down: exchanges that the figure of each rank rests on, ``(world_size,)``.
-        noise: usual difference of an exchange from what is believed, as the logarithm of a ratio.
-    """
-
-    links: Links
-    num_up: FloatArray
-    num_down: FloatArray
-    noise: float
-
-    def changed(self, ranks: NDArray[np.bool_]) -> bool:
-        """Whether the link of some of these ranks was found to have changed in the newest exchange.
-
-        Args:
-            ranks: who counts, at least one, ``(world_size,)``.
-        """
-        return bool(min(self.num_up[ranks].min(), self.num_down[ranks].min()) <= 1)
-
-
-@final
-@dataclass(frozen=True, slots=True)
 class LinkTracker:
     r"""Follows what every rank's link carries, up and down, without sending a byte of its own.
 
@@ -83,169 +58,143 @@ class LinkTracker:
 
     The same is done for receivers, three times over, as one change explains others. What came
     of it is averaged in logarithms, over the exchanges since the link last changed and at most
-    ``1 / weight`` of them. A link has changed if it differs by more than the factor
-    ``exp(surprise)``, and by more than thrice what exchanges usually do; nine tenths of that are
-    believed at once.
+    five of them. A link has changed if it differs by more than a third, and by more than thrice
+    what exchanges usually do; nine tenths of that are believed at once.
 
     Right for ranks with a link each, full duplex, on which many transfers run at once. What it
     cannot see: a link that nothing goes over, more capacity than any plan has asked for (found
     when one asks), and which of two ranks is slow if they have no other partner: both, then. The
-    bandwidths of pairs stay as they were measured, and half duplex is taken for full. An update
+    bandwidths of pairs stay as they were given, and half duplex is taken for full. An update
     takes some 10 ms for 8 ranks and 0.25 s for 32: no rank should wait for it.
 
-    Args:
-        weight: least weight of the newest exchange in the mean, in (0, 1].
-        surprise: least change of a link that is no noise, as the logarithm of a ratio.
-        least_bytes: transfers of less in a step are left out: their latency would count as
-            slowness.
-
-    Raises:
-        ValueError: an argument is out of range.
+    Attributes:
+        links: what they are believed to carry.
+        num_exchanges: that the figure of each rank rests on, up and down, ``(2, world_size)``.
+        noise: usual difference of an exchange from what is believed, as the logarithm of a ratio.
     """
 
-    weight: float = 0.2
-    surprise: float = 0.3
-    least_bytes: int = 16384
+    links: Links
+    num_exchanges: FloatArray
+    noise: float
 
-    def __post_init__(self) -> None:
-        if not 0 < self.weight <= 1:
-            remedy = "1 believes the newest exchange alone."
-            raise invalid("LinkTracker(weight=...)", "be in (0, 1]", self.weight, remedy)
-        if not self.surprise > 0:
-            remedy = "0.3 is a change by a third."
-            raise invalid("LinkTracker(surprise=...)", "be positive", self.surprise, remedy)
-        if self.least_bytes < 0:
-            remedy = "0 takes all transfers."
-            raise invalid("LinkTracker(least_bytes=...)", "be at least 0", self.least_bytes, remedy)
+    @classmethod
+    def of(cls, links: Links) -> Self:
+        """Return the belief in links that were measured otherwise."""
+        return cls(links, np.ones((2, links.world_size)), 0.0)
 
-    def begin(self, links: Links) -> LinkBelief:
-        """Return the belief in links that were measured otherwise, by probes say."""
-        once = np.ones(links.world_size)
-        return LinkBelief(links, once, once, 0.0)
-
-    def first(self, transfers: Transfers) -> LinkBelief:
+    @classmethod
+    def first(cls, transfers: Transfers) -> Self:
         """Return a guess from one exchange alone: what each rank moved, summed over its transfers.
 
         A rank whose link was not the limit is taken for slower than it is until a plan asks more of
         it. One that nothing went to or from is taken for the mean of the others.
 
         Raises:
-            ValueError: there was no transfer at all.
+            ValueError: there was no transfer of 16384 bytes at all.
         """
-        rate, _ = self._rates(transfers)
+        rate, _ = _rates(transfers)
         if not rate.any():
-            remedy = "Exchange more bytes, or lower `least_bytes`."
-            rule, got = f"hold a transfer of {self.least_bytes} bytes", "none"
-            raise invalid("LinkTracker.first(transfers=...)", rule, got, remedy)
+            rule, got = f"hold a transfer of {LEAST_BYTES} bytes", "none"
+            raise invalid("LinkTracker.first(transfers)", rule, got, "Exchange more bytes.")
         up, down = rate.sum(axis=1), rate.sum(axis=0)
         up[up == 0], down[down == 0] = up[up > 0].mean(), down[down > 0].mean()
-        return self.begin(self._fitted(Links(up, down), transfers, 0.0))
+        return cls.of(_fitted(Links(up, down), transfers, 0.0))
 
     def update(
-        self,
-        belief: LinkBelief,
-        transfers: Transfers,
-        *,
-        only_serves: NDArray[np.bool_] | None = None,
-    ) -> LinkBelief:
+        self, transfers: Transfers, *, only_serves: NDArray[np.bool_] | None = None
+    ) -> LinkTracker:
         """Return what is believed after an exchange.
 
         Args:
-            belief: what was believed before it.
             transfers: of the exchange, all ranks at once.
             only_serves: ranks without data of their own, ``(world_size,)``; None if there is none.
 
         Raises:
-            ValueError: the two speak of other ranks.
+            ValueError: the transfers are of other ranks.
         """
-        links = belief.links
+        links = self.links
         if links.world_size != transfers.world_size:
             rule = f"speak of the {links.world_size} ranks of the links"
             got, remedy = transfers.world_size, "Give a row per rank."
-            raise invalid("LinkTracker.update(transfers=...)", rule, got, remedy)
-        fitted = self._fitted(links, transfers, belief.noise)
-        before = np.stack([links.up_bytes_per_s, links.down_bytes_per_s])
-        found = np.stack([fitted.up_bytes_per_s, fitted.down_bytes_per_s])
-        at_least, at_most = self._certain(before, transfers, only_serves)
-        change_up, change_down = np.log(np.minimum(np.maximum(found, at_least), at_most) / before)
-        limit = max(self.surprise, 3 * belief.noise)
-        up, num_up = self._believed(change_up, belief.num_up, limit)
-        down, num_down = self._believed(change_down, belief.num_down, limit)
-        seen = abs(np.concatenate([change_up, change_down]))
-        noise = belief.noise + NOISE_WEIGHT * (float(np.minimum(seen, limit).mean()) - belief.noise)
-        links = _with(links, links.up_bytes_per_s * up, links.down_bytes_per_s * down)
-        return LinkBelief(links, num_up, num_down, noise)
+            raise invalid("LinkTracker.update(transfers)", rule, got, remedy)
+        before, found = _both(links), _both(_fitted(links, transfers, self.noise))
+        at_least, at_most = _certain(before, transfers, only_serves)
+        change = np.log(np.minimum(np.maximum(found, at_least), at_most) / before)
+        limit = max(SURPRISE, 3 * self.noise)
+        changed, number = abs(change) > limit, self.num_exchanges + 1
+        part = np.where(changed, BELIEVED, np.maximum(WEIGHT, 1 / number))
+        usual = float(np.minimum(abs(change), limit).mean())
+        return LinkTracker(
+            _with(links, before * np.exp(part * change)),
+            np.where(changed, 1.0, number),
+            self.noise + NOISE_WEIGHT * (usual - self.noise),
+        )
 
-    def _certain(
-        self, before: FloatArray, transfers: Transfers, only_serves: NDArray[np.bool_] | None
-    ) -> tuple[FloatArray, FloatArray]:
-        """Return what links may be taken for, at least and at most, ``(2, world_size)`` each.
+    def changed(self, ranks: NDArray[np.bool_]) -> bool:
+        """Whether the link of some of these ranks was found to have changed in the newest exchange.
 
-        Of a link that had little to do, what is too good to be certain is believed by and by:
-        shares that were planned for a link that is not there cost more than those that leave some
-        of it for an exchange or two.
+        Args:
+            ranks: who counts, at least one, ``(world_size,)``.
         """
-        carried = transfers.carried(self.least_bytes)
-        moved = np.stack(transfers.moved())
-        doubtful = moved < LITTLE * moved.max(axis=1, keepdims=True)
-        if only_serves is not None:
-            doubtful |= only_serves & (carried > 0)
-        otherwise = np.maximum(transfers.sustained(), GROWTH * before)
-        certain = np.maximum(np.where(carried > 0, carried, otherwise), before)
-        at_least = np.minimum(CERTAIN * carried, before)
-        at_least[0] = 0.0  # for how long a link was in use by what it sent is known by half
-        return at_least, np.where(doubtful, certain, np.inf)
+        return bool((self.num_exchanges[:, ranks] <= 1).any())
 
-    def _rates(self, transfers: Transfers) -> tuple[FloatArray, FloatArray]:
-        """Return rates and bytes of what counts, 0 elsewhere."""
-        seen = transfers.seen(self.least_bytes)
-        num_bytes = np.where(seen, transfers.num_bytes, 0.0)
-        return _divided(num_bytes, transfers.seconds, seen), num_bytes
 
-    def _fitted(self, links: Links, transfers: Transfers, noise: float) -> Links:
-        """Return links that explain the exchange, as near to ``links`` as the rules allow."""
-        rate, num_bytes = self._rates(transfers)
-        for _ in range(FITS):
-            links = _explained(links, num_bytes, rate, max(DOUBT, 2 * noise))
-        return links
+def _certain(
+    before: FloatArray, transfers: Transfers, only_serves: NDArray[np.bool_] | None
+) -> tuple[FloatArray, FloatArray]:
+    """Return what links may be taken for, at least and at most, ``(2, world_size)`` each.
 
-    def _believed(
-        self, change: FloatArray, number: FloatArray, limit: float
-    ) -> tuple[FloatArray, FloatArray]:
-        """Return the factors by which links change, and the exchanges that they then rest on."""
-        changed = abs(change) > limit
-        part = np.where(changed, BELIEVED, np.maximum(self.weight, 1 / (number + 1)))
-        return np.exp(part * change), np.where(changed, 1.0, number + 1)
+    Of a link that had little to do, what is too good to be certain is believed by and by:
+    shares that were planned for a link that is not there cost more than those that leave some
+    of it for an exchange or two.
+    """
+    carried = transfers.carried(LEAST_BYTES)
+    moved = transfers.moved()
+    doubtful = moved < LITTLE * moved.max(axis=1, keepdims=True)
+    if only_serves is not None:
+        doubtful |= only_serves & (carried > 0)
+    otherwise = np.maximum(transfers.sustained(), GROWTH * before)
+    certain = np.maximum(np.where(carried > 0, carried, otherwise), before)
+    at_least = np.minimum(CERTAIN * carried, before)
+    at_least[0] = 0.0  # for how long a link was in use by what it sent is known by half
+    return at_least, np.where(doubtful, certain, np.inf)
+
+
+def _rates(transfers: Transfers) -> tuple[FloatArray, FloatArray]:
+    """Return rates and bytes of what counts, 0 elsewhere."""
+    seen = transfers.seen(LEAST_BYTES)
+    num_bytes = np.where(seen, transfers.num_bytes, 0.0)
+    return divided(num_bytes, transfers.seconds, seen), num_bytes
+
+
+def _fitted(links: Links, transfers: Transfers, noise: float) -> Links:
+    """Return links that explain the exchange, as near to ``links`` as the rules allow."""
+    rate, num_bytes = _rates(transfers)
+    for _ in range(FITS):
+        links = _explained(links, num_bytes, rate, max(DOUBT, 2 * noise))
+    return links
 
 
 def _explained(links: Links, num_bytes: FloatArray, rate: FloatArray, doubt: float) -> Links:
-    """Return the links after the rules were applied once."""
-    expected = fair_transfers(num_bytes, links)
-    usual = _divided(num_bytes, expected.seconds, num_bytes > 0)
-    sent, got = usual.sum(axis=1), usual.sum(axis=0)
-    up = _divided(rate.sum(axis=1), sent, sent > 0, 1.0)
-    down = _divided(rate.sum(axis=0), got, got > 0, 1.0)
+    """Return the links after the rules were applied once.
+
+    A link that was not expected to be full may have lost little to noise, and much more would be
+    made of it: all that it was not asked for.
+    """
+    fair = fair_transfers(num_bytes, links)
+    usual = divided(num_bytes, fair.seconds, num_bytes > 0)
+    asked = both_ways(usual)
+    ratio = divided(both_ways(rate), asked, asked > 0, 1.0)
     lost = np.maximum(usual - rate, 0.0)
     # Both directions of a rank are one link more often than not: it counts if both fell behind.
-    sends, gets = (up * np.sqrt(down))[:, None], (down * np.sqrt(up))[None, :]
-    behind = sends <= gets, gets <= sends
-    return _with(
-        links,
-        _corrected(
-            links.up_bytes_per_s,
-            expected.up_bytes_per_s,
-            up,
-            _most(lost, behind[0], 1),
-            doubt,
-        ),
-        _corrected(
-            links.down_bytes_per_s,
-            expected.down_bytes_per_s,
-            down,
-            _most(lost, behind[1], 0),
-            doubt,
-        ),
-    )
+    sends, gets = ratio * np.sqrt(ratio[::-1])
+    sender_fell, receiver_fell = sends[:, None] <= gets, gets <= sends[:, None]
+    at_fault = np.stack([_most(lost, sender_fell, 1), _most(lost, receiver_fell, 0)])
+    before, expected = _both(links), np.stack([fair.up_bytes_per_s, fair.down_bytes_per_s])
+    full, carried = expected >= FULL * before, expected * ratio
+    slower = at_fault & (full | (np.log(np.maximum(ratio, 1e-9)) < -doubt))
+    moved = (expected > 0) & (ratio > 0) & ((carried > before) | slower)
+    return _with(links, np.where(moved, carried, before))
 
 
 def _most(rate: FloatArray, by: NDArray[np.bool_], axis: int) -> NDArray[np.bool_]:
@@ -254,45 +203,16 @@ def _most(rate: FloatArray, by: NDArray[np.bool_], axis: int) -> NDArray[np.bool
     return most
 
 
-def _corrected(
-    before: FloatArray,
-    expected: FloatArray,
-    ratio: FloatArray,
-    at_fault: NDArray[np.bool_],
-    doubt: float,
-) -> FloatArray:
-    """Return what links carried, where that was more than was thought, or they are at fault.
-
-    A link that was not expected to be full may have lost little to noise, and much more would be
-    made of it: all that it was not asked for.
-    """
-    full = expected >= FULL * before
-    carried = expected * ratio
-    slower = at_fault & (full | (np.log(np.maximum(ratio, 1e-9)) < -doubt))
-    moved = (expected > 0) & (ratio > 0) & ((carried > before) | slower)
-    corrected: FloatArray = np.where(moved, carried, before)
-    return corrected
+def _both(links: Links) -> FloatArray:
+    """Return what links carry up and down, ``(2, world_size)``."""
+    return np.stack([links.up_bytes_per_s, links.down_bytes_per_s])
 
 
-def _divided(
-    number: FloatArray, by: FloatArray, where: NDArray[np.bool_], otherwise: float = 0.0
-) -> FloatArray:
-    divided: FloatArray = np.divide(number, by, out=np.full(number.shape, otherwise), where=where)
-    return divided
-
-
-def _with(links: Links, up: FloatArray, down: FloatArray) -> Links:
+def _with(links: Links, both: FloatArray) -> Links:
     """Return the links with other bandwidths of the ranks."""
-    return Links(
-        up,
-        down,
-        pair_bytes_per_s=links.pair_bytes_per_s,
-        latency_s=links.latency_s,
-        half_duplex=links.half_duplex,
-    )
+    return replace(links, up_bytes_per_s=both[0], down_bytes_per_s=both[1])
 
 
 def links_apart(one: Links, other: Links) -> float:
     """Return by which part the most different link differs."""
-    up = abs(one.up_bytes_per_s / other.up_bytes_per_s - 1).max()
-    return float(max(up, abs(one.down_bytes_per_s / other.down_bytes_per_s - 1).max()))
+    return float(abs(_both(one) / _both(other) - 1).max())

@@ -12,9 +12,8 @@ from ...planner import blaming
 from .._plans._aggregation import Aggregation
 from .._plans._bandwidths import Links
 from .._plans._base import AbstractSharePolicy, ShareDecision
-from .._plans._duration import exchange_s
+from .._plans._duration import check_shares, exchange_s
 from .._plans._optimum import equal_shares
-from .._plans._ranges import byte_edges
 from .._plans._ring import ring_s
 
 LOOK_EQUAL = 0.25  # part of a look that goes to all alike, whatever was known of the links
@@ -43,7 +42,7 @@ class ShareChoice:
         hopeful = self._hopeful(links)
         with blaming(self._policy):
             decision = self._policy.update(self._aggregation, hopeful, self._state)
-            byte_edges(self._aggregation, shares=decision.shares)  # raises if they are none
+            check_shares("plan_shares", self._aggregation, decision.shares)
         return decision
 
     def keep(self, decision: ShareDecision[Any]) -> None:

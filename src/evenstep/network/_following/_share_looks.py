@@ -21,7 +21,7 @@ NUM_LIKE, NUM_RECENT = 3, 5  # all-reduces in a row that tell a change, and what
 SOUND_EVERY = 25  # exchanges by shares, of which one gives some server more than its part
 LONGER = 1.05  # than shares took: all-reduce that was thought to be faster
 MAY_COST = 0.02  # of all-reduces: what looks take more, in the long run
-FIRST_COST = 4.0  # all-reduces that a look is taken to cost before there was one, and at most
+MOST_COST = 4.0  # all-reduces that a look is taken to cost at most
 
 
 class Looks:
@@ -33,7 +33,7 @@ class Looks:
     clock, or because all-reduce became faster, waits until it is saved for. If it became slower,
     the time lost that way counts as saved, and half as much whenever it is not: what lasts is
     looked at within some steps, and what a busy machine does now and then is not. Looks that end in
-    shares have paid for themselves, and the first one costs nothing where the links are unknown.
+    shares have paid for themselves, and the first one is free, as the links are unknown.
     """
 
     def __init__(self) -> None:
@@ -45,14 +45,14 @@ class Looks:
         self._chance = False  # the last look was for their sake
         self._recent: deque[float] = deque(maxlen=NUM_RECENT)
         self._saved_s = self._lost_s = 0.0  # less than 0 is owed; lost since the last look
-        self._look_s: float | None = None  # what the last look cost
+        self._look_s = 0.0  # what the last look cost
 
     def due(self, plain_s: float) -> str | None:
         """Return why one is due, if it is, after an all-reduce of ``plain_s``."""
         self._since += 1
         self._recent.append(plain_s)
-        most_s = FIRST_COST * (plain_s if self._usual_s is None else self._usual_s)
-        cost_s = most_s if self._look_s is None else min(max(self._look_s, 0.0), most_s)
+        most_s = MOST_COST * (plain_s if self._usual_s is None else self._usual_s)
+        cost_s = min(max(self._look_s, 0.0), most_s)
         self._saved_s = min(self._saved_s + MAY_COST * plain_s, cost_s)
         reason = self._reason(plain_s, cost_s)
         if reason is not None:
@@ -61,8 +61,7 @@ class Looks:
 
     def spend(self, seconds: float) -> None:
         """Note by how much an exchange of a look took longer than all-reduce."""
-        if self._look_s is not None:
-            self._look_s += seconds
+        self._look_s += seconds
         if self._usual_s is not None:
             self._saved_s -= seconds
 

@@ -6,7 +6,6 @@ from typing import Any, final
 
 import numpy as np
 
-from ..._types import FloatArray
 from ...events import (
     Event,
     ExchangeMeasured,
@@ -21,10 +20,10 @@ from .._plans._aggregation import Aggregation
 from .._plans._bandwidths import Links
 from .._plans._base import AbstractSharePolicy, ShareDecision
 from .._plans._ring import ring_s
-from .._plans._share_plan import SharePlan, plan_shares
+from .._plans._share_plan import plan_shares
 from .._plans._split import Split
 from ._in_force import ShareOutcome, SharesInForce
-from ._link_tracker import LinkTracker, links_apart
+from ._link_tracker import LEAST_BYTES, LinkTracker, links_apart
 from ._share_choice import ShareChoice
 from ._share_looks import Looks, PlainLooks, Soundings
 from ._share_trust import Trust
@@ -37,23 +36,20 @@ STAYS = 0.02  # gain over all-reduce below which shares in force end
 MEASURED = 1 / 3  # of the margin by which shares have to win that were tried
 NUM_LOOKS = 3  # exchanges of a look: one that shows the links, and two by what it showed
 TOLD = 0.1  # a change of some link by which part is worth an event
-TRACKER = LinkTracker()
 
 
 @final
 class SharePlanner:
     """Runs a share policy over the exchanges of a training run, and checks what it promises.
 
-    - It begins with plain all-reduce, measures it, and looks at the links if they were not probed.
+    - It begins with plain all-reduce, measures it, and looks at the links.
     - A look is three exchanges: one by equal shares, or by what was known of the links, and two by
       shares that suit what it showed. They stay if all-reduce took longer than the better one of
       these by ``margin``, or by a third of it where servers have no data and their links look slow.
     - Every exchange by shares tells more of the links (``LinkTracker``). New shares are adopted
-      if those in force would take 5 % longer on the servers' links as they are now, at most every
-      ``least_steps`` steps.
-    - Shares give way to all-reduce where they would not win by ``margin`` on links that were
-      probed, by 2 % once in force, in the words of ``plan_shares``. What either took, over what
-      its model said, corrects the model.
+      if those in force would take 5 % longer on the servers' links as they are now.
+    - Shares in force give way to all-reduce where they would not win by 2 % three times in a row.
+      What either took, over what its model said, corrects the model.
     - Predictions that fail five times in a row by 1.35, slower than all-reduce was, end shares.
     - One exchange of 25 gives a server 1.4 times its part, in turns, to see what its link carries.
     - Servers without data hide what workers' links carry. So one exchange tries all-reduce some
@@ -68,36 +64,26 @@ class SharePlanner:
     Args:
         policy: decides the shares.
         aggregation: what is summed, by whom, in how many chunks.
-        links: as they were measured before the first step; None if they were not.
-        tracker: how links are followed.
         margin: what shares have to gain over plain all-reduce, at least 0.
-        least_steps: steps between two plans, at least 1.
 
     Attributes:
         plan: what is in force from ``plan.first_step`` on.
 
     Raises:
-        ValueError: an argument is out of range, or the links are of other ranks.
+        ValueError: ``margin`` is out of range.
     """
 
     def __init__(
         self,
         policy: AbstractSharePolicy[Any],
         aggregation: Aggregation,
-        links: Links | None = None,
         *,
-        tracker: LinkTracker = TRACKER,
         margin: float = 0.15,
-        least_steps: int = 1,
     ) -> None:
         if not (np.isfinite(margin) and margin >= 0):
             rule, remedy = "be finite and at least 0", "0.15 is 15 %."
             raise invalid("SharePlanner(margin=...)", rule, margin, remedy)
-        if least_steps < 1:
-            rule, remedy = "be at least 1", "1 may plan after every step."
-            raise invalid("SharePlanner(least_steps=...)", rule, least_steps, remedy)
-        self._aggregation, self._tracker = aggregation, tracker
-        self._margin, self._least_steps = margin, least_steps
+        self._aggregation, self._margin = aggregation, margin
         self._choice = ShareChoice(policy, aggregation)
         self._trust = Trust()
         self._looks, self._plain_looks = Looks(), PlainLooks()
@@ -105,10 +91,8 @@ class SharePlanner:
         self._soundings = Soundings(aggregation)
         self._sounding = False  # the plan in force is the last one, but for one server's part
         self._look_no = 0  # exchanges of the look under way, this one included; 0 without one
-        self._told = links
-        self._belief = None if links is None else tracker.begin(links)
-        if links is not None:
-            ring_s(aggregation, links)  # refuses those of other ranks before the first step
+        self._told: Links | None = None
+        self._belief: LinkTracker | None = None
         self._helped = aggregation.num_workers < aggregation.world_size
         self._useful = aggregation.num_workers > (1 if self._helped else 2)
         why = "to measure what shares have to beat"
@@ -185,12 +169,12 @@ class SharePlanner:
             return  # ranges too short to be timed
         if self._belief is not None:
             only_serves = ~self._aggregation.is_worker
-            self._belief = self._tracker.update(self._belief, transfers, only_serves=only_serves)
+            self._belief = self._belief.update(transfers, only_serves=only_serves)
             if self._belief.changed(self._aggregation.is_server):
                 self._plain_looks.changed()
             self._plain_looks.see(transfers.rates()[:, self._aggregation.is_worker])
-        elif transfers.seen(self._tracker.least_bytes).any():
-            self._belief = self._tracker.first(transfers)
+        elif transfers.seen(LEAST_BYTES).any():
+            self._belief = LinkTracker.first(transfers)
 
     def _tell(self, step: int) -> list[Event]:
         """Return the links as a fact, if they are other than when they were last told."""
@@ -207,8 +191,6 @@ class SharePlanner:
         if self.plan.parts is None:
             if links is not None and self._look_no:
                 return self._after_plain(links, next_step)
-            if links is not None and self.plan.epoch == 0 and self._num_seen == NUM_PLAIN:
-                return self._plan_anew(links, next_step)
             due = self._looks.due(exchange.exchange_s)
             return [] if due is None else self._look(next_step, due)
         if links is None:
@@ -219,8 +201,6 @@ class SharePlanner:
             return self._after_look(links, next_step)
         if complaint := self._trust.complaint(ring_s(self._aggregation, links)):
             return self._fall_back(next_step, links, complaint)
-        if next_step < self.plan.first_step + self._least_steps:
-            return []
         return (
             self._plan_again(links, next_step)
             or self._try_plain(next_step)
@@ -232,7 +212,7 @@ class SharePlanner:
         self._trust.forget_shares()
         shares, links = self._choice.to_look(self.links), self.links
         predicted_s = None if links is None else self._choice.seconds(links, shares)
-        return self._adopt(next_step, shares, predicted_s, reason, look_no=1)
+        return self._adopt(next_step, Split.of(shares).parts, predicted_s, reason, look_no=1)
 
     def _after_look(self, links: Links, next_step: int) -> list[Event]:
         """Go on with what a look showed: its better exchange decides, as slower shares end soon."""
@@ -243,8 +223,7 @@ class SharePlanner:
         at_best_s = self._choice.seconds_of_servers(links, decision.shares)
         if self._look_no == 1 and not self._trust.is_hopeless(at_best_s):
             reason = "a look at the links: shares by what is known of them"
-            plan, *_ = self._judged(decision.shares, links, self._margin)
-            return self._adopt(next_step, plan.shares, plan.exchange_s, reason, look_no=2)
+            return self._share(decision, links, next_step, reason, look_no=2)
         shares_s = self._trust.best_of(NUM_LOOKS - 1)
         margin = self._margin * (MEASURED if self._helped else 1.0)
         wins, reason = self._trust.compared(shares_s, margin)
@@ -278,49 +257,49 @@ class SharePlanner:
         shares = self._choice.to_sound(self.plan.shares, rank)
         seconds = self._choice.seconds(links, shares)
         reason = f"a look at rank {rank}: whether its link carries more than it is asked for"
-        events = self._adopt(next_step, shares, seconds, reason)
+        events = self._adopt(next_step, Split.of(shares).parts, seconds, reason)
         self._sounding = True
         return events
-
-    def _plan_anew(self, links: Links, next_step: int) -> list[Event]:
-        """Decide between all-reduce and shares, on links that were probed."""
-        decision = self._choice.on(links)
-        _, wins, reason = self._judged(decision.shares, links, self._margin)
-        if wins:
-            return self._begin(decision, links, next_step, reason)
-        return self._fall_back(next_step, links, reason)
 
     def _plan_again(self, links: Links, next_step: int) -> list[Event]:
         """Decide between the shares in force, others and all-reduce."""
         decision = self._choice.on(links)
-        plan, wins, reason = self._judged(decision.shares, links, min(STAYS, self._margin))
+        stays = min(STAYS, self._margin)
+        plan = plan_shares(self._aggregation, links, shares=decision.shares, margin=stays)
+        wins, reason = self._trust.judge(plan, stays)
         self._num_lost = 0 if wins else self._num_lost + 1
         if self._num_lost >= LOSSES:
             return self._fall_back(next_step, links, reason, self._trust.usual_of(3))
         if self._sounding:
-            return self._adopt(next_step, plan.shares, plan.exchange_s, reason)
+            return self._adopt(next_step, plan.parts, plan.exchange_s, reason)
         assert self.plan.shares is not None
         held_s = self._choice.seconds_of_servers(links, self.plan.shares)
         best_s = self._choice.seconds_of_servers(links, plan.shares)
         if not wins or held_s <= best_s * (1 + LEAST_GAIN):
             return []
         self._choice.keep(decision)
-        return self._adopt(next_step, plan.shares, plan.exchange_s, reason)
-
-    def _judged(
-        self, shares: FloatArray, links: Links, margin: float
-    ) -> tuple[SharePlan, bool, str]:
-        plan = plan_shares(self._aggregation, links, shares=shares, margin=margin)
-        return (plan, *self._trust.judge(plan, margin))
+        return self._adopt(next_step, plan.parts, plan.exchange_s, reason)
 
     def _begin(
         self, decision: ShareDecision[Any], links: Links, next_step: int, reason: str
     ) -> list[Event]:
         """Go over to shares, or stay with them after a trial of all-reduce."""
-        plan, *_ = self._judged(decision.shares, links, self._margin)
         self._looks.done(None, changed=True)
         self._choice.keep(decision)
-        return self._adopt(next_step, plan.shares, plan.exchange_s, reason)
+        return self._share(decision, links, next_step, reason)
+
+    def _share(
+        self,
+        decision: ShareDecision[Any],
+        links: Links,
+        next_step: int,
+        reason: str,
+        *,
+        look_no: int = 0,
+    ) -> list[Event]:
+        parts = Split.of(decision.shares).parts
+        seconds = self._choice.seconds(links, decision.shares)
+        return self._adopt(next_step, parts, seconds, reason, look_no=look_no)
 
     def _fall_back(
         self, next_step: int, links: Links, reason: str, shares_s: float | None = None
@@ -332,7 +311,7 @@ class SharePlanner:
     def _adopt(
         self,
         next_step: int,
-        shares: FloatArray | None,
+        parts: tuple[int, ...] | None,
         predicted_s: float | None,
         reason: str,
         *,
@@ -340,7 +319,6 @@ class SharePlanner:
     ) -> list[Event]:
         """Put a plan in force, under the next number."""
         self._look_no, self._sounding, self._num_lost = look_no, False, 0
-        parts = None if shares is None else Split.of(shares).parts
         self.plan = SharesInForce(self.plan.epoch + 1, next_step, parts, predicted_s, reason)
         plain_s = self._trust.plain_s
         return [SharesPlanned(next_step, self.plan.epoch, parts, predicted_s, plain_s, reason)]

@@ -69,11 +69,11 @@ class Transfers:
             seconds[sender, receiver] += taken_s
         if not came_s.any():
             return cls(num_bytes, seconds)
-        known = (came_s > 0) & (num_bytes.sum(axis=0) > 0)
-        overlap = np.divide(seconds.sum(axis=0), came_s, out=np.ones(world_size), where=known)
+        sent, got = both_ways(num_bytes)
+        known = (came_s > 0) & (got > 0)
+        overlap = divided(seconds.sum(axis=0), came_s, known, 1.0)
         gone_s = seconds.sum(axis=1) / np.maximum(overlap, 1.0)
-        sent, got = num_bytes.sum(axis=1), num_bytes.sum(axis=0)
-        alike_s = np.divide(came_s * sent, got, out=np.zeros(world_size), where=known)
+        alike_s = divided(came_s * sent, got, known)
         return cls(num_bytes, seconds, np.stack([np.sqrt(gone_s * alike_s), came_s]))
 
     @property
@@ -104,23 +104,19 @@ class Transfers:
 
     def _longest_s(self) -> float:
         """Return the time of the slowest rank: its bytes over the sum of its transfers' rates."""
-        moved, rates = np.stack(self.moved()), self.rates()
-        taken_s = np.divide(moved, rates, out=np.zeros(moved.shape), where=rates > 0)
-        return float(taken_s.max())
+        rates = self.rates()
+        return float(divided(self.moved(), rates, rates > 0).max())
 
-    def sustained(self) -> tuple[FloatArray, FloatArray]:
-        """Return what each rank's link has certainly carried, up and down, ``(world_size,)`` each.
+    def sustained(self) -> FloatArray:
+        """Return what each rank's link has certainly carried, up and down, ``(2, world_size)``.
 
         All that it moved over the sum of its transfers' times, as if they had run one after the
         other, or over all of the exchange if that is less. Short transfers do run one after the
         other, and each has the link to itself: the sum of their rates then says too much.
         """
-        seconds, longest_s = np.where(self.seen(1), self.seconds, 0.0), self._longest_s()
-        answer = []
-        for axis, moved in zip((1, 0), self.moved(), strict=True):
-            busy_s = np.minimum(seconds.sum(axis=axis), longest_s)
-            answer.append(np.divide(moved, busy_s, out=np.zeros(len(moved)), where=busy_s > 0))
-        return answer[0], answer[1]
+        taken_s = both_ways(np.where(self.seen(1), self.seconds, 0.0))
+        busy_s = np.minimum(taken_s, self._longest_s())
+        return divided(self.moved(), busy_s, busy_s > 0)
 
     def carried(self, least_bytes: float) -> FloatArray:
         """Return what links carried while they were in use, up and down, ``(2, world_size)``.
@@ -128,23 +124,18 @@ class Transfers:
         What a link carries if it was the limit, and less if not. 0 where that is not known, or
         over which less than ``least_bytes`` went.
         """
-        carried = np.zeros((2, self.world_size))
         if self.busy_s is None:
-            return carried
-        moved = np.stack(self.moved())
-        known = (self.busy_s > 0) & (moved >= max(least_bytes, 1))
-        return np.divide(moved, self.busy_s, out=carried, where=known)
+            return np.zeros((2, self.world_size))
+        moved = self.moved()
+        return divided(moved, self.busy_s, (self.busy_s > 0) & (moved >= max(least_bytes, 1)))
 
     def rates(self) -> FloatArray:
         """Return the summed rates of each rank's transfers, up and down, ``(2, world_size)``."""
-        seen = self.seen(1)
-        rate = np.divide(self.num_bytes, self.seconds, out=np.zeros(seen.shape), where=seen)
-        return np.stack([rate.sum(axis=1), rate.sum(axis=0)])
+        return both_ways(divided(self.num_bytes, self.seconds, self.seen(1)))
 
-    def moved(self) -> tuple[FloatArray, FloatArray]:
-        """Return the bytes that went over each rank's link, up and down, ``(world_size,)`` each."""
-        num_bytes = np.where(self.seen(1), self.num_bytes, 0.0)
-        return num_bytes.sum(axis=1), num_bytes.sum(axis=0)
+    def moved(self) -> FloatArray:
+        """Return the bytes that went over each rank's link, up and down, ``(2, world_size)``."""
+        return both_ways(np.where(self.seen(1), self.num_bytes, 0.0))
 
     def problem(self) -> tuple[int, str] | None:
         """Return the receiver whose figures cannot be, and what is wrong with them."""
@@ -192,3 +183,16 @@ class ObservedExchange:
         if not (np.isfinite(self.exchange_s) and self.exchange_s > 0):
             return 0, f"an exchange of {self.exchange_s} s"
         return None if self.transfers is None else self.transfers.problem()
+
+
+def both_ways(of_pairs: FloatArray) -> FloatArray:
+    """Return the sums of what is known of each sender (row) and receiver, ``(2, world_size)``."""
+    return np.stack([of_pairs.sum(axis=1), of_pairs.sum(axis=0)])
+
+
+def divided(
+    number: FloatArray, by: FloatArray, where: NDArray[np.bool_], otherwise: float = 0.0
+) -> FloatArray:
+    """Return the quotient ``where`` it is known."""
+    quotient: FloatArray = np.divide(number, by, out=np.full(number.shape, otherwise), where=where)
+    return quotient

@@ -33,9 +33,6 @@ class Aggregation:
             infinitely many, each without latency.
         is_worker: whose gradients are summed, all by default.
         is_server: who may sum, all by default.
-        element_bytes: size of what must not be torn apart, a divisor of ``num_bytes``.
-        min_bytes: least bytes of a share that is worth its messages, at least 0. A smaller one
-            becomes none.
 
     Attributes:
         is_worker, is_server: read-only, ``(world_size,)``.
@@ -50,8 +47,6 @@ class Aggregation:
     num_chunks: int | None
     is_worker: BoolArray
     is_server: BoolArray
-    element_bytes: int
-    min_bytes: int
 
     def __init__(
         self,
@@ -61,19 +56,11 @@ class Aggregation:
         num_chunks: int | None = 1,
         is_worker: BoolArray | None = None,
         is_server: BoolArray | None = None,
-        element_bytes: int = 4,
-        min_bytes: int = 0,
     ) -> None:
         _check_integer("world_size", world_size, 1, "Count all ranks.")
         _check_integer("num_bytes", num_bytes, 1, "Give the bytes of all gradients.")
-        _check_integer("element_bytes", element_bytes, 1, "Give 4 for float32, 2 for bfloat16.")
-        _check_integer("min_bytes", min_bytes, 0, "0 keeps the smallest shares.")
         if num_chunks is not None:
             _check_integer("num_chunks", num_chunks, 1, "1 is a barrier, None the limit of many.")
-        if num_bytes % element_bytes:
-            rule = f"be a multiple of `element_bytes`, {element_bytes}"
-            remedy = "Give the size of an element, or 1 for bytes."
-            raise invalid("Aggregation(num_bytes=...)", rule, num_bytes, remedy)
         workers = _roles("is_worker", is_worker, world_size)
         servers = _roles("is_server", is_server, world_size)
         if not (workers | servers).all():
@@ -82,7 +69,7 @@ class Aggregation:
             raise invalid(
                 "Aggregation(is_worker=..., is_server=...)", rule, got, "Leave such a rank out."
             )
-        values = (world_size, num_bytes, num_chunks, workers, servers, element_bytes, min_bytes)
+        values = (world_size, num_bytes, num_chunks, workers, servers)
         for name, value in zip(self.__dataclass_fields__, values, strict=True):
             object.__setattr__(self, name, value)  # past the frozen guard, as a generated one goes
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self, final
+from typing import final
 
 import numpy as np
 
@@ -20,8 +20,7 @@ class Links:
     """Bandwidths as they were measured, in bytes per second.
 
     What a rank's link carries to all others together counts, as when all ranks send at once.
-    Links that were tested pair by pair, each alone, overstate that: give both, or take
-    ``from_pairs`` for a guess.
+    Links that were tested pair by pair, each alone, overstate that: give both.
 
     Args:
         up_bytes_per_s: what each rank can send, positive and finite, ``(world_size,)``.
@@ -68,23 +67,6 @@ class Links:
         values = (up, down, pair, float(latency_s), bool(half_duplex))
         for name, value in zip(self.__dataclass_fields__, values, strict=True):
             object.__setattr__(self, name, value)  # past the frozen guard, as a generated one goes
-
-    @classmethod
-    def from_pairs(
-        cls, pair_bytes_per_s: FloatArray, *, latency_s: float = 0.0, half_duplex: bool = False
-    ) -> Self:
-        """Return links of which only pairs are known: each rank's own carries their sum.
-
-        Raises:
-            ValueError: as above, or a pair is infinite.
-        """
-        given = np.asarray(pair_bytes_per_s, np.float64)
-        pair = _pairs(given, len(given) if given.ndim else 0)
-        own = np.where(np.eye(len(pair), dtype=np.bool_), 0.0, pair)
-        up, down = own.sum(axis=1), own.sum(axis=0)
-        if len(pair) == 1:
-            up = down = np.ones(1)  # no other rank to send to
-        return cls(up, down, pair_bytes_per_s=pair, latency_s=latency_s, half_duplex=half_duplex)
 
     @property
     def world_size(self) -> int:

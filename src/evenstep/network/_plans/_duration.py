@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,33 +86,6 @@ def exchange_s(aggregation: Aggregation, links: Links, *, shares: FloatArray) ->
         return both_s + 2 * links.latency_s
     alone_s = phases.push.seconds(shares) + phases.pull.seconds(shares)
     return both_s + (alone_s - both_s) / chunks + (chunks + 1) * links.latency_s
-
-
-def best_num_chunks(
-    aggregation: Aggregation, links: Links, *, shares: FloatArray, most: int = 64
-) -> int:
-    r"""Return in how many chunks the exchange ends first, whatever ``aggregation`` says.
-
-    $C = \sqrt{(P_1 + P_2 - A) / \alpha}$, the whole number next to it that is better, at most
-    ``most``: more chunks overlap better, and each costs its latency.
-
-    Raises:
-        ValueError: as ``exchange_s``, or ``most`` is below 1.
-    """
-    check_world("best_num_chunks", aggregation, links)
-    check_shares("best_num_chunks", aggregation, shares)
-    if type(most) is not int or most < 1:
-        raise invalid("best_num_chunks(most=...)", "be an integer >= 1", repr(most), "Use 64.")
-    phases = phases_of(aggregation, links)
-    alone_s = phases.push.seconds(shares) + phases.pull.seconds(shares)
-    gain_s = alone_s - phases.both.seconds(shares)
-    if gain_s <= 1e-12 * alone_s:
-        return 1
-    if gain_s >= links.latency_s * most**2:
-        return most
-    fewer = max(1, math.floor(math.sqrt(gain_s / links.latency_s)))
-    cost_s = [gain_s / chunks + links.latency_s * chunks for chunks in (fewer, fewer + 1)]
-    return min(most, fewer + int(cost_s[1] < cost_s[0]))
 
 
 def phases_of(aggregation: Aggregation, links: Links) -> Phases:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, Self, final
 
 import numpy as np
 
 from ..._types import Cluster, FloatArray
 from ...exceptions import invalid
-from ...solve import apportion
+from ...solve import apportion, in_proportion
 
 PARTS = 1 << 20
 """What the parts of a split add up to: shares to a millionth, and halves and quarters exactly."""
@@ -121,12 +121,10 @@ class Split:
 def cut(num_elements: int, parts: Sequence[int], *, min_elements: int = 1) -> Edges:
     r"""Cut elements into one range per rank, in proportion to integers, with integers alone.
 
-    $n_i = \lfloor n p_i / P \rfloor$, and the elements that are left go one each to the largest
-    remainders of $n p_i / P$, at equal ones to the lower ranks. Before that, as long as a rank
-    would get less than ``min_elements`` of them, the rank with the least parts gets nothing, at
-    equal ones the higher, and the others share its elements. One always keeps all: so it does of
-    what has fewer elements than the minimum. Where there are fewer elements than ranks, some get
-    none.
+    By largest remainder of $n p_i / P$, at equal ones to the lower ranks. Before that, as long as a
+    rank would get less than ``min_elements``, the rank with the least parts gets nothing, at equal
+    ones the higher, and the others share its elements. One always keeps all. Where there are fewer
+    elements than ranks, some get none.
 
     Args:
         num_elements: $n$, at least 0.
@@ -147,20 +145,11 @@ def cut(num_elements: int, parts: Sequence[int], *, min_elements: int = 1) -> Ed
     if not kept or min(parts) < 0:
         rule = "be integers >= 0, one at least positive"
         raise invalid("cut(parts)", rule, parts, "Give one rank a part at least.")
-    total = sum(parts)
+    weights, total = list(parts), sum(parts)
     while len(kept) > 1 and parts[kept[-1]] * num_elements < min_elements * total:
-        total -= parts[kept.pop()]
-    sizes = [0] * len(parts)
-    remainders = {}
-    for rank in kept:
-        sizes[rank], remainders[rank] = divmod(num_elements * parts[rank], total)
-    by_remainder = sorted(kept, key=lambda rank: (-remainders[rank], rank))
-    for rank in by_remainder[: num_elements - sum(sizes)]:
-        sizes[rank] += 1
-    edges = [0]
-    for size in sizes:
-        edges.append(edges[-1] + size)
-    return tuple(edges)
+        least = kept.pop()
+        weights[least], total = 0, total - parts[least]
+    return tuple(accumulate(in_proportion(num_elements, weights).tolist(), initial=0))
 
 
 def traffic_bytes(

@@ -15,7 +15,7 @@ from ._roles import Said, agreed_servers
 from ._startup import WorkerFacts, open_side
 
 if TYPE_CHECKING:
-    from ...network.torch._network_settings import Network
+    from ...network._torch._network_settings import Network
 
 
 @final

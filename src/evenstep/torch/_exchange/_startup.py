@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 import torch.distributed as dist
@@ -74,35 +74,55 @@ class SideGroup:
     """All ranks once more, over gloo: for the few things said outside of the steps.
 
     Args:
-        process_group: whose ranks; None is the default group. Collective: every rank of the
-            default group makes it in the same order.
-        group: to send over, its own from now on; None makes one.
-        protocol: version of the protocol that this rank speaks.
-
-    Raises:
-        ProtocolError: ranks speak unlike versions, as of unlike evensteps. On all of them, before
-            any reads what another one wrote.
+        group: to send over, its own from now on; `open` makes one.
     """
 
-    def __init__(
-        self,
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        ranks = dist.get_process_group_ranks(group)
+        self.rank = dist.get_rank(group)
+        self.world_size = len(ranks)
+        self._first = ranks[0]
+        self._ranks = set(ranks)
+        self._group = group
+        self._last: torch.Tensor | None = None
+        self._bracket = Bracket()
+        self.peers: PeerGroup | None = None
+
+    @classmethod
+    def open(
+        cls,
         process_group: dist.ProcessGroup | None,
         group: dist.ProcessGroup | None = None,
         *,
         protocol: int = PROTOCOL,
-    ) -> None:
-        ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
-        self.rank = dist.get_rank(process_group)
-        self.world_size = len(ranks)
-        self._first = ranks[0]
-        self._ranks = set(ranks)
-        self._group = group or dist.new_group(
-            ranks, backend="gloo", use_local_synchronization=process_group is not None
+    ) -> Self:
+        """Return the side group of all ranks of a process group.
+
+        Collective: every rank of the default group opens it in the same order.
+
+        Args:
+            process_group: whose ranks; None is the default group.
+            group: to send over, of the same ranks; None makes one.
+            protocol: version of the protocol that this rank speaks.
+
+        Raises:
+            ProtocolError: ranks speak unlike versions, as of unlike evensteps. On all of them,
+                before any reads what another one wrote.
+        """
+        side = cls(
+            group
+            or dist.new_group(
+                dist.get_process_group_ranks(process_group or dist.group.WORLD),
+                backend="gloo",
+                use_local_synchronization=process_group is not None,
+            )
         )
-        self._last: torch.Tensor | None = None
-        self._bracket = Bracket()
-        self.peers: PeerGroup | None = None
-        atexit.register(self.close)  # for a balancer that never comes to its first step
+        atexit.register(side.close)  # for a balancer that never comes to its first step
+        side._check_protocol(protocol)
+        return side
+
+    def _check_protocol(self, protocol: int) -> None:
+        """Raise, on all ranks, if they speak unlike versions."""
         # Until all are connected: one that refuses its part and leaves at once would break the
         # others' way in, with an error of gloo's in the place of their own.
         versions = torch.zeros(self.world_size, dtype=torch.int64)
@@ -230,7 +250,7 @@ def open_side(
         return Alone()
     if dist.get_world_size(process_group) == 1:
         return Alone()
-    return SideGroup(process_group, group)
+    return SideGroup.open(process_group, group)
 
 
 class Ranks(Protocol):

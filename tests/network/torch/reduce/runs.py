@@ -16,12 +16,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from evenstep.network import Split, traffic_bytes
-from evenstep.network.torch._reduce._gloo import GlooTransport
-from evenstep.network.torch._reduce._hook import shard_gradients
-from evenstep.network.torch._reduce._observed import ways_to
-from evenstep.network.torch._reduce._reducer import ShardedReducer
-from evenstep.network.torch._reduce._sums import WireFormat
-from evenstep.network.torch._reduce._watched import LEAST_BYTES, WatchedTransport
+from evenstep.network._torch._reduce._gloo import GlooTransport
+from evenstep.network._torch._reduce._hook import shard_gradients
+from evenstep.network._torch._reduce._observed import ways_to
+from evenstep.network._torch._reduce._reducer import ShardedReducer
+from evenstep.network._torch._reduce._watched import LEAST_BYTES, WatchedTransport
 
 SHARES = (
     (0.25, 0.25, 0.25, 0.25),
@@ -61,11 +60,11 @@ def sums(rank: int) -> dict[str, Any]:
             results = []
             for shares in SHARES:
                 reducer.adopt(split_of(shares, epoch := epoch + 1))
-                before = reducer.traffic
+                before = reducer.sent_bytes
                 results.append(reducer.reduce(randoms(rank, 30_011, dtype)).wait())
                 reducer.settle()
                 if dtype == torch.float32:
-                    found["traffic"].append(reducer.traffic.sent_bytes - before.sent_bytes)
+                    found["traffic"].append(reducer.sent_bytes - before)
             found["bitwise"] += [torch.equal(result, results[0]) for result in results]
             found["plain"][dtype] = _difference(results[0], randoms(rank, 30_011, dtype))
         found["tiny"] = [_by(reducer, rank, size).tolist() for size in (1, 2, 3, 5)]
@@ -122,13 +121,13 @@ def wires(rank: int) -> dict[str, Any]:
     """Sum in 16 bits by two splits."""
     found = {}
     for wire in (torch.bfloat16, torch.float16):
-        with open_reducer(wire=WireFormat(wire)) as reducer:
+        with open_reducer(wire=wire) as reducer:
             results = []
             for epoch, shares in enumerate(SHARES):
                 reducer.adopt(split_of(shares, epoch))
                 results.append(reducer.reduce(randoms(rank, 30_011)).wait())
                 reducer.settle()
-            found[wire] = [result.numpy() for result in results], reducer.traffic.sent_bytes
+            found[wire] = [result.numpy() for result in results], reducer.sent_bytes
     return found
 
 
@@ -270,13 +269,13 @@ def serve(rank: int, workers: list[int], shares: list[float]) -> dict[str, Any]:
             orders = [shares, shares[::-1], None, [1.0] * len(shares)]
             for epoch, given in enumerate(orders):
                 reducer.adopt(None if given is None else split_of(given, epoch, min_bytes=4))
-                before = reducer.traffic
+                before = reducer.sent_bytes
                 model(randoms(rank, 24).reshape(1, 24), extra=True).sum().backward()
                 if epoch == 0:
-                    found["sent"] = reducer.traffic.sent_bytes - before.sent_bytes
+                    found["sent"] = reducer.sent_bytes - before
                 found["gradients"].append(
                     torch.cat([p.grad.flatten() for p in model.parameters()]).numpy()
                 )
                 model.zero_grad()
-        found["traffic"] = reducer.traffic
+        found["traffic"] = reducer.sent_bytes, reducer.received_bytes
     return found

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep.network.torch._reduce._sums import FLOATS, WireFormat, accumulator, mean_in_order
+from evenstep.network._torch._reduce._sums import FLOATS, accumulator, mean_in_order, travels_in
 
 from .memory import WIDE, gradients_of
 
@@ -73,12 +73,10 @@ def test_a_wire_of_16_bits_keeps_its_bound(num_workers, wire, seed):
 
 def test_what_travels_in_which_numbers():
     """16 bits only where they make less of something, and never of a kind that is no gradient."""
-    half = WireFormat(torch.bfloat16)
+    half = torch.bfloat16
 
-    assert [WireFormat().of(dtype) for dtype in FLOATS] == list(FLOATS)
-    assert half.of(torch.float32) == half.of(torch.float64) == torch.bfloat16
-    assert half.of(torch.float16) == torch.float16
+    assert [travels_in(dtype, None) for dtype in FLOATS] == list(FLOATS)
+    assert travels_in(torch.float32, half) == travels_in(torch.float64, half) == half
+    assert travels_in(torch.float16, half) == torch.float16
     with pytest.raises(TypeError, match=r"Gradients of torch.int32 cannot be summed by shares"):
-        half.of(torch.int32)
-    with pytest.raises(ValueError, match=r"`WireFormat\(wire=...\)` must be torch.bfloat16, tor"):
-        WireFormat(torch.float32)
+        travels_in(torch.int32, half)

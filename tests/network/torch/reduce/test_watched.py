@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.network import Transfers, traffic_bytes
-from evenstep.network.torch._reduce._bucket_job import BucketJob, Flight
-from evenstep.network.torch._reduce._observed import covered, ways_to
-from evenstep.network.torch._reduce._pipeline import chunk_tag, is_pull
-from evenstep.network.torch._reduce._reducer import ShardedReducer
-from evenstep.network.torch._reduce._watched import (
+from evenstep.network._torch._reduce._bucket_job import BucketJob, Flight
+from evenstep.network._torch._reduce._observed import covered, ways_to
+from evenstep.network._torch._reduce._pipeline import chunk_tag, is_pull
+from evenstep.network._torch._reduce._reducer import ShardedReducer
+from evenstep.network._torch._reduce._watched import (
     HEAD_BYTES,
     LEAST_BYTES,
     Arrival,

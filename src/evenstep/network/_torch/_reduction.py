@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, final
+from collections.abc import Callable, Sequence
+from typing import final
 
 import numpy as np
-import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..._exchange._exchange import Exchange
-from ...events import Hook, LinksMeasured, ProbingStarted
+from ...events import Hook
 from ...exceptions import invalid
 from .._following._share_planner import SharePlanner
 from .._messages import Seen, Shares
 from .._plans._aggregation import Aggregation
-from .._plans._bandwidths import Links
-from ._follower import ShareFollower
+from ._follower import ServerFollower, ShareFollower
 from ._network_settings import Network
 from ._reduce._gloo import GlooTransport
 from ._reduce._hook import BucketState, shard_gradients
-from ._reduce._link_probes import PROBES, probe_links
 from ._reduce._reducer import ShardedReducer
-from ._reduce._sums import WireFormat
-from ._reduce._transport import PeerFailed
 from ._reduce._watched import WatchedTransport
-from ._server_follower import ServerFollower
 
 
 @final
@@ -62,16 +55,14 @@ class Reduction:
         self._group = group
         self._ddps: list[DistributedDataParallel] = []
         self._hooks: list[BucketState] = []
-        wire = WireFormat(network.wire)
         # Numbered as the heartbeats do, which hear of losses too: among a balancer's own ranks.
-        self._plain = GlooTransport(group, ranks=range(len(order)), order=order)
-        self._transport = WatchedTransport(self._plain)
-        self._links: Links | None = None
+        plain = GlooTransport(group, ranks=range(len(order)), order=order)
+        self._transport = WatchedTransport(plain)
         self.shares: Shares | None = None
         self.reducer = ShardedReducer(
             self._transport,
             workers=range(num_workers),
-            wire=wire,
+            wire=network.wire,
             timeout_s=timeout_s,
             option=option,
         )
@@ -94,34 +85,6 @@ class Reduction:
         self._hooks.append(shard_gradients(ddp, self.reducer))
         self._ddps.append(ddp)
 
-    def probe(self, collect: Callable[[Any], list[Any]], emit: Hook) -> None:
-        """Measure the links, where shares may be worth it and that takes no longer than 3 s.
-
-        Collective, before the first step. Without, or if time was up, the first steps find out.
-
-        Args:
-            collect: returns the objects of all ranks on every rank, by rank.
-            emit: takes events.
-
-        Raises:
-            WorkerLostError: a rank was lost meanwhile.
-        """
-        size = self._group.size()
-        if not (self._network.probe and size > 2) or PROBES.next(size, (), 0.0) is None:
-            return
-        emit(ProbingStarted(PROBES.budget_s))
-        try:
-            self._links = probe_links(self._plain, collect)
-        except PeerFailed as error:  # heartbeats may have broken off the transport, and know why
-            raise self.reducer.fail(error) from error
-        if self._links is None:
-            return
-        up, down = (
-            tuple(map(float, each))
-            for each in (self._links.up_bytes_per_s, self._links.down_bytes_per_s)
-        )
-        emit(LinksMeasured(-1, up, down))
-
     def join(self, exchange: Exchange, *, lag: int, emit: Hook) -> ShareFollower:
         """Take part in a run, on all workers; return what has the reducer follow the plans.
 
@@ -142,7 +105,7 @@ class Reduction:
         exchange.riders.add(self.shares)
         exchange.decisions.looks_ahead = False
         exchange.on_loss = self.reducer.fail
-        chunk_bytes = self._network.chunk_bytes_of(self._sizes()[0])
+        chunk_bytes = self._network.chunk_bytes_of(self._num_bytes())
         return ShareFollower(self.reducer, self._transport, self.shares, chunk_bytes=chunk_bytes)
 
     def lead(self) -> None:
@@ -151,7 +114,7 @@ class Reduction:
         self.shares.lead(self._planner())
 
     def _planner(self) -> SharePlanner:
-        num_bytes, element_bytes = self._sizes()
+        num_bytes = self._num_bytes()
         chunks = max(1, round(num_bytes / self._network.chunk_bytes_of(num_bytes)))
         is_worker = np.arange(self._group.size()) < self._num_workers
         aggregation = Aggregation(
@@ -160,11 +123,8 @@ class Reduction:
             num_chunks=chunks,
             is_worker=is_worker,
             is_server=~is_worker if self._only_servers else None,
-            element_bytes=element_bytes,
         )
-        return SharePlanner(
-            self._network.policy, aggregation, self._links, margin=self._network.margin
-        )
+        return SharePlanner(self._network.policy, aggregation, margin=self._network.margin)
 
     def serve(self, send: Callable[[Seen], None]) -> None:
         """On a server: sum until training has ended; ``send`` takes what was seen of each step.
@@ -188,20 +148,8 @@ class Reduction:
         """Whether no worker sums, as there are others to do it alone."""
         return self._network.only_servers and self._num_workers < self._group.size()
 
-    def _sizes(self) -> tuple[int, int]:
-        """Return the bytes of all gradients as they travel, and the least of an element's."""
+    def _num_bytes(self) -> int:
+        """Return the bytes of all gradients as they travel."""
         wire = self._network.wire
-        elements = [
-            (parameter.numel(), _travelling_bytes(parameter, wire))
-            for parameter in _trained(self._ddps)
-        ]
-        least = min(each for _, each in elements)
-        return sum(number * each for number, each in elements), least
-
-
-def _trained(ddps: Iterable[nn.Module]) -> list[nn.Parameter]:
-    return [parameter for ddp in ddps for parameter in ddp.parameters() if parameter.requires_grad]
-
-
-def _travelling_bytes(parameter: nn.Parameter, wire: torch.dtype | None) -> int:
-    return parameter.element_size() if wire is None else wire.itemsize
+        trained = (each for ddp in self._ddps for each in ddp.parameters() if each.requires_grad)
+        return sum(each.numel() * (wire or each.dtype).itemsize for each in trained)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
 from time import monotonic
-from types import TracebackType
 from typing import Self, final
 
 import torch
@@ -115,12 +114,7 @@ class WatchedTransport(AbstractTransport):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _lane(self, source: int, *, pull: bool) -> SimpleQueue[_Watched | None]:

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from time import perf_counter
-from typing import Protocol, final
+from typing import final
 
-from .._following._in_force import SharesInForce
-from .._messages import Seen
+from .._messages import Seen, Shares
 from .._plans._split import Split
+from ._reduce._bucket_job import BucketJob
 from ._reduce._observed import lasted_s, ways_to
 from ._reduce._reducer import ShardedReducer
 from ._reduce._watched import WatchedTransport
-
-
-class Plans(Protocol):
-    """Knows who sums what, and takes what was seen."""
-
-    def at(self, step: int) -> SharesInForce | None:
-        """Return the plan of a step."""
-
-    def note(self, seen: Seen) -> None:
-        """Keep what this rank saw."""
 
 
 @final
@@ -40,7 +31,7 @@ class ShareFollower:
         self,
         reducer: ShardedReducer,
         transport: WatchedTransport,
-        plans: Plans,
+        plans: Shares,
         *,
         chunk_bytes: int,
         clock: Callable[[], float] = perf_counter,
@@ -87,3 +78,28 @@ class ShareFollower:
             ways = None if plain else ways_to(self._transport.rank, arrivals)
             spent_s = begun_s - self._at_s
             self._plans.note(Seen(step, self._epoch, waited_s, ways, lasted_s(arrivals), spent_s))
+
+
+@final
+class ServerFollower:
+    """On a server: notes what came in a step, and passes it on when the next one begins.
+
+    Args:
+        transport: the reducer's, which sees what arrives.
+        send: takes what was seen of a step.
+    """
+
+    def __init__(self, transport: WatchedTransport, send: Callable[[Seen], None]) -> None:
+        self._transport = transport
+        self._send = send
+        self._newest: tuple[int, int] | None = None  # step and plan of the newest bucket
+
+    def hear(self, job: BucketJob) -> None:
+        """Hear of a bucket before it is summed: of a new step, once the one before is complete."""
+        newest, self._newest = self._newest, (job.step, job.split.epoch)
+        if newest in (None, self._newest):
+            return
+        assert newest is not None
+        arrivals = self._transport.take_arrivals()
+        rows = ways_to(self._transport.rank, arrivals)
+        self._send(Seen(*newest, math.inf, rows, lasted_s(arrivals)))

@@ -31,22 +31,20 @@ class Network:
     on. The result is all-reduce's up to rounding, and the same bit for bit by any shares.
 
     Right for three workers and more in DDP, over gloo, whose links differ or change. On equal links
-    some six measuring steps are made after 200 others, then after so many that they take 2 % of the
-    time of exchanges, or 1600. Wrong for a model whose exchange takes a few milliseconds. Over NCCL
-    it is not offered yet.
+    three measuring steps are made at the start, then so seldom that they take 2 % of the time of
+    exchanges. Wrong for a model whose exchange takes a few milliseconds. Over NCCL it is not
+    offered yet.
 
     Args:
         shares: who sums how much: ``"optimal"``, ``"proportional"``, the rule of the 2023 paper as
             reconstructed, ``"equal"``, or a share policy.
         wire: 16 bits in which gradients travel, ``torch.bfloat16`` or ``torch.float16``, rounded
             twice; None sends them as they are.
-        margin: what shares have to gain over all-reduce, at least 0: by prediction on links that
-            were probed, else by what both took, and a third of it where servers have no data.
+        margin: what shares have to gain over all-reduce by what both took, at least 0; a third of
+            it where servers have no data.
         chunk_bytes: bytes that are under way at once, at least 65536; the pull of one chunk
             overlaps the push of the next. None takes a sixteenth of the gradients, between 64 KiB
             and 4 MiB.
-        probe: whether links are measured before the first step, for about 3 s at most. Without, or
-            where that does not suffice, the first steps by shares find out.
         servers: ranks of the balancer's process group that hold no data and only sum gradients,
             each once and never 0, the same on all ranks; two ranks at least have to train. None
             asks the environment: processes with ``EVENSTEP_ROLE=server`` serve. ``()`` is none,
@@ -61,7 +59,6 @@ class Network:
     wire: torch.dtype | None = None
     margin: float = 0.15
     chunk_bytes: int | None = None
-    probe: bool = True
     servers: tuple[int, ...] | None = None
     only_servers: bool = False
 

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 
 from ..._plans._split import Split
 from ._transport import Pending
-
-
-class Check(Protocol):
-    """Something to be certain of before sums are made."""
-
-    def check(self) -> None:
-        """Raise if it is not so."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +25,7 @@ class BucketJob:
         ends: whether it is the last one.
         step: the step that it belongs to.
         ready: when the device has written the gradients; None where there is none.
-        checks: what has to hold before its first sum.
+        checks: called before its first sum; they raise where it must not be made.
         sends: notes to others that leave with it, by peer.
     """
 
@@ -46,7 +38,7 @@ class BucketJob:
     ends: bool = False
     step: int = 0
     ready: torch.cuda.Event | None = None
-    checks: list[Check] = field(default_factory=list)
+    checks: list[Callable[[], None]] = field(default_factory=list)
     sends: list[tuple[int, Pending]] = field(default_factory=list)
 
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from typing import final
 
+import torch
+
 from ....exceptions import WorkerLostError
-from ._notices import Notices
 from ._plan_check import PlanMismatchError
-from ._transport import AbstractTransport, PeerFailed
+from ._transport import AbstractTransport, PeerFailed, Pending
+
+_TAG = 1
+_NONE = -1
+_TELL_S = 1.0  # a peer that is stopped takes nothing in
 
 
 @final
@@ -17,21 +23,14 @@ class Failure:
 
     Args:
         transport: carries gradients; it is broken off.
-        where: in what the rank was lost, for the error.
         option: which argument says how long a rank may be slow, for the error.
     """
 
-    def __init__(
-        self,
-        transport: AbstractTransport,
-        *,
-        where: str = "the exchange of gradients",
-        option: str,
-    ) -> None:
+    def __init__(self, transport: AbstractTransport, *, option: str) -> None:
         self._transport = transport
         self._rank = transport.rank
         self._ranks = transport.ranks
-        self._where, self._option = where, option
+        self._option = option
         self._notices: Notices | None = None
         self._lock = threading.Lock()
         self.error: BaseException | None = None
@@ -83,6 +82,45 @@ class Failure:
     def _loss(self, rank: int, problem: str) -> WorkerLostError:
         return WorkerLostError(
             rank,
-            f"Rank {rank} was lost in {self._where}: {problem}. Restart the run from its last "
-            f"checkpoint; if the rank was only slow, raise `{self._option}`.",
+            f"Rank {rank} was lost in the exchange of gradients: {problem}. Restart the run from "
+            f"its last checkpoint; if the rank was only slow, raise `{self._option}`.",
         )
+
+
+@final
+class Notices:
+    """A receive from every other rank, posted at the start and read when something failed.
+
+    A rank that finds another one lost says so to the rest before it breaks off. They see its
+    connection close, and would name it, but for the notice that came before.
+
+    Args:
+        transport: between them; one that matches by tag.
+    """
+
+    def __init__(self, transport: AbstractTransport) -> None:
+        self._transport = transport
+        peers = [rank for rank in range(transport.world_size) if rank != transport.rank]
+        self._said = {peer: torch.full((1,), _NONE) for peer in peers}
+        self._pending = {
+            peer: transport.receive(said, peer, _TAG) for peer, said in self._said.items()
+        }
+        self._sent: list[tuple[Pending, torch.Tensor]] = []
+
+    def heard(self) -> tuple[int, int] | None:
+        """Return who found whom lost before, None if no rank said anything."""
+        for peer, said in self._said.items():
+            if (lost := int(said)) != _NONE:
+                return peer, lost
+        return None
+
+    def tell(self, lost: int) -> None:
+        """Tell all others that ``lost`` is: those who can still be reached, within moments."""
+        notice = torch.tensor([lost])
+        for peer in self._said:
+            if peer != lost:
+                with suppress(RuntimeError):
+                    self._sent.append((self._transport.send(notice, peer, _TAG), notice))
+        for pending, _ in self._sent:
+            with suppress(RuntimeError):
+                pending.wait(_TELL_S)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import final
 
 import torch
 
-from ..._plans._split import Split
 from ._bucket_job import BucketJob
 from ._timeouts import Timeouts
 from ._transport import AbstractTransport, Pending
@@ -61,37 +60,26 @@ class PlanCheck:
             theirs = torch.empty_like(mine)
             receipts.append((peer, self._transport.receive(theirs, peer, tag), theirs))
         job.sends += [(peer, self._transport.send(mine, peer, tag)) for peer in self._peers]
-        job.checks.append(_Answers(self._transport.rank, mine, receipts, self._timeouts))
+        job.checks.append(partial(self._compare, mine, receipts))
 
-
-@final
-@dataclass(frozen=True, slots=True, eq=False)
-class _Answers:
-    rank: int
-    mine: torch.Tensor
-    receipts: list[tuple[int, Pending, torch.Tensor]]
-    timeouts: Timeouts
-
-    def check(self) -> None:
+    def _compare(
+        self, mine: torch.Tensor, receipts: Sequence[tuple[int, Pending, torch.Tensor]]
+    ) -> None:
         """Wait for all answers and compare them.
 
         Raises:
             PlanMismatchError: one is another.
             PeerFailed: a rank is gone.
         """
-        for peer, pending, theirs in self.receipts:
-            self.timeouts.wait(pending, peer, part=_PART)
-            if not torch.equal(theirs, self.mine):
-                raise _mismatch(self.rank, self.mine.tolist(), peer, theirs.tolist())
+        for peer, pending, theirs in receipts:
+            self._timeouts.wait(pending, peer, part=_PART)
+            if not torch.equal(theirs, mine):
+                raise _mismatch(self._transport.rank, mine.tolist(), peer, theirs.tolist())
 
 
 def _stamp(job: BucketJob) -> list[int]:
-    return [job.split.epoch, digest(job.split), job.num_elements, job.wire.itemsize]
-
-
-def digest(split: Split) -> int:
-    """Return a number that other splits hardly have."""
-    return zlib.crc32(repr(split).encode())
+    checksum = zlib.crc32(repr(job.split).encode())
+    return [job.split.epoch, checksum, job.num_elements, job.wire.itemsize]
 
 
 def _mismatch(rank: int, mine: list[int], peer: int, theirs: list[int]) -> PlanMismatchError:

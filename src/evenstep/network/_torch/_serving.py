@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, final
+from typing import final
 
 from ..._exchange._channel import StarChannel
 from ..._exchange._place import Framework
@@ -24,7 +24,6 @@ class Service:
 
     Args:
         meet: meets the workers at their first step; returns where each rank runs, and a channel.
-        collect: returns the objects of all ranks on every rank, by rank.
         watch_by: has the loss of a rank noticed in all collectives that follow.
         framework: whose collectives this rank may be stuck in.
         grace_s: seconds after a loss, and after the end, for which the main thread may still come
@@ -38,13 +37,11 @@ class Service:
         self,
         meet: Callable[[], tuple[Sequence[str], StarChannel]],
         *,
-        collect: Callable[[Any], list[Any]],
         watch_by: Callable[[ServerWatch], None],
         framework: Framework,
         grace_s: float,
     ) -> None:
         self._meet = meet
-        self._collect = collect
         self._watch_by = watch_by
         self._framework = framework
         self._grace_s = grace_s
@@ -106,7 +103,6 @@ class Service:
         channel.start(watch)
         self._watch_by(watch)
         try:
-            reduction.probe(self._collect, lambda event: None)
             _hearing_signals(reduction, lambda seen: channel.send(0, seen.message()))
         except RuntimeError as error:
             if isinstance(error, WorkerLostError) and error.rank != 0:

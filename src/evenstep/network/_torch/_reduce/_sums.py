@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
-
-from ....exceptions import invalid
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _HALVES = (torch.bfloat16, torch.float16)
 
 
-@dataclass(frozen=True, slots=True)
-class WireFormat:
-    r"""In which numbers gradients travel.
+def travels_in(dtype: torch.dtype, wire: torch.dtype | None) -> torch.dtype:
+    r"""Return in what numbers gradients of ``dtype`` travel, if ``wire`` is asked for.
 
-    With ``None`` they travel as they are. In 16 bits, each worker rounds what it pushes, also
-    where it sums itself, servers sum in float32, and what they hand back is rounded once more and
-    the same on all ranks bit for bit. With $u$ the unit roundoff, $2^{-8}$ for bfloat16 and
-    $2^{-11}$ for float16, and $N$ workers, each element of the result is within
+    With ``None`` they travel as they are; 16 bits are never made of 16 others. In 16 bits, each
+    worker rounds what it pushes, also where it sums itself, servers sum in float32, and what they
+    hand back is rounded once more and the same on all ranks bit for bit. With $u$ the unit
+    roundoff, $2^{-8}$ for bfloat16 and $2^{-11}$ for float16, and $N$ workers, each element of the
+    result is within
 
     $$(2 u + u^2 + N 2^{-23}) \frac{1}{N} \sum_i |g_i|$$
 
@@ -28,32 +25,15 @@ class WireFormat:
     infinite: scale the loss, as for any float16 gradient. Right where links are the limit and
     gradients are noisy anyway; wrong where a step has to be reproduced.
 
-    Args:
-        wire: ``torch.bfloat16``, ``torch.float16``, or None.
-
     Raises:
-        ValueError: another one.
+        TypeError: these are no gradients that can be summed.
     """
-
-    wire: torch.dtype | None = None
-
-    def __post_init__(self) -> None:
-        if self.wire is not None and self.wire not in _HALVES:
-            rule, remedy = "be torch.bfloat16, torch.float16 or None", "None sends them as is."
-            raise invalid("WireFormat(wire=...)", rule, self.wire, remedy)
-
-    def of(self, dtype: torch.dtype) -> torch.dtype:
-        """Return in what gradients of ``dtype`` travel: 16 bits are never made of 16 others.
-
-        Raises:
-            TypeError: these are no gradients that can be summed.
-        """
-        if dtype not in FLOATS:
-            raise TypeError(
-                f"Gradients of {dtype} cannot be summed by shares: they have to be of float32, "
-                f"float64, bfloat16 or float16. Use plain all-reduce for this model."
-            )
-        return dtype if self.wire is None or dtype in _HALVES else self.wire
+    if dtype not in FLOATS:
+        raise TypeError(
+            f"Gradients of {dtype} cannot be summed by shares: they have to be of float32, "
+            f"float64, bfloat16 or float16. Use plain all-reduce for this model."
+        )
+    return dtype if wire is None or dtype in _HALVES else wire
 
 
 def accumulator(wire: torch.dtype) -> torch.dtype:

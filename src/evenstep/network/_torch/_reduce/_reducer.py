@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import monotonic
-from types import TracebackType
 from typing import Self, final
 
 import torch
@@ -21,9 +20,8 @@ from ._issuer import Issuer
 from ._orders import OrderBook, Orders, check_epoch, checked_workers
 from ._pipeline import Pipeline
 from ._plan_check import PlanCheck
-from ._sums import WireFormat
+from ._sums import travels_in
 from ._timeouts import Timeouts
-from ._traffic import Ledger, LinkTraffic
 from ._transport import AbstractTransport, PeerFailed
 
 _STOP_S = 5.0  # at the close, for a server that takes no more orders
@@ -47,7 +45,7 @@ class ShardedReducer:
         transport: between all ranks, servers without data among them, and for nothing else.
         workers: ranks of the transport that have gradients; None is all. The first of them leads:
             it tells the others who serve what comes.
-        wire: in which numbers gradients travel.
+        wire: 16 bits in which gradients travel; None sends them as they are.
         timeout_s: how long a rank may keep another one waiting, as a group's timeout.
         option: which argument says so, for errors.
         clock: monotonic seconds.
@@ -61,7 +59,7 @@ class ShardedReducer:
         transport: AbstractTransport,
         *,
         workers: Sequence[int] | None = None,
-        wire: WireFormat = WireFormat(),  # noqa: B008  # a frozen value
+        wire: torch.dtype | None = None,
         timeout_s: float = 1800.0,
         option: str = "ShardedReducer(timeout_s=...)",
         clock: Callable[[], float] = monotonic,
@@ -73,7 +71,6 @@ class ShardedReducer:
         self._transport = transport
         self._wire = wire
         self._failure = Failure(transport, option=option)
-        self._ledger = Ledger()
         self._split: Split | None = None
         self._epoch = -1
         self.step = 0  # under way, for ranks without data; set by what counts them
@@ -84,10 +81,8 @@ class ShardedReducer:
         self._pid: int | None = None  # of the process that started
         self._closed = False
         self._timeouts = Timeouts(timeout_s, give_up=self._give_up, clock=clock)
-        pipeline = Pipeline(
-            transport, workers=self._workers, timeouts=self._timeouts, ledger=self._ledger
-        )
-        self._issuer = Issuer(pipeline, prepare=self._prepare, on_error=self._failure.on)
+        self._pipeline = Pipeline(transport, workers=self._workers, timeouts=self._timeouts)
+        self._issuer = Issuer(self._pipeline, prepare=self._prepare, on_error=self._failure.on)
         self._plan_check = PlanCheck(transport, self._workers, self._timeouts)
         helpers = [rank for rank in range(world_size) if rank not in self._workers]
         self._orders = OrderBook(transport, helpers if self._leads else [])
@@ -117,9 +112,14 @@ class ShardedReducer:
         return not self._num_untold
 
     @property
-    def traffic(self) -> LinkTraffic:
-        """What went over this rank's links so far; plain all-reduce is not counted."""
-        return self._ledger.traffic
+    def sent_bytes(self) -> int:
+        """What this rank sent so far; plain all-reduce is not counted."""
+        return self._pipeline.sent_bytes
+
+    @property
+    def received_bytes(self) -> int:
+        """What it received, likewise."""
+        return self._pipeline.received_bytes
 
     def start(self) -> None:
         """Start the threads. May be called again."""
@@ -214,7 +214,7 @@ class ShardedReducer:
 
         result = told.then(answer)
         ready = torch.cuda.current_stream(gradients.device).record_event() if devices else None
-        wire = self._wire.of(gradients.dtype)
+        wire = travels_in(gradients.dtype, self._wire)
         job = BucketJob(
             gradients, gradients.numel(), wire, split, done, opens, ends, self.step, ready
         )
@@ -294,12 +294,7 @@ class ShardedReducer:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _check_open(self) -> None:

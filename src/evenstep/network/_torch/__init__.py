@@ -1,0 +1,1 @@
+"""Gradients summed by shares that fit the links, in PyTorch over gloo."""

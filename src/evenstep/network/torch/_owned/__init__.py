@@ -1,1 +1,0 @@
-"""The optimizer kept where a range of the parameters is owned."""
