@@ -9,9 +9,7 @@ from contextlib import contextmanager
 import pytest
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
 
-from evenstep.torch._data.loaders._balanced import BalancedLoader
-
-from .loader_fakes import FixedPlan, Items, Mail, RandomPlans, Ranks, Recorder, Session, alone
+from .loader_fakes import FixedPlan, Items, RandomPlans, Ranks, Recorder, alone
 
 
 def test_every_batch_is_announced_before_it_is_handed_out():
@@ -227,12 +225,7 @@ class Replaced(DataLoader):
 def test_loaders_that_cannot_be_balanced_are_refused(make, rule):
     """With the rule and the remedy."""
     with pytest.raises(ValueError, match=rule):
-        BalancedLoader(
-            make(),
-            ranks=Mail(0, 1, lambda key, values: values),
-            session=Session(FixedPlan(4), Recorder()),
-            global_batch_size=4,
-        )
+        alone(make(), FixedPlan(4), size=4)
 
 
 @pytest.mark.parametrize(

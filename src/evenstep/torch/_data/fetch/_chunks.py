@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -144,17 +144,18 @@ def _view(buffer: bytearray | Tensor) -> memoryview:
     return memoryview(memory)
 
 
+Chunk = Packed | list[Any]
+"""Samples that came together; a list of those that were read in this process."""
+
+SamplePlace = tuple[Chunk, int]
+"""Where a sample lies: its chunk, and its place in that."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkRows:
-    """Samples that lie side by side in a chunk.
+    """Samples that lie side by side in a chunk, from its ``first`` to before ``last``."""
 
-    Attributes:
-        chunk: the chunk; a list of samples that were read in this process.
-        first: the first one's place in it.
-        last: the place after the last one.
-    """
-
-    chunk: Packed | list[Any]
+    chunk: Chunk
     first: int
     last: int
 
@@ -165,6 +166,17 @@ class ChunkRows:
         """
         chunk = self.chunk.unpack(copy=True) if isinstance(self.chunk, Packed) else self.chunk
         return chunk[self.first : self.last]
+
+
+def rows_of(places: Iterable[SamplePlace]) -> list[ChunkRows]:
+    """Return where samples lie, in as few pieces as can be."""
+    rows: list[ChunkRows] = []
+    for chunk, place in places:
+        if rows and rows[-1].chunk is chunk and rows[-1].last == place:
+            rows[-1] = ChunkRows(chunk, rows[-1].first, place + 1)
+        else:
+            rows.append(ChunkRows(chunk, place, place + 1))
+    return rows
 
 
 @dataclass(frozen=True, slots=True)

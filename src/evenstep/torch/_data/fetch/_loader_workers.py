@@ -44,32 +44,17 @@ class FetchTask:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerFailure:
-    """An error of the user's code, as text that survives the way between processes."""
-
-    kind: type[Exception]
-    message: str
-
-    def error(self) -> Exception:
-        """Return it as an exception of the same type, or RuntimeError if that takes more."""
-        try:
-            return self.kind(_Verbatim(self.message))
-        except Exception:
-            return RuntimeError(self.message)
-
-
-@dataclass(frozen=True, slots=True)
 class FetchedChunk:
     """What became of a task.
 
     Attributes:
         number: the task's.
-        content: the samples, or why there are none.
+        content: the samples.
         fetch_s: what they took, in seconds.
     """
 
     number: int
-    content: Packed | WorkerFailure
+    content: Packed
     fetch_s: float
 
 
@@ -128,15 +113,25 @@ class FetchService(IterableDataset[FetchedChunk]):
             samples = fetch(self.dataset, task.indices)
             if len(samples) != len(task.indices):
                 raise ValueError(
-                    f"`__getitems__` must return {len(task.indices)} samples for as many indices, "
+                    f"`__getitem__` must return {len(task.indices)} samples for as many indices, "
                     f"got {len(samples)}. Return one per index, in their order."
                 )
             fetch_s = perf_counter() - began_s
-            content: Packed | WorkerFailure = pack(self._merge(samples) if self._merge else samples)
-        except Exception as error:
-            fetch_s = perf_counter() - began_s
-            content = _failure(error, worker)
+            content = pack(self._merge(samples) if self._merge else samples)
+        except Exception as error:  # torch sends it
+            _check_sendable(error, worker)
+            raise
         return FetchedChunk(task.number, content, fetch_s)
+
+
+def _check_sendable(error: Exception, worker: int) -> None:
+    """Raise what can be sent, as text, if the class of ``error`` exists in the worker alone."""
+    try:
+        pickle.dumps(type(error))
+    except Exception:
+        text = "".join(traceback.format_exception(error))
+        where = f"Caught {type(error).__name__} in DataLoader worker process {worker}."
+        raise RuntimeError(f"{where}\nOriginal {text}") from None
 
 
 class WorkerInit:
@@ -153,26 +148,6 @@ class WorkerInit:
         object.__setattr__(info, "dataset", service.dataset)
         if self._function is not None:
             self._function(worker)
-
-
-class _Verbatim(str):
-    """Text that shows its line breaks where an exception shows its argument's repr: KeyError."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
-def _failure(error: Exception, worker: int) -> WorkerFailure:
-    name = type(error).__name__
-    where = f"Caught {name} in DataLoader worker process {worker}."
-    text = "".join(traceback.format_exception(error))
-    try:
-        kind = pickle.loads(pickle.dumps(type(error)))
-    except Exception:
-        kind = RuntimeError  # defined where the training process could not find it
-    return WorkerFailure(kind, f"{where}\nOriginal {text}")
 
 
 @final
@@ -219,8 +194,18 @@ class WorkerPool:
         pipes = [multiprocessing.Pipe(duplex=False) for _ in range(self._loader.num_workers)]
         self._outboxes = [theirs for _, theirs in pipes]
         inboxes = [mine for mine, _ in pipes]
-        service = FetchService(self._loader.dataset, inboxes, self._merge)
-        chunks = _chunks(self._loader, service, generator)
+        chunks = iter(
+            inner_loader(
+                self._loader,
+                FetchService(self._loader.dataset, inboxes, self._merge),
+                batch_size=None,
+                collate_fn=as_it_is,
+                worker_init_fn=WorkerInit(self._loader.worker_init_fn),
+                generator=generator,
+                prefetch_factor=_TASKS_PER_WORKER,
+                in_order=False,
+            )
+        )
         # Torch has no public name for its workers. Of all children of this process, other threads
         # may have started some meanwhile, which are not ours to end.
         self._processes = tuple(chunks._workers)  # type: ignore[attr-defined]
@@ -284,21 +269,3 @@ class WorkerPool:
         for outbox in self._outboxes:
             with suppress(OSError):  # that worker is gone, or it was told before
                 outbox.send(None)
-
-
-def _chunks(
-    loader: DataLoader[Any], service: FetchService, generator: torch.Generator
-) -> Iterator[FetchedChunk]:
-    """Run ``service`` in torch's own workers, as many and as set up as the user's loader asks."""
-    return iter(
-        inner_loader(
-            loader,
-            service,
-            batch_size=None,
-            collate_fn=as_it_is,
-            worker_init_fn=WorkerInit(loader.worker_init_fn),
-            generator=generator,
-            prefetch_factor=_TASKS_PER_WORKER,
-            in_order=False,
-        )
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from threading import Condition, Thread, current_thread
 from time import monotonic
 from typing import Any
@@ -13,9 +14,9 @@ from torch.utils.data import DataLoader
 from ...._types import IntArray
 from .._protocols import MicroBatch
 from ..deal._plans import StepSpan
-from ._chunks import Collation, Packed
+from ._chunks import Collation
 from ._horizon import Horizon, StepWork
-from ._loader_workers import FetchedChunk, WorkerFailure, WorkerPool
+from ._loader_workers import FetchedChunk, WorkerPool
 from ._sources import BatchSource, Feed, FetchCounts, IndicesOf, InlineSource, ShareOf
 from ._torch_loader import pinner_of, worker_generator
 
@@ -98,9 +99,10 @@ class PrefetchSource:
             made = work.made[1]
         if isinstance(made, Exception):
             raise made
-        return made, WorkFeed(self, work)
+        feed = Feed(partial(self._request, work), self._fetch_s, partial(self._batch, work))
+        return made, feed
 
-    def request(self, work: StepWork, slots: IntArray) -> bool:
+    def _request(self, work: StepWork, slots: IntArray) -> bool:
         """Ask for samples of a step under way, before all others; return whether all are here."""
         with self._changed:
             missing = work.want(slots)
@@ -113,19 +115,19 @@ class PrefetchSource:
             self.counts.requested += len(missing)
             return work.has(slots)
 
-    def fetch_s(self, num_samples: int) -> float:
+    def _fetch_s(self, num_samples: int) -> float:
         """Return in how many seconds workers would have fetched so many samples."""
         with self._changed:
             return self._horizon.fetch_s(num_samples)
 
-    def collated(self, work: StepWork, slots: IntArray) -> Any:
+    def _batch(self, work: StepWork, slots: IntArray) -> Any:
         """Return a batch of samples of a step under way, as soon as they are here."""
-        self.request(work, slots)
+        self._request(work, slots)
         with self._changed:
             self._wait_until(lambda: work.has(slots))
-            runs = list(work.runs_of(slots.tolist()))
+            rows = work.rows_of(slots.tolist())
             self.counts.used += len(slots)
-        return self._pin(self._collation.batch(runs))
+        return self._pin(self._collation.batch(rows))
 
     def end(self) -> None:
         with self._changed:
@@ -174,7 +176,7 @@ class PrefetchSource:
 
     def _deliver(self, chunk: FetchedChunk) -> None:
         content = chunk.content
-        if isinstance(content, Packed) and content.num_shared and self._is_crowded():
+        if content.num_shared and self._is_crowded():
             content = content.local()
         with self._changed:
             if self._pool is None:  # closed meanwhile
@@ -182,13 +184,10 @@ class PrefetchSource:
             work, slots = self._tasks.pop(chunk.number)
             self._pool.done(chunk.number)
             self._horizon.learn(len(slots), chunk.fetch_s)
-            if isinstance(content, WorkerFailure):
-                self._problem = self._problem or content.error()
-            else:
-                work.store(slots, content)
+            work.store(slots, content)
             self._ask()
             is_next = work is self._horizon.first and work.is_complete()
-            if self._problem or is_next or work.handed_out:
+            if is_next or work.handed_out:
                 self._changed.notify_all()
 
     def _is_crowded(self) -> bool:
@@ -220,40 +219,18 @@ class PrefetchSource:
             work = self._horizon.first
             if work is None or not work.is_complete():  # another plan has come in between
                 return
-            share, runs = work.share, work.runs()
+            share, rows = work.share, work.rows()
         made: list[MicroBatch] | Exception
         try:
             made = [
                 MicroBatch(self._pin(self._collation.batch(part)), size)
-                for part, size in zip(runs, share.forwards, strict=True)
+                for part, size in zip(rows, share.forwards, strict=True)
             ]
         except Exception as error:
             made = error
         with self._changed:
             work.made = share, made
             self._changed.notify_all()
-
-
-class WorkFeed:
-    """Samples of one step under way: those fetched for it, and what workers fetch at once.
-
-    Args:
-        source: fetches.
-        work: the step.
-    """
-
-    def __init__(self, source: PrefetchSource, work: StepWork) -> None:
-        self._source = source
-        self._work = work
-
-    def request(self, slots: IntArray) -> bool:
-        return self._source.request(self._work, slots)
-
-    def fetch_s(self, num_samples: int) -> float:
-        return self._source.fetch_s(num_samples)
-
-    def batch(self, slots: IntArray) -> Any:
-        return self._source.collated(self._work, slots)
 
 
 def source_of(loader: DataLoader[Any], changed: Condition) -> BatchSource:

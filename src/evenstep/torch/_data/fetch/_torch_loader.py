@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -33,6 +34,13 @@ def inner_loader(loader: DataLoader[Any], dataset: Any, **settings: Any) -> Data
         # The user's own loader has said so already.
         warnings.filterwarnings("ignore", "This DataLoader will create")
         return DataLoader(dataset, **settings)
+
+
+def with_parts(loader: DataLoader[Any], **parts: Any) -> DataLoader[Any]:
+    """Return a copy with other parts, past the guard that keeps them as they were made."""
+    made = copy.copy(loader)
+    made.__dict__.update(parts, _iterator=None)
+    return made
 
 
 def as_it_is(samples: Any) -> Any:
