@@ -7,7 +7,7 @@ import weakref
 from contextlib import contextmanager
 
 import pytest
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 from .loader_fakes import FixedPlan, Items, RandomPlans, Ranks, Recorder, alone
 
@@ -188,11 +188,6 @@ def test_plans_that_do_not_add_up_are_refused(plan, message):
         list(alone(DataLoader(Items(6), batch_size=4), plan))
 
 
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(range(8))
-
-
 class Sharding(DistributedSampler):
     def __iter__(self):
         return iter([0])
@@ -206,7 +201,6 @@ class Replaced(DataLoader):
 @pytest.mark.parametrize(
     ("make", "rule"),
     [
-        (lambda: DataLoader(Stream()), "addressed by index.*stream="),
         (
             lambda: DataLoader(Items(8), batch_sampler=BatchSampler(range(8), 2, False)),
             "yield global batches of 4 samples each, got batches of 2",

@@ -24,14 +24,7 @@ def _checksum(fields: dict[str, Any]) -> int:
 
 
 def _checked(state: object, where: str, kind: str, checks: Mapping[str, Check]) -> dict[str, Any]:
-    """Return ``state`` if it is what ``sealed`` gave, or raise ValueError.
-
-    Args:
-        state: what was loaded.
-        where: class and argument, for errors.
-        kind: the value of ``"kind"``: states of other kinds of loaders are not this one's.
-        checks: what each further field has to fulfil.
-    """
+    """Return ``state`` if it is what ``sealed`` gave, of this kind, or raise ValueError."""
     problem = _problem(state, kind, checks)
     if problem is not None:
         raise invalid(
@@ -106,13 +99,7 @@ _STREAMED: dict[str, Check] = _COMMON | {
 
 @dataclass(frozen=True, slots=True)
 class OrderedForm:
-    """Writes down how far an order was trained on, and reads it back into a loader it fits.
-
-    Attributes:
-        global_batch_size: samples of a full step.
-        num_samples: indices in the order of an epoch.
-        num_steps: steps of an epoch.
-    """
+    """Writes down how far an order was trained on, and reads it back into a loader it fits."""
 
     global_batch_size: int
     num_samples: int
@@ -121,14 +108,7 @@ class OrderedForm:
     def write(
         self, order: dict[str, Any], *, epochs_begun: int, steps_taken: int, steps_of_run: int
     ) -> dict[str, Any]:
-        """Return a state of plain values, free of the number of ranks.
-
-        Args:
-            order: from ``EpochOrder.state``.
-            epochs_begun: how many.
-            steps_taken: steps of the newest epoch.
-            steps_of_run: steps of all epochs.
-        """
+        """Return a state of plain values, free of the number of ranks."""
         return sealed(
             {
                 "kind": "order",
@@ -142,11 +122,7 @@ class OrderedForm:
         )
 
     def read(self, state: object) -> dict[str, Any]:
-        """Return ``state`` if a loader of this form can go on from it.
-
-        Raises:
-            ValueError: it is damaged, foreign, or of another form; the message says which.
-        """
+        """Return ``state`` if a loader of this form can go on from it, or raise ValueError."""
         where = "BalancedLoader.load_state_dict(state=...)"
         if type(state) is dict and "fingerprint" in state and "num_fingerprinted" not in state:
             # Until 0.1.0, the checksum was that of the whole epoch's order.
@@ -210,11 +186,7 @@ class StreamPosition:
 class StreamForm:
     """Writes a position down, and reads it back into a loader it fits.
 
-    Attributes:
-        kind: who reads what.
-        global_batch_size: samples of a full step.
-        num_readers: workers that read on each rank, at least 1: the order depends on it.
-        world_size: number of ranks.
+    The order of a stream depends on the workers that read it on each rank, at least 1.
     """
 
     kind: StreamKind
@@ -238,11 +210,7 @@ class StreamForm:
         )
 
     def read(self, state: object) -> dict[str, Any]:
-        """Return ``state`` if a loader of this form can go on from it.
-
-        Raises:
-            ValueError: it is damaged, foreign, or of another form; the message says which.
-        """
+        """Return ``state`` if a loader of this form can go on from it, or raise ValueError."""
         where = "StreamLoader.load_state_dict(state=...)"
         good = _checked(state, where, f"stream, {self.kind}", _STREAMED)
         for key, is_now, remedy in (

@@ -35,12 +35,6 @@ def balanced_loader(
 ) -> AbstractStepLoader:
     """Return ``loader`` as one whose every iteration is a global step.
 
-    Args:
-        loader: the user's own.
-        stream: who reads what of a stream.
-        context: whose steps it hands out.
-        beside: the loaders that are used in turn with it.
-
     Raises:
         ValueError: it cannot be balanced, or ``stream`` does not say who reads what.
         RuntimeError: the run has begun.

@@ -155,8 +155,8 @@ class LoaderSession(Protocol):
         ...
 
 
-class LoaderRanks(Protocol):
-    """The ranks that train on a loader, reached from any thread and without a collective.
+class Ranks(Protocol):
+    """The ranks that share a loader.
 
     Attributes:
         rank: this one.
@@ -166,12 +166,19 @@ class LoaderRanks(Protocol):
     rank: int
     world_size: int
 
-    def share(self, key: tuple[int, int], ints: IntArray | None) -> IntArray:
-        """Return on every rank the integers that rank 0 calls it with; see ``ShareInts``."""
+    def share_indices(self, indices: list[int] | None) -> list[int]:
+        """Return on every rank what rank 0 was called with, in a round of its own; None elsewhere.
+
+        All ranks have as many rounds.
+        """
         ...
 
-    def share_indices(self, indices: list[int] | None) -> list[int]:
-        """Likewise, in a round of its own; all ranks have as many rounds."""
+
+class LoaderRanks(Ranks, Protocol):
+    """The ranks that train on a loader, reached from any thread and without a collective."""
+
+    def share(self, key: tuple[int, int], ints: IntArray | None) -> IntArray:
+        """Return on every rank the integers that rank 0 calls it with; see ``ShareInts``."""
         ...
 
     def gather(self, numbers: list[int]) -> Callable[[], list[list[int]]]:
@@ -179,23 +186,11 @@ class LoaderRanks(Protocol):
         ...
 
 
-class Collectives(Protocol):
-    """The ranks once more, for what all of them come to at the same time.
-
-    Attributes:
-        rank: this one.
-        world_size: how many.
-    """
-
-    rank: int
-    world_size: int
+class Collectives(Ranks, Protocol):
+    """The ranks once more, for what all of them come to at the same time."""
 
     def share(self, value: Any) -> Any:
         """Return on every rank what rank 0 was called with."""
-
-    def share_indices(self, indices: list[int] | None) -> list[int]:
-        """Return on every rank the integers that rank 0 was called with; None on the others."""
-        ...
 
     def collect(self, value: Any) -> list[Any]:
         """Return on every rank what each rank was called with, in order."""

@@ -35,11 +35,7 @@ class StepCount:
             self.value = max(self.value, step)
 
     def check_turn(self, step: int) -> None:
-        """Raise unless ``step`` is the next one: another loader has taken steps meanwhile.
-
-        Raises:
-            RuntimeError: it is not.
-        """
+        """Raise unless ``step`` is the next one: another loader has taken steps meanwhile."""
         if step != self.value:
             raise RuntimeError(
                 "Another loader of this balancer was iterated meanwhile. Every iteration is a step "

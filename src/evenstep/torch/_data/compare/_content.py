@@ -56,16 +56,10 @@ class Sample:
 
 
 def compare_content(ranks: Collectives, loaders: Mapping[str, DataLoader[Any]]) -> None:
-    """Raise on every rank if data sets hold different samples. Collective.
+    """Raise ValueError on every rank if data sets hold different samples. Collective.
 
-    A few samples of each are compared; those that differ are fetched again.
-
-    Args:
-        ranks: that train on them.
-        loaders: by what an error calls them.
-
-    Raises:
-        ValueError: they do; the message names a sample, its values and the ranks.
+    A few samples of each are compared; those that differ are fetched again. Loaders come by what an
+    error calls them.
     """
     wanted = {
         label: positions_in(length_of(loader.dataset) or 0)
@@ -101,11 +95,7 @@ def _unlike_at(samples: Sequence[Mapping[int, Sample]]) -> dict[int, str]:
 
 
 def unlike(samples: Sequence[Sample]) -> str | None:
-    """Return in what one sample differs between ranks: ``"types"``, ``"shapes"``, ``"values"``.
-
-    Args:
-        samples: by rank.
-    """
+    """Return in what one sample differs between ranks: ``"types"``, ``"shapes"``, ``"values"``."""
     mine = samples[0].first
     for level in ("types", "shapes", "values"):
         if not all(level in sample.stable for sample in samples):

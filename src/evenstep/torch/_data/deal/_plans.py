@@ -135,10 +135,6 @@ class PlanBook:
     on all ranks; those that came before wait until then.
 
     One thread at a time may add plans; any may ask for a share meanwhile.
-
-    Args:
-        rank: whose share is asked for.
-        global_batch_size: samples of a full step.
     """
 
     def __init__(self, rank: int, global_batch_size: int) -> None:
@@ -179,8 +175,7 @@ class PlanBook:
     def apply(self, plan: Plan, step: int) -> bool:
         """Put into force what the plan point of ``step`` says, and forget what came before.
 
-        Returns:
-            Whether it was new, so that shares may have changed.
+        Return whether it was new, so that shares may have changed.
         """
         if self._entries:
             is_new = self.on_plan(plan)
@@ -200,9 +195,7 @@ class PlanBook:
     def share(self, span: StepSpan, *, whole: bool) -> Share | None:
         """Return this rank's part of a step; None while no plan is in force.
 
-        Args:
-            span: the step.
-            whole: whether it goes through one forward, however large it is.
+        With ``whole`` it goes through one forward, however large it is.
         """
         if not self._entries:
             return None

@@ -46,11 +46,9 @@ class Packed:
         return Packed(self.structure, tuple(map(_copy, self.buffers)), self.places)
 
     def unpack(self, *, copy: bool) -> Any:
-        """Return the object.
+        """Return the object, in memory of its own with ``copy``.
 
-        Args:
-            copy: whether it gets its own memory. If not, it shares the buffers with every other
-                object unpacked so: for readers only.
+        If not, it shares the buffers with every other object unpacked so: for readers only.
         """
         memory = [_view(_copy(buffer) if copy else buffer) for buffer in self.buffers]
         contents = [memory[k][first:last] for k, first, last in self.places]
@@ -58,11 +56,7 @@ class Packed:
 
 
 def pack(value: Any) -> Packed:
-    """Return ``value`` packed; tensors and arrays may be anywhere within.
-
-    Raises:
-        Exception: as `pickle` raises it, if ``value`` cannot be sent to another process.
-    """
+    """Return ``value`` packed, or raise as `pickle` does; it may hold tensors and arrays."""
     contents: list[pickle.PickleBuffer] = []
     file = io.BytesIO()
     pickler = _Pickler(file, protocol=5, buffer_callback=contents.append)
@@ -216,8 +210,7 @@ class Collation:
 def collate_chunk(samples: list[Any]) -> Any:
     """Return ``default_collate(samples)``, of which chunks can be laid side by side.
 
-    Raises:
-        TypeError: they cannot, as a type of the user's own is involved.
+    With a type of the user's own they cannot, which is a TypeError.
     """
     collated = default_collate(samples)
     _join([collated], [slice(0, 1)])

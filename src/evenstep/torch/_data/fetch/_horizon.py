@@ -96,12 +96,7 @@ class StepWork:
 
 
 class Horizon:
-    """The next steps, as far ahead as torch's loader would prefetch.
-
-    Args:
-        num_steps: how many steps to look ahead, at least 1.
-        num_workers: who shares the fetching.
-    """
+    """The next steps, as far ahead as torch's loader would prefetch, and what to fetch of them."""
 
     def __init__(self, *, num_steps: int, num_workers: int) -> None:
         self._num_steps = num_steps

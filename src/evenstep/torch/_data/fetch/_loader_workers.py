@@ -32,12 +32,7 @@ _NOTICE_WITHIN_S = 6.0
 
 @dataclass(frozen=True, slots=True)
 class FetchTask:
-    """Samples to fetch in one go.
-
-    Attributes:
-        number: which task it is, in the order in which they were given out.
-        indices: the data set's indices, at least one.
-    """
+    """Samples to fetch in one go, by their indices in the data set; tasks are numbered."""
 
     number: int
     indices: list[int]
@@ -45,15 +40,10 @@ class FetchTask:
 
 @dataclass(frozen=True, slots=True)
 class FetchedChunk:
-    """What became of a task.
-
-    Attributes:
-        number: the task's.
-        content: the samples.
-        fetch_s: what they took, in seconds.
-    """
+    """The samples of a task, the worker that fetched them, and the seconds that they took."""
 
     number: int
+    worker: int
     content: Packed
     fetch_s: float
 
@@ -64,12 +54,7 @@ class FetchService(IterableDataset[FetchedChunk]):
     Torch's loader runs one copy in each of its workers, which so start, are seeded, set up by
     ``worker_init_fn`` and stopped as in any loader. That loader prefetches by counting, and what
     it asks of an ``IterableDataset`` is merely the next item: which one, tasks say that arrive
-    through a pipe, as late as can be.
-
-    Args:
-        dataset: the user's.
-        inboxes: one end of a pipe for each worker; a Task is done, None ends the stream.
-        merge: applied to the samples of a chunk before they are packed; None is to leave them.
+    through a pipe for each worker, as late as can be.
     """
 
     def __init__(
@@ -111,17 +96,12 @@ class FetchService(IterableDataset[FetchedChunk]):
         began_s = perf_counter()
         try:
             samples = fetch(self.dataset, task.indices)
-            if len(samples) != len(task.indices):
-                raise ValueError(
-                    f"`__getitem__` must return {len(task.indices)} samples for as many indices, "
-                    f"got {len(samples)}. Return one per index, in their order."
-                )
             fetch_s = perf_counter() - began_s
             content = pack(self._merge(samples) if self._merge else samples)
         except Exception as error:  # torch sends it
             _check_sendable(error, worker)
             raise
-        return FetchedChunk(task.number, content, fetch_s)
+        return FetchedChunk(task.number, worker, content, fetch_s)
 
 
 def _check_sendable(error: Exception, worker: int) -> None:
@@ -179,18 +159,13 @@ class WorkerPool:
         self._fail = fail
         self._closing = False
         self._num_sent = 0
-        self._worker_of: dict[int, int] = {}
         self._load = [0] * loader.num_workers
         self._outboxes: list[Connection] = []
         self._processes: tuple[Any, ...] = ()
         self._thread: Thread | None = None
 
     def open(self, generator: torch.Generator) -> None:
-        """Start the workers and the thread, once.
-
-        Args:
-            generator: draws what seeds the workers.
-        """
+        """Start the workers, seeded by what ``generator`` draws, and the thread; once."""
         pipes = [multiprocessing.Pipe(duplex=False) for _ in range(self._loader.num_workers)]
         self._outboxes = [theirs for _, theirs in pipes]
         inboxes = [mine for mine, _ in pipes]
@@ -230,12 +205,11 @@ class WorkerPool:
             self._outboxes[worker].send(task)
         self._num_sent += 1
         self._load[worker] += 1
-        self._worker_of[task.number] = worker
         return task.number
 
-    def done(self, number: int) -> None:
-        """Take note that a task's chunk has arrived."""
-        self._load[self._worker_of.pop(number)] -= 1
+    def done(self, worker: int) -> None:
+        """Take note that a chunk of this worker's has arrived."""
+        self._load[worker] -= 1
 
     def close(self) -> None:
         """End workers and thread. What is being fetched may finish; after 2 s it is killed."""

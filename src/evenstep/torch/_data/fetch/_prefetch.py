@@ -110,9 +110,7 @@ class PrefetchSource:
                 return False
             for part in np.array_split(missing, min(len(missing), self._loader.num_workers) or 1):
                 if len(part):
-                    number = self._pool.send(work.indices(part))
-                    self._tasks[number] = work, part
-            self.counts.requested += len(missing)
+                    self._send(self._pool, work, part)
             return work.has(slots)
 
     def _fetch_s(self, num_samples: int) -> float:
@@ -130,18 +128,13 @@ class PrefetchSource:
         return self._pin(self._collation.batch(rows))
 
     def end(self) -> None:
-        with self._changed:
-            self._horizon.begin([])
-            self._share_of = None
+        self._look_no_further()
         if not self._loader.persistent_workers or self._problem is not None:
             self.close()
 
     def close(self) -> None:
-        with self._changed:
-            self._closing = True
-            self._horizon.begin([])
-            self._share_of = None
-            self._changed.notify_all()
+        self._closing = True
+        self._look_no_further()
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.close()
@@ -149,6 +142,12 @@ class PrefetchSource:
         # A forgotten loader is closed where it is collected, which may be in that very thread.
         if maker is not None and maker is not current_thread():
             maker.join()
+
+    def _look_no_further(self) -> None:
+        with self._changed:
+            self._horizon.begin([])
+            self._share_of = None
+            self._changed.notify_all()
 
     def _wait_until(self, is_done: Callable[[], bool]) -> None:
         """Wait for what workers and threads are at, as long as the user's loader would."""
@@ -169,10 +168,11 @@ class PrefetchSource:
         if self._pool is None or self._closing:
             return
         while self._pool.has_room() and (wanted := self._horizon.ask()) is not None:
-            work, slots = wanted
-            number = self._pool.send(work.indices(slots))
-            self._tasks[number] = wanted
-            self.counts.requested += len(slots)
+            self._send(self._pool, *wanted)
+
+    def _send(self, pool: WorkerPool, work: StepWork, slots: IntArray) -> None:
+        self._tasks[pool.send(work.indices(slots))] = work, slots
+        self.counts.requested += len(slots)
 
     def _deliver(self, chunk: FetchedChunk) -> None:
         content = chunk.content
@@ -182,7 +182,7 @@ class PrefetchSource:
             if self._pool is None:  # closed meanwhile
                 return
             work, slots = self._tasks.pop(chunk.number)
-            self._pool.done(chunk.number)
+            self._pool.done(chunk.worker)
             self._horizon.learn(len(slots), chunk.fetch_s)
             work.store(slots, content)
             self._ask()
@@ -200,25 +200,21 @@ class PrefetchSource:
             self._changed.notify_all()
 
     def _make_batches(self) -> None:
-        while self._is_due():
-            self._make_next()  # a frame of its own, which keeps no batch while there is no work
+        while self._make_next():
+            pass  # a frame of its own keeps no batch while there is no work
 
     def _is_due(self) -> bool:
-        """Wait until the next step's batches can be made, or return False: there is an end."""
-        with self._changed:
-            while not self._closing:
-                work = self._horizon.first
-                if work is not None and work.is_complete() and not work.is_made():
-                    return True
-                del work
-                self._changed.wait()
-            return False
+        """Return whether the next step's batches can be made, and are not."""
+        work = self._horizon.first
+        return work is not None and work.is_complete() and not work.is_made()
 
-    def _make_next(self) -> None:
+    def _make_next(self) -> bool:
+        """Make the next step's batches as soon as they can be; return False where that is over."""
         with self._changed:
+            self._changed.wait_for(lambda: self._closing or self._is_due())
             work = self._horizon.first
-            if work is None or not work.is_complete():  # another plan has come in between
-                return
+            if self._closing or work is None:
+                return False
             share, rows = work.share, work.rows()
         made: list[MicroBatch] | Exception
         try:
@@ -231,15 +227,11 @@ class PrefetchSource:
         with self._changed:
             work.made = share, made
             self._changed.notify_all()
+        return True
 
 
 def source_of(loader: DataLoader[Any], changed: Condition) -> BatchSource:
-    """Return what fetches for the user's loader: its workers, where it has any.
-
-    Args:
-        loader: the user's own.
-        changed: guards the plans.
-    """
+    """Return what fetches for the user's loader: its workers, where it has any."""
     pin = pinner_of(loader)
     if loader.num_workers == 0:
         return InlineSource(loader, pin=pin)

@@ -73,11 +73,7 @@ class StreamReader:
                 self._spare = copy.deepcopy(content) if isinstance(content, list) else content
 
     def skip(self, num_samples: int) -> None:
-        """Read past ``num_samples``.
-
-        Raises:
-            RuntimeError: the stream has fewer.
-        """
+        """Read past ``num_samples``, of which the stream has as many."""
         left = num_samples
         while left:
             self.ensure(1)
@@ -94,11 +90,8 @@ class StreamReader:
     def take(self, num_samples: int, first: int, forwards: Sequence[int]) -> list[Any]:
         """Return the batches of some of the next ``num_samples``, which are then gone.
 
-        Args:
-            num_samples: how many to move on by, at most the stock.
-            first: where among them the first batch begins.
-            forwards: how many samples each batch gets, one after the other; one without any gets
-                the first sample of the stream to stand in.
+        They follow each other from ``first`` on, of as many samples as ``forwards`` says. One
+        without any gets the first sample of the stream to stand in.
         """
         batches, begin = [], first
         for size in forwards:

@@ -13,18 +13,21 @@ from torch.utils.data import DataLoader
 
 def fetch(dataset: Any, indices: list[int]) -> list[Any]:
     """Return the samples of ``indices``, in one go if the data set knows how to."""
-    if getattr(dataset, "__getitems__", None):
-        return list(dataset.__getitems__(indices))
-    return [dataset[index] for index in indices]
+    if not getattr(dataset, "__getitems__", None):
+        return [dataset[index] for index in indices]
+    samples = list(dataset.__getitems__(indices))
+    if len(samples) != len(indices):
+        raise ValueError(
+            f"`__getitems__` must return {len(indices)} samples for as many indices, "
+            f"got {len(samples)}. Return one per index, in their order."
+        )
+    return samples
 
 
 def inner_loader(loader: DataLoader[Any], dataset: Any, **settings: Any) -> DataLoader[Any]:
     """Return a loader of torch's over ``dataset``, with as many workers as the user's.
 
-    Args:
-        loader: the user's own.
-        dataset: what is loaded in place of its data set.
-        settings: of the new ``DataLoader``, where they are not torch's defaults.
+    Other settings are torch's defaults where they are not given.
     """
     settings = {
         "num_workers": loader.num_workers,

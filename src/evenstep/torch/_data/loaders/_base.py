@@ -100,20 +100,24 @@ class AbstractStepLoader(AbstractLoader):
         return self._steps(whole=False)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where training stands: what was handed out, not what workers fetched ahead.
+        """Return where training stands: what was handed out, less what the loop fetched ahead.
 
+        A loop that fetches batches before it uses those at hand begins with the unused ones again.
         The same on every rank, and of plain values. At any time: from inside a loop, after it, and
-        before the first, where it is what was loaded, if anything.
+        before the first, where it is what was loaded, if anything. Free of the number of ranks, but
+        for streams in shards, of which it holds how far each is.
         """
         return self._state() if self._resume is None else {**self._resume}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Have the next iteration go on from ``state``, on every rank.
 
-        A loop under way is left as it is; the one after it begins where ``state`` says.
+        A loop under way is left as it is; the one after it begins where ``state`` says. A stream is
+        read past what was trained on: it has to give the same samples again.
 
         Raises:
-            ValueError: ``state`` is damaged, foreign, or of another loader.
+            ValueError: ``state`` is damaged, foreign, or of another global batch, data set or, for
+                streams, of other readers.
         """
         good = self._checked(state)
         self._context.count.go_on_from(good["steps_of_run"])
@@ -187,11 +191,7 @@ class AbstractStepLoader(AbstractLoader):
     ) -> Step:
         """Return the next step of the run, counted and announced.
 
-        Args:
-            portions: what this rank computes of it.
-            num_samples: its samples over all ranks.
-            data_s: seconds spent waiting for input.
-            units: this rank's units of it; None where they are samples.
+        Its samples are those of all ranks, its units this rank's; None where they are samples.
         """
         context, number = self._context, self._next_step
         step = Step(
@@ -237,12 +237,7 @@ class Loops:
 
     @contextmanager
     def begin(self, end: Callable[[], None], *, cuts: bool) -> Iterator[int]:
-        """Begin a loop and give its number; end it where the ``with`` block is left.
-
-        Args:
-            end: lets go of what the newest loop reads from.
-            cuts: whether it is a loop over ``loader.steps()``.
-        """
+        """Begin a loop and give its number; at its end, let go of what it reads from."""
         self.steps = self._session.begin_epoch(cuts=cuts)
         end()  # of a loop that was left and is still referred to
         self._num_begun += 1
@@ -264,11 +259,7 @@ class Loops:
         self._open.clear()
 
     def is_current(self, number: int) -> bool:
-        """Return whether no other loop has begun after that of this number.
-
-        Raises:
-            RuntimeError: the loader was closed.
-        """
+        """Return whether no other loop has begun since; raise if the loader was closed."""
         if number <= self._cut_off:
             raise RuntimeError("the loader was closed, so this iteration cannot go on")
         return number == self.current

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 from ...._types import IntArray
 from ....exceptions import invalid
-from .._protocols import Collectives, LoaderRanks, ShareInts
+from .._protocols import Ranks, ShareInts
 from ._drawing import Chance, OrderBlocks, blocks_of
 from ._samplers import GlobalBatches, check_order, has_own_batches
 
@@ -54,18 +54,13 @@ class EpochOrder:
     def advance(self, position: int, end: int) -> None:
         """Draw the order up to ``end`` and a block beyond, and forget what is before ``position``.
 
-        Every rank calls it, with the same numbers.
-
-        Raises:
-            ValueError: on rank 0, the sampler yields what is no integer, or not as many as it says.
-            RuntimeError: elsewhere, the sampler failed on rank 0.
+        Every rank calls it, with the same numbers, and raises where the sampler fails on rank 0.
         """
         end, blocks = min(end + self.block_size, self.num_samples), self.blocks
         while blocks.end < end:
             assert self.agree is not None
             number = blocks.end // self.block_size
-            blocks.append(self.agree(number, lambda: next(self.drawing)))
-            blocks.drop(position)
+            blocks.append(self.agree(number, lambda: next(self.drawing)), position)
 
     def end(self) -> None:
         """Let go of the sampler's iterator, wherever it stands."""
@@ -115,7 +110,7 @@ class GlobalOrder:
     def __init__(
         self,
         loader: DataLoader[Any],
-        ranks: LoaderRanks | Collectives,
+        ranks: Ranks,
         share: ShareInts,
         *,
         global_batch_size: int | None = None,
@@ -135,11 +130,7 @@ class GlobalOrder:
         self._num_drawn = 0  # orders
 
     def draw(self) -> EpochOrder:
-        """Return the next epoch's order. Every rank calls it.
-
-        Raises:
-            RuntimeError: the sampler failed on rank 0.
-        """
+        """Return the next epoch's order; every rank calls it, and raises if the sampler fails."""
         if not self._is_root and _draws_a_seed(self.sampler):
             # On rank 0 it seeds itself from torch's generator, which stays alike on all ranks.
             torch.empty((), dtype=torch.int64, device="cpu").random_()
@@ -156,15 +147,9 @@ class GlobalOrder:
     ) -> EpochOrder:
         """Return a past order from where it was left, by what ``EpochOrder.state`` gave back then.
 
-        Every rank calls it; rank 0 alone draws what was trained on.
-
-        Args:
-            before: from ``state``.
-            position: how much of it was trained on.
-            fingerprint: checksum of its begin.
-            num_fingerprinted: how many indices that covers.
-            finished: whether the next one is drawn right after. That is of the epoch which the
-                sampler has been told, unless it counts epochs itself.
+        Every rank calls it; rank 0 alone draws what was trained on. If it is ``finished``, the
+        next one is drawn right after: that of the epoch which the sampler has been told, unless
+        it counts epochs itself.
 
         Raises:
             RuntimeError: it is not the order of back then.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 from ....exceptions import invalid
 
@@ -105,12 +105,7 @@ def has_own_batches(loader: Any) -> bool:
 
 
 def check_iterates(loader: DataLoader[Any], where: str) -> None:
-    """Raise for a ``DataLoader`` with an iteration of its own.
-
-    Args:
-        loader: the user's.
-        where: class and argument, for the error.
-    """
+    """Raise for a ``DataLoader`` with an iteration of its own; ``where`` is for the error."""
     if type(loader).__iter__ is not DataLoader.__iter__:
         raise invalid(
             where,
@@ -121,22 +116,8 @@ def check_iterates(loader: DataLoader[Any], where: str) -> None:
 
 
 def check_order(loader: DataLoader[Any], world_size: int, *, batches: bool) -> None:
-    """Raise unless ``loader`` can be given a global order.
-
-    Args:
-        loader: the user's.
-        world_size: number of ranks.
-        batches: whether it may have a ``batch_sampler``.
-    """
+    """Raise unless ``loader`` can be given a global order, by ``batches`` of its own perhaps."""
     where = "BalancedLoader(loader=...)"
-    if isinstance(loader.dataset, IterableDataset):
-        raise invalid(
-            where,
-            "have a data set that is addressed by index",
-            f"the IterableDataset {type(loader.dataset).__name__}",
-            "Prepare it with `balancer.prepare(model, loader, stream=...)`, which says what each "
-            "rank reads of it.",
-        )
     if loader.batch_size is None and not (batches and has_own_batches(loader)):
         got = "a custom batch_sampler" if has_own_batches(loader) else "batch_size=None"
         raise invalid(
