@@ -155,7 +155,7 @@ class LoaderSession(Protocol):
         ...
 
 
-class Ranks(Protocol):
+class RankGroup(Protocol):
     """The ranks that share a loader.
 
     Attributes:
@@ -174,7 +174,7 @@ class Ranks(Protocol):
         ...
 
 
-class LoaderRanks(Ranks, Protocol):
+class LoaderRanks(RankGroup, Protocol):
     """The ranks that train on a loader, reached from any thread and without a collective."""
 
     def share(self, key: tuple[int, int], ints: IntArray | None) -> IntArray:
@@ -186,7 +186,7 @@ class LoaderRanks(Ranks, Protocol):
         ...
 
 
-class Collectives(Ranks, Protocol):
+class Collectives(RankGroup, Protocol):
     """The ranks once more, for what all of them come to at the same time."""
 
     def share(self, value: Any) -> Any:

@@ -13,13 +13,16 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from threading import Thread, current_thread
 from time import perf_counter
-from typing import Any, final
+from typing import Any, Generic, TypeVar, final
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from ._chunks import Packed, pack
 from ._torch_loader import as_it_is, fetch, inner_loader
+
+Asked = TypeVar("Asked")
+"""What a task is for."""
 
 _PARENT_CHECK_S = 5.0  # as often as torch's own workers look whether their parent is there
 # Enough that a worker never waits for the next task, few enough that a task which a new plan
@@ -31,18 +34,9 @@ _NOTICE_WITHIN_S = 6.0
 
 
 @dataclass(frozen=True, slots=True)
-class FetchTask:
-    """Samples to fetch in one go, by their indices in the data set; tasks are numbered."""
-
-    number: int
-    indices: list[int]
-
-
-@dataclass(frozen=True, slots=True)
 class FetchedChunk:
-    """The samples of a task, the worker that fetched them, and the seconds that they took."""
+    """Samples, the worker that fetched them, and the seconds that they took."""
 
-    number: int
     worker: int
     content: Packed
     fetch_s: float
@@ -70,12 +64,12 @@ class FetchService(IterableDataset[FetchedChunk]):
     def __iter__(self) -> Iterator[FetchedChunk]:
         info = get_worker_info()
         assert info is not None  # it runs in loader workers alone
-        tasks: deque[FetchTask] = deque()
+        tasks: deque[list[int]] = deque()
         parent = os.getppid()
         while self._receive(self._inboxes[info.id], tasks, parent):
-            yield self._do(tasks.popleft(), info.id)
+            yield self._fetched(tasks.popleft(), info.id)
 
-    def _receive(self, inbox: Connection, tasks: deque[FetchTask], parent: int) -> bool:
+    def _receive(self, inbox: Connection, tasks: deque[list[int]], parent: int) -> bool:
         """Move all messages into ``tasks``, at least one; return whether to go on."""
         while not tasks or inbox.poll():
             if not inbox.poll(_PARENT_CHECK_S):
@@ -92,16 +86,16 @@ class FetchService(IterableDataset[FetchedChunk]):
             tasks.append(task)
         return True
 
-    def _do(self, task: FetchTask, worker: int) -> FetchedChunk:
+    def _fetched(self, indices: list[int], worker: int) -> FetchedChunk:
         began_s = perf_counter()
         try:
-            samples = fetch(self.dataset, task.indices)
+            samples = fetch(self.dataset, indices)
             fetch_s = perf_counter() - began_s
             content = pack(self._merge(samples) if self._merge else samples)
         except Exception as error:  # torch sends it
             _check_sendable(error, worker)
             raise
-        return FetchedChunk(task.number, worker, content, fetch_s)
+        return FetchedChunk(worker, content, fetch_s)
 
 
 def _check_sendable(error: Exception, worker: int) -> None:
@@ -131,17 +125,18 @@ class WorkerInit:
 
 
 @final
-class WorkerPool:
+class WorkerPool(Generic[Asked]):
     """The loader workers of one rank: takes tasks, and brings in what workers fetched.
 
-    One thread receives, so that chunks arrive while the training thread computes. ``open`` and
-    ``close`` belong to the training thread: torch watches its workers through a signal handler
-    which only the main thread can set.
+    Each worker does its tasks in the order in which they were given to it. One thread receives, so
+    that chunks arrive while the training thread computes. ``open`` and ``close`` belong to the
+    training thread: torch watches its workers through a signal handler which only the main thread
+    can set.
 
     Args:
         loader: the user's, with at least one worker.
         merge: applied to the samples of a chunk in the worker; None is to leave them.
-        deliver: called by the receiving thread with every chunk.
+        deliver: called by the receiving thread with what was asked for, and its chunk.
         fail: called by the receiving thread, once, with why there will be no more.
     """
 
@@ -150,7 +145,7 @@ class WorkerPool:
         loader: DataLoader[Any],
         *,
         merge: Callable[[list[Any]], Any] | None,
-        deliver: Callable[[FetchedChunk], None],
+        deliver: Callable[[Asked, FetchedChunk], None],
         fail: Callable[[Exception], None],
     ) -> None:
         self._loader = loader
@@ -158,8 +153,7 @@ class WorkerPool:
         self._deliver = deliver
         self._fail = fail
         self._closing = False
-        self._num_sent = 0
-        self._load = [0] * loader.num_workers
+        self._asked: list[deque[Asked]] = [deque() for _ in range(loader.num_workers)]
         self._outboxes: list[Connection] = []
         self._processes: tuple[Any, ...] = ()
         self._thread: Thread | None = None
@@ -195,21 +189,14 @@ class WorkerPool:
 
     def has_room(self) -> bool:
         """Return whether a worker would take another task."""
-        return min(self._load) < _TASKS_PER_WORKER
+        return min(map(len, self._asked)) < _TASKS_PER_WORKER
 
-    def send(self, indices: list[int]) -> int:
-        """Give the least busy worker a task and return its number."""
-        worker = self._load.index(min(self._load))
-        task = FetchTask(self._num_sent, indices)
+    def send(self, indices: list[int], asked: Asked) -> None:
+        """Have the least busy worker fetch samples; ``asked`` is delivered with them."""
+        worker = min(range(len(self._asked)), key=lambda worker: len(self._asked[worker]))
+        self._asked[worker].append(asked)
         with suppress(OSError):  # it died, as the receiving thread is about to find
-            self._outboxes[worker].send(task)
-        self._num_sent += 1
-        self._load[worker] += 1
-        return task.number
-
-    def done(self, worker: int) -> None:
-        """Take note that a chunk of this worker's has arrived."""
-        self._load[worker] -= 1
+            self._outboxes[worker].send(indices)
 
     def close(self) -> None:
         """End workers and thread. What is being fetched may finish; after 2 s it is killed."""
@@ -230,7 +217,7 @@ class WorkerPool:
         problem: Exception = RuntimeError("the loader workers ended unasked")
         try:
             for chunk in chunks:
-                self._deliver(chunk)
+                self._deliver(self._asked[chunk.worker].popleft(), chunk)
         except Exception as error:
             problem = error
             # Tracebacks would keep the iterator, and so the workers, alive.

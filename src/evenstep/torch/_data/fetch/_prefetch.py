@@ -51,10 +51,9 @@ class PrefetchSource:
             num_steps=max(2, loader.num_workers * loader.prefetch_factor),
             num_workers=loader.num_workers,
         )
-        self._pool: WorkerPool | None = None
+        self._pool: WorkerPool[tuple[StepWork, IntArray]] | None = None
         self._maker: Thread | None = None
         self._share_of: ShareOf | None = None
-        self._tasks: dict[int, tuple[StepWork, IntArray]] = {}
         self._problem: Exception | None = None
         self._closing = False
         self.counts = FetchCounts()
@@ -63,7 +62,6 @@ class PrefetchSource:
         if self._pool is not None:
             return
         self._closing, self._problem = False, None
-        self._tasks.clear()
         pool = WorkerPool(
             self._loader, merge=self._collation.merge, deliver=self._deliver, fail=self._fail
         )
@@ -110,7 +108,8 @@ class PrefetchSource:
                 return False
             for part in np.array_split(missing, min(len(missing), self._loader.num_workers) or 1):
                 if len(part):
-                    self._send(self._pool, work, part)
+                    self._pool.send(work.indices(part), (work, part))
+            self.counts.requested += len(missing)
             return work.has(slots)
 
     def _fetch_s(self, num_samples: int) -> float:
@@ -168,21 +167,18 @@ class PrefetchSource:
         if self._pool is None or self._closing:
             return
         while self._pool.has_room() and (wanted := self._horizon.ask()) is not None:
-            self._send(self._pool, *wanted)
+            work, slots = wanted
+            self._pool.send(work.indices(slots), wanted)
+            self.counts.requested += len(slots)
 
-    def _send(self, pool: WorkerPool, work: StepWork, slots: IntArray) -> None:
-        self._tasks[pool.send(work.indices(slots))] = work, slots
-        self.counts.requested += len(slots)
-
-    def _deliver(self, chunk: FetchedChunk) -> None:
+    def _deliver(self, asked: tuple[StepWork, IntArray], chunk: FetchedChunk) -> None:
         content = chunk.content
         if content.num_shared and self._is_crowded():
             content = content.local()
         with self._changed:
             if self._pool is None:  # closed meanwhile
                 return
-            work, slots = self._tasks.pop(chunk.number)
-            self._pool.done(chunk.worker)
+            work, slots = asked
             self._horizon.learn(len(slots), chunk.fetch_s)
             work.store(slots, content)
             self._ask()

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 from ...._types import IntArray
 from ....exceptions import invalid
-from .._protocols import Ranks, ShareInts
+from .._protocols import RankGroup, ShareInts
 from ._drawing import Chance, OrderBlocks, blocks_of
 from ._samplers import GlobalBatches, check_order, has_own_batches
 
@@ -110,7 +110,7 @@ class GlobalOrder:
     def __init__(
         self,
         loader: DataLoader[Any],
-        ranks: Ranks,
+        ranks: RankGroup,
         share: ShareInts,
         *,
         global_batch_size: int | None = None,
