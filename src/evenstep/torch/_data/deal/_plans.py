@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 import numpy as np
 
@@ -61,15 +60,15 @@ class Share:
 
     def begun(self) -> IntArray:
         """Return those of them that the forwards begin with."""
-        return self.fetched()[: self.places()[-1].stop] if self.forwards else self.slots[:0]
+        return self.fetched()[: sum(self.forwards) or len(self.forwards)]
 
     def places(self) -> list[slice]:
         """Return where among those each forward's are; one without any has the stand-in."""
-        ends = accumulate(self.forwards)
-        return [
-            slice(end - size, max(end, end - size + 1))
-            for end, size in zip(ends, self.forwards, strict=True)
-        ]
+        places, first = [], 0
+        for size in self.forwards:
+            places.append(slice(first, first + max(size, 1)))
+            first += size
+        return places
 
 
 @dataclass(frozen=True, slots=True, eq=False)

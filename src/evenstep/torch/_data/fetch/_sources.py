@@ -35,7 +35,7 @@ class FetchCounts:
     used: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Feed:
     """Samples of the step under way, beyond those it began with.
 

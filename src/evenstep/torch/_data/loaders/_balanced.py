@@ -71,6 +71,7 @@ class BalancedLoader(AbstractStepLoader):
     """
 
     _at: OrderedEpoch
+    _ahead: Iterator[StepSpan]  # the steps of the newest loop
 
     def __init__(
         self, loader: DataLoader[Any], context: StepContext, *, block_size: int | None = None
@@ -188,6 +189,7 @@ class BalancedLoader(AbstractStepLoader):
         return OrderedEpoch(self._order.draw(), at.number + 1, skipped)
 
     def _read_on(self, *, whole: bool) -> None:
+        self._ahead = self._spans()
         self._advance(next(self._spans(), None))
         # The book's, as the source must not keep the loader alive.
         share_of = partial(self._book.share, whole=whole)
@@ -217,7 +219,7 @@ class BalancedLoader(AbstractStepLoader):
             self._at.order.advance(span.first, span.first + 2 * self._size)
 
     def _next(self, *, whole: bool) -> Step | None:
-        span = next(self._spans(), None)
+        span = next(self._ahead, None)
         return None if span is None else self._take(span, whole=whole)
 
     def _take(self, span: StepSpan, *, whole: bool) -> Step:
