@@ -17,8 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from ...._exchange._world_check import refusal
 from ....exceptions import EvenstepWarning
 from .._protocols import Collectives
-from ..fetch._loader_workers import WorkerInit
-from ..fetch._torch_loader import as_it_is, fetch, inner_loader
+from ..fetch._torch_loader import fetch, inner_loader
 from ._fingerprint import Fingerprint, same_values
 from ._stated import SEEDED, length_of
 
@@ -133,11 +132,8 @@ def fetch_samples(
         (samples,) = inner_loader(
             loader,
             probe,
-            batch_size=None,
+            torch.Generator(),
             num_workers=1,
-            collate_fn=as_it_is,
-            worker_init_fn=WorkerInit(loader.worker_init_fn),
-            generator=torch.Generator(),
             timeout=max(_WORKER_S, loader.timeout),
         )
     except Exception as error:

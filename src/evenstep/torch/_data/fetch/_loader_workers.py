@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from ._chunks import Packed, pack
-from ._torch_loader import as_it_is, fetch, inner_loader
+from ._torch_loader import fetch, inner_loader
 
 Asked = TypeVar("Asked")
 """What a task is for."""
@@ -108,22 +108,6 @@ def _check_sendable(error: Exception, worker: int) -> None:
         raise RuntimeError(f"{where}\nOriginal {text}") from None
 
 
-class WorkerInit:
-    """Shows the user's code the user's data set, then runs the user's ``worker_init_fn``."""
-
-    def __init__(self, function: Callable[[int], Any] | None) -> None:
-        self._function = function
-
-    def __call__(self, worker: int) -> None:
-        info = get_worker_info()
-        assert info is not None
-        service: Any = info.dataset
-        # Past the frozen guard: `get_worker_info().dataset` is where such functions look.
-        object.__setattr__(info, "dataset", service.dataset)
-        if self._function is not None:
-            self._function(worker)
-
-
 @final
 class WorkerPool(Generic[Asked]):
     """The loader workers of one rank: takes tasks, and brings in what workers fetched.
@@ -167,9 +151,6 @@ class WorkerPool(Generic[Asked]):
             inner_loader(
                 self._loader,
                 FetchService(self._loader.dataset, inboxes, self._merge),
-                batch_size=None,
-                collate_fn=as_it_is,
-                worker_init_fn=WorkerInit(self._loader.worker_init_fn),
                 generator=generator,
                 prefetch_factor=_TASKS_PER_WORKER,
                 in_order=False,

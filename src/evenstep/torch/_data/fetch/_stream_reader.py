@@ -13,8 +13,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from ._chunks import Chunk, ChunkRows, Collation, Packed, SamplePlace, pack, rows_of
-from ._loader_workers import WorkerInit
-from ._torch_loader import as_it_is, inner_loader
+from ._torch_loader import inner_loader
 
 
 @final
@@ -143,7 +142,7 @@ class StreamReader:
 
 
 class _ShownDataset(IterableDataset[Any]):
-    """The user's stream where `WorkerInit` looks for it."""
+    """The user's stream where workers look for it."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -171,14 +170,13 @@ def _inner(
 ) -> DataLoader[Any]:
     """Return torch's own loader over the stream, set up as the user's, that gives samples."""
     if loader.num_workers == 0:
-        return DataLoader(loader.dataset, batch_size=None, collate_fn=as_it_is, generator=generator)
+        return inner_loader(loader, loader.dataset, generator)
     return inner_loader(
         loader,
         _ShownDataset(loader.dataset),
+        generator,
         batch_size=chunk,
         collate_fn=_PackChunk(collation.merge),
-        worker_init_fn=WorkerInit(loader.worker_init_fn),
-        generator=generator,
         prefetch_factor=prefetch,
         persistent_workers=loader.persistent_workers,
         timeout=loader.timeout,

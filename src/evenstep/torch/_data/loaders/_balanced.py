@@ -21,7 +21,8 @@ from ..deal._plans import PlanBook, StepSpan, spans_of
 from ..fetch._prefetch import source_of
 from ..fetch._sources import BatchSource, FetchCounts
 from ..order._global_order import EpochOrder, GlobalOrder, checked_num_steps
-from ._base import AbstractStepLoader, Loops, StepContext, tell_epoch
+from ..order._samplers import tell_epoch
+from ._base import AbstractStepLoader, Loops, StepContext
 from ._claimed import Claimed
 
 

@@ -32,12 +32,6 @@ class AbstractLoader(abc.ABC):
         return getattr(self._loader, name)
 
 
-def tell_epoch(part: Any, epoch: int) -> None:
-    """Pass ``epoch`` on to a sampler or data set that wants to know; others shuffle unasked."""
-    if hasattr(part, "set_epoch"):
-        part.set_epoch(epoch)
-
-
 @dataclass(frozen=True, slots=True)
 class StepContext:
     """Whose steps a loader hands out.

@@ -16,7 +16,8 @@ from .._protocols import Collectives, LoaderSession
 from ..deal._evaluation import EvalForward, forwards
 from ..fetch._torch_loader import with_parts
 from ..order._global_order import GlobalOrder
-from ._base import AbstractLoader, tell_epoch
+from ..order._samplers import tell_epoch
+from ._base import AbstractLoader
 
 
 class EvalLoader(AbstractLoader):

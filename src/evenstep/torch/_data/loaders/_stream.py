@@ -18,8 +18,8 @@ from .._step import KnownPortions, Step, with_units
 from ..deal._stream_terms import StreamKind, StreamStock, terms_of
 from ..fetch._stream_reader import StreamReader
 from ..fetch._torch_loader import pinner_of
-from ..order._samplers import check_iterates
-from ._base import AbstractStepLoader, Loops, StepContext, tell_epoch
+from ..order._samplers import check_iterates, tell_epoch
+from ._base import AbstractStepLoader, Loops, StepContext
 
 _LARGEST = 1 << 63
 

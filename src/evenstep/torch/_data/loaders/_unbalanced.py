@@ -21,8 +21,8 @@ from .._protocols import Collectives, MicroBatch
 from .._step import KnownPortions, Step
 from ..deal._stream_terms import StreamKind
 from ..fetch._torch_loader import with_parts
-from ..order._samplers import has_own_batches
-from ._base import AbstractLoader, tell_epoch
+from ..order._samplers import has_own_batches, tell_epoch
+from ._base import AbstractLoader
 
 
 @final

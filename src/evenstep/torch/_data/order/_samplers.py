@@ -46,10 +46,8 @@ class GlobalBatches:
 
     def set_epoch(self, epoch: int) -> None:
         """Pass ``epoch`` on, to the batch sampler and the sampler inside it."""
-        parts: tuple[Any, ...] = (self._batches, self.sampler)
-        for part in parts:
-            if hasattr(part, "set_epoch"):
-                part.set_epoch(epoch)
+        tell_epoch(self._batches, epoch)
+        tell_epoch(self.sampler, epoch)
 
     def __len__(self) -> int:
         """Return the samples of an epoch."""
@@ -97,6 +95,12 @@ class GlobalBatches:
                 "Give `Balancer(global_batch_size=...)` their size, or leave the batches to "
                 "`DataLoader(batch_size=..., sampler=...)`.",
             )
+
+
+def tell_epoch(part: Any, epoch: int) -> None:
+    """Pass ``epoch`` on to a sampler or data set that wants to know; others shuffle unasked."""
+    if hasattr(part, "set_epoch"):
+        part.set_epoch(epoch)
 
 
 def has_own_batches(loader: Any) -> bool:
