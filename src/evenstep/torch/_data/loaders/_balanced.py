@@ -94,7 +94,7 @@ class BalancedLoader(AbstractStepLoader):
         self._problem: Exception | None = None
         self._source = source_of(loader, Condition(self._lock))
         self._num_skipped = 0
-        context.session.subscribe(_weak_listener(weakref.ref(self)))
+        context.session.subscribe(partial(_pass_on, weakref.WeakMethod(self._on_plan)))
         weakref.finalize(self, _close, self._source, os.getpid())
 
     @property
@@ -259,14 +259,10 @@ def _both_ways() -> ValueError:
     )
 
 
-def _weak_listener(loader: weakref.ref[BalancedLoader]) -> Callable[[Plan], None]:
-    """Return a listener that keeps no loader alive."""
-
-    def on_plan(plan: Plan) -> None:
-        if (alive := loader()) is not None:
-            alive._on_plan(plan)
-
-    return on_plan
+def _pass_on(listener: weakref.WeakMethod[Callable[[Plan], None]], plan: Plan) -> None:
+    """Tell of a plan, and keep no loader alive for that."""
+    if (alive := listener()) is not None:
+        alive(plan)
 
 
 def _close(source: BatchSource, process: int) -> None:
