@@ -18,6 +18,7 @@ from evenstep.planner import Plan
 from evenstep.torch._data._protocols import MicroBatch, StepStart
 from evenstep.torch._data.deal._plans import PlanBook, StepSpan
 from evenstep.torch._data.loaders._balanced import BalancedLoader
+from evenstep.torch._data.loaders._base import StepContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +117,9 @@ class Session:
         self.num_samples.append(start.num_samples)
         self.data_s.append(start.data_s)
 
-    def begin_epoch(self, *, cuts: bool) -> None:
-        """Do nothing: there is nothing to open."""
+    def begin_epoch(self, *, cuts: bool) -> Session:
+        """Return itself: there is nothing to open."""
+        return self
 
     def begin_forward(self, step: int, part: MicroBatch, *, is_last: bool) -> None:
         """Do nothing: there is nothing to weight."""
@@ -160,9 +162,7 @@ def run_rank(rank: int, setting: Setting) -> Measured:
     session = Session(plans)
     balanced = BalancedLoader(
         DataLoader(data, shuffle=True, **shared),
-        ranks=Ranks(rank),
-        session=session,
-        global_batch_size=size,
+        StepContext(ranks=Ranks(rank), session=session, global_batch_size=size),
     )
     stock_s: list[float] = []
     balanced_s: list[float] = []

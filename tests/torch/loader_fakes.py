@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from evenstep.planner import Plan
 from evenstep.planner.claims import Claim, Hybrid, StepClaims
-from evenstep.torch._data._step import StepCount
 from evenstep.torch._data.loaders._balanced import BalancedLoader
+from evenstep.torch._data.loaders._base import StepContext
 
 
 class Items(Dataset):
@@ -180,9 +180,6 @@ class Recorder:
         self.calls: list[tuple[Any, ...]] = []
         self.ahead = 0
 
-    def begin_epoch(self, *, cuts):
-        """Nothing to open."""
-
     def begin_step(self, start):
         assert start.data_s >= 0
         self.calls.append(("step", start.step, start.num_samples, start.global_num_samples))
@@ -217,6 +214,9 @@ class Session:
         self._parts = plans, listener
         self.steps = self
 
+    def begin_epoch(self, *, cuts):
+        return self
+
     def __getattr__(self, name: str) -> Any:
         part = next(part for part in self._parts if hasattr(part, name))
         return getattr(part, name)
@@ -235,7 +235,7 @@ class Ranks:
     Args:
         make: returns the user's loader of a rank.
         plans: one source for all ranks, or ``OpenPlans``, which tell them apart.
-        options: for every ``BalancedLoader``.
+        options: of every loader's context.
     """
 
     def __init__(
@@ -245,6 +245,7 @@ class Ranks:
         *,
         world_size: int,
         size: int,
+        block_size: int | None = None,
         **options: Any,
     ):
         self.shared: dict[tuple[int, int], Any] = {}
@@ -252,14 +253,16 @@ class Ranks:
         self.loaders = [
             BalancedLoader(
                 make(rank),
-                ranks=Mail(rank, world_size, self.share(rank)),
-                session=Session(
-                    plans.seen_by(rank) if isinstance(plans, OpenPlans) else plans,
-                    self.listeners[rank],
+                StepContext(
+                    ranks=Mail(rank, world_size, self.share(rank)),
+                    session=Session(
+                        plans.seen_by(rank) if isinstance(plans, OpenPlans) else plans,
+                        self.listeners[rank],
+                    ),
+                    global_batch_size=size,
+                    **options,
                 ),
-                global_batch_size=size,
-                count=StepCount(),
-                **options,
+                block_size=block_size,
             )
             for rank in range(world_size)
         ]
@@ -300,15 +303,17 @@ class Ranks:
 def alone(loader: DataLoader, plans: Any = None, *, size: int | None = None, **options: Any):
     """Return the only rank's balanced loader of a cluster of one."""
     size = size or loader.batch_size
-    tail = len(loader.sampler) % size or None
-    plans = plans or FixedPlan(size, tail=tail and (tail,))
-    return BalancedLoader(
-        loader,
+    if plans is None:
+        tail = len(loader.sampler) % size or None
+        plans = FixedPlan(size, tail=tail and (tail,))
+    block_size = options.pop("block_size", None)
+    context = StepContext(
         ranks=Mail(0, 1, options.pop("share", lambda key, values: values)),
         session=Session(plans, options.pop("listener", Recorder())),
         global_batch_size=size,
         **options,
     )
+    return BalancedLoader(loader, context, block_size=block_size)
 
 
 def flat(parts: Iterable[Iterable[Any]]) -> list[Any]:

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from evenstep.torch._data._step import StepCount
+from evenstep.torch._data.loaders._base import StepContext
 from evenstep.torch._data.loaders._stream import StreamLoader
 
 from .loader_fakes import FixedPlan, RandomPlans, Recorder, Session
@@ -115,14 +116,13 @@ def cluster(
     def work(rank: int) -> None:
         recorder = Recorder()
         try:
-            loader = StreamLoader(
-                make(rank),
-                kind=kind,
+            context = StepContext(
                 ranks=meeting.side(rank),
                 session=Session(plans, recorder),
                 global_batch_size=size,
-                count=count,
+                count=count or StepCount(),
             )
+            loader = StreamLoader(make(rank), context, kind=kind)
             results[rank] = use(loader, recorder)
             loader.close()
         except BaseException as error:

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 
 from evenstep.planner import Plan
 from evenstep.solve import Deal
-from evenstep.torch._data.deal._plans import OpenStep, PlanBook, StepSpan
+from evenstep.torch._data.deal._plans import DealtPlan, PlanBook, StepSpan
 
 from .loader_fakes import Items, OpenPlans, Ranks, flat
 
@@ -124,6 +124,6 @@ def test_what_a_step_goes_by_stays():
 )
 def test_no_claimed_forward_is_larger_than_a_planned_one(plan, num_samples, forwards):
     """Nor than at an equal split: memory was never asked for more."""
-    opened = OpenStep(0, plan, Deal.fresh(np.array(plan.batch_size)))
+    opened = DealtPlan(0, plan, Deal.fresh(np.array(plan.batch_size)))
 
     assert opened.forwards(num_samples) == forwards

@@ -126,7 +126,7 @@ def test_batches_are_in_the_order_of_positions():
     work.store(np.array([1, 2, 6]), one)
     work.store(np.array([0, 3, 5]), two)
 
-    assert [[(run.chunk is one, run.first, run.last) for run in part] for part in work.runs()] == [
+    assert [[(run.chunk is one, run.first, run.last) for run in part] for part in work.rows()] == [
         [(False, 0, 1), (True, 0, 2), (False, 1, 2)],
         [(False, 2, 3), (True, 2, 3)],
     ]
@@ -139,4 +139,4 @@ def test_a_share_without_samples_fetches_one_to_stand_in():
     assert work.ask(5).tolist() == [0]
     work.store(np.array([0]), chunk())
     assert work.is_complete()
-    assert [(run.first, run.last) for run in work.runs()[0]] == [(0, 1)]
+    assert [(run.first, run.last) for run in work.rows()[0]] == [(0, 1)]

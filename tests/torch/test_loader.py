@@ -7,11 +7,9 @@ import weakref
 from contextlib import contextmanager
 
 import pytest
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
-from evenstep.torch._data.loaders._balanced import BalancedLoader
-
-from .loader_fakes import FixedPlan, Items, Mail, RandomPlans, Ranks, Recorder, Session, alone
+from .loader_fakes import FixedPlan, Items, RandomPlans, Ranks, Recorder, alone
 
 
 def test_every_batch_is_announced_before_it_is_handed_out():
@@ -190,11 +188,6 @@ def test_plans_that_do_not_add_up_are_refused(plan, message):
         list(alone(DataLoader(Items(6), batch_size=4), plan))
 
 
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(range(8))
-
-
 class Sharding(DistributedSampler):
     def __iter__(self):
         return iter([0])
@@ -208,7 +201,6 @@ class Replaced(DataLoader):
 @pytest.mark.parametrize(
     ("make", "rule"),
     [
-        (lambda: DataLoader(Stream()), "addressed by index.*stream="),
         (
             lambda: DataLoader(Items(8), batch_sampler=BatchSampler(range(8), 2, False)),
             "yield global batches of 4 samples each, got batches of 2",
@@ -227,12 +219,7 @@ class Replaced(DataLoader):
 def test_loaders_that_cannot_be_balanced_are_refused(make, rule):
     """With the rule and the remedy."""
     with pytest.raises(ValueError, match=rule):
-        BalancedLoader(
-            make(),
-            ranks=Mail(0, 1, lambda key, values: values),
-            session=Session(FixedPlan(4), Recorder()),
-            global_batch_size=4,
-        )
+        alone(make(), FixedPlan(4), size=4)
 
 
 @pytest.mark.parametrize(

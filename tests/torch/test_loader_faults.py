@@ -42,6 +42,20 @@ def test_an_error_in_the_data_set_reaches_the_loop(num_workers):
         assert "loader_fakes.py" in str(caught.value)
 
 
+class Forgetful(Items):
+    def __getitems__(self, indices):
+        return [self[index] for index in indices[1:]]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_samples_that_are_missing_are_an_error(num_workers):
+    """Weights go by how many were asked for."""
+    loader = alone(DataLoader(Forgetful(8), batch_size=4, num_workers=num_workers))
+
+    with pytest.raises(ValueError, match=r"`__getitems__` must return \d samples for as many"):
+        list(loader)
+
+
 class Nameless(Items):
     def __getitem__(self, index):
         class Error(Exception):

@@ -181,16 +181,15 @@ def alone_endless(sampler):
     data=st.data(),
 )
 def test_blocks_hold_what_is_ahead_and_drop_the_rest(sizes, start, data):
-    """Positions ahead of the newest `drop` are there, with checksums of whole blocks."""
+    """Positions ahead of the newest one are there, with checksums of whole blocks."""
     end = start + sum(sizes)
     order = np.random.default_rng(0).integers(0, 99, end)
     blocks = OrderBlocks(start, zlib.crc32(order[:start].tobytes()))
     ends = np.cumsum([start, *sizes]).tolist()
+    position = data.draw(st.integers(start, end - 1))
     for first, last in pairwise(ends):
         assert blocks.indices(first, 1) is None
-        blocks.append(order[first:last])
-    position = data.draw(st.integers(start, end - 1))
-    blocks.drop(position)
+        blocks.append(order[first:last], position)
     first = data.draw(st.integers(position, end - 1))
     num = data.draw(st.integers(1, end - first))
 

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from evenstep.testing import run_workers
 from evenstep.torch._data.loaders._balanced import BalancedLoader
+from evenstep.torch._data.loaders._base import StepContext
 
 from ..exchange.mailboxes import star
 from . import order_runs
@@ -38,9 +39,11 @@ def test_a_rank_may_be_an_epoch_ahead_of_the_other(ahead):
     loaders = [
         BalancedLoader(
             DataLoader(Items(29), batch_size=2, shuffle=True),
-            ranks=Mail(rank, 2, partial(share, end)),
-            session=Session(FixedPlan(3, 1, tail=(0, 1)), Recorder()),
-            global_batch_size=4,
+            StepContext(
+                ranks=Mail(rank, 2, partial(share, end)),
+                session=Session(FixedPlan(3, 1, tail=(0, 1)), Recorder()),
+                global_batch_size=4,
+            ),
             block_size=5,
         )
         for rank, end in enumerate(ends)

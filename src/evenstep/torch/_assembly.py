@@ -15,7 +15,6 @@ from ..policies import AbstractPolicy, Equal, Fixed
 from ._clock import clock_of
 from ._connection import Connection
 from ._data._prepare import (
-    StepLoader,
     agreed_batch_size,
     balanced_loader,
     check_is_loader,
@@ -23,6 +22,7 @@ from ._data._prepare import (
 )
 from ._data._step import StepCount
 from ._data.deal._stream_terms import StreamKind
+from ._data.loaders._base import AbstractStepLoader, StepContext
 from ._data.loaders._server import ServerLoader
 from ._data.loaders._stream import StreamLoader
 from ._exchange._crew import Crew
@@ -66,7 +66,7 @@ class Assembly(abc.ABC):
     _reduction: Reduction | None
     _models: PreparedModels
     _watch: CompileWatch
-    _loaders: list[StepLoader]
+    _loaders: list[AbstractStepLoader]
     _count: StepCount
     _crew: Crew | None
     _connection: Connection | None
@@ -131,22 +131,20 @@ class Assembly(abc.ABC):
 
     def _prepare_loader(
         self, given: Any, stream: StreamKind | None
-    ) -> StepLoader | ServerLoader | FabricLoader:
+    ) -> AbstractStepLoader | ServerLoader | FabricLoader:
         crew, loader = self._join(), wrapped_loader(given)
         check_is_loader(loader)
         size = agreed_batch_size(self._global_batch_size, loader, crew.num_workers)
         self._global_batch_size = size
-        prepared = balanced_loader(
-            loader,
-            stream,
+        context = StepContext(
             ranks=LoaderMail(self._session, crew.side, len(self._loaders)),
             session=self._session,
             global_batch_size=size,
             no_sync=self._models.no_sync,
-            counter=self._counter,
             count=self._count,
-            beside=self._loaders,
+            counter=self._counter,
         )
+        prepared = balanced_loader(loader, stream, context, beside=self._loaders)
         if self._service is not None:
             self._loaders.append(prepared)
             return ServerLoader(prepared, self._service.loop)

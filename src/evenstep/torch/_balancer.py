@@ -21,9 +21,9 @@ from ..timemodels import ClusterProfile
 from . import _arguments as arguments
 from ._assembly import Assembly
 from ._connection import Connection
-from ._data._prepare import StepLoader
 from ._data._step import StepCount
 from ._data.deal._stream_terms import StreamKind
+from ._data.loaders._base import AbstractStepLoader
 from ._data.loaders._eval import EvalLoader
 from ._data.loaders._server import ServerEval
 from ._estimates import Estimates
@@ -128,7 +128,7 @@ class Balancer(Assembly):
         self._reduction: Reduction | None = None
         self._weighting: Weighting | None = None
         self._watch = CompileWatch()
-        self._loaders: list[StepLoader] = []
+        self._loaders: list[AbstractStepLoader] = []
         self._crew: Crew | None = None
         self._connection: Connection | None = None
         self._service: Service | None = None  # on a rank without data

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from ..exceptions import invalid
 from ..planner import Bounds, Job
-from ._data._prepare import StepLoader
+from ._data.loaders._base import AbstractStepLoader
 from ._data.loaders._stream import StreamLoader
 from ._model._models import BalancedModel, has_local_batch_norm
 
 
 def job_of(
     models: Sequence[BalancedModel],
-    loaders: Sequence[StepLoader],
+    loaders: Sequence[AbstractStepLoader],
     bounds: Bounds,
     *,
     world_size: int,
@@ -61,7 +61,7 @@ def job_of(
     return job
 
 
-def _check_full_steps(loader: StepLoader) -> None:
+def _check_full_steps(loader: AbstractStepLoader) -> None:
     """Raise for a model with local BatchNorm on a stream whose steps may have too few samples."""
     if isinstance(loader, StreamLoader) and not loader.drop_last:
         raise invalid(

@@ -48,8 +48,8 @@ class Session:
         self.least_workers: int | None = None
         self.exchange: Exchange | None = None
 
-    def begin_epoch(self, *, cuts: bool) -> None:
-        """Open the run, if it is not yet.
+    def begin_epoch(self, *, cuts: bool) -> StepConductor:
+        """Return the steps of the run, and open it if it is not yet.
 
         Args:
             cuts: whether the loop takes micro-batches.
@@ -68,6 +68,7 @@ class Session:
                 "whole batch in one and a micro-batch in the other: use one kind of loop."
             )
         self._run.exchange.num_loops += 1
+        return self._run.conductor
 
     def subscribe(self, listener: Callable[[Plan], None]) -> None:
         """Have ``listener`` told of every plan once the run is open."""

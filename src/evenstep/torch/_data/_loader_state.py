@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ...exceptions import invalid
@@ -15,26 +15,20 @@ Check = Callable[[Any], bool]
 
 
 def sealed(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return ``fields``, of plain values, with the checksum that ``checked`` asks for."""
+    """Return ``fields``, of plain values, with the checksum that ``_checked`` asks for."""
     return {**fields, "checksum": _checksum(fields)}
 
 
-def checked(state: object, name: str, kind: str, checks: Mapping[str, Check]) -> dict[str, Any]:
-    """Return ``state`` if it is what ``sealed`` gave.
+def _checksum(fields: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(fields, sort_keys=True).encode())
 
-    Args:
-        state: what was loaded.
-        name: class and argument, for errors.
-        kind: the value of ``"kind"``: states of other kinds of loaders are not this one's.
-        checks: what each further field has to fulfil.
 
-    Raises:
-        ValueError: it is anything else: of another kind, cut short, changed, or foreign.
-    """
+def _checked(state: object, where: str, kind: str, checks: Mapping[str, Check]) -> dict[str, Any]:
+    """Return ``state`` if it is what ``sealed`` gave, of this kind, or raise ValueError."""
     problem = _problem(state, kind, checks)
     if problem is not None:
         raise invalid(
-            name,
+            where,
             "come from `state_dict()` of such a loader, complete and unchanged",
             problem,
             "Load the part of the checkpoint that holds the loader's state; if it is that part, "
@@ -42,26 +36,6 @@ def checked(state: object, name: str, kind: str, checks: Mapping[str, Check]) ->
         )
     assert isinstance(state, dict)
     return {key: state[key] for key in ("kind", *checks, "checksum")}
-
-
-def is_count(value: object) -> bool:
-    """Tell whether ``value`` is an integer of at least 0, and no truth value."""
-    return type(value) is int and 0 <= value < 1 << 63
-
-
-def is_size(value: object) -> bool:
-    """Tell whether ``value`` is an integer of at least 1."""
-    return is_count(value) and value != 0
-
-
-def is_counts(value: object) -> bool:
-    """Tell whether ``value`` is a list of integers of at least 0."""
-    return type(value) is list and all(map(is_count, value))
-
-
-def is_flag(value: object) -> bool:
-    """Tell whether ``value`` is a truth value."""
-    return type(value) is bool
 
 
 def _problem(state: object, kind: str, checks: Mapping[str, Check]) -> str | None:
@@ -80,19 +54,52 @@ def _problem(state: object, kind: str, checks: Mapping[str, Check]) -> str | Non
     return None
 
 
-def _checksum(fields: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(fields, sort_keys=True).encode())
+def _is_count(value: object) -> bool:
+    """Tell whether ``value`` is an integer of at least 0, and no truth value."""
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _is_size(value: object) -> bool:
+    return _is_count(value) and value != 0
+
+
+def _is_order(value: object) -> bool:
+    """Tell whether ``value`` is an epoch, a length, and bytes of generators, if anything."""
+    if type(value) is not list or any(type(number) is not int for number in value):
+        return False
+    if not value:
+        return True
+    return (
+        len(value) > 2
+        and abs(value[0]) < 1 << 63
+        and 0 < value[1] <= len(value) - 2
+        and all(0 <= number < 256 for number in value[2:])
+    )
+
+
+_COMMON: dict[str, Check] = {
+    "epochs_begun": _is_count,
+    "steps_taken": _is_count,
+    "steps_of_run": _is_count,
+    "global_batch_size": _is_size,
+}
+_UNTIL_0_1_0: dict[str, Check] = _COMMON | {
+    "num_samples": _is_size,
+    "order": _is_order,
+    "fingerprint": lambda value: value is None or _is_count(value),
+}
+_ORDERED = _UNTIL_0_1_0 | {"num_fingerprinted": _is_count}
+_STREAMED: dict[str, Check] = _COMMON | {
+    "num_readers": _is_size,
+    "seed": _is_count,
+    "passed": lambda value: type(value) is list and bool(value) and all(map(_is_count, value)),
+    "finished": lambda value: type(value) is bool,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class OrderedForm:
-    """Writes down how far an order was trained on, and reads it back into a loader it fits.
-
-    Attributes:
-        global_batch_size: samples of a full step.
-        num_samples: indices in the order of an epoch.
-        num_steps: steps of an epoch.
-    """
+    """Writes down how far an order was trained on, and reads it back into a loader it fits."""
 
     global_batch_size: int
     num_samples: int
@@ -101,14 +108,7 @@ class OrderedForm:
     def write(
         self, order: dict[str, Any], *, epochs_begun: int, steps_taken: int, steps_of_run: int
     ) -> dict[str, Any]:
-        """Return a state of plain values, free of the number of ranks.
-
-        Args:
-            order: from ``GlobalOrder.state``.
-            epochs_begun: how many.
-            steps_taken: steps of the newest epoch.
-            steps_of_run: steps of all epochs.
-        """
+        """Return a state of plain values, free of the number of ranks."""
         return sealed(
             {
                 "kind": "order",
@@ -122,13 +122,16 @@ class OrderedForm:
         )
 
     def read(self, state: object) -> dict[str, Any]:
-        """Return ``state`` if a loader of this form can go on from it.
-
-        Raises:
-            ValueError: it is damaged, foreign, or of another form; the message says which.
-        """
+        """Return ``state`` if a loader of this form can go on from it, or raise ValueError."""
         where = "BalancedLoader.load_state_dict(state=...)"
-        good = self._checked(state, where)
+        if type(state) is dict and "fingerprint" in state and "num_fingerprinted" not in state:
+            # Until 0.1.0, the checksum was that of the whole epoch's order.
+            good = _checked(state, where, "order", _UNTIL_0_1_0)
+            del good["checksum"]
+            covered = 0 if good["fingerprint"] is None else good["num_samples"]
+            good = sealed({**good, "num_fingerprinted": covered})
+        else:
+            good = _checked(state, where, "order", _ORDERED)
         size = good["global_batch_size"]
         if size != self.global_batch_size:
             raise invalid(
@@ -155,43 +158,6 @@ class OrderedForm:
             )
         return good
 
-    def _checked(self, state: object, where: str) -> dict[str, Any]:
-        """Return ``state`` if it is whole, in the form of now."""
-        if type(state) is not dict or "num_fingerprinted" in state or "fingerprint" not in state:
-            return checked(state, where, "order", _ORDERED)
-        # Until 0.1.0, the checksum was that of the whole epoch's order.
-        checks = {key: check for key, check in _ORDERED.items() if key != "num_fingerprinted"}
-        fields = checked(state, where, "order", checks)
-        del fields["checksum"]
-        covered = 0 if fields["fingerprint"] is None else fields["num_samples"]
-        return sealed({**fields, "num_fingerprinted": covered})
-
-
-def _is_order(value: object) -> bool:
-    """Tell whether ``value`` is an epoch, a length, and bytes of generators, if anything."""
-    if type(value) is not list or any(type(number) is not int for number in value):
-        return False
-    if not value:
-        return True
-    return (
-        len(value) > 2
-        and abs(value[0]) < 1 << 63
-        and 0 < value[1] <= len(value) - 2
-        and all(0 <= number < 256 for number in value[2:])
-    )
-
-
-_ORDERED = {
-    "epochs_begun": is_count,
-    "steps_taken": is_count,
-    "steps_of_run": is_count,
-    "global_batch_size": is_size,
-    "num_samples": is_size,
-    "order": _is_order,
-    "fingerprint": lambda value: value is None or is_count(value),
-    "num_fingerprinted": is_count,
-}
-
 
 @dataclass(slots=True)
 class StreamPosition:
@@ -211,16 +177,16 @@ class StreamPosition:
     steps_taken: int = 0
     finished: bool = False
 
+    def next_epoch(self) -> StreamPosition:
+        """Return the begin of the epoch after this one."""
+        return StreamPosition([0] * len(self.passed), self.seed, self.epochs_begun + 1)
+
 
 @dataclass(frozen=True, slots=True)
 class StreamForm:
     """Writes a position down, and reads it back into a loader it fits.
 
-    Attributes:
-        kind: who reads what.
-        global_batch_size: samples of a full step.
-        num_readers: workers that read on each rank, at least 1: the order depends on it.
-        world_size: number of ranks.
+    The order of a stream depends on the workers that read it on each rank, at least 1.
     """
 
     kind: StreamKind
@@ -230,28 +196,23 @@ class StreamForm:
 
     def write(self, position: StreamPosition, steps_of_run: int) -> dict[str, Any]:
         """Return a state of plain values; where all read alike, one that is free of the ranks."""
+        written = replace(
+            position, passed=position.passed[: self._num_written], seed=position.seed or 0
+        )
         return sealed(
             {
                 "kind": f"stream, {self.kind}",
-                "epochs_begun": position.epochs_begun,
-                "steps_taken": position.steps_taken,
                 "steps_of_run": steps_of_run,
                 "global_batch_size": self.global_batch_size,
                 "num_readers": self.num_readers,
-                "seed": position.seed or 0,
-                "passed": position.passed[: self._num_written],
-                "finished": position.finished,
             }
+            | asdict(written)
         )
 
     def read(self, state: object) -> dict[str, Any]:
-        """Return ``state`` if a loader of this form can go on from it.
-
-        Raises:
-            ValueError: it is damaged, foreign, or of another form; the message says which.
-        """
+        """Return ``state`` if a loader of this form can go on from it, or raise ValueError."""
         where = "StreamLoader.load_state_dict(state=...)"
-        good = checked(state, where, f"stream, {self.kind}", _CHECKS)
+        good = _checked(state, where, f"stream, {self.kind}", _STREAMED)
         for key, is_now, remedy in (
             ("global_batch_size", self.global_batch_size, "Give it to the balancer as back then."),
             ("num_readers", self.num_readers, "Set `DataLoader(num_workers=...)` as back then."),
@@ -281,15 +242,3 @@ class StreamForm:
     @property
     def _num_written(self) -> int:
         return 1 if self.kind == "same" else self.world_size
-
-
-_CHECKS = {
-    "epochs_begun": is_count,
-    "steps_taken": is_count,
-    "steps_of_run": is_count,
-    "global_batch_size": is_size,
-    "num_readers": is_size,
-    "seed": is_count,
-    "passed": lambda value: is_counts(value) and bool(value),
-    "finished": is_flag,
-}

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from typing import Any, get_args
 
 from torch.utils.data import DataLoader, IterableDataset
 
 from ...exceptions import invalid
-from ._protocols import LoaderRanks, LoaderSession
-from ._step import StepCount
 from .deal._stream_terms import StreamKind
 from .loaders._balanced import BalancedLoader
+from .loaders._base import AbstractStepLoader, StepContext
 from .loaders._stream import StreamLoader
 from .order._samplers import has_own_batches
-
-StepLoader = BalancedLoader | StreamLoader
-"""A loader whose every iteration is a global step."""
 
 
 def check_is_loader(loader: object) -> None:
@@ -34,56 +29,23 @@ def check_is_loader(loader: object) -> None:
 def balanced_loader(
     loader: DataLoader[Any],
     stream: StreamKind | None,
+    context: StepContext,
     *,
-    ranks: LoaderRanks,
-    session: LoaderSession,
-    global_batch_size: int,
-    no_sync: Callable[[], AbstractContextManager[Any]],
-    counter: Callable[[Any], float] | None,
-    count: StepCount,
-    beside: Sequence[StepLoader] = (),
-) -> StepLoader:
+    beside: Sequence[AbstractStepLoader] = (),
+) -> AbstractStepLoader:
     """Return ``loader`` as one whose every iteration is a global step.
-
-    Args:
-        loader: the user's own.
-        stream: who reads what of a stream.
-        ranks: that train on it.
-        session: gives plans, and is told how a step goes.
-        global_batch_size: samples of a step over all ranks.
-        no_sync: entered around all but the last micro-batch of a step.
-        counter: counts the units in a batch.
-        count: steps of the run so far.
-        beside: the loaders that are used in turn with it.
 
     Raises:
         ValueError: it cannot be balanced, or ``stream`` does not say who reads what.
         RuntimeError: the run has begun.
     """
-    if session.steps.plan is not None:
+    if context.session.steps.plan is not None:
         raise RuntimeError("The run has begun: `prepare` all loaders before the first loop.")
-    made: StepLoader
+    made: AbstractStepLoader
     if stream is None and not isinstance(loader.dataset, IterableDataset):
-        made = BalancedLoader(
-            loader,
-            ranks=ranks,
-            session=session,
-            global_batch_size=global_batch_size,
-            no_sync=no_sync,
-            count=count,
-            counter=counter,
-        )
+        made = BalancedLoader(loader, context)
     else:
-        made = StreamLoader(
-            loader,
-            kind=_said(stream, loader),
-            ranks=ranks,
-            session=session,
-            global_batch_size=global_batch_size,
-            no_sync=no_sync,
-            count=count,
-            counter=counter,
-        )
+        made = StreamLoader(loader, context, kind=_said(stream, loader))
     return made if not beside else _fitting(beside[0], made)
 
 
@@ -100,7 +62,7 @@ def _said(stream: StreamKind | None, loader: DataLoader[Any]) -> StreamKind:
     )
 
 
-def num_steps_of(loader: StepLoader) -> int:
+def num_steps_of(loader: AbstractStepLoader) -> int:
     """Return the steps of an epoch; 0 where they are not known."""
     try:
         return len(loader)
@@ -108,7 +70,7 @@ def num_steps_of(loader: StepLoader) -> int:
         return 0
 
 
-def _fitting(first: StepLoader, other: StepLoader) -> StepLoader:
+def _fitting(first: AbstractStepLoader, other: AbstractStepLoader) -> AbstractStepLoader:
     """Return ``other`` if it can be trained on in turn with ``first``, under the same plans."""
     tails = first.tail_batch_size or 0, other.tail_batch_size or 0
     if tails[0] != tails[1]:

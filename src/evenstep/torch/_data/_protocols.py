@@ -59,8 +59,21 @@ class StepStart:
     units: float | None = None
 
 
-class LoaderSteps(Protocol):
-    """The steps of a run, as loaders see them. Called from the thread that reads the loader.
+class ForwardListener(Protocol):
+    """Hears of every forward of a step."""
+
+    def begin_forward(self, step: int, part: MicroBatch, *, is_last: bool) -> None:
+        """Take note that the batch of one forward is handed out next: plain loops, one a step.
+
+        Args:
+            step: whose batch it is.
+            part: the batch as the loop gets it, and what counts in it.
+            is_last: whether the step's backward after it is the one that synchronises.
+        """
+
+
+class KnownSteps(Protocol):
+    """What can be asked about a run at any time, also before it is open.
 
     Attributes:
         plan: of the newest step that was handed out; None before the first.
@@ -73,12 +86,18 @@ class LoaderSteps(Protocol):
     @property
     def num_ahead(self) -> int: ...
 
+    def report_now(self) -> None:
+        """Report the step under way: a collective comes before the next plan point."""
+
+
+class LoaderSteps(ForwardListener, Protocol):
+    """The steps of an open run. Called from the thread that reads the loader."""
+
     def at(self, step: int) -> Plan:
         """Return the plan of optimizer step ``step``, counted over the run; block until known.
 
         Called once a step, when the loop comes back for it: the step before is done.
         """
-        ...
 
     def claim(
         self, step: int, *, speed: float | None = None, own: bool = False
@@ -90,55 +109,35 @@ class LoaderSteps(Protocol):
             speed: samples per second of its newest samples in this step, if there were any.
             own: whether to get all that is left of its own part.
         """
-        ...
 
     def begin_step(self, start: StepStart) -> None:
         """Take note that the batch of a step is about to be handed out."""
-        ...
-
-    def begin_forward(self, step: int, part: MicroBatch, *, is_last: bool) -> None:
-        """Take note that the batch of one forward is handed out next: plain loops, one a step.
-
-        Args:
-            step: whose batch it is.
-            part: the batch as the loop gets it, and what counts in it.
-            is_last: whether the step's backward after it is the one that synchronises.
-        """
-        ...
 
     def begin_claim(self) -> None:
         """Take note that this rank asks for more of the step, or waits for its samples."""
-        ...
 
     def end_claim(self, num_samples: int) -> None:
         """Take note that it goes on, with so many samples more."""
-        ...
 
     def came_to_end(self) -> None:
         """Take note that a loop over the loader came to its end, before ``end_epoch``."""
-        ...
 
     def end_epoch(self) -> None:
         """Take note that the loop is over: at the end of the epoch, or where the user left it."""
-        ...
-
-    def report_now(self) -> None:
-        """Report the step under way: a collective comes before the next plan point."""
-        ...
 
 
 class LoaderSession(Protocol):
-    """This rank's session, as loaders see it: it opens the run, and has its steps.
+    """This rank's session, as loaders see it.
 
     All ranks are given the same plans, and all of them: ``subscribe`` leaves none out, so that
     each rank replays who owns which sample from the integers alone.
 
     Attributes:
-        steps: of the run, from the first ``begin_epoch`` on.
+        steps: what is known of the run's steps.
     """
 
     @property
-    def steps(self) -> Any: ...  # `LoaderSteps`, once the first loop has begun
+    def steps(self) -> KnownSteps: ...
 
     def subscribe(self, listener: Callable[[Plan], None]) -> None:
         """Call ``listener``, from any thread, with every later plan as soon as it is known.
@@ -146,10 +145,9 @@ class LoaderSession(Protocol):
         In the order of their epochs; the loader starts to fetch what it gained. The listener
         neither blocks nor raises, and never calls back into the session.
         """
-        ...
 
-    def begin_epoch(self, *, cuts: bool) -> None:
-        """Take note that a loop over the loader begins, before its first plan is asked for.
+    def begin_epoch(self, *, cuts: bool) -> LoaderSteps:
+        """Return the steps of the run, which opens with its first loop.
 
         Args:
             cuts: whether it is a loop over ``loader.steps()``, which may cut local batches.
@@ -157,8 +155,8 @@ class LoaderSession(Protocol):
         ...
 
 
-class LoaderRanks(Protocol):
-    """The ranks that train on a loader, reached from any thread and without a collective.
+class RankGroup(Protocol):
+    """The ranks that share a loader.
 
     Attributes:
         rank: this one.
@@ -168,12 +166,19 @@ class LoaderRanks(Protocol):
     rank: int
     world_size: int
 
-    def share(self, key: tuple[int, int], ints: IntArray | None) -> IntArray:
-        """Return on every rank the integers that rank 0 calls it with; see ``ShareInts``."""
+    def share_indices(self, indices: list[int] | None) -> list[int]:
+        """Return on every rank what rank 0 was called with, in a round of its own; None elsewhere.
+
+        All ranks have as many rounds.
+        """
         ...
 
-    def share_indices(self, indices: list[int] | None) -> list[int]:
-        """Likewise, in a round of its own; all ranks have as many rounds."""
+
+class LoaderRanks(RankGroup, Protocol):
+    """The ranks that train on a loader, reached from any thread and without a collective."""
+
+    def share(self, key: tuple[int, int], ints: IntArray | None) -> IntArray:
+        """Return on every rank the integers that rank 0 calls it with; see ``ShareInts``."""
         ...
 
     def gather(self, numbers: list[int]) -> Callable[[], list[list[int]]]:
@@ -181,24 +186,11 @@ class LoaderRanks(Protocol):
         ...
 
 
-class Collectives(Protocol):
-    """The ranks once more, for what all of them come to at the same time.
-
-    Attributes:
-        rank: this one.
-        world_size: how many.
-    """
-
-    rank: int
-    world_size: int
+class Collectives(RankGroup, Protocol):
+    """The ranks once more, for what all of them come to at the same time."""
 
     def share(self, value: Any) -> Any:
         """Return on every rank what rank 0 was called with."""
-        ...
-
-    def share_indices(self, indices: list[int] | None) -> list[int]:
-        """Return on every rank the integers that rank 0 was called with; None on the others."""
-        ...
 
     def collect(self, value: Any) -> list[Any]:
         """Return on every rank what each rank was called with, in order."""

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from ...exceptions import invalid
-from ._protocols import LoaderSession, MicroBatch
+from ._protocols import ForwardListener, MicroBatch
 
 
 @dataclass(slots=True)
@@ -35,11 +35,7 @@ class StepCount:
             self.value = max(self.value, step)
 
     def check_turn(self, step: int) -> None:
-        """Raise unless ``step`` is the next one: another loader has taken steps meanwhile.
-
-        Raises:
-            RuntimeError: it is not.
-        """
+        """Raise unless ``step`` is the next one: another loader has taken steps meanwhile."""
         if step != self.value:
             raise RuntimeError(
                 "Another loader of this balancer was iterated meanwhile. Every iteration is a step "
@@ -73,10 +69,7 @@ class Attempts(Protocol):
         closure: Callable[[Any], torch.Tensor],
         through: Callable[[torch.Tensor], Any],
     ) -> torch.Tensor:
-        """Run all of a step, by its number, and return the mean loss over this rank's samples.
-
-        Detached.
-        """
+        """Return the mean loss over this rank's samples of a step, by its number; detached."""
         ...
 
 
@@ -101,11 +94,7 @@ class Portions(Protocol):
 
 
 class KnownPortions:
-    """What is known from the start.
-
-    Args:
-        parts: what the forwards get, at least one.
-    """
+    """What is known from the start: the parts that the forwards get, at least one."""
 
     def __init__(self, parts: Sequence[MicroBatch]) -> None:
         self._parts = parts
@@ -113,10 +102,8 @@ class KnownPortions:
         self.num_forwards = len(parts)
 
     def __iter__(self) -> Iterator[tuple[MicroBatch, bool]]:
-        *others, last = self._parts
-        for part in others:
-            yield part, False
-        yield last, True
+        for left, part in enumerate(self._parts, 1 - len(self._parts)):
+            yield part, left == 0
 
     def whole(self) -> Sequence[MicroBatch]:
         return self._parts
@@ -144,7 +131,7 @@ class Step:
         portions: Portions,
         global_num_samples: int,
         *,
-        session: LoaderSession,
+        listener: ForwardListener,
         no_sync: Callable[[], AbstractContextManager[Any]],
         number: int = 0,
         attempts: Attempts | None = None,
@@ -152,7 +139,7 @@ class Step:
         self._number = number
         self._portions = portions
         self._attempts = attempts
-        self._session = session
+        self._listener = listener
         self._no_sync = no_sync
         self.global_num_samples = global_num_samples
 
@@ -220,7 +207,7 @@ class Step:
                 "`Bounds(max=...)` a number.",
             )
         for part, is_last in self._portions:
-            self._session.steps.begin_forward(self._number, part, is_last=is_last)
+            self._listener.begin_forward(self._number, part, is_last=is_last)
             if is_last:
                 yield part.batch
                 continue

@@ -17,8 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from ...._exchange._world_check import refusal
 from ....exceptions import EvenstepWarning
 from .._protocols import Collectives
-from ..fetch._loader_workers import WorkerInit
-from ..fetch._torch_loader import as_it_is, fetch, inner_loader
+from ..fetch._torch_loader import fetch, inner_loader
 from ._fingerprint import Fingerprint, same_values
 from ._stated import SEEDED, length_of
 
@@ -56,16 +55,10 @@ class Sample:
 
 
 def compare_content(ranks: Collectives, loaders: Mapping[str, DataLoader[Any]]) -> None:
-    """Raise on every rank if data sets hold different samples. Collective.
+    """Raise ValueError on every rank if data sets hold different samples. Collective.
 
-    A few samples of each are compared; those that differ are fetched again.
-
-    Args:
-        ranks: that train on them.
-        loaders: by what an error calls them.
-
-    Raises:
-        ValueError: they do; the message names a sample, its values and the ranks.
+    A few samples of each are compared; those that differ are fetched again. Loaders come by what an
+    error calls them.
     """
     wanted = {
         label: positions_in(length_of(loader.dataset) or 0)
@@ -101,11 +94,7 @@ def _unlike_at(samples: Sequence[Mapping[int, Sample]]) -> dict[int, str]:
 
 
 def unlike(samples: Sequence[Sample]) -> str | None:
-    """Return in what one sample differs between ranks: ``"types"``, ``"shapes"``, ``"values"``.
-
-    Args:
-        samples: by rank.
-    """
+    """Return in what one sample differs between ranks: ``"types"``, ``"shapes"``, ``"values"``."""
     mine = samples[0].first
     for level in ("types", "shapes", "values"):
         if not all(level in sample.stable for sample in samples):
@@ -143,11 +132,8 @@ def fetch_samples(
         (samples,) = inner_loader(
             loader,
             probe,
-            batch_size=None,
+            torch.Generator(),
             num_workers=1,
-            collate_fn=as_it_is,
-            worker_init_fn=WorkerInit(loader.worker_init_fn),
-            generator=torch.Generator(),
             timeout=max(_WORKER_S, loader.timeout),
         )
     except Exception as error:

@@ -79,14 +79,7 @@ def shard_of(loader: DataLoader[Any], *, world_size: int, stream: str | None) ->
 
 
 def check_whole(shards: Sequence[Shard | None]) -> None:
-    """Raise if each rank reads a part of its own.
-
-    Args:
-        shards: of one loader, by rank.
-
-    Raises:
-        ValueError: samples would be left out, as rank 0's part alone is split over the ranks.
-    """
+    """Raise if each rank's loader reads a part of its own: it would be split once more."""
     found = [shard for shard in shards if shard is not None]
     if len(found) < len(shards) or len(shards) < 2:
         return

@@ -52,11 +52,7 @@ def loader_facts(
 ) -> dict[str, str]:
     """Return what decides on the samples of a step.
 
-    Args:
-        loader: the user's.
-        stream: who reads what of a stream.
-        global_batch_size: as given to the balancer; batch sizes may then differ by one.
-        world_size: number of workers.
+    With a global batch size that was given, batch sizes may differ by one.
     """
     size = repr(loader.batch_size)
     even = () if global_batch_size is None else _shares(global_batch_size, world_size)

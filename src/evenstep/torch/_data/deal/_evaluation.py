@@ -13,12 +13,7 @@ from ....solve import in_proportion
 
 @dataclass(frozen=True, slots=True)
 class EvalForward:
-    """What one forward of an evaluation gets.
-
-    Attributes:
-        positions: places in the order, ascending, at least one.
-        count: how many of them count; 0 for a stand-in.
-    """
+    """What one forward gets: places in the order, and how many count; 0 for a stand-in."""
 
     positions: tuple[int, ...]
     count: int
@@ -28,12 +23,6 @@ def spread(sizes: IntArray) -> IntArray:
     """Return the owner of every position, each rank's spread evenly over all of them.
 
     Data sets are often sorted, by length say: contiguous shares would differ in cost.
-
-    Args:
-        sizes: positions of each rank, ``(world_size,)``.
-
-    Returns:
-        Ranks, ``(sizes.sum(),)``.
     """
     owners = np.repeat(np.arange(len(sizes)), sizes)
     places = np.concatenate([np.arange(size) for size in sizes.tolist()])
@@ -46,15 +35,10 @@ def spread(sizes: IntArray) -> IntArray:
 def forwards(
     rank: int, num_samples: int, weights: Sequence[int], *, batch_size: int, lockstep: bool
 ) -> list[EvalForward]:
-    """Return what ``rank`` evaluates, forward by forward.
+    """Return what ``rank`` evaluates, forward by forward, where ranks share by speed.
 
-    Args:
-        rank: whose part.
-        num_samples: samples of the evaluation over all ranks.
-        weights: speeds of the ranks, as the sizes of a plan, ``(world_size,)``.
-        batch_size: most samples of one forward.
-        lockstep: whether every rank makes as many forwards as any other, of sizes as equal as
-            can be; a forward for which it has no sample gets the first one as a stand-in.
+    In lockstep every rank makes as many forwards as any other, of sizes as equal as can be; one for
+    which it has no sample gets the first one as a stand-in.
     """
     if not num_samples:
         return []

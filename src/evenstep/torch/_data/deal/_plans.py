@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -60,39 +60,61 @@ class Share:
 
     def begun(self) -> IntArray:
         """Return those of them that the forwards begin with."""
-        if len(self.forwards) == 1:
-            return self.fetched()[: max(self.forwards[0], 1)]
-        return self.fetched()[: sum(max(size, 1) for size in self.forwards)]
+        return self.fetched()[: sum(self.forwards) or len(self.forwards)]
+
+    def places(self) -> list[slice]:
+        """Return where among those each forward's are; one without any has the stand-in."""
+        places, first = [], 0
+        for size in self.forwards:
+            places.append(slice(first, first + max(size, 1)))
+            first += size
+        return places
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OpenStep:
-    """A step whose samples are up for claims: what is in force in it, whatever is planned later.
-
-    With a device that runs ahead, the next plan comes while a step is under way.
+class DealtPlan:
+    """A plan, and who owns which slot of a full step under it.
 
     Attributes:
         rank: this process.
-        plan: the one in force.
-        deal: who owns which of its slots.
+        plan: comes into force with its first step.
+        deal: who owns which slot.
+        share: all that this rank owns, for one forward.
     """
 
     rank: int
     plan: Plan
     deal: Deal
+    share: Share = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "share", _in_one_forward(self.deal.slots(self.rank)))
+
+    @property
+    def num_begun(self) -> int:
+        """Samples of the first forwards where others are up for claims: all but one.
+
+        Or all but as many as keep together.
+        """
+        assert self.plan.first is not None
+        return max(self.plan.first[self.rank] - self.tile, 0)
+
+    @property
+    def tile(self) -> int:
+        """Samples that keep together."""
+        return self.plan.tile or 1
 
     def kept(self) -> IntArray:
         """Return the slots that are this rank's unasked, but for a later forward."""
         assert self.plan.first is not None
-        first = self.plan.first[self.rank]
-        return self.deal.slots(self.rank)[_begins_with(self.plan, self.rank) : first]
+        return self.share.slots[self.num_begun : self.plan.first[self.rank]]
 
     def claimed(self, claim: Claim) -> IntArray:
         """Return the slots of a claim."""
         return self.deal.slots(claim.owner)[claim.start : claim.stop]
 
     def forwards(self, num_samples: int) -> tuple[int, ...]:
-        """Return how many of ``num_samples`` each forward gets.
+        """Return how many of ``num_samples`` claimed ones each forward gets.
 
         Never more than the plan or an equal split would have put through one: a claim may be
         larger than anything whose memory is known.
@@ -103,11 +125,6 @@ class OpenStep:
             limit = min(limit, plan.max_forward[self.rank])
         return cut(num_samples, limit, self.tile)
 
-    @property
-    def tile(self) -> int:
-        """Samples that keep together."""
-        return self.plan.tile or 1
-
 
 class PlanBook:
     """The plans from the one in force on, each with its deal.
@@ -117,17 +134,13 @@ class PlanBook:
     on all ranks; those that came before wait until then.
 
     One thread at a time may add plans; any may ask for a share meanwhile.
-
-    Args:
-        rank: whose share is asked for.
-        global_batch_size: samples of a full step.
     """
 
     def __init__(self, rank: int, global_batch_size: int) -> None:
         self._rank = rank
         self._global_batch_size = global_batch_size
         # Replaced and never changed, so that reading it needs no lock.
-        self._entries: tuple[tuple[Plan, Deal, Share], ...] = ()
+        self._entries: tuple[DealtPlan, ...] = ()
         self._early: list[Plan] = []
 
     def on_plan(self, plan: Plan, *, now: int = 0) -> bool:
@@ -147,20 +160,21 @@ class PlanBook:
             while len(self._early) > 1 and self._early[1].first_step <= now:
                 del self._early[0]
             return False
-        newest, deal, _ = self._entries[-1]
-        if plan.epoch <= newest.epoch:
+        newest = self._entries[-1]
+        if plan.epoch <= newest.plan.epoch:
             return False
-        if plan.epoch > newest.epoch + 1:
-            raise RuntimeError(f"plan {plan.epoch} came after plan {newest.epoch}: one is missing")
-        self._append(plan, deal.move(self._sizes(plan)))
+        if plan.epoch > newest.plan.epoch + 1:
+            raise RuntimeError(
+                f"plan {plan.epoch} came after plan {newest.plan.epoch}: one is missing"
+            )
+        self._append(plan, newest.deal.move(self._sizes(plan)))
         self._forget(now)
         return True
 
     def apply(self, plan: Plan, step: int) -> bool:
         """Put into force what the plan point of ``step`` says, and forget what came before.
 
-        Returns:
-            Whether it was new, so that shares may have changed.
+        Return whether it was new, so that shares may have changed.
         """
         if self._entries:
             is_new = self.on_plan(plan)
@@ -174,53 +188,48 @@ class PlanBook:
         return is_new
 
     def _forget(self, now: int) -> None:
-        while len(self._entries) > 1 and self._entries[1][0].first_step <= now:
+        while len(self._entries) > 1 and self._entries[1].plan.first_step <= now:
             self._entries = self._entries[1:]
 
     def share(self, span: StepSpan, *, whole: bool) -> Share | None:
         """Return this rank's part of a step; None while no plan is in force.
 
-        Args:
-            span: the step.
-            whole: whether it goes through one forward, however large it is.
+        With ``whole`` it goes through one forward, however large it is.
         """
         if not self._entries:
             return None
-        plan, _, share = self._entry(span)
-        if span.num_samples < self._global_batch_size:
-            share = self._tail(plan, span.num_samples)
+        entry = self._in_force(span)
+        is_full = span.num_samples == self._global_batch_size
+        share = entry.share if is_full else self._tail(entry.plan, span.num_samples)
         if whole:
             return share
         num_samples = len(share.slots)
-        if num_samples and self.has_claims(span):
-            num_samples = _begins_with(plan, self._rank)
+        if num_samples and self.open_step(span) is not None:
+            num_samples = entry.num_begun
             if not num_samples:
                 return Share(share.slots, ())
-        return Share(share.slots, plan.forwards(self._rank, num_samples))
+        return Share(share.slots, entry.plan.forwards(self._rank, num_samples))
 
-    def has_claims(self, span: StepSpan) -> bool:
-        """Return whether samples of a step are up for claims; never in the short last one."""
+    def open_step(self, span: StepSpan) -> DealtPlan | None:
+        """Return what the claims of a step go by; None where no samples are up for claims.
+
+        In the short last step none are. With a device that runs ahead, a later plan comes while
+        the step is under way; what this returned stays.
+        """
+        entry = self._in_force(span)
         is_full = span.num_samples == self._global_batch_size
-        return is_full and self._entry(span)[0].first is not None
+        return entry if is_full and entry.plan.first is not None else None
 
-    def open_step(self, span: StepSpan) -> OpenStep | None:
-        """Return what its claims go by, before a later plan can take effect; None without any."""
-        if not self.has_claims(span):
-            return None
-        plan, deal, _ = self._entry(span)
-        return OpenStep(self._rank, plan, deal)
-
-    def _entry(self, span: StepSpan) -> tuple[Plan, Deal, Share]:
+    def _in_force(self, span: StepSpan) -> DealtPlan:
         """Return what is in force in a step; the first if none has begun."""
         entries = self._entries
         for entry in reversed(entries):
-            if entry[0].first_step <= span.step:
+            if entry.plan.first_step <= span.step:
                 return entry
         return entries[0]
 
     def _append(self, plan: Plan, deal: Deal) -> None:
-        share = _in_one_forward(deal.slots(self._rank))
-        self._entries = (*self._entries, (plan, deal, share))
+        self._entries = (*self._entries, DealtPlan(self._rank, plan, deal))
 
     def _sizes(self, plan: Plan) -> IntArray:
         if sum(plan.batch_size) != self._global_batch_size:
@@ -242,15 +251,6 @@ class PlanBook:
             )
         first = sum(plan.tail[: self._rank])
         return _in_one_forward(np.arange(first, first + plan.tail[self._rank], dtype=np.int64))
-
-
-def _begins_with(plan: Plan, rank: int) -> int:
-    """Return the samples of the first forwards where others are up for claims: all but one.
-
-    Or all but as many as keep together.
-    """
-    assert plan.first is not None
-    return max(plan.first[rank] - (plan.tile or 1), 0)
 
 
 def _in_one_forward(slots: IntArray) -> Share:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, final
+from typing import ClassVar, Literal, final
 
 import numpy as np
 
@@ -32,66 +33,52 @@ class StreamStock:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamPart:
-    """What a rank does with its stream in a step.
+class AbstractStreamTerms(abc.ABC):
+    """How a kind of stream is shared out.
 
     Attributes:
-        num_passed: samples by which it moves on.
-        first: where among them its own begin.
+        global_batch_size: samples of a full step.
+        kind: who reads what.
     """
 
-    num_passed: int
-    first: int
+    global_batch_size: int
+    kind: ClassVar[StreamKind]
 
-
-class StreamTerms(Protocol):
-    """How a kind of stream is shared out."""
-
-    @property
-    def kind(self) -> StreamKind:
-        """Who reads what."""
-        ...
-
+    @abc.abstractmethod
     def ahead(self, batch_size: int) -> int:
         """Return how many samples a rank reads ahead of its next step."""
-        ...
 
+    @abc.abstractmethod
     def lacks(self, stocks: Sequence[StreamStock], batch_size: Sequence[int]) -> bool:
         """Return whether a rank has to read on before it can tell what it can give."""
-        ...
 
+    @abc.abstractmethod
     def sizes(self, stocks: Sequence[StreamStock], batch_size: Sequence[int]) -> tuple[int, ...]:
         """Return the samples of every rank in the next step; all 0 at the end."""
-        ...
 
-    def portion(self, sizes: Sequence[int], rank: int) -> StreamPart:
-        """Return what ``rank`` does in a step of these sizes."""
-        ...
-
+    @abc.abstractmethod
     def passed(self, sizes: Sequence[int]) -> Sequence[int]:
-        """Return by how many samples every rank's stream moves on."""
-        ...
+        """Return by how many samples every rank's stream moves on in a step of these sizes."""
 
+    @abc.abstractmethod
+    def first(self, sizes: Sequence[int], rank: int) -> int:
+        """Return where among those the samples of ``rank`` begin."""
+
+    @abc.abstractmethod
     def problem(self, stocks: Sequence[StreamStock]) -> str | None:
         """Return what cannot go on, or None."""
-        ...
 
+    @abc.abstractmethod
     def doubt(self, stocks: Sequence[StreamStock]) -> str | None:
         """Return what is likely a mistake, judged by the first samples, or None."""
-        ...
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class SameStream:
-    """Every rank reads the same samples in the same order, and takes those at its positions.
+class SameStream(AbstractStreamTerms):
+    """Every rank reads the same samples in the same order, and takes those at its positions."""
 
-    Args:
-        global_batch_size: samples of a full step.
-    """
-
-    global_batch_size: int
-    kind: StreamKind = "same"
+    kind = "same"
 
     def ahead(self, batch_size: int) -> int:
         return self.global_batch_size
@@ -105,11 +92,11 @@ class SameStream:
             return tuple(batch_size)
         return _one_each(in_proportion(left, batch_size), batch_size)
 
-    def portion(self, sizes: Sequence[int], rank: int) -> StreamPart:
-        return StreamPart(sum(sizes), sum(sizes[:rank]))
-
     def passed(self, sizes: Sequence[int]) -> Sequence[int]:
         return [sum(sizes)] * len(sizes)
+
+    def first(self, sizes: Sequence[int], rank: int) -> int:
+        return sum(sizes[:rank])
 
     def problem(self, stocks: Sequence[StreamStock]) -> str | None:
         readers = [stock.num_readers for stock in stocks]
@@ -141,15 +128,10 @@ class SameStream:
 
 @final
 @dataclass(frozen=True, slots=True)
-class OwnShards:
-    """Every rank reads samples of its own, as many as the plan says and its shard still has.
+class OwnShards(AbstractStreamTerms):
+    """Every rank reads samples of its own, as many as the plan says and its shard still has."""
 
-    Args:
-        global_batch_size: samples of a full step.
-    """
-
-    global_batch_size: int
-    kind: StreamKind = "sharded"
+    kind = "sharded"
 
     def ahead(self, batch_size: int) -> int:
         # What plans rarely outgrow in one step. One that does costs a moment of waiting.
@@ -174,11 +156,11 @@ class OwnShards:
             room -= rest[-1]
         return tuple(rest)
 
-    def portion(self, sizes: Sequence[int], rank: int) -> StreamPart:
-        return StreamPart(sizes[rank], 0)
-
     def passed(self, sizes: Sequence[int]) -> Sequence[int]:
         return sizes
+
+    def first(self, sizes: Sequence[int], rank: int) -> int:
+        return 0
 
     def problem(self, stocks: Sequence[StreamStock]) -> str | None:
         empty = [rank for rank, stock in enumerate(stocks) if stock.mark == -2]
@@ -213,6 +195,6 @@ def _one_each(sizes: IntArray, batch_size: Sequence[int]) -> tuple[int, ...]:
     return tuple(sizes.tolist())
 
 
-def terms_of(kind: StreamKind, global_batch_size: int) -> StreamTerms:
+def terms_of(kind: StreamKind, global_batch_size: int) -> AbstractStreamTerms:
     """Return the terms of ``kind``."""
     return SameStream(global_batch_size) if kind == "same" else OwnShards(global_batch_size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -46,11 +46,9 @@ class Packed:
         return Packed(self.structure, tuple(map(_copy, self.buffers)), self.places)
 
     def unpack(self, *, copy: bool) -> Any:
-        """Return the object.
+        """Return the object, in memory of its own with ``copy``.
 
-        Args:
-            copy: whether it gets its own memory. If not, it shares the buffers with every other
-                object unpacked so: for readers only.
+        If not, it shares the buffers with every other object unpacked so: for readers only.
         """
         memory = [_view(_copy(buffer) if copy else buffer) for buffer in self.buffers]
         contents = [memory[k][first:last] for k, first, last in self.places]
@@ -58,11 +56,7 @@ class Packed:
 
 
 def pack(value: Any) -> Packed:
-    """Return ``value`` packed; tensors and arrays may be anywhere within.
-
-    Raises:
-        Exception: as `pickle` raises it, if ``value`` cannot be sent to another process.
-    """
+    """Return ``value`` packed, or raise as `pickle` does; it may hold tensors and arrays."""
     contents: list[pickle.PickleBuffer] = []
     file = io.BytesIO()
     pickler = _Pickler(file, protocol=5, buffer_callback=contents.append)
@@ -144,17 +138,18 @@ def _view(buffer: bytearray | Tensor) -> memoryview:
     return memoryview(memory)
 
 
+Chunk = Packed | list[Any]
+"""Samples that came together; a list of those that were read in this process."""
+
+SamplePlace = tuple[Chunk, int]
+"""Where a sample lies: its chunk, and its place in that."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkRows:
-    """Samples that lie side by side in a chunk.
+    """Samples that lie side by side in a chunk, from its ``first`` to before ``last``."""
 
-    Attributes:
-        chunk: the chunk; a list of samples that were read in this process.
-        first: the first one's place in it.
-        last: the place after the last one.
-    """
-
-    chunk: Packed | list[Any]
+    chunk: Chunk
     first: int
     last: int
 
@@ -165,6 +160,17 @@ class ChunkRows:
         """
         chunk = self.chunk.unpack(copy=True) if isinstance(self.chunk, Packed) else self.chunk
         return chunk[self.first : self.last]
+
+
+def rows_of(places: Iterable[SamplePlace]) -> list[ChunkRows]:
+    """Return where samples lie, in as few pieces as can be."""
+    rows: list[ChunkRows] = []
+    for chunk, place in places:
+        if rows and rows[-1].chunk is chunk and rows[-1].last == place:
+            rows[-1] = ChunkRows(chunk, rows[-1].first, place + 1)
+        else:
+            rows.append(ChunkRows(chunk, place, place + 1))
+    return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +210,7 @@ class Collation:
 def collate_chunk(samples: list[Any]) -> Any:
     """Return ``default_collate(samples)``, of which chunks can be laid side by side.
 
-    Raises:
-        TypeError: they cannot, as a type of the user's own is involved.
+    With a type of the user's own they cannot, which is a TypeError.
     """
     collated = default_collate(samples)
     _join([collated], [slice(0, 1)])

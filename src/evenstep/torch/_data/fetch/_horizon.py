@@ -10,7 +10,7 @@ import numpy as np
 from ...._types import IntArray
 from .._protocols import MicroBatch
 from ..deal._plans import Share, StepSpan
-from ._chunks import ChunkRows, Packed
+from ._chunks import ChunkRows, Packed, SamplePlace, rows_of
 from ._sources import IndicesOf, ShareOf
 
 _LARGEST_CHUNK = 64
@@ -34,8 +34,7 @@ class StepWork:
         self.handed_out = False  # more of it may be claimed
         self._asked = np.zeros(span.num_samples, np.bool_)
         self._here = np.zeros(span.num_samples, np.bool_)
-        self._row = np.zeros(span.num_samples, np.int64)
-        self._chunk: list[Packed | None] = [None] * span.num_samples
+        self._place: list[SamplePlace | None] = [None] * span.num_samples
         self._todo = share.fetched()
 
     def replan(self, share: Share) -> None:
@@ -64,25 +63,25 @@ class StepWork:
         """Take in a chunk that holds the samples of ``slots``, in this order."""
         self.num_shared += chunk.num_shared
         self._here[slots] = True
-        self._row[slots] = np.arange(len(slots))
-        for slot in slots.tolist():
-            self._chunk[slot] = chunk
+        for row, slot in enumerate(slots.tolist()):
+            self._place[slot] = chunk, row
+
+    def has(self, slots: IntArray) -> bool:
+        """Return whether the samples of these slots are here."""
+        return bool(self._here[slots].all())
 
     def is_complete(self) -> bool:
         """Return whether every sample it owns is here."""
-        return bool(self._here[self.share.fetched()].all())
+        return self.has(self.share.fetched())
 
     def is_made(self) -> bool:
         """Return whether its batches are made, of the very samples it owns."""
         return self.made is not None and self.made[0].equals(self.share)
 
-    def runs(self) -> list[list[ChunkRows]]:
+    def rows(self) -> list[list[ChunkRows]]:
         """Return where the samples of each of its forwards lie, in their order."""
-        slots, first, forwards = self.share.fetched().tolist(), 0, []
-        for size in self.share.forwards:
-            forwards.append(list(self.runs_of(slots[first : first + max(size, 1)])))
-            first += size
-        return forwards
+        slots = self.share.fetched().tolist()
+        return [self.rows_of(slots[place]) for place in self.share.places()]
 
     def want(self, slots: IntArray) -> IntArray:
         """Return which of these slots were not asked for yet, which counts as having asked."""
@@ -91,33 +90,13 @@ class StepWork:
         self._todo = np.setdiff1d(self._todo, missing)
         return missing
 
-    def has(self, slots: IntArray) -> bool:
-        """Return whether the samples of these slots are here."""
-        return bool(self._here[slots].all())
-
-    def runs_of(self, slots: Sequence[int]) -> Iterator[ChunkRows]:
-        """Yield where the samples of these slots lie, at least one, all here."""
-        chunk, begin, end = self._chunk[slots[0]], 0, -1
-        for slot in slots:
-            row = int(self._row[slot])
-            if self._chunk[slot] is chunk and row == end:
-                end += 1
-                continue
-            if end >= 0:
-                assert chunk is not None
-                yield ChunkRows(chunk, begin, end)
-            chunk, begin, end = self._chunk[slot], row, row + 1
-        assert chunk is not None
-        yield ChunkRows(chunk, begin, end)
+    def rows_of(self, slots: Sequence[int]) -> list[ChunkRows]:
+        """Return where the samples of these slots lie, all of which are here."""
+        return rows_of(place for slot in slots if (place := self._place[slot]) is not None)
 
 
 class Horizon:
-    """The next steps, as far ahead as torch's loader would prefetch.
-
-    Args:
-        num_steps: how many steps to look ahead, at least 1.
-        num_workers: who shares the fetching.
-    """
+    """The next steps, as far ahead as torch's loader would prefetch, and what to fetch of them."""
 
     def __init__(self, *, num_steps: int, num_workers: int) -> None:
         self._num_steps = num_steps

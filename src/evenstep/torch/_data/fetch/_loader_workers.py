@@ -13,13 +13,16 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from threading import Thread, current_thread
 from time import perf_counter
-from typing import Any, final
+from typing import Any, Generic, TypeVar, final
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from ._chunks import Packed, pack
-from ._torch_loader import as_it_is, fetch, inner_loader
+from ._torch_loader import fetch, inner_loader
+
+Asked = TypeVar("Asked")
+"""What a task is for."""
 
 _PARENT_CHECK_S = 5.0  # as often as torch's own workers look whether their parent is there
 # Enough that a worker never waits for the next task, few enough that a task which a new plan
@@ -31,45 +34,11 @@ _NOTICE_WITHIN_S = 6.0
 
 
 @dataclass(frozen=True, slots=True)
-class FetchTask:
-    """Samples to fetch in one go.
-
-    Attributes:
-        number: which task it is, in the order in which they were given out.
-        indices: the data set's indices, at least one.
-    """
-
-    number: int
-    indices: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerFailure:
-    """An error of the user's code, as text that survives the way between processes."""
-
-    kind: type[Exception]
-    message: str
-
-    def error(self) -> Exception:
-        """Return it as an exception of the same type, or RuntimeError if that takes more."""
-        try:
-            return self.kind(_Verbatim(self.message))
-        except Exception:
-            return RuntimeError(self.message)
-
-
-@dataclass(frozen=True, slots=True)
 class FetchedChunk:
-    """What became of a task.
+    """Samples, the worker that fetched them, and the seconds that they took."""
 
-    Attributes:
-        number: the task's.
-        content: the samples, or why there are none.
-        fetch_s: what they took, in seconds.
-    """
-
-    number: int
-    content: Packed | WorkerFailure
+    worker: int
+    content: Packed
     fetch_s: float
 
 
@@ -79,12 +48,7 @@ class FetchService(IterableDataset[FetchedChunk]):
     Torch's loader runs one copy in each of its workers, which so start, are seeded, set up by
     ``worker_init_fn`` and stopped as in any loader. That loader prefetches by counting, and what
     it asks of an ``IterableDataset`` is merely the next item: which one, tasks say that arrive
-    through a pipe, as late as can be.
-
-    Args:
-        dataset: the user's.
-        inboxes: one end of a pipe for each worker; a Task is done, None ends the stream.
-        merge: applied to the samples of a chunk before they are packed; None is to leave them.
+    through a pipe for each worker, as late as can be.
     """
 
     def __init__(
@@ -100,12 +64,12 @@ class FetchService(IterableDataset[FetchedChunk]):
     def __iter__(self) -> Iterator[FetchedChunk]:
         info = get_worker_info()
         assert info is not None  # it runs in loader workers alone
-        tasks: deque[FetchTask] = deque()
+        tasks: deque[list[int]] = deque()
         parent = os.getppid()
         while self._receive(self._inboxes[info.id], tasks, parent):
-            yield self._do(tasks.popleft(), info.id)
+            yield self._fetched(tasks.popleft(), info.id)
 
-    def _receive(self, inbox: Connection, tasks: deque[FetchTask], parent: int) -> bool:
+    def _receive(self, inbox: Connection, tasks: deque[list[int]], parent: int) -> bool:
         """Move all messages into ``tasks``, at least one; return whether to go on."""
         while not tasks or inbox.poll():
             if not inbox.poll(_PARENT_CHECK_S):
@@ -122,71 +86,41 @@ class FetchService(IterableDataset[FetchedChunk]):
             tasks.append(task)
         return True
 
-    def _do(self, task: FetchTask, worker: int) -> FetchedChunk:
+    def _fetched(self, indices: list[int], worker: int) -> FetchedChunk:
         began_s = perf_counter()
         try:
-            samples = fetch(self.dataset, task.indices)
-            if len(samples) != len(task.indices):
-                raise ValueError(
-                    f"`__getitems__` must return {len(task.indices)} samples for as many indices, "
-                    f"got {len(samples)}. Return one per index, in their order."
-                )
+            samples = fetch(self.dataset, indices)
             fetch_s = perf_counter() - began_s
-            content: Packed | WorkerFailure = pack(self._merge(samples) if self._merge else samples)
-        except Exception as error:
-            fetch_s = perf_counter() - began_s
-            content = _failure(error, worker)
-        return FetchedChunk(task.number, content, fetch_s)
+            content = pack(self._merge(samples) if self._merge else samples)
+        except Exception as error:  # torch sends it
+            _check_sendable(error, worker)
+            raise
+        return FetchedChunk(worker, content, fetch_s)
 
 
-class WorkerInit:
-    """Shows the user's code the user's data set, then runs the user's ``worker_init_fn``."""
-
-    def __init__(self, function: Callable[[int], Any] | None) -> None:
-        self._function = function
-
-    def __call__(self, worker: int) -> None:
-        info = get_worker_info()
-        assert info is not None
-        service: Any = info.dataset
-        # Past the frozen guard: `get_worker_info().dataset` is where such functions look.
-        object.__setattr__(info, "dataset", service.dataset)
-        if self._function is not None:
-            self._function(worker)
-
-
-class _Verbatim(str):
-    """Text that shows its line breaks where an exception shows its argument's repr: KeyError."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
-def _failure(error: Exception, worker: int) -> WorkerFailure:
-    name = type(error).__name__
-    where = f"Caught {name} in DataLoader worker process {worker}."
-    text = "".join(traceback.format_exception(error))
+def _check_sendable(error: Exception, worker: int) -> None:
+    """Raise what can be sent, as text, if the class of ``error`` exists in the worker alone."""
     try:
-        kind = pickle.loads(pickle.dumps(type(error)))
+        pickle.dumps(type(error))
     except Exception:
-        kind = RuntimeError  # defined where the training process could not find it
-    return WorkerFailure(kind, f"{where}\nOriginal {text}")
+        text = "".join(traceback.format_exception(error))
+        where = f"Caught {type(error).__name__} in DataLoader worker process {worker}."
+        raise RuntimeError(f"{where}\nOriginal {text}") from None
 
 
 @final
-class WorkerPool:
+class WorkerPool(Generic[Asked]):
     """The loader workers of one rank: takes tasks, and brings in what workers fetched.
 
-    One thread receives, so that chunks arrive while the training thread computes. ``open`` and
-    ``close`` belong to the training thread: torch watches its workers through a signal handler
-    which only the main thread can set.
+    Each worker does its tasks in the order in which they were given to it. One thread receives, so
+    that chunks arrive while the training thread computes. ``open`` and ``close`` belong to the
+    training thread: torch watches its workers through a signal handler which only the main thread
+    can set.
 
     Args:
         loader: the user's, with at least one worker.
         merge: applied to the samples of a chunk in the worker; None is to leave them.
-        deliver: called by the receiving thread with every chunk.
+        deliver: called by the receiving thread with what was asked for, and its chunk.
         fail: called by the receiving thread, once, with why there will be no more.
     """
 
@@ -195,7 +129,7 @@ class WorkerPool:
         loader: DataLoader[Any],
         *,
         merge: Callable[[list[Any]], Any] | None,
-        deliver: Callable[[FetchedChunk], None],
+        deliver: Callable[[Asked, FetchedChunk], None],
         fail: Callable[[Exception], None],
     ) -> None:
         self._loader = loader
@@ -203,24 +137,25 @@ class WorkerPool:
         self._deliver = deliver
         self._fail = fail
         self._closing = False
-        self._num_sent = 0
-        self._worker_of: dict[int, int] = {}
-        self._load = [0] * loader.num_workers
+        self._asked: list[deque[Asked]] = [deque() for _ in range(loader.num_workers)]
         self._outboxes: list[Connection] = []
         self._processes: tuple[Any, ...] = ()
         self._thread: Thread | None = None
 
     def open(self, generator: torch.Generator) -> None:
-        """Start the workers and the thread, once.
-
-        Args:
-            generator: draws what seeds the workers.
-        """
+        """Start the workers, seeded by what ``generator`` draws, and the thread; once."""
         pipes = [multiprocessing.Pipe(duplex=False) for _ in range(self._loader.num_workers)]
         self._outboxes = [theirs for _, theirs in pipes]
         inboxes = [mine for mine, _ in pipes]
-        service = FetchService(self._loader.dataset, inboxes, self._merge)
-        chunks = _chunks(self._loader, service, generator)
+        chunks = iter(
+            inner_loader(
+                self._loader,
+                FetchService(self._loader.dataset, inboxes, self._merge),
+                generator=generator,
+                prefetch_factor=_TASKS_PER_WORKER,
+                in_order=False,
+            )
+        )
         # Torch has no public name for its workers. Of all children of this process, other threads
         # may have started some meanwhile, which are not ours to end.
         self._processes = tuple(chunks._workers)  # type: ignore[attr-defined]
@@ -235,22 +170,14 @@ class WorkerPool:
 
     def has_room(self) -> bool:
         """Return whether a worker would take another task."""
-        return min(self._load) < _TASKS_PER_WORKER
+        return min(map(len, self._asked)) < _TASKS_PER_WORKER
 
-    def send(self, indices: list[int]) -> int:
-        """Give the least busy worker a task and return its number."""
-        worker = self._load.index(min(self._load))
-        task = FetchTask(self._num_sent, indices)
+    def send(self, indices: list[int], asked: Asked) -> None:
+        """Have the least busy worker fetch samples; ``asked`` is delivered with them."""
+        worker = min(range(len(self._asked)), key=lambda worker: len(self._asked[worker]))
+        self._asked[worker].append(asked)
         with suppress(OSError):  # it died, as the receiving thread is about to find
-            self._outboxes[worker].send(task)
-        self._num_sent += 1
-        self._load[worker] += 1
-        self._worker_of[task.number] = worker
-        return task.number
-
-    def done(self, number: int) -> None:
-        """Take note that a task's chunk has arrived."""
-        self._load[self._worker_of.pop(number)] -= 1
+            self._outboxes[worker].send(indices)
 
     def close(self) -> None:
         """End workers and thread. What is being fetched may finish; after 2 s it is killed."""
@@ -271,7 +198,7 @@ class WorkerPool:
         problem: Exception = RuntimeError("the loader workers ended unasked")
         try:
             for chunk in chunks:
-                self._deliver(chunk)
+                self._deliver(self._asked[chunk.worker].popleft(), chunk)
         except Exception as error:
             problem = error
             # Tracebacks would keep the iterator, and so the workers, alive.
@@ -284,21 +211,3 @@ class WorkerPool:
         for outbox in self._outboxes:
             with suppress(OSError):  # that worker is gone, or it was told before
                 outbox.send(None)
-
-
-def _chunks(
-    loader: DataLoader[Any], service: FetchService, generator: torch.Generator
-) -> Iterator[FetchedChunk]:
-    """Run ``service`` in torch's own workers, as many and as set up as the user's loader asks."""
-    return iter(
-        inner_loader(
-            loader,
-            service,
-            batch_size=None,
-            collate_fn=as_it_is,
-            worker_init_fn=WorkerInit(loader.worker_init_fn),
-            generator=generator,
-            prefetch_factor=_TASKS_PER_WORKER,
-            in_order=False,
-        )
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from threading import Condition, Thread, current_thread
 from time import monotonic
 from typing import Any
@@ -13,9 +14,9 @@ from torch.utils.data import DataLoader
 from ...._types import IntArray
 from .._protocols import MicroBatch
 from ..deal._plans import StepSpan
-from ._chunks import Collation, Packed
+from ._chunks import Collation
 from ._horizon import Horizon, StepWork
-from ._loader_workers import FetchedChunk, WorkerFailure, WorkerPool
+from ._loader_workers import FetchedChunk, WorkerPool
 from ._sources import BatchSource, Feed, FetchCounts, IndicesOf, InlineSource, ShareOf
 from ._torch_loader import pinner_of, worker_generator
 
@@ -50,10 +51,9 @@ class PrefetchSource:
             num_steps=max(2, loader.num_workers * loader.prefetch_factor),
             num_workers=loader.num_workers,
         )
-        self._pool: WorkerPool | None = None
+        self._pool: WorkerPool[tuple[StepWork, IntArray]] | None = None
         self._maker: Thread | None = None
         self._share_of: ShareOf | None = None
-        self._tasks: dict[int, tuple[StepWork, IntArray]] = {}
         self._problem: Exception | None = None
         self._closing = False
         self.counts = FetchCounts()
@@ -62,7 +62,6 @@ class PrefetchSource:
         if self._pool is not None:
             return
         self._closing, self._problem = False, None
-        self._tasks.clear()
         pool = WorkerPool(
             self._loader, merge=self._collation.merge, deliver=self._deliver, fail=self._fail
         )
@@ -98,9 +97,10 @@ class PrefetchSource:
             made = work.made[1]
         if isinstance(made, Exception):
             raise made
-        return made, WorkFeed(self, work)
+        feed = Feed(partial(self._request, work), self._fetch_s, partial(self._batch, work))
+        return made, feed
 
-    def request(self, work: StepWork, slots: IntArray) -> bool:
+    def _request(self, work: StepWork, slots: IntArray) -> bool:
         """Ask for samples of a step under way, before all others; return whether all are here."""
         with self._changed:
             missing = work.want(slots)
@@ -108,38 +108,32 @@ class PrefetchSource:
                 return False
             for part in np.array_split(missing, min(len(missing), self._loader.num_workers) or 1):
                 if len(part):
-                    number = self._pool.send(work.indices(part))
-                    self._tasks[number] = work, part
+                    self._pool.send(work.indices(part), (work, part))
             self.counts.requested += len(missing)
             return work.has(slots)
 
-    def fetch_s(self, num_samples: int) -> float:
+    def _fetch_s(self, num_samples: int) -> float:
         """Return in how many seconds workers would have fetched so many samples."""
         with self._changed:
             return self._horizon.fetch_s(num_samples)
 
-    def collated(self, work: StepWork, slots: IntArray) -> Any:
+    def _batch(self, work: StepWork, slots: IntArray) -> Any:
         """Return a batch of samples of a step under way, as soon as they are here."""
-        self.request(work, slots)
+        self._request(work, slots)
         with self._changed:
             self._wait_until(lambda: work.has(slots))
-            runs = list(work.runs_of(slots.tolist()))
+            rows = work.rows_of(slots.tolist())
             self.counts.used += len(slots)
-        return self._pin(self._collation.batch(runs))
+        return self._pin(self._collation.batch(rows))
 
     def end(self) -> None:
-        with self._changed:
-            self._horizon.begin([])
-            self._share_of = None
+        self._look_no_further()
         if not self._loader.persistent_workers or self._problem is not None:
             self.close()
 
     def close(self) -> None:
-        with self._changed:
-            self._closing = True
-            self._horizon.begin([])
-            self._share_of = None
-            self._changed.notify_all()
+        self._closing = True
+        self._look_no_further()
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.close()
@@ -147,6 +141,12 @@ class PrefetchSource:
         # A forgotten loader is closed where it is collected, which may be in that very thread.
         if maker is not None and maker is not current_thread():
             maker.join()
+
+    def _look_no_further(self) -> None:
+        with self._changed:
+            self._horizon.begin([])
+            self._share_of = None
+            self._changed.notify_all()
 
     def _wait_until(self, is_done: Callable[[], bool]) -> None:
         """Wait for what workers and threads are at, as long as the user's loader would."""
@@ -168,27 +168,22 @@ class PrefetchSource:
             return
         while self._pool.has_room() and (wanted := self._horizon.ask()) is not None:
             work, slots = wanted
-            number = self._pool.send(work.indices(slots))
-            self._tasks[number] = wanted
+            self._pool.send(work.indices(slots), wanted)
             self.counts.requested += len(slots)
 
-    def _deliver(self, chunk: FetchedChunk) -> None:
+    def _deliver(self, asked: tuple[StepWork, IntArray], chunk: FetchedChunk) -> None:
         content = chunk.content
-        if isinstance(content, Packed) and content.num_shared and self._is_crowded():
+        if content.num_shared and self._is_crowded():
             content = content.local()
         with self._changed:
             if self._pool is None:  # closed meanwhile
                 return
-            work, slots = self._tasks.pop(chunk.number)
-            self._pool.done(chunk.number)
+            work, slots = asked
             self._horizon.learn(len(slots), chunk.fetch_s)
-            if isinstance(content, WorkerFailure):
-                self._problem = self._problem or content.error()
-            else:
-                work.store(slots, content)
+            work.store(slots, content)
             self._ask()
             is_next = work is self._horizon.first and work.is_complete()
-            if self._problem or is_next or work.handed_out:
+            if is_next or work.handed_out:
                 self._changed.notify_all()
 
     def _is_crowded(self) -> bool:
@@ -201,68 +196,38 @@ class PrefetchSource:
             self._changed.notify_all()
 
     def _make_batches(self) -> None:
-        while self._is_due():
-            self._make_next()  # a frame of its own, which keeps no batch while there is no work
+        while self._make_next():
+            pass  # a frame of its own keeps no batch while there is no work
 
     def _is_due(self) -> bool:
-        """Wait until the next step's batches can be made, or return False: there is an end."""
-        with self._changed:
-            while not self._closing:
-                work = self._horizon.first
-                if work is not None and work.is_complete() and not work.is_made():
-                    return True
-                del work
-                self._changed.wait()
-            return False
+        """Return whether the next step's batches can be made, and are not."""
+        work = self._horizon.first
+        return work is not None and work.is_complete() and not work.is_made()
 
-    def _make_next(self) -> None:
+    def _make_next(self) -> bool:
+        """Make the next step's batches as soon as they can be; return False where that is over."""
         with self._changed:
+            self._changed.wait_for(lambda: self._closing or self._is_due())
             work = self._horizon.first
-            if work is None or not work.is_complete():  # another plan has come in between
-                return
-            share, runs = work.share, work.runs()
+            if self._closing or work is None:
+                return False
+            share, rows = work.share, work.rows()
         made: list[MicroBatch] | Exception
         try:
             made = [
                 MicroBatch(self._pin(self._collation.batch(part)), size)
-                for part, size in zip(runs, share.forwards, strict=True)
+                for part, size in zip(rows, share.forwards, strict=True)
             ]
         except Exception as error:
             made = error
         with self._changed:
             work.made = share, made
             self._changed.notify_all()
-
-
-class WorkFeed:
-    """Samples of one step under way: those fetched for it, and what workers fetch at once.
-
-    Args:
-        source: fetches.
-        work: the step.
-    """
-
-    def __init__(self, source: PrefetchSource, work: StepWork) -> None:
-        self._source = source
-        self._work = work
-
-    def request(self, slots: IntArray) -> bool:
-        return self._source.request(self._work, slots)
-
-    def fetch_s(self, num_samples: int) -> float:
-        return self._source.fetch_s(num_samples)
-
-    def batch(self, slots: IntArray) -> Any:
-        return self._source.collated(self._work, slots)
+        return True
 
 
 def source_of(loader: DataLoader[Any], changed: Condition) -> BatchSource:
-    """Return what fetches for the user's loader: its workers, where it has any.
-
-    Args:
-        loader: the user's own.
-        changed: guards the plans.
-    """
+    """Return what fetches for the user's loader: its workers, where it has any."""
     pin = pinner_of(loader)
     if loader.num_workers == 0:
         return InlineSource(loader, pin=pin)

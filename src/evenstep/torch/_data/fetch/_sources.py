@@ -35,20 +35,19 @@ class FetchCounts:
     used: int = 0
 
 
-class Feed(Protocol):
-    """Samples of the step under way, beyond those it began with."""
+@dataclass(slots=True)
+class Feed:
+    """Samples of the step under way, beyond those it began with.
 
-    def request(self, slots: IntArray) -> bool:
-        """Have samples on their way that are wanted soon; return whether all are here."""
-        ...
+    Attributes:
+        request: has samples on their way that are wanted soon; returns whether all are here.
+        fetch_s: returns in how many seconds so many samples would be here.
+        batch: returns a batch of samples, ascending, as soon as they are here.
+    """
 
-    def fetch_s(self, num_samples: int) -> float:
-        """Return in how many seconds so many samples would be here."""
-        ...
-
-    def batch(self, slots: IntArray) -> Any:
-        """Return a batch of samples, ascending, as soon as they are here."""
-        ...
+    request: Callable[[IntArray], bool]
+    fetch_s: Callable[[int], float]
+    batch: Callable[[IntArray], Any]
 
 
 class BatchSource(Protocol):
@@ -105,69 +104,29 @@ class InlineSource:
         share, indices = self._share_of(span), self._indices_of(span.first, span.num_samples)
         assert share is not None  # the plan of this step is in force
         assert indices is not None  # and its part of the order is drawn
-        feed = InlineFeed(self._loader, indices, pin=self._pin, counts=self.counts)
-        samples = feed.samples(share.begun())
+
+        def samples(slots: IntArray) -> list[Any]:
+            fetched = fetch(self._loader.dataset, indices[slots].tolist())
+            self.counts.requested += len(fetched)
+            self.counts.used += len(fetched)
+            return fetched
+
+        begun = samples(share.begun())
         parts = [
-            MicroBatch(feed.collated(part), size)
-            for part, size in zip(deal_out(samples, share), share.forwards, strict=True)
+            MicroBatch(self._collated(begun[place]), size)
+            for place, size in zip(share.places(), share.forwards, strict=True)
         ]
-        return parts, feed
+        return parts, Feed(  # further ones come as soon as they are asked for
+            request=lambda slots: True,
+            fetch_s=lambda num_samples: 0.0,
+            batch=lambda slots: self._collated(samples(slots)),
+        )
+
+    def _collated(self, samples: list[Any]) -> Any:
+        return self._pin(self._loader.collate_fn(samples))
 
     def end(self) -> None:
         self._indices_of = self._share_of = None
 
     def close(self) -> None:
         self.end()
-
-
-class InlineFeed:
-    """Fetches and collates samples of one step when asked.
-
-    Args:
-        loader: the user's.
-        indices: what the slots of the step are in the data set.
-        pin: moves a batch to pinned memory.
-        counts: of what is fetched.
-    """
-
-    def __init__(
-        self,
-        loader: DataLoader[Any],
-        indices: IntArray,
-        *,
-        pin: Callable[[Any], Any],
-        counts: FetchCounts,
-    ) -> None:
-        self._loader = loader
-        self._indices = indices
-        self._pin = pin
-        self._counts = counts
-
-    def request(self, slots: IntArray) -> bool:
-        return True  # they come as soon as they are asked for
-
-    def fetch_s(self, num_samples: int) -> float:
-        return 0.0
-
-    def batch(self, slots: IntArray) -> Any:
-        return self.collated(self.samples(slots))
-
-    def samples(self, slots: IntArray) -> list[Any]:
-        """Return samples, which count as used."""
-        samples = fetch(self._loader.dataset, self._indices[slots].tolist())
-        self._counts.requested += len(samples)
-        self._counts.used += len(samples)
-        return samples
-
-    def collated(self, samples: list[Any]) -> Any:
-        """Return the batch of samples."""
-        return self._pin(self._loader.collate_fn(samples))
-
-
-def deal_out(items: list[Any], share: Share) -> list[list[Any]]:
-    """Return ``items``, one for each fetched slot, forward by forward."""
-    parts, first = [], 0
-    for size in share.forwards:
-        parts.append(items[first : first + max(size, 1)])  # at least the stand-in
-        first += size
-    return parts

@@ -6,14 +6,14 @@ import copy
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any, final
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from ._chunks import ChunkRows, Collation, Packed, pack
-from ._loader_workers import WorkerInit
-from ._torch_loader import as_it_is, inner_loader
+from ._chunks import Chunk, ChunkRows, Collation, Packed, SamplePlace, pack, rows_of
+from ._torch_loader import inner_loader
 
 
 @final
@@ -30,8 +30,7 @@ class StreamReader:
         pin: moves a batch to pinned memory.
 
     Attributes:
-        stock: samples that were read and not handed out.
-        ended: whether there are no more than those.
+        ended: whether there are no more than those in stock.
     """
 
     def __init__(
@@ -43,10 +42,14 @@ class StreamReader:
         self._generator = torch.Generator()
         self._inner = _inner(loader, self._collation, self._generator, chunk, prefetch)
         self._chunks: Iterator[Any] = iter(())
-        self._rows: deque[ChunkRows] = deque()  # read and not handed out, oldest first
-        self._spare: ChunkRows | None = None  # the stream's first sample
-        self.stock = 0
+        self._places: deque[SamplePlace] = deque()  # read and not handed out, oldest first
+        self._spare: Chunk | None = None  # that begins with the stream's first sample
         self.ended = True
+
+    @property
+    def stock(self) -> int:
+        """How many samples were read and not handed out."""
+        return len(self._places)
 
     def begin(self, seed: int) -> None:
         """Start the stream anew, with workers seeded by ``seed``."""
@@ -63,19 +66,13 @@ class StreamReader:
                 self.ended = True
                 return
             content, size = chunk if self._loader.num_workers else ([chunk], 1)
-            self._rows.append(ChunkRows(content, 0, size))
-            self.stock += size
+            self._places.extend((content, row) for row in range(size))
             if self._spare is None:
                 # Apart from what is handed out, as a `collate_fn` may change its samples.
-                kept = copy.deepcopy(content) if isinstance(content, list) else content
-                self._spare = ChunkRows(kept, 0, 1)
+                self._spare = copy.deepcopy(content) if isinstance(content, list) else content
 
     def skip(self, num_samples: int) -> None:
-        """Read past ``num_samples``.
-
-        Raises:
-            RuntimeError: the stream has fewer.
-        """
+        """Read past ``num_samples``, of which the stream has as many."""
         left = num_samples
         while left:
             self.ensure(1)
@@ -92,15 +89,13 @@ class StreamReader:
     def take(self, num_samples: int, first: int, forwards: Sequence[int]) -> list[Any]:
         """Return the batches of some of the next ``num_samples``, which are then gone.
 
-        Args:
-            num_samples: how many to move on by, at most the stock.
-            first: where among them the first batch begins.
-            forwards: how many samples each batch gets, one after the other; one without any gets
-                the first sample of the stream to stand in.
+        They follow each other from ``first`` on, of as many samples as ``forwards`` says. One
+        without any gets the first sample of the stream to stand in.
         """
         batches, begin = [], first
         for size in forwards:
-            rows = list(self._slice(begin, begin + size)) if size else [self._stand_in()]
+            places = islice(self._places, begin, begin + size)
+            rows = rows_of(places) if size else [self._stand_in()]
             batches.append(self._pin(self._collation.batch(rows)))
             begin += size
         self._drop(num_samples)
@@ -115,8 +110,8 @@ class StreamReader:
         if self._spare is None:
             return -2
         try:
-            sample = self._spare.chunk
-            packed = pack(sample if isinstance(sample, list) else sample.unpack(copy=False))
+            first = self._spare
+            packed = pack(first if isinstance(first, list) else first.unpack(copy=False))
         except Exception:  # it cannot be sent anywhere, and need not be
             return -1
         number = zlib.crc32(packed.structure)
@@ -128,8 +123,8 @@ class StreamReader:
     def end(self) -> None:
         """Let go of the stream, wherever it stands."""
         self._chunks = iter(())  # torch's workers end with their last reference
-        self._rows.clear()
-        self.stock, self.ended = 0, True
+        self._places.clear()
+        self.ended = True
 
     def close(self) -> None:
         """Stop persistent workers too."""
@@ -139,35 +134,15 @@ class StreamReader:
     def _stand_in(self) -> ChunkRows:
         spare = self._spare
         assert spare is not None, "a stream without a single sample is refused before"
-        if isinstance(spare.chunk, list):
-            return ChunkRows(copy.deepcopy(spare.chunk), 0, 1)
-        return spare
-
-    def _slice(self, first: int, last: int) -> Iterator[ChunkRows]:
-        """Yield what holds the samples from ``first`` to ``last`` of the stock."""
-        begin = 0
-        for rows in self._rows:
-            size = rows.last - rows.first
-            low, high = max(first - begin, 0), min(last - begin, size)
-            if low < high:
-                yield ChunkRows(rows.chunk, rows.first + low, rows.first + high)
-            begin += size
-            if begin >= last:
-                return
+        return ChunkRows(copy.deepcopy(spare) if isinstance(spare, list) else spare, 0, 1)
 
     def _drop(self, num_samples: int) -> None:
-        self.stock -= num_samples
-        while num_samples:
-            rows = self._rows.popleft()
-            size = rows.last - rows.first
-            if size > num_samples:
-                self._rows.appendleft(ChunkRows(rows.chunk, rows.first + num_samples, rows.last))
-                return
-            num_samples -= size
+        for _ in range(num_samples):
+            self._places.popleft()
 
 
 class _ShownDataset(IterableDataset[Any]):
-    """The user's stream where `WorkerInit` looks for it."""
+    """The user's stream where workers look for it."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -195,14 +170,13 @@ def _inner(
 ) -> DataLoader[Any]:
     """Return torch's own loader over the stream, set up as the user's, that gives samples."""
     if loader.num_workers == 0:
-        return DataLoader(loader.dataset, batch_size=None, collate_fn=as_it_is, generator=generator)
+        return inner_loader(loader, loader.dataset, generator)
     return inner_loader(
         loader,
         _ShownDataset(loader.dataset),
+        generator,
         batch_size=chunk,
         collate_fn=_PackChunk(collation.merge),
-        worker_init_fn=WorkerInit(loader.worker_init_fn),
-        generator=generator,
         prefetch_factor=prefetch,
         persistent_workers=loader.persistent_workers,
         timeout=loader.timeout,

@@ -2,42 +2,77 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 
 
 def fetch(dataset: Any, indices: list[int]) -> list[Any]:
     """Return the samples of ``indices``, in one go if the data set knows how to."""
-    if getattr(dataset, "__getitems__", None):
-        return list(dataset.__getitems__(indices))
-    return [dataset[index] for index in indices]
+    if not getattr(dataset, "__getitems__", None):
+        return [dataset[index] for index in indices]
+    samples = list(dataset.__getitems__(indices))
+    if len(samples) != len(indices):
+        raise ValueError(
+            f"`__getitems__` must return {len(indices)} samples for as many indices, "
+            f"got {len(samples)}. Return one per index, in their order."
+        )
+    return samples
 
 
-def inner_loader(loader: DataLoader[Any], dataset: Any, **settings: Any) -> DataLoader[Any]:
-    """Return a loader of torch's over ``dataset``, with as many workers as the user's.
+def inner_loader(
+    loader: DataLoader[Any], dataset: Any, generator: torch.Generator, **settings: Any
+) -> DataLoader[Any]:
+    """Return a loader of torch's over ``dataset``, with workers as the user's are set up.
 
     Args:
         loader: the user's own.
-        dataset: what is loaded in place of its data set.
-        settings: of the new ``DataLoader``, where they are not torch's defaults.
+        dataset: what is loaded in place of its data set, which is its ``dataset``.
+        generator: draws what seeds the workers.
+        settings: of the new ``DataLoader``, where it is not to yield items as they are.
     """
     settings = {
         "num_workers": loader.num_workers,
         "multiprocessing_context": loader.multiprocessing_context,
+        "worker_init_fn": _WorkerInit(loader.worker_init_fn),
+        "batch_size": None,
+        "collate_fn": _as_it_is,
     } | settings
     with warnings.catch_warnings():
         # The user's own loader has said so already.
         warnings.filterwarnings("ignore", "This DataLoader will create")
-        return DataLoader(dataset, **settings)
+        return DataLoader(dataset, generator=generator, **settings)
 
 
-def as_it_is(samples: Any) -> Any:
-    """Return ``samples``: a ``collate_fn`` that does nothing and can be sent to a worker."""
-    return samples
+def _as_it_is(item: Any) -> Any:
+    return item
+
+
+class _WorkerInit:
+    """Shows the user's code the user's data set, then runs the user's ``worker_init_fn``."""
+
+    def __init__(self, function: Callable[[int], Any] | None) -> None:
+        self._function = function
+
+    def __call__(self, worker: int) -> None:
+        info = get_worker_info()
+        assert info is not None
+        service: Any = info.dataset
+        # Past the frozen guard: `get_worker_info().dataset` is where such functions look.
+        object.__setattr__(info, "dataset", service.dataset)
+        if self._function is not None:
+            self._function(worker)
+
+
+def with_parts(loader: DataLoader[Any], **parts: Any) -> DataLoader[Any]:
+    """Return a copy with other parts, past the guard that keeps them as they were made."""
+    made = copy.copy(loader)
+    made.__dict__.update(parts, _iterator=None)
+    return made
 
 
 def worker_generator(loader: DataLoader[Any]) -> torch.Generator:

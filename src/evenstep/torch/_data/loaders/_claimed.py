@@ -9,8 +9,8 @@ from time import perf_counter
 import numpy as np
 
 from ...._types import IntArray
-from .._protocols import LoaderSession, MicroBatch
-from ..deal._plans import OpenStep, StepSpan
+from .._protocols import LoaderSteps, MicroBatch
+from ..deal._plans import DealtPlan
 from ..fetch._sources import Feed
 
 _MOST_KEPT = 8  # an eighth of what a forward has
@@ -32,10 +32,10 @@ class Claimed:
 
     Args:
         begun: what the forwards begin with.
-        span: where the step lies.
+        step: its number.
         opened: whose its samples are.
         feed: its other samples.
-        session: grants claims, and is told when they begin and end.
+        steps: grants claims, and is told when they begin and end.
         clock: monotonic seconds.
 
     Attributes:
@@ -46,17 +46,17 @@ class Claimed:
     def __init__(
         self,
         begun: Sequence[MicroBatch],
-        span: StepSpan,
-        opened: OpenStep,
+        step: int,
+        opened: DealtPlan,
         *,
         feed: Feed,
-        session: LoaderSession,
+        steps: LoaderSteps,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        self._step = span.step
+        self._step = step
         self._opened = opened
         self._feed = feed
-        self._session = session
+        self._steps = steps
         self._clock = clock
         self._parts = list(begun)  # made, from the first of the step on
         self._num_run = 0  # of those, handed out
@@ -118,17 +118,17 @@ class Claimed:
 
     def _claim(self, *, own: bool = False) -> IntArray:
         """Return the slots that were claimed, ascending: the next ones, or all of its own."""
-        self._session.steps.begin_claim()
+        self._steps.begin_claim()
         done = sum(part.num_samples for part in self._parts[: self._num_run])
         if self._since is not None and not own:
             (began_s, before), now_s = self._since, self._clock()
             if done > before and now_s > began_s:
                 self._speed = (done - before) / (now_s - began_s)
-        granted = self._session.steps.claim(self._step, speed=self._speed, own=own)
+        granted = self._steps.claim(self._step, speed=self._speed, own=own)
         slots = [self._opened.claimed(claim) for claim in granted]
         claimed = np.sort(np.concatenate(slots)) if slots else self._kept[:0]
         self.num_samples += len(claimed)
-        self._session.steps.end_claim(len(claimed))
+        self._steps.end_claim(len(claimed))
         self._since = self._clock(), done
         return claimed
 
@@ -148,7 +148,7 @@ class Claimed:
 
     def _make(self, slots: IntArray) -> None:
         """Make what a forward gets; a wait for it is no time of the model's."""
-        self._session.steps.begin_claim()
+        self._steps.begin_claim()
         batch = self._feed.batch(slots)
-        self._session.steps.end_claim(0)
+        self._steps.end_claim(0)
         self._parts.append(MicroBatch(batch, len(slots)))

@@ -14,11 +14,13 @@ from ...._types import IntArray
 from ....exceptions import invalid
 from .._protocols import Collectives, LoaderSession
 from ..deal._evaluation import EvalForward, forwards
-from ..fetch._torch_loader import inner_loader
+from ..fetch._torch_loader import with_parts
 from ..order._global_order import GlobalOrder
+from ..order._samplers import tell_epoch
+from ._base import AbstractLoader
 
 
-class EvalLoader:
+class EvalLoader(AbstractLoader):
     r"""Hands out this rank's part of an evaluation, and gives exact means over all of it.
 
     Of $N$ samples rank $r$ gets $n_r \propto b_r$, with $b$ the local batch sizes of the newest
@@ -66,40 +68,16 @@ class EvalLoader:
         self._ranks = ranks
         self._session = session
         self._lockstep = lockstep
-        self._order = GlobalOrder(
-            loader, rank=ranks.rank, world_size=ranks.world_size, share=self._share
-        )
+        self._order = GlobalOrder(loader, ranks, self._share)
         self._batches = _Batches()
-        self._inner = inner_loader(
-            loader,
-            loader.dataset,
-            batch_sampler=self._batches,
-            collate_fn=loader.collate_fn,
-            pin_memory=loader.pin_memory,
-            timeout=loader.timeout,
-            worker_init_fn=loader.worker_init_fn,
-            generator=loader.generator,
-            prefetch_factor=loader.prefetch_factor,
-            persistent_workers=loader.persistent_workers,
-        )
+        self._inner = with_parts(loader, batch_sampler=self._batches)
         self._sums: dict[str, tuple[Any, float]] = {}
         self.count: int | None = None
-
-    @property
-    def dataset(self) -> Any:
-        """The user's data set."""
-        return self._loader.dataset
 
     @property
     def num_samples(self) -> int:
         """Samples of an evaluation over all ranks."""
         return self._order.num_samples
-
-    def __getattr__(self, name: str) -> Any:
-        """Return what the user's loader has under ``name``, such as ``sampler``."""
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._loader, name)
 
     def __len__(self) -> int:
         """Return how many batches this rank would get now; a newer plan may change that."""
@@ -162,19 +140,15 @@ class EvalLoader:
         self._session.steps.report_now()
         mine = {name: (float(total), float(seen)) for name, (total, seen) in self._sums.items()}
         rows = self._ranks.collect(mine)
-        names = sorted({name for sums in rows for name in sums})
         means = {}
-        for name in names:
-            pairs = [sums[name] for sums in rows if name in sums]
-            means[name] = math.fsum(pair[0] for pair in pairs) / math.fsum(
-                pair[1] for pair in pairs
-            )
+        for name in sorted({name for sums in rows for name in sums}):
+            totals, counts = zip(*(sums[name] for sums in rows if name in sums), strict=True)
+            means[name] = math.fsum(totals) / math.fsum(counts)
         return means
 
     def set_epoch(self, epoch: int) -> None:
         """Pass ``epoch`` on to the sampler if it wants to know."""
-        if hasattr(self._loader.sampler, "set_epoch"):
-            self._loader.sampler.set_epoch(epoch)
+        tell_epoch(self._loader.sampler, epoch)
 
     def _forwards(self) -> list[EvalForward]:
         plan = self._session.steps.plan

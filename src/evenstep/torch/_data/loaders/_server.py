@@ -9,12 +9,11 @@ from typing import Any, final
 import torch
 
 from .._step import Step
-from ._balanced import BalancedLoader
-from ._stream import StreamLoader
+from ._base import AbstractLoader, AbstractStepLoader
 
 
 @final
-class ServerLoader:
+class ServerLoader(AbstractLoader):
     """A prepared loader whose loops hand out nothing, and serve meanwhile.
 
     Its length and its state are those of the workers' before their first step.
@@ -24,15 +23,9 @@ class ServerLoader:
         serve: called at the start of every loop; returns when that loop is over.
     """
 
-    def __init__(self, loader: BalancedLoader | StreamLoader, serve: Callable[[], None]) -> None:
+    def __init__(self, loader: AbstractStepLoader, serve: Callable[[], None]) -> None:
         self._loader = loader
         self._serve = serve
-
-    def __getattr__(self, name: str) -> Any:
-        """Return what the prepared loader has under ``name``, such as ``set_epoch``."""
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._loader, name)
 
     def __len__(self) -> int:
         """Return the global steps of an epoch, as on workers."""
@@ -46,13 +39,9 @@ class ServerLoader:
         self._serve()
         yield from ()
 
-    def close(self) -> None:
-        """Let go of what the prepared loader holds."""
-        self._loader.close()
-
 
 @final
-class ServerEval:
+class ServerEval(AbstractLoader):
     """An evaluation on a rank without data, which has no part in it.
 
     Args:
@@ -66,12 +55,6 @@ class ServerEval:
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
-
-    def __getattr__(self, name: str) -> Any:
-        """Return what the user's loader has under ``name``, such as ``dataset``."""
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._loader, name)
 
     @property
     def num_samples(self) -> int:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
@@ -14,18 +13,18 @@ from torch.utils.data import DataLoader, IterableDataset
 from ....exceptions import EvenstepWarning, invalid
 from ....planner import Plan
 from .._loader_state import StreamForm, StreamPosition
-from .._protocols import LoaderRanks, LoaderSession, MicroBatch
-from .._step import Attempts, KnownPortions, Step, StepCount, with_units
+from .._protocols import MicroBatch
+from .._step import KnownPortions, Step, with_units
 from ..deal._stream_terms import StreamKind, StreamStock, terms_of
 from ..fetch._stream_reader import StreamReader
 from ..fetch._torch_loader import pinner_of
-from ..order._samplers import check_iterates
-from ._loops import HandingOut, batches_of
+from ..order._samplers import check_iterates, tell_epoch
+from ._base import AbstractStepLoader, Loops, StepContext
 
 _LARGEST = 1 << 63
 
 
-class StreamLoader:
+class StreamLoader(AbstractStepLoader):
     r"""Hands out this rank's part of every global step of a stream, as the newest plan cuts it.
 
     A stream has no index and perhaps no end, so what can be promised depends on who reads what:
@@ -49,13 +48,8 @@ class StreamLoader:
 
     Args:
         loader: the user's own, over an ``IterableDataset``.
+        context: whose steps it hands out.
         kind: who reads what.
-        ranks: that train on it.
-        session: gives plans, and is told how a step goes.
-        global_batch_size: samples of a step over all ranks.
-        no_sync: entered around all but the last micro-batch of a step; may be set later.
-        count: steps of the run so far, shared by loaders which are used in turn.
-        counter: counts the units in a batch that is handed out; None where they are samples.
 
     Raises:
         ValueError: the loader cannot be balanced; the message names the remedy.
@@ -64,94 +58,43 @@ class StreamLoader:
     tail_batch_size = None
     """How many samples the last step has is not known before the end."""
 
-    def __init__(
-        self,
-        loader: DataLoader[Any],
-        *,
-        kind: StreamKind,
-        ranks: LoaderRanks,
-        session: LoaderSession,
-        global_batch_size: int,
-        no_sync: Callable[[], AbstractContextManager[Any]] = nullcontext,
-        count: StepCount | None = None,
-        counter: Callable[[Any], float] | None = None,
-    ) -> None:
+    _at: StreamPosition
+
+    def __init__(self, loader: DataLoader[Any], context: StepContext, *, kind: StreamKind) -> None:
         _check(loader)
+        self._ranks, self._size = context.ranks, context.global_batch_size
+        self._terms = terms_of(kind, self._size)
+        self._reader = _reader(loader, kind, self._ranks.world_size, self._size)
+        self._form = StreamForm(
+            kind, self._size, max(loader.num_workers, 1), self._ranks.world_size
+        )
         self._loader = loader
-        self._ranks = ranks
-        self._global_batch_size = global_batch_size
-        self._terms = terms_of(kind, global_batch_size)
-        self._reader = _reader(loader, kind, ranks.world_size, global_batch_size)
-        self._session = session
-        self._count = StepCount() if count is None else count
-        self._handing_out = HandingOut(session, self._count)
-        self._counter = counter
-        self.no_sync = no_sync
-        self.attempts: Attempts | None = None
-
-        num_readers = max(loader.num_workers, 1)
-        self._form = StreamForm(kind, global_batch_size, num_readers, ranks.world_size)
-        self._at = StreamPosition(passed=[0] * ranks.world_size)
-        self._next_step = 0
-        self._stocks: Callable[[], list[list[int]]] | None = None
-        self._resume: dict[str, Any] | None = None
-
-    @property
-    def dataset(self) -> Any:
-        """The user's stream."""
-        return self._loader.dataset
-
-    def __getattr__(self, name: str) -> Any:
-        """Return what the user's loader has under ``name``, such as ``collate_fn``."""
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._loader, name)
+        self._context = context
+        self._loops = Loops(context.session)
+        self._at = StreamPosition(passed=[0] * self._ranks.world_size)
+        self._stocks: Callable[[], list[StreamStock]] | None = None
 
     def __len__(self) -> int:
-        """Return the global steps of an epoch, where the stream knows its length.
-
-        Raises:
-            TypeError: it does not, or is sharded: then the number depends on the plans.
-        """
         if self._terms.kind != "same":
             raise TypeError(
                 "the steps of an epoch over a sharded stream depend on the plans, so it has no "
                 "length. Count steps instead, and leave the loop after as many as you want."
             )
-        full, rest = divmod(len(self.dataset), self._global_batch_size)
+        full, rest = divmod(len(self.dataset), self._size)
         return full + (rest > 0 and not self._loader.drop_last)
-
-    def __iter__(self) -> Iterator[Any]:
-        return batches_of(self._steps(whole=True))
-
-    def steps(self) -> Iterator[Step]:
-        """Return an iterator over the epoch's steps, each to be iterated for its micro-batches."""
-        return self._steps(whole=False)
 
     def set_epoch(self, epoch: int) -> None:
         """Pass ``epoch`` on to the stream if it wants to know."""
-        if hasattr(self.dataset, "set_epoch"):
-            self.dataset.set_epoch(epoch)
+        tell_epoch(self.dataset, epoch)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return where training stands: what was handed out, not what was read ahead.
+    def repeated(self, size: int) -> Any:
+        """Return a batch of the stream's first sample, ``size`` times; during a loop only."""
+        return self._reader.repeated(size)
 
-        The same on every rank, and of plain values. Of a stream that all read alike it is free of
-        the number of ranks; of shards it holds how far each is.
-        """
-        if self._resume is not None:
-            return {**self._resume}
-        return self._form.write(self._at, self._count.value)
+    def _state(self) -> dict[str, Any]:
+        return self._form.write(self._at, self._context.count.value)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Have the next iteration go on from ``state``, on every rank.
-
-        It reads past what was trained on: the stream has to give the same samples again.
-
-        Raises:
-            ValueError: ``state`` is damaged, or of a loader with another global batch, number of
-                readers or, for shards, of ranks.
-        """
+    def _checked(self, state: object) -> dict[str, Any]:
         good = self._form.read(state)
         if self._loader.persistent_workers and good["epochs_begun"] > 1 and not good["finished"]:
             warnings.warn(
@@ -159,81 +102,71 @@ class StreamLoader:
                 "the first epoch cannot be drawn again. If its order is drawn there, resume "
                 "without persistent workers.",
                 EvenstepWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
-        self._count.go_on_from(good["steps_of_run"])
-        self._resume = good
+        return good
 
-    def repeated(self, size: int) -> Any:
-        """Return a batch of the stream's first sample, ``size`` times; during a loop only."""
-        return self._reader.repeated(size)
-
-    def close(self) -> None:
-        """Stop workers, and end an iteration under way; iterating starts them anew."""
-        self._handing_out.cut_off()
-        self._stocks = None
-        self._reader.close()
-
-    def _steps(self, *, whole: bool) -> Generator[Step, None, None]:
-        with self._handing_out.loop(self._reader.end, cuts=not whole) as loop:
-            self._begin_epoch()
-            while (step := self._next(whole=whole)) is not None:
-                yield step
-                self._handing_out.check(loop)
-
-    def _begin_epoch(self) -> None:
+    def _begin_epoch(self) -> StreamPosition:
         """Open the stream, at its begin or where the checkpoint stands, and look at its start."""
-        resume, self._resume = self._resume, None
+        resume, self._resume, at = self._resume, None, self._at
         if resume is not None:
-            self._at = self._form.position(resume)
-        if self._at.seed is None:
-            self._at.seed = self._draw_seed()
-        if resume is None or self._at.finished or not self._at.epochs_begun:
-            self._at.epochs_begun += 1
-            self._at.steps_taken, self._at.finished = 0, False
-            self._at.passed = [0] * self._ranks.world_size
-        self._next_step = self._count.value
-        seed = self._at.seed + 1_000_003 * self._at.epochs_begun + self._lane()
+            at = self._form.position(resume)
+        at.seed = seed = self._draw_seed() if at.seed is None else at.seed
+        if resume is None or at.finished or not at.epochs_begun:
+            at = at.next_epoch()
+        seed += 1_000_003 * at.epochs_begun
+        if self._terms.kind == "sharded":
+            seed += self._ranks.rank  # where all read alike, seeds are alike
         self._reader.begin(seed % _LARGEST)
         self._reader.ensure(1)
-        self._look(self._agree(self._reader.mark()))
-        self._reader.skip(self._at.passed[self._ranks.rank])
-        self._announce(-(-self._global_batch_size // self._ranks.world_size))
+        self._look(self._tell(self._reader.mark())())
+        return at
 
     def _look(self, stocks: list[StreamStock]) -> None:
         """Raise or warn if the begin of the streams shows a mistake."""
         if (problem := self._terms.problem(stocks)) is not None:
             raise RuntimeError(problem)
-        doubt = self._terms.doubt(stocks) if self._handing_out.current == 1 else None
+        doubt = self._terms.doubt(stocks) if self._loops.current == 1 else None
         if doubt is not None:
             warnings.warn(doubt, EvenstepWarning, stacklevel=5)
-
-    def _lane(self) -> int:
-        """Return what sets this rank's seeds apart from others': nothing, where all read alike."""
-        return 0 if self._terms.kind == "same" else self._ranks.rank
 
     def _draw_seed(self) -> int:
         source = self._loader.generator or torch.default_generator
         seed = torch.empty((), dtype=torch.int64, device="cpu").random_(generator=source)
         return self._ranks.share_indices([int(seed)] if self._ranks.rank == 0 else None)[0]
 
+    def _read_on(self, *, whole: bool) -> None:
+        self._reader.skip(self._at.passed[self._ranks.rank])
+        self._read_ahead(-(-self._size // self._ranks.world_size))
+
+    def _return_to(self, at: StreamPosition) -> None:
+        raise RuntimeError(
+            "the loader was closed or iterated anew, so this iteration cannot go on: what was "
+            "read of a stream is gone. Make another loader for a look at its samples."
+        )
+
+    def _end_reading(self) -> None:
+        self._reader.end()
+
+    def _close_source(self) -> None:
+        self._stocks = None
+        self._reader.close()
+
     def _next(self, *, whole: bool) -> Step | None:
-        """Return the next step, or None at the end of the epoch."""
         assert self._stocks is not None
-        self._count.check_turn(self._next_step)
-        stocks = _read(self._stocks())
+        self._context.count.check_turn(self._next_step)
+        stocks = self._stocks()
         if (problem := self._terms.problem(stocks)) is not None:
             raise RuntimeError(problem)
         sizes: tuple[int, ...] = ()
         if any(stock.num_samples for stock in stocks):
-            self._count.begun = True
-            plan = self._session.steps.at(self._count.value)
+            plan = self._plan_of_next()
             if self._terms.lacks(stocks, plan.batch_size):
                 self._reader.ensure(plan.batch_size[self._ranks.rank])
-                stocks = self._agree()
+                stocks = self._tell()()
             sizes = self._terms.sizes(stocks, plan.batch_size)
         total = sum(sizes)
-        if not total or (self._loader.drop_last and total < self._global_batch_size):
+        if not total or (self._loader.drop_last and total < self._size):
             self._at.finished = True
             return None
         return self._take(sizes, plan, whole=whole)
@@ -241,41 +174,31 @@ class StreamLoader:
     def _take(self, sizes: tuple[int, ...], plan: Plan, *, whole: bool) -> Step:
         began_s = perf_counter()
         rank, mine = self._ranks.rank, sizes[self._ranks.rank]
-        portion = self._terms.portion(sizes, rank)
-        forwards = (mine,) if whole else plan.forwards(rank, mine)
-        batches = self._reader.take(portion.num_passed, portion.first, forwards)
-        parts = [MicroBatch(*pair) for pair in zip(batches, forwards, strict=True)]
-        self._announce(plan.batch_size[rank])
-        data_s = perf_counter() - began_s
-        parts, units = with_units(parts, self._counter)
-        self._at.steps_taken += 1
-        self._next_step = self._count.value + 1
         passed = self._terms.passed(sizes)
-        self._at.passed = [old + new for old, new in zip(self._at.passed, passed, strict=True)]
-        return self._handing_out.next_step(
-            KnownPortions(parts),
-            sum(sizes),
-            data_s=data_s,
-            units=units,
-            no_sync=self.no_sync,
-            attempts=self.attempts,
+        forwards = (mine,) if whole else plan.forwards(rank, mine)
+        batches = self._reader.take(passed[rank], self._terms.first(sizes, rank), forwards)
+        self._read_ahead(plan.batch_size[rank])
+        data_s = perf_counter() - began_s
+        parts, units = with_units(
+            [MicroBatch(*pair) for pair in zip(batches, forwards, strict=True)],
+            self._context.counter,
         )
+        self._at.steps_taken += 1
+        self._at.passed = [old + new for old, new in zip(self._at.passed, passed, strict=True)]
+        return self._hand_out(KnownPortions(parts), sum(sizes), data_s=data_s, units=units)
 
-    def _announce(self, batch_size: int) -> None:
-        """Read ahead, and tell the others what is in stock for the next step."""
+    def _read_ahead(self, batch_size: int) -> None:
+        """Read for the next step, and tell the others what is in stock for it."""
         self._reader.ensure(self._terms.ahead(batch_size))
-        self._stocks = self._ranks.gather(self._stock())
+        self._stocks = self._tell()
 
-    def _agree(self, mark: int = 0) -> list[StreamStock]:
-        """Tell the others what is in stock, and wait for what they have."""
-        return _read(self._ranks.gather(self._stock(mark))())
-
-    def _stock(self, mark: int = 0) -> list[int]:
-        return [self._reader.stock, int(self._reader.ended), mark, self._form.num_readers]
-
-
-def _read(rows: list[list[int]]) -> list[StreamStock]:
-    return [StreamStock(stock, bool(ended), mark, readers) for stock, ended, mark, readers in rows]
+    def _tell(self, mark: int = 0) -> Callable[[], list[StreamStock]]:
+        """Tell the others what is in stock, and return what waits for what they have."""
+        reader = self._reader
+        rows = self._ranks.gather([reader.stock, int(reader.ended), mark, self._form.num_readers])
+        return lambda: [
+            StreamStock(stock, bool(ended), mark, readers) for stock, ended, mark, readers in rows()
+        ]
 
 
 def _reader(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import islice
@@ -21,11 +20,13 @@ from torch.utils.data import (
 from .._protocols import Collectives, MicroBatch
 from .._step import KnownPortions, Step
 from ..deal._stream_terms import StreamKind
-from ..order._samplers import has_own_batches
+from ..fetch._torch_loader import with_parts
+from ..order._samplers import has_own_batches, tell_epoch
+from ._base import AbstractLoader
 
 
 @final
-class PlainLoader:
+class PlainLoader(AbstractLoader):
     """Hands out the batches of torch's own loader, one forward a step.
 
     Args:
@@ -34,6 +35,8 @@ class PlainLoader:
         tells: whether every loop tells the sampler its number, from 0.
         on_batch: told of each batch and its samples, and of the end of a loop by two Nones.
     """
+
+    _loader: DataLoader[Any]
 
     def __init__(
         self,
@@ -50,12 +53,6 @@ class PlainLoader:
         self._num_begun = 0
         self._num_taken = 0
         self._num_skipped = 0
-
-    def __getattr__(self, name: str) -> Any:
-        """Return what torch's loader has under ``name``."""
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._loader, name)
 
     def __len__(self) -> int:
         """Return the steps of an epoch."""
@@ -81,7 +78,7 @@ class PlainLoader:
             yield Step(
                 KnownPortions([MicroBatch(batch, count)]),
                 count * self._num_ranks,
-                session=_Silent(),  # type: ignore[arg-type]
+                listener=_Silent(),
                 no_sync=nullcontext,
                 attempts=_Once(),
             )
@@ -89,8 +86,7 @@ class PlainLoader:
     def set_epoch(self, epoch: int) -> None:
         """Pass ``epoch`` on to the sampler if it wants to know, and count on from there."""
         self._num_begun = epoch
-        if hasattr(self._loader.sampler, "set_epoch"):
-            self._loader.sampler.set_epoch(epoch)
+        tell_epoch(self._loader.sampler, epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where training stands: epochs begun, and steps of the newest."""
@@ -130,9 +126,11 @@ def plainly_sharded(
     if ranks.world_size == 1 or _is_sharded(loader, stream):
         return loader, False
     if isinstance(loader.dataset, IterableDataset):
-        return _with(loader, dataset=_Every(loader.dataset, ranks)), False
+        return with_parts(loader, dataset=_Every(loader.dataset, ranks)), False
     if has_own_batches(loader):
-        return _with(loader, batch_sampler=_Part(loader.batch_sampler, ranks, of_each=True)), True
+        return with_parts(
+            loader, batch_sampler=_Part(loader.batch_sampler, ranks, of_each=True)
+        ), True
     sampler: Any = loader.sampler
     if type(sampler) is SequentialSampler or _shuffles_all(sampler, loader.dataset):
         sampler = DistributedSampler(
@@ -146,7 +144,7 @@ def plainly_sharded(
         sampler = _Part(sampler, ranks)
     assert loader.batch_size is not None
     batches = BatchSampler(sampler, loader.batch_size, loader.drop_last)
-    return _with(loader, sampler=sampler, batch_sampler=batches), True
+    return with_parts(loader, sampler=sampler, batch_sampler=batches), True
 
 
 def _is_sharded(loader: DataLoader[Any], stream: StreamKind | None) -> bool:
@@ -162,13 +160,6 @@ def _shuffles_all(sampler: Any, dataset: Any) -> bool:
         and not sampler.replacement
         and sampler.num_samples == len(dataset)
     )
-
-
-def _with(loader: DataLoader[Any], **changed: Any) -> DataLoader[Any]:
-    """Return a copy with other parts, past the guard that keeps them as they were made."""
-    made = copy.copy(loader)
-    made.__dict__.update(changed)
-    return made
 
 
 class _Part:
@@ -197,8 +188,7 @@ class _Part:
 
     def set_epoch(self, epoch: int) -> None:
         """Pass ``epoch`` on."""
-        if hasattr(self.inner, "set_epoch"):
-            self.inner.set_epoch(epoch)
+        tell_epoch(self.inner, epoch)
 
 
 def _filled(items: list[Any], size: int) -> list[Any]:
@@ -223,11 +213,6 @@ class _Every(IterableDataset[Any]):
 
 class _Silent:
     """Takes no note of forwards."""
-
-    @property
-    def steps(self) -> _Silent:
-        """Return itself: there are no steps to tell."""
-        return self
 
     def begin_forward(self, *_: Any, **__: Any) -> None:
         """Do nothing."""

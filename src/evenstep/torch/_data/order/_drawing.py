@@ -6,7 +6,6 @@ import operator
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -62,11 +61,9 @@ class Chance:
 
     @contextmanager
     def block(self, *, begins: bool, again: bool = False) -> Iterator[None]:
-        """Draw a block inside of it.
+        """Draw a block inside of it, the first of an epoch or a later one.
 
-        Args:
-            begins: whether it is the first of an epoch.
-            again: whether that begins with what was restored.
+        With ``again`` the first begins with what was restored.
         """
         generators = self._generators()
         live = [generator.get_state() for generator in generators]
@@ -98,8 +95,7 @@ class Chance:
 def blocks_of(sampler: Iterable[Any], num_samples: int, block_size: int) -> Iterator[IntArray]:
     """Yield the indices of one epoch, ``block_size`` at a time.
 
-    Raises:
-        ValueError: the sampler yields what is no integer, or not as many as it says.
+    A sampler that yields what is no integer, or not as many as it says, is a ValueError.
     """
     if isinstance(sampler, DistributedSampler):
         yield from _taken_apart(sampler, num_samples, block_size)
@@ -156,73 +152,48 @@ def _miscounted(sampler: object, num_samples: int, got: str) -> ValueError:
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class OrderBlock:
-    """Neighbours in an order.
-
-    Attributes:
-        first: position of the first of them.
-        end: position after the last.
-        indices: what they are in the data set.
-        checksum: of the order from its begin to the last of them.
-    """
-
-    first: int
-    end: int
-    indices: IntArray
-    checksum: int
-
-
 class OrderBlocks:
-    """Blocks that follow each other: new ones are added, those trained on are dropped.
+    """The part of an order that is drawn and not trained on: it grows and shrinks by blocks.
 
-    One thread at a time adds and drops; any may read meanwhile.
+    One thread at a time appends; any may read meanwhile.
 
     Args:
         first: position of the first index to come.
         checksum: of the order before it.
-
-    Attributes:
-        end: the position up to which the order is drawn.
     """
 
     def __init__(self, first: int = 0, checksum: int = 0) -> None:
-        # Replaced and never changed, so that reading it needs no lock.
-        self._blocks: tuple[OrderBlock, ...] = (
-            OrderBlock(first, first, np.zeros(0, np.int64), checksum),
+        # Where the indices begin, they themselves, and checksums of the order up to where blocks
+        # end. Replaced and never changed, so that reading needs no lock.
+        self._part: tuple[int, IntArray, tuple[tuple[int, int], ...]]
+        self._part = first, np.zeros(0, np.int64), ((first, checksum),)
+
+    @property
+    def end(self) -> int:
+        """The position up to which the order is drawn."""
+        return self._part[2][-1][0]
+
+    def append(self, indices: IntArray, position: int) -> None:
+        """Take in the indices that come next, and forget blocks that end before ``position``."""
+        first, kept, ends = self._part
+        end, checksum = ends[-1]
+        begin = max((one for one, _ in ends if one < position), default=first)
+        self._part = (
+            begin,
+            np.concatenate([kept[begin - first :], indices]),
+            (
+                *(one for one in ends if one[0] >= position),
+                (end + len(indices), zlib.crc32(indices.tobytes(), checksum)),
+            ),
         )
-        self.end = first
-
-    def append(self, indices: IntArray) -> None:
-        """Take in the indices that come next."""
-        last = self._blocks[-1]
-        checksum = zlib.crc32(indices.tobytes(), last.checksum)
-        block = OrderBlock(last.end, last.end + len(indices), indices, checksum)
-        self._blocks = (*self._blocks, block)
-        self.end = block.end
-
-    def drop(self, position: int) -> None:
-        """Forget the blocks that end before ``position``, but for the newest."""
-        *olds, newest = self._blocks
-        self._blocks = (*(block for block in olds if block.end >= position), newest)
 
     def indices(self, first: int, num_samples: int) -> IntArray | None:
         """Return the indices from position ``first`` on; None if they are not drawn yet."""
-        end = first + num_samples
-        blocks = self._blocks
-        if end > blocks[-1].end:
+        begin, indices, ends = self._part
+        if first + num_samples > ends[-1][0]:
             return None
-        for block in blocks:
-            if block.first <= first and end <= block.end:
-                return block.indices[first - block.first : end - block.first]
-        parts = [
-            block.indices[max(first - block.first, 0) : end - block.first]
-            for block in blocks
-            if block.first < end and block.end > first
-        ]
-        found: IntArray = np.concatenate(parts)
-        assert len(found) == num_samples, "it was dropped"
-        return found
+        assert first >= begin, "it was dropped"
+        return indices[first - begin : first - begin + num_samples]
 
     def checksum(self, position: int) -> tuple[int, int]:
         """Return how much of the order is covered by the checksum of ``position``, and that.
@@ -230,7 +201,5 @@ class OrderBlocks:
         By whole blocks, at least up to ``position`` and one of them: the same on all ranks,
         however far ahead of it they have drawn.
         """
-        blocks = self._blocks
-        covering = [block for block in blocks if block.end >= max(position, 1)]
-        block = covering[0] if covering else blocks[-1]
-        return block.end, block.checksum
+        ends = self._part[2]
+        return next((one for one in ends if one[0] >= max(position, 1)), ends[-1])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Any
 from zlib import crc32
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 from ...._types import IntArray
 from ....exceptions import invalid
-from .._protocols import ShareInts
+from .._protocols import RankGroup, ShareInts
 from ._drawing import Chance, OrderBlocks, blocks_of
 from ._samplers import GlobalBatches, check_order, has_own_batches
 
@@ -24,21 +25,55 @@ _ENDLESS = 1 << 62  # indices: more than a run trains on
 _MADE, _FAILED = 0, 1  # what a message begins with
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class OrderPlace:
-    """An order that is drawn in part.
+Agree = Callable[[int, Callable[[], IntArray]], IntArray]
+"""Makes a message, by its number, on rank 0 and returns it on all ranks, or raises on all."""
+
+
+@dataclass(slots=True, eq=False)
+class EpochOrder:
+    """The order of one epoch, drawn in blocks on rank 0 and the same on all ranks.
+
+    By default one of which nothing is drawn, nor ever will be.
 
     Attributes:
-        number: counted over the orders of a loader.
         before: the states of chance from before its draw.
-        drawing: what yields its next blocks, on rank 0.
+        num_samples: its length.
+        block_size: indices that are drawn at a time.
+        agree: shares a block.
+        drawing: yields those to come, on rank 0.
         blocks: those drawn and not trained on yet.
     """
 
-    number: int
-    before: list[int]
-    drawing: Iterator[IntArray]
-    blocks: OrderBlocks
+    before: list[int] = field(default_factory=list)
+    num_samples: int = 0
+    block_size: int = 1
+    agree: Agree | None = None
+    drawing: Iterator[IntArray] = field(default_factory=lambda: iter(()))
+    blocks: OrderBlocks = field(default_factory=OrderBlocks)
+
+    def advance(self, position: int, end: int) -> None:
+        """Draw the order up to ``end`` and a block beyond, and forget what is before ``position``.
+
+        Every rank calls it, with the same numbers, and raises where the sampler fails on rank 0.
+        """
+        end, blocks = min(end + self.block_size, self.num_samples), self.blocks
+        while blocks.end < end:
+            assert self.agree is not None
+            number = blocks.end // self.block_size
+            blocks.append(self.agree(number, lambda: next(self.drawing)), position)
+
+    def end(self) -> None:
+        """Let go of the sampler's iterator, wherever it stands."""
+        self.drawing = iter(())
+
+    def state(self, position: int) -> dict[str, Any]:
+        """Return what ``GlobalOrder.redraw`` takes at ``position``, the same on every rank."""
+        num_fingerprinted, fingerprint = self.blocks.checksum(position)
+        return {
+            "order": self.before,
+            "fingerprint": fingerprint if self.before else None,
+            "num_fingerprinted": num_fingerprinted,
+        }
 
 
 class GlobalOrder:
@@ -57,8 +92,7 @@ class GlobalOrder:
 
     Args:
         loader: the user's own; its data set has a length and is addressed by index.
-        rank: who runs this.
-        world_size: number of ranks.
+        ranks: that train on it.
         share: the broadcast from rank 0. The first message of each order has number -1.
         global_batch_size: samples of a step; None is to refuse a ``batch_sampler``.
         block_size: indices that are drawn at a time, the same on all ranks; None is enough for
@@ -68,7 +102,6 @@ class GlobalOrder:
         sampler: what yields the order.
         is_endless: whether the sampler has no length: then it has to go on for ever.
         num_samples: indices in every epoch; of an endless one, more than a run trains on.
-        blocks: the part of the newest order that is drawn and not trained on yet.
 
     Raises:
         ValueError: the loader cannot be given a global order; the message names the remedy.
@@ -77,45 +110,31 @@ class GlobalOrder:
     def __init__(
         self,
         loader: DataLoader[Any],
-        *,
-        rank: int,
-        world_size: int,
+        ranks: RankGroup,
         share: ShareInts,
+        *,
         global_batch_size: int | None = None,
         block_size: int | None = None,
     ) -> None:
-        check_order(loader, world_size, batches=global_batch_size is not None)
+        check_order(loader, ranks.world_size, batches=global_batch_size is not None)
         self.sampler: Iterable[Any] = loader.sampler
         if global_batch_size is not None and has_own_batches(loader):
             self.sampler = GlobalBatches(loader.batch_sampler, global_batch_size)  # type: ignore[arg-type]
-        self._is_root = rank == 0
+        self._is_root = ranks.rank == 0
         self._share = share
         self.is_endless = not hasattr(self.sampler, "__len__")
         self.num_samples = _length(self.sampler, global_batch_size or 1)
         steps = self.num_samples if global_batch_size is None else _BLOCK_STEPS * global_batch_size
         self._block_size = block_size or max(steps, _LEAST_BLOCK)
         self._chance = Chance(self.sampler)
-        self._before: list[int] = []
         self._num_drawn = 0  # orders
-        self._number = 0  # of the order under way
-        self._drawing: Iterator[IntArray] = iter(())  # on rank 0
-        self.blocks = OrderBlocks()
 
-    def draw(self) -> None:
-        """Begin the next epoch's order. Every rank calls it.
-
-        Raises:
-            RuntimeError: the sampler failed on rank 0.
-        """
+    def draw(self) -> EpochOrder:
+        """Return the next epoch's order; every rank calls it, and raises if the sampler fails."""
         if not self._is_root and _draws_a_seed(self.sampler):
             # On rank 0 it seeds itself from torch's generator, which stays alike on all ranks.
             torch.empty((), dtype=torch.int64, device="cpu").random_()
-
-        def begin() -> list[int]:
-            self._drawing = self._drawn()
-            return [0, 0, *self._chance.written()]
-
-        self._begin(begin)
+        return self._begin(self._drawn(), lambda: [0, 0, *self._chance.written()])
 
     def redraw(
         self,
@@ -125,28 +144,33 @@ class GlobalOrder:
         fingerprint: int,
         num_fingerprinted: int,
         finished: bool = False,
-    ) -> None:
-        """Begin a past order again where it was left, from what ``state`` gave back then.
+    ) -> EpochOrder:
+        """Return a past order from where it was left, by what ``EpochOrder.state`` gave back then.
 
-        Every rank calls it; rank 0 alone draws what was trained on.
-
-        Args:
-            before: from ``state``.
-            position: how much of it was trained on.
-            fingerprint: checksum of its begin.
-            num_fingerprinted: how many indices that covers.
-            finished: whether the next one is drawn right after. That is of the epoch which the
-                sampler has been told, unless it counts epochs itself.
+        Every rank calls it; rank 0 alone draws what was trained on. If it is ``finished``, the
+        next one is drawn right after: that of the epoch which the sampler has been told, unless
+        it counts epochs itself.
 
         Raises:
             RuntimeError: it is not the order of back then.
         """
+        drawn = self._drawn(again=True)
+        kept: list[IntArray] = []
 
         def begin() -> list[int]:
             told = getattr(self.sampler, "epoch", None)
             self._chance.restore(before)
-            until = self.num_samples if finished else num_fingerprinted
-            kept, start, found, checksum = self._passed(position, until, num_fingerprinted)
+            first = min(position, self.num_samples) // self._block_size * self._block_size
+            until = max(first, self.num_samples if finished else num_fingerprinted)
+            end = found = checksum = 0
+            while end < until:
+                block = next(drawn)
+                found = crc32(block[: max(num_fingerprinted - end, 0)].tobytes(), found)
+                if end < first:
+                    checksum = crc32(block.tobytes(), checksum)
+                else:
+                    kept.append(block)
+                end += len(block)
             if found != fingerprint:
                 raise RuntimeError(
                     "the sampler did not draw the order of the checkpoint again, so samples would "
@@ -156,64 +180,26 @@ class GlobalOrder:
             may_tell = told is not None and hasattr(self.sampler, "set_epoch")
             if finished and may_tell and getattr(self.sampler, "epoch", None) == before[0]:
                 self.sampler.set_epoch(told)  # type: ignore[attr-defined]
-            self._drawing = chain(kept, self._drawing)
-            return [start, checksum, *before]
+            return [first, checksum, *before]
 
-        self._begin(begin)
-
-    def advance(self, position: int, end: int) -> None:
-        """Draw the order up to ``end`` and a block beyond, and forget what is before ``position``.
-
-        Every rank calls it, with the same numbers.
-
-        Raises:
-            ValueError: on rank 0, the sampler yields what is no integer, or not as many as it says.
-            RuntimeError: elsewhere, the sampler failed on rank 0.
-        """
-        end = min(end + self._block_size, self.num_samples)
-        while self.blocks.end < end:
-            number = self.blocks.end // self._block_size
-            self.blocks.append(self._agree(number, lambda: next(self._drawing)))
-            self.blocks.drop(position)
+        return self._begin(chain(kept, drawn), begin)
 
     def whole(self) -> IntArray:
         """Return all of the next epoch's order."""
-        self.draw()
-        self.advance(0, self.num_samples)
-        order = self.blocks.indices(0, self.num_samples)
-        assert order is not None
-        return order
+        order = self.draw()
+        order.advance(0, self.num_samples)
+        indices = order.blocks.indices(0, self.num_samples)
+        assert indices is not None
+        return indices
 
-    def end(self) -> None:
-        """Let go of the sampler's iterator, wherever it stands."""
-        self._drawing = iter(())
-
-    def place(self) -> OrderPlace:
-        """Return the order under way, to come back to it after another one."""
-        return OrderPlace(self._number, self._before, self._drawing, self.blocks)
-
-    def return_to(self, place: OrderPlace) -> None:
-        """Go on with an order that another one came between."""
-        self._number, self._before = place.number, place.before
-        self._drawing, self.blocks = place.drawing, place.blocks
-
-    def state(self, position: int) -> dict[str, Any]:
-        """Return what ``redraw`` takes at ``position``, the same on every rank."""
-        num_fingerprinted, fingerprint = self.blocks.checksum(position)
-        return {
-            "order": self._before,
-            "fingerprint": fingerprint if self._before else None,
-            "num_fingerprinted": num_fingerprinted,
-        }
-
-    def _begin(self, begin: Callable[[], list[int]]) -> None:
+    def _begin(self, drawing: Iterator[IntArray], begin: Callable[[], list[int]]) -> EpochOrder:
         """Begin an order on all ranks as ``begin`` does on rank 0."""
         self._num_drawn += 1
-        self._number = self._num_drawn
+        agree = partial(self._agree, self._num_drawn)
         # The states go along so that any rank can write the checkpoint.
-        first, checksum, *before = self._agree(-1, lambda: np.array(begin(), np.int64)).tolist()
-        self._before = before
-        self.blocks = OrderBlocks(first, checksum)
+        first, checksum, *before = agree(-1, lambda: np.array(begin(), np.int64)).tolist()
+        blocks = OrderBlocks(first, checksum)
+        return EpochOrder(before, self.num_samples, self._block_size, agree, drawing, blocks)
 
     def _drawn(self, *, again: bool = False) -> Iterator[IntArray]:
         """On rank 0: yield the blocks of an epoch."""
@@ -223,30 +209,7 @@ class GlobalOrder:
                 block = next(blocks)
             yield block
 
-    def _passed(
-        self, position: int, until: int, num_fingerprinted: int
-    ) -> tuple[list[IntArray], int, int, int]:
-        """On rank 0: draw an order again, to where it was trained on and at least ``until``.
-
-        Returns:
-            The blocks that were not trained on as a whole, where they begin, the checksum of the
-            first ``num_fingerprinted`` indices, and that of those before the blocks.
-        """
-        self._drawing = self._drawn(again=True)
-        begin = min(position, self.num_samples) // self._block_size * self._block_size
-        kept: list[IntArray] = []
-        end = found = checksum = 0
-        while end < max(begin, until):
-            block = next(self._drawing)
-            found = crc32(block[: max(num_fingerprinted - end, 0)].tobytes(), found)
-            if end < begin:
-                checksum = crc32(block.tobytes(), checksum)
-            else:
-                kept.append(block)
-            end += len(block)
-        return kept, begin, found, checksum
-
-    def _agree(self, number: int, make: Callable[[], IntArray]) -> IntArray:
+    def _agree(self, order: int, number: int, make: Callable[[], IntArray]) -> IntArray:
         """Make a message on rank 0 and return it on all ranks, or raise on all of them."""
         problem: Exception | None = None
         message: IntArray | None = None
@@ -257,7 +220,7 @@ class GlobalOrder:
                 problem = error
                 text = f"{type(error).__name__}: {error}".encode()
                 message = np.array([_FAILED, *text], np.int64)
-        agreed = self._share((self._number, number), message)
+        agreed = self._share((order, number), message)
         if problem is not None:
             raise problem
         if agreed[0] == _FAILED:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 from ....exceptions import invalid
 
@@ -46,10 +46,8 @@ class GlobalBatches:
 
     def set_epoch(self, epoch: int) -> None:
         """Pass ``epoch`` on, to the batch sampler and the sampler inside it."""
-        parts: tuple[Any, ...] = (self._batches, self.sampler)
-        for part in parts:
-            if hasattr(part, "set_epoch"):
-                part.set_epoch(epoch)
+        tell_epoch(self._batches, epoch)
+        tell_epoch(self.sampler, epoch)
 
     def __len__(self) -> int:
         """Return the samples of an epoch."""
@@ -99,18 +97,19 @@ class GlobalBatches:
             )
 
 
+def tell_epoch(part: Any, epoch: int) -> None:
+    """Pass ``epoch`` on to a sampler or data set that wants to know; others shuffle unasked."""
+    if hasattr(part, "set_epoch"):
+        part.set_epoch(epoch)
+
+
 def has_own_batches(loader: Any) -> bool:
     """Tell whether a ``DataLoader`` was given a ``batch_sampler``."""
     return loader.batch_size is None and loader.batch_sampler is not None
 
 
 def check_iterates(loader: DataLoader[Any], where: str) -> None:
-    """Raise for a ``DataLoader`` with an iteration of its own.
-
-    Args:
-        loader: the user's.
-        where: class and argument, for the error.
-    """
+    """Raise for a ``DataLoader`` with an iteration of its own; ``where`` is for the error."""
     if type(loader).__iter__ is not DataLoader.__iter__:
         raise invalid(
             where,
@@ -121,22 +120,8 @@ def check_iterates(loader: DataLoader[Any], where: str) -> None:
 
 
 def check_order(loader: DataLoader[Any], world_size: int, *, batches: bool) -> None:
-    """Raise unless ``loader`` can be given a global order.
-
-    Args:
-        loader: the user's.
-        world_size: number of ranks.
-        batches: whether it may have a ``batch_sampler``.
-    """
+    """Raise unless ``loader`` can be given a global order, by ``batches`` of its own perhaps."""
     where = "BalancedLoader(loader=...)"
-    if isinstance(loader.dataset, IterableDataset):
-        raise invalid(
-            where,
-            "have a data set that is addressed by index",
-            f"the IterableDataset {type(loader.dataset).__name__}",
-            "Prepare it with `balancer.prepare(model, loader, stream=...)`, which says what each "
-            "rank reads of it.",
-        )
     if loader.batch_size is None and not (batches and has_own_batches(loader)):
         got = "a custom batch_sampler" if has_own_batches(loader) else "batch_size=None"
         raise invalid(

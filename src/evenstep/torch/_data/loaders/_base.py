@@ -1,0 +1,259 @@
+"""What all loaders of training steps do alike: loops, steps handed out, and where to go on."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from torch.utils.data import DataLoader
+
+from ....planner import Plan
+from .._protocols import LoaderRanks, LoaderSession, LoaderSteps, StepStart
+from .._step import Attempts, Portions, Step, StepCount
+
+
+class AbstractLoader(abc.ABC):
+    """A loader in the place of another one, which answers for all that is not its own."""
+
+    _loader: Any
+
+    @property
+    def dataset(self) -> Any:
+        """The user's data set."""
+        return self._loader.dataset
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the user's loader has under ``name``, such as ``collate_fn``."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+
+@dataclass(frozen=True, slots=True)
+class StepContext:
+    """Whose steps a loader hands out.
+
+    Attributes:
+        ranks: that train on it.
+        session: gives plans, and is told how a step goes.
+        global_batch_size: samples of a step over all ranks.
+        no_sync: entered around all but the last micro-batch of a step.
+        count: steps of the run so far, shared by loaders which are used in turn.
+        counter: counts the units in a batch that is handed out; None where they are samples.
+    """
+
+    ranks: LoaderRanks
+    session: LoaderSession
+    global_batch_size: int
+    no_sync: Callable[[], AbstractContextManager[Any]] = nullcontext
+    count: StepCount = field(default_factory=StepCount)
+    counter: Callable[[Any], float] | None = None
+
+
+class AbstractStepLoader(AbstractLoader):
+    """A loader whose every iteration is a global step, of which every rank gets its part.
+
+    It stands at one place, that of its newest loop. A loop before that one may take it over again,
+    as after ``next(iter(loader))`` for a look at a batch.
+
+    Attributes:
+        attempts: what ``Step.backward`` runs by; set once the models are known.
+    """
+
+    attempts: Attempts | None = None
+    _loader: DataLoader[Any]
+    _context: StepContext
+    _loops: Loops
+    _at: Any  # how far the newest loop is
+    _next_step: int  # of the run, by number
+    _resume: dict[str, Any] | None = None  # where the next loop goes on
+
+    @property
+    @abc.abstractmethod
+    def tail_batch_size(self) -> int | None:
+        """Samples of the short last step over all ranks; None if there is none, or not known."""
+
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """Return the global steps of an epoch.
+
+        Raises:
+            TypeError: they are not known.
+        """
+
+    def __iter__(self) -> Iterator[Any]:
+        with closing(self._steps(whole=True)) as steps:
+            for step in steps:
+                yield from step
+
+    def steps(self) -> Iterator[Step]:
+        """Return an iterator over the epoch's steps, each to be iterated for its micro-batches."""
+        return self._steps(whole=False)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where training stands: what was handed out, less what the loop fetched ahead.
+
+        A loop that fetches batches before it uses those at hand begins with the unused ones again.
+        The same on every rank, and of plain values. At any time: from inside a loop, after it, and
+        before the first, where it is what was loaded, if anything. Free of the number of ranks, but
+        for streams in shards, of which it holds how far each is.
+        """
+        return self._state() if self._resume is None else {**self._resume}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Have the next iteration go on from ``state``, on every rank.
+
+        A loop under way is left as it is; the one after it begins where ``state`` says. A stream is
+        read past what was trained on: it has to give the same samples again.
+
+        Raises:
+            ValueError: ``state`` is damaged, foreign, or of another global batch, data set or, for
+                streams, of other readers.
+        """
+        good = self._checked(state)
+        self._context.count.go_on_from(good["steps_of_run"])
+        self._resume = good
+
+    def close(self) -> None:
+        """Stop workers and threads, and end an iteration under way; iterating starts them anew."""
+        self._loops.cut_off()
+        self._close_source()
+
+    @abc.abstractmethod
+    def _state(self) -> dict[str, Any]:
+        """Return where the newest loop stands."""
+
+    @abc.abstractmethod
+    def _checked(self, state: object) -> dict[str, Any]:
+        """Return ``state`` if this loader can go on from it, or raise ValueError."""
+
+    @abc.abstractmethod
+    def _begin_epoch(self) -> Any:
+        """Return the begin of the next epoch, or where to resume, once that can be read from."""
+
+    @abc.abstractmethod
+    def _read_on(self, *, whole: bool) -> None:
+        """Have the steps from here on fetched."""
+
+    @abc.abstractmethod
+    def _next(self, *, whole: bool) -> Step | None:
+        """Return the next step, for one forward if ``whole``; None at the end of the epoch."""
+
+    @abc.abstractmethod
+    def _return_to(self, at: Any) -> None:
+        """Go on where a loop was left for another one, or raise RuntimeError."""
+
+    @abc.abstractmethod
+    def _end_reading(self) -> None:
+        """Let go of what the newest loop reads from."""
+
+    @abc.abstractmethod
+    def _close_source(self) -> None:
+        """Stop all that reads."""
+
+    def _steps(self, *, whole: bool) -> Generator[Step, None, None]:
+        outer = self._at if self._loops.is_nested else None
+        with self._loops.begin(self._end_reading, cuts=not whole) as loop:
+            try:
+                self._at = at = self._begin_epoch()
+                self._go_on(whole=whole)
+                while (step := self._next(whole=whole)) is not None:
+                    yield step
+                    del step  # its batch is the loop's alone
+                    if not self._loops.is_current(loop):
+                        self._return_to(at)
+                        self._loops.current = loop
+                        self._go_on(whole=whole)
+            finally:
+                if outer is not None and self._loops.current == loop:
+                    self._at = outer
+
+    def _go_on(self, *, whole: bool) -> None:
+        self._next_step = self._context.count.value
+        self._read_on(whole=whole)
+
+    def _plan_of_next(self) -> Plan:
+        """Return the plan of the next step: the plan point."""
+        self._context.count.begun = True
+        return self._loops.steps.at(self._next_step)
+
+    def _hand_out(
+        self, portions: Portions, num_samples: int, *, data_s: float, units: float | None
+    ) -> Step:
+        """Return the next step of the run, counted and announced.
+
+        Its samples are those of all ranks, its units this rank's; None where they are samples.
+        """
+        context, number = self._context, self._next_step
+        step = Step(
+            portions,
+            num_samples,
+            listener=self._loops.steps,
+            no_sync=context.no_sync,
+            number=number,
+            attempts=self.attempts,
+        )
+        context.count.value = self._next_step = number + 1
+        self._loops.steps.begin_step(
+            StepStart(number, step.num_samples, num_samples, data_s, units)
+        )
+        return step
+
+
+@final
+class Loops:
+    """The loops over one loader, of which the newest is where the loader stands.
+
+    Args:
+        session: is told of every loop.
+
+    Attributes:
+        steps: of the run, once a loop has begun.
+        current: number of the loop that the loader stands at, from 1.
+    """
+
+    steps: LoaderSteps
+
+    def __init__(self, session: LoaderSession) -> None:
+        self._session = session
+        self.current = 0
+        self._num_begun = 0
+        self._cut_off = 0  # loops up to this one cannot go on
+        self._open: set[int] = set()
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether a loop was begun and is not over."""
+        return bool(self._open)
+
+    @contextmanager
+    def begin(self, end: Callable[[], None], *, cuts: bool) -> Iterator[int]:
+        """Begin a loop and give its number; at its end, let go of what it reads from."""
+        self.steps = self._session.begin_epoch(cuts=cuts)
+        end()  # of a loop that was left and is still referred to
+        self._num_begun += 1
+        self.current = number = self._num_begun
+        self._open.add(number)
+        try:
+            yield number
+            self.steps.came_to_end()
+        finally:
+            self._open.discard(number)
+            if self.current == number:  # not if another loop has begun meanwhile
+                end()
+                if not self._open:
+                    self.steps.end_epoch()
+
+    def cut_off(self) -> None:
+        """Have the loops under way not go on."""
+        self._cut_off = self._num_begun
+        self._open.clear()
+
+    def is_current(self, number: int) -> bool:
+        """Return whether no other loop has begun since; raise if the loader was closed."""
+        if number <= self._cut_off:
+            raise RuntimeError("the loader was closed, so this iteration cannot go on")
+        return number == self.current
