@@ -10,6 +10,8 @@ import pytest
 from benchmarks._elastic import Agent, Progress, compare, ended, kill_in_turn
 from benchmarks._fleet import Fleet, change_worlds
 
+from .._tiers import slow_but
+
 pytestmark = pytest.mark.cluster
 
 
@@ -32,11 +34,12 @@ def one_agent(num_workers, max_restarts):
     ]
 
 
-def test_killed_workers_leave_no_trace_in_the_parameters(tmp_path, calm):
-    """Twice kill -9: the parameters of the undisturbed run, and each sample counted once."""
-    agent = Agent(tmp_path, steps=40, launch=one_agent(3, 3), pause_s=0.02)
+@pytest.mark.parametrize(("num_workers", "num_kills"), slow_but([(2, 1)], [(2, 1), (3, 2)]))
+def test_killed_workers_leave_no_trace_in_the_parameters(tmp_path, calm, num_workers, num_kills):
+    """After each kill -9: the parameters of the undisturbed run, and each sample counted once."""
+    agent = Agent(tmp_path, steps=40, launch=one_agent(num_workers, 3), pause_s=0.02)
     with ended(agent):
-        kills = kill_in_turn(tmp_path, agent, num_kills=2, seed=5)
+        kills = kill_in_turn(tmp_path, agent, num_kills=num_kills, seed=5)
         assert agent.wait(60) == 0, agent.tail()
     found = compare(tmp_path, calm)
 
@@ -46,6 +49,7 @@ def test_killed_workers_leave_no_trace_in_the_parameters(tmp_path, calm):
     assert all(kill.recomputed <= 7 + 1 for kill in kills)
 
 
+@pytest.mark.slow
 def test_the_world_shrinks_and_grows(tmp_path, calm):
     """From 2 agents to 1 and to 3, each with a worker: the same parameters still.
 
@@ -60,6 +64,7 @@ def test_the_world_shrinks_and_grows(tmp_path, calm):
     assert found["each_once"]
 
 
+@pytest.mark.slow
 def test_a_notice_to_stop_ends_in_a_checkpoint(tmp_path, calm):
     """SIGTERM to one worker, then to torchrun itself: saved, left, and gone on from there."""
     progress, stopped = Progress(tmp_path), [0]

@@ -10,6 +10,8 @@ import pytest
 
 from evenstep.demo._recording import Follower
 
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
@@ -26,7 +28,6 @@ def finished(tmp_path_factory):
     return result, out
 
 
-@pytest.mark.cluster
 def test_it_ends_well_and_says_what_it_found(finished):
     """Both runs are announced, and the result names figures and files."""
     result, _ = finished
@@ -36,7 +37,6 @@ def test_it_ends_well_and_says_what_it_found(finished):
         assert words in result.stdout
 
 
-@pytest.mark.cluster
 def test_it_leaves_picture_figures_and_events(finished):
     """All three can be looked at afterwards, and agree with each other."""
     _, out = finished
@@ -49,7 +49,6 @@ def test_it_leaves_picture_figures_and_events(finished):
     assert figures["balanced"]["batch_size"] == list(runs["balanced"].batch_size[-1])
 
 
-@pytest.mark.cluster
 def test_the_balanced_run_gives_more_to_the_faster_worker(finished):
     """Twice the speed, about twice the samples, of the same global batch; nobody else moves."""
     _, out = finished
@@ -61,7 +60,6 @@ def test_the_balanced_run_gives_more_to_the_faster_worker(finished):
     assert 28 <= fast <= 36
 
 
-@pytest.mark.cluster
 def test_both_runs_learn_the_same(finished):
     """Their losses differ by rounding, not by what was trained on."""
     _, out = finished

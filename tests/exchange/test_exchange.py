@@ -3,6 +3,7 @@
 import threading
 from dataclasses import replace
 from queue import Queue
+from time import monotonic
 
 import pytest
 
@@ -270,6 +271,19 @@ def test_a_rank_that_ends_waits_until_all_have_reported_its_last_step(star):
     both[1].report(step, short(1, step, 8))
     assert ended.wait(10)
     thread.join()
+
+
+def test_a_rank_that_ends_waits_for_no_answer_of_one_that_has_left(star):
+    """Rank 0 leaves once it knows all reports, perhaps before it is asked for them."""
+    both, _ = star()
+    for rank in (0, 1):
+        both[rank].report(0, reports_of(rank, 0, both[rank].at(0).batch_size[rank]))
+    both[0].hear_out(limit_s=10.0)
+    both[0].close()
+    begin_s = monotonic()
+    both[1].hear_out(limit_s=20.0)
+
+    assert monotonic() - begin_s < 10.0
 
 
 def test_a_loss_names_a_step_that_is_done_where_later_ones_are_answered(star):

@@ -142,7 +142,7 @@ def test_nobody_hangs_while_nobody_waits(star):
 def test_a_policy_that_never_comes_back_is_noticed(star):
     """On rank 0's training thread too, whose heartbeats go on."""
     both, _ = star(hang_s=0.5)
-    gate, planner = threading.Event(), both[0]._decisions.planner
+    gate, planner = threading.Event(), both[0].decisions.planner
     observe = planner.observe
 
     def never(*args, **kwargs):

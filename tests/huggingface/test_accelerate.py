@@ -6,7 +6,6 @@ import pytest
 
 from evenstep.testing import run_workers
 
-from .._tiers import Groups, slow_but
 from .accelerate_runs import (
     CASES,
     WORLD_SIZE,
@@ -21,24 +20,19 @@ from .accelerate_runs import (
 )
 from .small import distance
 
-pytestmark = pytest.mark.cluster
-FIRST = ("accumulation, the last one short",)
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Each case, as the cluster trains it and as one process does."""
-
-    def run(names):
-        folder = str(tmp_path_factory.mktemp("accelerate"))
-        ours = run_workers(WORLD_SIZE, on_the_cluster, folder, names)[0]
-        theirs = run_workers(1, alone, folder, names)[0]
-        return {name: (ours[name], theirs[name]) for name in names}
-
-    return Groups(FIRST, CASES, run)
+    folder, names = str(tmp_path_factory.mktemp("accelerate")), tuple(CASES)
+    ours = run_workers(WORLD_SIZE, on_the_cluster, folder, names)[0]
+    theirs = run_workers(1, alone, folder, names)[0]
+    return {name: (ours[name], theirs[name]) for name in names}
 
 
-@pytest.mark.parametrize("name", slow_but(FIRST, CASES))
+@pytest.mark.parametrize("name", CASES)
 def test_it_ends_where_one_process_ends(runs, name):
     """Same parameters, steps and rates, whatever the plans; the short last batch included."""
     (ours, rates, length), (theirs, expected, plain_length) = runs[name]
@@ -48,7 +42,6 @@ def test_it_ends_where_one_process_ends(runs, name):
     assert distance(ours, theirs) <= 1e-9
 
 
-@pytest.mark.slow
 def test_switched_off_every_epoch_has_its_steps(tmp_path):
     """`EVENSTEP=off`: as many, at the same rates, and ranks end alike."""
     ranks = run_workers(2, switched_off, str(tmp_path))
@@ -60,7 +53,6 @@ def test_switched_off_every_epoch_has_its_steps(tmp_path):
         assert ours.equal(theirs)
 
 
-@pytest.mark.slow
 def test_a_saved_state_holds_the_position(tmp_path):
     """Registered, the loader goes on within an epoch: no sample is left out or repeated."""
     unbroken, again = run_workers(WORLD_SIZE, resumed, str(tmp_path))[0]
@@ -68,7 +60,6 @@ def test_a_saved_state_holds_the_position(tmp_path):
     assert distance(again, unbroken) <= 1e-9
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("prepare", [False, True])
 def test_a_state_of_an_epochs_end_goes_on_with_the_next(tmp_path, prepare):
     """Saved in its last batch, as after it: no order is repeated, whoever counts the epochs."""
@@ -78,7 +69,6 @@ def test_a_state_of_an_epochs_end_goes_on_with_the_next(tmp_path, prepare):
     assert found == {"in the last batch": orders[2], "after the loop": orders[2]}
 
 
-@pytest.mark.slow
 def test_gathering_uneven_rows_is_refused(tmp_path):
     """In a balanced loop; single numbers, objects and loops for evaluation go through."""
     found = run_workers(WORLD_SIZE, gathered, str(tmp_path))[0]
@@ -92,7 +82,6 @@ def test_gathering_uneven_rows_is_refused(tmp_path):
     assert found["left"]
 
 
-@pytest.mark.slow
 def test_what_cannot_be_balanced_is_refused(tmp_path):
     """Each with its name and what to do instead."""
     found = run_workers(2, refused, str(tmp_path))[0]
@@ -112,7 +101,6 @@ def test_what_cannot_be_balanced_is_refused(tmp_path):
     assert [name for name, text in said.items() if text not in found[name]] == []
 
 
-@pytest.mark.slow
 def test_a_loader_that_was_not_prepared_is_balanced_too(tmp_path):
     """Its first steps can be skipped, on every rank, for one loop; its sampler hears of epochs."""
     sizes = run_workers(WORLD_SIZE, bare, str(tmp_path))

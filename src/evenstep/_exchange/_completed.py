@@ -19,8 +19,8 @@ class Completed:
     Args:
         rank: this process.
         channel: connections to the others; None with one process.
-        changed: notified when there is news, and by the owner when a worker is lost.
-        is_over: whether none will come any more, as a worker was lost.
+        changed: notified when there is news, and by the owner when a worker is lost or leaves.
+        is_over: whether none will come any more, as a worker was lost or rank 0 has ended its run.
 
     Attributes:
         newest: the newest step that all ranks have reported, as far as this rank has heard.

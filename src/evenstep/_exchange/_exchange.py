@@ -108,9 +108,10 @@ class Exchange:
         self.not_finite = NotFinite(rank, channel, emit=emit)
         self.decisions = Decisions(world_size, lag=lag, announcer=self, emit=emit)  # on rank 0
         self.ways = Ways(rank, world_size, channel, self._changed, owner=self, differ=self._diverge)
-        self._completed = Completed(rank, channel, self._changed, is_over=lambda: self.is_broken)
         self._reports = HeldReports(channel)
         self._left = Departures(self._changed, lose=self._fail)
+        is_over: Callable[[], bool] = lambda: self.is_broken or 0 in self._left  # noqa: E731
+        self._completed = Completed(rank, channel, self._changed, is_over=is_over)
         self._listeners: list[Callable[[Plan], None]] = []
         self.on_loss: Callable[[RuntimeError], object] = lambda error: None  # told of it at once
         self._first_step: int | None = None
