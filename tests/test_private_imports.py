@@ -6,8 +6,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent
 
 # Files that import private names, of their own room or of another. Lower them; never raise them.
-MOST_FILES = 145
-MOST_OF_ANOTHER_ROOM = 17
+MOST_FILES = 136
+MOST_OF_ANOTHER_ROOM = 15
 
 
 def private_names(file):
