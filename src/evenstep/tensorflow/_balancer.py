@@ -62,7 +62,7 @@ class Balancer:
             losses as they are, or ``tf.nn.compute_average_loss`` without a size. ``"sum"``:
             losses with ``reduction="sum"``, or divided by the global batch size; left as it is.
         bounds: limits on every worker's samples.
-        runtime: heartbeats, the deadline, the line for people.
+        runtime: heartbeats, the deadline, the progress line.
 
     Raises:
         ValueError: an argument is out of range.

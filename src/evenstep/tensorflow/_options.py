@@ -1,4 +1,4 @@
-"""How a balanced run is watched: heartbeats, the deadline, the line for people."""
+"""How a balanced run is watched: heartbeats, the deadline, the progress line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Runtime:
             process lives, before it counts as lost: as long as the longest pause that one of them
             makes alone. None waits for ever.
         meeting_s: seconds within which all workers have to come to their first step.
-        line_every: steps between two lines for people on standard error, from rank 0; None is
+        line_every: steps between two progress lines on standard error, from rank 0; None is
             silence.
         run_dir: folder for ``events.jsonl``, written by rank 0; None writes none.
         hooks: called with every event on rank 0, each in a thread of its own.
