@@ -37,7 +37,7 @@ def checked_ports(ports: Any) -> Sequence[int]:
         ports: a number, a range, or None for any.
 
     Raises:
-        ValueError: it is none of these, or a number is no port.
+        ValueError: it is of another type, or a number is not a port.
     """
     if ports is None:
         return (0,)

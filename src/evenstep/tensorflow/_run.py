@@ -33,7 +33,7 @@ class RunSettings:
         job: what is planned for.
         num_steps: of an epoch.
         loss_reduction: ``"mean"`` or ``"sum"``.
-        runtime: heartbeats, the deadline, the line for people.
+        runtime: heartbeats, the deadline, the progress line.
         kept: of an earlier run.
         num_optimizers: returns how many optimizers are known by now.
         alike: what has to be the same on all workers, by name, to be compared.

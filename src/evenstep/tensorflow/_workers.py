@@ -37,7 +37,7 @@ def workers_of(strategy: Any) -> Workers:
     """Return who trains together under ``strategy``.
 
     Raises:
-        ValueError: it is none that can be balanced.
+        ValueError: it cannot be balanced.
     """
     if not isinstance(strategy, tf.distribute.Strategy):
         raise invalid(

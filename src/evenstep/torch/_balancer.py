@@ -67,14 +67,14 @@ class Balancer(Assembly):
             optimizer.zero_grad()
 
     Every iteration is one step of the whole cluster, on the global batch that plain training
-    would take; each rank gets its part of it, sized by the policy from the times measured so far.
-    The gradient is the mean over that global batch, whatever the sizes. With one process, or
-    without a process group, the script runs unchanged.
+    would take. The policy sizes each rank's part of it from the times measured so far. The
+    gradient is the mean over that global batch, for any sizes. With one process, or without a
+    process group, the script runs unchanged.
 
-    Right for losses that are means (or, if said so, sums) over samples or over other units. Local
-    batch normalisation sees uneven batches and is warned about; contrastive losses over a rank's
-    own batch are not sums over samples, and no weight makes them exact. ``check_loss`` tells what
-    a loss is.
+    Right for losses that are means (or, with ``loss_reduction="sum"``, sums) over samples or other
+    units. Local batch normalization sees uneven batches, and a warning says so. Contrastive losses
+    over a rank's own batch are not sums over samples, and no weight makes them exact.
+    ``check_loss`` tells what a loss is.
 
     Args:
         global_batch_size: samples per optimizer step over all workers. None is the loader's
@@ -82,18 +82,18 @@ class Balancer(Assembly):
         policy: decides the sizes: a name (``"auto"``, ``"equal"``, ``"dynamic-batching"``,
             ``"lb-bsp-2020"``, ``"lbb"``), ``"module:Class"``, or a policy.
         unit: what the loss is a mean over: ``"samples"``; ``"tokens"``, the targets other than
-            -100 in batches as Hugging Face's collators make them, for models of transformers, whose
-            kind tells whether they shift labels; or a function that is given a batch as the loop
-            gets it and returns how much the loss divides by: its valid targets, their class
-            weights' sum. A forward then weighs by its units. Plans count samples still.
+            -100 in batches of Hugging Face's collators, for models of transformers, whose kind
+            tells whether they shift labels; or a function from a batch, as the loop gets it, to
+            what the loss divides by, such as the number of valid targets or the sum of their class
+            weights. A forward is then weighted by its units. Plans still count samples.
         loss_reduction: what the user's loss does over the units of a forward, ``"mean"`` or
-            ``"sum"``. Nothing in the tensors tells them apart. A sum is left as plain DDP has it,
-            which averages over ranks: the sum over the global batch over their number.
+            ``"sum"``. The tensors do not show which. A sum stays as in plain DDP, which averages
+            over ranks: the sum over the global batch divided by their number.
         bounds: limits on every worker's samples.
-        runtime: heartbeats, deadlines, the line for people, how memory is read.
+        runtime: heartbeats, deadlines, the progress line, how memory is read.
         process_group: the data-parallel ranks; None is all of them.
-        network: sums gradients by shares that fit the links, and says which ranks hold no data and
-            only sum; None is plain all-reduce.
+        network: sums gradients by shares that suit the links, and names ranks that hold no data
+            and only sum; None is plain all-reduce.
 
     Raises:
         ValueError: an argument is out of range.
@@ -174,8 +174,8 @@ class Balancer(Assembly):
             weighting: ``"output"`` weights the gradient at the model's output, with no change to
                 the loss. ``"loss"`` leaves it to ``weight(loss)``, for gradient penalties, for
                 outputs fed back into the model, and for losses that bypass the output.
-            stream: who reads what of an ``IterableDataset``: ``"same"``, all ranks read all of it,
-                or ``"sharded"``, each rank reads samples of its own. See ``StreamLoader``.
+            stream: which rank reads what of an ``IterableDataset``: ``"same"``, all read all of it,
+                or ``"sharded"``, each reads its own samples. See ``StreamLoader``.
 
         Returns:
             The prepared parts in the order given; a single one by itself. To a type checker a model

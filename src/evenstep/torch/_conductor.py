@@ -291,9 +291,9 @@ class StepConductor:
             return
         self._has_warned = True
         warnings.warn(
-            "A forward in training has no batch of a balanced loader: none is in use, and its "
-            "inputs are tensors of none that was kept. Its gradient counts every rank alike, which "
-            "is right for batches of one size on all ranks. Of a copy of a batch, say which it is: "
+            "The inputs of a forward in training are not from any batch of a balanced loader. Its "
+            "gradient has the same weight on every rank, which is right only if the ranks' batches "
+            "have one size. If the inputs are a copy of a batch, name the batch: "
             "`with balancer.step(batch): ...`, with `batch` as the loader handed it out.",
             EvenstepWarning,
             stacklevel=2,

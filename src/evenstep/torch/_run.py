@@ -40,7 +40,7 @@ class RunSettings:
         job: what is planned for.
         num_steps: optimizer steps in an epoch.
         loss_reduction: ``"mean"`` or ``"sum"``.
-        runtime: heartbeats, deadlines, the line for people, memory.
+        runtime: heartbeats, deadlines, the progress line, memory.
         device: where this rank computes.
         wrapping: how the models are wrapped.
         estimates: what an earlier run has learnt about the workers.

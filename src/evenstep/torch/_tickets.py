@@ -305,8 +305,8 @@ def _several(tickets: Sequence[Ticket]) -> Weight:
     def unknown() -> NoReturn:
         raise RuntimeError(
             f"A forward has rows of several batches, or rows beside those of a batch of {size} "
-            f"samples: no single weight is right for them. Give each batch a forward "
-            f"of its own. If the rows are the batch's own, say so around the forward: "
+            f"samples: no single weight is right for them. Give each batch its own forward. If all "
+            f"rows belong to one batch, name it around the forward: "
             f"`with balancer.step(batch): ...`."
         )
 
@@ -319,9 +319,9 @@ def _unknown(tickets: Sequence[Ticket]) -> Weight:
     def unknown() -> NoReturn:
         raise RuntimeError(
             f"No rank can tell which batch this backward belongs to: batches of {sizes} samples "
-            f"are in use, its inputs are none of their tensors, and no size of theirs tells. "
-            f"Say it: `with balancer.step(batch): loss = ...`, with `batch` as the loader handed "
-            f"it out, around the forward."
+            f"are in use, and neither the tensors nor the sizes of its inputs match one of them. "
+            f"Name the batch around the forward: `with balancer.step(batch): loss = ...`, with "
+            f"`batch` as the loader handed it out."
         )
 
     return unknown

@@ -97,9 +97,9 @@ class UseBooks:
                 warnings.warn(
                     f"A batch of {use.ticket.num_samples} samples went through the model in parts "
                     f"of {sorted(sizes)}. That is exact if each part's loss is multiplied by its "
-                    f"share of the batch, `len(part) / len(batch)`, and not if all are divided by "
-                    f"their number: batches differ in size here. `loader.steps()` cuts batches and "
-                    f"weighs the parts by itself.",
+                    f"share of the batch, `len(part) / len(batch)`. It is wrong if each is divided "
+                    f"by the number of parts, because the parts differ in size. `loader.steps()` "
+                    f"splits batches and weights the parts by itself.",
                     EvenstepWarning,
                     stacklevel=2,
                 )

@@ -34,7 +34,7 @@ class HasState(Protocol):
 
 
 class Checkpoint:
-    """Saves and loads all that a run needs to go on, on any number of ranks.
+    """Saves and loads all that a run needs to continue, on any number of ranks.
 
     Usage:
         checkpoint = Checkpoint(
@@ -51,17 +51,17 @@ class Checkpoint:
             if step % 100 == 0:
                 checkpoint.save(step)
 
-    Model and optimizer are written by ``torch.distributed.checkpoint``, each rank its part, so
-    DDP and FSDP2 models go on at any world size; the keys are those of the plain model. What the
-    others hold is written by rank 0, and is the same for all ranks.
+    ``torch.distributed.checkpoint`` writes model and optimizer, each rank its part, so DDP and
+    FSDP2 models load at any world size. The keys are those of the plain model. Rank 0 writes the
+    other parts, which are the same on all ranks.
 
-    Atomic: everything is written into a folder beside, brought to the disk with a SHA-256 of
-    every file, and renamed. A process that dies meanwhile leaves the checkpoint before in force.
-    Where the file system did lose something, the checksums tell: ``load`` warns, and takes the
-    one before. Nothing is unpickled but tensors and plain values (``weights_only=True``).
+    Saves are atomic: everything is written into a temporary folder, synced to disk with a SHA-256
+    of every file, and renamed. If a process dies during a save, the checkpoint before remains. If
+    the file system loses data, the checksums detect it: ``load`` warns, and loads the checkpoint
+    before. Only tensors and plain values are unpickled (``weights_only=True``).
 
-    Right for folders that every rank sees as the same one, such as NFS. Not saved are the random
-    generators of the ranks: dropout draws other numbers after a restart.
+    Right for a folder that all ranks share, such as on NFS. The random generators of the ranks are
+    not saved: dropout draws other numbers after a restart.
 
     Args:
         folder: holds the checkpoints, in folders named after their steps. Made if it is not

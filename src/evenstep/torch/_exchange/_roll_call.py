@@ -121,8 +121,8 @@ class RollCall:
             return RuntimeError(f"The store of the process group, torchrun's, broke: {error}")
         return WorkerLostError(
             0,
-            "Rank 0 was lost before all ranks had come to `Balancer.prepare`: the process group's "
-            f"store, which it hosts, broke or fell silent ({error}).",
+            "Rank 0 was lost before all ranks reached `Balancer.prepare`: the process group's "
+            f"store, which it hosts, broke or stopped answering ({error}).",
         )
 
 
@@ -138,7 +138,7 @@ def _lost(missing: list[int], limit_s: float) -> WorkerLostError:
     which = f"Rank {names} was" if len(missing) == 1 else f"Ranks {names} were"
     return WorkerLostError(
         missing[0],
-        f"{which} lost: it did not come to `Balancer.prepare` within {limit_s:g} s of this rank "
+        f"{which} lost: it did not reach `Balancer.prepare` within {limit_s:g} s of this rank "
         "(if it was only slow, raise `Runtime(hang_s=...)`, or call `torch.distributed.barrier()` "
         "first).",
     )

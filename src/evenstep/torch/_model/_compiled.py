@@ -69,7 +69,7 @@ def check_compiled(module: nn.Module) -> None:
             "Balancer.prepare(model)",
             "be `DDP(torch.compile(model), static_graph=True)`, or do without a static graph",
             "`torch.compile(DDP(model, static_graph=True))`, where waiting for other ranks "
-            "cannot be told from this rank's own time",
+            "cannot be separated from this rank's own time",
             "Compile the model inside of DDP, or leave out `static_graph`.",
         )
     if ddp is not None and getattr(ddp, "_use_python_reducer", False):

@@ -288,9 +288,9 @@ def warn_batch_norm(module: nn.Module) -> None:
         else "Use GroupNorm instead: SyncBatchNorm does not run on a CPU"
     )
     warnings.warn(
-        f"{type(module).__name__} has local BatchNorm, which normalises each rank's samples by "
-        f"themselves: with uneven batches the result differs from the equal split, and no weight "
-        f"repairs that. {remedy}. Every rank gets at least 2 samples meanwhile, and "
+        f"{type(module).__name__} has local BatchNorm, which normalizes each rank's samples "
+        f"separately: with uneven batches the result differs from the equal split, and no weight "
+        f"repairs that. {remedy}. Until then, every rank gets at least 2 samples, and "
         f"`balancer.average_buffers()` makes one set of running statistics for evaluation.",
         EvenstepWarning,
         stacklevel=4,

@@ -15,8 +15,8 @@ from ...exceptions import EvenstepWarning
 from .._data._step import StepCount
 
 _MESSAGE = (
-    "A model that was prepared has been trained, and not in a loop over a prepared loader: nothing "
-    "was balanced. Use what `prepare` returns, `model, loader = balancer.prepare(model, loader)`, "
+    "A prepared model was trained outside of a loop over the prepared loader, so nothing was "
+    "balanced. Use what `prepare` returns, `model, loader = balancer.prepare(model, loader)`, "
     "and loop over that loader."
 )
 

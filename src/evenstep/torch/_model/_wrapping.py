@@ -94,10 +94,10 @@ class Wrapping:
                 part.keep()
         elif self.shards and not isinstance(policy, Equal | Fixed):
             warnings.warn(
-                "FSDP2 waits for other ranks in the middle of every forward and backward, so in "
-                "`for batch in loader` computing cannot be told from waiting: nothing is "
+                "FSDP2 waits for other ranks within every forward and backward, so in "
+                "`for batch in loader` computing cannot be separated from waiting: nothing is "
                 "measured, and the batch sizes stay as they are. Loop over `loader.steps()`, "
-                "where the time is clean, or name what is meant: `Balancer(policy='equal')`.",
+                "where it can, or choose equal sizes: `Balancer(policy='equal')`.",
                 EvenstepWarning,
                 stacklevel=2,
             )
@@ -142,7 +142,7 @@ def _refuse_static_graph(model: BalancedModel) -> None:
     if model.ddp is not None and model.ddp.static_graph:
         raise invalid(
             "A model in a loop over `loader.steps()`",
-            "learn its graph anew in every backward",
+            "be in a DDP without a static graph",
             "`DDP(model, static_graph=True)`",
             "Leave `static_graph` out, or use `for batch in loader`.",
         )
@@ -153,7 +153,7 @@ def _refuse_sync_batch_norm(module: nn.Module) -> None:
     if any(isinstance(layer, nn.SyncBatchNorm) for layer in module.modules()):
         raise invalid(
             "A model in a loop over `loader.steps()`",
-            "have no SyncBatchNorm, at which ranks with fewer micro-batches are waited for in vain",
+            "have no SyncBatchNorm, in which ranks would wait for those with fewer micro-batches",
             f"{type(module).__name__} with it",
             "Use `for batch in loader`, where every rank has one forward, or GroupNorm.",
         )
