@@ -11,7 +11,7 @@ from ..events import Hook
 from ..exceptions import invalid
 from ..planner.claims import Hybrid
 from ._machine import MachineReader
-from ._memory._memory import MemoryReader
+from ._memory_reader import MemoryReader
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,15 +137,13 @@ class Checkpoint:
             return disk.complete_folder(self._root, step)
         path = disk.partial_folder(self._root, step)
         plain = self._ranks.together(lambda: self._plain_bytes(step), path)
-        self._ranks.together(lambda: self._begin(step) if self._ranks.rank == 0 else None, path)
+        self._ranks.share(lambda: self._begin(step), path)
         self._ranks.together(lambda: _check_shared(path, self._ranks.rank), path)
         states = self._ranks.on_all(self._tensors.collect, path)
         self._tensors.save(path, states, self._ranks.group)
         digests = self._ranks.together(lambda: _digests(path, self._ranks.rank), path)
         merged = {name: summed for part in digests for name, summed in part.items()}
-        self._ranks.together(
-            lambda: self._finish(step, plain[0], merged) if self._ranks.rank == 0 else None, path
-        )
+        self._ranks.share(lambda: self._finish(step, plain[0], merged), path)
         return disk.complete_folder(self._root, step)
 
     def load(self) -> int | None:
@@ -218,9 +216,9 @@ class Checkpoint:
     def _problem(self, path: Path) -> CheckpointError | None:
         """Return what is wrong with a checkpoint, the same on all ranks."""
         try:
-            manifest = self._ranks.share(lambda: disk.read_manifest(path), path)
-            names = sorted(manifest.digests)[self._ranks.rank :: self._ranks.world_size]
-            self._ranks.together(lambda: disk.check_files(path, manifest, names), path)
+            digests = self._ranks.share(lambda: disk.read_manifest(path), path)
+            names = sorted(digests)[self._ranks.rank :: self._ranks.world_size]
+            self._ranks.together(lambda: disk.check_files(path, digests, names), path)
         except CheckpointError as error:
             return error
         return None
@@ -289,10 +287,10 @@ def _part_names(plain: Mapping[str, Any]) -> set[str]:
 
 
 def _digests(path: Path, rank: int) -> dict[str, str]:
-    """Return the checksums of what this rank wrote, and on rank 0 of the index."""
+    """Return the checksums of what this rank wrote, and on rank 0 of both indices."""
     mine = list(path.glob(f"__{rank}_*"))
     if rank == 0:
-        mine.append(path / ".metadata")
+        mine += [path / ".metadata", path / disk.INDEX]
     return {file.name: disk.digest(file) for file in mine}
 
 

@@ -127,7 +127,7 @@ class Drain:
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         del frame
-        service = self._balancer._service
+        service = self._balancer._parts.service
         heard = self._session.ask_to_stop() if service is None else service.ask_to_stop()
         self._give_back()
         if not heard:

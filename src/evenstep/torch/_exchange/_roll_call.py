@@ -15,6 +15,7 @@ from typing import Protocol
 
 import torch.distributed as dist
 
+from ..._private_torch import default_store
 from ...exceptions import WorkerLostError
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.25  # between two questions to the store
@@ -48,7 +49,7 @@ def roll_call(process_group: dist.ProcessGroup | None, limit_s: float | None) ->
     group = dist.group.WORLD if process_group is None else process_group
     assert group is not None
     call = RollCall(
-        dist.distributed_c10d._get_default_store(),
+        default_store(),
         f"evenstep/{group.group_name}",
         num_ranks=len(ranks),
         rank=dist.get_rank(process_group),

@@ -17,6 +17,7 @@ from ..._exchange._channel import StarChannel
 from ..._exchange._meeting import LOOPBACK, connect_star
 from ..._exchange._process import network_name
 from ..._exchange._wire import PROTOCOL, ProtocolError, check_protocols
+from ..._private_torch import process_groups
 from ..._settings import checked_ports
 from .._options import Runtime
 from ._agent import Agent, is_torchrun
@@ -154,7 +155,7 @@ class SideGroup:
         newest tensor is kept.
         """
         atexit.unregister(self.close)
-        if self._group in dist.distributed_c10d._world.pg_map:
+        if self._group in process_groups():
             dist.destroy_process_group(self._group)
         del self._group
         self._last = None

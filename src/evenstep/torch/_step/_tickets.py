@@ -27,12 +27,13 @@ from typing import Any, NoReturn
 
 import torch
 
-from ..exceptions import invalid
-from ._batch_memory import BatchMemory, Found, has_memory
+from ...exceptions import invalid
+from ._batch_memory import BatchMemory, Found, Peek, has_memory
 from ._containers import tensors_in
-from ._model._protocols import Weight
-from ._peek import Peek
 from ._under_way import StepUnderWay
+
+Weight = float | Callable[[], float]
+"""What a gradient is multiplied by: known in the forward, or asked for in the backward."""
 
 # A batch that was fetched and has not been used after so many others: no prefetcher looks so far
 # ahead. It can still be told by identity.
@@ -261,6 +262,11 @@ class Tickets:
 
 def _peeks(tensors: Iterable[torch.Tensor]) -> tuple[Peek, ...]:
     return tuple(peek for tensor in tensors if (peek := Peek.of(tensor)) is not None)
+
+
+def known(weight: Weight) -> float:
+    """Return a weight that may have to be asked for."""
+    return weight if isinstance(weight, float) else weight()
 
 
 def _agree(tickets: Iterable[Ticket]) -> bool:
