@@ -15,7 +15,7 @@ SHARED ?= --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 help:
 	@echo "make setup   .venv with the pinned, tested versions; the other verbs do this themselves"
-	@echo "make demo    train on four workers of unlike speeds: equal batches against balanced ones"
+	@echo "make demo    train on four workers of different speeds: equal batches against balanced ones"
 	@echo "make test    lint, then the fast tests: every promise, in minutes"
 	@echo "make test-slow  the tests marked slow: long variants, and each benchmark in short"
 	@echo "make evidence  what takes hours: generated cases, long runs, every fault; goes on where it was"
