@@ -17,7 +17,7 @@ help:
 	@echo "make setup   .venv with the pinned, tested versions; the other verbs do this themselves"
 	@echo "make demo    train on four workers of different speeds: equal batches against balanced ones"
 	@echo "make test    lint, then the fast tests: every promise, in minutes"
-	@echo "make test-slow  the tests marked slow: long variants, and each benchmark in short"
+	@echo "make test-slow  long variants, properties on more cases, and each benchmark in short"
 	@echo "make evidence  what takes hours: generated cases, long runs, every fault; goes on where it was"
 	@echo "make lint    style, types and import layers"
 	@echo "make docs    the documentation as web pages, in site/"
@@ -42,7 +42,7 @@ test: lint
 	$(BIN)/python -m pytest -m "not slow" $(SHARED) $(ARGS)
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -m slow $(SHARED) $(ARGS)
+	$(BIN)/python -m pytest -m "slow or hypothesis" $(SHARED) $(ARGS)
 
 # One result for each benchmark, in benchmarks/evidence/; what is there for this source is kept.
 evidence: $(READY)

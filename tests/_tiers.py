@@ -7,11 +7,12 @@ import pytest
 
 def slow_but(first, cases):
     """Return ``cases`` as parameters; all but those in ``first`` are slow."""
-    slow = [
-        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow)
+    return [
+        case
+        if case in first
+        else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow)
         for case in cases
     ]
-    return [case if case in first else late for case, late in zip(cases, slow, strict=True)]
 
 
 class Groups:

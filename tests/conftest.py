@@ -15,18 +15,29 @@ from evenstep.testing._workers import PRELOADED
 # simulator's would leave every later worker to import torch by itself, half the time of the suite.
 multiprocessing.get_context("forkserver").set_forkserver_preload(list(PRELOADED))
 
-# A shared machine stalls for longer than any per-example deadline; pytest-timeout ends a hang.
-# `benchmarks/fuzz.py` asks for many more cases than a test run has time for.
-hypothesis.settings.register_profile(
-    "evenstep", deadline=None, max_examples=int(os.environ.get("EVENSTEP_EXAMPLES", "40"))
-)
-hypothesis.settings.load_profile("evenstep")
+FAST = "not slow"  # the marks of `make test`
+NUM_EXAMPLES, NUM_FAST_EXAMPLES = 40, 12
+
+
+def pytest_configure(config):
+    """Set how many cases a property is tried on: few in `make test`, more in `make test-slow`.
+
+    `benchmarks/fuzz.py` asks for many more cases than a test run has time for.
+    """
+    few = config.option.markexpr == FAST
+    number = os.environ.get("EVENSTEP_EXAMPLES", NUM_FAST_EXAMPLES if few else NUM_EXAMPLES)
+    # A shared machine stalls for longer than any per-example deadline; pytest-timeout ends a hang.
+    hypothesis.settings.register_profile("evenstep", deadline=None, max_examples=int(number))
+    hypothesis.settings.load_profile("evenstep")
 
 
 def pytest_report_header(config):
     """Say what a verb of make leaves out, so that an empty run explains itself."""
-    if config.option.markexpr == "not slow":
-        return "slow tests are left out: `make test-slow` runs them, with the same ARGS"
+    if config.option.markexpr == FAST:
+        return (
+            f"slow tests are left out, and properties are tried on {NUM_FAST_EXAMPLES} cases: "
+            "`make test-slow` runs the others, with the same ARGS"
+        )
     return None
 
 

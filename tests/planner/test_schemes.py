@@ -5,7 +5,7 @@ import inspect
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from benchmarks._local_sgd import LocalSgd
 from benchmarks._stealing import Stealing
@@ -50,7 +50,6 @@ def by_luck(scheme, plan, rng, spread=2.0):
 
 
 @every_scheme
-@settings(deadline=None, max_examples=60)
 @given(plans, st.integers(0, 10**6), st.sampled_from([0.0, 0.3, 4.0]))
 def test_every_slot_is_computed_once(scheme, plan, seed, spread):
     """Nothing is lost and nothing is done twice, however ranks and speeds come and go."""
@@ -85,7 +84,6 @@ def test_a_turn_leaves_its_state_as_it_was(scheme):
 
 @every_scheme
 @given(plans, st.integers(0, 10**6))
-@settings(deadline=None, max_examples=20)
 def test_who_does_not_move_samples_says_so(scheme, plan, seed):
     """Without moves, a rank's only chunk is its plan; what moved is marked."""
     chunks = by_luck(scheme, plan, np.random.default_rng(seed))

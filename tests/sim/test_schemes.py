@@ -3,7 +3,7 @@
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from benchmarks._local_sgd import LocalSgd
 from benchmarks._stealing import Stealing
@@ -26,7 +26,6 @@ def run(name, scheme, policy="dynamic-batching", num_steps=120, seed=0):
 
 @pytest.mark.parametrize("scheme", [Bsp(), LocalSgd(1)], ids=repr)
 @given(sizes=st.lists(st.integers(0, 50), min_size=1, max_size=6), seed=st.integers(0, 99))
-@settings(deadline=None, max_examples=30)
 def test_the_machine_of_plain_steps_is_the_fast_path(scheme, sizes, seed):
     """Taking turns one by one gives what whole arrays give."""
     sizes = np.array([*sizes, 1])

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.testing._plain import decode, encode
@@ -102,7 +102,6 @@ def test_a_capacity_that_shrinks_takes_the_cap_along():
     assert model.caps(state, NONE) == 10
 
 
-@settings(max_examples=50)
 @given(
     st.floats(0, 6 * GB),
     st.floats(GB / 1000, GB / 10),

@@ -99,7 +99,7 @@ def spoil(folder, harm):
     file.write_bytes(content)
 
 
-@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(harm=damage)
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(two, tmp_path, harm):
     """Whichever bit was flipped, wherever a file was cut: a warning, and all of the older one."""
@@ -112,7 +112,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(two, tmp_path, harm):
     assert same(training.everything(), two[1][0])
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(newer=damage, older=damage)
 def test_if_all_are_damaged_the_error_names_a_file(two, tmp_path, newer, older):
     """And the model is left as it was."""

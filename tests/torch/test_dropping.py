@@ -118,6 +118,7 @@ def test_what_torchrun_says_of_itself(environment, has_torchrun, agent):
     assert Agent.of(environment, has_torchrun=has_torchrun) == agent
 
 
+@pytest.mark.slow
 def test_a_program_between_torchrun_and_the_script_is_not_ended():
     """All its variables are torchrun's; it is none. The worker is kept there from the start."""
     script = (

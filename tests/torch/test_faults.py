@@ -4,6 +4,7 @@ import signal
 import subprocess
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, final
 
 import numpy as np
@@ -15,18 +16,21 @@ from evenstep.telemetry import read_events
 from evenstep.testing import WorkerFailed, run_workers
 from evenstep.torch import Runtime
 
+from .._tiers import slow_but
 from . import faults, own_collectives
 from .faults import WATCHFUL, hang_in_the_all_reduce, leave_early, raise_on_one, train
 
 pytestmark = pytest.mark.cluster
 SILENT = Runtime(line_every=None)
+KILL, STOP = signal.SIGKILL, signal.SIGSTOP
 
 
-@pytest.mark.parametrize("victim", [0, 2])
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    ("victim", "sent"), slow_but([(2, KILL), (0, STOP)], product((0, 2), (KILL, STOP)))
+)
 def test_the_survivors_name_the_victim(victim, sent):
     """Killed or stopped, rank 0 or another: no hang, an error within the deadline."""
-    answers = 2 if sent == signal.SIGSTOP else 3  # a stopped process never says that it is
+    answers = 2 if sent == STOP else 3  # a stopped process never says that it is
     results = run_workers(3, train, victim, sent, timeout_s=15, check=False, stop_after=answers)
 
     assert isinstance(results[victim], WorkerFailed)
@@ -50,7 +54,7 @@ def test_a_collective_that_hangs_does_not_hold_the_others_for_ever(tmp_path):
         assert "Rank 2 on " in (tmp_path / f"{rank}.log").read_text()
 
 
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("sent", slow_but([KILL], [KILL, STOP]))
 def test_a_worker_lost_in_an_evaluation_is_named(sent):
     """A collective of the balancer's own breaks or hangs like any other."""
     results = run_workers(
@@ -59,7 +63,7 @@ def test_a_worker_lost_in_an_evaluation_is_named(sent):
         sent,
         timeout_s=20,
         check=False,
-        stop_after=1 if sent == signal.SIGSTOP else 2,
+        stop_after=1 if sent == STOP else 2,
     )
 
     assert isinstance(results[0], str), results[0]

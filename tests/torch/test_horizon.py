@@ -99,7 +99,7 @@ def test_speed_is_learnt_step_by_step():
 
 
 @given(data=st.data())
-@settings(max_examples=100)
+@settings(max_examples=2 * settings().max_examples)
 def test_plans_that_swing_ask_for_nothing_twice(data):
     """Only what is owned is asked for; what was fetched before is found when it comes back."""
     owned = st.sets(st.integers(0, 7), min_size=1).map(sorted)

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from .._tiers import slow_but
 from .loader_fakes import Items, RandomPlans, Ranks, alone, flat
 
 
-@pytest.mark.parametrize("num_taken", [0, 1, 3, 5])
-@pytest.mark.parametrize("persistent", [None, False, True])
+@pytest.mark.parametrize("num_taken", slow_but([0, 3], [0, 1, 3, 5]))
+@pytest.mark.parametrize("persistent", slow_but([None, True], [None, False, True]))
 def test_a_run_goes_on_where_it_was_on_another_number_of_ranks(num_taken, persistent):
     """Every sample of the epoch once, then the next epoch that the unbroken run would have."""
     workers = {} if persistent is None else {"num_workers": 1, "persistent_workers": persistent}

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from evenstep.planner import Plan
 
+from .._tiers import slow_but
 from .loader_fakes import (
     Batched,
     FixedPlan,
@@ -133,7 +134,7 @@ def set_up(worker):
     get_worker_info().dataset.offset = 100 + worker
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", slow_but(["fork"], ["fork", "spawn"]))
 def test_workers_are_set_up_as_torch_sets_them_up(context):
     """Number, seeds and `worker_init_fn` with the data set it looks for, under any context."""
 

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from evenstep.planner import Plan
 from evenstep.testing import run_workers
 
+from .._tiers import slow_but
 from . import stream_runs
 from .loader_fakes import FixedPlan, Rich, flat
 from .stream_fakes import LockedPlans, Numbers, Shuffled, cluster, counted, lone, once
@@ -306,7 +307,11 @@ def test_steps_cut_large_batches_into_micro_batches():
 
 @pytest.mark.cluster
 @pytest.mark.parametrize(
-    ("kind", "num_workers", "cuts"), [("same", 0, True), ("same", 1, False), ("sharded", 1, False)]
+    ("kind", "num_workers", "cuts"),
+    slow_but(
+        [("same", 0, True), ("sharded", 1, False)],
+        [("same", 0, True), ("same", 1, False), ("sharded", 1, False)],
+    ),
 )
 def test_the_gradient_is_that_of_the_samples_delivered(kind, num_workers, cuts):
     """1e-12 against one process in every step, short ones and those beside dry shards too."""

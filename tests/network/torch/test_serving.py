@@ -2,6 +2,7 @@
 
 import math
 import signal
+from itertools import product
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from evenstep.torch._data.loaders._eval import EvalLoader
 from evenstep.torch._data.loaders._server import ServerEval
 from evenstep.torch._exchange._roles import Said, agreed_servers
 
+from ..._tiers import slow_but
 from .networks import DrawnShares
 from .serving import (
     NUM_STEPS,
@@ -33,11 +35,16 @@ from .serving import (
     stopping_early,
 )
 
+KILL, STOP = signal.SIGKILL, signal.SIGSTOP
+
 
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     ("servers", "how", "two"),
-    [((3,), "argument", False), ((1, 4), "environment", False), ((3, 4), "own DDP", True)],
+    slow_but(
+        [((1, 4), "environment", False)],
+        [((3,), "argument", False), ((1, 4), "environment", False), ((3, 4), "own DDP", True)],
+    ),
 )
 def test_servers_change_nothing_but_who_sums(servers, how, two):
     """One script on all ranks, two epochs, plans drawn anew: the parameters of plain all-reduce.
@@ -82,11 +89,12 @@ def test_links_of_servers_are_measured_and_planned_for(only_servers):
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize("victim", [3, 1])
+@pytest.mark.parametrize(
+    ("victim", "number"), slow_but([(3, KILL), (1, STOP)], product((3, 1), (KILL, STOP)))
+)
 def test_whoever_is_gone_is_named_on_all_others(number, victim):
     """A server in the middle of a push, or a worker, on workers and servers alike."""
-    gone = 5 if number == signal.SIGKILL else 4
+    gone = 5 if number == KILL else 4
     found = run_workers(5, bereft, victim, number, timeout_s=40, check=False, stop_after=gone)
 
     for rank in {0, 1, 2, 3, 4} - {victim}:
