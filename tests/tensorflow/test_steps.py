@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evenstep.planner import Plan
-from evenstep.tensorflow._conductor import StepConductor
-from evenstep.tensorflow._machine import MachineReader
+from evenstep.tensorflow._training_steps import NoReader, TrainingSteps
 
 
 class Clock:
@@ -25,22 +24,29 @@ class Written:
     def __init__(self):
         self.reports = []
 
-    def report(self, report):
-        self.reports.append(report)
+    def report(self, step, reports):
+        self.reports += reports
 
     def at(self, step):
         return Plan(0, 0, (3, 9))
 
-    def enter_collective(self, step):
+    def check(self):
+        pass
+
+    def enter_collective(self):
+        pass
+
+    def need_all(self, step):
         pass
 
     def leave_collective(self):
         pass
 
 
-def conductor(clock, exchange, **options):
-    settings = {"world_size": 2, "loss_reduction": "mean", "clock": clock, **options}
-    return StepConductor(exchange, MachineReader(asked=False), **settings)
+def conductor(clock, exchange, *, loss_reduction="mean", **options):
+    steps = TrainingSteps(2, loss_reduction, clock=clock, **options)
+    steps.begin(exchange, NoReader())
+    return steps
 
 
 def step(conducted, clock, *, waits_s=5.0):
@@ -160,3 +166,16 @@ def test_a_batch_that_was_not_handed_out_is_noticed():
     """It has no weight, and nobody knows its size."""
     with pytest.raises(RuntimeError, match="did not hand out"):
         conductor(Clock(), Written()).gradients_done()
+
+
+def test_one_worker_counts_what_it_is_handed():
+    """Nothing is woven into a model that trains alone, which needs no exchange."""
+    steps = TrainingSteps(1, "mean")
+    steps.begin_alone(Plan(0, 0, (12,)), first_step=4)
+    for number in (4, 5):
+        assert steps.num_done == number
+        assert steps.next_plan().batch_size == (12,)
+        steps.begin_step(12, global_num_samples=12, data_s=0.0)
+    steps.end_epoch()
+
+    assert (steps.num_done, steps.is_under_way) == (6, False)

@@ -14,7 +14,6 @@ from evenstep.torch._clock import HostClock, StepMeter
 from evenstep.torch._conductor import StepConductor
 from evenstep.torch._data._protocols import MicroBatch, StepStart
 from evenstep.torch._data._step import with_units
-from evenstep.torch._machine import NoReader
 from evenstep.torch._memory._layout import Layout
 from evenstep.torch._memory._memory import NoMemory
 from evenstep.torch._memory._replay import Replay
@@ -22,6 +21,7 @@ from evenstep.torch._model._compile_watch import CompileWatch
 from evenstep.torch._model._prepared import PreparedModels
 from evenstep.torch._model._units import UnitCounter
 from evenstep.torch._model._weighting import Backward, scale
+from evenstep.torch._reporter import NoReader
 from evenstep.torch._tickets import Match
 from evenstep.torch._uses import ForwardUse
 

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, final
+from collections.abc import Callable
+from typing import Any, final
 
 import keras
-
-
-class FitListener(Protocol):
-    """Is told how ``fit`` goes."""
-
-    def begin_epoch(self, epoch: int) -> None:
-        """Hand out ``epoch`` next."""
-
-    def end_epoch(self) -> None:
-        """Take notice that an epoch's steps are through."""
 
 
 @final
@@ -25,17 +16,19 @@ class BalancerCallback(keras.callbacks.Callback):  # type: ignore[misc]
     ``fit(initial_epoch=...)``, every epoch has the order it would have had.
 
     Args:
-        listener: the balancer's.
+        begin_epoch: the balancer's.
+        end_epoch: likewise.
     """
 
-    def __init__(self, listener: FitListener) -> None:
+    def __init__(self, begin_epoch: Callable[[int], None], end_epoch: Callable[[], None]) -> None:
         keras.callbacks.Callback.__init__(self)
-        self._listener = listener
+        self._begin_epoch = begin_epoch
+        self._end_epoch = end_epoch
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Hand out this epoch next."""
-        self._listener.begin_epoch(epoch)
+        self._begin_epoch(epoch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Close the epoch's last step."""
-        self._listener.end_epoch()
+        self._end_epoch()

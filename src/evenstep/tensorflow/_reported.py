@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ._training_steps import TrainingSteps
 from ._weaving import weave
 
 Logs = dict[str, Any]
@@ -26,22 +27,22 @@ class Reports:
     Args:
         model: the user's.
         strategy: of several workers.
+        steps: know the samples of the one under way, over all workers.
         loss_reduction: ``"mean"`` or ``"sum"``, what losses do over samples.
-        num_samples: returns the samples of the training step under way, over all workers.
     """
 
     def __init__(
         self,
         model: keras.Model,
         strategy: tf.distribute.Strategy,
+        steps: TrainingSteps,
         *,
         loss_reduction: str,
-        num_samples: Callable[[], int],
     ) -> None:
         self._model = model
         self._world_size = strategy.num_replicas_in_sync
         self._is_sum = loss_reduction == "sum"
-        self._num_samples = num_samples
+        self._steps = steps
         self._own: Any = None  # samples of this worker, while a step is traced
         self._counted: Any = None  # what a loss of its batch counts for
         self._losses: list[Any] = []  # that `compute_loss` has returned in it
@@ -113,7 +114,7 @@ class Reports:
 
     def _whole_step(self) -> tf.Tensor:
         # Asked once the batch is there: before that, the step under way is the one before.
-        whole = tf.numpy_function(lambda _: self._num_samples(), [self._own], tf.int64)
+        whole = tf.numpy_function(lambda _: self._steps.num_samples, [self._own], tf.int64)
         whole.set_shape(())
         return whole
 

@@ -4,37 +4,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from ..exceptions import invalid
+from ._training_steps import TrainingSteps
 
 _WEIGHTED = "evenstep_weighted"  # in the name of what weights
 _ENDS = ("StopGradient", "ZerosLike", "OnesLike")  # no gradient goes through them
 
 
-class StepListener(Protocol):
-    """Is told of forwards and of complete gradients, while the graph runs.
-
-    Attributes:
-        forwarding: name of the model whose forward is being traced; None outside of one.
-        is_resting: whether forwards are none of training just now.
-    """
-
-    forwarding: str | None
-    is_resting: bool
-
-    def begin_forward(self) -> float:
-        """Return the weight of the forward that begins."""
-
-    def gradients_done(self) -> None:
-        """Take notice that this worker's own gradients are there, before they are summed."""
-
-
-def weave_into_model(model: keras.Model, listener: StepListener, *, weighs: bool) -> None:
+def weave_into_model(model: keras.Model, steps: TrainingSteps, *, weighs: bool) -> None:
     """Have every training forward of ``model`` announced and weighted.
 
     The outputs stay as they are; what flows back through them is multiplied by the weight, which
@@ -43,32 +26,32 @@ def weave_into_model(model: keras.Model, listener: StepListener, *, weighs: bool
 
     Args:
         model: the user's outermost one; its ``call`` is replaced on the object alone.
-        listener: is told of forwards.
+        steps: are told of forwards.
         weighs: whether weights can differ from 1.
     """
 
     def woven(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("training") is False or listener.is_resting:
+        if kwargs.get("training") is False or steps.is_resting:
             return call(*args, **kwargs)
         given = [value for value in tf.nest.flatten((args, kwargs)) if tf.is_tensor(value)]
         first = given[0]
         _check_is_dynamic(first)
         if weighs:
-            _check_is_unweighted(model, given, within=listener.forwarding)
+            _check_is_unweighted(model, given, within=steps.forwarding)
 
         def begin(_: Any) -> Any:
-            return np.float64(listener.begin_forward())
+            return np.float64(steps.begin_forward())
 
         # After the batch has arrived, and before anything is computed from it.
         weight = tf.numpy_function(begin, [tf.shape(first)], tf.float64)
         weight.set_shape(())
         with tf.control_dependencies([weight]):
             args, kwargs = tf.nest.map_structure(_same, (args, kwargs))
-        before, listener.forwarding = listener.forwarding, model.name
+        before, steps.forwarding = steps.forwarding, model.name
         try:
             outputs = call(*args, **kwargs)
         finally:
-            listener.forwarding = before
+            steps.forwarding = before
         if not weighs:
             return outputs
         return tf.nest.map_structure(lambda output: _weighted(output, weight), outputs)
@@ -76,16 +59,13 @@ def weave_into_model(model: keras.Model, listener: StepListener, *, weighs: bool
     weave(model, "call", woven)
 
 
-def weave_into_optimizer(optimizer: Any, listener: StepListener) -> None:
+def weave_into_optimizer(optimizer: Any, done: Callable[[], None]) -> None:
     """Have ``optimizer`` announce complete gradients, and wait for no worker before that.
 
     Args:
         optimizer: of Keras; its ``apply`` is replaced on the object alone.
-        listener: is told of gradients.
+        done: called when this worker's own gradients are there, before they are summed.
     """
-
-    def done() -> None:
-        listener.gradients_done()
 
     def woven(
         apply: Callable[..., Any], grads: Sequence[Any], trainable_variables: Any = None

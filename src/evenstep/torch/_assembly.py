@@ -41,7 +41,7 @@ from ._model._self_test import self_test
 from ._model._weighting import Backward
 from ._model._wrapping import Wrapping
 from ._options import Runtime
-from ._run import Run, RunSettings
+from ._run import TorchRun, TorchRunSettings
 from ._session import Session
 from ._unequal_links import open_reduction, service_of
 
@@ -187,7 +187,7 @@ class Assembly(abc.ABC):
         self._connection = Connection(self._join(), device, self._runtime)
         self._session.exchange = self._connection.exchange
 
-    def _open(self, listeners: list[Callable[[Plan], None]], *, cuts: bool) -> Run:
+    def _open(self, listeners: list[Callable[[Plan], None]], *, cuts: bool) -> TorchRun:
         """Open the run at its first step, when devices and the kind of loop are known."""
         assert self._crew is not None
         assert self._loaders
@@ -195,7 +195,7 @@ class Assembly(abc.ABC):
             raise RuntimeError("The loader runs without a model: `prepare` the model too.")
         world_size = self._crew.num_workers
         wrapping = Wrapping.of(self._models, self._bounds, world_size=world_size, cuts=cuts)
-        settings = RunSettings(
+        settings = TorchRunSettings(
             policy=self._policy,
             job=self._job(cuts=cuts, min_forwards=wrapping.min_forwards),
             num_steps=num_steps_of(self._loaders[0]),
@@ -216,4 +216,4 @@ class Assembly(abc.ABC):
         self._watch.varies = by_size and not isinstance(self._policy, Equal | Fixed)
         self._connect(model.module for model in self._models)  # with servers: in their first loop
         assert self._connection is not None
-        return Run(settings, self._crew, self._connection, listeners)
+        return TorchRun(settings, self._crew, self._connection, listeners)

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from .._settings import checked_policy, checked_reduction
+from .._run._checked_settings import checked_policy, checked_reduction
+from .._run._estimates import Estimates
 from ..planner import Bounds
 from ..policies import AbstractPolicy
 from ..timemodels import ClusterProfile
@@ -26,9 +27,9 @@ from ._data.deal._stream_terms import StreamKind
 from ._data.loaders._base import AbstractStepLoader
 from ._data.loaders._eval import EvalLoader
 from ._data.loaders._server import ServerEval
-from ._estimates import Estimates
 from ._exchange._crew import Crew
 from ._fabric import as_wrapped, unwrapped, wrapped_loader, wrapped_model
+from ._loader_types import PreparedEval, PreparedLoader
 from ._means import mean_over
 from ._memory._probe import Closure
 from ._model._compile_watch import CompileWatch
@@ -39,12 +40,11 @@ from ._model._running_stats import RunningStats
 from ._model._units import Unit, counter_of
 from ._model._weighting import Backward, scale
 from ._options import Runtime
-from ._prepared import PreparedEval, PreparedLoader
+from ._prepare_check import BalancerSettings, check_content, check_eval, check_prepared
 from ._profile._profiler import Profiler, Request
 from ._session import Session
 from ._switch import kind_by_switch
 from ._unequal_links import checked_network
-from ._world_check import Settings, check_content, check_eval, check_prepared
 
 if TYPE_CHECKING:
     from ..network._torch._network_settings import Network
@@ -124,7 +124,9 @@ class Balancer(Assembly):
         self._process_group = process_group
         self._network = checked_network(network)
         more = {"loss_reduction": loss_reduction, "bounds": bounds, "network": network}
-        self._settings = Settings.of(runtime, unit, global_batch_size, policy=self._policy, **more)
+        self._settings = BalancerSettings.of(
+            runtime, unit, global_batch_size, policy=self._policy, **more
+        )
         self._reduction: Reduction | None = None
         self._weighting: Weighting | None = None
         self._watch = CompileWatch()

@@ -14,6 +14,8 @@ import torch
 
 from .._exchange._exchange import Exchange
 from .._exchange._reductions import Reduced
+from .._run._machine_reader import MachineReader
+from .._run._step_under_way import StepUnderWay
 from ..exceptions import EvenstepWarning
 from ..planner import Plan
 from ..planner.claims import Claim
@@ -23,14 +25,12 @@ from ._data._protocols import MicroBatch, StepStart
 from ._exchange._peers import PeerGroup
 from ._finite import FiniteWatch
 from ._gaps import Gaps
-from ._machine import MachineReader
 from ._memory._memory import MemoryReader
 from ._model._compile_watch import CompileWatch
 from ._model._weighting import known
 from ._observer import StepObserver
 from ._reporter import Reporter
 from ._tickets import Match, Ticket, Tickets
-from ._under_way import StepUnderWay
 from ._uses import ForwardUse, UseBooks
 from ._weights import Weights
 

@@ -7,10 +7,11 @@ from typing import final
 import torch
 
 from .._exchange._exchange import Exchange
+from .._run._open_channel import open_channel
 from ..events import Event, Hook
 from ._exchange._crew import Crew
 from ._exchange._sockets import break_off, ports_of_store
-from ._exchange._startup import WorkerFacts, gather_facts, open_channel
+from ._exchange._startup import WorkerFacts, addresses_of, gather_facts
 from ._exchange._stuck import TORCH
 from ._options import Runtime
 
@@ -41,7 +42,7 @@ class Connection:
         self.exchange = Exchange(
             crew.side.rank,
             crew.hosts(self.facts),
-            open_channel(crew, self.facts, runtime),
+            open_channel(crew, runtime, addresses_of(self.facts)),
             framework=TORCH,
             lag=self.lag,
             num_servers=crew.num_servers,

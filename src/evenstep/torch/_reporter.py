@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from .._exchange._exchange import Exchange
 from .._exchange._internal import fault_in_words, log_fault
 from .._exchange._reductions import Reduced
+from .._run._machine_reader import MachineReader, NoReader
+from .._run._step_under_way import StepUnderWay
 from ..planner import Report, blaming
 from ._clock import PendingTime
-from ._machine import MachineReader, NoReader
 from ._memory._memory import MemoryReader, NoMemory
 from ._model._compile_watch import CompileWatch
-from ._under_way import StepUnderWay
 
 
 class Reporter:

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from ..events import Hook, RunEnded, RunStarted
-from ..planner import Job, Plan, Planner
-from ..policies import AbstractPolicy, reads_resources
-from ..telemetry import Fanout, Outlet, close_all, open_outlets
+from .._run._estimates import Estimates
+from .._run._machine_reader import machine_reader_of
+from .._run._run_record import RunRecord, RunSettings, lead
+from ..planner import Plan, Planner
 from ._claiming import claims_of
 from ._clock import clock_of
 from ._conductor import StepConductor
 from ._connection import Connection
-from ._estimates import Estimates
 from ._exchange._crew import Crew
 from ._exchange._dropping import Dropping
 from ._exchange._startup import WorkerFacts
-from ._machine import MachineReader, NoReader, PsutilReader
 from ._memory._memory import memory_of
 from ._model._compile_watch import CompileWatch
 from ._model._wrapping import Wrapping
@@ -32,18 +30,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class RunSettings:
-    """What a run is opened with, all known before its first step.
+class TorchRunSettings(RunSettings):
+    """What a run is opened with here, all known before its first step.
 
     Attributes:
-        policy: decides the sizes.
-        job: what is planned for.
-        num_steps: optimizer steps in an epoch.
-        loss_reduction: ``"mean"`` or ``"sum"``.
         runtime: heartbeats, deadlines, the line for people, memory.
+        loss_reduction: ``"mean"`` or ``"sum"``.
         device: where this rank computes.
         wrapping: how the models are wrapped.
-        estimates: what an earlier run has learnt about the workers.
         watch: notices what is compiled.
         counts_units: whether the loss is a mean over something else than samples.
         has_streams: whether samples come from an ``IterableDataset``.
@@ -52,14 +46,10 @@ class RunSettings:
         versions: tells by a number whether parameters have changed.
     """
 
-    policy: AbstractPolicy[Any]
-    job: Job
-    num_steps: int
-    loss_reduction: str
     runtime: Runtime
+    loss_reduction: str
     device: torch.device
     wrapping: Wrapping
-    estimates: Estimates
     watch: CompileWatch
     counts_units: bool
     has_streams: bool
@@ -68,7 +58,7 @@ class RunSettings:
     versions: Callable[[], int]
 
 
-class Run:
+class TorchRun:
     """The open parts of a run on this rank. All ranks open one at their first step.
 
     Args:
@@ -80,7 +70,7 @@ class Run:
 
     def __init__(
         self,
-        settings: RunSettings,
+        settings: TorchRunSettings,
         crew: Crew,
         connection: Connection,
         listeners: Sequence[Callable[[Plan], None]],
@@ -91,10 +81,17 @@ class Run:
         planner = _planner_of(settings, has_peers=peers is not None)
         self.rank = side.rank
         self._is_first = side.rank == 0
-        self._speaks = self._is_first and not (peers is not None and peers.follows)
-        self._outlets: list[Outlet] = []
+        speaks = self._is_first and not (peers is not None and peers.follows)
+        self._record = RunRecord(runtime, speaks=speaks)
         facts = connection.facts[: crew.num_workers]
-        self._emit = self._dropping(settings, crew, facts)
+        self._emit = Dropping(  # acts on the news of an unhelpful worker before the sinks have it
+            self._record.emit,
+            facts,
+            stop=lambda: self.exchange.stop,
+            least=settings.least_workers,
+            has_peers=peers is not None,
+            has_servers=crew.num_servers > 0,
+        )
         self._workers = [worker.identity for worker in facts]
         connection.emit_to(self._emit)
         self.exchange = connection.exchange
@@ -108,7 +105,7 @@ class Run:
             self.exchange,
             settings.wrapping.meter(clock_of(device)),
             runtime.memory or memory_of(device),
-            _machine_of(settings),
+            machine_reader_of(settings.policy, runtime.machine),
             world_size=side.world_size,
             loss_reduction=settings.loss_reduction,
             exact=runtime.freshness == "exact",
@@ -121,8 +118,7 @@ class Run:
             peers=peers,
             observers=self._observers(settings.reduction, connection.lag),
         )
-        for outlet in self._outlets:
-            outlet.start()
+        self._record.start()
         if self._is_first:
             self._lead(planner, settings, facts)
 
@@ -134,25 +130,20 @@ class Run:
         """Say goodbye to the others, and have the sinks take what is left."""
         self.conductor.close()
         self.exchange.close()
-        if self._is_first:
-            self._emit(RunEnded(self.conductor.num_steps))
-        close_all(self._outlets)
+        self._record.end(self.conductor.num_steps if self._is_first else None)
 
-    def _lead(self, planner: Planner, settings: RunSettings, facts: Sequence[WorkerFacts]) -> None:
-        self._emit(
-            RunStarted(
-                world_size=settings.job.world_size,
-                global_batch_size=settings.job.global_batch_size,
-                num_steps=settings.num_steps,
-                policy=repr(settings.policy),
-                hosts=tuple(worker.host for worker in facts),
-                devices=tuple(worker.device for worker in facts),
-            )
+    def _lead(
+        self, planner: Planner, settings: TorchRunSettings, facts: Sequence[WorkerFacts]
+    ) -> None:
+        lead(
+            self.exchange,
+            planner,
+            settings,
+            self._emit,
+            hosts=[worker.host for worker in facts],
+            devices=[worker.device for worker in facts],
+            workers=self._workers,
         )
-        restored = settings.estimates.apply(planner, self._workers)
-        if restored is not None:
-            self._emit(restored)
-        self.exchange.lead(planner)
         if settings.reduction is not None:
             settings.reduction.lead()
 
@@ -161,28 +152,8 @@ class Run:
             return ()
         return (reduction.join(self.exchange, lag=lag, emit=self._emit),)
 
-    def _dropping(self, settings: RunSettings, crew: Crew, facts: Sequence[WorkerFacts]) -> Hook:
-        """Return the sinks, behind what acts on the news of an unhelpful worker."""
-        return Dropping(
-            self._open_sinks(settings),
-            facts,
-            stop=lambda: self.exchange.stop,
-            least=settings.least_workers,
-            has_peers=crew.side.peers is not None,
-            has_servers=crew.num_servers > 0,
-        )
 
-    def _open_sinks(self, settings: RunSettings) -> Hook:
-        if not self._speaks:
-            return Fanout(())
-        runtime = settings.runtime
-        self._outlets += open_outlets(
-            runtime.run_dir, line_every=runtime.line_every, hooks=runtime.hooks
-        )
-        return Fanout(self._outlets)
-
-
-def _planner_of(settings: RunSettings, *, has_peers: bool) -> Planner:
+def _planner_of(settings: TorchRunSettings, *, has_peers: bool) -> Planner:
     claims = claims_of(
         settings.policy,
         settings.job,
@@ -192,9 +163,3 @@ def _planner_of(settings: RunSettings, *, has_peers: bool) -> Planner:
         has_streams=settings.has_streams,
     )
     return Planner(settings.policy, settings.job, claims=claims)
-
-
-def _machine_of(settings: RunSettings) -> MachineReader:
-    if not reads_resources(settings.policy):
-        return NoReader()
-    return settings.runtime.machine or PsutilReader()

@@ -7,12 +7,12 @@ from typing import Protocol
 
 from .._exchange._exchange import Exchange
 from .._exchange._mailbox import Mailbox
+from .._run._estimates import Estimates
 from ..exceptions import RanksDivergedError, WorkerLostError, invalid
 from ..planner import Plan
 from ._conductor import StepConductor
-from ._estimates import Estimates
 from ._no_steps import NoSteps
-from ._run import Run
+from ._run import TorchRun
 
 _OF_COLLECTIVES = ("gloo/", "NCCL", "Connection closed by peer")  # in errors of torch's backends
 _VERDICT_S = 2.0
@@ -21,7 +21,7 @@ _VERDICT_S = 2.0
 class OpenRun(Protocol):
     """Opens the run."""
 
-    def __call__(self, listeners: list[Callable[[Plan], None]], *, cuts: bool) -> Run:
+    def __call__(self, listeners: list[Callable[[Plan], None]], *, cuts: bool) -> TorchRun:
         """Open it, in the same step on all ranks."""
 
 
@@ -40,7 +40,7 @@ class Session:
     def __init__(self, open_run: OpenRun) -> None:
         self._open_run = open_run
         self._listeners: list[Callable[[Plan], None]] = []
-        self._run: Run | None = None
+        self._run: TorchRun | None = None
         self._cuts: bool | None = None
         self._closed = False
         self._estimates = Estimates()

@@ -27,12 +27,12 @@ from typing import Any, NoReturn
 
 import torch
 
+from .._run._step_under_way import StepUnderWay
 from ..exceptions import invalid
 from ._batch_memory import BatchMemory, Found, has_memory
 from ._containers import tensors_in
 from ._model._protocols import Weight
 from ._peek import Peek
-from ._under_way import StepUnderWay
 
 # A batch that was fetched and has not been used after so many others: no prefetcher looks so far
 # ahead. It can still be told by identity.

@@ -7,9 +7,9 @@ from typing import Any
 
 from .._exchange._exchange import Exchange
 from .._exchange._unit_sums import UnitSum
+from .._run._step_under_way import StepUnderWay
 from ._clock import StepMeter
 from ._model._protocols import Weight
-from ._under_way import StepUnderWay
 
 
 class Weights:

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from ..._run._estimates import Estimates
 from ...exceptions import invalid
 from ...planner import Job
 from ...timemodels import ClusterProfile, Profile
 from .._clock import clock_of
-from .._estimates import Estimates
 from .._exchange._startup import Alone, SideGroup, WorkerFacts
 from .._memory._kept import kept_random
 from .._memory._memory import MemoryReader, memory_of

@@ -1,4 +1,4 @@
-"""Who trains together, as the strategy knows it, and the end of a collective that is stuck."""
+"""Who trains together, as the strategy knows it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import context  # not public: see `abort_collectives`
 
 from ..exceptions import invalid
 
@@ -60,11 +59,6 @@ def workers_of(strategy: Any) -> Workers:
         )
     _check_environment(len(hosts))
     return workers
-
-
-def abort_collectives(message: str) -> None:
-    """End the collective that the training may be stuck in, with ``message`` as its error."""
-    context.context().abort_collective_ops(tf.errors.UNAVAILABLE, message)
 
 
 def _cluster(strategy: tf.distribute.Strategy) -> Workers:

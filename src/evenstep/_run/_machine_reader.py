@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import psutil  # type: ignore[import-untyped]
+
+from ..policies import reads_resources
 
 
 class MachineReader(Protocol):
@@ -37,3 +39,8 @@ class NoReader:
 
     def read(self) -> None:
         """Return None: unknown."""
+
+
+def machine_reader_of(policy: Any, given: MachineReader | None = None) -> MachineReader:
+    """Return what reads the machine for ``policy``: the user's own reader, or psutil."""
+    return (given or PsutilReader()) if reads_resources(policy) else NoReader()

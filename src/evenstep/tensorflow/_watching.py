@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
-from .._settings import check_watch, checked_ports
-from ..events import Hook
+from .._run._runtime import AbstractRuntime
 from ..exceptions import invalid
 
 
 @dataclass(frozen=True, slots=True)
-class Runtime:
+class Runtime(AbstractRuntime):
     """Settings of the machinery around the steps; the defaults suit most runs.
 
     What ``evenstep.torch.Runtime`` has as well means the same here.
@@ -24,7 +22,6 @@ class Runtime:
         hang_s: seconds for which a worker may keep the others waiting in a step although its
             process lives, before it counts as lost: as long as the longest pause that one of them
             makes alone. None waits for ever.
-        meeting_s: seconds within which all workers have to come to their first step.
         line_every: steps between two lines for people on standard error, from rank 0; None is
             silence.
         run_dir: folder for ``events.jsonl``, written by rank 0; None writes none.
@@ -33,29 +30,16 @@ class Runtime:
             network interfaces; None takes the address that the strategy itself reaches it at.
         ports: the TCP port at which rank 0 listens for the other ranks, or a ``range`` whose first
             free one it takes; None is any port that is free.
+        meeting_s: seconds within which all workers have to come to their first step.
 
     Raises:
         ValueError: a number is out of range.
     """
 
-    deadline_s: float = 60.0
-    heartbeat_s: float = 1.0
-    hang_s: float | None = 540.0
     meeting_s: float = 300.0
-    line_every: int | None = 50
-    hooks: tuple[Hook, ...] = ()
-    address: str | None = None
-    ports: int | range | None = None
-    run_dir: str | Path | None = None
 
     def __post_init__(self) -> None:
-        check_watch(
-            heartbeat_s=self.heartbeat_s,
-            deadline_s=self.deadline_s,
-            hang_s=self.hang_s,
-            line_every=self.line_every,
-        )
-        checked_ports(self.ports)
+        self.check_watch()
         if not self.meeting_s > 0:
             raise invalid(
                 "Runtime(meeting_s=...)",

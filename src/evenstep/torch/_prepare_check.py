@@ -38,7 +38,7 @@ _REMEDIES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class BalancerSettings:
     """What a balancer was made with, as far as it changes results.
 
     Attributes:
@@ -52,7 +52,7 @@ class Settings:
     @classmethod
     def of(
         cls, runtime: Runtime, unit: Any, global_batch_size: int | None, **others: Any
-    ) -> Settings:
+    ) -> BalancerSettings:
         """Return the settings of a balancer.
 
         Args:
@@ -129,7 +129,7 @@ class Parts:
 
 def check_prepared(
     ranks: Collectives,
-    settings: Settings,
+    settings: BalancerSettings,
     parts: Sequence[Any],
     *,
     weighting: str,
