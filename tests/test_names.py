@@ -18,14 +18,12 @@ SHARED = {
 # What is still called the same today. The lists may only shrink: a new entry is a name to change,
 # and one that is mended leaves its list.
 CLASSES = {
-    "Board",
     "Connection",
     "Job",
     "Split",
     "Standing",
     "Text",
     "Trial",
-    "Workers",
 }
 FILES = {
     "_curves.py",
@@ -40,7 +38,6 @@ FILES = {
     "_text.py",
     "_trace.py",
     "_trial.py",
-    "_workers.py",
 }
 
 

@@ -12,7 +12,7 @@ from evenstep.planner import Job, Planner
 from evenstep.policies import Fixed
 from evenstep.tensorflow._framework import TENSORFLOW
 from evenstep.tensorflow._keras_session import KerasSession
-from evenstep.tensorflow._strategy_workers import Workers
+from evenstep.tensorflow._strategy_workers import StrategyWorkers
 from evenstep.tensorflow._training_steps import NoReader, TrainingSteps
 
 from ..exchange.exchanges import linked
@@ -121,7 +121,7 @@ def test_a_known_loss_explains_a_collective_wherever_it_was(pair):
     """In a forward of the user's, say; and whoever hears of it may take its time."""
     (first, _), (steps, _), _, _ = pair
     steps.next_plan()  # and no collective that the balancer knows of
-    link = session_of(Workers(0, ("first", "second")))
+    link = session_of(StrategyWorkers(0, ("first", "second")))
     link._exchange = first
     first.lost(1, "it is gone")
     broken = tf.errors.UnavailableError(None, None, "a port")
@@ -133,7 +133,7 @@ def test_a_known_loss_explains_a_collective_wherever_it_was(pair):
 
 def test_an_error_explains_those_that_name_it_alone():
     """Caught and gone by, it is not what breaks a collective later on."""
-    link = session_of(Workers(0, ("first", "second")))
+    link = session_of(StrategyWorkers(0, ("first", "second")))
     mine = ValueError("a row is missing")
     with pytest.raises(ValueError, match="a row"), link._noting():
         raise mine
@@ -154,7 +154,7 @@ def test_an_error_explains_those_that_name_it_alone():
 )
 def test_before_a_run_is_open_tensorflow_says_who_is_gone(rank, told, lost):
     """By the name of a task; what names none but this one is no loss of another's."""
-    workers = Workers(rank, ("a", "b", "c"), (("chief", 1), ("worker", 2)))
+    workers = StrategyWorkers(rank, ("a", "b", "c"), (("chief", 1), ("worker", 2)))
     found = session_of(workers).explain(tf.errors.UnavailableError(None, None, told))
 
     assert (found and found.rank) == lost

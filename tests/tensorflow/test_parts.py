@@ -18,19 +18,19 @@ from evenstep.tensorflow._dataset import Batches, EpochForm, Position
 from evenstep.tensorflow._kept_state import Estimates, Kept, StateInCheckpoint
 from evenstep.tensorflow._keras_checks import check_optimizer, guard_losses
 from evenstep.tensorflow._source import source_of
-from evenstep.tensorflow._strategy_workers import Workers, workers_of
+from evenstep.tensorflow._strategy_workers import StrategyWorkers, workers_of
 from evenstep.tensorflow._weaving import weave_into_model, weave_into_optimizer
 
 ROWS = np.arange(10.0)
 
 
-def batches(source, session, *, rank=0, size=4, drop_remainder=False):
+def batches(source, session, *, rank=0, size=4, **options):
     return Batches(
         source_of(source, shuffle=False, seed=0),
         session,
-        Workers(rank, ("a", "b")),
+        StrategyWorkers(rank, ("a", "b")),
         global_batch_size=size,
-        drop_remainder=drop_remainder,
+        **options,
     )
 
 
@@ -307,6 +307,7 @@ def test_a_loss_that_is_a_single_number_is_refused():
 class Steady:
     """A listener with one weight."""
 
+    loss_reduction = "mean"
     forwarding = None
     is_resting = False
 
@@ -325,7 +326,7 @@ class Steady:
 def test_what_flows_back_is_weighted_without_rounding_the_weight(dtype):
     """1/3 in eight bits is off by a fifth of a per cent, for all samples of a worker alike."""
     model = keras.Sequential([keras.Input((1,)), keras.layers.Lambda(lambda x: tf.cast(x, dtype))])
-    weave_into_model(model, Steady(1 / 3), weighs=True)
+    weave_into_model(model, Steady(1 / 3))
     x = tf.random.stateless_uniform((2000, 1), seed=(1, 2))
     factors = tf.cast(1 + x, dtype)
     with tf.GradientTape() as tape:
@@ -345,7 +346,7 @@ def test_weaving_again_takes_the_place_of_what_was_woven():
     optimizer.build(model.trainable_variables)
     listeners = [Steady(0.5), Steady(0.25)]
     for listener in listeners:
-        weave_into_model(model, listener, weighs=True)
+        weave_into_model(model, listener)
         weave_into_optimizer(optimizer, listener.gradients_done)
     x = tf.ones((1, 2))
     with tf.GradientTape() as tape:

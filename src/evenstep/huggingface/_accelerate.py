@@ -64,7 +64,7 @@ def balance(
             split_batches=accelerator.split_batches,
             world_size=accelerator.num_processes,
         )
-        given[place] = stock.rebuild(drop_last=stock.drop_last)
+        given[place] = stock.rebuild()
         options = {"global_batch_size": stock.global_batch_size, **options}
     balancer = Balancer(**options)
     done = balancer.prepare(*given, weighting=weighting)

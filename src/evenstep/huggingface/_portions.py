@@ -70,14 +70,7 @@ class Portion(dict[str, torch.Tensor]):
 def portions(
     step: Step, batches: Sequence[Any], num_portions: int, *, main_input: str
 ) -> list[Portion]:
-    """Return the step's forwards in ``num_portions`` portions, at least 1.
-
-    Args:
-        step: of a loop over ``loader.steps()``.
-        batches: of its micro-batches, as they are to be trained on.
-        num_portions: as many as Trainer counts batches.
-        main_input: what the model calls its input, such as ``input_ids``.
-    """
+    """Return the step's forwards in ``num_portions`` portions, at least 1."""
     counts = [part.num_samples for part in step.micro_batches]
     last = len(counts) - 1
     forwards = [

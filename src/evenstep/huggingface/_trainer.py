@@ -16,7 +16,7 @@ from ..torch._switch import is_off
 from ._checks import check_accelerator, check_model
 from ._normalised import Divisor, divisor_of
 from ._portions import Portion, masked, portions
-from ._training_data import Epochs, TrainingData
+from ._training_data import TrainingData
 from ._weighing import total_of, weight_of, weighted
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class BalancedMixin(_Trainer):
         )
         self._num_begun = 0
         self._divisor = None
-        return Epochs(self._data)
+        return self._data
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: Any

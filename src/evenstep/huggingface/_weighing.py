@@ -26,13 +26,7 @@ def weight_of(forward: Forward, divisor: Divisor, total: Any) -> Any:
 
 
 def total_of(trainer: Any, step: Step, divisor: Divisor) -> Any:
-    """Return what losses of a step divide by, over all ranks, by their number. Collective.
-
-    Args:
-        trainer: that trains.
-        step: whose micro-batches this rank is about to train on.
-        divisor: which of their counts.
-    """
+    """Return what losses of a step divide by, over all ranks, by their number. Collective."""
     if divisor == "samples":
         return step.global_num_samples / trainer.accelerator.num_processes
     parts = [part for part in step.micro_batches if part.num_samples]

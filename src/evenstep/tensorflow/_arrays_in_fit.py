@@ -26,14 +26,6 @@ class Fit:
     Arrays become the balancer's training data, shuffled unless ``fit(shuffle=False)``, and the last
     ``validation_split`` of them the data that each epoch is judged on. The same arrays may be given
     again: the orders of epochs go on.
-
-    Args:
-        session: opens the run, and hears of exceptions.
-        global_batch_size: samples of a step over all workers.
-        make: makes the balancer's training data of arrays.
-        made: returns the training data, if it was made.
-        loss_reduction: what the balancer was told that losses do over samples.
-        is_alone: whether there is one worker, which may train on whatever it likes.
     """
 
     def __init__(
@@ -43,15 +35,12 @@ class Fit:
         *,
         make: Callable[..., Any],
         made: Callable[[], Any],
-        loss_reduction: str,
-        is_alone: bool,
     ) -> None:
         self._session = session
         self._global_batch_size = global_batch_size
         self._make = make
         self._made = made
-        self._loss_reduction = loss_reduction
-        self._is_alone = is_alone
+        self._is_alone = session.steps.world_size == 1
         self._key: list[Any] = []  # what the training data was made of
 
     def install(self, model: keras.Model) -> None:
@@ -60,7 +49,7 @@ class Fit:
         def run(fit: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             with self._session.ending():
                 if model.compiled and not self._is_alone:
-                    check_compiled(model, self._loss_reduction)
+                    check_compiled(model, self._session.steps.loss_reduction)
                 given = self._read(inspect.signature(fit).bind(*args, **kwargs).arguments)
                 if not self._is_alone:
                     # Before Keras makes variables: their collectives would wait for a lost worker.

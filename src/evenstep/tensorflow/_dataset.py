@@ -11,12 +11,12 @@ import tensorflow as tf
 
 from .._types import IntArray
 from ..exceptions import invalid
-from ..planner import Plan
+from ..planner import Bounds, Job, Plan
 from ..solve import Deal
 from ._kept_state import EpochForm, Position
 from ._keras_session import KerasSession
 from ._source import AbstractSource
-from ._strategy_workers import Workers
+from ._strategy_workers import StrategyWorkers
 from ._training_steps import TrainingSteps
 
 
@@ -27,17 +27,9 @@ class Batches:
     who computes which of them. Every worker asks for every plan and moves the same slots, so all
     agree on their owners. Nothing is made ahead: what is handed out has the newest plan's size.
 
-    Args:
-        source: samples in one global order.
-        session: opens the run at the first step, and compares what workers have read.
-        workers: who trains together.
-        global_batch_size: samples of a full step.
-        drop_remainder: whether to leave out a short last step.
-        clock: seconds that only grow.
-
     Attributes:
         num_steps: of an epoch.
-        tail_size: samples of the short last one; 0 if there is none.
+        job: what is planned for.
         form: what its steps are cut from.
         content: what the samples are, in words, as far as that is known without reading them all.
     """
@@ -46,15 +38,16 @@ class Batches:
         self,
         source: AbstractSource,
         session: KerasSession,
-        workers: Workers,
+        workers: StrategyWorkers,
         *,
         global_batch_size: int,
-        drop_remainder: bool,
+        drop_remainder: bool = False,
+        bounds: Bounds = Bounds(),  # noqa: B008  # a frozen value
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         full, rest = divmod(source.num_samples, global_batch_size)
-        self.tail_size = 0 if drop_remainder else rest
-        self.num_steps = full + bool(self.tail_size)
+        tail_size = 0 if drop_remainder else rest
+        self.num_steps = full + bool(tail_size)
         if not self.num_steps:
             raise invalid(
                 "Balancer(global_batch_size=...)",
@@ -62,11 +55,12 @@ class Batches:
                 global_batch_size,
                 "Lower it, or keep the remainder.",
             )
+        self.job = Job(workers.world_size, global_batch_size, tail_size=tail_size, bounds=bounds)
+        self.job.cluster(self.job.caps())  # on every worker, rather than later on rank 0 alone
         self.form = EpochForm(source.num_samples, global_batch_size, source.order)
         self.content = source.content
         self._source = source
         self._rank = workers.rank
-        self._global_batch_size = global_batch_size
         self._session = session
         self._clock = clock
         self._deal: Deal | None = None
@@ -84,10 +78,6 @@ class Batches:
 
     def go_to(self, position: Position, form: EpochForm | None = None) -> None:
         """Begin there at the next iteration.
-
-        Args:
-            position: the place.
-            form: of the epochs that it is a place of; None for these here.
 
         Raises:
             ValueError: it is within an epoch of another form.
@@ -112,11 +102,11 @@ class Batches:
         steps = self._session.open()
         steps.end_epoch()  # of one that was not read to its end
         begun, self._next = self._next, Position(self._next.epoch + 1)
-        size = self._global_batch_size
+        size, tail_size = self.job.global_batch_size, self.job.tail_size
         self._source.begin(begun.epoch, begun.step * size, num_samples=size)
         for step in range(begun.step, self.num_steps):
-            is_short = bool(self.tail_size) and step == self.num_steps - 1
-            num_samples = self.tail_size if is_short else size
+            is_short = bool(tail_size) and step == self.num_steps - 1
+            num_samples = tail_size if is_short else size
             slots = self._slots(steps.next_plan(), is_short=is_short)
             began_s = self._clock()
             batch = self._source.take(slots)
@@ -153,17 +143,7 @@ def distributed(
     num_parallel: int,
     steps: TrainingSteps,
 ) -> Any:
-    """Return the batches as ``strategy`` wants them, with nothing made ahead on the way.
-
-    Args:
-        batches: iterates over those of this worker, an epoch each time.
-        strategy: hands them to its replica.
-        num_steps: of an epoch.
-        signature: of one sample.
-        map_fn: from a sample to a sample, as in ``tf.data.Dataset.map``; None leaves them.
-        num_parallel: samples to map at a time.
-        steps: measure the mapping.
-    """
+    """Return the batches as ``strategy`` wants them, with nothing made ahead on the way."""
 
     rows = tf.nest.map_structure(
         lambda spec: tf.TensorSpec((None, *spec.shape), spec.dtype), signature

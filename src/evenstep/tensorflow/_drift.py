@@ -71,9 +71,6 @@ def check_same_samples(said: Sequence[list[Row]]) -> None:
     random, as by augmentation, and every worker may draw its own. A part that is the same in order
     on all workers shows that they are in step, and so do none with hardly any distinct values.
 
-    Args:
-        said: rows of every rank's ``Tally``.
-
     Raises:
         ValueError: they have; the message names the ranks.
     """

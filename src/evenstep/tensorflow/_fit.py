@@ -22,13 +22,6 @@ class FitByWorkers:
     Keras 3 itself cannot, up to 3.15 at least (keras-team/keras#20585): before training it reduces
     a whole batch over the workers, and in every step metrics along an axis that they have not.
     Both are replaced on the object alone. What is reported is said in ``Reports``.
-
-    Args:
-        model: the user's, compiled now or later.
-        strategy: of several workers.
-        session: has the steps, and explains errors of TensorFlow's.
-        prepare: makes an optimizer known; returns whether it was not yet.
-        loss_reduction: what the balancer was told that losses do over samples.
     """
 
     def __init__(
@@ -36,16 +29,14 @@ class FitByWorkers:
         model: keras.Model,
         strategy: tf.distribute.Strategy,
         session: KerasSession,
-        *,
         prepare: Callable[[Any], bool],
-        loss_reduction: str,
     ) -> None:
         self._model = model
         self._strategy = strategy
         self._prepare = prepare
-        self._loss_reduction = loss_reduction
         self._session = session
-        self._reports = Reports(model, strategy, session.steps, loss_reduction=loss_reduction)
+        self._loss_reduction = session.steps.loss_reduction
+        self._reports = Reports(model, session.steps)
 
     def install(self) -> None:
         """Replace what Keras calls, in place of what an earlier balancer did."""

@@ -102,12 +102,7 @@ class Kept:
 
 
 class StateInCheckpoint(tf.train.experimental.PythonState):  # type: ignore[misc]
-    """A balancer's state as a text in a checkpoint of TensorFlow's.
-
-    Args:
-        save: returns the state.
-        load: goes on from one.
-    """
+    """A balancer's state as a text in a checkpoint of TensorFlow's."""
 
     def __init__(
         self, save: Callable[[], dict[str, Any]], load: Callable[[dict[str, Any]], None]

@@ -64,27 +64,21 @@ def check_model(model: Any, strategy: tf.distribute.Strategy) -> None:
         )
     for layer in model._flatten_layers(include_self=False):
         if isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized:
-            warnings.warn(
+            _warn(
                 f"Layer {layer.name!r} normalises over each worker's own samples, so the result "
                 f"depends on the split, and a worker without samples in a short last step has "
-                f"statistics that are no numbers: `drop_remainder=True`. Use `GroupNormalization`.",
-                EvenstepWarning,
-                stacklevel=3,
+                f"statistics that are no numbers: `drop_remainder=True`. Use `GroupNormalization`."
             )
         if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized:
-            warnings.warn(
+            _warn(
                 f"Layer {layer.name!r} waits for all workers in the middle of a forward, so that "
-                f"their times look alike and nothing is balanced. Use `GroupNormalization`.",
-                EvenstepWarning,
-                stacklevel=3,
+                f"their times look alike and nothing is balanced. Use `GroupNormalization`."
             )
         if getattr(layer, "activity_regularizer", None) is not None:
-            warnings.warn(
+            _warn(
                 f"The activity regularizer of layer {layer.name!r} bypasses the output, where "
                 f"samples are weighted: its gradient is that of equal shares. Regularizers of "
-                f"weights are exact.",
-                EvenstepWarning,
-                stacklevel=3,
+                f"weights are exact."
             )
 
 
@@ -119,12 +113,14 @@ def check_optimizer(optimizer: Any) -> None:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     clips = [name for name in ("clipnorm", "global_clipnorm", "clipvalue") if getattr(inner, name)]
     if clips:
-        warnings.warn(
+        _warn(
             f"Keras clips each worker's own gradient before they are summed (`{clips[0]}`), so the "
-            f"result depends on the split, under plain Keras as well. Train without clipping.",
-            EvenstepWarning,
-            stacklevel=3,
+            f"result depends on the split, under plain Keras as well. Train without clipping."
         )
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, EvenstepWarning, stacklevel=4)  # at the user's `prepare`
 
 
 def check_compiled(model: keras.Model, loss_reduction: str) -> None:

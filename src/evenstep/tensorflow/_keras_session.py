@@ -21,7 +21,7 @@ from ..planner import Learnt, Plan, Planner
 from ._drift import Row, check_same_samples
 from ._framework import TENSORFLOW
 from ._service_ranks import ServiceRanks, lost_behind
-from ._strategy_workers import Workers
+from ._strategy_workers import StrategyWorkers
 from ._training_steps import TrainingSteps
 from ._watching import Runtime
 
@@ -53,16 +53,13 @@ class KerasRunSettings(RunSettings):
 
 @final
 class KerasSession:
-    """Opens the run at its first step, and remembers errors that TensorFlow keeps the text of.
-
-    Args:
-        workers: who trains together.
-        steps: begin with the run.
-        settings: returns what to open, once there is data.
-    """
+    """Opens the run at its first step, and remembers errors that TensorFlow keeps the text of."""
 
     def __init__(
-        self, workers: Workers, steps: TrainingSteps, settings: Callable[[], KerasRunSettings]
+        self,
+        workers: StrategyWorkers,
+        steps: TrainingSteps,
+        settings: Callable[[], KerasRunSettings],
     ) -> None:
         self.steps = steps
         self._workers = workers

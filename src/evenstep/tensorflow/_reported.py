@@ -23,25 +23,12 @@ class Reports:
     ``keras.metrics.Mean``), they count as many times as the batch has samples. What a
     ``train_step`` returns that is no metric of the model is averaged in the same way. Losses that
     ``compute_loss`` returned are reported without Keras' share of a replica.
-
-    Args:
-        model: the user's.
-        strategy: of several workers.
-        steps: know the samples of the one under way, over all workers.
-        loss_reduction: ``"mean"`` or ``"sum"``, what losses do over samples.
     """
 
-    def __init__(
-        self,
-        model: keras.Model,
-        strategy: tf.distribute.Strategy,
-        steps: TrainingSteps,
-        *,
-        loss_reduction: str,
-    ) -> None:
+    def __init__(self, model: keras.Model, steps: TrainingSteps) -> None:
         self._model = model
-        self._world_size = strategy.num_replicas_in_sync
-        self._is_sum = loss_reduction == "sum"
+        self._world_size = steps.world_size
+        self._is_sum = steps.loss_reduction == "sum"
         self._steps = steps
         self._own: Any = None  # samples of this worker, while a step is traced
         self._counted: Any = None  # what a loss of its batch counts for

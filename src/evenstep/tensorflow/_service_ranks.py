@@ -17,7 +17,7 @@ from tensorflow.python.eager import context  # not public: it has the service
 from .._exchange._losses import lost_worker
 from ..exceptions import WorkerLostError
 from ._framework import TENSORFLOW
-from ._strategy_workers import Workers
+from ._strategy_workers import StrategyWorkers
 
 _LOOK_S = 1.0
 _TASK = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)")
@@ -46,7 +46,7 @@ class ServiceRanks:
             TensorFlow still hears from all workers.
     """
 
-    def __init__(self, workers: Workers, *, wait_s: float, deadline_s: float) -> None:
+    def __init__(self, workers: StrategyWorkers, *, wait_s: float, deadline_s: float) -> None:
         self.rank, self.world_size = workers.rank, workers.world_size
         self.look: Callable[[], None] | None = None
         self._workers = workers
@@ -158,7 +158,7 @@ class ServiceRanks:
         return answer
 
 
-def lost_behind(error: tf.errors.OpError, workers: Workers) -> WorkerLostError | None:
+def lost_behind(error: tf.errors.OpError, workers: StrategyWorkers) -> WorkerLostError | None:
     """Return the loss that an error of the service's, or of a collective, is about.
 
     It names a task that is gone, or the service, which is the chief's; None where it does neither.
@@ -173,6 +173,6 @@ def lost_behind(error: tf.errors.OpError, workers: Workers) -> WorkerLostError |
     return None if rank is None else _lost(workers, rank)
 
 
-def _lost(workers: Workers, rank: int) -> WorkerLostError:
+def _lost(workers: StrategyWorkers, rank: int) -> WorkerLostError:
     problem = "it ended, was killed, stopped or cut off before the first step"
     return lost_worker(rank, workers.hosts[rank], problem, done=-1, restart=TENSORFLOW.restart)

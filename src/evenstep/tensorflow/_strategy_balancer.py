@@ -15,7 +15,7 @@ from .._exchange._world_check import described
 from .._run._checked_settings import checked_policy, checked_reduction
 from .._run._estimates import Estimates
 from ..exceptions import invalid
-from ..planner import Bounds, Job
+from ..planner import Bounds
 from ..policies import AbstractPolicy
 from ._arrays_in_fit import Fit
 from ._callback import BalancerCallback
@@ -82,17 +82,15 @@ class Balancer:
         self._strategy = strategy
         self._global_batch_size = checked_size(global_batch_size, self._workers.world_size)
         self._policy = checked_policy(policy)
-        self._loss_reduction = checked_reduction(loss_reduction)
         self._bounds = checked_bounds(bounds)
         self._runtime = runtime
         self._batches: Batches | None = None
         self._dataset: Any = None
-        self._job: Job | None = None
         self._woven: list[Any] = []
         self._kept = Kept()
         self._steps = TrainingSteps(
             self._workers.world_size,
-            self._loss_reduction,
+            checked_reduction(loss_reduction),
             num_optimizers=lambda: sum(isinstance(part, Optimizer) for part in self._woven),
         )
         self._session = KerasSession(self._workers, self._steps, self._settings)
@@ -101,8 +99,6 @@ class Balancer:
             self._global_batch_size,
             make=self.dataset,
             made=lambda: self._dataset,
-            loss_reduction=self._loss_reduction,
-            is_alone=self._workers.world_size == 1,
         )
 
     def prepare(self, model: Any, *optimizers: Any) -> Any:
@@ -175,17 +171,11 @@ class Balancer:
             self._session,
             self._workers,
             global_batch_size=self._global_batch_size,
+            bounds=self._bounds,
             drop_remainder=drop_remainder,
         )
-        job = Job(
-            self._workers.world_size,
-            self._global_batch_size,
-            tail_size=batches.tail_size,
-            bounds=self._bounds,
-        )
-        job.cluster(job.caps())  # here on every worker, rather than later on rank 0 alone
         batches.go_to(self._kept.position, self._kept.form)
-        self._batches, self._job = batches, job
+        self._batches = batches
         self._dataset = distributed(
             self._session.watched(batches),
             self._strategy,
@@ -280,14 +270,8 @@ class Balancer:
                 "Its forwards would be weighted twice.",
             )
         self._woven.append(model)
-        weave_into_model(model, self._steps, weighs=self._loss_reduction == "mean")
-        FitByWorkers(
-            model,
-            self._strategy,
-            self._session,
-            prepare=self._weave_found,
-            loss_reduction=self._loss_reduction,
-        ).install()
+        weave_into_model(model, self._steps)
+        FitByWorkers(model, self._strategy, self._session, self._weave_found).install()
 
     def _weave_found(self, optimizer: Any) -> bool:
         """Make an optimizer known; return whether it was not yet."""
@@ -306,24 +290,24 @@ class Balancer:
 
     def _settings(self) -> KerasRunSettings:
         """Return what the run is opened with."""
-        job, batches, kept = self._job, self._batches, self._kept
-        if job is None or batches is None:
+        batches, kept = self._batches, self._kept
+        if batches is None:
             raise RuntimeError("`balancer.dataset(...)` comes before training.")
-        form = batches.form
+        form, at = batches.form, batches.position
         alike = {
-            "`Balancer(global_batch_size=...)`": job.global_batch_size,
+            "`Balancer(global_batch_size=...)`": form.global_batch_size,
             "The number of samples": form.num_samples,
             "The order of samples": form.order,
             "The type and content of the samples": batches.content,
             "The number of steps in an epoch": batches.num_steps,
-            "`Balancer(loss_reduction=...)`": self._loss_reduction,
+            "`Balancer(loss_reduction=...)`": self._steps.loss_reduction,
             "`Balancer(bounds=...)`": described(self._bounds),
-            "The place to begin at": str(batches.position),
+            "The place to begin at": f"step {at.step} of epoch {at.epoch}",
             "The number of steps done": kept.num_steps,
         }
         return KerasRunSettings(
             policy=self._policy,
-            job=job,
+            job=batches.job,
             num_steps=batches.num_steps,
             estimates=kept.estimates,
             runtime=self._runtime,

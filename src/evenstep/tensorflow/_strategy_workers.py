@@ -13,7 +13,7 @@ from ..exceptions import invalid
 
 
 @dataclass(frozen=True, slots=True)
-class Workers:
+class StrategyWorkers:
     """The workers of a strategy, one replica each.
 
     Attributes:
@@ -32,7 +32,7 @@ class Workers:
         return len(self.hosts)
 
 
-def workers_of(strategy: Any) -> Workers:
+def workers_of(strategy: Any) -> StrategyWorkers:
     """Return who trains together under ``strategy``.
 
     Raises:
@@ -61,7 +61,7 @@ def workers_of(strategy: Any) -> Workers:
     return workers
 
 
-def _cluster(strategy: tf.distribute.Strategy) -> Workers:
+def _cluster(strategy: tf.distribute.Strategy) -> StrategyWorkers:
     """Return the hosts and this process' place among them."""
     resolver = strategy.cluster_resolver
     spec = {} if resolver is None else resolver.cluster_spec().as_dict()
@@ -75,11 +75,11 @@ def _cluster(strategy: tf.distribute.Strategy) -> Workers:
     jobs = [job for job in ("chief", "worker") if spec.get(job)]
     addresses = [address for job in jobs for address in spec[job]]
     if len(addresses) < 2:
-        return Workers(0, ("localhost",))
+        return StrategyWorkers(0, ("localhost",))
     before = len(spec["chief"]) if "chief" in jobs and resolver.task_type == "worker" else 0
     hosts = tuple(str(address).rpartition(":")[0].strip("[]") for address in addresses)
     numbers = tuple((job, len(spec[job])) for job in jobs)
-    return Workers(before + int(resolver.task_id), hosts, numbers)
+    return StrategyWorkers(before + int(resolver.task_id), hosts, numbers)
 
 
 def _check_task() -> None:

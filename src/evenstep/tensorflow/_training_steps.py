@@ -39,6 +39,7 @@ class TrainingSteps:
         clock: seconds that only grow.
 
     Attributes:
+        world_size: as given; ``loss_reduction`` likewise.
         plan: of the step under way, or of the last one; None before the first.
         num_steps: finished steps, counted over the run.
         forwarding: name of the model whose forward is being traced; None outside of one.
@@ -53,8 +54,8 @@ class TrainingSteps:
         num_optimizers: Callable[[], int] = lambda: 1,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        self._world_size = world_size
-        self._loss_reduction = loss_reduction
+        self.world_size = world_size
+        self.loss_reduction = loss_reduction
         self._clock = clock
         self._exchange: Exchange | None = None
         self._machine: MachineReader = NoReader()
@@ -70,13 +71,7 @@ class TrainingSteps:
         self.is_resting = False
 
     def begin(self, exchange: Exchange, machine: MachineReader, *, first_step: int = 0) -> None:
-        """Begin a run of several workers.
-
-        Args:
-            exchange: carries reports and plans.
-            machine: reads what the machine has to spare.
-            first_step: its number, counted over the run.
-        """
+        """Begin a run of several workers."""
         self._exchange, self._machine, self.num_steps = exchange, machine, first_step
 
     def begin_alone(self, plan: Plan, *, first_step: int = 0) -> None:
@@ -123,8 +118,8 @@ class TrainingSteps:
         self._compute_s, self._since_s = 0.0, None
         self._step = StepUnderWay(self.num_steps, num_samples, global_num_samples, data_s, wall_s)
         self._weight = 1.0
-        if self._loss_reduction == "mean":
-            self._weight = num_samples * self._world_size / global_num_samples
+        if self.loss_reduction == "mean":
+            self._weight = num_samples * self.world_size / global_num_samples
 
     def begin_forward(self) -> float:
         """Start the clock, and return the weight of this forward; 1 outside of a step."""

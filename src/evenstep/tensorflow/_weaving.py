@@ -17,18 +17,15 @@ _WEIGHTED = "evenstep_weighted"  # in the name of what weights
 _ENDS = ("StopGradient", "ZerosLike", "OnesLike")  # no gradient goes through them
 
 
-def weave_into_model(model: keras.Model, steps: TrainingSteps, *, weighs: bool) -> None:
+def weave_into_model(model: keras.Model, steps: TrainingSteps) -> None:
     """Have every training forward of ``model`` announced and weighted.
 
     The outputs stay as they are; what flows back through them is multiplied by the weight, which
     is read while the graph runs: no size is a constant in it, so one trace serves them all. What
     an earlier balancer wove in is replaced.
-
-    Args:
-        model: the user's outermost one; its ``call`` is replaced on the object alone.
-        steps: are told of forwards.
-        weighs: whether weights can differ from 1.
     """
+
+    weighs = steps.loss_reduction == "mean"
 
     def woven(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("training") is False or steps.is_resting:
@@ -82,13 +79,7 @@ def weave_into_optimizer(optimizer: Any, done: Callable[[], None]) -> None:
 
 
 def weave(part: Any, name: str, around: Callable[..., Any]) -> None:
-    """Replace a method on one object alone, with what it was at first if that is done again.
-
-    Args:
-        part: the object.
-        name: of its method.
-        around: is called with the method as it was, and its arguments.
-    """
+    """Replace a method on one object alone, with what it was at first if that is done again."""
     method = getattr(part, name)
     method = getattr(method, "_woven_around", method)
 

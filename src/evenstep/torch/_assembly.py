@@ -41,8 +41,8 @@ from ._model._self_test import self_test
 from ._model._weighting import Backward
 from ._model._wrapping import Wrapping
 from ._options import Runtime
-from ._run import TorchRun, TorchRunSettings
 from ._session import Session
+from ._torch_run import TorchRun, TorchRunSettings
 from ._unequal_links import open_reduction, service_of
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from ..exceptions import RanksDivergedError, WorkerLostError, invalid
 from ..planner import Plan
 from ._conductor import StepConductor
 from ._no_steps import NoSteps
-from ._run import TorchRun
+from ._torch_run import TorchRun
 
 _OF_COLLECTIVES = ("gloo/", "NCCL", "Connection closed by peer")  # in errors of torch's backends
 _VERDICT_S = 2.0
