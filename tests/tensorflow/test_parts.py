@@ -19,7 +19,6 @@ from evenstep.tensorflow._kept_state import Estimates, Kept, StateInCheckpoint
 from evenstep.tensorflow._keras_checks import check_optimizer, guard_losses
 from evenstep.tensorflow._source import source_of
 from evenstep.tensorflow._strategy_workers import StrategyWorkers, workers_of
-from evenstep.tensorflow._weaving import weave_into_model, weave_into_optimizer
 
 ROWS = np.arange(10.0)
 
@@ -302,57 +301,3 @@ def test_a_loss_that_is_a_single_number_is_refused():
 
     with pytest.raises(ValueError, match="return a value for each sample"):
         model.compute_loss(*batch, y_pred=model(batch[0]))
-
-
-class Steady:
-    """A listener with one weight."""
-
-    loss_reduction = "mean"
-    forwarding = None
-    is_resting = False
-
-    def __init__(self, weight):
-        self.weight = weight
-        self.num_applied = 0
-
-    def begin_forward(self):
-        return self.weight
-
-    def gradients_done(self):
-        self.num_applied += 1
-
-
-@pytest.mark.parametrize("dtype", [tf.float64, tf.float32, tf.bfloat16, tf.complex64])
-def test_what_flows_back_is_weighted_without_rounding_the_weight(dtype):
-    """1/3 in eight bits is off by a fifth of a per cent, for all samples of a worker alike."""
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Lambda(lambda x: tf.cast(x, dtype))])
-    weave_into_model(model, Steady(1 / 3))
-    x = tf.random.stateless_uniform((2000, 1), seed=(1, 2))
-    factors = tf.cast(1 + x, dtype)
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        outputs = model(x, training=True)
-    gradient = tape.gradient(outputs, x, output_gradients=factors)
-    flown = tf.reduce_sum(gradient) / tf.reduce_sum(tf.cast(factors, tf.float32))
-
-    assert outputs.dtype == dtype
-    assert float(flown) == pytest.approx(1 / 3, rel=3e-4)
-
-
-def test_weaving_again_takes_the_place_of_what_was_woven():
-    """A second balancer for the same parts is alone with them."""
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    optimizer = keras.optimizers.SGD(0.1)
-    optimizer.build(model.trainable_variables)
-    listeners = [Steady(0.5), Steady(0.25)]
-    for listener in listeners:
-        weave_into_model(model, listener)
-        weave_into_optimizer(optimizer, listener.gradients_done)
-    x = tf.ones((1, 2))
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(model(x, training=True))
-    gradients = tape.gradient(loss, model.trainable_variables)
-    optimizer.apply(gradients, trainable_variables=model.trainable_variables)
-
-    assert gradients[0].numpy().ravel().tolist() == [0.25, 0.25]
-    assert [listener.num_applied for listener in listeners] == [0, 1]

@@ -45,7 +45,6 @@ class Portion(dict[str, torch.Tensor]):
         forwards: the portion's own.
         shared: the iterator over the step, which announces each forward as it begins.
         seen: mapping as above.
-        global_num_samples: samples of the step over all ranks.
     """
 
     def __init__(
@@ -53,12 +52,10 @@ class Portion(dict[str, torch.Tensor]):
         forwards: Sequence[Forward],
         shared: Iterator[Any],
         seen: dict[str, torch.Tensor],
-        global_num_samples: int,
     ) -> None:
         super().__init__(seen)
         self._forwards = forwards
         self._shared = shared
-        self.global_num_samples = global_num_samples
 
     def forwards(self) -> Iterator[Forward]:
         """Begin the forwards, one after the other."""
@@ -85,7 +82,6 @@ def portions(
             forwards[begin:end],
             shared,
             {name: _flat(forwards[begin:end], name, batches[0][name]) for name in names},
-            step.global_num_samples,
         )
         for begin, end in pairwise(ends)
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,39 +19,10 @@ from ._portions import Portion, masked, portions
 from ._training_data import TrainingData
 from ._weighing import total_of, weight_of, weighted
 
-if TYPE_CHECKING:
-
-    class _Trainer:
-        """What is used of `transformers.Trainer`, which is not imported."""
-
-        args: Any
-        accelerator: Any
-        model: Any
-        model_wrapped: Any
-        state: Any
-        is_in_train: bool
-        model_accepts_loss_kwargs: bool
-        compute_loss_func: Any
-        loss_is_scaled_for_ga: bool | None
-        current_gradient_accumulation_steps: int
-        _tr_loss: torch.Tensor
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
-        def train(self, *args: Any, **kwargs: Any) -> Any: ...
-        def get_train_dataloader(self) -> Any: ...
-        def get_batch_samples(
-            self, epoch_iterator: Iterator[Any], num_batches: int, device: Any
-        ) -> tuple[list[Any], Any]: ...
-        def training_step(
-            self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None
-        ) -> torch.Tensor: ...
-        def _finalize_training(self, *args: Any, **kwargs: Any) -> Any: ...
-
-else:
-    _Trainer = object
+_Trainer: Any = object  # stands for `transformers.Trainer`, which is not imported
 
 
-class BalancedMixin(_Trainer):
+class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
     """Makes a `Trainer` share out its global batches by the speeds of the ranks.
 
     Usage:

@@ -1,4 +1,4 @@
-"""Where samples come from: arrays, read by position, or a pipeline, read by everybody."""
+"""Where samples come from: arrays, read by position, or a pipeline, read by all workers."""
 
 from __future__ import annotations
 
