@@ -23,11 +23,13 @@ class Forward:
     Attributes:
         batch: as the collator made it.
         num_samples: samples in it that count; 0 for a stand-in.
+        weight: of its loss in that of the step; 0 where nothing in it counts.
         is_last: whether gradients are averaged in its backward.
     """
 
     batch: Any
     num_samples: int
+    weight: Any
     is_last: bool
 
 
@@ -65,15 +67,18 @@ class Portion(dict[str, torch.Tensor]):
 
 
 def portions(
-    step: Step, batches: Sequence[Any], num_portions: int, *, main_input: str
+    step: Step,
+    batches: Sequence[Any],
+    num_portions: int,
+    *,
+    main_input: str,
+    weights: Sequence[Any] | None = None,
 ) -> list[Portion]:
     """Return the step's forwards in ``num_portions`` portions, at least 1."""
     counts = [part.num_samples for part in step.micro_batches]
-    last = len(counts) - 1
-    forwards = [
-        Forward(batch, count, i == last)
-        for i, (batch, count) in enumerate(zip(batches, counts, strict=True))
-    ]
+    given = [int(count > 0) for count in counts] if weights is None else weights
+    last = [False] * (len(counts) - 1) + [True]
+    forwards = [Forward(*each) for each in zip(batches, counts, given, last, strict=True)]
     ends = [len(counts) * number // num_portions for number in range(num_portions + 1)]
     shared = iter(step)
     names = [name for name in (main_input, _MASK) if name in batches[0]]
