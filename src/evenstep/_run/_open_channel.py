@@ -30,14 +30,7 @@ def open_channel(
     *,
     timeout_s: float = 60.0,
 ) -> StarChannel | None:
-    """Connect every rank with rank 0; None with one process. Collective.
-
-    Args:
-        ranks: all of them.
-        runtime: heartbeats, deadlines and ports.
-        addresses: of rank 0, best first, if the user named none.
-        timeout_s: how long to try.
-    """
+    """Connect every rank with rank 0; None with one process. Collective."""
     if ranks.world_size == 1:
         return None
     star = connect_star(

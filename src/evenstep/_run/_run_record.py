@@ -73,17 +73,7 @@ def lead(
     devices: Sequence[str],
     workers: Sequence[str],
 ) -> None:
-    """Begin a run on rank 0: tell of it, go on from what was learnt, and plan the first step.
-
-    Args:
-        exchange: with the other ranks.
-        planner: plans from now on.
-        settings: of the run.
-        emit: takes events.
-        hosts: of every worker.
-        devices: likewise.
-        workers: names of them that outlast a restart.
-    """
+    """Begin a run on rank 0: tell of it, go on from what was learnt, and plan the first step."""
     emit(
         RunStarted(
             world_size=settings.job.world_size,

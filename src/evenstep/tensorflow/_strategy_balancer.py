@@ -8,8 +8,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal, Self
 
+import keras
 import tensorflow as tf
-from keras.optimizers import Optimizer
 
 from .._exchange._world_check import described
 from .._run._checked_settings import checked_policy, checked_reduction
@@ -18,7 +18,6 @@ from ..exceptions import invalid
 from ..planner import Bounds
 from ..policies import AbstractPolicy
 from ._arrays_in_fit import Fit
-from ._callback import BalancerCallback
 from ._dataset import Batches, distributed
 from ._fit import FitByWorkers
 from ._kept_state import Kept, StateInCheckpoint
@@ -91,7 +90,9 @@ class Balancer:
         self._steps = TrainingSteps(
             self._workers.world_size,
             checked_reduction(loss_reduction),
-            num_optimizers=lambda: sum(isinstance(part, Optimizer) for part in self._woven),
+            num_optimizers=lambda: sum(
+                isinstance(part, keras.optimizers.Optimizer) for part in self._woven
+            ),
         )
         self._session = KerasSession(self._workers, self._steps, self._settings)
         self._fit = Fit(
@@ -187,9 +188,16 @@ class Balancer:
         )
         return self._dataset
 
-    def callback(self) -> BalancerCallback:
-        """Return the callback for ``fit(callbacks=[...])``, after ``BackupAndRestore`` if any."""
-        return BalancerCallback(self.begin_epoch, self.end_epoch)
+    def callback(self) -> keras.callbacks.Callback:
+        """Return the callback for ``fit(callbacks=[...])``, after ``BackupAndRestore`` if any.
+
+        It tells which epoch ``fit`` is in. So every epoch has the order it would have had, beside
+        ``keras.callbacks.BackupAndRestore`` or with ``fit(initial_epoch=...)`` too.
+        """
+        return keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda epoch, logs: self.begin_epoch(epoch),
+            on_epoch_end=lambda epoch, logs: self.end_epoch(),
+        )
 
     def begin_epoch(self, epoch: int) -> None:
         """Hand out ``epoch`` at the next iteration; for loops of your own that count epochs.
