@@ -135,7 +135,7 @@ def test_an_error_explains_those_that_name_it_alone():
     """Caught and gone by, it is not what breaks a collective later on."""
     link = session_of(StrategyWorkers(0, ("first", "second")))
     mine = ValueError("a row is missing")
-    with pytest.raises(ValueError, match="a row"), link._noting():
+    with pytest.raises(ValueError, match="a row"), link.noting():
         raise mine
 
     assert link.explain(tf.errors.UnknownError(None, None, "ValueError: a row is missing")) is mine

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 
 import keras
@@ -44,6 +45,9 @@ class Planned:
 
     def open(self):
         return self
+
+    def noting(self):
+        return nullcontext()
 
     def next_plan(self):
         return next(self.plans)

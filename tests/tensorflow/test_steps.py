@@ -174,7 +174,7 @@ def test_a_batch_that_was_not_handed_out_is_noticed():
 def test_one_worker_counts_what_it_is_handed():
     """Nothing is woven into a model that trains alone, which needs no exchange."""
     steps = TrainingSteps(1, "mean")
-    steps.begin_alone(Plan(0, 0, (12,)), first_step=4)
+    steps.plan, steps.num_steps = Plan(0, 0, (12,)), 4
     for number in (4, 5):
         assert steps.num_done == number
         assert steps.next_plan().batch_size == (12,)

@@ -99,30 +99,30 @@ class Batches:
 
     def __call__(self) -> Iterator[Any]:
         """Yield this worker's batches of one epoch."""
-        steps = self._session.open()
-        steps.end_epoch()  # of one that was not read to its end
-        begun, self._next = self._next, Position(self._next.epoch + 1)
-        size, tail_size = self.job.global_batch_size, self.job.tail_size
-        self._source.begin(begun.epoch, begun.step * size, num_samples=size)
-        for step in range(begun.step, self.num_steps):
-            is_short = bool(tail_size) and step == self.num_steps - 1
-            num_samples = tail_size if is_short else size
-            slots = self._slots(steps.next_plan(), is_short=is_short)
-            began_s = self._clock()
-            batch = self._source.take(slots)
-            data_s = self._clock() - began_s
-            if step == self.num_steps - 1:
-                self._compare_epoch()
-            self._handed_out = Position(begun.epoch, step)
-            steps.begin_step(len(slots), global_num_samples=num_samples, data_s=data_s)
-            yield batch
-        steps.end_epoch()
+        with self._session.noting():
+            steps = self._session.open()
+            steps.end_epoch()  # of one that was not read to its end
+            begun, self._next = self._next, Position(self._next.epoch + 1)
+            size = self.job.global_batch_size
+            self._source.begin(begun.epoch, begun.step * size, num_samples=size)
+            for step in range(begun.step, self.num_steps):
+                yield self._step(steps, Position(begun.epoch, step))
+            steps.end_epoch()
 
-    def _compare_epoch(self) -> None:
-        """Raise before the last batch of an epoch if workers have read other samples in it."""
-        rows = self._source.end()
-        if rows is not None:
-            self._session.compare(rows)
+    def _step(self, steps: TrainingSteps, position: Position) -> Any:
+        """Return this worker's batch of a step, which begins with that."""
+        is_last = position.step == self.num_steps - 1
+        is_short = is_last and bool(self.job.tail_size)
+        slots = self._slots(steps.next_plan(), is_short=is_short)
+        began_s = self._clock()
+        batch = self._source.take(slots)
+        data_s = self._clock() - began_s
+        if is_last and (rows := self._source.end()) is not None:
+            self._session.compare(rows)  # raises if workers have read other samples in the epoch
+        self._handed_out = position
+        num_samples = self.job.tail_size if is_short else self.job.global_batch_size
+        steps.begin_step(len(slots), global_num_samples=num_samples, data_s=data_s)
+        return batch
 
     def _slots(self, plan: Plan, *, is_short: bool) -> IntArray:
         if is_short:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import atexit
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import tensorflow as tf
 from tensorflow.python.eager import context  # not public: see `_abort_collectives`
@@ -94,8 +94,8 @@ class KerasSession:
             else:
                 job = settings.job
                 tail = (job.tail_size,) if job.tail_size else None
-                plan = Plan(0, 0, (job.global_batch_size,), tail=tail)
-                self.steps.begin_alone(plan, first_step=settings.first_step)
+                self.steps.plan = Plan(0, 0, (job.global_batch_size,), tail=tail)
+                self.steps.num_steps = settings.first_step
             self.is_open = True
         return self.steps
 
@@ -111,18 +111,18 @@ class KerasSession:
 
     def gradients_done(self) -> None:
         """Pass on that gradients are complete, and remember what is wrong with them."""
-        with self._noting():
+        with self.noting():
             self.check_open()
             self.steps.gradients_done()
 
-    def watched(self, batches: Callable[[], Iterable[Any]]) -> Callable[[], Iterator[Any]]:
-        """Return the same batches, with errors on the way remembered."""
-
-        def iterate() -> Iterator[Any]:
-            with self._noting():
-                yield from batches()
-
-        return iterate
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Remember the first error in the block, of which TensorFlow hands on the text alone."""
+        try:
+            yield
+        except Exception as error:
+            self._failure = self._failure or error
+            raise
 
     @contextmanager
     def ending(self) -> Iterator[None]:
@@ -230,15 +230,6 @@ class KerasSession:
                 devices=devices,
                 workers=hosts,
             )
-
-    @contextmanager
-    def _noting(self) -> Iterator[None]:
-        """Remember the first error in the block, of which TensorFlow hands on the text alone."""
-        try:
-            yield
-        except Exception as error:
-            self._failure = self._failure or error
-            raise
 
     def _say_goodbye(self) -> None:
         """Close at the end of a script that never did; if a collective broke, say who broke it."""

@@ -178,7 +178,7 @@ class Balancer:
         batches.go_to(self._kept.position, self._kept.form)
         self._batches = batches
         self._dataset = distributed(
-            self._session.watched(batches),
+            batches,
             self._strategy,
             num_steps=batches.num_steps,
             signature=samples.signature,

@@ -40,7 +40,7 @@ class TrainingSteps:
 
     Attributes:
         world_size: as given; ``loss_reduction`` likewise.
-        plan: of the step under way, or of the last one; None before the first.
+        plan: of the step under way, or of the last one; that of all for one worker alone.
         num_steps: finished steps, counted over the run.
         forwarding: name of the model whose forward is being traced; None outside of one.
         is_resting: whether forwards are none of training just now.
@@ -71,12 +71,8 @@ class TrainingSteps:
         self.is_resting = False
 
     def begin(self, exchange: Exchange, machine: MachineReader, *, first_step: int = 0) -> None:
-        """Begin a run of several workers."""
+        """Begin a run of several workers; one alone has its plan, and no exchange."""
         self._exchange, self._machine, self.num_steps = exchange, machine, first_step
-
-    def begin_alone(self, plan: Plan, *, first_step: int = 0) -> None:
-        """Begin a run of one worker, which computes all of every step."""
-        self.plan, self.num_steps = plan, first_step
 
     @property
     def is_under_way(self) -> bool:
