@@ -61,7 +61,7 @@ class Stock:
 
     Args:
         loader: prepared by ``accelerator.prepare``, or not.
-        split_batches: whether a batch of the loader is that of all ranks together.
+        accelerator: says whether a batch of the loader is that of all ranks together.
 
     Attributes:
         global_batch_size: samples that all ranks take together, for one forward each.
@@ -72,7 +72,7 @@ class Stock:
         ValueError: which samples make a batch is not left to evenstep, or rank 0 reads for all.
     """
 
-    def __init__(self, loader: Any, *, split_batches: bool, world_size: int) -> None:
+    def __init__(self, loader: Any, accelerator: Any) -> None:
         _check(loader)
         batches = loader.batch_sampler
         while type(batches).__name__ == "BatchSamplerShard":
@@ -90,8 +90,9 @@ class Stock:
         self._loader = loader
         self.sampler: Any = batches.sampler
         self.drop_last = batches.drop_last
-        self.global_batch_size = batches.batch_size * (1 if split_batches else world_size)
-        self._world_size = world_size
+        self._world_size = accelerator.num_processes
+        times = 1 if accelerator.split_batches else self._world_size
+        self.global_batch_size = batches.batch_size * times
 
     def rebuild(self, *, times: int = 1) -> DataLoader[Any]:
         """Return a stock loader, of which ``times`` global batches make one of its own."""

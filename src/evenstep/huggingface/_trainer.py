@@ -99,8 +99,7 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
             self._data.close()
         self._data = TrainingData(
             prepared,
-            split_batches=self.accelerator.split_batches,
-            world_size=self.accelerator.num_processes,
+            self.accelerator,
             num_accumulated=self.args.gradient_accumulation_steps,
             loss_reduction="sum" if self._is_scaled() else "mean",
             options=self._balancing,

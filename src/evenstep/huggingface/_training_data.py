@@ -33,16 +33,15 @@ class TrainingData:
     def __init__(
         self,
         prepared: Any,
+        accelerator: Any,
         *,
-        split_batches: bool,
-        world_size: int,
         num_accumulated: int,
         loss_reduction: str,
         options: Mapping[str, Any],
     ) -> None:
-        stock = Stock(prepared, split_batches=split_batches, world_size=world_size)
+        stock = Stock(prepared, accelerator)
         self._batch_size = stock.global_batch_size  # over all ranks, of what Trainer calls a batch
-        forward_size = per_rank(self._batch_size, world_size)
+        forward_size = per_rank(self._batch_size, accelerator.num_processes)
         bounds = {"bounds": Bounds(max=forward_size)} if num_accumulated > 1 else {}
         self.balancer = Balancer(
             num_accumulated * self._batch_size,
