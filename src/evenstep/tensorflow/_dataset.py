@@ -18,6 +18,7 @@ from ._keras_session import KerasSession
 from ._source import AbstractSource
 from ._strategy_workers import StrategyWorkers
 from ._training_steps import TrainingSteps
+from ._weaving import after
 
 
 class Batches:
@@ -43,7 +44,6 @@ class Batches:
         global_batch_size: int,
         drop_remainder: bool = False,
         bounds: Bounds = Bounds(),  # noqa: B008  # a frozen value
-        clock: Callable[[], float] = perf_counter,
     ) -> None:
         full, rest = divmod(source.num_samples, global_batch_size)
         tail_size = 0 if drop_remainder else rest
@@ -62,7 +62,6 @@ class Batches:
         self._source = source
         self._rank = workers.rank
         self._session = session
-        self._clock = clock
         self._deal: Deal | None = None
         self._next = Position()
         self._handed_out: Position | None = None  # the step that was, and perhaps is not done
@@ -114,9 +113,9 @@ class Batches:
         is_last = position.step == self.num_steps - 1
         is_short = is_last and bool(self.job.tail_size)
         slots = self._slots(steps.next_plan(), is_short=is_short)
-        began_s = self._clock()
+        began_s = perf_counter()
         batch = self._source.take(slots)
-        data_s = self._clock() - began_s
+        data_s = perf_counter() - began_s
         if is_last and (rows := self._source.end()) is not None:
             self._session.compare(rows)  # raises if workers have read other samples in the epoch
         self._handed_out = position
@@ -228,24 +227,16 @@ def _mapped(
         return map_fn(*sample) if is_tuple else map_fn(sample)
 
     def on_batch(*batch: Any) -> Any:
-        batch = _after(tf.nest.flatten(batch), steps.begin_work, batch)
+        batch = after(batch, steps.begin_work)
         mapped = tf.map_fn(
             on_sample,
             batch if is_tuple else batch[0],
             fn_output_signature=one.element_spec,
             parallel_iterations=num_parallel,
         )
-        return _after(tf.nest.flatten(mapped, expand_composites=True), steps.end_work, mapped)
+        return after(mapped, steps.end_work)
 
     return on_batch
-
-
-def _after(parts: list[Any], call: Callable[[], None], nested: Any) -> Any:
-    """Return ``nested`` as it is, once the parts were there and the call was made after them."""
-    with tf.control_dependencies(parts):
-        called = tf.numpy_function(call, [], [])
-    with tf.control_dependencies(tf.nest.flatten(called)):
-        return tf.nest.map_structure(tf.identity, nested, expand_composites=True)
 
 
 def _zeros(spec: tf.TensorSpec) -> tf.Tensor:

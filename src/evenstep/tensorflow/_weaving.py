@@ -24,7 +24,6 @@ def weave_into_model(model: keras.Model, steps: TrainingSteps) -> None:
     is read while the graph runs: no size is a constant in it, so one trace serves them all. What
     an earlier balancer wove in is replaced.
     """
-
     weighs = steps.loss_reduction == "mean"
 
     def woven(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -67,15 +66,20 @@ def weave_into_optimizer(optimizer: Any, done: Callable[[], None]) -> None:
     def woven(
         apply: Callable[..., Any], grads: Sequence[Any], trainable_variables: Any = None
     ) -> Any:
-        grads = list(grads)
-        parts = tf.nest.flatten(grads, expand_composites=True)
-        with tf.control_dependencies([part for part in parts if part is not None]):
-            told = tf.numpy_function(done, [], [])
-        with tf.control_dependencies(_operations(told)):
-            grads = [tf.nest.map_structure(_same, grad, expand_composites=True) for grad in grads]
-        return apply(grads, trainable_variables)
+        return apply(after(list(grads), done), trainable_variables)
 
     weave(optimizer, "apply", woven)
+
+
+def after(nested: Any, call: Callable[[], None]) -> Any:
+    """Return what is nested as it is, once all of it was there and the call was made after it."""
+    parts = tf.nest.flatten(nested, expand_composites=True)
+    with tf.control_dependencies([part for part in parts if part is not None]):
+        called = tf.numpy_function(call, [], [])
+    # What runs the call is an operation in a graph; eagerly it is over by now.
+    operations = [] if tf.executing_eagerly() else tf.nest.flatten(called)
+    with tf.control_dependencies(operations):
+        return tf.nest.map_structure(_same, nested, expand_composites=True)
 
 
 def weave(part: Any, name: str, around: Callable[..., Any]) -> None:
@@ -89,11 +93,6 @@ def weave(part: Any, name: str, around: Callable[..., Any]) -> None:
 
     woven._woven_around = method  # type: ignore[attr-defined]
     setattr(part, name, woven)
-
-
-def _operations(told: Any) -> list[Any]:
-    """Return what runs the call: an operation in a graph; eagerly it is over by now."""
-    return [] if tf.executing_eagerly() else tf.nest.flatten(told)
 
 
 def _same(value: Any) -> Any:
