@@ -42,7 +42,7 @@ class Mutant:
 
 _BATCHING = "policies/papers/_dynamic_batching.py"
 _NARX = "prediction/_narx.py"
-_WEIGHTS = "torch/_weights.py"
+_WEIGHTS = "torch/_step/_uses.py"
 MUTANTS = (
     Mutant(
         "dynamic batching averages on across a resize",
@@ -111,9 +111,9 @@ MUTANTS = (
     ),
     Mutant(
         "running statistics are averaged without counts",
-        "torch/_model/_running_stats.py",
-        "average_running_stats(modules, count, total)",
-        "average_running_stats(modules, min(count, 1), total)",
+        "torch/_means.py",
+        "_running(module)], count, side)",
+        "_running(module)], min(count, 1), side)",
         "tests/torch/test_units.py::test_running_statistics_are_the_mean_by_counts",
     ),
     Mutant(
@@ -125,9 +125,9 @@ MUTANTS = (
     ),
     Mutant(
         "a worker's free memory is not sent",
-        "torch/_reporter.py",
-        "free_memory_bytes=free_memory_bytes,",
-        "free_memory_bytes=1000,",
+        "torch/_step/_reporter.py",
+        '"free_memory_bytes": free_memory_bytes}',
+        '"free_memory_bytes": 1000}',
         "tests/torch/test_machine.py::test_every_workers_machine_is_told_with_its_step",
     ),
     Mutant(

@@ -1,4 +1,4 @@
-"""What each policy loses against the plan that knows the future, scenario by scenario.
+"""What each policy loses against the perfect-foresight oracle, scenario by scenario.
 
 Simulated workers: nothing here depends on the machine but how long it takes. Constants of `auto`
 were chosen on seeds from 1000; these are seeds from 0.

@@ -252,7 +252,7 @@ def while_training(phases: int, steps: int) -> Iterator[Row]:
         met=None if first.refused is None else first.refused and complete,
     )
     reasons = [text for text in first.logged if "a message was refused" in text]
-    again = [text for text in first.logged if "was made again" in text]
+    again = [text for text in first.logged if "was restored" in text]
     yield Row(
         "a forged message in rank 1's connection",
         "refused with a reason, never acted on; the connection is made again",

@@ -153,6 +153,16 @@ def test_the_pages_need_no_network(site):
     assert not re.search(r"Worker|XMLHttpRequest|fetch\(", scripts)
 
 
+@pytest.mark.slow
+def test_the_reference_shows_usage_as_code(site):
+    """On lines of its own, and not as prose."""
+    page = (site / "reference.html").read_text("utf-8")
+    usages = re.findall(r'<details class="usage".*?</details>', page, re.DOTALL)
+
+    assert len(usages) > 10
+    assert [usage for usage in usages if "codehilite" not in usage] == []
+
+
 def test_the_reference_covers_every_public_package():
     """A package that a program may import is explained on the page of names."""
     source = ROOT / "src"

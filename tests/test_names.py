@@ -18,7 +18,6 @@ SHARED = {
 # What is still called the same today. The lists may only shrink: a new entry is a name to change,
 # and one that is mended leaves its list.
 CLASSES = {
-    "Connection",
     "Job",
     "Split",
     "Standing",
@@ -33,7 +32,6 @@ FILES = {
     "_plan.py",
     "_progress.py",
     "_report.py",
-    "_rows.py",
     "_run.py",
     "_text.py",
     "_trace.py",

@@ -13,7 +13,7 @@ LONGER = {
     "src/evenstep/planner/_planner.py": "from the reports of a step to the next plan, in one place",
     "src/evenstep/events.py": "every fact in one place; half of it is docstrings",
     "src/evenstep/torch/_balancer.py": "the public face in one place; half of it is docstrings",
-    "src/evenstep/torch/_conductor.py": "one rank's way through a step in one place",
+    "src/evenstep/torch/_step/_conductor.py": "one rank's way through a step in one place",
     "src/evenstep/_exchange/_exchange.py": "where reports, plans, claims and losses meet",
 }
 

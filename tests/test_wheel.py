@@ -3,6 +3,7 @@
 import importlib.metadata
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import venv
@@ -10,6 +11,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from hatch_build import absolute
 
 ROOT = Path(__file__).parents[1]
 
@@ -53,14 +56,28 @@ def lend_numpy(site):
 
 
 def test_it_holds_the_package_and_nothing_else(wheel):
-    """Type marker and licence are in, tests and benchmarks are not."""
+    """Type marker, licence and README are in, tests and benchmarks are not."""
+    info = f"{'-'.join(wheel.name.split('-')[:2])}.dist-info"
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-    info = f"{'-'.join(wheel.name.split('-')[:2])}.dist-info"
+        metadata = archive.read(f"{info}/METADATA").decode()
 
     assert {name.split("/")[0] for name in names} == {"evenstep", info}
     assert "evenstep/py.typed" in names
     assert f"{info}/licenses/LICENSE" in names
+    assert "Description-Content-Type: text/markdown" in metadata
+    assert metadata.count("\n# evenstep\n") == 1
+
+
+def test_the_readme_of_the_package_index_links_into_the_repository():
+    """Pictures lead to files, other links to pages; those with an address stay as they are."""
+    text = (ROOT / "README.md").read_text("utf-8") + "[other](https://example.org/page)"
+    links = re.findall(r"\]\(([^)\s]+)\)", absolute(text, "https://example.org/evenstep"))
+
+    assert [link for link in links if not link.startswith("https://example.org/")] == []
+    assert "https://example.org/evenstep/raw/main/docs/images/demo.png" in links
+    assert "https://example.org/evenstep/blob/main/docs/limits.md" in links
+    assert links[-1] == "https://example.org/page"
 
 
 def test_it_installs_and_decides_with_numpy_alone(clean):

@@ -1,17 +1,213 @@
-"""What evenstep relies on of PyTorch that is private there, for all rooms that import it."""
+"""What evenstep relies on of PyTorch that is private there: all of it, and nowhere else.
+
+Each has its reason and, in brackets, the tests that hold it. They run with the pinned version and
+with the oldest that ``pyproject.toml`` allows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator, MutableMapping
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm as LocalNorm  # [test_units.py]
+from torch.nn.modules.batchnorm import _NormBase as RunningNorm  # [test_units.py]
+from torch.nn.parallel import DistributedDataParallel as Ddp
+
+__all__ = ["LocalNorm", "RunningNorm"]
+
+# Where `Module.compile()` keeps what it made; what stands there is called. [test_compiled.py]
+IN_PLACE = "_compiled_call_impl"
+
+# How often a tensor was written to: the only way to tell whether parameters or a batch have
+# changed since. [test_tickets.py, test_patterns.py]
+version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
+
+# What tells one storage from another, on any device, for as long as it lives. [test_tickets.py]
+address_of: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
+
+# Has the autograd engine call back when the backward under way is done. From inside a callback as
+# well: the engine goes on to those added meanwhile. It has been the same since 1.0.
+# [test_self_test.py, and every process at its start]
+at_end_of_backward: Callable[[Callable[[], None]], None] = (
+    torch.autograd.Variable._execution_engine.queue_callback
+)
+
+# The engine's number of the backward under way, -1 outside of one: backwards run inside others,
+# and nothing public tells them apart. [test_self_test.py, and every process at its start]
+backward_number: Callable[[], int] = torch._C._current_graph_task_id
 
 
-def at_end_of_backward(callback: Callable[[], None]) -> None:
-    """Have the autograd engine call ``callback`` when the backward under way is done.
+class CollectiveCount:
+    """Tells how many collectives this process has begun, over all process groups.
 
-    From inside a callback as well: the engine goes on to those added meanwhile. The attribute path
-    is private to torch and the same since 1.0; a test holds it for the pinned version.
+    Torch numbers them in each group, to compare ranks. [test_loops.py]
     """
-    engine = torch.autograd.Variable._execution_engine
-    engine.queue_callback(callback)
+
+    def __init__(self) -> None:
+        self._groups: Any = dist.distributed_c10d._world.pg_map
+        self._numbers: list[Callable[[], int]] = []
+
+    def __call__(self) -> int:
+        """Return their number; another one as well where groups were made or destroyed."""
+        if len(self._groups) != len(self._numbers):
+            self._numbers = [group._get_sequence_number_for_group for group in self._groups]
+        total = 0
+        for number in self._numbers:
+            total += number()
+        return total
+
+
+def process_groups() -> tuple[dist.ProcessGroup, ...]:
+    """Return the groups of this process that were not destroyed. [test_startup.py]"""
+    return tuple(dist.distributed_c10d._world.pg_map)
+
+
+def backends_of(group: dist.ProcessGroup) -> Iterator[tuple[str, int]]:
+    """Yield the name of each of a group's backends, and how many collectives it has begun.
+
+    One that is being destroyed, or does not count, is left out. [test_stuck.py]
+    """
+    made: Any = group
+    for device in made._device_types:
+        try:
+            backend = made._get_backend(device)
+            yield backend.name(), backend._get_sequence_number_for_group()
+        except RuntimeError:
+            continue
+
+
+def default_store() -> Any:
+    """Return the store by which the default group was made: there is none beside it to meet at.
+
+    [test_roll_call.py]
+    """
+    return dist.distributed_c10d._get_default_store()
+
+
+def pinned(batch: Any, device_type: str | None) -> Any:
+    """Return ``batch`` in pinned memory, whatever it is: as ``DataLoader`` does.
+
+    [test_stream_mistakes.py]
+    """
+    from torch.utils.data._utils.pin_memory import pin_memory
+
+    return pin_memory(batch, device_type)  # type: ignore[no-untyped-call]
+
+
+def comm_hooks_of(ddp: Ddp) -> list[tuple[Any, Any]]:
+    """Return DDP's communication hooks and their states: it refuses a second. [test_hook.py]"""
+    hooks: list[tuple[Any, Any]] = ddp._comm_hooks
+    return hooks
+
+
+def original_of(module: nn.Module) -> nn.Module:
+    """Return the module that ``torch.compile`` was given; ``module`` itself if it was not.
+
+    [test_compiled.py]
+    """
+    original = module._modules.get("_orig_mod")
+    return module if original is None else original
+
+
+def call_of(module: nn.Module) -> Callable[..., Any]:
+    """Return the call of a module with its hooks, past what is compiled. [test_compiled.py]"""
+    return module._call_impl
+
+
+def hooks_of(module: nn.Module) -> tuple[Any, ...]:
+    """Return what is called before and after the forwards of a module. [test_loops.py]"""
+    return (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+
+
+def buffers_of(layer: nn.Module) -> MutableMapping[str, torch.Tensor | None]:
+    """Return the layer's own buffers, to put one back that a forward replaced. [test_probe.py]"""
+    return layer._buffers
+
+
+def reduces_in_python(ddp: Ddp) -> bool:
+    """Tell whether DDP's reduction is compiled into the backward. [test_compiled.py]"""
+    return bool(getattr(ddp, "_use_python_reducer", False))
+
+
+def check_reduced(ddp: Ddp) -> None:
+    """Raise DDP's own error if a backward is over and not all it reduces was ready.
+
+    DDP raises it in the next forward. That is too late where a rank waits before for others, which
+    wait in this reduction. [test_diverging.py]
+    """
+    ddp._check_reducer_finalized()  # type: ignore[no-untyped-call]
+
+
+def meet(ddp: Ddp) -> None:
+    """Run the collectives that DDP's next forward would: new buckets, buffers. [test_counts.py]"""
+    ddp.reducer._rebuild_buckets()
+    if ddp._check_sync_bufs_pre_fwd():  # type: ignore[no-untyped-call]
+        ddp._sync_buffers()  # type: ignore[no-untyped-call]
+        ddp.require_forward_param_sync = False  # DDP itself sets it after its backward
+
+
+def fsdp_device(layer: Any) -> torch.device:
+    """Return where an FSDP2 layer computes, whatever memory has its shards. [test_fsdp.py]"""
+    device: torch.device = layer._get_fsdp_state()._device
+    return device
+
+
+def fsdp_groups(layer: Any) -> list[Any]:
+    """Return what an FSDP2 layer gathers and reduces together.
+
+    There is no public way to its mesh, nor to its divide factor. 2.7 has one where later versions
+    have a list. [test_fsdp.py]
+    """
+    state = layer._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    found = [state._fsdp_param_group] if groups is None else groups
+    return [group for group in found if group is not None]
+
+
+def mark_dynamic(tensor: torch.Tensor) -> None:
+    """Have no graph of its own compiled for the tensor's number of rows. [test_compiled.py]"""
+    torch._dynamo.maybe_mark_dynamic(tensor, 0)
+
+
+def compile_callbacks() -> Any:
+    """Return what is told of compilations; None before the compiler is imported.
+
+    [test_compiled.py]
+    """
+    return torch._dynamo.callback.callback_handler if "torch._dynamo" in sys.modules else None
+
+
+class Compiling(NamedTuple):
+    """A compilation under way.
+
+    Attributes:
+        code: number of the piece of code.
+        num_before: compilations of it so far.
+        limit: how many torch allows.
+    """
+
+    code: int
+    num_before: int
+    limit: int
+
+
+def compiling() -> Compiling | None:
+    """Return the compilation under way; None of what torch does not number. [test_compiled.py]"""
+    found = torch._guards.CompileContext.current_compile_id()
+    if found is None or found.frame_id is None or found.frame_compile_id is None:
+        return None
+    limit: int = torch._dynamo.config.recompile_limit
+    return Compiling(found.frame_id, found.frame_compile_id, limit)
+
+
+def checkpoint_classes() -> tuple[Any, ...]:
+    """Return what torch's index of a checkpoint has beside public classes. [test_checkpoint.py]"""
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+    from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
+
+    return _StorageInfo, _MEM_FORMAT_ENCODING

@@ -104,7 +104,7 @@ class Rebalanced:
 
 @dataclass(frozen=True, slots=True)
 class MeasurementRejected:
-    """A worker reported a time that cannot be; the plan in force stays.
+    """A worker reported an invalid time; the current plan stays.
 
     Attributes:
         step: optimizer step, from 0.
@@ -119,7 +119,7 @@ class MeasurementRejected:
 
 @dataclass(frozen=True, slots=True)
 class PolicyFailed:
-    """A policy of the user's raised or broke its contract; the last good plan stays in force.
+    """A policy of the user's raised or broke its contract; the last good plan stays.
 
     Attributes:
         step: optimizer step whose timings it was given, from 0.
@@ -134,7 +134,7 @@ class PolicyFailed:
 
 @dataclass(frozen=True, slots=True)
 class BalancingStopped:
-    """Something that training can do without failed: all ranks go on with equal batch sizes.
+    """An optional part failed: all ranks continue with equal batch sizes.
 
     They do so for the rest of the run, from the same step on; gradients stay exact.
 
@@ -153,7 +153,7 @@ class BalancingStopped:
 
 @dataclass(frozen=True, slots=True)
 class PolicySlow:
-    """The policy took so long to decide, twice in a row, that it is not asked for a while.
+    """The policy took too long to decide, twice in a row, and is not called for a while.
 
     Attributes:
         step: optimizer step whose timings it was given, from 0.
@@ -185,7 +185,7 @@ class MemoryCapped:
 
 @dataclass(frozen=True, slots=True)
 class SizesHeld:
-    """The batch sizes stay as they are: a compiled model has had as many of them as it can take.
+    """The batch sizes stay as they are: a compiled model would not be compiled for more of them.
 
     Attributes:
         step: optimizer step after which it was noticed, from 0.
@@ -200,7 +200,7 @@ class SizesHeld:
 
 @dataclass(frozen=True, slots=True)
 class LossNotFinite:
-    """Losses are NaN or infinite, and do not recover: said once in a run.
+    """Losses are NaN or infinite, and do not recover; once in a run.
 
     Attributes:
         step: the first optimizer step in which one was, from 0; none was finite in all since.
@@ -226,7 +226,7 @@ class ClaimsSwitched:
 
 @dataclass(frozen=True, slots=True)
 class WorkerUnhelpful:
-    """A worker costs more than it brings: its fixed costs alone outlast the others' whole step.
+    """A worker costs more than it brings: its fixed costs exceed the others' full step.
 
     Attributes:
         step: optimizer step after which it was noticed, from 0.
@@ -243,7 +243,7 @@ class WorkerUnhelpful:
 
 @dataclass(frozen=True, slots=True)
 class WorkerDropped:
-    """A worker that costs more than it brings leaves; the others begin anew without it.
+    """A worker that costs more than it brings leaves; the others restart without it.
 
     Attributes:
         step: optimizer step after which it was decided, from 0.
@@ -258,7 +258,7 @@ class WorkerDropped:
 
 @dataclass(frozen=True, slots=True)
 class WorkerKept:
-    """A worker that was to be dropped stays, since the others could not go on without it.
+    """A worker that was to be dropped stays, because the others could not continue without it.
 
     Attributes:
         step: optimizer step after which it was decided, from 0.
@@ -273,7 +273,7 @@ class WorkerKept:
 
 @dataclass(frozen=True, slots=True)
 class LinksMeasured:
-    """The links are known, or known to be others than was said last.
+    """The links were measured, or found to have changed.
 
     Attributes:
         step: optimizer step after which they are believed, from 0.
@@ -328,7 +328,7 @@ class ExchangeMeasured:
 
 @dataclass(frozen=True, slots=True)
 class MemoryShort:
-    """By the model of their memory, the workers together do not fit the global batch.
+    """By the model of their memory, all workers together cannot hold the global batch.
 
     Training goes on with the sizes it has, and none grows.
 
@@ -343,7 +343,7 @@ class MemoryShort:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
-    """A worker died or fell silent past the deadline.
+    """A worker died, or was silent past the deadline.
 
     Attributes:
         step: last step that was complete on all ranks; -1 if none was.

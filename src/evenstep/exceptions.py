@@ -23,7 +23,7 @@ def invalid(argument: str, rule: str, got: object, remedy: str) -> ValueError:
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint could not be written, or what is on the disk is none, damaged or another's.
+    """A checkpoint could not be written, or what is on the disk is missing, corrupt or foreign.
 
     Attributes:
         path: the file or folder.

@@ -178,7 +178,7 @@ def test_speeds_come_with_their_errors(tmp_path, seed):
     assert (errors > 0.1).all()
     text = re.sub(r"\s+", " ", plan("--run", tmp_path).stdout)
     assert len(re.findall(r"\d+ ± \d+ %", text)) == 2
-    assert "worker 0, 1 had lie close together for such noise" in text
+    assert "worker 0, 1 were too similar for this much noise" in text
     assert re.search(r"Steps near the sizes of the run are known to [1-4] %\.", text)
 
 
@@ -190,7 +190,7 @@ def test_sizes_far_apart_tell_speeds_well(tmp_path):
     assert all(worker["samples_per_s_error"] < 0.1 for worker in far)
     assert all(abs(worker["samples_per_s"] / 2000 - 1) < 0.2 for worker in far)
     assert "±" in text
-    assert "close together" not in text
+    assert "too similar" not in text
     assert "±" not in plan(*TYPED).stdout
 
 

@@ -180,7 +180,7 @@ def test_one_that_does_not_answer_is_named_all_the_same():
 
     assert hung == (
         1,
-        "it has not finished step 7 for 90 s while others wait; where it is, it does not say "
+        "it has not finished step 7 for 90 s while others wait; its position is unknown "
         "(if it was only slow, raise `Runtime(hang_s=...)`)",
     )
     assert looks == 89

@@ -63,7 +63,7 @@ def test_a_connection_that_breaks_is_made_again(star, caplog, end):
     assert down == [(0, {"down": number}) for number in range(200)]
     assert at_first.losses.empty()
     assert at_second.losses.empty()
-    assert "was made again" in caplog.text
+    assert "was restored" in caplog.text
 
 
 def test_a_message_cut_in_the_middle_arrives_whole(star):

@@ -59,7 +59,7 @@ def test_a_sink_that_raises_is_told_of_once_and_gets_no_more(told):
     assert calls == [RunEnded(0), "end"]
     assert len(told()) == 1
     assert "The telemetry sink mine failed on RunEnded (KeyError" in told()[0]
-    assert "training goes on" in told()[0]
+    assert "training continues" in told()[0]
 
 
 def test_a_sink_that_blocks_drops_what_is_too_much_and_says_so_once(told):
@@ -85,7 +85,7 @@ def test_a_sink_that_blocks_drops_what_is_too_much_and_says_so_once(told):
     assert outlet.num_dropped == 7
     assert len(told()) == 2
     assert "stuck is too slow: 3 events wait for it" in told()[0]
-    assert "stuck missed 10 events and did not come to an end within 0.05 s" in told()[1]
+    assert "stuck missed 10 events and did not end within 0.05 s" in told()[1]
 
 
 def test_a_slow_sink_gets_the_rest_at_the_close(told):
@@ -125,9 +125,7 @@ def test_several_are_closed_within_one_limit(told):
         thread.join(5)
 
     assert heard == [RunEnded(1)]
-    assert told() == [
-        "The telemetry sink stuck missed 0 events and did not come to an end within 0.5 s."
-    ]
+    assert told() == ["The telemetry sink stuck missed 0 events and did not end within 0.5 s."]
 
 
 def test_a_fault_is_told_to_a_person_once_for_each_who_has_it(told):
@@ -143,11 +141,11 @@ def test_a_fault_is_told_to_a_person_once_for_each_who_has_it(told):
 
     assert [text.partition(" Training")[0] for text in told()] == [
         "Step 0: the policy Mine failed, and the last good plan stays (ValueError: no).",
-        "Step 0: the policy took 2.0 s to decide, which all ranks waited for, and not for the "
-        "first time. It is asked again after 38 s; until then the sizes stay.",
-        "Step 0: rank 1 measured what cannot be, and the plan stays: compute_s is nan.",
-        "Step 0: rank 2 measured what cannot be, and the plan stays: compute_s is nan.",
-        "From step 0 on losses are NaN or infinite, first on rank 1 and rank 2: look at the batch "
-        "and the loss there. Averaged gradients bring it to all ranks' parameters, which no later "
-        "step mends: begin again with what is from before.",
+        "Step 0: the policy took 2.0 s to decide, for the second time in a row, and all "
+        "ranks waited. It is called again after 38 s; until then the sizes stay.",
+        "Step 0: rank 1 sent an invalid measurement, and the plan stays: compute_s is nan.",
+        "Step 0: rank 2 sent an invalid measurement, and the plan stays: compute_s is nan.",
+        "From step 0 on losses are NaN or infinite, first on rank 1 and rank 2: check the "
+        "batch and the loss there. Averaged gradients spread it to the parameters of all ranks for "
+        "good: restart from a checkpoint of an earlier step.",
     ]

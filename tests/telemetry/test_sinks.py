@@ -112,7 +112,7 @@ def test_a_hook_that_raises_is_reported_and_left_out(caplog):
 
     assert heard == [REBALANCED, REBALANCED]
     assert len(caplog.records) == 1
-    assert "training goes on" in caplog.records[0].getMessage()
+    assert "training continues" in caplog.records[0].getMessage()
 
 
 def test_the_line_says_whether_it_pays():
@@ -193,7 +193,7 @@ def test_where_no_step_is_whole_the_line_claims_nothing():
     ("event", "words"),
     [
         (ClaimsSwitched(16, on=True), "step 16: from now on, workers begin with a part"),
-        (ClaimsSwitched(32, on=False), "step 32: from now on, workers compute the batch"),
+        (ClaimsSwitched(32, on=False), "step 32: from now on, workers compute their planned batch"),
         (
             SharesPlanned(
                 5, 1, (524288, 524288, 0), 1.5, 2.0, "shares: 1.5 s against 2 s of a ring"

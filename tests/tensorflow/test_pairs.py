@@ -13,7 +13,7 @@ from evenstep.policies import Fixed
 from evenstep.tensorflow._framework import TENSORFLOW
 from evenstep.tensorflow._keras_session import KerasSession
 from evenstep.tensorflow._strategy_workers import StrategyWorkers
-from evenstep.tensorflow._training_steps import NoReader, TrainingSteps
+from evenstep.tensorflow._training_steps import TrainingSteps
 
 from ..exchange.exchanges import linked
 
@@ -37,7 +37,7 @@ def joined(**settings):
             exchange.on_loss = lambda error, told=told: told.append(str(error))
         steps = [TrainingSteps(2, "mean") for _ in exchanges]
         for each, exchange in zip(steps, exchanges, strict=True):
-            each.begin(exchange, NoReader())
+            each.begin(exchange)
         yield exchanges, steps, happened, stars
 
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from evenstep.planner import Plan
-from evenstep.tensorflow._training_steps import NoReader, TrainingSteps
+from evenstep.tensorflow._training_steps import TrainingSteps
 from evenstep.tensorflow._weaving import weave_into_model, weave_into_optimizer
 
 
@@ -48,7 +48,7 @@ class Written:
 
 def conductor(clock, exchange, *, loss_reduction="mean", **options):
     steps = TrainingSteps(2, loss_reduction, clock=clock, **options)
-    steps.begin(exchange, NoReader())
+    steps.begin(exchange)
     return steps
 
 

@@ -19,9 +19,10 @@ import numpy as np
 import torch
 from torch.distributed.checkpoint.metadata import Metadata
 
-from evenstep.torch._checkpoint._safe_read import _ALLOWED
+from evenstep.torch._checkpoint._safe_read import CLASSES
+from evenstep.torch._checkpoint._step_folder import INDEX
 
-INDEX, PLAIN, MANIFEST = ".metadata", "plain.pt", "manifest.json"
+PLAIN, MANIFEST = "plain.pt", "manifest.json"
 
 
 def sealed(folder: Path) -> None:
@@ -83,15 +84,20 @@ def changed_class(module: str, name: str, attribute: str) -> bytes:
     return pickle.PROTO + b"\x02" + named + state + pickle.BUILD + pickle.STOP
 
 
+def read_index(folder: Path) -> Any:
+    """Return the index of a checkpoint, as anything that is unpickled."""
+    return torch.load(folder / INDEX, weights_only=False)
+
+
 def put_item(folder: Path, content: bytes, which: int) -> None:
     """Have the index say that one of its items is ``content``."""
-    index = pickle.loads((folder / INDEX).read_bytes())
+    index = read_index(folder)
     key = sorted(index.storage_data, key=str)[which % len(index.storage_data)]
     stored = index.storage_data[key]
     file = folder / stored.relative_path
     index.storage_data[key] = replace(stored, offset=file.stat().st_size, length=len(content))
     file.write_bytes(file.read_bytes() + content)
-    (folder / INDEX).write_bytes(pickle.dumps(index))
+    torch.save(index, folder / INDEX)
 
 
 ODD = (
@@ -148,12 +154,7 @@ def pickled(value: Any, how: int) -> bytes:
 
 def shared() -> list[dict[str, Any]]:
     """Return what belongs to the classes and functions that an index may name."""
-    named = [
-        getattr(__import__(module, fromlist=[name]), name)
-        for module, names in sorted(_ALLOWED.items())
-        for name in sorted(names)
-    ]
-    return [dict(vars(each)) for each in named if hasattr(each, "__dict__")]
+    return [dict(vars(each)) for each in (*CLASSES, torch.Size, Path)]
 
 
 formats = st.integers(0, 7)

@@ -173,7 +173,7 @@ def sync_batch_norm() -> None:
 
 
 MISTAKES = {
-    "sync batch norm": (sync_batch_norm, "have no SyncBatchNorm, at which ranks with fewer"),
+    "sync batch norm": (sync_batch_norm, "have no SyncBatchNorm, in which ranks would wait"),
     "partly": (partly, "be sharded as a whole, got Net, only parts of which are. Call"),
     "other ranks": (other_ranks, "an FSDP model sharded over [0]. Give the mesh's data-parallel"),
     "older": (older, "with FSDP1's `FullyShardedDataParallel`. Shard the model with"),

@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import pickle
 import shutil
 
 import pytest
+import torch
 
 from evenstep.exceptions import CheckpointError, EvenstepWarning
 from evenstep.torch import Checkpoint
 
+from .checkpoint_forgery import INDEX, read_index
 from .checkpoints import Training, plain_net, same
 
 
@@ -35,8 +36,8 @@ def sealed(folder):
     (folder / "manifest.json").write_text(json.dumps({"body": body, "sha256": summed}))
 
 
-def put_index(folder, index, **options):
-    (folder / ".metadata").write_bytes(pickle.dumps(index, **options))
+def put_index(folder, index):
+    torch.save(index, folder / INDEX)
     sealed(folder)
 
 
@@ -107,25 +108,10 @@ def test_names_that_no_save_gives_are_no_checkpoints(saved, name):
     assert training.checkpoint.load() == 4
 
 
-def test_an_index_written_under_another_python_is_read(saved):
-    """Python 3.13 calls the module of its paths by another name."""
-    training, folder = saved
-    index = pickle.loads((folder / ".metadata").read_bytes())
-    content = pickle.dumps(index, protocol=3)
-    assert b"cpathlib\nPosixPath\n" in content or b"cpathlib._local\nPosixPath\n" in content
-    for module in (b"pathlib", b"pathlib._local"):
-        old, new = (b"c" + each + b"\nPosixPath\n" for each in (b"pathlib._local", module))
-        (folder / ".metadata").write_bytes(
-            content.replace(b"cpathlib\nPosixPath\n", old).replace(old, new)
-        )
-        sealed(folder)
-        assert training.checkpoint.load() == 4
-
-
 def test_an_index_that_leads_out_of_the_folder_is_refused(saved, tmp_path):
     """No checksum holds for what lies there."""
     training, folder = saved
-    index = pickle.loads((folder / ".metadata").read_bytes())
+    index = read_index(folder)
     shutil.copy(folder / "__0_0.distcp", tmp_path / "other")
     for stored in index.storage_data.values():
         stored.relative_path = "../../other"
@@ -138,7 +124,7 @@ def test_an_index_that_leads_out_of_the_folder_is_refused(saved, tmp_path):
 def test_values_that_an_optimizer_cannot_take_are_an_error_that_names_the_folder(saved):
     """Torch's own errors are of many kinds; and the parts are as they were."""
     training, folder = saved
-    index = pickle.loads((folder / ".metadata").read_bytes())
+    index = read_index(folder)
     names = {key.fqn: key for key in index.storage_data}
     lr, params = (names[f"optimizer.param_groups.0.{name}"] for name in ("lr", "params"))
     index.storage_data[params] = index.storage_data[lr]

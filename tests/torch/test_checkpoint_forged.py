@@ -94,18 +94,18 @@ def test_other_plain_values_load_or_are_refused(which, place, new):
     which=kinds,
     place=st.floats(0, 1, exclude_max=True),
     new=st.sampled_from((*forgery.ODD, forgery.put)),
-    protocol=st.integers(2, 5),
+    how=forgery.formats,
 )
-def test_another_index_loads_or_is_refused(which, place, new, protocol):
+def test_another_index_loads_or_is_refused(which, place, new, how):
     """Values changed or lost: the parts are as they were, the classes too."""
     shared = forgery.shared()
     with room() as root:
         run, newer, older = two(which, root)
-        index = pickle.loads((newer / forgery.INDEX).read_bytes())
+        index = forgery.read_index(newer)
         where = chosen(index, place)
         assume(where or new is not forgery.put)
         try:
-            content = pickle.dumps(forgery.put(index, where, new), protocol=protocol)
+            content = forgery.pickled(forgery.put(index, where, new), how)
         except Exception:  # not what torch's classes let be written
             assume(False)
         (newer / forgery.INDEX).write_bytes(content)

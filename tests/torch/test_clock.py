@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from evenstep.torch import Balancer
-from evenstep.torch._clock import (
+from evenstep.torch._step._meter import (
     AbstractClock,
     AcceleratorClock,
     BlindMeter,

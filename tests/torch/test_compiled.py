@@ -12,8 +12,8 @@ from evenstep.events import StepMeasured
 from evenstep.exceptions import EvenstepWarning
 from evenstep.testing import run_workers
 from evenstep.torch import Balancer, Runtime
-from evenstep.torch._model._compile_watch import CompileWatch
 from evenstep.torch._model._compiled import Surround, compiled_parts, hooks_on, is_compiled
+from evenstep.torch._step._compile_watch import CompileWatch
 
 from .._tiers import Groups, slow_but
 from .compiled_runs import (
@@ -216,7 +216,7 @@ def test_inputs_are_marked_where_they_enter_what_is_compiled(where):
             seen.append(inputs[0])
 
     with Balancer(runtime=QUIET) as balancer:
-        balancer._watch = Spy()
+        balancer._parts.watch = Spy()
         model, loader = balancer.prepare(model, numbered(16))
         for x, _ in loader:
             model(x.clone()).mean().backward()
@@ -254,9 +254,11 @@ def test_a_model_can_be_compiled_in_place_between_steps():
     """Once more and otherwise, too: the calls move to where they belong."""
     fresh()
     model, calls = Mlp(), []
-    around = Surround(model)
-    around.before(lambda module, inputs, keywords: calls.append("before"))
-    around.after(lambda module, inputs, keywords, output: output + 1)
+    around = Surround(
+        model,
+        before=[lambda module, inputs, keywords: calls.append("before")],
+        after=[lambda module, inputs, keywords, output: output + 1],
+    )
     plain = model(torch.ones(2, 6))
     around.place()
     for change in (None, "eager", "aot_eager"):
@@ -293,12 +295,11 @@ def watch_of(limit, sizes, *, num_models=1):
     watch = CompileWatch()
     with torch._dynamo.config.patch(recompile_limit=limit):
         for size in sizes:
-            watch.begin_step()
-            watch.begin_forward(size)
+            watch.begin_step(0)
             for model in models:
-                watch.enter(model, (), {})
+                watch.begin_forward(size, is_last=True)
                 model(torch.ones(size, 2))
-                watch.leave(model, (), {}, None)
+                watch.end_forward()
             if watch.holds:
                 break
     return watch
@@ -310,8 +311,8 @@ def test_the_watch_leaves_a_reserve(limit, count):
     sizes = range(3, 3 + count)
     before, after = watch_of(limit, sizes[:-1]), watch_of(limit, sizes)
     with pytest.warns(EvenstepWarning, match=rf"At {limit} times torch would run it uncompiled"):
-        after.begin_step()
-    after.begin_step()  # and says no more
+        after.begin_step(0)
+    after.begin_step(0)  # and says no more
     before.close()
     after.close()
 

@@ -17,7 +17,7 @@ def test_ranks_that_reduce_different_batches_end_at_once(way):
     for kind, text in results:
         assert kind == "RanksDivergedError", text
         assert f"Rank {ODD} reduced gradients of" in text
-        assert "To skip one, skip it on all" in text
+        assert "To skip a batch, skip it on all" in text
 
 
 def test_a_rank_that_cannot_tell_its_batch_is_told_by_the_others():

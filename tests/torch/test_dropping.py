@@ -45,10 +45,10 @@ def test_a_worker_with_a_torchrun_of_its_own_is_sent_away():
 @pytest.mark.parametrize(
     ("facts", "terms", "words"),
     [
-        ([fact(), fact()], {"least": 2}, "1 workers would be left, at least 2 are wanted"),
+        ([fact(), fact()], {"least": 2}, "1 workers would be left, fewer than the minimum of 2"),
         ([fact(), fact()], {"has_peers": True}, "a part of a copy"),
-        ([fact(), fact()], {"has_servers": True}, "no launcher would start the servers"),
-        ([fact(beside=0)] * 2, {}, "no child of a torchrun"),
+        ([fact(), fact()], {"has_servers": True}, "no launcher would restart the servers"),
+        ([fact(beside=0)] * 2, {}, "not a child of torchrun"),
         ([fact(beside=2)] * 2, {}, "its torchrun has 2 workers"),
         ([fact(num_restarts=0), fact()], {}, "torchrun of rank 0 has no restart left"),
     ],

@@ -146,7 +146,7 @@ def test_a_broken_side_connection_is_made_again_in_training():
     assert sizes == their_sizes
     assert len(set(sizes)) > 1, "nothing was planned meanwhile"
     assert sorted(samples + their_samples) == list(range(24 * 40))
-    assert any("rank 1 broke and was made again" in text for text in texts)
+    assert any("rank 1 broke and was restored" in text for text in texts)
 
 
 def test_a_sink_that_blocks_or_raises_does_not_stop_training():
@@ -159,7 +159,7 @@ def test_a_sink_that_blocks_or_raises_does_not_stop_training():
     assert "refuse" in results[0][1][0]
     assert "failed on RunStarted (KeyError" in results[0][1][0]
     assert "block" in results[0][1][1]
-    assert "did not come to an end within" in results[0][1][1]
+    assert "did not end within" in results[0][1][1]
     assert results[1][1] == []
 
 
@@ -191,7 +191,7 @@ def test_a_full_disk_stops_the_events_and_not_training(tmp_path):
     assert len(results[0][1]) == 1, results[0][1]
     assert "events.jsonl" in results[0][1][0]
     assert "No space left on device" in results[0][1][0]
-    assert "training goes on" in results[0][1][0]
+    assert "training continues" in results[0][1][0]
     assert records[0]["event"] == "RunStarted"
     assert records[-1]["event"] != "RunEnded"
 

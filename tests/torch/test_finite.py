@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from evenstep.torch._finite import look_at
+from evenstep.torch._step._finite import look_at
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

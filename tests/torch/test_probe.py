@@ -13,6 +13,22 @@ from evenstep.torch._memory._probe import probe
 from .._tiers import slow_but
 
 
+class Alone:
+    """A model in no DDP."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def modules(self):
+        return [self.model]
+
+    def no_sync(self):
+        return nullcontext()
+
+    def forget_forward(self):
+        """Nothing to undo."""
+
+
 def limit(fits, *, held=4, most=64, smallest=1, model=None):
     """Return what ``probe`` finds where ``fits`` samples do, and the sizes that it tried."""
     model = model or nn.Linear(3, 1)
@@ -31,9 +47,7 @@ def limit(fits, *, held=4, most=64, smallest=1, model=None):
         most=most,
         smallest=smallest,
         layout=Layout(torch.ones),
-        models=[model],
-        no_sync=nullcontext,
-        forget=lambda: None,
+        models=Alone(model),
     )
     return found, sizes
 

@@ -8,7 +8,8 @@ from torch import nn
 
 from evenstep.torch._data._protocols import MicroBatch
 from evenstep.torch._memory._layout import Layout
-from evenstep.torch._memory._replay import Replay, is_out_of_memory
+from evenstep.torch._memory._oom import is_out_of_memory
+from evenstep.torch._memory._replay import Replay
 
 
 class Memory:
@@ -28,7 +29,6 @@ class Weights:
 
     def __init__(self, total):
         self.total, self.weight, self.limits, self.again = total, 0.0, [], 0
-        self.steps = self
 
     def begin_forward(self, step, part, *, is_last):
         self.weight = part.num_samples / self.total

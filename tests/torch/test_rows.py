@@ -9,7 +9,6 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from evenstep.torch._memory._layout import Layout, layout_by
-from evenstep.torch._memory._rows import repeat_rows, split_rows
 
 Pair = namedtuple("Pair", "x y")
 
@@ -40,7 +39,7 @@ def test_parts_put_together_are_the_batch(kind):
     """Each sample is in one part, in order, in every field."""
     make = KINDS[kind]
     batch, layout = make(X, Y), Layout(lambda size: make(X[:size], Y[:size]))
-    parts = split_rows(batch, 6, (1, 3, 2), layout)
+    parts = layout.split(batch, 6, (1, 3, 2))
 
     assert [type(part) for part in parts] == [type(batch)] * 3
     for fields in zip(_leaves(batch), *map(_leaves, parts), strict=True):
@@ -61,7 +60,7 @@ def test_what_is_as_long_as_the_batch_by_chance_stays_whole(num_samples):
         more = {"names": names, "mask": torch.ones(num_samples, num_samples)}
         return X[:size], torch.ones(num_samples), more
 
-    for part in split_rows(make(num_samples), num_samples, (1, num_samples - 1), Layout(make)):
+    for part in Layout(make).split(make(num_samples), num_samples, (1, num_samples - 1)):
         x, weights, more = part
         assert len(x) < num_samples
         assert len(weights) == len(more["names"]) == len(more["mask"]) == num_samples
@@ -72,9 +71,9 @@ def test_what_nobody_can_tell_of_is_refused():
     layout = Layout(lambda size: {"x": X[:size], "nodes": X[:size]})
 
     with pytest.raises(ValueError, match=r"got `batch\['seldom'\]` with 6 entries. Have"):
-        split_rows({"x": X, "nodes": X, "seldom": Y}, 6, (3, 3), layout)
+        layout.split({"x": X, "nodes": X, "seldom": Y}, 6, (3, 3))
     with pytest.raises(ValueError, match=r"got `batch\['nodes'\]` with 5 entries. Have"):
-        split_rows({"x": X, "nodes": X[:5]}, 6, (3, 3), layout)
+        layout.split({"x": X, "nodes": X[:5]}, 6, (3, 3))
 
 
 class Drawn(Dataset):
@@ -112,7 +111,7 @@ def test_lists_of_samples_are_cut():
     samples = [torch.zeros(n + 10) for n in range(6)]
     layout = Layout(lambda size: samples[:size])
 
-    assert [len(part) for part in split_rows(samples, 6, (4, 2), layout)] == [4, 2]
+    assert [len(part) for part in layout.split(samples, 6, (4, 2))] == [4, 2]
 
 
 def test_samples_in_tuples_are_cut_as_a_whole():
@@ -121,11 +120,11 @@ def test_samples_in_tuples_are_cut_as_a_whole():
     boxes = tuple({"boxes": torch.zeros(count, 4)} for count in (4, 1, 2, 4))
 
     layout = Layout(lambda size: (images[:size], boxes[:size]))
-    parts = split_rows((images, boxes), 4, (1, 3), layout)
+    parts = layout.split((images, boxes), 4, (1, 3))
 
     assert [[len(field) for field in part] for part in parts] == [[1, 1], [3, 3]]
     assert [len(target["boxes"]) for target in parts[1][1]] == [1, 2, 4]
-    assert len(repeat_rows((images, boxes), 4, 9, layout)[0]) == 9
+    assert len(layout.repeat((images, boxes), 4, 9)[0]) == 9
 
 
 def test_what_is_not_per_sample_goes_to_every_part():
@@ -133,14 +132,14 @@ def test_what_is_not_per_sample_goes_to_every_part():
     batch = {"x": X, "scale": torch.tensor(2.0), "task": "a", "mask": torch.ones(9, 9)}
 
     layout = Layout(lambda size: {**batch, "x": X[:size]})
-    for part in split_rows(batch, 6, (2, 4), layout):
+    for part in layout.split(batch, 6, (2, 4)):
         assert (part["scale"], part["task"], part["mask"].shape) == (2.0, "a", (9, 9))
 
 
 def test_rows_are_repeated():
     """More samples than there are: from the first again."""
     layout = Layout(lambda size: [X[:size], list("abcdef")[:size]])
-    x, y = repeat_rows([X, list("abcdef")], 6, 8, layout)
+    x, y = layout.repeat([X, list("abcdef")], 6, 8)
 
     assert torch.equal(x, torch.cat([X, X[:2]]))
     assert y == list("abcdefab")
@@ -153,7 +152,7 @@ def test_a_batch_without_samples_is_refused():
         return {"packed": torch.zeros(1, 10 * size)}
 
     with pytest.raises(ValueError, match="Bounds\\(max"):
-        split_rows(packed(6), 6, (3, 3), Layout(packed))
+        Layout(packed).split(packed(6), 6, (3, 3))
 
 
 def _leaves(item):

@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from evenstep._private_torch import at_end_of_backward
-from evenstep.torch._model._self_test import check_call, check_engine, task_id
+from evenstep.torch._model._self_test import (
+    at_end_of_backward,
+    backward_number,
+    check_call,
+    check_engine,
+)
 
 
 def test_the_installed_torch_behaves():
@@ -62,7 +66,7 @@ def gone(*_):
         ({"task": gone}, "got AttributeError: type object 'Variable'"),
         ({"task": lambda: 0}, "must number backwards"),
         ({"task": lambda: -1}, "must number backwards"),
-        ({"task": lambda: min(task_id(), 0)}, "must number backwards"),
+        ({"task": lambda: min(backward_number(), 0)}, "must number backwards"),
     ],
 )
 def test_an_engine_that_does_otherwise_is_refused(broken, words):

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from evenstep.torch._connection import open_channel
 
 from evenstep.testing import run_workers
 from evenstep.torch import Runtime
-from evenstep.torch._connection import open_channel
 from evenstep.torch._exchange._startup import SideGroup, WorkerFacts, addresses_of
 
 from ..exchange.channels import rendezvous

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from evenstep.torch._tickets import Tickets
+from evenstep.torch._step._tickets import Tickets
 
 from .test_tickets import matched, opened
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from evenstep.torch._tickets import StepUnderWay, Ticket, Tickets
+from evenstep.torch._step._tickets import StepUnderWay, Ticket, Tickets
 
 
 @dataclass

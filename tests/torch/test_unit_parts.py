@@ -10,20 +10,18 @@ from torch.utils.data import DataLoader
 
 from evenstep.policies import Fixed
 from evenstep.torch import Balancer, Bounds
-from evenstep.torch._clock import HostClock, StepMeter
-from evenstep.torch._conductor import StepConductor
 from evenstep.torch._data._protocols import MicroBatch, StepStart
 from evenstep.torch._data._step import with_units
 from evenstep.torch._memory._layout import Layout
-from evenstep.torch._memory._memory import NoMemory
 from evenstep.torch._memory._replay import Replay
-from evenstep.torch._model._compile_watch import CompileWatch
 from evenstep.torch._model._prepared import PreparedModels
 from evenstep.torch._model._units import UnitCounter
 from evenstep.torch._model._weighting import Backward, scale
-from evenstep.torch._reporter import NoReader
-from evenstep.torch._tickets import Match
-from evenstep.torch._uses import ForwardUse
+from evenstep.torch._step._compile_watch import CompileWatch
+from evenstep.torch._step._conductor import StepConductor
+from evenstep.torch._step._meter import HostClock, StepMeter
+from evenstep.torch._step._tickets import Match
+from evenstep.torch._step._uses import ForwardUse
 
 from .unit_runs import QUIET
 from .units import Case, flat_gradient, pairs, reference
@@ -85,16 +83,8 @@ def test_waiting_for_others_units_is_no_time_of_ones_own():
     """A rank is not taken for slow because another one's data came late."""
     clock = Clock()
     exchange = Idle(clock)
-    conductor = StepConductor(
-        exchange,
-        StepMeter(HostClock(clock)),
-        NoMemory(),
-        NoReader(),
-        world_size=2,
-        loss_reduction="mean",
-        exact=False,
-        watch=CompileWatch(),
-    )
+    conductor = StepConductor()
+    conductor.open(exchange, StepMeter(HostClock(clock)), CompileWatch(), world_size=2)
     conductor.begin_step(StepStart(0, 4, 8, data_s=0.0, units=2.0))
     conductor.begin_forward(0, MicroBatch(None, 4, lambda batch: 2.0), is_last=True)
     use = conductor.begin_use(0, [], reduces=None)
@@ -151,7 +141,6 @@ class Forwards:
 
     def __init__(self):
         self.units = []
-        self.steps = self
 
     def begin_forward(self, step, part, *, is_last):
         self.units.append(part.units)
@@ -282,10 +271,6 @@ def test_a_sum_needs_no_unit():
 class Deaf:
     """Is told of backwards, and does nothing."""
 
-    @property
-    def steps(self):
-        return self
-
     def backward_begins(self): ...
 
     def backward_done(self, uses): ...
@@ -297,7 +282,7 @@ class Deaf:
 def test_a_weight_of_zero_keeps_nan_out(grad):
     """0 * NaN is NaN: a mean over nothing must not reach the others' parameters."""
     source = torch.ones(2, requires_grad=True)
-    backward = Backward(Deaf(), first_order=True)
+    backward = Backward(Deaf())
     for weight in (0.0, lambda: 0.0):
         source.grad = None
         scale(source * 1, ForwardUse(Match((), weight), None, weight, 0, None), backward)[

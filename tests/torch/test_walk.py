@@ -6,8 +6,8 @@ from evenstep.testing import run_workers
 
 from .walks import walk
 
-MOST_CALLS = 12  # from the engine's callback to the policy; about 8 would do
-MOST_FILES = 64  # that a step passes through, all threads together; about 15 would do
+MOST_CALLS = 11  # from the engine's callback to the policy; about 8 would do
+MOST_FILES = 58  # that a step passes through, all threads together; about 15 would do
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from evenstep.torch._model._compiled import Surround
-from evenstep.torch._model._forward_hook import ForwardHook, feeds_back
-from evenstep.torch._model._weighting import Backward, InertHook
+from evenstep.torch._model._compiled import InertHook, Surround
+from evenstep.torch._model._weighting import Backward, ForwardHook, feeds_back
 from evenstep.torch._model._weighting import scale as scale_by_use
 
 Pair = namedtuple("Pair", "first second")
@@ -37,7 +36,6 @@ class Weights:
 
     def __init__(self, weight):
         self.weight = weight
-        self.steps = self
 
     def begin_use(self, model, tensors, *, reduces):
         return None if self.weight is None else Fixed(self.weight)
@@ -54,7 +52,6 @@ class Told:
 
     def __init__(self, heard):
         self.heard = heard
-        self.steps = self
 
     def backward_begins(self):
         """Nothing to note."""
@@ -78,16 +75,13 @@ def ended():
 
 @pytest.fixture
 def backward(ended):
-    return Backward(Told(ended), first_order=True)
+    return Backward(Told(ended))
 
 
 def hooked(module, weight, backward):
     """Return ``module`` with the hook on it."""
     hook = ForwardHook(Weights(weight), backward)
-    surround = Surround(module)
-    surround.before(hook.before, first=True)
-    surround.after(hook)
-    surround.place()
+    Surround(module, first=[hook.before], after=[hook]).place()
     return module
 
 
@@ -157,7 +151,7 @@ def test_the_end_of_a_backward_is_told_once(backward, ended):
 
 def test_what_others_add_to_a_backward_comes_in_between(ended):
     """As DDP's wait for the all-reduce does: own work is done before it, all is over after it."""
-    backward = Backward(Told(ended), first_order=True)
+    backward = Backward(Told(ended))
     source = leaf()
     inner = source * 1
 

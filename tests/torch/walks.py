@@ -67,7 +67,7 @@ def is_evenstep(code: Any) -> bool:
 
 
 def name_of(code: Any) -> str:
-    """Return a function with its file, as ``torch/_conductor.py StepConductor.backward_done``."""
+    """Return a function with its file, as ``torch/_step/_conductor.py StepConductor.reduced``."""
     return f"{Path(code.co_filename).relative_to(ROOT)} {code.co_qualname}"
 
 

@@ -326,8 +326,8 @@ class StarChannel:
         self._heard[number] = now_s
         self._selector.register(call.connection, selectors.EVENT_READ, number)
         logging.getLogger("evenstep").warning(
-            "The connection between rank 0 and rank %d broke and was made again after %.2f s; "
-            "training goes on and no message was lost.",
+            "The connection between rank 0 and rank %d broke and was restored after %.2f s; "
+            "training continues and no message was lost.",
             number or self._star.rank,
             now_s - since_s,
         )

@@ -34,7 +34,7 @@ class Announcer(Protocol):
     """Tells all ranks what was decided."""
 
     def announce(self, plan: Plan) -> None:
-        """Tell everybody of a plan, if it is new."""
+        """Tell all ranks a plan, if it is new."""
 
     def publish(self, index: int, through: int) -> None:
         """Let the newest plan be the answer to the steps from ``index`` to ``through``."""

@@ -136,7 +136,7 @@ class Exchange:
             self._channel.start(self)
 
     def lead(self, planner: Planner) -> None:
-        """On rank 0: plan with ``planner`` and tell everybody its first plan."""
+        """On rank 0: plan with ``planner`` and tell all ranks its first plan."""
         self.decisions.planner = planner
         self.claims.scheme = None if planner.claims is None else planner.claims.scheme
         self.announce(planner.plan)
@@ -416,7 +416,7 @@ class Exchange:
         self._end_by(RanksDivergedError(differing.rank, differing.text))
 
     def announce(self, plan: Plan) -> None:
-        """Tell everybody of a plan, if it is new. None may be left out: ranks replay them all."""
+        """Tell all ranks a plan, if it is new. None may be left out: ranks replay them all."""
         if self._plan is not None and self._plan.epoch == plan.epoch:
             return
         if self._announcements is not None:

@@ -1,4 +1,4 @@
-"""What failed and training can do without: logged once with its traceback, and named."""
+"""Failures in optional parts never stop training: each is logged once, with its traceback."""
 
 from __future__ import annotations
 

@@ -85,7 +85,9 @@ def interrupt_thread(thread_id: int) -> None:
 def end_process(message: str) -> None:
     """End the process from a side thread: the main one is stuck."""
     log = logging.getLogger("evenstep")
-    log.critical("This process waits in vain and is ended, where it stood: %s", message)
+    log.critical(
+        "Aborting this process, which is stuck in a collective (stacks below): %s", message
+    )
     faulthandler.dump_traceback()
     logging.shutdown()
     os._exit(1)

@@ -164,7 +164,7 @@ class ProgressWatch:
         everyone = range(len(self._hosts))
         waiting = tuple(other for other in everyone if self._is_ahead(other, rank, names))
         place, late_s = self._places.get(rank), self._late_s[rank]
-        where = f"it is {place.text}" if place else "where it is, it does not say"
+        where = f"it is {place.text}" if place else "its position is unknown"
         waits = f"has not {self._next_of(rank, names)} for {late_s:.0f} s while others wait"
         limit_s = hang_s * (COMPILING_TIMES if place and place.compiling else 1)
         is_certain = bool(names & _OWN.keys()) or any(map(self._is_waiting, waiting))

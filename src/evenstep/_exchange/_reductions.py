@@ -122,8 +122,8 @@ def _differing(told: Mapping[int, Reduced], key: tuple[int, int]) -> Differing:
         rank,
         f"Rank {rank} reduced gradients of {kinds[rank]} together with those of {most} on "
         f"{_ranks(others)} (reduction {key[1]} of model {key[0]}): that gradient was wrong. Use "
-        f"the same batches on every rank. To skip one, skip it on all, by a decision that they "
-        f"share such as `balancer.mean(bad) > 0`; and fetch batches on all ranks alike.",
+        f"the same batches on every rank, and fetch equally many. To skip a batch, skip it on all "
+        f"ranks, by a shared decision such as `balancer.mean(bad) > 0`.",
     )
 
 

@@ -8,13 +8,13 @@ from typing import Any
 class Stop:
     """What a rank knows of a stop: it travels with the messages of the steps.
 
-    A rank that wants one tells rank 0, which has everybody know with its next answer.
+    A rank that wants one tells rank 0, which tells all ranks with its next answer.
 
     Attributes:
         told: whether this very process was told to end.
         asked: whether a rank known here wants to stop.
-        after: the answer from which on everybody knows; None as long as there is none.
-        leaving: the rank that is to leave the run, as everybody knows by then.
+        after: the answer from which on all ranks know; None as long as there is none.
+        leaving: the rank that is to leave the run, as all ranks know by then.
     """
 
     def __init__(self) -> None:
@@ -54,5 +54,5 @@ class Stop:
             self.after, self.leaving = index, message.get("leaving")
 
     def is_known(self, index: int) -> bool:
-        """Tell whether everybody knows as of the answer to step ``index``."""
+        """Tell whether all ranks know as of the answer to step ``index``."""
         return self.after is not None and self.after <= index

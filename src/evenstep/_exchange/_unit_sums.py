@@ -32,7 +32,7 @@ class UnitSum:
 
 
 class UnitSums:
-    """One rank's side of the sums: every rank tells rank 0, which tells everybody.
+    """One rank's side of the sums: every rank tells rank 0, which tells all ranks.
 
     One small message each way a step, sent without waiting. All ranks divide by the same bits,
     since rank 0 alone adds up.
@@ -89,7 +89,7 @@ class UnitSums:
                 self._changed.wait()
 
     def take(self, rank: int, step: int, units: float) -> None:
-        """On rank 0: take in a rank's units, and tell everybody the sum if they are the last."""
+        """On rank 0: take in a rank's units, and tell all ranks the sum if they are the last."""
         with self._lock:
             arrived = self._arrived.setdefault(step, {})
             arrived[rank] = units

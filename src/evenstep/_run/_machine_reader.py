@@ -34,13 +34,6 @@ class PsutilReader:
         return min(max(1 - busy, 0.0), 1.0), int(psutil.virtual_memory().available)
 
 
-class NoReader:
-    """For policies that do not ask."""
-
-    def read(self) -> None:
-        """Return None: unknown."""
-
-
-def machine_reader_of(policy: Any, given: MachineReader | None = None) -> MachineReader:
-    """Return what reads the machine for ``policy``: the user's own reader, or psutil."""
-    return (given or PsutilReader()) if reads_resources(policy) else NoReader()
+def machine_reader_of(policy: Any, given: MachineReader | None = None) -> MachineReader | None:
+    """Return what reads the machine: the user's reader or psutil; None if ``policy`` does not ask."""
+    return (given or PsutilReader()) if reads_resources(policy) else None

@@ -37,7 +37,7 @@ class Advice:
 
     Attributes:
         equal: the equal split, as far as caps allow one.
-        balanced: the best split in which everybody computes at least one sample.
+        balanced: the best split in which every worker computes at least one sample.
         best: the best split in which workers may be left out: no choice of workers is faster.
         without: for each worker, the best split in which it is left out, others too where that
             is faster; None if they cannot hold the global batch.

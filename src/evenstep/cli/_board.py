@@ -82,17 +82,15 @@ def as_markdown(board: Board, *, png: Path | None, page: Path) -> str:
 def headline(board: Board) -> str:
     """Return what the figures are."""
     settings = dict.fromkeys(_setting(case, board.contest.cases) for case in board.contest.cases)
-    return (
-        f"Mean step time above that of the plan that knows the future, in %: {'; '.join(settings)}"
-    )
+    return f"Mean step time above the perfect-foresight oracle's, in %: {'; '.join(settings)}"
 
 
-_LEGEND = """Lower is better. 0 is the plan that knows what every step will take but its jitter;
+_LEGEND = """Lower is better. The oracle, at 0, knows the time of every step except for its jitter;
 `equal` is plain DDP. A scenario's column is the mean over its seeds, `mean` that over the
-scenarios. `idle` is the share of all workers' time that they waited, in %.
+scenarios. `idle` is the waiting of all workers as a share of their time, in %.
 
-Every policy has its defaults and sees nothing but the times of the steps: no policy receives
-profiles, free CPU or memory, which some could use. The constants of `auto` were chosen on
+Every policy has its defaults and receives only the times of the steps. No policy receives
+profiles, CPU or memory data, which some could use. The constants of `auto` were chosen on
 other seeds of these generators, from 1000."""
 
 
@@ -110,7 +108,7 @@ def _setting(case: Case, cases: Sequence[Case]) -> str:
 def _notes(board: Board) -> Iterator[str]:
     if set(board.contest.schemes) != {"bsp"}:
         yield (
-            "The plan that knows the future is carried out as it is (`bsp`): a scheme that moves "
+            "The oracle's plan is carried out as it is (`bsp`): a scheme that moves "
             "samples within the step can be faster. A claim of `hybrid` takes "
             f"{percent(board.contest.move_cost)} % of its step."
         )

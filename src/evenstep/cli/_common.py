@@ -57,7 +57,7 @@ def numbers(command: str, option: str, text: str, *, positive: bool = True) -> t
         positive and 0 in found
     ):
         kind = "positive numbers" if positive else "numbers of at least 0"
-        remedy = "Write 100,80,20 say; fractions such as 1/3 will do."
+        remedy = "An example is 100,80,20; fractions such as 1/3 are accepted."
         raise refused(command, option, f"be {kind} with commas between", repr(text), remedy)
     return found
 

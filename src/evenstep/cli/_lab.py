@@ -42,7 +42,7 @@ def lab(
         bool, typer.Option("--clean", help="Remove what labs left that were killed, and end.")
     ] = False,
 ) -> None:
-    """Run a script by torchrun on hosts that this machine plays. Linux and root only."""
+    """Run a script with torchrun on hosts that this machine emulates. Linux and root only."""
     if clean_:
         _clean(command, cpus, mbit, trace)
         return
@@ -90,18 +90,18 @@ def _clean(*others: object) -> None:
     except LabUnavailable as error:
         fail(str(error), 1)
     except (OSError, ValueError) as error:
-        fail(f"Something is left: {error}", 1)
+        fail(f"Something could not be removed: {error}", 1)
     for each in found:
         name = f"lab {each.run_id} of process {each.pid}"
         if each.is_running:
-            typer.echo(f"{name} is running: left alone")
+            typer.echo(f"{name} is running and was left alone")
         else:
             typer.echo(
                 f"{name}, which is gone: {each.num_hosts} hosts removed, "
                 f"{each.num_killed} processes ended"
             )
     if not found:
-        typer.echo("nothing is left of any lab")
+        typer.echo("no lab has left anything")
 
 
 def _hosts(cpus: str | None, mbit: str | None, trace: Trace | None) -> list[Host]:
@@ -112,7 +112,7 @@ def _hosts(cpus: str | None, mbit: str | None, trace: Trace | None) -> list[Host
     if trace is not None and count <= 1:
         count = max(count, trace.num_hosts)
     if not count:
-        remedy = "Write --mbit 200,200,50 say; the number of hosts comes from there."
+        remedy = "An example is --mbit 200,200,50; it also gives the number of hosts."
         raise refused("lab", "--cpus, --mbit", "be given, one of the two", "neither", remedy)
     each = zip(_each("--cpus", quotas, count), _each("--mbit", rates, count), strict=True)
     return [Host(cpus=quota, mbit=rate) for quota, rate in each]
@@ -133,7 +133,7 @@ def _rates(text: str) -> list[float | tuple[float, float]]:
         return [parse_mbit(part) for part in text.split(",")]
     except ValueError as error:
         rule = "be numbers with commas between, or up:down"
-        remedy = "Write 200,200,100:50 say."
+        remedy = "An example is 200,200,100:50."
         raise refused("lab", "--mbit", rule, repr(text), remedy) from error
 
 

@@ -162,8 +162,8 @@ def _added(advice: Advice, more: AffineTime, width: int | None) -> str:
 def _notes(question: Question, advice: Advice) -> Iterator[str]:
     if out := _left_out(advice):
         yield (
-            f"Fastest without worker {out}: one sample takes as long there as all of the global "
-            "batch takes the others."
+            f"Fastest without worker {out}: one sample there takes as long as the whole global "
+            "batch on the others."
         )
     recorded = question.recorded
     if recorded is None:
@@ -172,16 +172,16 @@ def _notes(question: Question, advice: Advice) -> Iterator[str]:
     rough = [rank for rank in rough if recorded.is_line_known[rank]]
     if rough:
         yield (
-            f"The sizes that worker {', '.join(map(str, rough))} had lie close together for such "
-            "noise: fixed cost and samples/s are hard to tell apart, and workers that differ by no "
-            "more than the errors may be alike. Steps near the sizes of the run are known to "
+            f"The batch sizes of worker {', '.join(map(str, rough))} were too similar for this "
+            "much noise: fixed cost and samples/s are uncertain, and workers that differ by less "
+            "than their errors may be equal. Steps near the sizes of the run are known to "
             f"{_rounded(float(recorded.time_error[rough].max()))} %."
         )
     if not recorded.is_line_known.all():
         ranks = [str(rank) for rank, known in enumerate(recorded.is_line_known) if not known]
         yield (
-            f"Of worker {', '.join(ranks)} one batch size was seen: nothing is known of its fixed "
-            "cost, and 0 is assumed. A run with a policy that balances tells more."
+            f"Worker {', '.join(ranks)} had one batch size only, so its fixed cost is unknown and "
+            "assumed to be 0. Record a run with a policy that balances to measure it."
         )
 
 

@@ -54,7 +54,7 @@ def simulate(
     png: Annotated[Path | None, typer.Option(help="Draw it into this file.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write a page with the table.")] = None,
 ) -> None:
-    """Compare policies on simulated workers with the plan that knows the future."""
+    """Compare policies on simulated workers with the perfect-foresight oracle."""
     if png is not None and find_spec("matplotlib") is None:
         fail(f"`--png` needs matplotlib: `{install_line('demo')}`.", 1)
     import_from_here()

@@ -38,7 +38,7 @@ def run_demo(settings: Settings, console: Console) -> Summary:
         job,
         num_workers=settings.num_workers,
         title="1  Equal split",
-        explanation="what plain DDP does: everyone gets the same batch and waits for the last",
+        explanation="what plain DDP does: all workers get the same batch and wait for the slowest",
     )
     measured = equal.measured or {}
     job = replace(

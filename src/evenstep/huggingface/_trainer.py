@@ -171,9 +171,9 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
         if found not in (None, "items") and self.args.gradient_accumulation_steps > 1:
             warnings.warn(
                 f"The loss of {type(self.model).__name__} is a mean over a batch's own {found}, "
-                f"which Trainer takes for divided by `num_items_in_batch`: plain, it adds up the "
-                f"{self.args.gradient_accumulation_steps} accumulated means. Here the gradient is "
-                f"that of their mean, as with `model.accepts_loss_kwargs = False`.",
+                f"but Trainer expects it to be divided by `num_items_in_batch`, and would add up "
+                f"the {self.args.gradient_accumulation_steps} accumulated means. Here the gradient "
+                f"is that of their mean, as with `model.accepts_loss_kwargs = False`.",
                 EvenstepWarning,
                 stacklevel=2,
             )

@@ -19,19 +19,19 @@ class Bounds:
 
     Args:
         min: smallest local batch; one number for all workers or one each. ``"auto"`` is 1, and 2
-            for models with local batch normalisation, which cannot normalise a single sample.
-            At 0 a worker may be left out entirely, and is then not measured any more.
+            for models with local batch normalization, which cannot normalize a single sample.
+            At 0 a worker may be left out entirely, and is then no longer measured.
         max: most samples that fit into a worker's memory at once, likewise; None is no cap.
             Plain loops never get more. Loops over ``loader.steps()`` may be given more, and get
             it as micro-batches of at most this size. ``"probe"`` has every worker find out by
             trial in its first step, in loops that call ``step.backward(closure)``.
-        granularity: samples that come and go together, likewise, such as 8 for tensor cores.
+        granularity: samples that stay together, likewise, such as 8 for tensor cores.
         vary: what differs between workers. ``"size"``: a local batch is one forward of any size,
             or as few as ``max`` allows. ``"count"``: every forward has ``granularity`` samples,
-            one number for all workers, and a worker gets as many of them as suits it: the one
-            shape that compiled models and CUDA graphs are made for. Needs a loop over
-            ``loader.steps()`` and a global batch of whole granules. The short last step of an
-            epoch may have smaller forwards, unless ``DataLoader(drop_last=True)`` leaves it out.
+            one number for all workers, and faster workers get more forwards. This gives compiled
+            models and CUDA graphs a single shape. It needs a loop over ``loader.steps()`` and a
+            global batch of whole granules. The short last step of an epoch may have smaller
+            forwards, unless ``DataLoader(drop_last=True)`` leaves it out.
 
     Raises:
         ValueError: a number is out of range, or does not go with ``vary``.

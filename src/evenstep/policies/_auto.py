@@ -26,7 +26,7 @@ _STEPS_TO_KNOW_NOISE = 10  # of every worker; until then it is a guess
 @final
 @dataclass(frozen=True, slots=True)
 class Auto(AbstractPolicy[dict[str, Any]]):
-    r"""The split that ends earliest by what is foreseen, adopted if it saves enough.
+    r"""The split with the shortest predicted step, adopted if it saves enough.
 
     $b = \arg\min_b \max_r (a_r + c_r b_r)$ over the integers that the cluster allows, the minimum
     exact: $a_r$ from ``AffineFilter``, and $c_r$ as ``Bank`` foresees it, which weighs that filter
@@ -43,19 +43,19 @@ class Auto(AbstractPolicy[dict[str, Any]]):
     after the first. It also has to exceed a millisecond: less is not worth unequal sizes.
 
     Without noise the second plan is near the best and the third within 2 %: one size gives a
-    speed, two a fixed cost as well. No size is tried for that alone: those on the way tell, and
-    once settled, unknown fixed costs cost 0.2 points at most (``benchmarks/fixed_costs.py``). A
-    single slow step changes nothing, a lasting change is followed after its second step, or after
-    its first where changes have proved lasting before.
-    A step that all end within its noise of each other changes nothing by itself.
-    Load that comes and goes by the clock is foreseen after one period and a half, up to 256 steps.
-    In the long run nothing is worse than any one forecast, or than the equal split, by more than
+    speed, and two sizes a fixed cost too. No size is tried for that purpose alone. Once sizes are
+    settled, unknown fixed costs cost 0.2 points at most (``benchmarks/fixed_costs.py``). A single
+    slow step changes nothing. A permanent change is followed after its second step, or after its
+    first if earlier changes were permanent.
+    A step in which all workers end within the noise changes nothing by itself.
+    Load that follows the clock is predicted after one and a half periods, up to 256 steps.
+    In the long run, nothing is worse than any one forecast, or than the equal split, by more than
     the bound in ``Bank``.
     Wrong where no line fits (see ``AffineFilter``).
 
-    A worker at zero samples, which takes ``min_batch_size=0``, is not measured and keeps its
-    last estimate: it comes back only as the others slow down. As long as one was never measured,
-    nothing changes.
+    A worker with zero samples, which needs ``min_batch_size=0``, is not measured and keeps its
+    last estimate. It comes back only if the others slow down. Nothing changes until every worker
+    was measured.
 
     Args:
         min_saving: least predicted saving that is worth a change, as a share of the step, in

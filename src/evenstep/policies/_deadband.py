@@ -27,7 +27,7 @@ class Deadband(AbstractPolicy[dict[str, Any]]):
         threshold: largest relative change that is ignored, at least 0.
 
     Raises:
-        ValueError: ``policy`` is none, or ``threshold`` is negative.
+        ValueError: ``policy`` is not a policy, or ``threshold`` is negative.
     """
 
     name: ClassVar[str] = "deadband"

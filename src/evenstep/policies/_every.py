@@ -27,7 +27,7 @@ class Every(AbstractPolicy[dict[str, Any]]):
         num_steps: steps between changes, at least 1, which changes nothing.
 
     Raises:
-        ValueError: ``policy`` is none, or ``num_steps`` is below 1.
+        ValueError: ``policy`` is not a policy, or ``num_steps`` is below 1.
     """
 
     name: ClassVar[str] = "every"

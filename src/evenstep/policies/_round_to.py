@@ -32,7 +32,7 @@ class RoundTo(AbstractPolicy[Any]):
             multiple.
 
     Raises:
-        ValueError: ``policy`` is none, or ``granularity`` is below 1.
+        ValueError: ``policy`` is not a policy, or ``granularity`` is below 1.
     """
 
     name: ClassVar[str] = "round-to"

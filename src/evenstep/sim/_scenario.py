@@ -22,7 +22,7 @@ class Scenario:
         saturation: samples up to which any batch takes the same time, ``(world_size,)``; None is
             a straight line.
         max_batch_size: most samples that fit in memory, ``(world_size,)``; None is no cap.
-        presence: who is there, ``(num_steps, world_size)``; None is everybody, always.
+        presence: who is there, ``(num_steps, world_size)``; None is all workers, always.
     """
 
     name: str

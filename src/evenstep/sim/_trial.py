@@ -23,8 +23,8 @@ class Trial:
         scenario: its name.
         policy: its name, as it was asked for.
         scheme: likewise.
-        regret: mean time for a sample, over that of the plan that knows the future and carries it
-            out (``oracle``), less 1. Equal global batches make it ``SimReport.regret``.
+        regret: mean time for a sample, over that of the perfect-foresight oracle
+            (``oracle``), less 1. Equal global batches make it ``SimReport.regret``.
         step_s: mean seconds of a step.
         best_step_s: the same of that plan.
         samples_per_s: samples of all workers over the time of all steps.

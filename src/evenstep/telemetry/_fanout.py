@@ -27,7 +27,7 @@ class Fanout:
                 self._hooks.remove(hook)
                 logging.getLogger("evenstep").exception(
                     "The telemetry hook %r raised on %s and is left out from now on; "
-                    "training goes on.",
+                    "training continues.",
                     hook,
                     type(event).__name__,
                 )

@@ -12,7 +12,7 @@ from ._news import news
 
 
 class ProgressLine:
-    """Writes a line for people every ``num_steps`` measured steps, and faults as they come.
+    """Writes a progress line every ``num_steps`` measured steps, and faults as they come.
 
     Usage:
         evenstep step 150: batch 32 16 11 5, step 0.212 s, computing 0.194 s of it (idle 2 %), equal

@@ -16,9 +16,9 @@ from ..events import (
 )
 
 _CLAIMS = {
-    True: "begin with a part of their batch and claim the rest as they go, so that they wait less "
-    "for each other; if that is no faster, it ends",
-    False: "compute the batch that was planned for them, claiming nothing",
+    True: "begin with a part of their batch and claim the rest during the step (work stealing), as "
+    "long as that is faster",
+    False: "compute their planned batch, without claims",
 }
 
 
@@ -49,7 +49,8 @@ def _of_sizes(event: MemoryShort | SizesHeld | MemoryCapped | ClaimsSwitched) ->
             )
         case SizesHeld(rank=rank):
             return (
-                f"sizes stay as they are: another one might run the model of rank {rank} uncompiled"
+                f"sizes stay as they are: torch might run the model of rank {rank} uncompiled at "
+                f"another size"
             )
         case MemoryCapped(rank=rank, max_batch_size=most):
             return f"rank {rank} fits at most {most} samples"
@@ -66,7 +67,7 @@ def _of_worker(event: WorkerUnhelpful | WorkerDropped | WorkerKept) -> str:
             )
         case WorkerDropped(host=host):
             return (
-                f"on {host} leaves the run. The others begin anew without it, from the checkpoint "
+                f"on {host} leaves the run. The others restart without it, from the checkpoint "
                 f"of this stop"
             )
         case WorkerKept(obstacle=obstacle):

@@ -1,4 +1,4 @@
-"""What a run of any framework tells whom: its file, its line for people, the user's hooks."""
+"""Where the events of a run go, in any framework: its file, its progress line, the user's hooks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def open_outlets(
     Args:
         run_dir: folder for ``events.jsonl``; None writes none. A folder that cannot be written to
             is a warning: training goes on without.
-        line_every: steps between two lines for people on standard error; None is faults alone.
+        line_every: steps between two progress lines on standard error; None is faults alone.
         hooks: the user's own.
     """
     outlets = []
@@ -40,7 +40,7 @@ def _open_file(run_dir: Path) -> JsonLines | None:
         return JsonLines(run_dir / "events.jsonl")
     except OSError as error:
         logging.getLogger("evenstep").warning(
-            "No events are written to %s (%s); training goes on. Give `Runtime(run_dir=...)` a "
+            "No events are written to %s (%s); training continues. Give `Runtime(run_dir=...)` a "
             "folder that rank 0 can write to.",
             run_dir,
             error,

@@ -61,7 +61,7 @@ class Outlet:
         if self.num_dropped == 1:
             _LOG.warning(
                 "The telemetry sink %s is too slow: %d events wait for it, and more are dropped; "
-                "training goes on.",
+                "training continues.",
                 self._name,
                 self._capacity,
             )
@@ -91,7 +91,7 @@ class Outlet:
                 "The telemetry sink %s missed %d events%s.",
                 self._name,
                 num_missed,
-                f" and did not come to an end within {within_s:.3g} s" if is_stuck else "",
+                f" and did not end within {within_s:.3g} s" if is_stuck else "",
             )
         return not is_stuck
 
@@ -125,7 +125,7 @@ class Outlet:
         # A full disk is the user's to see, not ours to explain; a mistake in a hook has a place.
         trace = None if isinstance(error, OSError) else error
         _LOG.warning(
-            "The telemetry sink %s failed %s (%s: %s) and gets no more events; training goes on.",
+            "The telemetry sink %s failed %s (%s: %s) and gets no more events; training continues.",
             self._name,
             when,
             type(error).__name__,

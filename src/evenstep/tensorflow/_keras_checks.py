@@ -46,7 +46,7 @@ def check_model(model: Any, strategy: tf.distribute.Strategy) -> None:
     """Raise or warn where no weight makes a model's gradient exact.
 
     Raises:
-        ValueError: it is none of Keras, or not made under the strategy.
+        ValueError: it is not a Keras model, or not made under the strategy.
     """
     if not isinstance(model, keras.Model):
         raise invalid(
@@ -86,7 +86,7 @@ def check_optimizer(optimizer: Any) -> None:
     """Raise or warn where an optimizer does not see the gradient of the global batch.
 
     Raises:
-        ValueError: it is none of Keras.
+        ValueError: it is not a Keras optimizer.
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise invalid(

@@ -18,7 +18,7 @@ class Reports:
     """Has a model's losses and metrics count every worker's samples, in the training graph.
 
     Keras keeps sums and counts, each worker of its own samples. They are added up over all workers
-    once a step, so that all see the same. Where it counts numbers of which each stands for a
+    once a step, so all workers see the same. Where it counts numbers of which each stands for a
     batch (losses, metric functions that return one, what a ``train_step`` of one's own gives to a
     ``keras.metrics.Mean``), they count as many times as the batch has samples. What a
     ``train_step`` returns that is no metric of the model is averaged in the same way. Losses that

@@ -1,4 +1,4 @@
-"""Where samples come from: arrays, read by position, or a pipeline, read by all workers."""
+"""Where samples come from: arrays, read by position, or a pipeline, read by every worker."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def source_of(source: Any, *, shuffle: bool, seed: int) -> AbstractSource:
     """Return the source that ``source`` stands for.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is of another type.
     """
     if not (_is_dataset(source) or callable(source)):
         return ArraySource(source, shuffle=shuffle, seed=seed)

@@ -43,14 +43,13 @@ class Balancer:
         dataset = balancer.dataset((images, labels), shuffle=True)
         model.fit(dataset, epochs=3, callbacks=[balancer.callback()])
 
-    Every step is one of all workers together, on the global batch that one process would take;
-    each worker gets its part of it, sized by the policy from the times measured so far. The
-    gradient is the mean over that global batch, whatever the sizes. With one worker, the script
-    runs unchanged.
+    All workers take every step together, on the global batch that one process would take. The
+    policy sizes each worker's part of it from the times measured so far. The gradient is the mean
+    over that global batch, for any sizes. With one worker, the script runs unchanged.
 
-    Right for losses that are means (or, if said so, sums) over samples, with Keras' optimizers,
-    one replica for each worker, on CPUs. Keras' own scaling by the number of replicas is taken
-    into account: regularizers of weights count once.
+    Right for losses that are means (or, with ``loss_reduction="sum"``, sums) over samples, with
+    Keras' optimizers, one replica for each worker, on CPUs. Keras' own scaling by the number of
+    replicas is taken into account: regularizers of weights count once.
 
     Args:
         strategy: ``tf.distribute.MultiWorkerMirroredStrategy``, with one replica a worker.
@@ -61,7 +60,7 @@ class Balancer:
             losses as they are, or ``tf.nn.compute_average_loss`` without a size. ``"sum"``:
             losses with ``reduction="sum"``, or divided by the global batch size; left as it is.
         bounds: limits on every worker's samples.
-        runtime: heartbeats, the deadline, the line for people.
+        runtime: heartbeats, the deadline, the progress line.
 
     Raises:
         ValueError: an argument is out of range.

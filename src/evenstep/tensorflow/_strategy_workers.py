@@ -39,7 +39,7 @@ def workers_of(strategy: Any) -> StrategyWorkers:
     """Return who trains together under ``strategy``.
 
     Raises:
-        ValueError: it is none that can be balanced.
+        ValueError: it cannot be balanced.
     """
     if not isinstance(strategy, tf.distribute.Strategy):
         raise invalid(

@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import final
 
 from .._exchange._exchange import Exchange
-from .._run._machine_reader import MachineReader, NoReader
+from .._run._machine_reader import MachineReader
 from .._run._step_under_way import StepUnderWay
 from ..planner import Plan, Report
 
@@ -58,7 +58,7 @@ class TrainingSteps:
         self.loss_reduction = loss_reduction
         self._clock = clock
         self._exchange: Exchange | None = None
-        self._machine: MachineReader = NoReader()
+        self._machine: MachineReader | None = None
         self._step: StepUnderWay | None = None
         self._compute_s = 0.0  # own work of the step so far
         self._since_s: float | None = None  # when the clock was started; None while it stands
@@ -70,7 +70,9 @@ class TrainingSteps:
         self.forwarding: str | None = None
         self.is_resting = False
 
-    def begin(self, exchange: Exchange, machine: MachineReader, *, first_step: int = 0) -> None:
+    def begin(
+        self, exchange: Exchange, machine: MachineReader | None = None, *, first_step: int = 0
+    ) -> None:
         """Begin a run of several workers; one alone has its plan, and no exchange."""
         self._exchange, self._machine, self.num_steps = exchange, machine, first_step
 
@@ -196,7 +198,8 @@ class TrainingSteps:
 
     def _report(self, step: StepUnderWay, exchange: Exchange) -> None:
         step.reported = True
-        free_cpu, free_memory_bytes = self._machine.read() or (None, 0)
+        free = None if self._machine is None else self._machine.read()
+        free_cpu, free_memory_bytes = free or (None, 0)
         report = Report(
             step=step.number,
             batch_size=step.num_samples,

@@ -1,4 +1,4 @@
-"""How a balanced run is watched: heartbeats, the deadline, the line for people."""
+"""How a balanced run is watched: heartbeats, the deadline, the progress line."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from ..exceptions import invalid
 
 @dataclass(frozen=True, slots=True)
 class Runtime(AbstractRuntime):
-    """Settings of the machinery around the steps; the defaults suit most runs.
+    """How a run is watched, connected and recorded; the defaults suit most runs.
 
-    What ``evenstep.torch.Runtime`` has as well means the same here.
+    Settings that ``evenstep.torch.Runtime`` also has mean the same here.
 
     Args:
         deadline_s: seconds without a heartbeat after which a worker counts as lost and the others
             end with an error that names it.
         heartbeat_s: seconds between two heartbeats, positive and at most a third of
             ``deadline_s``.
-        hang_s: seconds for which a worker may keep the others waiting in a step although its
-            process lives, before it counts as lost: as long as the longest pause that one of them
-            makes alone. None waits for ever.
-        line_every: steps between two lines for people on standard error, from rank 0; None is
+        hang_s: seconds for which a worker may make the others wait in a step while its process
+            lives, before it counts as lost. It has to be longer than the longest pause that one
+            worker makes alone. None waits for ever.
+        meeting_s: seconds within which all workers have to reach their first step.
+        line_every: steps between two progress lines on standard error, from rank 0; None is
             silence.
         run_dir: folder for ``events.jsonl``, written by rank 0; None writes none.
         hooks: called with every event on rank 0, each in a thread of its own.

@@ -21,8 +21,8 @@ from ._data.loaders._eval import EvalLoader as EvalLoader
 from ._data.loaders._server import ServerEval as ServerEval
 from ._data.loaders._server import ServerLoader as ServerLoader
 from ._data.loaders._stream import StreamLoader as StreamLoader
-from ._memory._memory import CudaMemory as CudaMemory
-from ._memory._memory import MemoryReader as MemoryReader
+from ._memory_reader import CudaMemory as CudaMemory
+from ._memory_reader import MemoryReader as MemoryReader
 from ._model._check_loss import LossCheck as LossCheck
 from ._model._check_loss import check_loss as check_loss
 from ._options import Runtime as Runtime

@@ -20,42 +20,35 @@ from ..planner import Bounds
 from ..policies import AbstractPolicy
 from ..timemodels import ClusterProfile
 from . import _arguments as arguments
-from ._assembly import Assembly
-from ._connection import Connection
-from ._data._step import StepCount
 from ._data.deal._stream_terms import StreamKind
-from ._data.loaders._base import AbstractStepLoader
 from ._data.loaders._eval import EvalLoader
 from ._data.loaders._server import ServerEval
 from ._exchange._crew import Crew
-from ._fabric import as_wrapped, unwrapped, wrapped_loader, wrapped_model
+from ._exchange._startup import Alone, SideGroup
+from ._fabric import as_wrapped, unwrapped, wrapped_loader
 from ._loader_types import PreparedEval, PreparedLoader
-from ._means import mean_over
+from ._means import RunningStats, mean_over
 from ._memory._probe import Closure
-from ._model._compile_watch import CompileWatch
-from ._model._lockstep import is_lockstep
-from ._model._models import Weighting, check_unprepared
-from ._model._prepared import PreparedModels
-from ._model._running_stats import RunningStats
-from ._model._units import Unit, counter_of
-from ._model._weighting import Backward, scale
+from ._model._models import Weighting, check_unprepared, device_of, forward_is_collective
+from ._model._units import Unit
+from ._model._weighting import scale
 from ._options import Runtime
+from ._parts import Parts
 from ._prepare_check import BalancerSettings, check_content, check_eval, check_prepared
-from ._profile._profiler import Profiler, Request
+from ._profile._profiler import Profiler
+from ._profile._trial import Request
 from ._session import Session
 from ._switch import kind_by_switch
 from ._unequal_links import checked_network
 
 if TYPE_CHECKING:
     from ..network._torch._network_settings import Network
-    from ..network._torch._reduction import Reduction
-    from ..network._torch._serving import Service
 
 M = TypeVar("M", bound=nn.Module)
 T = TypeVar("T")
 
 
-class Balancer(Assembly):
+class Balancer:
     """Sizes every worker's share of the same global batch so that all finish together.
 
     Usage:
@@ -67,14 +60,14 @@ class Balancer(Assembly):
             optimizer.zero_grad()
 
     Every iteration is one step of the whole cluster, on the global batch that plain training
-    would take; each rank gets its part of it, sized by the policy from the times measured so far.
-    The gradient is the mean over that global batch, whatever the sizes. With one process, or
-    without a process group, the script runs unchanged.
+    would take. The policy sizes each rank's part of it from the times measured so far. The
+    gradient is the mean over that global batch, for any sizes. With one process, or without a
+    process group, the script runs unchanged.
 
-    Right for losses that are means (or, if said so, sums) over samples or over other units. Local
-    batch normalisation sees uneven batches and is warned about; contrastive losses over a rank's
-    own batch are not sums over samples, and no weight makes them exact. ``check_loss`` tells what
-    a loss is.
+    Right for losses that are means (or, with ``loss_reduction="sum"``, sums) over samples or other
+    units. Local batch normalization sees uneven batches, and a warning says so. Contrastive losses
+    over a rank's own batch are not sums over samples, and no weight makes them exact.
+    ``check_loss`` tells what a loss is.
 
     Args:
         global_batch_size: samples per optimizer step over all workers. None is the loader's
@@ -82,18 +75,18 @@ class Balancer(Assembly):
         policy: decides the sizes: a name (``"auto"``, ``"equal"``, ``"dynamic-batching"``,
             ``"lb-bsp-2020"``, ``"lbb"``), ``"module:Class"``, or a policy.
         unit: what the loss is a mean over: ``"samples"``; ``"tokens"``, the targets other than
-            -100 in batches as Hugging Face's collators make them, for models of transformers, whose
-            kind tells whether they shift labels; or a function that is given a batch as the loop
-            gets it and returns how much the loss divides by: its valid targets, their class
-            weights' sum. A forward then weighs by its units. Plans count samples still.
+            -100 in batches of Hugging Face's collators, for models of transformers, whose kind
+            tells whether they shift labels; or a function from a batch, as the loop gets it, to
+            what the loss divides by, such as the number of valid targets or the sum of their class
+            weights. A forward is then weighted by its units. Plans still count samples.
         loss_reduction: what the user's loss does over the units of a forward, ``"mean"`` or
-            ``"sum"``. Nothing in the tensors tells them apart. A sum is left as plain DDP has it,
-            which averages over ranks: the sum over the global batch over their number.
+            ``"sum"``. The tensors do not show which. A sum stays as in plain DDP, which averages
+            over ranks: the sum over the global batch divided by their number.
         bounds: limits on every worker's samples.
-        runtime: heartbeats, deadlines, the line for people, how memory is read.
+        runtime: heartbeats, deadlines, the progress line, how memory is read.
         process_group: the data-parallel ranks; None is all of them.
-        network: sums gradients by shares that fit the links, and says which ranks hold no data and
-            only sum; None is plain all-reduce.
+        network: sums gradients by shares that suit the links, and names ranks that hold no data
+            and only sum; None is plain all-reduce.
 
     Raises:
         ValueError: an argument is out of range.
@@ -112,33 +105,28 @@ class Balancer(Assembly):
         network: Network | None = None,
     ) -> None:
         self.__class__ = kind_by_switch(type(self))  # a `__new__` would hide the signature
-        self._loss_reduction = checked_reduction(loss_reduction)
-        self._global_batch_size = arguments.checked_size(global_batch_size)
-        self._policy = checked_policy(policy)
-        self._count = StepCount()
-        self._models = PreparedModels(self._count)
-        modules = lambda: [model.module for model in self._models]  # noqa: E731
-        self._counter = counter_of(unit, loss_reduction=loss_reduction, modules=modules)
-        self._bounds = bounds
-        self._runtime = runtime
-        self._process_group = process_group
-        self._network = checked_network(network)
-        more = {"loss_reduction": loss_reduction, "bounds": bounds, "network": network}
-        self._settings = BalancerSettings.of(
-            runtime, unit, global_batch_size, policy=self._policy, **more
+        self._parts = Parts(
+            policy=checked_policy(policy),
+            bounds=bounds,
+            runtime=runtime,
+            process_group=process_group,
+            network=checked_network(network),
+            loss_reduction=checked_reduction(loss_reduction),
+            unit=unit,
+            global_batch_size=arguments.checked_size(global_batch_size),
         )
-        self._reduction: Reduction | None = None
-        self._weighting: Weighting | None = None
-        self._watch = CompileWatch()
-        self._loaders: list[AbstractStepLoader] = []
-        self._crew: Crew | None = None
-        self._connection: Connection | None = None
-        self._service: Service | None = None  # on a rank without data
-        self._session = Session(self._open)
-        self._backward = Backward(self._session, first_order=True)
-        self._loss_backward = Backward(self._session, first_order=False)
-        self._closed = False
+        self._settings = BalancerSettings.of(
+            runtime,
+            unit,
+            global_batch_size,
+            policy=self._parts.policy,
+            loss_reduction=loss_reduction,
+            bounds=bounds,
+            network=network,
+        )
+        self._session = Session(self._parts)
         self._stats = RunningStats()
+        self._closed = False
 
     @overload
     def prepare(
@@ -176,8 +164,8 @@ class Balancer(Assembly):
             weighting: ``"output"`` weights the gradient at the model's output, with no change to
                 the loss. ``"loss"`` leaves it to ``weight(loss)``, for gradient penalties, for
                 outputs fed back into the model, and for losses that bypass the output.
-            stream: who reads what of an ``IterableDataset``: ``"same"``, all ranks read all of it,
-                or ``"sharded"``, each rank reads samples of its own. See ``StreamLoader``.
+            stream: which rank reads what of an ``IterableDataset``: ``"same"``, all read all of it,
+                or ``"sharded"``, each reads its own samples. See ``StreamLoader``.
 
         Returns:
             The prepared parts in the order given; a single one by itself. To a type checker a model
@@ -188,22 +176,31 @@ class Balancer(Assembly):
             ValueError: a part cannot be balanced, or ranks differ; the message says what to do.
         """
         self._check_open()
-        arguments.check_weighting(weighting, self._weighting)
-        self._weighting = weighting
+        made = self._parts
+        arguments.check_weighting(weighting, made.weighting)
+        made.weighting = weighting
+        crew = self._join()
         inner = [unwrapped(part) for part in parts]
-        side = self._join().side
-        check_prepared(side, self._settings, inner, weighting=weighting, stream=stream)
-        if self._join().num_servers == 0:
-            self._connect(inner)
+        check_prepared(crew.side, self._settings, inner, weighting=weighting, stream=stream)
+        modules = [part for part in inner if isinstance(part, nn.Module)]
+        if crew.num_servers == 0 and modules and self._session.exchange is None:
+            atexit.register(self._say_goodbye)
+            self._session.connect(device_of(modules[0]))
         if stream is None:
-            check_content(side, inner)
-        models = {i: p for i, p in enumerate(parts) if isinstance(p, nn.Module)}
-        for module in models.values():
-            check_unprepared(wrapped_model(module))
-        done = [self._prepare_model(part) if i in models else part for i, part in enumerate(parts)]
+            check_content(crew.side, inner)
+        for module in modules:
+            check_unprepared(module)
+        models = {
+            at: made.add_model(part, crew)
+            for at, part in enumerate(parts)
+            if isinstance(part, nn.Module)
+        }
+        mailbox = lambda: self._session.mailbox  # noqa: E731
         done = [
-            part if i in models else self._prepare_loader(part, stream)
-            for i, part in enumerate(done)
+            models[at]
+            if at in models
+            else made.add_loader(part, stream, crew, session=self._session, mailbox=mailbox)
+            for at, part in enumerate(parts)
         ]
         return done[0] if len(done) == 1 else tuple(done)
 
@@ -223,11 +220,12 @@ class Balancer(Assembly):
         Raises:
             ValueError: the loader cannot be shared out; the message says what to do instead.
         """
-        self._check_open()
-        crew, models = self._join(), self._models
-        at_once: Callable[[], bool] = lambda: is_lockstep(lockstep, (m.module for m in models))  # noqa: E731
-        check_eval(crew.side, wrapped_loader(loader), lockstep=at_once())
-        own = wrapped_loader(loader)
+        crew, own, models = self._join(), wrapped_loader(loader), self._parts.models
+
+        def at_once() -> bool:
+            return forward_is_collective(models.modules()) if lockstep is None else lockstep
+
+        check_eval(crew.side, own, lockstep=at_once())
         made = (
             ServerEval(own)
             if crew.is_server
@@ -264,11 +262,9 @@ class Balancer(Assembly):
             RuntimeError: a rank failed, or this is no time for it.
         """
         self._check_open()
-        arguments.check_trains(is_server=self._service is not None)
+        arguments.check_trains(is_server=self._parts.service is not None)
         asked = Request(closure, sizes, repeats, samples, through, path)
-        parts = self._models, self._loaders, self._session, self._watch
-        profiler = Profiler(*parts, side=self._side, memory=self._runtime.memory)
-        return profiler.profile(asked, lambda: self._job(cuts=True))
+        return Profiler(self._parts, self._session).profile(asked)
 
     def weight(self, loss: torch.Tensor) -> torch.Tensor:
         """Return ``loss`` weighted for this forward: the explicit form of what is exact.
@@ -281,11 +277,11 @@ class Balancer(Assembly):
             ValueError: the model was prepared to be weighted at its output, so that this would
                 weight twice.
         """
-        arguments.check_weighed_by_hand(self._weighting)
-        use = self._session.steps.use_of_loss()
+        arguments.check_weighed_by_hand(self._parts.weighting)
+        use = self._parts.steps.use_of_loss()
         if use is None:
             return loss
-        scaled, _ = scale(loss, use, self._loss_backward)
+        scaled, _ = scale(loss, use, self._parts.backward, first_order=False)
         return scaled  # type: ignore[no-any-return]
 
     def step(self, batch: Any) -> AbstractContextManager[None]:
@@ -308,7 +304,7 @@ class Balancer(Assembly):
             ValueError: it was not handed out, or has been freed.
             RuntimeError: no batch was handed out yet.
         """
-        return self._session.steps.named(batch)
+        return self._parts.steps.named(batch)
 
     def mean(self, value: float | torch.Tensor, count: float | None = None) -> float:
         """Return the mean of ``value`` over the samples, or other units, of all ranks.
@@ -325,7 +321,7 @@ class Balancer(Assembly):
         Raises:
             RuntimeError: outside of a training step, as in an evaluation, without ``count``.
         """
-        return mean_over(self._side, self._session.steps, value, count)
+        return mean_over(self._side, self._parts.steps, value, count)
 
     def pause(self) -> AbstractContextManager[None]:
         """Return a context in which this rank works alone, for as long as it takes.
@@ -356,7 +352,7 @@ class Balancer(Assembly):
         Raises:
             RuntimeError: before ``prepare``, or after ``close``.
         """
-        self._stats.average_over(self._side, self._session.steps, self._models)
+        self._stats.average(self._side, self._parts.steps, self._parts.models)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -364,7 +360,7 @@ class Balancer(Assembly):
 
         Those of full steps: the short last batch of an epoch has fewer.
         """
-        plan = self._session.steps.plan
+        plan = self._parts.steps.plan
         return () if plan is None else plan.batch_size
 
     @property
@@ -374,7 +370,7 @@ class Balancer(Assembly):
         Also 0 where the rank got a stand-in of weight 0, because the short last step of an epoch
         had fewer samples than ranks.
         """
-        return self._session.steps.num_samples or 0
+        return self._parts.steps.num_samples or 0
 
     @property
     def is_server(self) -> bool:
@@ -413,18 +409,19 @@ class Balancer(Assembly):
             return
         self._closed = True
         atexit.unregister(self._say_goodbye)
-        with ExitStack() as parts:  # the last one first, and each whatever another raises
-            if self._crew is not None:
-                parts.callback(self._crew.close)
-            parts.callback(self._watch.close)
-            if self._reduction is not None:
-                parts.callback(self._reduction.close)
-            for part in self._models:
-                parts.callback(part.release)
-            parts.callback(self._session.close)
-            for loader in self._loaders:
-                parts.callback(loader.close)
-        self._models.close()
+        parts = self._parts
+        with ExitStack() as last_first:  # and each whatever another raises
+            if parts.crew is not None:
+                last_first.callback(parts.crew.close)
+            last_first.callback(parts.watch.close)
+            if parts.reduction is not None:
+                last_first.callback(parts.reduction.close)
+            for model in parts.models:
+                last_first.callback(model.release)
+            last_first.callback(self._session.close)
+            for loader in parts.loaders:
+                last_first.callback(loader.close)
+        parts.models.close()
 
     def __enter__(self) -> Self:
         return self
@@ -439,6 +436,20 @@ class Balancer(Assembly):
         self.close()
         if lost is not None and lost is not error:
             raise lost from error
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("The balancer was closed. Make a new `Balancer` for a new run.")
+
+    @property
+    def _side(self) -> SideGroup | Alone | None:
+        """The workers' side group, between ``prepare`` and ``close``."""
+        return None if self._closed else self._parts.side
+
+    def _join(self) -> Crew:
+        """Return all ranks, with whom roles are agreed on at first."""
+        self._check_open()
+        return self._parts.join(at_exit=lambda: atexit.register(self._say_goodbye))
 
     def _say_goodbye(self) -> None:
         """Close at the end of a script that never did; if a collective broke, say who broke it."""

@@ -60,7 +60,7 @@ def _problem(
         which = "a compiled model or local BatchNorm, to which sizes are not free"
         return which, 'Use `Bounds(vary="count")`, with forwards of one shape.'
     if len(np.unique(job.bounds.granularity)) > 1:
-        which = f"granularities of {job.bounds.granularity}, and a claim is for any rank"
+        which = f"different granularities, {job.bounds.granularity}"
         return which, "Give `Bounds(granularity=...)` one number."
     if counts_units:
         return "a unit other than samples", 'Use `Balancer(unit="samples")`.'

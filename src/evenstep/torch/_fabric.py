@@ -16,15 +16,15 @@ from torch import nn
 from torch.utils.data import BatchSampler
 
 from ..exceptions import invalid
-from ._containers import rebuild
 from ._data._step import Step
+from ._step._containers import rebuild
 
 Loader = TypeVar("Loader")
 
 
 def wrapped_model(module: nn.Module) -> nn.Module:
     """Return the model that Fabric's wrapper calls; ``module`` itself if it is no such wrapper."""
-    inner = module._modules.get("_forward_module")
+    inner = dict(module.named_children()).get("_forward_module")
     return module if inner is None else inner
 
 

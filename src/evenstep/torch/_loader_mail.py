@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from .._exchange._mailbox import Mailbox
 from .._types import IntArray
 from ._exchange._startup import Alone, SideGroup
-from ._session import Session
 
 
 class LoaderMail:
@@ -18,15 +18,17 @@ class LoaderMail:
     collective: so this is none. Peers, which get the very same batches, do as their first.
 
     Args:
-        session: of this rank.
+        mailbox: what this rank tells the others by, once it is connected.
         side: the ranks.
         number: of the loader among those of its balancer.
     """
 
-    def __init__(self, session: Session, side: SideGroup | Alone, number: int) -> None:
+    def __init__(
+        self, mailbox: Callable[[], Mailbox], side: SideGroup | Alone, number: int
+    ) -> None:
         self.rank = side.rank
         self.world_size = side.world_size
-        self._session = session
+        self._mailbox = mailbox
         self._side = side
         self._number = number
         self._num_rounds = 0
@@ -38,7 +40,7 @@ class LoaderMail:
             key: which round, later ones with larger numbers, and which message of it.
             ints: the integers.
         """
-        agreed = self._session.mailbox.share((self._number, *key), ints)
+        agreed = self._mailbox().share((self._number, *key), ints)
         if self._side.peers is None:
             return agreed
         return np.array(self._side.peers.share_indices(agreed.tolist()), np.int64)
@@ -50,7 +52,7 @@ class LoaderMail:
 
     def gather(self, numbers: list[int]) -> Callable[[], list[list[int]]]:
         """Send ``numbers``, as many on every rank, and return what waits for those of all."""
-        return self._session.mailbox.gather((self._number, self._begin_round(), 0), numbers)
+        return self._mailbox().gather((self._number, self._begin_round(), 0), numbers)
 
     def _begin_round(self) -> int:
         self._num_rounds += 1

@@ -1,17 +1,22 @@
-"""Means over all ranks that are exact for uneven batches."""
+"""Means over all ranks that are exact for uneven batches: of a value, of running statistics."""
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Iterator, Sequence
+from typing import final
 
-from ._conductor import StepConductor
+import torch
+from torch import nn
+
+from .._private_torch import RunningNorm
 from ._exchange._startup import Alone, SideGroup
-from ._no_steps import NoSteps
+from ._model._models import BalancedModel
+from ._step._conductor import StepConductor
 
 
 def mean_over(
     side: SideGroup | Alone | None,
-    steps: StepConductor | NoSteps,
+    steps: StepConductor,
     value: float | torch.Tensor,
     count: float | None,
 ) -> float:
@@ -40,3 +45,60 @@ def mean_over(
     number = float(given) if count else 0.0
     total, samples = side.sum(torch.tensor([number * count, count], dtype=torch.float64)).tolist()
     return float(total / samples) if samples else float("nan")
+
+
+@final
+class RunningStats:
+    """Gives every rank the same running statistics of BatchNorm, from what each saw of the data."""
+
+    def __init__(self) -> None:
+        self._num_averaged = 0  # samples of this rank that were dealt with
+
+    def average(
+        self,
+        side: SideGroup | Alone | None,
+        steps: StepConductor,
+        models: Sequence[BalancedModel],
+    ) -> None:
+        """Replace them by their mean, weighted by the samples that each rank's stand for.
+
+        Those since the last call where each rank keeps its own; those of the newest step where DDP
+        hands rank 0's to all at each forward. Layers in ``SyncBatchNorm`` hold the same on all
+        ranks already, and come out as they were, up to rounding. Collective.
+
+        Raises:
+            RuntimeError: there is no ``side``, before ``prepare`` or after ``close``.
+        """
+        if side is None:
+            raise RuntimeError("Nothing to average: call it between `prepare` and `close`.")
+        if side.world_size == 1:
+            return
+        steps.report_now()
+        seen, newest = steps.num_samples_seen
+        for broadcast, count in ((True, newest), (False, seen - self._num_averaged)):
+            own = (model.module for model in models if model.broadcasts_buffers == broadcast)
+            _average([buffer for module in own for buffer in _running(module)], count, side)
+        self._num_averaged = seen
+
+
+def _average(buffers: Sequence[torch.Tensor], count: float, side: SideGroup | Alone) -> None:
+    """Replace buffers by their mean over ranks; where all counts are 0, leave them as they are."""
+    if not buffers:
+        return
+    parts = [buffer.detach().double().cpu().flatten() for buffer in buffers]
+    mine = torch.cat([torch.ones(1, dtype=torch.float64), *parts])
+    sums = side.sum(count * mine if count else torch.zeros_like(mine))  # a rank's NaN counts not
+    if not float(sums[0]):
+        return
+    means = (sums[1:] / sums[0]).split([len(part) for part in parts])  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        for buffer, mean in zip(buffers, means, strict=True):
+            buffer.copy_(mean.view_as(buffer))
+
+
+def _running(module: nn.Module) -> Iterator[torch.Tensor]:
+    for layer in module.modules():
+        if isinstance(layer, RunningNorm):
+            yield from (
+                each for each in (layer.running_mean, layer.running_var) if each is not None
+            )

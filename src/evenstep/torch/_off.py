@@ -14,10 +14,9 @@ from ._balancer import Balancer
 from ._data._prepare import check_is_loader
 from ._data.deal._stream_terms import StreamKind
 from ._data.loaders._unbalanced import PlainLoader, plainly_sharded
-from ._fabric import as_wrapped, wrapped_loader
+from ._fabric import as_wrapped, wrapped_loader, wrapped_model
 from ._model._fsdp import fsdp_layers
-from ._model._lockstep import is_lockstep
-from ._model._models import Weighting, with_ddp
+from ._model._models import Weighting, forward_is_collective, with_ddp
 
 
 @final
@@ -40,7 +39,7 @@ class PlainBalancer(Balancer):
         """Return models in DDP and loaders of this rank's part; Fabric's stay Fabric's."""
         self._check_open()
         self._join()
-        arguments.check_weighting(weighting, self._weighting)
+        arguments.check_weighting(weighting, self._parts.weighting)
         done = [
             self._model(part) if isinstance(part, nn.Module) else self._loader(part, stream)
             for part in parts
@@ -49,7 +48,7 @@ class PlainBalancer(Balancer):
 
     def prepare_eval(self, loader: Any, *, lockstep: bool | None = None) -> Any:
         """Return ``loader`` for evaluation, each sample once over all ranks, in equal shares."""
-        at_once = is_lockstep(lockstep, self._modules)
+        at_once = forward_is_collective(self._modules) if lockstep is None else lockstep
         return Balancer.prepare_eval(self, loader, lockstep=at_once)
 
     def profile(self, *args: Any, **settings: Any) -> Any:
@@ -65,8 +64,9 @@ class PlainBalancer(Balancer):
 
     def mean(self, value: float | torch.Tensor, count: float | None = None) -> float:
         """Return the mean over all ranks, as ``Balancer.mean`` does. Collective."""
+        counter = self._parts.counter
         if count is None and self._num_samples:
-            count = self._num_samples if self._counter is None else self._counter(self._batch)
+            count = self._num_samples if counter is None else counter(self._batch)
         return Balancer.mean(self, value, count)
 
     def average_buffers(self) -> None:
@@ -85,7 +85,7 @@ class PlainBalancer(Balancer):
     def _model(self, module: nn.Module) -> nn.Module:
         parts = list(module.modules())
         is_wrapped = any(isinstance(part, DistributedDataParallel) for part in parts)
-        is_wrapped = is_wrapped or bool(fsdp_layers(module)) or "_forward_module" in module._modules
+        is_wrapped = is_wrapped or bool(fsdp_layers(module)) or wrapped_model(module) is not module
         crew = self._join()
         outer = module if is_wrapped else with_ddp(module, crew.world_size, crew.workers)
         self._modules += (outer,)

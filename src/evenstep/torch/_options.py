@@ -1,4 +1,4 @@
-"""How a balanced run is watched: heartbeats, deadlines, the line for people."""
+"""How a balanced run is watched: heartbeats, deadlines, the progress line."""
 
 from __future__ import annotations
 
@@ -9,47 +9,46 @@ from .._run._machine_reader import MachineReader
 from .._run._runtime import AbstractRuntime
 from ..exceptions import invalid
 from ..planner.claims import Hybrid
-from ._memory._memory import MemoryReader
+from ._memory_reader import MemoryReader
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime(AbstractRuntime):
-    """Settings of the machinery around the steps; the defaults suit most runs.
+    """How a run is watched, connected and recorded; the defaults suit most runs.
 
     Args:
         deadline_s: seconds without a heartbeat after which a worker counts as lost and the others
-            end with an error that names it. More than the longest time for which a process may
-            hold Python's lock, as some compilers do.
+            end with an error that names it. It has to be longer than a process may hold Python's
+            lock, as some compilers do.
         heartbeat_s: seconds between two heartbeats, positive and at most a third of
             ``deadline_s``.
-        hang_s: seconds for which a worker may keep the others waiting although its process lives;
-            then it counts as hanging. A pause that all workers share is none, however long. More
-            than the longest step, and than what one worker does alone outside of
-            ``Balancer.pause()``; the default is a minute short of the ten after which NCCL ends
-            a process without saying who was late. None is any time.
-        line_every: steps between two lines for people on standard error, from rank 0; None is
-            silence.
-        freshness: ``"newest"`` never waits for a device: the newest measurement that is complete
+        hang_s: seconds for which a worker may make the others wait while its process lives; then
+            it counts as hanging. A pause that all workers share does not count. It has to be
+            longer than the longest step, and than what one worker does alone outside of
+            ``Balancer.pause()``. The default is one minute less than NCCL's ten, after which NCCL
+            ends a process without naming the late rank. None is no limit.
+        line_every: steps between two progress lines of rank 0 on standard error; None is silence.
+        freshness: ``"newest"`` never waits for a device: the newest complete measurement
             decides, which is the last step on a CPU and often the one before on CUDA.
             ``"exact"`` waits for the device at every step, so that step k always decides k + 1.
         run_dir: folder for ``events.jsonl``, written by rank 0; None writes none.
         hooks: called with every event on rank 0, each in a thread of its own, such as ``wandb`` or
-            a dashboard. One that raises or is slow loses events and stops nothing.
+            a dashboard. One that raises or is slow loses events, and training continues.
         address: host name or address of rank 0 that every other rank can reach, or one of its
-            network interfaces, such as ``"ib0"``. None is to find one: the loopback where all
-            ranks share a network, else the interface in ``GLOO_SOCKET_IFNAME``, else
-            ``MASTER_ADDR`` and the host's own names.
-        ports: the TCP port at which rank 0 listens for the other ranks, or a ``range`` whose first
-            free one it takes; None is any port that is free. Nothing else of evenstep listens.
+            network interfaces, such as ``"ib0"``. None finds one: the loopback if all ranks share
+            a network, else the interface in ``GLOO_SOCKET_IFNAME``, else ``MASTER_ADDR`` and the
+            host's own names.
+        ports: the TCP port at which rank 0 listens for the other ranks, or a ``range`` of which it
+            takes the first free port; None is any free port. evenstep listens at no other port.
         memory: reads this rank's memory, so that no plan exceeds what fits: anything with the
             methods of ``MemoryReader``. None reads the CUDA device, and nothing on a CPU.
-        machine: reads what this rank's machine has to spare, for policies that foresee speeds by
-            it: anything with the methods of ``MachineReader``. None asks psutil, and only where
-            the policy wants to know.
-        claims: in loops over ``loader.steps()``, whether ranks begin each step with a part of what
-            was planned for them and claim the rest as they go. ``"auto"``, with the policy
-            ``"auto"`` alone: while that is faster. A ``Hybrid``: always, in its way. ``"off"``:
-            never.
+        machine: reads the free resources of this rank's machine, for policies that predict speeds
+            from them: anything with the methods of ``MachineReader``. None uses psutil, and only if
+            the policy needs it.
+        claims: work stealing in loops over ``loader.steps()``: whether ranks begin each step with a
+            part of their planned samples and claim the rest during the step. ``"auto"`` does so
+            while it is faster, with the policy ``"auto"`` only. A ``Hybrid`` always does so, with
+            its settings. ``"off"`` never does.
 
     Raises:
         ValueError: a number is out of range.

@@ -1,52 +1,100 @@
-"""One rank's part in a run: what loaders, hooks and the balancer hold from the start."""
+"""One rank's part in a run: connected in ``prepare``, opened at the first loop, closed once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import final
+
+import torch
 
 from .._exchange._exchange import Exchange
 from .._exchange._mailbox import Mailbox
 from .._run._estimates import Estimates
+from .._run._machine_reader import machine_reader_of
+from .._run._open_channel import open_channel
+from .._run._run_record import RunRecord, RunSettings, lead
+from ..events import Event, Hook
 from ..exceptions import RanksDivergedError, WorkerLostError, invalid
-from ..planner import Plan
-from ._conductor import StepConductor
-from ._no_steps import NoSteps
-from ._torch_run import TorchRun
+from ..planner import Job, Plan, Planner
+from ..policies import Equal, Fixed
+from ._claiming import claims_of
+from ._data._prepare import num_steps_of
+from ._data.loaders._stream import StreamLoader
+from ._exchange._crew import Crew
+from ._exchange._dropping import Dropping
+from ._exchange._peers import PeerGroup
+from ._exchange._sockets import break_off, ports_of_store
+from ._exchange._startup import WorkerFacts, addresses_of, gather_facts
+from ._exchange._stuck import TORCH
+from ._memory_reader import CudaMemory
+from ._model._models import device_of
+from ._model._wrapping import Wrapping
+from ._parts import Parts
+from ._step._conductor import StepConductor
+from ._step._meter import clock_of
+from ._step._reporter import MachineMeasure, Measure, MemoryMeasure
 
 _OF_COLLECTIVES = ("gloo/", "NCCL", "Connection closed by peer")  # in errors of torch's backends
 _VERDICT_S = 2.0
 
 
-class OpenRun(Protocol):
-    """Opens the run."""
-
-    def __call__(self, listeners: list[Callable[[Plan], None]], *, cuts: bool) -> TorchRun:
-        """Open it, in the same step on all ranks."""
-
-
+@final
 class Session:
-    """Opens the run at the first loop, and has the steps that loaders and hooks speak to.
+    """Connects this rank with the others, and opens the run at its first loop.
+
+    Loaders and hooks hold it, and its steps, from the start.
 
     Args:
-        open_run: opens it.
+        parts: what the run is made of.
 
     Attributes:
-        steps: of the run; before it is open there are none.
+        steps: of the run; no batch is handed out before it is open.
         least_workers: how many have to be left if an unhelpful one is dropped; None to drop none.
-        exchange: with the other ranks, from ``prepare`` on; None before.
+        exchange: with the other ranks, from ``connect`` on; None before.
     """
 
-    def __init__(self, open_run: OpenRun) -> None:
-        self._open_run = open_run
-        self._listeners: list[Callable[[Plan], None]] = []
-        self._run: TorchRun | None = None
-        self._cuts: bool | None = None
-        self._closed = False
-        self._estimates = Estimates()
-        self.steps: StepConductor | NoSteps = NoSteps()
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self.steps = parts.steps
         self.least_workers: int | None = None
         self.exchange: Exchange | None = None
+        self._facts: list[WorkerFacts] = []  # of every rank, servers last
+        self._lag = 0  # steps by which a plan trails its measurement
+        self._listeners: list[Callable[[Plan], None]] = []
+        self._estimates = Estimates()
+        self._emit: Hook | None = None  # events from before the run is open are only logged
+        self._record: RunRecord | None = None
+        self._cuts: bool | None = None  # None until the run is open
+        self._closed = False
+
+    def connect(self, device: torch.device) -> None:
+        """Connect this rank with the others. Collective: all ranks do so together.
+
+        From then on nothing that starts a step is a collective, so that any thread may read the
+        loader, and the loss of a rank has a name before the first step too.
+
+        Args:
+            device: where this rank computes.
+        """
+        crew, runtime = self._crew, self._parts.runtime
+        late = device.type != "cpu" and runtime.freshness == "newest"
+        self._facts = gather_facts(crew, WorkerFacts.here(device, lag=int(late)))
+        self._lag = max(worker.lag for worker in self._facts[: crew.num_workers])
+        self.exchange = Exchange(
+            crew.side.rank,
+            crew.hosts(self._facts),
+            open_channel(crew, runtime, addresses_of(self._facts)),
+            framework=TORCH,
+            lag=self._lag,
+            num_servers=crew.num_servers,
+            emit=self._pass_on,
+            heartbeat_s=runtime.heartbeat_s,
+            hang_s=runtime.hang_s,
+            grace_s=3 * runtime.heartbeat_s,
+            release=self._release,
+        )
+        self.exchange.start()
+        crew.watch_by(self.exchange)
 
     def begin_epoch(self, *, cuts: bool) -> StepConductor:
         """Return the steps of the run, and open it if it is not yet.
@@ -57,18 +105,22 @@ class Session:
         Raises:
             RuntimeError: the run was opened with the other kind of loop.
         """
-        self._check_open()
-        if self._run is None:
+        if self._closed:
+            raise RuntimeError(
+                "The balancer was closed, and with it this loader. Loop inside the `with` block, "
+                "or before `close()`; a new `Balancer` starts a new run."
+            )
+        if self._cuts is None:
+            self._open(cuts=cuts)
             self._cuts = cuts
-            self._run = self._open_run(self._listeners, cuts=cuts)
-            self.steps = self._run.conductor
         elif cuts != self._cuts:
             raise RuntimeError(
                 "This run mixes `for batch in loader` with `loader.steps()`. Memory bounds the "
                 "whole batch in one and a micro-batch in the other: use one kind of loop."
             )
-        self._run.exchange.num_loops += 1
-        return self._run.conductor
+        assert self.exchange is not None
+        self.exchange.num_loops += 1
+        return self.steps
 
     def subscribe(self, listener: Callable[[Plan], None]) -> None:
         """Have ``listener`` told of every plan once the run is open."""
@@ -76,7 +128,7 @@ class Session:
 
     @property
     def mailbox(self) -> Mailbox:
-        """What ranks tell each other outside of collectives, once the run is open."""
+        """What ranks tell each other outside of collectives, once they are connected."""
         assert self.exchange is not None, "`prepare` comes first"
         return self.exchange.mailbox
 
@@ -85,22 +137,27 @@ class Session:
 
         May be called from a signal handler.
         """
-        if self._run is None or self._closed:
+        if self.exchange is None or self._cuts is None or self._closed:
             return False
-        self._run.exchange.stop.ask()
+        self.exchange.stop.ask()
         return True
 
     @property
     def is_leaving(self) -> bool | None:
         """Whether this rank leaves the run with that stop; None if no rank does."""
-        if self._run is None or not self.steps.stopping or self._run.exchange.stop.leaving is None:
+        if self.exchange is None or not self.steps.stopping or self.exchange.stop.leaving is None:
             return None
-        return self._run.exchange.stop.leaving == self._run.rank
+        return self.exchange.stop.leaving == self._crew.side.rank
 
     @property
     def estimates(self) -> Estimates:
-        """What is known about the workers: from an earlier run until this one is open."""
-        return self._estimates if self._run is None else self._run.estimates()
+        """What is known about the workers: from an earlier run until this one is open.
+
+        Nothing from then on, on ranks other than 0.
+        """
+        if self.exchange is None or self._cuts is None:
+            return self._estimates
+        return Estimates(self._identities, self.exchange.decisions.learnt())
 
     def restore(self, estimates: Estimates) -> None:
         """Have the run begin with what an earlier one has learnt.
@@ -108,7 +165,7 @@ class Session:
         Raises:
             ValueError: it has begun.
         """
-        if self._run is not None:
+        if self._cuts is not None:
             raise invalid(
                 "Balancer.load_state_dict(...)",
                 "come before the first loop over the loader",
@@ -127,8 +184,8 @@ class Session:
         if self.exchange is None:
             return None
         if error is None:  # after the last step, nothing else came by to say so
-            if self._run is not None:
-                self._run.conductor.close()
+            if self._cuts is not None:
+                self.steps.close()
                 self.exchange.hear_out(limit_s=_VERDICT_S)
             return self.exchange.diverged
         self.exchange.script_failed(error)
@@ -141,16 +198,134 @@ class Session:
         return self.exchange.verdict(within_s=_VERDICT_S, in_collective=broke)
 
     def close(self) -> None:
-        """Close the run, if it is open, for good."""
+        """Say goodbye to the others for good, and have the sinks take what is left."""
         self._closed = True
-        if self._run is not None:
-            self._run.close()
-        elif self.exchange is not None:
-            self.exchange.close()
+        if self.exchange is None:
+            return
+        if self._cuts is not None:
+            self.steps.close()
+        self.exchange.close()
+        if self._record is not None:
+            self._record.end(self.steps.num_steps if self._crew.side.rank == 0 else None)
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise RuntimeError(
-                "The balancer was closed, and with it this loader. Loop inside the `with` block, "
-                "or before `close()`; a new `Balancer` starts a new run."
-            )
+    @property
+    def _crew(self) -> Crew:
+        assert self._parts.crew is not None, "`prepare` comes first"
+        return self._parts.crew
+
+    @property
+    def _identities(self) -> list[str]:
+        return [worker.identity for worker in self._facts[: self._crew.num_workers]]
+
+    def _open(self, *, cuts: bool) -> None:
+        """Open the run at its first step, when devices and the kind of loop are known."""
+        parts, crew = self._parts, self._crew
+        if not parts.models:
+            raise RuntimeError("The loader runs without a model: `prepare` the model too.")
+        device = device_of(parts.models[0].module)
+        world_size, peers = crew.num_workers, crew.side.peers
+        wrapping = Wrapping.of(parts.models, parts.bounds, world_size=world_size, cuts=cuts)
+        job = parts.job(cuts=cuts, min_forwards=wrapping.min_forwards)
+        parts.watch.on_cuda = device.type == "cuda"
+        by_size = world_size > 1 and parts.bounds.vary == "size"
+        parts.watch.varies = by_size and not isinstance(parts.policy, Equal | Fixed)
+        if self.exchange is None:  # with servers: in their first loop
+            self.connect(device)
+        assert self.exchange is not None
+        # On every rank, though rank 0 alone uses it: what it refuses, all of them should hear.
+        planner = self._planner(job, has_peers=peers is not None)
+        speaks = crew.side.rank == 0 and not (peers is not None and peers.follows)
+        self._record = RunRecord(parts.runtime, speaks=speaks)
+        self._emit = self._acting_on_news(crew, self._record.emit, has_peers=peers is not None)
+        self._listen(peers)
+        wrapping.open(parts.policy)
+        meter = wrapping.meter(clock_of(device))
+        observers = wrapping.observers(self.exchange, meter)
+        if parts.reduction is not None:
+            follower = parts.reduction.join(self.exchange, lag=self._lag, emit=self._emit)
+            observers.append(follower)
+        self.steps.open(
+            self.exchange,
+            meter,
+            parts.watch,
+            world_size=world_size,
+            loss_reduction=parts.loss_reduction,
+            exact=parts.runtime.freshness == "exact",
+            cuts=cuts,
+            measures=self._measures(device),
+            versions=parts.models.version,
+            peers=peers,
+            observers=observers,
+        )
+        self._record.start()
+        if crew.side.rank == 0:
+            self._lead(planner, job)
+
+    def _planner(self, job: Job, *, has_peers: bool) -> Planner:
+        parts = self._parts
+        claims = claims_of(
+            parts.policy,
+            job,
+            parts.runtime,
+            counts_units=parts.counter is not None,
+            has_peers=has_peers,
+            has_streams=any(isinstance(loader, StreamLoader) for loader in parts.loaders),
+        )
+        return Planner(parts.policy, job, claims=claims)
+
+    def _measures(self, device: torch.device) -> list[Measure]:
+        """Return what is read beside each step's time; nothing on a CPU, for most policies."""
+        runtime, found = self._parts.runtime, list[Measure]()
+        if runtime.memory is not None or device.type == "cuda":
+            found.append(MemoryMeasure(runtime.memory or CudaMemory(device)))
+        machine = machine_reader_of(self._parts.policy, runtime.machine)
+        if machine is not None:
+            found.append(MachineMeasure(machine))
+        return found
+
+    def _listen(self, peers: PeerGroup | None) -> None:
+        """Have the loaders told of plans: those of the peer that leads, where this rank follows."""
+        assert self.exchange is not None
+        follows = peers is not None and peers.follows
+        for listener in self._listeners:
+            (peers if peers is not None and follows else self.exchange).subscribe(listener)
+        if peers is not None and not follows:
+            self.exchange.subscribe(peers.hear)
+
+    def _acting_on_news(self, crew: Crew, emit: Hook, *, has_peers: bool) -> Hook:
+        """Return what acts on the news of an unhelpful worker before the sinks have it."""
+        exchange = self.exchange
+        assert exchange is not None
+        return Dropping(
+            emit,
+            self._facts[: crew.num_workers],
+            stop=lambda: exchange.stop,
+            least=lambda: self.least_workers,
+            has_peers=has_peers,
+            has_servers=crew.num_servers > 0,
+        )
+
+    def _lead(self, planner: Planner, job: Job) -> None:
+        """On rank 0: say that the run begins, and plan its first step."""
+        assert self.exchange is not None
+        facts, parts = self._facts[: self._crew.num_workers], self._parts
+        lead(
+            self.exchange,
+            planner,
+            RunSettings(parts.policy, job, num_steps_of(parts.loaders[0]), self._estimates),
+            self._pass_on,
+            hosts=[worker.host for worker in facts],
+            devices=[worker.device for worker in facts],
+            workers=self._identities,
+        )
+        if parts.reduction is not None:
+            parts.reduction.lead()
+
+    def _release(self) -> None:
+        """Have threads that wait in a collective of gloo's come out of it."""
+        addresses = {address for worker in self._facts for address in worker.addresses}
+        break_off(addresses, spared_ports=ports_of_store())
+
+    def _pass_on(self, event: Event) -> None:
+        if self._emit is not None:
+            self._emit(event)

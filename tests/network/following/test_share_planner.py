@@ -84,7 +84,7 @@ def test_steady_links_have_steady_shares(noise):
     aggregation, links = collocated(), [mbit(*UNLIKE)] * 100
     found = follow_links(OptimalShares(), aggregation, links, noise=noise, seed=3)
     late = [event for event in planned(found) if event.step > 10]
-    looks = [event for event in late if event.reason.startswith("a look")]
+    looks = [event for event in late if event.reason.startswith("probing")]
     best_s = known_links(OPTIMAL, aggregation, links)
 
     assert len(looks) in (3, 4)
@@ -235,7 +235,7 @@ def test_all_reduce_is_tried_where_servers_hide_what_workers_could():
     aggregation = dedicated()
     fast, slow = mbit(*[100] * 4, *[155] * 4), mbit(*[400] * 4, *[25] * 4)
     found = follow_links(OPTIMAL, aggregation, [fast] * 130 + [slow] * 110, noise=0.05)
-    looks = [event.step for event in planned(found) if "a look at what" in event.reason]
+    looks = [event.step for event in planned(found) if "measuring what" in event.reason]
 
     assert len(looks) == 2
     assert 100 <= looks[0] <= 110
@@ -259,7 +259,7 @@ def test_all_reduce_is_not_tried_behind_a_slow_worker():
     for slowest in (40, 100):
         after = mbit(slowest, 100, 100, 100, *[60] * 4)
         found = follow_links(OPTIMAL, aggregation, [before] * 40 + [after] * 90, noise=0.05)
-        tried.append(sum("a look at what" in event.reason for event in planned(found)))
+        tried.append(sum("measuring what" in event.reason for event in planned(found)))
 
     assert tried[0] == 0
     assert tried[1] >= 1

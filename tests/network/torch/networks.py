@@ -69,9 +69,9 @@ class Turning(AbstractPolicy[int]):
 def draw_shares(balancer: Balancer, num_ranks: int) -> DrawnShares:
     """Have shares drawn anew after every exchange, on rank 0 in its first step."""
     planner = DrawnShares(num_ranks)
-    assert balancer._reduction is not None
-    assert balancer._reduction.shares is not None
-    balancer._reduction.shares._planner = planner  # type: ignore[assignment]
+    assert balancer._parts.reduction is not None
+    assert balancer._parts.reduction.shares is not None
+    balancer._parts.reduction.shares._planner = planner  # type: ignore[assignment]
     return planner
 
 
@@ -105,10 +105,16 @@ def trained(rank: int, network: Network | None, sizes: tuple[int, ...], draws: b
             wrapped(x).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-            split = None if balancer._reduction is None else balancer._reduction.reducer.split
+            split = (
+                None
+                if balancer._parts.reduction is None
+                else balancer._parts.reduction.reducer.split
+            )
             epochs.append(None if split is None else split.epoch)
             planned.append((balancer.batch_sizes, len(x)))
-        sent = 0 if balancer._reduction is None else balancer._reduction.reducer.sent_bytes
+        sent = (
+            0 if balancer._parts.reduction is None else balancer._parts.reduction.reducer.sent_bytes
+        )
     parameters = torch.cat([p.detach().ravel() for p in model.parameters()])
     told = [event for event in events if isinstance(event, SharesPlanned)]
     return parameters.tolist(), epochs, told, sent, planned
@@ -135,7 +141,7 @@ def trained_twice(rank: int, network: Network | None) -> tuple[list[float], list
                 if network is not None and rank == 0 and i == 0:
                     draw_shares(balancer, 3)
                 learn(x)
-            reduction = balancer._reduction
+            reduction = balancer._parts.reduction
             sent.append(0 if reduction is None else reduction.reducer.sent_bytes)
     learn(samples[4 * rank : 4 * rank + 4])
     return torch.cat([p.detach().ravel() for p in model.parameters()]).tolist(), sent
@@ -150,9 +156,9 @@ def named(rank: int) -> int | None:
     try:
         with Balancer(network=Network(), process_group=ranks) as balancer:
             balancer.prepare(make_model(torch.float32), stock)
-            assert balancer._reduction is not None
-            balancer._reduction.reducer._give_up(2, 1800.0)
-            balancer._reduction.reducer.settle()
+            assert balancer._parts.reduction is not None
+            balancer._parts.reduction.reducer._give_up(2, 1800.0)
+            balancer._parts.reduction.reducer.settle()
     except WorkerLostError as error:
         return error.rank
     return None
@@ -169,8 +175,8 @@ def bereft(rank: int, number: signal.Signals) -> str:
             model, loader = balancer.prepare(make_model(torch.float32), stock)
             for (x,) in loader:
                 loss = model(x).square().mean()
-                assert balancer._reduction is not None
-                split = balancer._reduction.reducer.split
+                assert balancer._parts.reduction is not None
+                split = balancer._parts.reduction.reducer.split
                 if split is not None and rank == 2:
                     os.kill(os.getpid(), number)
                 loss.backward()

@@ -34,7 +34,7 @@ def stock(num_steps: int = NUM_STEPS, sizes: tuple[int, ...] = SIZES) -> DataLoa
 
 
 def sent_bytes(balancer: Balancer) -> int:
-    return 0 if balancer._reduction is None else balancer._reduction.reducer.sent_bytes
+    return 0 if balancer._parts.reduction is None else balancer._parts.reduction.reducer.sent_bytes
 
 
 def served(
@@ -115,8 +115,8 @@ def bereft(rank: int, victim: int, number: signal.Signals) -> str:
                 if rank == 0 and planner is None:
                     planner = draw_shares(balancer, 5)
                 loss = model(x).square().mean()
-                assert balancer._reduction is not None
-                if rank == victim and balancer._reduction.reducer.split is not None:
+                assert balancer._parts.reduction is not None
+                if rank == victim and balancer._parts.reduction.reducer.split is not None:
                     os.kill(os.getpid(), number)
                 loss.backward()
     except WorkerLostError as error:
@@ -126,8 +126,8 @@ def bereft(rank: int, victim: int, number: signal.Signals) -> str:
 
 def goes_at_a_push(balancer: Balancer, number: signal.Signals) -> None:
     """Have this server go once it has asked for a worker's push, and before it has it."""
-    assert balancer._reduction is not None
-    transport = balancer._reduction._transport._transport
+    assert balancer._parts.reduction is not None
+    transport = balancer._parts.reduction._transport._transport
     receive = transport.receive
 
     def gone(buffer: torch.Tensor, source: int, tag: int) -> Any:

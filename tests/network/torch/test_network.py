@@ -61,7 +61,7 @@ def test_on_equal_links_shares_end_where_they_began():
     assert epochs[0] is None
     assert told[0].step == 0
     assert "measure what shares have to beat" in told[0].reason
-    assert "a look at the links" in told[1].reason
+    assert "probing the links" in told[1].reason
 
 
 @pytest.mark.cluster

@@ -68,7 +68,7 @@ class Looks:
     def _reason(self, plain_s: float, cost_s: float) -> str | None:
         usual_s, affordable = self._usual_s, self._saved_s >= cost_s
         if usual_s is None:
-            return "a look at the links: they were never measured"
+            return "probing the links: they were never measured"
         last = [*self._recent][-NUM_LIKE:]
         if len(last) == NUM_LIKE:
             low, high, now_s = min(last), max(last), median(last)
@@ -79,13 +79,13 @@ class Looks:
             lost_s = max(plain_s - usual_s, 0.0)
             self._lost_s = self._lost_s + lost_s if slower else self._lost_s / 2
             if (slower and self._saved_s + self._lost_s >= cost_s) or (faster and affordable):
-                return f"a look at the links: all-reduce takes {now_s:.3g} s now"
+                return f"probing the links: all-reduce takes {now_s:.3g} s now"
         if self._since == NUM_RECENT and median(self._recent) > self._shares_s * LONGER:
             self._chance = True
             took = f"{median(self._recent):.3g} s, and shares took {self._shares_s:.3g} s"
-            return f"a look at the links: all-reduce takes {took}"
+            return f"probing the links: all-reduce takes {took}"
         if self._since >= LONGEST_WAIT or (affordable and self._since >= self._wait):
-            return f"a look at the links: the last one was {self._since} steps ago"
+            return f"probing the links: the last probe was {self._since} steps ago"
         return None
 
     def done(self, plain_s: float | None, *, changed: bool, shares_s: float | None = None) -> None:

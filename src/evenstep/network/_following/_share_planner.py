@@ -133,7 +133,7 @@ class SharePlanner:
             except UserMistake as mistake:  # training goes on
                 events.append(PolicyFailed(step, str(mistake), mistake.part))
                 if self._look_no and self.links is not None:  # that was for few exchanges only
-                    reason = "plain all-reduce: the policy failed after a look at the links"
+                    reason = "plain all-reduce: the policy failed after probing the links"
                     events += self._fall_back(next_step, self.links, reason)
                 elif self.plan.parts is None:  # it is asked again when the next look is due
                     self._looks.done(self._trust.plain_s, changed=False)
@@ -195,7 +195,7 @@ class SharePlanner:
             return [] if due is None else self._look(next_step, due)
         if links is None:
             self._looks.done(self._trust.plain_s, changed=False)
-            reason = "plain all-reduce: too few bytes go over links to tell anything of them"
+            reason = "plain all-reduce: the exchange is too small to measure links"
             return self._adopt(next_step, None, self._trust.plain_s, reason)
         if self._look_no:
             return self._after_look(links, next_step)
@@ -222,7 +222,7 @@ class SharePlanner:
         decision = self._choice.on(links)
         at_best_s = self._choice.seconds_of_servers(links, decision.shares)
         if self._look_no == 1 and not self._trust.is_hopeless(at_best_s):
-            reason = "a look at the links: shares by what is known of them"
+            reason = "probing the links: shares for the links as last known"
             return self._share(decision, links, next_step, reason, look_no=2)
         shares_s = self._trust.best_of(NUM_LOOKS - 1)
         margin = self._margin * (MEASURED if self._helped else 1.0)
@@ -245,7 +245,7 @@ class SharePlanner:
         if not (self._helped and self._plain_looks.due()):
             return []
         self._trust.forget_plain()
-        reason = "plain all-reduce: a look at what it takes by now"
+        reason = "plain all-reduce: measuring what it takes now"
         return self._adopt(next_step, None, None, reason, look_no=1)
 
     def _sound(self, links: Links, next_step: int) -> list[Event]:
@@ -256,7 +256,7 @@ class SharePlanner:
         assert self.plan.shares is not None
         shares = self._choice.to_sound(self.plan.shares, rank)
         seconds = self._choice.seconds(links, shares)
-        reason = f"a look at rank {rank}: whether its link carries more than it is asked for"
+        reason = f"probing rank {rank}: whether its link carries more than it is asked for"
         events = self._adopt(next_step, Split.of(shares).parts, seconds, reason)
         self._sounding = True
         return events

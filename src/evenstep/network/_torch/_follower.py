@@ -7,6 +7,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import final
 
+from ..._exchange._observer import StepObserver
 from .._messages import Seen, Shares
 from .._plans._split import Split
 from ._reduce._bucket_job import BucketJob
@@ -16,7 +17,7 @@ from ._reduce._watched import WatchedTransport
 
 
 @final
-class ShareFollower:
+class ShareFollower(StepObserver):
     """Has the reducer follow the plans, and notes how long each exchange took.
 
     Args:

@@ -27,29 +27,27 @@ class Network:
     """Sums gradients by shares that fit the links, where that is faster than plain all-reduce.
 
     The first steps measure all-reduce and the links. Then each rank sums the part of the gradients
-    that its link carries best, followed as links change; where that gains nothing, all-reduce goes
-    on. The result is all-reduce's up to rounding, and the same bit for bit by any shares.
+    that suits its link, and the parts follow the links. If that gains nothing, all-reduce
+    continues. The result is all-reduce's up to rounding, and the same bits for any shares.
 
-    Right for three workers and more in DDP, over gloo, whose links differ or change. On equal links
-    three measuring steps are made at the start, then so seldom that they take 2 % of the time of
-    exchanges. Wrong for a model whose exchange takes a few milliseconds. Over NCCL it is not
-    offered yet.
+    Right for three or more workers in DDP over gloo, whose links differ or change. On equal links,
+    three measuring steps come at the start, and then so seldom that they take 2 % of the time of
+    exchanges. Wrong for a model whose exchange takes a few milliseconds. NCCL is not supported.
 
     Args:
-        shares: who sums how much: ``"optimal"``, ``"proportional"``, the rule of the 2023 paper as
-            reconstructed, ``"equal"``, or a share policy.
+        shares: which rank sums how much: ``"optimal"``, ``"proportional"`` (the reconstructed rule
+            of the 2023 paper), ``"equal"``, or a share policy.
         wire: 16 bits in which gradients travel, ``torch.bfloat16`` or ``torch.float16``, rounded
             twice; None sends them as they are.
-        margin: what shares have to gain over all-reduce by what both took, at least 0; a third of
-            it where servers have no data.
-        chunk_bytes: bytes that are under way at once, at least 65536; the pull of one chunk
-            overlaps the push of the next. None takes a sixteenth of the gradients, between 64 KiB
-            and 4 MiB.
+        margin: the measured gain over all-reduce that shares need, at least 0; a third of it if
+            servers have no data.
+        chunk_bytes: bytes of a chunk, at least 65536; the pull of one chunk overlaps the push of
+            the next. None takes a sixteenth of the gradients, between 64 KiB and 4 MiB.
         servers: ranks of the balancer's process group that hold no data and only sum gradients,
-            each once and never 0, the same on all ranks; two ranks at least have to train. None
-            asks the environment: processes with ``EVENSTEP_ROLE=server`` serve. ``()`` is none,
-            whatever the environment says.
-        only_servers: whether those alone sum. False lets workers sum a part too, as large as pays.
+            each once and never 0, the same on all ranks; at least two ranks have to train. None
+            uses the environment: processes with ``EVENSTEP_ROLE=server`` serve. ``()`` is none,
+            regardless of the environment.
+        only_servers: whether only servers sum. False lets workers sum too, if that saves time.
 
     Raises:
         ValueError: an argument is out of range.

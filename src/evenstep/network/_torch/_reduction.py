@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ..._exchange._exchange import Exchange
+from ..._private_torch import process_groups
 from ...events import Hook
 from ...exceptions import invalid
 from .._following._share_planner import SharePlanner
@@ -140,7 +141,7 @@ class Reduction:
             hook.release()
         self.reducer.close()
         self._transport.close()
-        if self._group in dist.distributed_c10d._world.pg_map:
+        if self._group in process_groups():
             dist.destroy_process_group(self._group)
 
     @property

@@ -67,9 +67,9 @@ class Service:
         too_many = self._num_loops - self._num_theirs
         if too_many == 1:
             logging.getLogger("evenstep").warning(
-                "Training has ended after %d loops. Loops of this server, which has no data, are "
-                "over at once from now on, and its process ends with exit code 0 after %d of them: "
-                "leave the loop by `if balancer.is_server: break` where that is not wanted.",
+                "Training has ended after %d loops. From now on, loops of this server without data "
+                "end at once, and after %d of them its process ends with exit code 0. To leave the "
+                "loop instead, write `if balancer.is_server: break`.",
                 self._num_theirs,
                 _LOOPS_TOO_MANY,
             )

@@ -34,7 +34,7 @@ class Dbs(AbstractPolicy[dict[str, Any]]):
 
     Left out, as mistakes of the paper's code: it rounds up remainders from one half on and all
     others down, so that sizes miss $B$ in 12 to 27 % of draws; and it lets workers take unequal
-    numbers of steps, at which they wait for each other for ever.
+    numbers of steps, at which they deadlock.
 
     Chosen here, as the paper does not say: bounds are kept, with a smallest batch of one granule,
     because a share of 0 would stay 0; a worker without samples in a whole epoch keeps the speed

@@ -34,7 +34,7 @@ class HasState(Protocol):
 
 
 class Checkpoint:
-    """Saves and loads all that a run needs to go on, on any number of ranks.
+    """Saves and loads all that a run needs to continue, on any number of ranks.
 
     Usage:
         checkpoint = Checkpoint(
@@ -51,17 +51,17 @@ class Checkpoint:
             if step % 100 == 0:
                 checkpoint.save(step)
 
-    Model and optimizer are written by ``torch.distributed.checkpoint``, each rank its part, so
-    DDP and FSDP2 models go on at any world size; the keys are those of the plain model. What the
-    others hold is written by rank 0, and is the same for all ranks.
+    ``torch.distributed.checkpoint`` writes model and optimizer, each rank its part, so DDP and
+    FSDP2 models load at any world size. The keys are those of the plain model. Rank 0 writes the
+    other parts, which are the same on all ranks.
 
-    Atomic: everything is written into a folder beside, brought to the disk with a SHA-256 of
-    every file, and renamed. A process that dies meanwhile leaves the checkpoint before in force.
-    Where the file system did lose something, the checksums tell: ``load`` warns, and takes the
-    one before. Nothing is unpickled but tensors and plain values (``weights_only=True``).
+    Saves are atomic: everything is written into a temporary folder, synced to disk with a SHA-256
+    of every file, and renamed. If a process dies during a save, the checkpoint before remains. If
+    the file system loses data, the checksums detect it: ``load`` warns, and loads the checkpoint
+    before. Only tensors and plain values are unpickled (``weights_only=True``).
 
-    Right for folders that every rank sees as the same one, such as NFS. Not saved are the random
-    generators of the ranks: dropout draws other numbers after a restart.
+    Right for a folder that all ranks share, such as on NFS. The random generators of the ranks are
+    not saved: dropout draws other numbers after a restart.
 
     Args:
         folder: holds the checkpoints, in folders named after their steps. Made if it is not
@@ -137,15 +137,13 @@ class Checkpoint:
             return disk.complete_folder(self._root, step)
         path = disk.partial_folder(self._root, step)
         plain = self._ranks.together(lambda: self._plain_bytes(step), path)
-        self._ranks.together(lambda: self._begin(step) if self._ranks.rank == 0 else None, path)
+        self._ranks.share(lambda: self._begin(step), path)
         self._ranks.together(lambda: _check_shared(path, self._ranks.rank), path)
         states = self._ranks.on_all(self._tensors.collect, path)
         self._tensors.save(path, states, self._ranks.group)
         digests = self._ranks.together(lambda: _digests(path, self._ranks.rank), path)
         merged = {name: summed for part in digests for name, summed in part.items()}
-        self._ranks.together(
-            lambda: self._finish(step, plain[0], merged) if self._ranks.rank == 0 else None, path
-        )
+        self._ranks.share(lambda: self._finish(step, plain[0], merged), path)
         return disk.complete_folder(self._root, step)
 
     def load(self) -> int | None:
@@ -218,9 +216,9 @@ class Checkpoint:
     def _problem(self, path: Path) -> CheckpointError | None:
         """Return what is wrong with a checkpoint, the same on all ranks."""
         try:
-            manifest = self._ranks.share(lambda: disk.read_manifest(path), path)
-            names = sorted(manifest.digests)[self._ranks.rank :: self._ranks.world_size]
-            self._ranks.together(lambda: disk.check_files(path, manifest, names), path)
+            digests = self._ranks.share(lambda: disk.read_manifest(path), path)
+            names = sorted(digests)[self._ranks.rank :: self._ranks.world_size]
+            self._ranks.together(lambda: disk.check_files(path, digests, names), path)
         except CheckpointError as error:
             return error
         return None
@@ -289,10 +287,10 @@ def _part_names(plain: Mapping[str, Any]) -> set[str]:
 
 
 def _digests(path: Path, rank: int) -> dict[str, str]:
-    """Return the checksums of what this rank wrote, and on rank 0 of the index."""
+    """Return the checksums of what this rank wrote, and on rank 0 of both indices."""
     mine = list(path.glob(f"__{rank}_*"))
     if rank == 0:
-        mine.append(path / ".metadata")
+        mine += [path / ".metadata", path / disk.INDEX]
     return {file.name: disk.digest(file) for file in mine}
 
 

@@ -27,34 +27,33 @@ class Drain:
                     checkpoint.save(step)
                     break
 
-    The word travels with the messages of the steps, so it costs nothing while no rank is told to
-    stop. A rank that is told in step $k$ makes ``requested`` true on all ranks in step $k + 1$
-    ($k + 2$ on CUDA), from the moment on at which the loop is handed that step's batch: all save
-    the same step, leave the loop together, and end with exit code 0.
+    The notice travels with the messages of the steps, so it costs nothing until it is needed. If a
+    rank gets the signal in step $k$, ``requested`` is true on all ranks in step $k + 1$ ($k + 2$ on
+    CUDA), as soon as the loop has that step's batch. All ranks save the same step, leave the loop
+    together, and end with exit code 0. A server that gets the signal passes it to the workers, and
+    its own loop ends after theirs.
 
-    A server that is told has the workers told; its own loop ends when they have left theirs.
+    Right if there are several steps between notice and end. A process that has not begun its first
+    step has nothing to save, and ends as without a drain. So does a process that gets the signal
+    when another worker is lost, because torchrun ends the survivors in this way before a restart.
+    A second signal has its usual effect.
 
-    Right where the time from notice to end is several steps long. A process that has not begun
-    its first step has nothing to save, and ends as without a drain; so does one that was told
-    when another worker is lost, since torchrun ends the survivors in this way before a restart. A
-    second signal does what the first would have done, too.
-
-    It can drop a worker as well that costs more than it brings (``WorkerUnhelpful``): all ranks
-    save and leave the loop as after a notice, and at the end of the ``with`` block the processes
-    end, after the balancer is closed. The worker's takes its torchrun along, whose node so leaves
-    the run; the others end with exit code 75, for their torchruns to start them anew without
-    it. So it needs a torchrun for each worker, restarts left, and a ``--nnodes`` that allows for
-    one node less; where that is not so, the worker is kept, and ``WorkerKept`` says why. It is
-    kept as well where another program stands between torchrun and the script, and on systems other
-    than Linux, where torchrun cannot be told from other programs. Not for a node that hosts the
-    rendezvous store: without it the others cannot meet.
+    ``Drain`` can also drop a worker that costs more than it brings (``WorkerUnhelpful``). All ranks
+    save and leave the loop as after a notice, and the processes end at the end of the ``with``
+    block, after the balancer is closed. The worker ends together with its torchrun, so its node
+    leaves the run. The others end with exit code 75, so that their torchruns restart them without
+    it. This needs one torchrun per worker, restarts left, and a ``--nnodes`` that allows one node
+    less. Otherwise the worker is kept, and ``WorkerKept`` says why. It is also kept if another
+    program runs between torchrun and the script, and on systems other than Linux, where torchrun
+    cannot be recognized. Do not use it for a node that hosts the rendezvous store, without which
+    the others cannot meet.
 
     Args:
         balancer: the balancer whose ranks agree.
-        signals: what counts as a notice. SIGTERM is what torchrun passes on, and schedulers and
-            clouds send.
+        signals: the signals that are notices. torchrun passes SIGTERM on, and schedulers and
+            clouds send it.
         drop_unhelpful: whether a worker that costs more than it brings is dropped.
-        min_world_size: workers that have to be left then, at least 1: the least of ``--nnodes``.
+        min_world_size: the fewest workers that may remain, at least 1: the minimum of ``--nnodes``.
 
     Raises:
         ValueError: ``signals`` is empty or holds what cannot be caught, or ``min_world_size`` is
@@ -128,7 +127,7 @@ class Drain:
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         del frame
-        service = self._balancer._service
+        service = self._balancer._parts.service
         heard = self._session.ask_to_stop() if service is None else service.ask_to_stop()
         self._give_back()
         if not heard:

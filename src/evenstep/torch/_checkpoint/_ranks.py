@@ -94,7 +94,7 @@ class Ranks:
     @property
     def _crew(self) -> Crew | None:
         """The balancer's ranks, once it has prepared something."""
-        return None if self._balancer is None else self._balancer._crew
+        return None if self._balancer is None else self._balancer._parts.crew
 
     def _are_several(self) -> bool:
         return dist.is_available() and dist.is_initialized()

@@ -1,65 +1,67 @@
-"""Reads what `torch.distributed.checkpoint` wrote, without running code that a file asks for."""
+"""Reads what `torch.distributed.checkpoint` wrote, with nothing but ``weights_only=True``.
+
+Torch's own reader unpickles its index, and so runs what a file asks for. So the index is written
+once more, as ``torch.save`` does, and read as weights are: torch makes no object but of the classes
+that are named here.
+"""
 
 from __future__ import annotations
 
+import copy
 import io
-import pickle
-from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, Final
 
 import torch
+from torch.distributed.checkpoint import metadata as indexed
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import ReadItem
 
+from ..._private_torch import checkpoint_classes
 from ...exceptions import CheckpointError
-from ._step_folder import reading
+from ._step_folder import INDEX, reading
 
-# What torch's own index of a checkpoint is made of, and nothing that does anything.
-_ALLOWED = {
-    "torch": {"Size", *(name for name, value in vars(torch).items() if type(value) is torch.dtype)},
-    "torch.distributed.checkpoint.metadata": {
-        "BytesStorageMetadata",
-        "ChunkStorageMetadata",
-        "Metadata",
-        "MetadataIndex",
-        "StorageMeta",
-        "TensorProperties",
-        "TensorStorageMetadata",
-        "_MEM_FORMAT_ENCODING",
-    },
-    "torch.distributed.checkpoint.filesystem": {"_StorageInfo", "_StoragePrefix"},
-    "torch.serialization": {"_get_layout"},
-    "collections": {"OrderedDict"},
-    "pathlib": {"PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath"},
-}
+CLASSES: Final = (
+    indexed.BytesStorageMetadata,
+    indexed.ChunkStorageMetadata,
+    indexed.Metadata,
+    indexed.MetadataIndex,
+    indexed.TensorProperties,
+    indexed.TensorStorageMetadata,
+    *checkpoint_classes(),
+)
+"""What an index is made of: dataclasses and enums of torch's, which do nothing."""
 
 
-_LOADERS: dict[int, Any] = {**pickle._Unpickler.dispatch}  # by the byte that asks for each
-_BUILD = pickle.BUILD[0]  # gives a state to an object
+def write_index(folder: Path, metadata: indexed.Metadata) -> None:
+    """Write the index for ``SafeReader``."""
+    plain = copy.copy(metadata)
+    plain.storage_meta = None  # it names the folder, which may be moved
+    torch.save(plain, folder / INDEX)
 
 
 class SafeReader(FileSystemReader):
-    """Torch's reader of a folder, whose index is a pickle of harmless classes or refused.
+    """Torch's reader of a folder, whose index holds harmless classes or is refused.
 
     Args:
         path: the folder.
     """
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+    def read_metadata(self, *args: Any, **kwargs: Any) -> indexed.Metadata:
         """Return the index.
 
         Raises:
-            CheckpointError: it names what no index of torch's does.
+            CheckpointError: it cannot be read so, or leads out of its folder.
         """
-        path = Path(self.path) / ".metadata"
+        path = Path(self.path) / INDEX
         with reading(path):
-            return self._metadata(_Unpickler(io.BytesIO(path.read_bytes()), path).load(), path)
+            with torch.serialization.safe_globals(list(CLASSES)):
+                metadata = torch.load(path, weights_only=True)
+            return self._checked(metadata, path)
 
-    def _metadata(self, metadata: Any, path: Path) -> Metadata:
-        if not isinstance(metadata, Metadata):
+    def _checked(self, metadata: Any, path: Path) -> indexed.Metadata:
+        if not isinstance(metadata, indexed.Metadata):
             raise CheckpointError(f"`{path}` is no index of a checkpoint.", path)
         for stored in (metadata.storage_data or {}).values():
             if Path(stored.relative_path).name != stored.relative_path:
@@ -68,9 +70,7 @@ class SafeReader(FileSystemReader):
                     f"refused.",
                     path,
                 )
-        if not isinstance(metadata.storage_meta, StorageMeta):
-            metadata.storage_meta = StorageMeta()
-        metadata.storage_meta.load_id = self.load_id
+        metadata.storage_meta = indexed.StorageMeta(load_id=self.load_id)
         return metadata
 
 
@@ -82,35 +82,3 @@ class SafePlanner(DefaultLoadPlanner):
         torch.load(value, weights_only=True)
         value.seek(0)
         super().load_bytes(read_item, value)
-
-
-class _Unpickler(pickle._Unpickler):
-    """Python's own: slower than C's, which does not let a caller decide what a file may change."""
-
-    stack: list[Any]
-
-    def __init__(self, file: io.BytesIO, path: Path) -> None:
-        super().__init__(file)
-        self._path = path
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module == "pathlib._local":  # where Python 3.13 has its paths
-            module = "pathlib"
-        if name not in _ALLOWED.get(module, ()):
-            raise CheckpointError(
-                f"`{self._path}` asks for `{module}.{name}`, which no index of a checkpoint needs: "
-                f"it is refused.",
-                self._path,
-            )
-        return super().find_class(module, name)
-
-    def load_build(self) -> None:
-        # A state given to a class, or to a function, would be in force in all of the process:
-        # with `Path.__fspath__` replaced, the next save removes any folder the file likes.
-        if isinstance(self.stack[-2], type) or not is_dataclass(self.stack[-2]):
-            raise CheckpointError(
-                f"`{self._path}` changes more than its own values: it is refused.", self._path
-            )
-        _LOADERS[_BUILD](self)
-
-    dispatch: ClassVar[dict[int, Any]] = {**_LOADERS, _BUILD: load_build}

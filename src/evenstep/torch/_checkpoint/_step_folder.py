@@ -16,7 +16,6 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,26 +23,11 @@ from ...exceptions import CheckpointError
 from ._plain import reason
 
 MANIFEST = "manifest.json"
-_FORMAT = "evenstep-checkpoint-1"
+INDEX = "index.pt"  # of the tensors, beside that of torch's own readers
+_FORMAT = "evenstep-checkpoint-2"
 _PARTIAL = ".partial-"
 _ASIDE = ".aside-"  # before the name of a folder that another one is to replace
 _COMPLETE = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,14})")  # what `complete_folder` gives
-_PIECE = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """What a complete checkpoint consists of.
-
-    Attributes:
-        step: optimizer steps that led to it.
-        world_size: ranks that wrote it.
-        digests: SHA-256 of every other file, by name.
-    """
-
-    step: int
-    world_size: int
-    digests: dict[str, str]
 
 
 def partial_folder(root: Path, step: int) -> Path:
@@ -95,14 +79,11 @@ def digest(path: Path) -> str:
     Raises:
         CheckpointError: it cannot be read.
     """
-    summed = hashlib.sha256()
     try:
         with path.open("rb") as file:
-            while piece := file.read(_PIECE):
-                summed.update(piece)
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise CheckpointError(f"`{path}` cannot be read: {error}.", path) from error
-    return summed.hexdigest()
 
 
 def seal(root: Path, step: int, *, world_size: int, digests: Mapping[str, str]) -> None:
@@ -154,8 +135,8 @@ def reading(path: Path) -> Iterator[None]:
         raise CheckpointError(f"`{path}` cannot be read: {problem}.", path) from error
 
 
-def read_manifest(path: Path) -> Manifest:
-    """Return what the checkpoint in ``path`` consists of.
+def read_manifest(path: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file of the checkpoint in ``path``, by name.
 
     Raises:
         CheckpointError: the manifest is missing, damaged, or none.
@@ -171,7 +152,7 @@ def read_manifest(path: Path) -> Manifest:
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"`{file}` is damaged or no manifest: {error}.", file) from error
     try:
-        return _manifest(written)
+        return _digests(written)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"`{file}` is damaged or no manifest of evenstep's: its own checksum or format is off.",
@@ -179,8 +160,8 @@ def read_manifest(path: Path) -> Manifest:
         ) from error
 
 
-def check_files(path: Path, manifest: Manifest, names: Iterable[str]) -> None:
-    """Raise unless the files of these names are what the manifest says.
+def check_files(path: Path, digests: Mapping[str, str], names: Iterable[str]) -> None:
+    """Raise unless the files of these names have the checksums that the manifest says.
 
     Raises:
         CheckpointError: one of them is missing, truncated or changed.
@@ -188,7 +169,7 @@ def check_files(path: Path, manifest: Manifest, names: Iterable[str]) -> None:
     for name in names:
         if not (path / name).is_file():
             raise CheckpointError(f"`{path / name}` is missing.", path / name)
-        if digest(path / name) != manifest.digests[name]:
+        if digest(path / name) != digests[name]:
             raise CheckpointError(
                 f"`{path / name}` is damaged: its checksum is not the one it was written with.",
                 path / name,
@@ -203,16 +184,16 @@ def write(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _manifest(written: Any) -> Manifest:
+def _digests(written: Any) -> dict[str, str]:
     body = written["body"]
     if written["sha256"] != _sum(body) or body["format"] != _FORMAT:
         raise ValueError
-    step, world_size, digests = body["step"], body["world_size"], body["files"]
-    if (type(step), type(world_size), type(digests)) != (int, int, dict):
+    digests: dict[str, str] = body["files"]
+    if (type(body["step"]), type(body["world_size"]), type(digests)) != (int, int, dict):
         raise TypeError
     if any(Path(name).name != name for name in digests):
         raise ValueError  # nothing outside of the folder is a part of it
-    return Manifest(step, world_size, digests)
+    return digests
 
 
 def _sum(body: Any) -> str:

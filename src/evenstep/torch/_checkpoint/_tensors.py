@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from ...exceptions import CheckpointError, invalid
 from ._plain import check_plain
-from ._safe_read import SafePlanner, SafeReader
+from ._safe_read import SafePlanner, SafeReader, write_index
 
 
 class Tensors:
@@ -77,11 +77,13 @@ class Tensors:
         try:
             with _quiet():
                 writer, alone = FileSystemWriter(path), _is_alone()
-                save(states, storage_writer=writer, process_group=group, no_dist=alone)
+                index = save(states, storage_writer=writer, process_group=group, no_dist=alone)
         except CheckpointException as error:
             raise CheckpointError(
                 f"`{path}` could not be written: {_cause(error)}", path
             ) from error
+        if alone or dist.get_rank(group) == 0:
+            write_index(path, index)
 
     def places(self, path: Path) -> dict[str, Any]:
         """Return where ``load`` is to put what is in ``path``. On every rank.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch.distributed as dist
 
+from ..._private_torch import process_groups
 from ._agent import OFF, role_in, switch_in
 from ._bracket import CollectiveWatch
 from ._roles import Said, agreed_servers
@@ -104,7 +105,7 @@ class Crew:
             self.side.close()
         self._hall.close()
         own, self._unused = self._unused, None
-        if self.is_server and own in dist.distributed_c10d._world.pg_map:
+        if self.is_server and own in process_groups():
             dist.destroy_process_group(own)
 
     def _global(self, rank: int) -> str:

@@ -58,15 +58,15 @@ class Dropping:
         beside = self._facts[rank].beside
         spent = [other for other, fact in enumerate(self._facts) if fact.num_restarts < 1]
         if left < least:
-            return f"{left} workers would be left, at least {least} are wanted"
+            return f"{left} workers would be left, fewer than the minimum of {least}"
         if self._has_peers:
             return "it holds a part of a copy of the model"
         if self._has_servers:
-            return "no launcher would start the servers without data anew"
+            return "no launcher would restart the servers without data"
         if beside == 0:
             return (
-                "its process is no child of a torchrun, which would leave with it and start the "
-                "others anew. Leave it out of the next start"
+                "its process is not a child of torchrun, which is needed to remove it and restart "
+                "the others. Leave it out of the next start"
             )
         if beside > 1:
             return f"its torchrun has {beside} workers, and would leave with all of them"

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ..._private_torch import process_groups
 from ...exceptions import invalid
 from ...planner import Plan
 from ._bracket import Bracket
@@ -99,7 +100,7 @@ class PeerGroup:
 
     def close(self) -> None:
         """End the group's threads, unless the group was ended before."""
-        if self._group in dist.distributed_c10d._world.pg_map:
+        if self._group in process_groups():
             dist.destroy_process_group(self._group)
         del self._group
         self._last = self._flag = None

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import torch.distributed as dist
 
+from ..._private_torch import default_store
 from ...exceptions import WorkerLostError
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.25  # between two questions to the store
@@ -48,7 +49,7 @@ def roll_call(process_group: dist.ProcessGroup | None, limit_s: float | None) ->
     group = dist.group.WORLD if process_group is None else process_group
     assert group is not None
     call = RollCall(
-        dist.distributed_c10d._get_default_store(),
+        default_store(),
         f"evenstep/{group.group_name}",
         num_ranks=len(ranks),
         rank=dist.get_rank(process_group),
@@ -121,8 +122,8 @@ class RollCall:
             return RuntimeError(f"The store of the process group, torchrun's, broke: {error}")
         return WorkerLostError(
             0,
-            "Rank 0 was lost before all ranks had come to `Balancer.prepare`: the process group's "
-            f"store, which it hosts, broke or fell silent ({error}).",
+            "Rank 0 was lost before all ranks reached `Balancer.prepare`: the process group's "
+            f"store, which it hosts, broke or stopped answering ({error}).",
         )
 
 
@@ -138,7 +139,7 @@ def _lost(missing: list[int], limit_s: float) -> WorkerLostError:
     which = f"Rank {names} was" if len(missing) == 1 else f"Ranks {names} were"
     return WorkerLostError(
         missing[0],
-        f"{which} lost: it did not come to `Balancer.prepare` within {limit_s:g} s of this rank "
+        f"{which} lost: it did not reach `Balancer.prepare` within {limit_s:g} s of this rank "
         "(if it was only slow, raise `Runtime(hang_s=...)`, or call `torch.distributed.barrier()` "
         "first).",
     )

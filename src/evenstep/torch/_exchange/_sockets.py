@@ -28,6 +28,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from ..._private_torch import default_store
+
 _ESTABLISHED = "01"
 _TABLES = ("tcp", "tcp6")
 
@@ -78,7 +80,7 @@ def break_off(addresses: Collection[str], *, spared_ports: Collection[int]) -> i
 def ports_of_store() -> set[int]:
     """Return the ports of the store by which the process group was made, as far as known."""
     ports = {int(port)} if (port := os.environ.get("MASTER_PORT", "")).isdigit() else set()
-    store: Any = dist.distributed_c10d._get_default_store() if dist.is_initialized() else None
+    store: Any = default_store() if dist.is_initialized() else None
     while store is not None and not hasattr(store, "port"):
         store = getattr(store, "underlying_store", None)  # behind prefixes
     return ports if store is None else ports | {int(store.port)}

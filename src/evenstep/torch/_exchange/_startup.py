@@ -16,6 +16,7 @@ from torch import nn
 from ..._exchange._meeting import LOOPBACK
 from ..._exchange._process import network_name
 from ..._exchange._wire import PROTOCOL, ProtocolError, check_protocols
+from ..._private_torch import process_groups
 from ..._run._open_channel import AllRanks
 from ._agent import Agent, is_torchrun
 from ._bracket import Bracket, CollectiveWatch
@@ -152,7 +153,7 @@ class SideGroup:
         newest tensor is kept.
         """
         atexit.unregister(self.close)
-        if self._group in dist.distributed_c10d._world.pg_map:
+        if self._group in process_groups():
             dist.destroy_process_group(self._group)
         del self._group
         self._last = None
@@ -271,7 +272,7 @@ def _identity(device: torch.device) -> str:
 
 
 def addresses_of(facts: list[WorkerFacts]) -> list[str]:
-    """Return addresses of this host, or one of its interfaces, best first: where rank 0 listens.
+    """Return addresses of this host, or one of its interfaces, best first.
 
     ``GLOO_SOCKET_IFNAME`` names the interfaces that gloo connects by, with commas in between; this
     one connection goes by the first. ``MASTER_ADDR`` is set by every launcher to a name of rank

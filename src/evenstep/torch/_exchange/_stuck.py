@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
-
-from torch.distributed import distributed_c10d
 
 from ..._exchange._place import (
     ENDED,
@@ -18,6 +14,7 @@ from ..._exchange._place import (
     frames_below_user,
     line_of_user,
 )
+from ..._private_torch import backends_of, process_groups
 
 _COLLECTIVES = ("torch/autograd/graph.py", "torch/nn/parallel/distributed.py")
 _ANYBODYS = "torch/distributed/distributed_c10d.py"
@@ -65,15 +62,11 @@ def num_collectives() -> dict[str, int]:
     Both gloo and NCCL count them as they are launched, so that one who waits in the last of them
     has counted it. Gloo counts a send or a receive as well.
     """
-    found = {}
-    for group in tuple(distributed_c10d._world.pg_map):
-        for device in group._device_types:
-            # A group that is being destroyed, or whose backend does not count.
-            with suppress(RuntimeError):
-                backend: Any = group._get_backend(device)
-                name = f"{backend.name()} group {group.group_name} ({group.group_desc})"
-                found[name] = backend._get_sequence_number_for_group()
-    return found
+    return {
+        f"{name} group {group.group_name} ({group.group_desc})": count
+        for group in process_groups()
+        for name, count in backends_of(group)
+    }
 
 
 TORCH = Framework(

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..._private_torch import buffers_of
+
 
 @contextmanager
 def kept(modules: Sequence[nn.Module]) -> Iterator[None]:
@@ -31,7 +33,7 @@ def kept(modules: Sequence[nn.Module]) -> Iterator[None]:
             parameter.grad = grad
         with torch.no_grad():
             for (layer, name, buffer), value in zip(buffers, values, strict=True):
-                layer._buffers[name] = buffer  # a forward may have put another in its place
+                buffers_of(layer)[name] = buffer  # a forward may have put another in its place
                 buffer.copy_(value)
 
 
@@ -55,6 +57,6 @@ def _buffers(modules: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, str, tor
     """Yield every buffer with the layer that holds it and its name there."""
     for module in modules:
         for layer in module.modules():
-            for name, buffer in layer._buffers.items():
+            for name, buffer in buffers_of(layer).items():
                 if buffer is not None:
                     yield layer, name, buffer

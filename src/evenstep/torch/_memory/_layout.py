@@ -1,15 +1,16 @@
-"""What of a batch has one entry per sample, told by what grows with the number of samples."""
+"""What of a batch has one entry per sample, by which it is cut."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ...exceptions import invalid
 from .._data.loaders._stream import StreamLoader
+from .._step._containers import rebuild
 from ._kept import kept_random
 from ._samples import batch_maker, first_samples
 
@@ -20,10 +21,13 @@ _REMEDY = "Have `collate_fn` lay samples along the first dimension, or set `Boun
 
 
 class Layout:
-    """Tells which members of a batch have one entry per sample.
+    """Cuts batches by their samples: it tells which members have one entry per sample.
 
     Two batches that differ in size alone are compared: what has as many entries as samples in both
     has one for each. A length by itself says nothing: a batch of 64 may hold 64 class weights.
+
+    Right for what collates samples along the first dimension: tensors, and lists of one entry per
+    sample, in dicts, lists, tuples, named tuples and dataclasses.
 
     Args:
         collated: returns a batch of so many samples, as the loader's ``collate_fn`` makes them.
@@ -32,6 +36,34 @@ class Layout:
     def __init__(self, collated: Callable[[int], Any]) -> None:
         few, more = (dict(_lengths(collated(size), ())) for size in (2, 3))
         self._known = {path: few[path] == 2 and more[path] == 3 for path in few.keys() & more}
+
+    def split(self, batch: Any, num_samples: int, sizes: Sequence[int]) -> list[Any]:
+        """Return ``batch`` in parts of ``sizes`` samples, one after the other.
+
+        What has no entry per sample is passed to every part. Tensors are views: nothing is copied.
+
+        Args:
+            batch: a collated batch.
+            num_samples: how many samples it holds.
+            sizes: of the parts, positive, adding up to ``num_samples``.
+
+        Raises:
+            ValueError: nothing in the batch has one entry per sample, or that cannot be told.
+        """
+        parts, first = [], 0
+        for size in sizes:
+            parts.append(self._selected(batch, num_samples, slice(first, first + size)))
+            first += size
+        return parts
+
+    def repeat(self, batch: Any, num_samples: int, wanted: int) -> Any:
+        """Return a batch of ``wanted`` samples: those of ``batch``, over and over.
+
+        Raises:
+            ValueError: as for ``split``.
+        """
+        rows = [row % num_samples for row in range(wanted)]
+        return self._selected(batch, num_samples, rows)
 
     def per_sample(self, batch: Any, num_samples: int) -> list[Any]:
         """Return the outermost members of ``batch`` that have one entry per sample.
@@ -54,6 +86,20 @@ class Layout:
         if not found:
             raise _refused(num_samples, f"a {type(batch).__name__} without any")
         return found
+
+    def _selected(self, batch: Any, num_samples: int, rows: slice | list[int]) -> Any:
+        chosen = {id(item) for item in self.per_sample(batch, num_samples)}
+
+        def visit(item: Any) -> Any:
+            return _take(item, rows) if id(item) in chosen else rebuild(item, visit)
+
+        return visit(batch)
+
+
+def _take(item: Any, rows: slice | list[int]) -> Any:
+    if isinstance(item, torch.Tensor) or isinstance(rows, slice):
+        return item[rows]
+    return type(item)([item[row] for row in rows])
 
 
 def layout_by(loader: Any, prepared: Any) -> Callable[[], Layout]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from .._data._protocols import MicroBatch
+from .._model._prepared import PreparedModels
 from ._kept import kept
-from ._lack import free_memory, is_out_of_memory
 from ._layout import Layout
-from ._rows import repeat_rows
+from ._oom import attempt, free_memory
 
 Closure = Callable[[Any], torch.Tensor]
 """The user's forward: from a micro-batch to its loss."""
@@ -29,9 +27,7 @@ def probe(
     most: int,
     smallest: int,
     layout: Layout,
-    models: Iterable[torch.nn.Module],
-    no_sync: Callable[[], AbstractContextManager[Any]],
-    forget: Callable[[], None],
+    models: PreparedModels,
 ) -> int | None:
     """Return the most samples that one forward should get, or None if ``most`` of them fit.
 
@@ -51,9 +47,7 @@ def probe(
         most: largest size worth knowing, at least 1.
         smallest: samples that one forward needs at least.
         layout: tells what of a batch has one entry per sample.
-        models: whose gradients and buffers are put back.
-        no_sync: entered around the backwards.
-        forget: called after a forward that broke off.
+        models: whose gradients and buffers are put back, and whose backwards do not synchronise.
 
     Raises:
         RuntimeError: not even ``smallest`` samples fit.
@@ -61,14 +55,17 @@ def probe(
     held = max(part.num_samples, 1)
 
     def fits(size: int) -> bool:
-        batch = repeat_rows(part.batch, held, size, layout)
-        fitted = _fits(batch, closure, through, no_sync=no_sync)
-        if not fitted:
-            forget()
-        free_memory()
-        return fitted
+        def forward_and_backward() -> None:
+            with models.no_sync():
+                through(closure(layout.repeat(part.batch, held, size)))
 
-    with kept(list(models)):
+        failed = attempt(forward_and_backward)
+        if failed is not None:
+            models.forget_forward()
+        free_memory()
+        return failed is None
+
+    with kept(models.modules()):
         good = _largest(fits, start=max(min(held, most), smallest), most=most)
     if good == most:
         return None
@@ -92,21 +89,3 @@ def _largest(fits: Callable[[int], bool], *, start: int, most: int) -> int:
         middle = (good + bad) // 2
         good, bad = (middle, bad) if fits(middle) else (good, middle)
     return good
-
-
-def _fits(
-    batch: Any,
-    closure: Closure,
-    through: Callable[[torch.Tensor], Any],
-    *,
-    no_sync: Callable[[], AbstractContextManager[Any]],
-) -> bool:
-    try:
-        with no_sync():
-            through(closure(batch))
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        traceback.clear_frames(error.__traceback__)
-        return False
-    return True

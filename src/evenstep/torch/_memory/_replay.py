@@ -4,85 +4,21 @@ from __future__ import annotations
 
 import functools
 import math
-import traceback
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from ...exceptions import invalid
 from ...solve import cut
 from .._data._protocols import MicroBatch
-from ._lack import free_memory, is_out_of_memory
+from .._model._prepared import PreparedModels
+from .._step._conductor import StepConductor
 from ._layout import Layout
+from ._oom import attempt, free_memory
 from ._probe import Closure, probe
-from ._rows import split_rows
-
-
-class ReplaySteps(Protocol):
-    """Who weights the forwards, and passes on what was found not to fit."""
-
-    def begin_forward(self, step: int, part: MicroBatch, *, is_last: bool) -> None:
-        """Take note that a forward comes next."""
-
-    def found_limit(self, limit: int) -> None:
-        """Hear that one forward of this rank gets no more than ``limit`` samples from now on."""
-
-    def ran_out_of_memory(self, limit: int, *, num_samples: int, again: bool) -> None:
-        """Hear that the forward under way did not fit.
-
-        Args:
-            limit: most samples that one forward of this rank gets from now on.
-            num_samples: how many it had.
-            again: whether the step starts over, so that what ran of it does not count.
-        """
-
-
-class ReplaySession(Protocol):
-    """This rank's session.
-
-    Attributes:
-        steps: of the run.
-    """
-
-    @property
-    def steps(self) -> Any: ...
-
-
-class ReplayModels(Protocol):
-    """The models whose gradients are at stake."""
-
-    @property
-    def can_run_again(self) -> bool:
-        """Whether one rank may repeat a forward that broke off, without the others."""
-
-    @property
-    def synchronise(self) -> bool:
-        """Whether the last backward of a step synchronises."""
-
-    def no_sync(self) -> AbstractContextManager[Any]:
-        """Return a context for backwards that do not synchronise."""
-
-    def modules(self) -> list[torch.nn.Module]:
-        """Return the modules."""
-
-    def parameters(self) -> Iterable[torch.nn.Parameter]:
-        """Return the parameters."""
-
-    @property
-    def expects_reduction(self) -> bool:
-        """Whether a forward is through after which only a reduction can follow."""
-
-    def expect_forward(self) -> None:
-        """Hear that a forward comes next, which may break off."""
-
-    def end_forward(self) -> None:
-        """Hear that it has not."""
-
-    def forget_forward(self) -> None:
-        """Undo what a forward that broke off has prepared for synchronising."""
 
 
 class Replay:
@@ -104,7 +40,7 @@ class Replay:
 
     Args:
         models: those of the run.
-        session: has the steps, which are told of forwards and limits.
+        steps: are told of forwards and limits.
         layout: finds out what of a batch has one entry per sample; asked once, when it is needed.
         loss_reduction: what a loss does over the samples of a forward, ``"mean"`` or ``"sum"``.
         smallest: gives the samples that one forward needs at least, positive.
@@ -118,8 +54,8 @@ class Replay:
 
     def __init__(
         self,
-        models: ReplayModels,
-        session: ReplaySession,
+        models: PreparedModels,
+        steps: StepConductor,
         *,
         layout: Callable[[], Layout],
         loss_reduction: str = "mean",
@@ -127,7 +63,7 @@ class Replay:
         probe_up_to: int | None = None,
     ) -> None:
         self._models = models
-        self._session = session
+        self._steps = steps
         self._layout = functools.cache(layout)
         self._sums = loss_reduction == "sum"
         self._least = smallest
@@ -168,7 +104,7 @@ class Replay:
         losses: list[tuple[torch.Tensor, float]] = []
         while len(losses) < len(queue):
             part, is_last = queue[len(losses)], len(losses) == len(queue) - 1
-            self._session.steps.begin_forward(step, part, is_last=is_last)
+            self._steps.begin_forward(step, part, is_last=is_last)
             error, loss, in_backward = self._attempt(part, closure, through, is_last=is_last)
             if error is None:
                 assert loss is not None
@@ -179,7 +115,7 @@ class Replay:
             again = in_backward and self._touched(fresh=fresh and not losses)
             self._check(error, part, fresh=fresh, again=again, is_last=is_last)
             self._lower(part.num_samples)
-            self._session.steps.ran_out_of_memory(
+            self._steps.ran_out_of_memory(
                 self.limit or 1, num_samples=part.num_samples, again=again
             )
             if again:
@@ -215,13 +151,11 @@ class Replay:
             most=most,
             smallest=self._smallest,
             layout=self._layout(),
-            models=self._models.modules(),
-            no_sync=self._models.no_sync,
-            forget=self._models.forget_forward,
+            models=self._models,
         )
         if limit is not None:
             self.limit = limit
-            self._session.steps.found_limit(limit)
+            self._steps.found_limit(limit)
 
     def _attempt(
         self,
@@ -230,25 +164,25 @@ class Replay:
         through: Callable[[torch.Tensor], Any],
         *,
         is_last: bool,
-    ) -> tuple[RuntimeError | None, torch.Tensor | None, bool]:
+    ) -> tuple[Exception | None, torch.Tensor | None, bool]:
         """Return the lack of memory if there was one, the loss, and whether the backward ran."""
-        loss = None
-        self._models.expect_forward()
-        try:
+        losses: list[torch.Tensor] = []
+
+        def forward_and_backward() -> None:
             with nullcontext() if is_last else self._models.no_sync():
-                loss = closure(part.batch)
-                through(loss)
+                losses.append(closure(part.batch))
+                through(losses[0])
+
+        self._models.expect_forward()
+        error = attempt(forward_and_backward, survives=self._models.can_run_again)
+        in_backward = bool(losses)
+        if error is None:
             self._models.end_forward()
-            return None, loss.detach(), True
-        except RuntimeError as error:
-            if not (is_out_of_memory(error) and self._models.can_run_again):
-                raise
-            traceback.clear_frames(error.__traceback__)  # they hold what filled the memory
-            in_backward = loss is not None
-            del loss
-            free_memory()
-            self._models.forget_forward()
-            return error.with_traceback(None), None, in_backward
+            return None, losses[0].detach(), in_backward
+        losses.clear()
+        free_memory()
+        self._models.forget_forward()
+        return error, None, in_backward
 
     def _loss(self, losses: Sequence[tuple[torch.Tensor, float]]) -> torch.Tensor:
         """Return the loss over all samples; of a stand-in alone, that of the stand-in."""
@@ -267,7 +201,7 @@ class Replay:
         return any(parameter.grad is not None for parameter in self._models.parameters())
 
     def _check(
-        self, error: RuntimeError, part: MicroBatch, *, fresh: bool, again: bool, is_last: bool
+        self, error: Exception, part: MicroBatch, *, fresh: bool, again: bool, is_last: bool
     ) -> None:
         """Raise where running again would not help, or not be right."""
         size = part.num_samples
@@ -300,7 +234,7 @@ class Replay:
         last = pieces[-1].num_samples
         if self._models.synchronise and last > max(self._smallest, *self._went_well, 0):
             rest = last - self._smallest
-            stand_in, _ = split_rows(pieces[-1].batch, last, (self._smallest, rest), self._layout())
+            stand_in, _ = self._layout().split(pieces[-1].batch, last, (self._smallest, rest))
             pieces.append(replace(pieces[-1], batch=stand_in, num_samples=0))
         return pieces
 
@@ -308,7 +242,7 @@ class Replay:
         sizes = cut(part.num_samples, self.limit)
         if len(sizes) == 1:
             return [part]
-        batches = split_rows(part.batch, part.num_samples, sizes, self._layout())
+        batches = self._layout().split(part.batch, part.num_samples, sizes)
         return [
             replace(part, batch=batch, num_samples=size)
             for batch, size in zip(batches, sizes, strict=True)

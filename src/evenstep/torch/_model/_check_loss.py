@@ -55,12 +55,12 @@ def check_loss(
     of a part and $g$ gradients with respect to the part's own rows, a loss is a sum over samples
     up to a weight exactly if $g_i(L) = s_i\, g(L_i)$ and $L = \sum_i s_i L_i$ with numbers $s_i$:
     $n_i / N$ for a mean over samples, $1$ for a sum, $u_i / U$ for a mean over other units. Where
-    samples see each other (contrastive losses, hard triplets, batch normalisation inside
+    samples see each other (contrastive losses, hard triplets, batch normalization inside
     ``loss_fn``) there are no such numbers.
 
-    It sees the batch that it is given: one without padding, or with as much of it in every part,
-    says nothing about padding. Right for losses that give the same value when called again: put
-    dropout into evaluation mode.
+    It examines only the batch that it gets: a batch without padding, or with equal padding in every
+    part, says nothing about padding. Right for losses that give the same value when called again:
+    put dropout into evaluation mode.
 
     Usage:
         check_loss(torch.nn.CrossEntropyLoss(), logits, labels)
@@ -114,7 +114,7 @@ def _evaluate(loss_fn: Callable[..., torch.Tensor], tensors: Sequence[torch.Tens
             "check_loss(loss_fn)",
             "give the same value when called again",
             f"{value} and {float(again.detach())}",
-            "Leave out what draws random numbers: put dropout into evaluation mode.",
+            "Leave out random numbers: put dropout into evaluation mode.",
         )
     leaves = [copy for copy in copies if copy.requires_grad]
     gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
@@ -185,10 +185,10 @@ def _check_found(
     """Raise if the loss is not what was said."""
     if found.kind == "neither":
         raise _refused(
-            "no sum over samples: no weight makes it exact on uneven batches",
-            "Samples that see each other, as in contrastive losses and triplets, need a batch "
-            "that is gathered over ranks, or equal sizes (`policy='equal'`). A term that does "
-            "not depend on the samples belongs into a mean, not into a sum.",
+            "a loss that is not a sum over samples: no weight makes it exact on uneven batches",
+            "Losses over pairs, such as contrastive losses and triplets, need a batch that is "
+            "gathered over ranks, or equal sizes (`policy='equal'`). A term that does not depend "
+            "on the samples belongs in a mean, not in a sum.",
         )
     if reduction == "sum":
         if found.kind != "sum":
@@ -219,7 +219,7 @@ _NAMES = {"mean": "mean over samples", "sum": "sum over samples", "units": "mean
 
 
 def _refused(found: str, remedy: str) -> ValueError:
-    return invalid("check_loss(loss_fn)", "be what the balancer is told", found, remedy)
+    return invalid("check_loss(loss_fn)", "agree with the balancer's settings", found, remedy)
 
 
 def _uninformative(found: str) -> ValueError:
@@ -238,7 +238,7 @@ def _check_tensors(tensors: Sequence[Any]) -> None:
             "check_loss(*tensors)",
             f"be tensors with one row for each of at least {_LEAST} samples",
             [tuple(t.shape) if isinstance(t, torch.Tensor) else repr(t)[:40] for t in tensors],
-            "Bind what belongs to no sample into `loss_fn`.",
+            "Bind arguments without a row per sample into `loss_fn`.",
         )
     if not any(t.dtype in (torch.float32, torch.float64) for t in tensors):
         raise invalid(

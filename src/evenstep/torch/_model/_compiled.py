@@ -6,19 +6,17 @@ is compiled: traced, it would split graphs and leave guards on what changes at e
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
+from ..._private_torch import IN_PLACE, call_of, hooks_of, original_of, reduces_in_python
 from ...exceptions import invalid
-from ._weighting import InertHook
 
-IN_PLACE = "_compiled_call_impl"  # where `Module.compile()` keeps what it made
 _BEHIND, _HOOKS = "_evenstep_behind", "_evenstep_hooks"  # what ours stands around, and its hooks
 
 _REASON = (
@@ -30,21 +28,15 @@ Before = Callable[[nn.Module, Any, Any], Any]
 After = Callable[[nn.Module, Any, Any, Any], Any]
 
 
-def inside(module: nn.Module) -> nn.Module:
-    """Return the module that ``torch.compile`` was given; ``module`` itself if it was not."""
-    original = module._modules.get("_orig_mod")
-    return module if original is None else original
-
-
 def ddp_of(module: nn.Module) -> DistributedDataParallel | None:
     """Return the DDP that ``module`` is, compiled or not; None if it is none."""
-    inner = inside(module)
+    inner = original_of(module)
     return inner if isinstance(inner, DistributedDataParallel) else None
 
 
 def is_compiled(module: nn.Module) -> bool:
     """Tell whether ``module`` as a whole is compiled."""
-    return inside(module) is not module or _in_place(module) is not None
+    return original_of(module) is not module or _in_place(module) is not None
 
 
 def compiled_parts(module: nn.Module) -> Iterator[nn.Module]:
@@ -69,10 +61,10 @@ def check_compiled(module: nn.Module) -> None:
             "Balancer.prepare(model)",
             "be `DDP(torch.compile(model), static_graph=True)`, or do without a static graph",
             "`torch.compile(DDP(model, static_graph=True))`, where waiting for other ranks "
-            "cannot be told from this rank's own time",
+            "cannot be separated from this rank's own time",
             "Compile the model inside of DDP, or leave out `static_graph`.",
         )
-    if ddp is not None and getattr(ddp, "_use_python_reducer", False):
+    if ddp is not None and reduces_in_python(ddp):
         raise invalid(
             "Balancer.prepare(model)",
             "be a DDP that reduces gradients by itself",
@@ -84,67 +76,71 @@ def check_compiled(module: nn.Module) -> None:
 
 def hooks_on(module: nn.Module) -> Iterator[Any]:
     """Yield the balancer's hooks on ``module``, wherever they are placed."""
-    registered = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
     placed = getattr(module.__dict__.get(IN_PLACE), _HOOKS, ())
-    for group in (*registered, *placed):
-        if isinstance(group, AbstractUntraced):
+    for group in (*hooks_of(module), *placed):
+        if isinstance(group, Untraced):
             yield from group.hooks
 
 
-class AbstractUntraced(abc.ABC):
+class InertHook:
+    """What is left of hooks in a copy or a pickle of the model: it passes everything on."""
+
+    def __call__(
+        self, module: nn.Module, inputs: Any, keywords: Any = None, output: Any = None
+    ) -> Any:
+        """Return ``output`` as it is."""
+        return output
+
+
+class Untraced:
     """Hooks that compilers leave alone; in a copy or a pickle of the model nothing is left of them.
 
     One object for all of a place: torch takes as long to come to a hook as most of them run.
 
     Args:
         hooks: called one after the other.
+        run: calls them with what a hook is given.
 
     Attributes:
         hooks: as given.
         call: calls them, untraced.
     """
 
-    def __init__(self, hooks: Sequence[Callable[..., Any]]) -> None:
+    def __init__(self, hooks: Sequence[Callable[..., Any]], run: Callable[..., Any]) -> None:
         self.hooks = tuple(hooks)
-        self.call = torch.compiler.disable(self._run, reason=_REASON)  # type: ignore[no-untyped-call]
+        self._run = run
+        self.call = torch.compiler.disable(self._called, reason=_REASON)  # type: ignore[no-untyped-call]
 
     def __reduce__(self) -> tuple[type[InertHook], tuple[()]]:
         return InertHook, ()
 
-    @final
     def __call__(self, *args: Any) -> Any:
         """Call the hooks, untraced."""
         # Around a compiler that is not there, the way takes longer than the hooks.
-        return self.call(*args) if torch.compiler.is_compiling() else self._run(*args)
+        if torch.compiler.is_compiling():
+            return self.call(*args)
+        return self._run(self.hooks, *args)
 
-    @abc.abstractmethod
-    def _run(self, *args: Any) -> Any:
-        """Call the hooks."""
-
-
-@final
-class BeforeHooks(AbstractUntraced):
-    """Those of a forward's beginning, which may answer with other inputs and keywords."""
-
-    def _run(self, *args: Any) -> Any:
-        module, *given = args
-        changed = None
-        for hook in self.hooks:
-            answer = hook(module, *given)
-            if answer is not None:
-                changed = given = answer
-        return changed
+    def _called(self, *args: Any) -> Any:
+        return self._run(self.hooks, *args)
 
 
-@final
-class AfterHooks(AbstractUntraced):
-    """Those of a forward's end, each of which gets the answer of the one before as the output."""
+def _before(hooks: Sequence[Callable[..., Any]], module: nn.Module, *given: Any) -> Any:
+    """Call hooks of a forward's beginning, which may answer with other inputs and keywords."""
+    changed = None
+    for hook in hooks:
+        answer = hook(module, *given)
+        if answer is not None:
+            changed = given = answer
+    return changed
 
-    def _run(self, *args: Any) -> Any:
-        *known, output = args
-        for hook in self.hooks:
-            output = hook(*known, output)
-        return output
+
+def _after(hooks: Sequence[Callable[..., Any]], *args: Any) -> Any:
+    """Call hooks of a forward's end, each of which gets the answer of the one before."""
+    *known, output = args
+    for hook in hooks:
+        output = hook(*known, output)
+    return output
 
 
 class Surround:
@@ -156,32 +152,25 @@ class Surround:
 
     Args:
         module: the module.
+        first: called with module, arguments and keywords before every forward, and before all
+            other hooks, the user's included. Each returns None, or the inputs and keywords to go
+            on with.
+        before: likewise, after the user's.
+        after: called with the output too after every forward; its answer is taken.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        first: Sequence[Before] = (),
+        before: Sequence[Before] = (),
+        after: Sequence[After] = (),
+    ) -> None:
         self.module = module
-        self._first: list[Before] = []
-        self._before: list[Before] = []
-        self._after: list[After] = []
+        self._first, self._before, self._after = first, before, after
         self._handles: list[RemovableHandle] = []
         self._call: Any = None
-
-    def before(self, hook: Before, *, first: bool = False) -> None:
-        """Have ``hook`` called with module, arguments and keywords before every forward.
-
-        From the next ``place`` on, as with ``after``.
-
-        Args:
-            hook: returns None, or the inputs and keywords to go on with.
-            first: whether it comes before all others, the user's included.
-        """
-        self.release()
-        (self._first if first else self._before).append(hook)
-
-    def after(self, hook: After) -> None:
-        """Have ``hook`` called with the output too after every forward, and its answer taken."""
-        self.release()
-        self._after.append(hook)
 
     def place(self, *, traced: bool = False) -> None:
         """Put the calls where they belong now; repeated, as a model may be compiled late.
@@ -197,8 +186,8 @@ class Surround:
                 self._register()
             return
         self._take_off()
-        before = BeforeHooks((*self._first, *self._before))
-        self._call = _around(self.module, present, before, AfterHooks(self._after))
+        before = Untraced((*self._first, *self._before), _before)
+        self._call = _around(self.module, present, before, Untraced(self._after, _after))
         self.module.__dict__[IN_PLACE] = self._call
 
     def release(self) -> None:
@@ -211,11 +200,13 @@ class Surround:
     def _register(self) -> None:
         before, after = self.module.register_forward_pre_hook, self.module.register_forward_hook
         if self._first:
-            self._handles.append(before(BeforeHooks(self._first), prepend=True, with_kwargs=True))
+            self._handles.append(
+                before(Untraced(self._first, _before), prepend=True, with_kwargs=True)
+            )
         if self._before:
-            self._handles.append(before(BeforeHooks(self._before), with_kwargs=True))
+            self._handles.append(before(Untraced(self._before, _before), with_kwargs=True))
         if self._after:
-            self._handles.append(after(AfterHooks(self._after), with_kwargs=True))
+            self._handles.append(after(Untraced(self._after, _after), with_kwargs=True))
 
     def _take_off(self) -> None:
         for handle in self._handles:
@@ -224,13 +215,13 @@ class Surround:
 
 
 def _around(
-    module: nn.Module, present: Callable[..., Any] | None, before: BeforeHooks, after: AfterHooks
+    module: nn.Module, present: Callable[..., Any] | None, before: Untraced, after: Untraced
 ) -> Callable[..., Any]:
     """Return a call of ``module`` with ours around it, which compilers step over."""
 
     def call(*args: Any, **keywords: Any) -> Any:
         args, keywords = before.call(module, args, keywords) or (args, keywords)
-        output = (present or module._call_impl)(*args, **keywords)
+        output = (present or call_of(module))(*args, **keywords)
         return after.call(module, args, keywords, output)
 
     # This frame alone is stepped over: what it calls is compiled as if it were not there.

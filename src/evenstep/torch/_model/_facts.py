@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from ..._exchange._world_check import qualified
-from ._compiled import ddp_of, inside
+from ..._private_torch import original_of
+from ._compiled import ddp_of
 from ._fsdp import fsdp_layers
 
 Listing = dict[str, str]
@@ -22,7 +23,7 @@ def model_facts(module: nn.Module) -> dict[str, str]:
     Devices may differ, and whether it is compiled.
     """
     ddp = ddp_of(module)
-    plain = inside(module) if ddp is None else inside(ddp.module)
+    plain = original_of(module if ddp is None else ddp.module)
     kind = "DDP" if ddp is not None else "FSDP2" if fsdp_layers(module) else "plain"
     facts = {"The model's class": qualified(type(plain)), "The model's wrapper": kind}
     for name in _OF_DDP if ddp is not None else ():

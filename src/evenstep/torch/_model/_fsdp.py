@@ -20,8 +20,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..._private_torch import fsdp_device, fsdp_groups, original_of
 from ...exceptions import invalid
 
+_FSDP1 = "FullyShardedDataParallel"
 _OTHER_KIND = "Shard the model with `torch.distributed.fsdp.fully_shard` (FSDP2), or use DDP."
 
 
@@ -42,7 +44,7 @@ def check_fsdp(module: nn.Module, process_group: torch.distributed.ProcessGroup 
         ValueError: it does not; the message names the remedy.
     """
     layers = fsdp_layers(module)
-    if layers[0] not in (module, getattr(module, "_orig_mod", None)):
+    if layers[0] not in (module, original_of(module)):
         raise invalid(
             "Balancer.prepare(model)",
             "be sharded as a whole",
@@ -51,7 +53,7 @@ def check_fsdp(module: nn.Module, process_group: torch.distributed.ProcessGroup 
             "the gradients of the rest.",
         )
     ours = torch.distributed.get_process_group_ranks(process_group or torch.distributed.group.WORLD)
-    for group in _param_groups(layers):
+    for group in (group for layer in layers for group in fsdp_groups(layer)):
         theirs = group.mesh_info.mesh.mesh.flatten().tolist()
         if sorted(theirs) != sorted(ours):
             raise invalid(
@@ -70,10 +72,16 @@ def check_fsdp(module: nn.Module, process_group: torch.distributed.ProcessGroup 
             )
 
 
-def fsdp_device(module: nn.Module) -> torch.device | None:
+def device_of_fsdp(module: nn.Module) -> torch.device | None:
     """Return where FSDP2 computes, whatever memory it keeps its shards in; None without it."""
     layers = fsdp_layers(module)
-    return layers[0]._get_fsdp_state()._device if layers else None
+    return fsdp_device(layers[0]) if layers else None
+
+
+def is_fsdp(module: nn.Module) -> bool:
+    """Tell whether FSDP, of either kind, shards ``module`` or a part of it."""
+    kinds = tuple(filter(None, map(_loaded, ("FSDPModule", _FSDP1))))
+    return any(isinstance(part, kinds) for part in module.modules())
 
 
 def refuse_other_kinds(module: nn.Module) -> None:
@@ -82,7 +90,7 @@ def refuse_other_kinds(module: nn.Module) -> None:
     Raises:
         ValueError: the message names the remedy.
     """
-    kind = _loaded("FullyShardedDataParallel")
+    kind = _loaded(_FSDP1)
     if kind is not None and any(isinstance(part, kind) for part in module.modules()):
         raise invalid(
             "Balancer.prepare(model)",
@@ -144,20 +152,6 @@ class Shards:
         for layer in self._layers:
             layer.set_requires_gradient_sync(on, recurse=False)
             layer.set_reshard_after_backward(on, recurse=False)
-
-
-def _param_groups(layers: list[Any]) -> Iterator[Any]:
-    """Return what FSDP2 gathers and reduces together.
-
-    Torch names neither a public way to a layer's mesh nor to its divide factor; a test holds this
-    one for the pinned version, and 2.7 has one group where later ones have a list.
-    """
-    for layer in layers:
-        state = layer._get_fsdp_state()
-        groups = getattr(state, "_fsdp_param_groups", None)
-        if groups is None:
-            groups = [state._fsdp_param_group]
-        yield from (group for group in groups if group is not None)
 
 
 def _loaded(name: str) -> Any:

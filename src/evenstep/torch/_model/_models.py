@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
+from ..._private_torch import LocalNorm, original_of
 from ...exceptions import EvenstepWarning, invalid
-from ._compile_watch import CompileWatch
-from ._compiled import (
-    Surround,
-    check_compiled,
-    compiled_parts,
-    ddp_of,
-    hooks_on,
-    inside,
-    is_compiled,
-)
-from ._forward_hook import ForwardHook
-from ._fsdp import Shards, check_fsdp, fsdp_device, fsdp_layers, refuse_other_kinds
+from .._step._compile_watch import CompileWatch
+from .._step._conductor import StepConductor
+from ._compiled import Surround, check_compiled, compiled_parts, ddp_of, hooks_on, is_compiled
+from ._fsdp import Shards, check_fsdp, device_of_fsdp, fsdp_layers, is_fsdp, refuse_other_kinds
 from ._nested import NestedBackwards
-from ._protocols import ModelSession
-from ._weighting import Backward, InertHook
+from ._weighting import Backward, ForwardHook
 
 Weighting = Literal["output", "loss"]
 
@@ -38,60 +30,66 @@ class BalancedModel:
     Args:
         module: the model; wrapped into DDP by the caller where it was plain.
         backward: told of every backward.
-        session: has the steps, which know to which batch a forward belongs.
-        weighting: ``"output"`` scales what the model returns, ``"loss"`` leaves that to
-            ``Balancer.weight``.
-        watch: told of every forward, and marks what compiled models are given.
+        steps: know to which batch a forward belongs.
+        watch: marks what compiled models are given.
         number: the model's, in the order of ``prepare``.
+        weighs: whether what the model returns is scaled; ``Balancer.weight`` does it otherwise.
+
+    Attributes:
+        module: as given.
+        ddp: that it is, compiled or not; None if it is none.
+        shards: its layers if FSDP2 shards it.
+        broadcasts: whether DDP has broadcast its buffers since this was last cleared; one entry
+            says it.
     """
 
     def __init__(
         self,
         module: nn.Module,
         backward: Backward,
-        session: ModelSession,
-        weighting: Weighting,
+        steps: StepConductor,
         watch: CompileWatch,
         *,
         number: int,
+        weighs: bool,
     ) -> None:
         self.module = module
         self.ddp = ddp_of(module)
         self.shards = Shards(layers) if (layers := fsdp_layers(module)) else None
-        self._nested: NestedBackwards | None = None
-        self._watch = watch
-        self._outer = Surround(module)
-        self._inner: Surround | None = None  # what DDP wraps, if its buffers are timed
-        # Whether DDP has broadcast its buffers since this was last cleared; one entry says it.
         self.broadcasts: deque[None] = deque(maxlen=1)
+        self._steps = steps
+        self._entered: Any = None  # the mark at DDP's entry
+        compiled = is_compiled(module)
         hook = ForwardHook(
-            session, backward, model=number, weighs=weighting == "output", reduces=self._reduces
+            steps,
+            backward,
+            None if compiled else watch,
+            model=number,
+            weighs=weighs,
+            reduces=self._reduces,
         )
-        self._outer.before(hook.before, first=True)
-        # Together with ours where nothing is compiled: calling a hook takes as long as it does.
-        self._outer.before(watch.enter, first=not is_compiled(module))
-        self._outer.after(watch.leave)
-        self._outer.after(hook)
-        self._parts = [Surround(part) for part in compiled_parts(module) if part is not self.module]
-        for part in self._parts:
-            part.before(watch.mark)
-        watch.marks |= is_compiled(module)
-        watch.has_parts |= bool(self._parts)
-        self.place()
-
-    def time_buffers(self, session: ModelSession) -> None:
-        """Keep DDP's broadcast of buffers, which waits for rank 0, out of the compute time."""
-        ddp = self.ddp
-        if ddp is None or not ddp.broadcast_buffers:
-            return
-        if not any(True for _ in ddp.module.buffers()):
-            return
-
-        begun: list[Any] = []
-        self._inner = _at(self._parts, ddp.module) or Surround(ddp.module)
-        self._outer.before(BufferHook(session, begun, entry=True), first=True)
-        done = BufferHook(session, begun, entry=False, broadcasts=self.broadcasts)
-        self._inner.before(done, first=True)
+        # DDP's broadcast of buffers waits for rank 0: it is kept out of the compute time.
+        timed = self.ddp.module if self.ddp is not None and _broadcasts(self.ddp) else None
+        self._outer = Surround(
+            module,
+            first=[hook.before] if timed is None else [hook.before, self._enter_broadcast],
+            before=[watch.mark] if compiled else [],
+            after=[hook],
+        )
+        parts = [part for part in compiled_parts(module) if part is not module]
+        self._parts = [Surround(part, before=[watch.mark]) for part in parts if part is not timed]
+        self._inner: Surround | None = None
+        if timed is not None:
+            marks = [watch.mark] if any(part is timed for part in parts) else []
+            self._inner = Surround(timed, first=[self._leave_broadcast], before=marks)
+        watch.marks |= compiled
+        self._has_parts = bool(parts)
+        watch.has_parts |= self._has_parts
+        # Not for FSDP2, whose time ends before the last backward, nor for compiled modules, in
+        # which nothing nests and a hook may cost a compilation.
+        self._nested: NestedBackwards | None = None
+        if self.ddp is not None and self.shards is None and not self.compiles:
+            self._nested = NestedBackwards(self.ddp.module, backward, steps)
         self.place()
 
     def place(self) -> None:
@@ -104,26 +102,10 @@ class BalancedModel:
         for part in self._parts:
             part.place()
 
-    def time_nested(self, session: ModelSession, backward: Backward) -> None:
-        """Take the end of own backward where backwards nest, before DDP's wait inside them.
-
-        Not for FSDP2, whose time ends before the last backward, nor for compiled modules, in which
-        nothing nests and a hook may cost a compilation.
-        """
-        if self.ddp is not None and self.shards is None and not self.compiles:
-            self._nested = NestedBackwards(self.ddp.module, backward, session)
-
     @property
     def compiles(self) -> bool:
         """Whether the model, or a part of it, is compiled."""
-        return bool(self._parts) or is_compiled(self.module)
-
-    def _reduces(self) -> bool | None:
-        """Tell whether the backward of a forward made now reduces gradients: DDP's own attribute.
-
-        None for other wrappers: how a model is sharded does not tell.
-        """
-        return None if self.ddp is None else bool(self.ddp.require_backward_grad_sync)
+        return self._has_parts or is_compiled(self.module)
 
     @property
     def broadcasts_buffers(self) -> bool:
@@ -146,57 +128,47 @@ class BalancedModel:
             return self.shards.no_sync()
         return None if self.ddp is None else self.ddp.no_sync()
 
+    def _reduces(self) -> bool | None:
+        """Tell whether the backward of a forward made now reduces gradients: DDP's own attribute.
 
-def _at(surrounds: list[Surround], module: nn.Module) -> Surround | None:
-    return next((surround for surround in surrounds if surround.module is module), None)
+        None for other wrappers: how a model is sharded does not tell.
+        """
+        return None if self.ddp is None else bool(self.ddp.require_backward_grad_sync)
+
+    def _enter_broadcast(self, module: nn.Module, inputs: Any, keywords: Any) -> None:
+        meter = self._steps.open_meter
+        self._steps.collective(entered=True)
+        self._entered = None if meter is None else meter.clock.mark()
+
+    def _leave_broadcast(self, module: nn.Module, inputs: Any, keywords: Any) -> None:
+        meter, begin = self._steps.open_meter, self._entered
+        self._steps.collective(entered=False)
+        self.broadcasts.append(None)
+        self._entered = None
+        if meter is not None and begin is not None:  # not if the inner module is called by itself
+            meter.exclude(begin, meter.clock.mark())
 
 
-class BufferHook:
-    """Measures from DDP's entry to the inner module's: the broadcast of buffers lies between.
+def _broadcasts(ddp: DistributedDataParallel) -> bool:
+    return bool(ddp.broadcast_buffers) and any(True for _ in ddp.module.buffers())
 
-    Two of them, one at each place, share what the first has noted. Objects and not methods, so
-    that a copy of the model gets something inert instead.
 
-    Args:
-        session: has the steps.
-        begun: the mark at the entry; emptied at the inner module's.
-        entry: whether this one sits at the entry.
-        broadcasts: gets an entry whenever the broadcast is over.
+def forward_is_collective(modules: Iterable[nn.Module]) -> bool:
+    """Tell whether a forward of any of ``modules`` is a collective, in an evaluation too.
+
+    FSDP gathers parameters in every forward. DDP broadcasts buffers in a forward that follows one
+    with gradients: the first of an evaluation under ``torch.no_grad()``, and all without it.
     """
-
-    def __init__(
-        self,
-        session: ModelSession,
-        begun: list[Any],
-        *,
-        entry: bool,
-        broadcasts: deque[None] | None = None,
-    ) -> None:
-        self._session = session
-        self._begun = begun
-        self._entry = entry
-        self._broadcasts = deque[None](maxlen=1) if broadcasts is None else broadcasts
-
-    def __reduce__(self) -> tuple[type[InertHook], tuple[()]]:
-        return InertHook, ()  # copies and pickles of the model leave the run behind
-
-    def __call__(self, module: nn.Module, inputs: Any, keywords: Any = None) -> None:
-        """Note the entry, or leave the time since then out."""
-        steps = self._session.steps
-        meter = steps.open_meter
-        steps.collective(entered=self._entry)
-        if not self._entry:
-            self._broadcasts.append(None)
-        if self._entry:
-            self._begun[:] = [] if meter is None else [meter.clock.mark()]
-        elif meter is not None and self._begun:  # not where the inner module is called by itself
-            meter.exclude(self._begun.pop(), meter.clock.mark())
+    return any(
+        is_fsdp(module) if (ddp := ddp_of(module)) is None else _broadcasts(ddp)
+        for module in modules
+    )
 
 
 def check_unprepared(module: nn.Module) -> None:
     """Raise if ``module``, or the model inside a DDP, carries the hooks already."""
     ddp = ddp_of(module)
-    for layer in (module, inside(module), module if ddp is None else ddp.module):
+    for layer in (module, original_of(module), module if ddp is None else ddp.module):
         if any(isinstance(hook, ForwardHook) for hook in hooks_on(layer)):
             raise invalid(
                 "Balancer.prepare(model)",
@@ -258,7 +230,7 @@ def _check_group(
 
 def device_of(module: nn.Module) -> torch.device:
     """Return where ``module`` computes; a model without parameters has nothing to train."""
-    if (device := fsdp_device(module)) is not None:
+    if (device := device_of_fsdp(module)) is not None:
         return device
     for parameter in module.parameters():
         return parameter.device
@@ -273,7 +245,7 @@ def device_of(module: nn.Module) -> torch.device:
 def has_local_batch_norm(module: nn.Module) -> bool:
     """Tell whether a layer normalises over the rank's own samples alone."""
     return any(
-        isinstance(layer, _BatchNorm) and not isinstance(layer, nn.SyncBatchNorm)
+        isinstance(layer, LocalNorm) and not isinstance(layer, nn.SyncBatchNorm)
         for layer in module.modules()
     )
 
@@ -288,9 +260,9 @@ def warn_batch_norm(module: nn.Module) -> None:
         else "Use GroupNorm instead: SyncBatchNorm does not run on a CPU"
     )
     warnings.warn(
-        f"{type(module).__name__} has local BatchNorm, which normalises each rank's samples by "
-        f"themselves: with uneven batches the result differs from the equal split, and no weight "
-        f"repairs that. {remedy}. Every rank gets at least 2 samples meanwhile, and "
+        f"{type(module).__name__} has local BatchNorm, which normalizes each rank's samples "
+        f"separately: with uneven batches the result differs from the equal split, and no weight "
+        f"repairs that. {remedy}. Until then, every rank gets at least 2 samples, and "
         f"`balancer.average_buffers()` makes one set of running statistics for evaluation.",
         EvenstepWarning,
         stacklevel=4,

@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ..._private_torch import at_end_of_backward
-from ._protocols import ModelSession
+from ..._private_torch import at_end_of_backward, backward_number
+from .._step._conductor import StepConductor
 from ._weighting import Backward
 
 _TRIAL = 3  # backwards after which a model that nests none is believed never to do so
@@ -26,15 +26,15 @@ class NestedBackwards:
     Args:
         module: the model.
         backward: knows which backward is the outer one.
-        session: has the steps, which have a meter while one is under way.
+        steps: have a meter while one is under way.
 
     Attributes:
         found: whether backwards were nested so far.
     """
 
-    def __init__(self, module: nn.Module, backward: Backward, session: ModelSession) -> None:
+    def __init__(self, module: nn.Module, backward: Backward, steps: StepConductor) -> None:
         self._backward = backward
-        self._session = session
+        self._steps = steps
         self._newest = -1
         self._num_backwards = 0
         self.found = False
@@ -54,10 +54,10 @@ class NestedBackwards:
         outer = self._backward.task
         if outer is None:
             return
-        if outer != torch._C._current_graph_task_id():
+        if outer != backward_number():
             self.found = True
         if self.found:
-            if (meter := self._session.steps.open_meter) is not None:
+            if (meter := self._steps.open_meter) is not None:
                 meter.grad_ready()
         elif outer != self._newest:
             self._newest = outer

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from ..._private_torch import version_of
 from .._data._step import StepCount
 from ._models import BalancedModel
 from ._unused import Unused
@@ -75,7 +76,7 @@ class PreparedModels(list[BalancedModel]):
     def version(self) -> int:
         """Return a number that differs where an optimizer has changed a model's parameters."""
         firsts = (next((p for p in m.module.parameters() if p.requires_grad), None) for m in self)
-        return sum(first._version for first in firsts if first is not None)
+        return sum(version_of(first) for first in firsts if first is not None)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yield the parameters of all of them."""

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..._private_torch import at_end_of_backward
+from ..._private_torch import IN_PLACE, at_end_of_backward, backward_number
 from ...exceptions import invalid
-from ._compiled import IN_PLACE, ddp_of
+from ._compiled import ddp_of
 
 _REMEDY = "Install torch 2.13.0, with which evenstep is tested, or set EVENSTEP=off for this run."
 _ORDER = ["output", "inner", "inner end", "gradient", "end", "wait", "after the wait"]
@@ -35,14 +35,9 @@ def self_test(model: nn.Module) -> None:
             raise _refused(f"keep a DDP's `{name}`, on which evenstep relies", "none there")
 
 
-def task_id() -> int:
-    """Return the engine's number of the backward under way; -1 outside of one."""
-    return torch._C._current_graph_task_id()
-
-
 def check_engine(
     queue: Callable[[Callable[[], None]], None] = at_end_of_backward,
-    task: Callable[[], int] = task_id,
+    task: Callable[[], int] = backward_number,
 ) -> None:
     """Run a backward of a few nodes, another one inside it, and look at what is called when.
 
@@ -55,19 +50,19 @@ def check_engine(
     Raises:
         ValueError: callbacks come in another order, or backwards cannot be told apart.
     """
-    calls: list[str] = []
-    tasks: list[int] = []
+    seen: list[tuple[str, int]] = []
     try:
         before = task()
         with torch.inference_mode(False), torch.enable_grad():
-            _run(calls, tasks, queue, task)
+            _run(seen, queue, task)
         after = task()
     except Exception as error:
         what = "call back at the end of a backward, and number backwards"
         raise _refused(what, f"{type(error).__name__}: {error}") from error
+    calls = [name for name, _ in seen]
     if calls != _ORDER:
         raise _refused(f"call back in the order {_ORDER}", calls)
-    outer, inner, again = tasks
+    outer, inner, again = (dict(seen)[name] for name in ("output", "inner", "gradient"))
     if not (before == after == -1 and outer == again >= 0 and inner >= 0 and inner != outer):
         got = f"{before}, {outer}, {inner}, {again}, {after}"
         raise _refused("number backwards, -1 outside of them and another one inside", got)
@@ -88,8 +83,7 @@ class _Note(torch.autograd.Function):
 
 
 def _run(
-    calls: list[str],
-    tasks: list[int],
+    seen: list[tuple[str, int]],
     queue: Callable[[Callable[[], None]], None],
     task: Callable[[], int],
 ) -> None:
@@ -98,34 +92,28 @@ def _run(
     Between them lies a backward inside of the backward, as in reentrant checkpointing.
     """
 
-    def at_output() -> None:
-        calls.append("output")
-        tasks.append(task())
-        queue(at_end)
+    def at(name: str, later: Callable[[], None] | None = None) -> Callable[[], None]:
+        """Return what notes that it is called, and asks for ``later`` at the backward's end."""
 
-    def at_end() -> None:
-        calls.append("end")
-        queue(lambda: calls.append("after the wait"))
+        def note() -> None:
+            seen.append((name, task()))
+            if later is not None:
+                queue(later)
 
-    def at_inner() -> None:
-        calls.append("inner")
-        tasks.append(task())
-        queue(lambda: calls.append("inner end"))
+        return note
 
     def nested() -> None:
         with torch.enable_grad():
-            inner = torch.ones((), device="cpu", requires_grad=True)
-            torch.autograd.backward(_Note.apply(inner, at_inner))  # type: ignore[no-untyped-call]
-
-    def at_gradient(_: torch.Tensor) -> None:
-        calls.append("gradient")
-        tasks.append(task())
-        queue(lambda: calls.append("wait"))
+            leaf = torch.ones((), device="cpu", requires_grad=True)
+            note = at("inner", at("inner end"))
+            torch.autograd.backward(_Note.apply(leaf, note))  # type: ignore[no-untyped-call]
 
     parameter = torch.ones((), device="cpu", requires_grad=True)
-    parameter.register_post_accumulate_grad_hook(at_gradient)  # type: ignore[no-untyped-call]
+    gradient = at("gradient", at("wait"))
+    parameter.register_post_accumulate_grad_hook(lambda _: gradient())  # type: ignore[no-untyped-call]
     hidden = _Note.apply(parameter, nested)  # type: ignore[no-untyped-call]
-    torch.autograd.backward(_Note.apply(hidden, at_output))  # type: ignore[no-untyped-call]
+    note = at("output", at("end", at("after the wait")))
+    torch.autograd.backward(_Note.apply(hidden, note))  # type: ignore[no-untyped-call]
 
 
 def check_call(place: str = IN_PLACE) -> None:

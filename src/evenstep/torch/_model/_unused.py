@@ -10,13 +10,13 @@ import weakref
 import torch
 import torch.distributed as dist
 
-from ..._private_torch import at_end_of_backward
+from ..._private_torch import at_end_of_backward, version_of
 from ...exceptions import EvenstepWarning
 from .._data._step import StepCount
 
 _MESSAGE = (
-    "A model that was prepared has been trained, and not in a loop over a prepared loader: nothing "
-    "was balanced. Use what `prepare` returns, `model, loader = balancer.prepare(model, loader)`, "
+    "A prepared model was trained outside of a loop over the prepared loader, so nothing was "
+    "balanced. Use what `prepare` returns, `model, loader = balancer.prepare(model, loader)`, "
     "and loop over that loader."
 )
 
@@ -55,11 +55,11 @@ class Unused:
         if failed or self._count.begun or os.getpid() != self._process:
             return
         changed = ((parameter(), version) for parameter, version in seen)
-        if any(parameter is not None and parameter._version > old for parameter, old in changed):
+        if any(parameter is not None and version_of(parameter) > old for parameter, old in changed):
             warnings.warn(_MESSAGE, EvenstepWarning, stacklevel=4)
 
     def _note(self, parameter: torch.Tensor) -> None:
-        self._seen.append((weakref.ref(parameter), parameter._version))
+        self._seen.append((weakref.ref(parameter), version_of(parameter)))
         at_end_of_backward(self._release)  # not under the engine's feet
 
     def _release(self) -> None:

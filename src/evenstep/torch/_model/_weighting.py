@@ -15,15 +15,19 @@ alone: gradient penalties, side losses kept on a module.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from ..._private_torch import at_end_of_backward
+from ..._private_torch import at_end_of_backward, backward_number
 from ...exceptions import invalid
-from .._containers import rebuild
-from .._finite import look_at
-from ._protocols import ModelSession, Use, Weight
+from .._step._compile_watch import CompileWatch
+from .._step._conductor import StepConductor
+from .._step._containers import rebuild, tensors_in
+from .._step._finite import look_at
+from .._step._tickets import known
+from .._step._uses import ForwardUse
 
 
 class Backward:
@@ -34,30 +38,25 @@ class Backward:
     for the others, and what is asked for inside of it comes after that wait.
 
     Args:
-        session: has the steps, which are told.
-        first_order: whether a backward that builds a graph is refused. It is at a model's output,
-            where the weight would enter a non-linear term; at the loss it is linear.
+        steps: are told.
     """
 
-    def __init__(self, session: ModelSession, *, first_order: bool) -> None:
-        self._session = session
-        self._first_order = first_order
+    def __init__(self, steps: StepConductor) -> None:
+        self._steps = steps
         self._task = -1  # the engine's number of the backward that has asked already
-        self._uses: list[Any] = []
+        self._uses: list[ForwardUse] = []
 
     @property
     def task(self) -> int | None:
         """The engine's number of the backward under way; None outside of one."""
         return None if self._task < 0 else self._task
 
-    def entered(self, use: Use) -> None:
+    def entered(self, use: ForwardUse) -> None:
         """Ask the engine, from inside a backward through a forward, to call back at its end."""
-        if self._first_order and torch.is_grad_enabled():
-            raise RuntimeError(_TWICE)
-        task = torch._C._current_graph_task_id()
+        task = backward_number()
         if task != self._task:  # a backward that raised never came to its callbacks
             self._task, self._uses = task, [use]
-            self._session.steps.backward_begins()
+            self._steps.backward_begins()
             at_end_of_backward(self._finished)
         elif not any(known is use for known in self._uses):
             self._uses.append(use)
@@ -65,16 +64,16 @@ class Backward:
     def _finished(self) -> None:
         self._task = -1
         uses, self._uses = self._uses, []
-        steps = self._session.steps
-        steps.backward_done(uses)
-        at_end_of_backward(steps.reduced)
+        self._steps.backward_done(uses)
+        at_end_of_backward(self._steps.reduced)
 
 
 class _OutputScale(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, output: torch.Tensor, use: Use, backward: Backward) -> Any:
-        ctx.use = use
-        ctx.backward_of = backward
+    def forward(
+        ctx: Any, output: torch.Tensor, use: ForwardUse, backward: Backward, first_order: bool
+    ) -> Any:
+        ctx.use, ctx.backward_of, ctx.first_order = use, backward, first_order
         # The gradient at a loss is 1 whatever the loss.
         ctx.loss = None if output.ndim else output.detach()
         # A view: no copy of large logits. A loss is copied, as scripts scale it in place.
@@ -82,16 +81,18 @@ class _OutputScale(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        if ctx.first_order and torch.is_grad_enabled():
+            raise RuntimeError(_TWICE)
         ctx.backward_of.entered(ctx.use)
         # A Python number: no kernel, no copy to the device, and never rounded to half precision,
         # where 11/14 + 3/14 is not 1: torch multiplies those in single.
         weight = known(ctx.use.weight)
         if weight == 0.0:  # a mean over nothing has a gradient of NaN, and 0 * NaN is NaN
-            return torch.zeros_like(grads[0]), None, None
+            return torch.zeros_like(grads[0]), None, None, None
         look_at(grads[0], ctx.use.looks)
         if ctx.loss is not None:
             look_at(ctx.loss, ctx.use.looks)
-        return grads[0] * weight, None, None
+        return grads[0] * weight, None, None, None
 
 
 class _InputUnscale(torch.autograd.Function):
@@ -102,7 +103,7 @@ class _InputUnscale(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, use: Use) -> Any:
+    def forward(ctx: Any, value: torch.Tensor, use: ForwardUse) -> Any:
         ctx.use = use
         return value.view_as(value)
 
@@ -110,11 +111,6 @@ class _InputUnscale(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         weight = known(ctx.use.weight)
         return (grads[0] / weight if weight else torch.zeros_like(grads[0])), None
-
-
-def known(weight: Weight) -> float:
-    """Return a weight that may have to be asked for."""
-    return weight if isinstance(weight, float) else weight()
 
 
 _TWICE = (
@@ -125,37 +121,47 @@ _TWICE = (
 )
 
 
-def scale(value: Any, use: Use, backward: Backward) -> tuple[Any, int]:
+def scale(
+    value: Any, use: ForwardUse, backward: Backward, *, first_order: bool = True
+) -> tuple[Any, int]:
     """Return ``value`` with every tensor in it that needs a gradient scaled, and their number.
 
     Containers keep their type: dicts and their kin (Hugging Face's ``ModelOutput``), lists,
     tuples, named tuples and dataclasses. What is neither a tensor nor a container is kept.
+
+    Args:
+        value: a model's output, or a loss.
+        use: the forward that it comes from.
+        backward: told of every backward through it.
+        first_order: whether a backward that builds a graph is refused. It is at a model's output,
+            where the weight would enter a non-linear term; at the loss it is linear.
     """
+    return _mapped(
+        value,
+        lambda tensor: _OutputScale.apply(tensor, use, backward, first_order),  # type: ignore[no-untyped-call]
+    )
+
+
+def unscale(inputs: Any, use: ForwardUse) -> Any:
+    """Return ``inputs`` with every tensor in them that needs a gradient unscaled."""
+    unscaled, _ = _mapped(inputs, lambda tensor: _InputUnscale.apply(tensor, use))  # type: ignore[no-untyped-call]
+    return unscaled
+
+
+def _mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> tuple[Any, int]:
+    """Return ``value`` with every tensor in it that needs a gradient changed, and their number."""
     count = 0
 
     def visit(item: Any) -> Any:
         nonlocal count
-        if isinstance(item, torch.Tensor):
-            if not item.requires_grad:
-                return item
-            count += 1
-            return _OutputScale.apply(item, use, backward)  # type: ignore[no-untyped-call]
-        return rebuild(item, visit, _without_hidden_tensors)
+        if not isinstance(item, torch.Tensor):
+            return rebuild(item, visit, _without_hidden_tensors)
+        if not item.requires_grad:
+            return item
+        count += 1
+        return change(item)
 
     return visit(value), count
-
-
-def unscale(inputs: Any, use: Use) -> Any:
-    """Return ``inputs`` with every tensor in them that needs a gradient unscaled."""
-
-    def visit(item: Any) -> Any:
-        if isinstance(item, torch.Tensor):
-            if not item.requires_grad:
-                return item
-            return _InputUnscale.apply(item, use)  # type: ignore[no-untyped-call]
-        return rebuild(item, visit, _without_hidden_tensors)
-
-    return visit(inputs)
 
 
 def _without_hidden_tensors(item: Any) -> Any:
@@ -175,14 +181,106 @@ def _without_hidden_tensors(item: Any) -> Any:
     return item
 
 
-class InertHook:
-    """What is left of a hook in a copy or a pickle of the model: it passes everything on."""
+class ForwardHook:
+    """Forward hooks for the user's outermost module.
 
-    def before(self, module: torch.nn.Module, inputs: Any, keywords: Any = None) -> None:
-        """Do nothing."""
+    Args:
+        steps: are told of forwards.
+        backward: told at every backward through the output.
+        watch: marks inputs, where the model is compiled after it was prepared; None leaves that to
+            another hook.
+        model: the model's number, in the order of ``prepare``.
+        weighs: whether the output is scaled; ``Balancer.weight`` does it otherwise.
+        reduces: whether a backward of a forward made now reduces gradients.
+    """
 
-    def __call__(
-        self, module: torch.nn.Module, inputs: Any, keywords: Any = None, output: Any = None
-    ) -> Any:
-        """Return ``output`` as it is."""
-        return output
+    def __init__(
+        self,
+        steps: StepConductor,
+        backward: Backward,
+        watch: CompileWatch | None = None,
+        *,
+        model: int = 0,
+        weighs: bool = True,
+        reduces: Callable[[], bool | None] = lambda: None,
+    ) -> None:
+        self._steps = steps
+        self._backward = backward
+        self._watch = watch
+        self._model = model
+        self._weighs = weighs
+        self._reduces = reduces
+        self._use: ForwardUse | None = None
+
+    def before(self, module: torch.nn.Module, inputs: Any, keywords: Any) -> Any:
+        """Learn whose batch this is; take the weight out of gradients that go back to an output."""
+        self._use = None
+        if not torch.is_grad_enabled():
+            return None
+        tensors = tensors_in((inputs, keywords) if keywords else inputs)
+        use = self._use = self._steps.begin_use(self._model, tensors, reduces=self._reduces())
+        if use is None and module.training:
+            self._steps.outside()
+        changed = None
+        if use is not None and self._weighs and feeds_back(tensors, type(module).__name__):
+            changed = inputs, keywords = unscale(inputs, use), unscale(keywords, use)
+        if self._watch is not None and self._watch.marks:
+            self._watch.mark(module, inputs, keywords)
+        return changed
+
+    def __call__(self, module: torch.nn.Module, inputs: Any, keywords: Any, output: Any) -> Any:
+        """Return ``output``, scaled where a step is under way."""
+        use, self._use = self._use, None
+        if use is None:
+            return output
+        self._steps.end_use()
+        if not self._weighs:
+            return output
+        scaled, count = scale(output, use, self._backward)
+        if not count and module.training:
+            raise invalid(
+                f"{type(module).__name__}.forward(...)",
+                "return a tensor that needs a gradient, by itself or in a container",
+                f"{type(output).__name__} without one",
+                "Unfreeze a parameter, leave `torch.no_grad()`, or prepare with "
+                "`prepare(..., weighting='loss')` and use `balancer.weight(loss)`.",
+            )
+        return scaled
+
+
+def feeds_back(tensors: list[torch.Tensor], name: str) -> bool:
+    """Tell whether one of ``tensors`` was computed from a scaled output.
+
+    Walks the autograd graph back to scaled outputs, which inputs rarely have: data needs none.
+
+    Args:
+        tensors: inputs of a forward.
+        name: of the model, for the error.
+
+    Raises:
+        ValueError: parameters that are not balanced lie in between: their weight is unknown.
+    """
+    queue: list[Any] = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    if not queue:
+        return False
+    seen: set[Any] = set()
+    found = others = False
+    while queue:
+        node = queue.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name() == "_OutputScaleBackward":
+            found = True
+            continue
+        others |= node.name() == "torch::autograd::AccumulateGrad"
+        queue.extend(parent for parent, _ in node.next_functions)
+    if found and others:
+        raise invalid(
+            f"{name}.forward(...)",
+            "get an output of a balanced model without other parameters in between",
+            "an output that went through a layer that is not balanced",
+            "Prepare that layer too, or prepare with `prepare(..., weighting='loss')` and use "
+            "`balancer.weight(loss)`.",
+        )
+    return found

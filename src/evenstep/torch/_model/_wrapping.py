@@ -14,17 +14,19 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ..._exchange._exchange import Exchange
+from ..._exchange._observer import StepObserver
+from ..._private_torch import CollectiveCount, check_reduced, meet
 from ...exceptions import EvenstepWarning, invalid
 from ...planner import Bounds
 from ...policies import AbstractPolicy, Equal, Fixed
-from .._clock import AbstractClock, BlindMeter, LeadMeter, StepMeter
+from .._step._meter import AbstractClock, BlindMeter, LeadMeter, StepMeter
 from ._fsdp import Shards
-from ._several import SeveralDdps
 
 if TYPE_CHECKING:
     from ._models import BalancedModel
@@ -37,14 +39,14 @@ class Wrapping:
     Attributes:
         shards: one for each model that FSDP2 shards over more than one rank.
         cuts: whether the loop takes micro-batches.
-        several: the models in DDP, if there are more than one in a loop that takes micro-batches.
         ddps: the models in DDP.
+        has_others: whether there are other ranks to wait for.
     """
 
     shards: tuple[Shards, ...]
     cuts: bool
-    several: SeveralDdps | None = None
     ddps: tuple[DistributedDataParallel, ...] = ()
+    has_others: bool = True
 
     @classmethod
     def of(
@@ -64,24 +66,19 @@ class Wrapping:
                 "batch in step: ...`.",
             )
         if world_size == 1:
-            return cls((), cuts)
+            return cls((), cuts, has_others=False)
         if cuts:
             for model in models:
                 _refuse_sync_batch_norm(model.module)
                 _refuse_static_graph(model)
         shards = tuple(model.shards for model in models if model.shards is not None)
         ddps = tuple(model.ddp for model in models if model.ddp is not None)
-        return cls(shards, cuts, SeveralDdps(ddps) if cuts and len(ddps) > 1 else None, ddps)
+        return cls(shards, cuts, ddps)
 
     @property
     def min_forwards(self) -> int:
         """Fewest micro-batches of a rank in a step, for its time to be known."""
         return 2 if self.shards and self.cuts else 1
-
-    @property
-    def is_sharded(self) -> bool:
-        """Whether collectives run in the middle of forwards and backwards."""
-        return bool(self.shards)
 
     def open(self, policy: AbstractPolicy[Any]) -> None:
         """Get the models ready, and say what cannot be measured.
@@ -94,44 +91,90 @@ class Wrapping:
                 part.keep()
         elif self.shards and not isinstance(policy, Equal | Fixed):
             warnings.warn(
-                "FSDP2 waits for other ranks in the middle of every forward and backward, so in "
-                "`for batch in loader` computing cannot be told from waiting: nothing is "
+                "FSDP2 waits for other ranks within every forward and backward, so in "
+                "`for batch in loader` computing cannot be separated from waiting: nothing is "
                 "measured, and the batch sizes stay as they are. Loop over `loader.steps()`, "
-                "where the time is clean, or name what is meant: `Balancer(policy='equal')`.",
+                "where it can, or choose equal sizes: `Balancer(policy='equal')`.",
                 EvenstepWarning,
                 stacklevel=2,
             )
 
-    def check_reduced(self) -> None:
-        """Raise DDP's own error if a backward is over here and not all it reduces was ready.
-
-        DDP raises it in the next forward. That is too late where a rank waits before for others,
-        which wait in this reduction.
-
-        Raises:
-            RuntimeError: a parameter had no part in the loss.
-        """
-        for ddp in self.ddps:
-            ddp._check_reducer_finalized()  # type: ignore[no-untyped-call]
-
-    @property
-    def meets(self) -> bool:
-        """Whether all ranks meet before the first forward of a step."""
-        return bool(self.shards) or self.several is not None
-
-    def meet(self) -> None:
-        """Do what is collective before the first forward: make parameters whole, say."""
-        if self.several is not None:
-            self.several.meet()
-        if self.cuts:
-            for part in self.shards:
-                part.gather()
-
     def meter(self, clock: AbstractClock) -> StepMeter:
         """Return what measures a rank's own time, as far as there is such a thing."""
+        count = CollectiveCount() if self.has_others else None
         if not self.shards:
-            return StepMeter(clock)
-        return LeadMeter(clock) if self.cuts else BlindMeter(clock)
+            return StepMeter(clock, count)
+        return LeadMeter(clock, count) if self.cuts else BlindMeter(clock, count)
+
+    def observers(self, exchange: Exchange, meter: StepMeter) -> list[StepObserver]:
+        """Return what goes along with the steps of models that are wrapped so."""
+        found: list[StepObserver] = []
+        if self.ddps:
+            found.append(_Reduced(self.ddps))
+        together = self.ddps if self.cuts and len(self.ddps) > 1 else ()
+        sharded = self.shards if self.cuts else ()
+        if together or sharded:
+            found.append(_Meeting(together, sharded, exchange, meter))
+        if self.shards:
+            found.append(_ShardedForwards(exchange))
+        return found
+
+
+@final
+class _Reduced(StepObserver):
+    """Raises DDP's own error where a backward is over, and not all it reduces was ready."""
+
+    def __init__(self, ddps: Sequence[DistributedDataParallel]) -> None:
+        self._ddps = ddps
+
+    def check_over(self) -> None:
+        for ddp in self._ddps:
+            check_reduced(ddp)
+
+
+@final
+class _Meeting(StepObserver):
+    """Has all ranks meet before the first forward of a step; that is no time of their own.
+
+    FSDP2's layers are made whole there. So are several DDPs made ready, in steps of unlike numbers
+    of forwards. Two of a DDP's forwards are collective: the first after its first backward, which
+    settles its buckets, and the first of every step where it broadcasts buffers. With one model
+    all ranks meet there. With two, a rank of one micro-batch goes from the first model's forward
+    to its all-reduce, while one of two goes to the second model's forward: both wait for ever. So
+    both collectives run here, for all models in the order of ``prepare``.
+    """
+
+    def __init__(
+        self,
+        ddps: Sequence[DistributedDataParallel],
+        shards: Sequence[Shards],
+        exchange: Exchange,
+        meter: StepMeter,
+    ) -> None:
+        self._ddps, self._shards = ddps, shards
+        self._exchange, self._meter = exchange, meter
+
+    def first_forward(self) -> None:
+        self._exchange.enter_collective()
+        begin = self._meter.clock.mark()
+        for ddp in self._ddps:
+            meet(ddp)
+        for part in self._shards:
+            part.gather()
+        self._meter.exclude(begin, self._meter.clock.mark())
+        self._exchange.leave_collective()
+
+
+@final
+class _ShardedForwards(StepObserver):
+    """Tells of the collectives of a step, which begin in its last forward."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+
+    def begin_forward(self, num_samples: int, *, is_last: bool) -> None:
+        if is_last:
+            self._exchange.enter_collective()
 
 
 def _refuse_static_graph(model: BalancedModel) -> None:
@@ -142,7 +185,7 @@ def _refuse_static_graph(model: BalancedModel) -> None:
     if model.ddp is not None and model.ddp.static_graph:
         raise invalid(
             "A model in a loop over `loader.steps()`",
-            "learn its graph anew in every backward",
+            "be in a DDP without a static graph",
             "`DDP(model, static_graph=True)`",
             "Leave `static_graph` out, or use `for batch in loader`.",
         )
@@ -153,7 +196,7 @@ def _refuse_sync_batch_norm(module: nn.Module) -> None:
     if any(isinstance(layer, nn.SyncBatchNorm) for layer in module.modules()):
         raise invalid(
             "A model in a loop over `loader.steps()`",
-            "have no SyncBatchNorm, at which ranks with fewer micro-batches are waited for in vain",
+            "have no SyncBatchNorm, in which ranks would wait for those with fewer micro-batches",
             f"{type(module).__name__} with it",
             "Use `for batch in loader`, where every rank has one forward, or GroupNorm.",
         )

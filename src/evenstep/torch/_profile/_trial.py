@@ -2,21 +2,45 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..._private_torch import version_of
+from ...exceptions import invalid
 from ...timemodels import Profile
-from .._clock import AbstractClock
 from .._memory._kept import kept
-from .._memory._lack import free_memory, is_out_of_memory
-from .._memory._memory import MemoryReader
+from .._memory._oom import attempt, free_memory
 from .._memory._probe import Closure
-from .._model._compile_watch import CompileWatch
-from .._model._prepared import PreparedModels
+from .._memory_reader import MemoryReader
+from .._parts import Parts
+from .._step._meter import AbstractClock
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What ``Balancer.profile`` was asked for; its arguments are explained there."""
+
+    closure: Closure
+    sizes: Sequence[int] | None
+    repeats: int
+    samples: Sequence[Any] | None
+    through: Callable[[torch.Tensor], Any]
+    path: str | Path | None
+
+    def __post_init__(self) -> None:
+        if not callable(self.closure):
+            rule, remedy = "be callable", "Give a function from a batch to its loss."
+            raise invalid("Balancer.profile(closure=...)", rule, repr(self.closure)[:60], remedy)
+        if type(self.repeats) is not int or self.repeats < 1:
+            remedy = "3 leaves out a run that was disturbed."
+            raise invalid("Balancer.profile(repeats=...)", "be at least 1", self.repeats, remedy)
+        if self.samples is not None and not len(self.samples):
+            remedy = "Give samples as the data set does, before they are collated."
+            raise invalid("Balancer.profile(samples=...)", "hold a sample", "none", remedy)
 
 
 @dataclass(slots=True)
@@ -58,26 +82,22 @@ class Trial:
     """Runs forward and backward at any size, on this rank alone and without a trace.
 
     Attributes:
-        closure: from a batch to its loss.
-        through: runs the backward of a loss.
+        asked: the user's closure, and how often it runs.
+        parts: the models, whose gradients, buffers and synchronisation are put back.
         make: makes a batch of so many samples.
         forward_size: samples of every forward, where their number varies; None is all in one.
-        models: whose gradients, buffers and synchronisation are put back.
-        watch: notices what is compiled.
         clock: sets the marks.
         memory: reads the peaks.
     """
 
-    closure: Closure
-    through: Callable[[torch.Tensor], Any]
+    asked: Request
+    parts: Parts
     make: Callable[[int], Any]
     forward_size: int | None
-    models: PreparedModels
-    watch: CompileWatch
     clock: AbstractClock
     memory: MemoryReader
 
-    def measure(self, sizes: Sequence[int], *, repeats: int) -> Measured:
+    def measure(self, sizes: Sequence[int]) -> Measured:
         """Return what each size takes, up to the first that does not fit.
 
         A run ahead of those that count warms up each size: memory pools, kernels, compilation.
@@ -86,41 +106,34 @@ class Trial:
 
         Args:
             sizes: ascending.
-            repeats: runs of each size that count.
 
         Raises:
             RuntimeError: the closure changes parameters.
         """
         found = Measured(self.memory.capacity_bytes())
-        with self.models.apart(), kept(self.models.modules()), torch.enable_grad():
+        models, watch = self.parts.models, self.parts.watch
+        with models.apart(), kept(models.modules()), torch.enable_grad():
             for size in sizes:
-                if not self._fits(size, repeats, found):
+                if not self._fits(size, found):
                     found.out_of_memory = size
                     break
-                if self.watch.holds and len(set(found.sizes)) > 1:
+                if watch.holds and len(set(found.sizes)) > 1:
                     break
         free_memory()
         return found
 
-    def _fits(self, size: int, repeats: int, found: Measured) -> bool:
+    def _fits(self, size: int, found: Measured) -> bool:
         """Add the measurements at ``size``; return whether memory sufficed."""
         try:
-            seconds, peak = self._runs(size, repeats)
-        except (RuntimeError, MemoryError) as error:
-            if not (isinstance(error, MemoryError) or is_out_of_memory(error)):
-                raise
-            traceback.clear_frames(error.__traceback__)  # they hold what filled the memory
+            failed = attempt(lambda: self._measure(size, found))
+        finally:
+            self.parts.watch.end_step(0)
+        if failed is not None:
             self._clear()
             free_memory()
-            return False
-        finally:
-            self.watch.end_step()
-        found.sizes += [size] * len(seconds)
-        found.seconds += seconds
-        found.peak_bytes += [peak] * len(seconds)
-        return True
+        return failed is None
 
-    def _runs(self, size: int, repeats: int) -> tuple[list[float], int]:
+    def _measure(self, size: int, found: Measured) -> None:
         part = self.forward_size or size
         batch, times = self.make(part), size // part
         before = self._versions()
@@ -132,26 +145,32 @@ class Trial:
                 "hooks that step an optimizer in the backward after it."
             )
         self.memory.reset()
-        runs = [self._run(batch, part, times) for _ in range(repeats)]
+        runs = [self._run(batch, part, times) for _ in range(self.asked.repeats)]
         clean = [seconds for seconds, stalled in runs if not stalled]
-        return clean or [seconds for seconds, _ in runs], self.memory.peak_bytes()
+        seconds = clean or [seconds for seconds, _ in runs]
+        found.sizes += [size] * len(seconds)
+        found.seconds += seconds
+        found.peak_bytes += [self.memory.peak_bytes()] * len(seconds)
 
     def _run(self, batch: Any, num_samples: int, times: int) -> tuple[float, bool]:
         """Return the seconds of one step of ``times`` forwards, and whether it is no measure."""
+        watch = self.parts.watch
         self._clear()
-        self.watch.begin_step()
+        watch.begin_step(0)
         begin = self.clock.mark()
         for _ in range(times):
-            self.watch.begin_forward(num_samples)
-            self.through(self.closure(batch))
+            watch.begin_forward(num_samples, is_last=True)
+            loss = self.asked.closure(batch)
+            watch.end_forward()
+            self.asked.through(loss)
         end = self.clock.mark()
         self.clock.wait(end)
         seconds = self.clock.seconds(begin, end)
-        return max(seconds or 0.0, 1e-9), self.watch.stalled  # a clock may not resolve it
+        return max(seconds or 0.0, 1e-9), watch.stalled  # a clock may not resolve it
 
     def _clear(self) -> None:
-        for parameter in self.models.parameters():
+        for parameter in self.parts.models.parameters():
             parameter.grad = None
 
     def _versions(self) -> list[int]:
-        return [parameter._version for parameter in self.models.parameters()]
+        return [version_of(parameter) for parameter in self.parts.models.parameters()]

@@ -83,7 +83,7 @@ def test_an_error_of_the_thread_is_never_lost():
     assert mine[1] == "TypeError"
     assert "Rank 1 was lost" in theirs[0]
     assert theirs[1:] == ("WorkerLostError", theirs[2], "")
-    assert "it stopped by itself" in theirs[2]
+    assert "it stopped after an error of its own" in theirs[2]
 
 
 def test_a_script_that_never_closes_ends_without_a_word(tmp_path):
@@ -150,4 +150,4 @@ def test_a_loss_that_others_found_ends_all_waits():
 
     assert mine is found
     assert theirs.rank == 12
-    assert "rank 10 found that out" in str(theirs)
+    assert "rank 10 reported it" in str(theirs)

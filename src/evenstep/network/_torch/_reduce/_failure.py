@@ -72,11 +72,11 @@ class Failure:
         if told is None:
             problem = str(error)
         elif lost == teller:
-            problem = "it stopped by itself, after an error of its own or an early end"
+            problem = "it stopped after an error of its own, or ended early"
         elif lost == self._rank:
-            problem = f"rank {self._ranks[teller]} waited in vain for this very rank"
+            problem = f"rank {self._ranks[teller]} timed out waiting for this rank"
         else:
-            problem = f"rank {self._ranks[teller]} found that out"
+            problem = f"rank {self._ranks[teller]} reported it"
         return lost, self._loss(self._ranks[lost], problem)
 
     def _loss(self, rank: int, problem: str) -> WorkerLostError:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from ...._private_torch import at_end_of_backward
+from ...._private_torch import at_end_of_backward, comm_hooks_of
 from ....exceptions import invalid
 from ._reducer import ShardedReducer
 
@@ -55,8 +55,8 @@ def shard_gradients(ddp: DistributedDataParallel, reducer: ShardedReducer) -> Bu
         ValueError: ``ddp`` has a hook already, is over other ranks, or has sparse gradients.
     """
     former = _released(ddp)
-    if ddp._comm_hooks and former is None:
-        rule, got = "have no communication hook yet", ddp._comm_hooks[0][0].__name__
+    if (hooks := comm_hooks_of(ddp)) and former is None:
+        rule, got = "have no communication hook yet", hooks[0][0].__name__
         raise invalid("shard_gradients(ddp)", rule, got, "Give `wire=` to the reducer instead.")
     if not reducer.is_worker:
         raise invalid("shard_gradients(ddp)", "be on a worker", "a server", "Call `serve()`.")
@@ -96,7 +96,7 @@ def reduce_bucket(
 
 def _released(ddp: DistributedDataParallel) -> BucketState | None:
     """Return what the hook of ``ddp`` knows, if it is one of ours that is not used any more."""
-    for _, state in ddp._comm_hooks:
+    for _, state in comm_hooks_of(ddp):
         if isinstance(state, BucketState) and state.reducer is None:
             return state
     return None

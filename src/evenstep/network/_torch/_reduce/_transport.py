@@ -55,7 +55,7 @@ class AbstractTransport(abc.ABC):
         """Receive into ``buffer``, contiguous and left alone until it is waited for.
 
         Raises:
-            PeerFailed: it is known to be in vain.
+            PeerFailed: the peer is known to have failed.
         """
 
     @abc.abstractmethod
@@ -63,7 +63,7 @@ class AbstractTransport(abc.ABC):
         """Send ``buffer``, contiguous and left alone until it is waited for.
 
         Raises:
-            PeerFailed: it is known to be in vain.
+            PeerFailed: the peer is known to have failed.
         """
 
     @abc.abstractmethod

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
+from ...._private_torch import pinned
+
 
 def fetch(dataset: Any, indices: list[int]) -> list[Any]:
     """Return the samples of ``indices``, in one go if the data set knows how to."""
@@ -104,14 +106,11 @@ def pinner(*, wanted: bool) -> Callable[[Any], Any]:
     """
     if not wanted or not torch.accelerator.is_available():
         return lambda batch: batch
-    # Private by its path, and the one function that knows how to pin whatever a batch may be.
-    from torch.utils.data._utils.pin_memory import pin_memory
-
     device = torch.accelerator.current_accelerator()
     index = torch.accelerator.current_device_index()
 
     def pin(batch: Any) -> Any:
         torch.accelerator.set_device_index(index)
-        return pin_memory(batch, None if device is None else device.type)  # type: ignore[no-untyped-call]
+        return pinned(batch, None if device is None else device.type)
 
     return pin

@@ -25,14 +25,14 @@ class EvalLoader(AbstractLoader):
 
     Of $N$ samples rank $r$ gets $n_r \propto b_r$, with $b$ the local batch sizes of the newest
     plan (equal ones before the first), so that ranks which trained a step in the same time
-    evaluate in the same time. Each sample is evaluated once over all ranks; nothing is padded or
-    repeated, as torch's ``DistributedSampler`` does. A rank's samples lie spread over the whole
+    evaluate in the same time. Each sample is evaluated once over all ranks. Nothing is padded or
+    repeated, unlike with torch's ``DistributedSampler``. A rank's samples are spread over the whole
     data set, and come in batches of at most the loader's ``batch_size``.
 
-    Right for what is a mean over samples. Ranks get different numbers of batches, of different
-    sizes, and a short data set leaves some without any: so nothing in the loop may be a
-    collective. Where a forward is one itself, ranks go in lockstep: they make the same number of
-    forwards, and a rank that has no sample for one gets a stand-in, whose ``count`` is 0.
+    Right for means over samples. Ranks get different numbers of batches, of different sizes, and
+    with a short data set perhaps none, so the loop must not contain collectives. If a forward
+    itself is a collective, ranks run in lockstep: they make the same number of forwards, and a
+    rank without a sample for one gets a stand-in, whose ``count`` is 0.
 
     Usage:
         validation = balancer.prepare_eval(DataLoader(held_out, batch_size=64))

@@ -27,24 +27,23 @@ _LARGEST = 1 << 63
 class StreamLoader(AbstractStepLoader):
     r"""Hands out this rank's part of every global step of a stream, as the newest plan cuts it.
 
-    A stream has no index and perhaps no end, so what can be promised depends on who reads what:
+    A stream has no index and perhaps no end, so the promises depend on which rank reads what:
 
     - ``"same"``: every rank reads all samples in the same order and keeps those at its positions.
-      Step $k$ trains on positions $[kB, (k+1)B)$ whatever the plan, the last step on what is
-      left, on any number of ranks: as with data that is read by index. An epoch is the stream
-      once. The price is that every rank reads everything: right where reading costs little
-      beside training.
-    - ``"sharded"``: every rank reads samples of its own, the usual practice. The plan says how
-      many it takes next. An epoch is every shard once: one that ran dry gives none any more (its
-      rank runs a stand-in of weight 0 beside the others), the epoch ends when all are dry, and
-      every sample counts once. Which samples share a step depends on the plans then, and so does
-      the number of steps. Where a shard ends, steps have fewer than $B$ samples;
-      ``drop_last=True`` ends the epoch there instead, for all, and leaves the rest unread.
+      Step $k$ trains on positions $[kB, (k+1)B)$ under any plan, the last step on what is left,
+      on any number of ranks, as with data that is read by index. An epoch is the stream once.
+      Every rank reads everything, so this is right if reading is cheap compared with training.
+    - ``"sharded"``: every rank reads its own samples, the usual practice. The plan says how many it
+      takes next. An epoch is every shard once, and every sample counts once. A rank with an empty
+      shard runs a stand-in of weight 0, and the epoch ends when all shards are empty. The plans
+      decide which samples share a step, and the number of steps. After a shard ends, steps have
+      fewer than $B$ samples; ``drop_last=True`` ends the epoch there for all ranks instead, and
+      leaves the rest unread.
 
-    The weight of a step is by what ranks really delivered: they tell one another what they have
-    in stock one step ahead, so no rank waits for that, unless a plan gives a rank more than twice
-    what it had. Loader workers read ahead, and shards among them are the stream's own affair
-    (``get_worker_info``), as in torch's loader; their chunks come in turn, as its batches do.
+    The weight of a step counts the delivered samples. Ranks report their stock one step ahead, so
+    no rank waits for it, unless a plan gives a rank more than twice its former size. Loader workers
+    read ahead. The stream splits itself between them (``get_worker_info``), as in torch's loader,
+    and their chunks come in turn, as its batches do.
 
     Args:
         loader: the user's own, over an ``IterableDataset``.

@@ -8,7 +8,7 @@ from typing import final
 
 import torch
 
-from .._exchange._exchange import Exchange
+from ..._exchange._exchange import Exchange
 
 
 @final
@@ -65,24 +65,27 @@ class FiniteWatch:
 
     Args:
         exchange: carries the news.
+
+    Attributes:
+        unread: what a device may not have computed yet, with the number of its step.
     """
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
-        self._unread: deque[tuple[int, Look]] = deque()
+        self.unread: deque[tuple[int, Look]] = deque()
 
     def note(self, step: int, looks: list[Look]) -> None:
         """Take over what a backward through a forward of ``step`` has seen."""
-        self._unread.extend((step, look) for look in looks)
+        self.unread.extend((step, look) for look in looks)
         looks.clear()  # there may be another backward through it
 
     def read(self) -> None:
         """Read what is known by now."""
-        while self._unread:
-            step, look = self._unread[0]
+        while self.unread:
+            step, look = self.unread[0]
             is_finite = look.is_finite()
             if is_finite is None:
                 return
-            self._unread.popleft()
+            self.unread.popleft()
             if not is_finite:
                 self._exchange.not_finite.tell(step, is_half=look.is_half)

@@ -1,11 +1,11 @@
-"""A model that was not called through what ``prepare`` returned goes unnoticed otherwise."""
+"""Forwards and steps that are not weighted or measured, which would go unnoticed otherwise."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
 
-from ..exceptions import EvenstepWarning
+from ...exceptions import EvenstepWarning
 
 _BLIND_STEPS = 5  # a few, as warming-up steps and skipped ones are no mistake
 
@@ -13,7 +13,8 @@ _BLIND_STEPS = 5  # a few, as warming-up steps and skipped ones are no mistake
 class BlindWatch:
     """Warns once of steps that were trained on and whose gradient was neither weighted nor timed.
 
-    They had forwards and no backward, or parameters have changed meanwhile.
+    They had forwards and no backward, or parameters have changed meanwhile: a model was not called
+    through what ``prepare`` returned.
 
     Args:
         versions: a number that differs where parameters have changed.
@@ -23,17 +24,19 @@ class BlindWatch:
         self._versions = versions
         self._since: tuple[int, int, int] | None = None  # first step, newest used, version
         self._has_warned = False
+        self._has_warned_of_forward = False
 
     def handed_out(self, step: int, newest_used: int, num_forwards: Callable[[], int]) -> None:
-        """Take note of a step, of which the batch may be fetched long before it is used.
+        """Take note of a step that is not the next one after the newest used.
+
+        Its batch may be fetched long before it is used.
 
         Args:
             step: the one handed out.
             newest_used: the newest one with a backward through balanced outputs.
             num_forwards: how many steps since then had a forward.
         """
-        if self._has_warned or newest_used >= step - 1:
-            self._since = None
+        if self._has_warned:
             return
         if self._since is None or self._since[1] != newest_used:
             self._since = step, newest_used, self._versions()
@@ -48,3 +51,17 @@ class BlindWatch:
                 EvenstepWarning,
                 stacklevel=2,
             )
+
+    def outside(self) -> None:
+        """Warn once of a forward in training that belongs to no batch that was handed out."""
+        if self._has_warned_of_forward:
+            return
+        self._has_warned_of_forward = True
+        warnings.warn(
+            "The inputs of a forward in training are not from any batch of a balanced loader. Its "
+            "gradient has the same weight on every rank, which is right only if the ranks' batches "
+            "have one size. If the inputs are a copy of a batch, name the batch: "
+            "`with balancer.step(batch): ...`, with `batch` as the loader handed it out.",
+            EvenstepWarning,
+            stacklevel=2,
+        )

@@ -1,4 +1,4 @@
-"""Whose memory a tensor is: handed-out batches are recognised by it, and views of them."""
+"""Whose memory a tensor is, and by which values a copy of it is recognised."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from ..._private_torch import address_of, version_of
+
 T = TypeVar("T")
 
 _MOST_OWNERS = 8  # batches at one address: with more it is a constant, such as a mask
 _MOST_RANGES = 64  # newest tensors in one storage of which parts are recognised
 _MOST_PARTS = 4096  # tensors in one storage, as where all batches are slices of one
+_NUM_VALUES = 32  # by which a copy is recognised
 _LOOK_EVERY = 8  # batches, for memory that was freed: a look at several is quicker than one at each
 
 
@@ -98,14 +101,15 @@ class BatchMemory(Generic[T]):
             self._num_batches = self._num_added = 0
         for tensor in tensors:
             memory = tensor.untyped_storage()
-            storage = self._storages.get(memory._cdata)
+            address = address_of(memory)
+            storage = self._storages.get(address)
             if storage is None:
-                storage = self._storages[memory._cdata] = _Storage(memory)
+                storage = self._storages[address] = _Storage(memory)
             first, size = tensor.data_ptr(), tensor.numel()
             rows = tensor.shape[0] if tensor.ndim else 1
             stride = tensor.stride(0) if tensor.ndim else 0
             end = first + size * tensor.element_size()
-            version = tensor._version
+            version = version_of(tensor)
             storage.parts.append(_Part(owner, first, end, size, rows, stride, version))
             if len(storage.parts) > _MOST_PARTS:
                 del storage.parts[: _MOST_PARTS // 2]
@@ -117,7 +121,7 @@ class BatchMemory(Generic[T]):
             return None
         if len(known) == 1 and len(known[0][1]) == 1:  # as in most loops
             (tensor, (part,)), *_ = known
-            return Found((part.owner,), part.share(tensor), tensor._version != part.version)
+            return Found((part.owner,), part.share(tensor), version_of(tensor) != part.version)
         owners = [part.owner for part in known[0][1]]
         for _, parts in known[1:]:
             theirs = [part.owner for part in parts]
@@ -126,10 +130,10 @@ class BatchMemory(Generic[T]):
             return Found((), None, is_changed=False)
         tensor, parts = known[0]
         part = next(part for part in reversed(parts) if part.owner is owners[-1])
-        return Found(tuple(owners), part.share(tensor), tensor._version != part.version)
+        return Found(tuple(owners), part.share(tensor), version_of(tensor) != part.version)
 
     def _parts_of(self, tensor: torch.Tensor) -> list[_Part[T]]:
-        storage = self._storages.get(tensor.untyped_storage()._cdata)
+        storage = self._storages.get(address_of(tensor.untyped_storage()))
         parts = [] if storage is None else storage.parts_of(tensor)
         return [] if len(parts) >= _MOST_OWNERS else parts
 
@@ -146,3 +150,46 @@ def has_memory(tensor: Any) -> bool:
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested:
         return False
     return bool(tensor.numel() > 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Peek:
+    """Values of a tensor's first row, evenly spaced; of rows of one value, the first ones.
+
+    Attributes:
+        row: the shape of a row.
+        values: some of its values.
+    """
+
+    row: torch.Size
+    values: torch.Tensor
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Peek | None:
+        """Return what there is to see of ``tensor``; None of scalars and of what has no strides."""
+        if not has_memory(tensor) or not tensor.ndim:
+            return None
+        with torch.no_grad():
+            return cls(tensor.shape[1:], _some(tensor))
+
+    def shows(self, tensor: torch.Tensor) -> bool:
+        """Tell whether ``tensor`` may begin with a copy: moved, or cast to another type.
+
+        A tensor on a device is waited for. Only what leaves its batch open gets here.
+        """
+        if tensor.ndim != len(self.row) + 1 or tensor.shape[1:] != self.row:
+            return False
+        with torch.no_grad():
+            theirs = _some(tensor)
+            length = min(len(theirs), len(self.values))
+            mine = self.values[:length].to(theirs.device, theirs.dtype)
+            return torch.allclose(mine, theirs[:length], rtol=0.0, atol=0.0, equal_nan=True)
+
+
+def _some(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.ndim == 1:
+        return tensor[:_NUM_VALUES].clone()
+    row = tensor[0]
+    size = row.numel()
+    count = min(size, _NUM_VALUES)
+    return row.take(torch.arange(count, device=row.device) * size // count)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -12,27 +11,20 @@ from typing import Any
 
 import torch
 
-from .._exchange._exchange import Exchange
-from .._exchange._reductions import Reduced
-from .._run._machine_reader import MachineReader
-from .._run._step_under_way import StepUnderWay
-from ..exceptions import EvenstepWarning
-from ..planner import Plan
-from ..planner.claims import Claim
+from ..._exchange._exchange import Exchange
+from ..._exchange._observer import StepObserver, heard_by
+from ..._run._step_under_way import StepUnderWay
+from ...planner import Plan
+from ...planner.claims import Claim
+from .._data._protocols import MicroBatch, StepStart
+from .._exchange._peers import PeerGroup
 from ._blind import BlindWatch
-from ._clock import StepMeter
-from ._data._protocols import MicroBatch, StepStart
-from ._exchange._peers import PeerGroup
+from ._compile_watch import CompileWatch
 from ._finite import FiniteWatch
-from ._gaps import Gaps
-from ._memory._memory import MemoryReader
-from ._model._compile_watch import CompileWatch
-from ._model._weighting import known
-from ._observer import StepObserver
-from ._reporter import Reporter
-from ._tickets import Match, Ticket, Tickets
-from ._uses import ForwardUse, UseBooks
-from ._weights import Weights
+from ._meter import StepMeter
+from ._reporter import Measure, Reporter
+from ._tickets import Match, Ticket, Tickets, known
+from ._uses import ForwardUse, UseBooks, Weights
 
 _NUM_PEEKED = 4  # first batches of a loop, before it shows whether it fetches ahead
 _MOST_OPEN = 128  # steps that were handed out and may still get micro-batches
@@ -50,64 +42,26 @@ class StepConductor:
     before had: one in most loops. Where that fails, the report goes out when the next step begins,
     late but complete.
 
-    Args:
-        exchange: carries reports and plans.
-        meter: measures own compute time.
-        memory: reads peaks.
-        machine: reads what the machine has to spare.
-        world_size: number of workers.
-        loss_reduction: ``"mean"`` or ``"sum"``, what the user's loss does over samples.
-        exact: whether to wait for the device at the plan point, so that nothing is late.
-        watch: notices what is compiled in a step.
-        cuts: whether the loop takes micro-batches, which are used in the order they come in.
-        versions: tells by a number whether parameters have changed.
-        meet: does what is collective at the start of a step, such as making the parameters of
-            sharded models whole; None where nothing is.
-        check_reduced: raises if a backward is over and its reductions can never be.
-        sharded: whether the collectives of a step begin in its last forward.
-        peers: ranks that get the very same batches; None if there are none.
-        observers: hear how every step goes.
+    Hooks and loaders hold it from ``prepare`` on. Until the run opens no batch is handed out, and
+    so no forward belongs to one.
+
+    Attributes:
+        meter: measures own compute time; once the run is open.
+        num_steps: with a backward, that are over.
+        plan: of the newest step that was handed out; None before the first.
     """
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        meter: StepMeter,
-        memory: MemoryReader,
-        machine: MachineReader,
-        *,
-        world_size: int,
-        loss_reduction: str,
-        exact: bool,
-        watch: CompileWatch,
-        cuts: bool = False,
-        versions: Callable[[], int] = lambda: 0,
-        meet: Callable[[], None] | None = None,
-        check_reduced: Callable[[], None] = lambda: None,
-        sharded: bool = False,
-        peers: PeerGroup | None = None,
-        observers: tuple[StepObserver, ...] = (),
-    ) -> None:
-        self._meet = meet
-        self._check_reduced = check_reduced
-        self._observers = observers
-        self._sharded = sharded
-        self._peers = peers
-        self._compiling = watch
-        self.meter = meter
-        self._exchange = exchange
-        self._reporter = Reporter(exchange, memory, machine, watch, exact=exact)
-        self._weights = Weights(
-            exchange, meter, world_size=world_size, loss_reduction=loss_reduction
-        )
-        self._cuts = cuts
-        self._tickets = Tickets(identifies=world_size > 1)
-        self._is_alone = world_size == 1
-        self._is_closed = False
-        self._has_warned = False  # of a forward outside of steps
+    meter: StepMeter
+    _exchange: Exchange
+    _reporter: Reporter
+    _weights: Weights
+    _finite: FiniteWatch
+    _blind: BlindWatch
+
+    def __init__(self) -> None:
+        self._is_open = self._is_closed = False
+        self._tickets = Tickets(identifies=False)
         self._books = UseBooks()
-        self._finite = FiniteWatch(exchange)
-        self._gaps = Gaps(meter, counts=world_size > 1)
         self._named: Match | None = None  # to which batch the user says that forwards belong
         self._newest_use: ForwardUse | None = None
         self._thread_id: int | None = None  # of the training thread, from the first forward on
@@ -120,8 +74,56 @@ class StepConductor:
         self._newest = self._newest_used = -1  # steps that were handed out, that had a backward
         self.num_steps = 0
         self._seen = 0, 0  # samples of this rank: in the finished steps, and in the last of them
+        self.plan: Plan | None = None
+
+    def open(
+        self,
+        exchange: Exchange,
+        meter: StepMeter,
+        watch: CompileWatch,
+        *,
+        world_size: int,
+        loss_reduction: str = "mean",
+        exact: bool = False,
+        cuts: bool = False,
+        measures: Sequence[Measure] = (),
+        versions: Callable[[], int] = lambda: 0,
+        peers: PeerGroup | None = None,
+        observers: Sequence[StepObserver] = (),
+    ) -> None:
+        """Have the run's steps begin.
+
+        Args:
+            exchange: carries reports and plans.
+            meter: measures own compute time.
+            watch: notices what is compiled in a step.
+            world_size: number of workers.
+            loss_reduction: ``"mean"`` or ``"sum"``, what the user's loss does over samples.
+            exact: whether to wait for the device at the plan point, so that nothing is late.
+            cuts: whether the loop takes micro-batches, which are used in the order they come in.
+            measures: what is read beside the time.
+            versions: tells by a number whether parameters have changed.
+            peers: ranks that get the very same batches; None if there are none.
+            observers: hear how every step goes, besides ``watch``.
+        """
+        self._exchange, self.meter = exchange, meter
+        self._reporter = Reporter(exchange, meter, watch, measures, exact=exact)
+        self._weights = Weights(
+            exchange, meter, world_size=world_size, loss_reduction=loss_reduction
+        )
+        self._cuts = cuts
+        self._is_alone = world_size == 1
+        self._tickets = Tickets(identifies=not self._is_alone)
+        self._finite = FiniteWatch(exchange)
         self._blind = BlindWatch(versions)
-        self.plan: Plan | None = None  # of the newest step that was handed out
+        self._peers = () if peers is None else (peers,)
+        heard = partial(heard_by, (watch, *observers))
+        self._at_begin, self._at_end = heard("begin_step"), heard("end_step")
+        self._at_first_forward = heard("first_forward")
+        self._at_forward, self._past_forward = heard("begin_forward"), heard("end_forward")
+        self._at_backward_done, self._at_reduced = heard("backward_done"), heard("reduced")
+        self._checks = heard("check_over")
+        self._is_open = True
 
     def at(self, step: int) -> Plan:
         """Return the plan of ``step``: the plan point. Finish the step under way if it is used."""
@@ -129,12 +131,14 @@ class StepConductor:
         if trains:
             if self._step is not None and self._step.num_backwards:
                 if not self._step.reported:
-                    self._check_reduced()
+                    self._check_over()
                 self._finish(self._step)
-            self._gaps.begin_fetch(in_step=self._step is not None)
+            self.meter.begin_fetch(in_step=self._step is not None)
         plan = self._exchange.at(step, trains=trains, may_look_ahead=True)
-        self.plan = plan if self._peers is None else self._peers.agree(plan, self._exchange)
-        return self.plan
+        for peers in self._peers:
+            plan = peers.agree(plan, self._exchange)
+        self.plan = plan
+        return plan
 
     def begin_step(self, start: StepStart) -> None:
         """Open a step: its batch is about to be handed out."""
@@ -151,7 +155,8 @@ class StepConductor:
         if not opened.follows:
             for other in tuple(self._steps.values()):
                 other.follows &= other.is_used
-        self._blind.handed_out(step, self._newest_used, self._num_without_backward)
+        if self._newest_used < step - 1:
+            self._blind.handed_out(step, self._newest_used, self._num_without_backward)
         self._newest = step
         self._steps[step] = opened
         while len(self._steps) > _MOST_OPEN:
@@ -176,11 +181,9 @@ class StepConductor:
         self._tickets.open(ticket, part.batch, peeks=peeks)
         opened.on_last_forward = is_last
         opened.num_forwards += 1
-        self._gaps.end_fetch()
-        if self._cuts or opened.follows:
-            self._compiling.begin_forward(num_samples)
-            if opened.num_forwards == 1:
-                self._start(opened)
+        self.meter.end_fetch()
+        if opened.num_forwards == 1 and (self._cuts or opened.follows):
+            self._start(opened)
         if is_last:
             self.meter.begin_last(done=opened.num_done, num_samples=opened.num_samples)
         opened.num_done += num_samples
@@ -212,7 +215,7 @@ class StepConductor:
     def found_limit(self, limit: int) -> None:
         """Pass on, with every report from now on, how many samples one forward may have."""
         self._reporter.limit = limit
-        self._reporter.reset_peak()  # the peak of what was tried, or failed, is no step's own
+        self._reporter.begin_step()  # the peak of what was tried, or failed, is no step's own
 
     def ran_out_of_memory(self, limit: int, *, num_samples: int, again: bool) -> None:
         """Take a forward back that did not fit, or with ``again`` all of the step so far."""
@@ -230,7 +233,7 @@ class StepConductor:
     def came_to_end(self) -> None:
         """Hear that a loop came to its end, and no error ended it: no forward may follow."""
         if self._step is not None and self._step.num_backwards and self._trains():
-            self._check_reduced()
+            self._check_over()
 
     def end_epoch(self) -> None:
         """Hear that a loop is over: batches that it fetched ahead may still be used."""
@@ -250,7 +253,10 @@ class StepConductor:
 
         Raises:
             ValueError: it was not, or all of it has been freed.
+            RuntimeError: no batch was.
         """
+        if not self._is_open:
+            raise RuntimeError("No batch was handed out yet: loop over what `prepare` returned.")
         before, self._named = self._named, self._tickets.of(batch)
         try:
             yield
@@ -273,35 +279,22 @@ class StepConductor:
         if step is not self._step:
             self._go_to(step)
         if not step.is_used:
-            step.is_used = True
-            if not (step.has_begun and step.follows and step.thread_id == self._thread_id):
-                self._start(step)
-            if self._meet is not None:
-                self._gaps.close()
-                self._meet_others(step)
-        self._gaps.close()
-        self._compiling.begin_forward(use.ticket.num_samples)
-        if self._sharded and use.ticket.is_last:
-            self._exchange.enter_collective()
+            self._begin_to_use(step)
+        self.meter.close_gap()
+        for begin_forward in self._at_forward:
+            begin_forward(use.ticket.num_samples, is_last=use.ticket.is_last)
         return use
 
     def outside(self) -> None:
-        """Warn once of a forward in training that belongs to no batch that was handed out."""
-        if self._newest < 0 or self._has_warned or self._is_alone:
-            return
-        self._has_warned = True
-        warnings.warn(
-            "A forward in training has no batch of a balanced loader: none is in use, and its "
-            "inputs are tensors of none that was kept. Its gradient counts every rank alike, which "
-            "is right for batches of one size on all ranks. Of a copy of a batch, say which it is: "
-            "`with balancer.step(batch): ...`, with `batch` as the loader handed it out.",
-            EvenstepWarning,
-            stacklevel=2,
-        )
+        """Hear of a forward in training that belongs to no batch that was handed out."""
+        if self._newest >= 0 and not self._is_alone:
+            self._blind.outside()
 
     def end_use(self) -> None:
         """Hear that the forward is over."""
-        self._gaps.open()
+        for end_forward in self._past_forward:
+            end_forward()
+        self.meter.open_gap()
 
     def use_of_loss(self) -> ForwardUse | None:
         """Return the newest forward's; None outside of a step."""
@@ -313,7 +306,7 @@ class StepConductor:
 
     def backward_begins(self) -> None:
         """Hear that a backward begins."""
-        self._gaps.close()
+        self.meter.close_gap()
 
     def backward_done(self, uses: Sequence[ForwardUse]) -> None:
         """Take the time: this rank's own backward is done, the others' may not be."""
@@ -322,31 +315,30 @@ class StepConductor:
         for use in uses:
             if use.looks:
                 self._finite.note(use.ticket.step.number, use.looks)
-        self._finite.read()
+        if self._finite.unread:
+            self._finite.read()
         if step is None:
             self._exchange.ways.tell(reduced)
             return
         self.meter.end()
         self._note_backward(step, uses)
-        if step.reported and not step.is_over:  # too early: one backward more than was foreseen
-            step.is_underrated = True
         foreseen = self._backwards_per_forward * step.num_forwards
         if step.on_last_forward and step.num_backwards == foreseen and not step.reported:
-            self._report(step, reduced=reduced)
-        else:
+            self._reporter.send(step, reduced=reduced)
+        elif reduced:
             self._exchange.ways.tell(reduced)
         self._exchange.enter_collective()
-        for observer in self._observers:
-            observer.backward_done()
+        for backward_done in self._at_backward_done:
+            backward_done()
 
     def reduced(self) -> None:
         """Note that the collectives of a backward are over."""
-        for observer in self._observers:
-            observer.reduced()
+        for hear in self._at_reduced:
+            hear()
         self.meter.waited()
         self._exchange.leave_collective()
         if self._step is not None and not self._step.reported:
-            self._gaps.open()
+            self.meter.open_gap()
 
     def close(self) -> None:
         """Report what is still to be: all ranks end with the newest step, even if unused.
@@ -357,21 +349,21 @@ class StepConductor:
             self._finish(self._step)
         newest = self._steps.get(self._newest)
         if newest is not None and not newest.reported:
-            self._report(newest)
+            self._reporter.send(newest)
         self._finite.read()
         self._is_closed = True
 
     def collective(self, *, entered: bool) -> None:
         """Note that the main thread enters or leaves a collective outside of a backward."""
-        if entered:
+        if self._is_open and entered:
             self._exchange.enter_collective()
-        else:
+        elif self._is_open:
             self._exchange.leave_collective()
 
     def report_now(self) -> None:
         """Report the step under way if that is still to be done: a collective comes first."""
         if self._step is not None and self._step.num_backwards and not self._step.reported:
-            self._report(self._step)
+            self._reporter.send(self._step)
 
     @property
     def open_meter(self) -> StepMeter | None:
@@ -446,26 +438,28 @@ class StepConductor:
         if step.is_used:
             step.is_clear = False
         else:
-            self._compiling.begin_step()
-            self._reporter.reset_peak()
-            for observer in self._observers:
-                observer.begin_step(step.number)
+            self._reporter.begin_step()
+            for begin_step in self._at_begin:
+                begin_step(step.number)
+
+    def _begin_to_use(self, step: StepUnderWay) -> None:
+        """Have the first forward of a step begin: its batch may have been fetched long before."""
+        step.is_used = True
+        if not (step.has_begun and step.follows and step.thread_id == self._thread_id):
+            self._start(step)
+        if self._at_first_forward and not step.is_over:
+            self.meter.close_gap()
+            for first_forward in self._at_first_forward:
+                first_forward()
 
     def _start(self, step: StepUnderWay) -> None:
         """Start the clock."""
         step.has_begun = True
-        self._gaps.forget()
         self.meter.begin()
-        self._gaps.open()
 
-    def _meet_others(self, step: StepUnderWay) -> None:
-        """Do what is collective before the first forward; that is no time of this rank's own."""
-        if self._meet is not None and not step.is_over:
-            self._exchange.enter_collective()
-            begin = self.meter.clock.mark()
-            self._meet()
-            self.meter.exclude(begin, self.meter.clock.mark())
-            self._exchange.leave_collective()
+    def _check_over(self) -> None:
+        for check in self._checks:
+            check()
 
     def _note_backward(self, step: StepUnderWay, uses: Sequence[ForwardUse]) -> None:
         """Count a backward for every step that it went through."""
@@ -478,6 +472,8 @@ class StepConductor:
             one.is_clear &= steps == {step}
             self._newest_used = max(self._newest_used, one.number)
         step.is_clear &= steps == {step}
+        if step.reported and not step.is_over:  # too early: one backward more than was foreseen
+            step.is_underrated = True
 
     def _finish(self, step: StepUnderWay) -> None:
         """End a step that has had its backwards."""
@@ -486,15 +482,10 @@ class StepConductor:
         if step.is_over:
             return
         step.is_over = True
-        self._compiling.end_step()
         if not step.reported:
-            self._report(step)
-        for observer in self._observers:
-            observer.end_step(step.number)
+            self._reporter.send(step)
+        for end_step in self._at_end:
+            end_step(step.number)
         each, rest = divmod(step.num_backwards, max(step.num_forwards, 1))
         self._backwards_per_forward = 0 if rest or step.is_underrated else each
         self.num_steps += 1
-
-    def _report(self, step: StepUnderWay, *, reduced: Sequence[Reduced] = ()) -> None:
-        time = self.meter.take() if step.has_begun and step.is_clear else None
-        self._reporter.send(step, time, reduced=reduced)

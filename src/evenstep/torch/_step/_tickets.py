@@ -27,12 +27,13 @@ from typing import Any, NoReturn
 
 import torch
 
-from .._run._step_under_way import StepUnderWay
-from ..exceptions import invalid
-from ._batch_memory import BatchMemory, Found, has_memory
+from ..._run._step_under_way import StepUnderWay
+from ...exceptions import invalid
+from ._batch_memory import BatchMemory, Found, Peek, has_memory
 from ._containers import tensors_in
-from ._model._protocols import Weight
-from ._peek import Peek
+
+Weight = float | Callable[[], float]
+"""What a gradient is multiplied by: known in the forward, or asked for in the backward."""
 
 # A batch that was fetched and has not been used after so many others: no prefetcher looks so far
 # ahead. It can still be told by identity.
@@ -263,6 +264,11 @@ def _peeks(tensors: Iterable[torch.Tensor]) -> tuple[Peek, ...]:
     return tuple(peek for tensor in tensors if (peek := Peek.of(tensor)) is not None)
 
 
+def known(weight: Weight) -> float:
+    """Return a weight that may have to be asked for."""
+    return weight if isinstance(weight, float) else weight()
+
+
 def _agree(tickets: Iterable[Ticket]) -> bool:
     """Tell whether there are tickets, and all weigh alike."""
     return len({ticket.key for ticket in tickets}) == 1
@@ -305,8 +311,8 @@ def _several(tickets: Sequence[Ticket]) -> Weight:
     def unknown() -> NoReturn:
         raise RuntimeError(
             f"A forward has rows of several batches, or rows beside those of a batch of {size} "
-            f"samples: no single weight is right for them. Give each batch a forward "
-            f"of its own. If the rows are the batch's own, say so around the forward: "
+            f"samples: no single weight is right for them. Give each batch its own forward. If all "
+            f"rows belong to one batch, name it around the forward: "
             f"`with balancer.step(batch): ...`."
         )
 
@@ -319,9 +325,9 @@ def _unknown(tickets: Sequence[Ticket]) -> Weight:
     def unknown() -> NoReturn:
         raise RuntimeError(
             f"No rank can tell which batch this backward belongs to: batches of {sizes} samples "
-            f"are in use, its inputs are none of their tensors, and no size of theirs tells. "
-            f"Say it: `with balancer.step(batch): loss = ...`, with `batch` as the loader handed "
-            f"it out, around the forward."
+            f"are in use, and neither the tensors nor the sizes of its inputs match one of them. "
+            f"Name the batch around the forward: `with balancer.step(batch): loss = ...`, with "
+            f"`batch` as the loader handed it out."
         )
 
     return unknown

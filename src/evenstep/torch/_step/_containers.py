@@ -17,12 +17,8 @@ def tensors_in(item: Any) -> list[torch.Tensor]:
     At every hand-out and every forward, so without recursion. Of an object that is no container,
     such as a graph with its features, attributes are looked at; of objects in those, none are.
     """
-    return list(item) if _is_plain(item) else _found_in(item)
-
-
-def _is_plain(item: Any) -> bool:
-    """Tell whether ``item`` is a tuple or list of tensors, as nearly always."""
-    return type(item) in (tuple, list) and all([type(entry) is torch.Tensor for entry in item])
+    is_plain = type(item) in (tuple, list) and all([type(e) is torch.Tensor for e in item])
+    return list(item) if is_plain else _found_in(item)  # plain, as nearly always
 
 
 def _found_in(item: Any) -> list[torch.Tensor]:

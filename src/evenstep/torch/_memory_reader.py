@@ -21,14 +21,14 @@ class MemoryReader(Protocol):
 
 
 class CudaMemory:
-    """What PyTorch's caching allocator held at most, against what the card could give it.
+    """Reads the peak of PyTorch's caching allocator, and the memory that the GPU offers to it.
 
-    The allocator's *allocated* bytes are counted, not those it reserved: a cache grows to whatever
-    there is. What other processes hold is not offered. Nothing here waits for the device.
+    The peak counts *allocated* bytes, not reserved ones, because a cache grows to any size. Memory
+    of other processes is not offered. No method waits for the device.
 
-    A step's own peak is known only if torch's statistics of peaks begin anew with it, and torch has
-    one set of them for a process: ``torch.cuda.max_memory_allocated()`` says what was used since
-    the step under way began. ``highest_bytes`` says what it would have said.
+    A step's own peak requires that torch's peak statistics are reset at each step, and a process
+    has one set of them. So ``torch.cuda.max_memory_allocated()`` is the peak since the current step
+    began. ``highest_bytes`` is the peak of the run.
 
     Usage:
         memory = CudaMemory("cuda:0")

@@ -7,7 +7,6 @@ for each where ``torch.compile(dynamic=False)`` asks for it. At ``torch._dynamo.
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
@@ -15,16 +14,18 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
+from ..._exchange._observer import StepObserver
+from ..._private_torch import compile_callbacks, compiling, mark_dynamic
 from ...exceptions import EvenstepWarning
+from ._containers import tensors_in
 
 # Compilations of one piece of code that are left when the sizes are held: for the short last step
 # of an epoch, and for a plan that was on its way already.
 _RESERVE = 2
 
 
-class CompileWatch:
+class CompileWatch(StepObserver):
     """Notices compilations in this process while it trains; costs nothing where there are none.
 
     torch calls back at the start of each compilation: forward, backward, autotuning of kernels,
@@ -64,41 +65,35 @@ class CompileWatch:
         """Have ``place`` called before every step: hooks follow a model that is compiled late."""
         self._places.append(place)
 
-    def begin_step(self) -> None:
+    def begin_step(self, step: int) -> None:
         """Begin to look at a step, and say once what was found in those before."""
         self._stalled = False
-        self._listen()
+        if self._handler is None:  # nothing can be compiled before torch's compiler is imported
+            self._handler = compile_callbacks()
+        if self._handler is not None and not self._is_heard():
+            self._handler.register_start_callback(self._noticed)
         for place in self._places:
             place()
         if self._tell:
             text, self._tell = self._tell, ""
             warnings.warn(text, EvenstepWarning, stacklevel=2)
 
-    def begin_forward(self, num_samples: int) -> None:
-        """Note the size of the next forward."""
+    def begin_forward(self, num_samples: int, *, is_last: bool) -> None:
+        """Note the size of the next forward; 0 for one that is none of training."""
         self._num_samples = num_samples
-        self._in_forward = False
+        self._in_forward = num_samples > 0
         if self.on_cuda and torch.backends.cudnn.benchmark and num_samples not in self._tuned:
             self._stalled = True
             self._tuned.add(num_samples)
 
-    def end_step(self) -> None:
+    def end_forward(self) -> None:
+        """Note that it is over."""
+        self._in_forward = False
+
+    def end_step(self, step: int) -> None:
         """Note that what follows is not training."""
         self._num_samples = 0
         self._in_forward = False
-
-    def enter(self, module: nn.Module, inputs: Any, keywords: Any) -> None:
-        """Note that a balanced model's forward begins, and mark its inputs if it is compiled."""
-        if not self._num_samples:
-            return
-        self._in_forward = True
-        if self.marks:
-            self.mark(module, inputs, keywords)
-
-    def leave(self, module: nn.Module, inputs: Any, keywords: Any, output: Any) -> Any:
-        """Note that it is over."""
-        self._in_forward = False
-        return output
 
     def mark(self, module: nn.Module, inputs: Any, keywords: Any) -> None:
         """Mark the batch dimension of tensors as dynamic, so that no size gets its own graph.
@@ -109,24 +104,15 @@ class CompileWatch:
         size = self._num_samples
         if size < 2 or not self.varies:  # torch takes 0 and 1 for constants
             return
-        for leaf in tree_leaves((inputs, keywords)):
-            if isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.shape[0] == size:
-                torch._dynamo.maybe_mark_dynamic(leaf, 0)
+        for tensor in tensors_in((inputs, keywords)):
+            if tensor.dim() and tensor.shape[0] == size:
+                mark_dynamic(tensor)
 
     def close(self) -> None:
         """Stop listening."""
         self._places.clear()
         if self._handler is not None and self._is_heard():
             self._handler.remove_start_callback(self._noticed)
-
-    def _listen(self) -> None:
-        """Ask to be called back; nothing can be compiled before torch's compiler is imported."""
-        if self._handler is None:
-            if "torch._dynamo" not in sys.modules:
-                return
-            self._handler = torch._dynamo.callback.callback_handler
-        if not self._is_heard():
-            self._handler.register_start_callback(self._noticed)
 
     def _is_heard(self) -> bool:
         """Tell whether torch will call back: a reset of its compiler forgets us."""
@@ -140,18 +126,15 @@ class CompileWatch:
             self._count()
 
     def _count(self) -> None:
-        compiling = torch._guards.CompileContext.current_compile_id()
-        if compiling is None or compiling.frame_id is None or compiling.frame_compile_id is None:
+        if (now := compiling()) is None:
             return
-        sizes = self._sizes[compiling.frame_id]
+        sizes = self._sizes[now.code]
         sizes.add(self._num_samples)
-        limit = torch._dynamo.config.recompile_limit
-        left = limit - (compiling.frame_compile_id + 1)
-        if len(sizes) > 1 and left <= _RESERVE and not self.holds:
+        if len(sizes) > 1 and now.limit - (now.num_before + 1) <= _RESERVE and not self.holds:
             self.holds = True
             self._tell = (
-                f"A balanced model was compiled {compiling.frame_compile_id + 1} times, for the "
-                f"batch sizes {sorted(sizes)} among others. At {limit} times torch would run it "
+                f"A balanced model was compiled {now.num_before + 1} times, for the batch sizes "
+                f"{sorted(sizes)} among others. At {now.limit} times torch would run it "
                 f"uncompiled with only a line in a log, so all sizes stay as they are from here "
                 f"on. Have the model use its batch size as a tensor shape only, raise "
                 f"`torch._dynamo.config.recompile_limit`, or keep one shape with "

@@ -1,15 +1,19 @@
-"""Own compute time of a step: marks on the host or on the device, and what lies between them."""
+"""Own compute time of a step: from the batch's hand-out to the end of own backward, less waits.
+
+By marks on the host or on a device, and the seconds between two of them.
+"""
 
 from __future__ import annotations
 
 import abc
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, final
 
 import torch
 
-from ..exceptions import invalid
+from ...exceptions import invalid
 
 
 class AbstractClock(abc.ABC):
@@ -36,11 +40,11 @@ class HostClock(AbstractClock):
         now: a monotonic clock in seconds.
     """
 
-    def __init__(self, now: Any = perf_counter) -> None:
+    def __init__(self, now: Callable[[], float] = perf_counter) -> None:
         self._now = now
 
     def mark(self) -> float:
-        return float(self._now())
+        return self._now()
 
     def seconds(self, begin: float, end: float) -> float | None:
         return end - begin
@@ -49,44 +53,24 @@ class HostClock(AbstractClock):
         """Return at once: a mark on the host lies in the past."""
 
 
-@final
-class CudaClock(AbstractClock):
-    """For work queued on a CUDA device: events on the current stream, read without waiting.
-
-    A wall clock around kernels measures their launch. An event is reached when the device gets
-    there, and ``query`` asks without a synchronisation, so the host keeps running ahead; the
-    price is that a step's time is often known one plan point later (``Exchange``).
-
-    Args:
-        device: the CUDA device whose current stream is marked.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def mark(self) -> torch.cuda.Event:
+def _recorded(device: torch.device) -> Any:
+    """Return an event that times, recorded on the current stream of ``device``."""
+    if device.type == "cuda":
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._device))
+        event.record(torch.cuda.current_stream(device))
         return event
-
-    def seconds(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float | None:
-        if not end.query():  # type: ignore[no-untyped-call]
-            return None
-        return float(begin.elapsed_time(end)) / 1e3
-
-    def wait(self, mark: torch.cuda.Event) -> None:
-        mark.synchronize()
-
-
-def _recorded(device: torch.device) -> torch.Event:
-    event = torch.Event(device, enable_timing=True)
-    event.record(torch.accelerator.current_stream(device))
-    return event
+    other = torch.Event(device, enable_timing=True)
+    other.record(torch.accelerator.current_stream(device))
+    return other
 
 
 @final
 class AcceleratorClock(AbstractClock):
-    """For work queued on any other accelerator of torch's, by its events: otherwise as on CUDA.
+    """For work queued on a device: events on the current stream, read without waiting.
+
+    A wall clock around kernels measures their launch. An event is reached when the device gets
+    there, and ``query`` asks without a synchronisation, so the host keeps running ahead; the
+    price is that a step's time is often known one plan point later (``Exchange``).
 
     Args:
         device: the accelerator whose current stream is marked.
@@ -129,13 +113,7 @@ def clock_of(device: torch.device) -> AbstractClock:
     Raises:
         ValueError: nothing does.
     """
-    match device.type:
-        case "cpu":
-            return HostClock()
-        case "cuda":
-            return CudaClock(device)
-        case _:
-            return AcceleratorClock(device)
+    return HostClock() if device.type == "cpu" else AcceleratorClock(device)
 
 
 class StepMeter:
@@ -144,12 +122,21 @@ class StepMeter:
     ``compute_s`` = (last end of a backward - hand-out) - waits inside it, such as DDP's broadcast
     of buffers at the start of its forward. A step in which no backward ran has no time.
 
+    The gaps between forwards and backwards are left out where a collective began in them, as with
+    a loss that is averaged over ranks for a log before its backward: the fast ranks wait there for
+    the slow one, and all would look alike. Only the rest of such a gap is lost, such as the loss
+    itself. Collectives inside a model's forward cannot be told from computing.
+
     Args:
         clock: sets the marks.
+        count: how many collectives this process has begun; None with no other rank to wait for.
     """
 
-    def __init__(self, clock: AbstractClock) -> None:
+    def __init__(self, clock: AbstractClock, count: Callable[[], int] | None = None) -> None:
         self.clock = clock
+        self._count = count
+        self._gap: tuple[Any, int] | None = None
+        self._fetch: Any = None
         self._begin: Any = None
         self._end: Any = None
         self._waits: list[tuple[Any, Any]] = []
@@ -161,7 +148,8 @@ class StepMeter:
     def begin(self) -> None:
         """Start a step: its batch is being handed out."""
         self._begin, self._end, self._waits = self.clock.mark(), None, []
-        self._wait_after = self._newest_grad = None
+        self._wait_after = self._newest_grad = self._fetch = None
+        self.open_gap()
 
     def begin_last(self, *, done: int, num_samples: int) -> None:
         """Hear that the last forward's batch is about to be handed out.
@@ -185,6 +173,34 @@ class StepMeter:
     def exclude(self, begin: Any, end: Any) -> None:
         """Leave the time between two marks out: it was spent waiting for others."""
         self._waits.append((begin, end))
+
+    def open_gap(self) -> None:
+        """Note that a forward or a backward is over, or a batch is handed out."""
+        if self._count is not None:
+            self._gap = self.clock.mark(), self._count()
+
+    def close_gap(self) -> None:
+        """Note that the next one begins; leave the time between out if a collective began in it."""
+        if self._gap is None or self._count is None:
+            return
+        (begin, before), self._gap = self._gap, None
+        if self._count() != before:
+            self.exclude(begin, self.clock.mark())
+
+    def begin_fetch(self, *, in_step: bool) -> None:
+        """Note that the loop comes back for another batch, perhaps in the middle of a step."""
+        self._fetch = None
+        if in_step:
+            self.close_gap()
+            self._fetch = self.clock.mark()
+        self._gap = None
+
+    def end_fetch(self) -> None:
+        """Note that it has it: the time for that is no computing."""
+        if self._fetch is not None:
+            begin, self._fetch = self._fetch, None
+            self.exclude(begin, self.clock.mark())
+            self.open_gap()
 
     def grad_ready(self) -> None:
         """Note that a parameter got its gradient: the last one's ends own backward.
@@ -224,8 +240,8 @@ class LeadMeter(StepMeter):
     step of one micro-batch has no time.
     """
 
-    def __init__(self, clock: AbstractClock) -> None:
-        super().__init__(clock)
+    def __init__(self, clock: AbstractClock, count: Callable[[], int] | None = None) -> None:
+        super().__init__(clock, count)
         self._ran = False
         self._scale = 1.0
 
@@ -249,7 +265,7 @@ class LeadMeter(StepMeter):
 
     def take(self) -> PendingTime | None:
         time = super().take() if self._ran else None
-        return None if time is None else time.scaled(self._scale)
+        return None if time is None else replace(time, scale=self._scale)
 
 
 @final
@@ -260,37 +276,33 @@ class BlindMeter(StepMeter):
         """Return None."""
 
 
+@dataclass(frozen=True, slots=True)
 class PendingTime:
-    """A step's compute time, known as soon as the device has got there."""
+    """A step's compute time, known as soon as the device has got there.
 
-    def __init__(
-        self,
-        clock: AbstractClock,
-        begin: Any,
-        end: Any,
-        waits: tuple[tuple[Any, Any], ...],
-        scale: float = 1.0,
-    ) -> None:
-        self._clock = clock
-        self._begin = begin
-        self._end = end
-        self._waits = waits
-        self._scale = scale
+    Attributes:
+        clock: set the marks.
+        begin, end: of the step.
+        waits: pairs of marks, the time between which is left out.
+        scale: by which the time is multiplied.
+    """
 
-    def scaled(self, factor: float) -> PendingTime:
-        """Return the same time, times ``factor``."""
-        return PendingTime(self._clock, self._begin, self._end, self._waits, self._scale * factor)
+    clock: AbstractClock
+    begin: Any
+    end: Any
+    waits: tuple[tuple[Any, Any], ...]
+    scale: float = 1.0
 
     def seconds(self, *, block: bool = False) -> float | None:
         """Return the seconds; None while they are not known, and ``block`` is off."""
         if block:
-            self._clock.wait(self._end)
-        total = self._clock.seconds(self._begin, self._end)
+            self.clock.wait(self.end)
+        total = self.clock.seconds(self.begin, self.end)
         if total is None:
             return None
         if total < 0:
             return total  # a clock that went back: to be refused, not planned by
         waited = 0.0
-        for begin, end in self._waits:
-            waited += self._clock.seconds(begin, end) or 0.0
-        return max(self._scale * (total - waited), 1e-9)  # a clock may not resolve an empty step
+        for begin, end in self.waits:
+            waited += self.clock.seconds(begin, end) or 0.0
+        return max(self.scale * (total - waited), 1e-9)  # a clock may not resolve an empty step

@@ -1,0 +1,249 @@
+"""What a balancer was asked for, and the models and loaders that were prepared with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from .._exchange._mailbox import Mailbox
+from ..exceptions import invalid
+from ..planner import Bounds, Job
+from ..policies import AbstractPolicy
+from ._data._prepare import agreed_batch_size, balanced_loader, check_is_loader
+from ._data._protocols import LoaderSession
+from ._data._step import StepCount
+from ._data.deal._stream_terms import StreamKind
+from ._data.loaders._base import AbstractStepLoader, StepContext
+from ._data.loaders._server import ServerLoader
+from ._data.loaders._stream import StreamLoader
+from ._exchange._crew import Crew
+from ._exchange._roll_call import roll_call
+from ._exchange._startup import Alone, SideGroup
+from ._fabric import FabricLoader, as_wrapped, still_wrapped, wrapped_loader, wrapped_model
+from ._loader_mail import LoaderMail
+from ._memory._layout import layout_by
+from ._memory._replay import Replay
+from ._model._compiled import check_compiled, ddp_of
+from ._model._models import (
+    BalancedModel,
+    Weighting,
+    device_of,
+    has_local_batch_norm,
+    warn_batch_norm,
+    with_ddp,
+)
+from ._model._prepared import PreparedModels
+from ._model._self_test import self_test
+from ._model._units import Unit, UnitCounter, counter_of
+from ._model._weighting import Backward
+from ._options import Runtime
+from ._step._compile_watch import CompileWatch
+from ._step._conductor import StepConductor
+from ._step._meter import clock_of
+from ._unequal_links import open_reduction, service_of
+
+if TYPE_CHECKING:
+    from ..network._torch._network_settings import Network
+    from ..network._torch._reduction import Reduction
+    from ..network._torch._serving import Service
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Parts:
+    """All that a run is made of, and who is there to run it.
+
+    Attributes:
+        policy, bounds, runtime, process_group, network, loss_reduction, unit: as in ``Balancer``.
+        global_batch_size: likewise; the loader's own size decides where it is None.
+        weighting: of all models; None before the first.
+        count: steps of the run so far.
+        watch: notices what is compiled.
+        steps: of the run.
+        loaders: that were prepared, for training.
+        models: that were prepared.
+        counter: counts the units in a batch; None where they are samples.
+        backward: told of every backward.
+        crew: all ranks; None before they are agreed on.
+        reduction: sums gradients by shares; None is plain all-reduce.
+        service: what a rank without data does; None on workers.
+    """
+
+    policy: AbstractPolicy[Any]
+    bounds: Bounds
+    runtime: Runtime
+    process_group: torch.distributed.ProcessGroup | None
+    network: Network | None
+    loss_reduction: str
+    unit: Unit
+    global_batch_size: int | None
+    weighting: Weighting | None = None
+    count: StepCount = field(default_factory=StepCount)
+    watch: CompileWatch = field(default_factory=CompileWatch)
+    steps: StepConductor = field(default_factory=StepConductor)
+    loaders: list[AbstractStepLoader] = field(default_factory=list)
+    crew: Crew | None = None
+    reduction: Reduction | None = None
+    service: Service | None = None
+    models: PreparedModels = field(init=False)
+    counter: UnitCounter | None = field(init=False)
+    backward: Backward = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.models = PreparedModels(self.count)
+        modules = self.models.modules
+        self.counter = counter_of(self.unit, loss_reduction=self.loss_reduction, modules=modules)
+        self.backward = Backward(self.steps)
+
+    @property
+    def side(self) -> SideGroup | Alone | None:
+        """The workers' side group; None before ``join``."""
+        return None if self.crew is None else self.crew.side
+
+    def join(self, at_exit: Callable[[], object]) -> Crew:
+        """Return all ranks, with whom roles are agreed on at first.
+
+        Args:
+            at_exit: registered on a rank without data, where no run is ever opened.
+        """
+        if self.crew is None:
+            roll_call(self.process_group, self.runtime.hang_s)
+            self.crew = Crew(self.process_group, self.network)
+            if self.crew.is_server:
+                self.service = service_of(self.crew, self.runtime)
+                at_exit()
+        return self.crew
+
+    def add_model(self, given: nn.Module, crew: Crew) -> nn.Module:
+        """Return a model with the balancer's hooks on it, in a DDP if it averages in no way."""
+        module = wrapped_model(given)
+        if crew.world_size > 1:
+            warn_batch_norm(module)
+            check_compiled(module)
+        outer = with_ddp(module, crew.world_size, crew.workers)
+        self_test(outer)
+        clock_of(device_of(module))  # or its steps cannot be timed
+        crew.side.join(outer)
+        if self.network is not None and crew.world_size > 1:
+            if self.reduction is None:
+                self.reduction = open_reduction(self.network, crew, self.runtime)
+            self.reduction.attach(ddp_of(outer))
+        if self.service is not None:
+            self.service.reduction = self.reduction
+            return still_wrapped(given, outer)
+        weighs = self.weighting != "loss"
+        model = BalancedModel(
+            outer, self.backward, self.steps, self.watch, number=len(self.models), weighs=weighs
+        )
+        self.watch.before_steps(model.place)
+        self.models.append(model)
+        return still_wrapped(given, outer)
+
+    def add_loader(
+        self,
+        given: Any,
+        stream: StreamKind | None,
+        crew: Crew,
+        *,
+        session: LoaderSession,
+        mailbox: Callable[[], Mailbox],
+    ) -> AbstractStepLoader | ServerLoader | FabricLoader:
+        """Return a loader whose every iteration is a global step."""
+        loader = wrapped_loader(given)
+        check_is_loader(loader)
+        size = agreed_batch_size(self.global_batch_size, loader, crew.num_workers)
+        self.global_batch_size = size
+        context = StepContext(
+            ranks=LoaderMail(mailbox, crew.side, len(self.loaders)),
+            session=session,
+            global_batch_size=size,
+            no_sync=self.models.no_sync,
+            count=self.count,
+            counter=self.counter,
+        )
+        prepared = balanced_loader(loader, stream, context, beside=self.loaders)
+        if self.service is not None:
+            self.loaders.append(prepared)
+            return ServerLoader(prepared, self.service.loop)
+        prepared.attempts = Replay(
+            self.models,
+            self.steps,
+            layout=layout_by(loader, prepared),
+            loss_reduction=self.loss_reduction,
+            smallest=lambda: self.job(cuts=True).smallest,
+            probe_up_to=size if self.bounds.max == "probe" else None,
+        )
+        self.loaders.append(prepared)
+        self.job(cuts=True)  # what no kind of loop can split is refused here
+        return as_wrapped(given, prepared)
+
+    def job(self, *, cuts: bool, min_forwards: int = 1) -> Job:
+        """Return what is planned for, with the smallest local batches that the models can take.
+
+        Local BatchNorm cannot normalise a single sample, and a single sample costs a compiled
+        model a graph of its own: both get at least two, where the global batch has them.
+
+        Args:
+            cuts: whether the loop takes micro-batches.
+            min_forwards: fewest forwards of a rank in a step.
+
+        Raises:
+            ValueError: no split is possible. Here on every rank, rather than later on rank 0.
+        """
+        assert self.crew is not None
+        assert self.global_batch_size is not None
+        world_size, tail_size = self.crew.side.world_size, self.loaders[0].tail_batch_size or 0
+        has_norm = any(has_local_batch_norm(model.module) for model in self.models)
+        smallest, tail_smallest = 1, 0
+        if world_size > 1 and (has_norm or any(model.compiles for model in self.models)):
+            smallest = min(2, self.global_batch_size // world_size) * min_forwards
+            tail_smallest = 2 if (has_norm and tail_size) or tail_size >= 2 * world_size else 0
+        if world_size > 1 and has_norm:
+            _check_full_steps(self.loaders[-1])
+            _check_tail(tail_size, world_size, self.bounds)
+        job = Job(
+            world_size=world_size,
+            global_batch_size=self.global_batch_size,
+            tail_size=tail_size,
+            bounds=self.bounds,
+            smallest=smallest,
+            tail_smallest=tail_smallest,
+            cuts=cuts,
+            min_forwards=min_forwards,
+        )
+        job.cluster(job.caps())
+        return job
+
+
+def _check_full_steps(loader: AbstractStepLoader) -> None:
+    """Raise for a model with local BatchNorm on a stream whose steps may have too few samples."""
+    if isinstance(loader, StreamLoader) and not loader.drop_last:
+        raise invalid(
+            "Balancer.prepare(loader, stream=...)",
+            "have full steps only, for the model's BatchNorm",
+            "a stream that may end with fewer than 2 samples for a rank",
+            "Set `DataLoader(drop_last=True)`, or use GroupNorm.",
+        )
+
+
+def _check_tail(tail_size: int, world_size: int, bounds: Bounds) -> None:
+    """Raise if the short last step is too short for a model with local BatchNorm.
+
+    It needs 2 samples on every rank, and a stand-in would enter its statistics. Where every
+    forward has the same number, it needs one whole forward on every rank, and no single sample
+    in one.
+    """
+    fixed = bounds.forward_size if bounds.vary == "count" else None
+    each = max(2, fixed or 2)
+    lonely = fixed is not None and tail_size % fixed == 1
+    if 0 < tail_size < each * world_size or (tail_size and lonely):
+        raise invalid(
+            "Balancer.prepare(loader)",
+            f"have {each} samples for each of {world_size} ranks in its last step, and none by "
+            "itself, for the model's BatchNorm",
+            tail_size,
+            "Set `DataLoader(drop_last=True)`, or use GroupNorm.",
+        )

@@ -1,0 +1,1 @@
+"""One rank's steps: batches and their forwards, own time, weights, reports."""

@@ -1,0 +1,180 @@
+"""What rank 0 is told of each step: as early as it can be complete."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, final
+
+from ..._exchange._exchange import Exchange
+from ..._exchange._internal import fault_in_words, log_fault
+from ..._exchange._reductions import Reduced
+from ..._run._machine_reader import MachineReader
+from ..._run._step_under_way import StepUnderWay
+from ...planner import Report, blaming
+from .._memory_reader import MemoryReader
+from ._compile_watch import CompileWatch
+from ._meter import PendingTime, StepMeter
+
+
+class Measure(Protocol):
+    """Reads something beside a step's time."""
+
+    def begin(self) -> None:
+        """Hear that a step begins."""
+
+    def read(self) -> dict[str, Any]:
+        """Return fields of the step's report, now that its backward is done."""
+
+
+@final
+class MemoryMeasure:
+    """The step's peak of memory, and what the device offers.
+
+    Args:
+        reader: the device's, or the user's own.
+    """
+
+    def __init__(self, reader: MemoryReader) -> None:
+        self._reader = reader
+
+    def begin(self) -> None:
+        with blaming(self._reader):
+            self._reader.reset()
+
+    def read(self) -> dict[str, Any]:
+        with blaming(self._reader):
+            return {
+                "peak_bytes": self._reader.peak_bytes(),
+                "capacity_bytes": self._reader.capacity_bytes(),
+            }
+
+
+@final
+class MachineMeasure:
+    """What this rank's machine has to spare.
+
+    Args:
+        reader: psutil's, or the user's own.
+    """
+
+    def __init__(self, reader: MachineReader) -> None:
+        self._reader = reader
+
+    def begin(self) -> None:
+        """Do nothing: the time since the call before counts."""
+
+    def read(self) -> dict[str, Any]:
+        with blaming(self._reader):
+            free_cpu, free_memory_bytes = self._reader.read() or (None, 0)
+        return {"free_cpu": free_cpu, "free_memory_bytes": free_memory_bytes}
+
+
+class Reporter:
+    """Sends one message a step, with the measurements that are complete by then.
+
+    Measuring is nothing that training needs: where it fails, rank 0 hears of it, which has all
+    ranks go on with equal sizes, and nothing is read any more.
+
+    Args:
+        exchange: carries reports.
+        meter: measures own compute time.
+        watch: notices what is compiled in a step.
+        measures: what is read beside the time.
+        exact: whether to wait for the device, so that nothing is late.
+
+    Attributes:
+        limit: most samples that one forward of this rank may have; None if none failed. It goes
+            with every report, because a step that some rank could not time is never complete.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        meter: StepMeter,
+        watch: CompileWatch,
+        measures: Iterable[Measure],
+        *,
+        exact: bool,
+    ) -> None:
+        self._exchange = exchange
+        self._meter = meter
+        self._watch = watch
+        self._measures = tuple(measures)
+        self._exact = exact
+        self._pending: list[tuple[StepUnderWay, PendingTime, dict[str, Any]]] = []
+        self.limit: int | None = None
+        self._has_failed = False
+        self._fault = ""  # to be told with the next report
+
+    def begin_step(self) -> None:
+        """Have a step begin for all that is read."""
+        try:
+            for measure in self._measures:
+                measure.begin()
+        except Exception as error:
+            self._give_up(None, error)
+
+    def send(self, step: StepUnderWay, *, reduced: Sequence[Reduced] = ()) -> None:
+        """Send what is complete of this step, and of earlier ones that a device was late with.
+
+        Args:
+            step: the one under way.
+            reduced: what its gradients were made of.
+        """
+        step.reported = True
+        try:
+            ready = self._complete(step)
+        except Exception as error:
+            self._pending.clear()
+            self._give_up(step.number, error)
+            ready = [self._report(step, 0.0, {})]
+        self._exchange.report(step.number, ready, reduced=reduced)
+
+    def _complete(self, step: StepUnderWay) -> list[Report]:
+        """Return what is complete."""
+        time = self._meter.take() if step.has_begun and step.is_clear else None
+        if time is not None and not (step.again or self._watch.stalled):
+            self._pending.append((step, time, self._read()))
+        ready: list[Report] = []
+        while self._pending:
+            measured, pending, fields = self._pending[0]
+            compute_s = pending.seconds(block=self._exact)
+            if compute_s is None:
+                break
+            del self._pending[0]
+            ready.append(self._report(measured, compute_s, fields))
+        if step.again:
+            ready.append(self._report(step, 0.0, self._read() | {"peak_bytes": 0}))
+        return ready
+
+    def _read(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        for measure in self._measures:
+            fields |= measure.read()
+        return fields
+
+    def _give_up(self, step: int | None, error: Exception) -> None:
+        """Read nothing any more, and have rank 0 hear why."""
+        if not self._has_failed:
+            log_fault(
+                step, error, "All ranks go on with equal batch sizes for the rest of the run."
+            )
+            self._has_failed, self._fault = True, fault_in_words(error)
+        self._measures = ()
+
+    def _report(self, step: StepUnderWay, compute_s: float, fields: dict[str, Any]) -> Report:
+        fault, self._fault = self._fault, ""
+        return Report(
+            step=step.number,
+            batch_size=step.num_samples,
+            global_num_samples=step.global_num_samples,
+            compute_s=compute_s,
+            data_s=step.data_s,
+            wall_s=step.wall_s,
+            holds=self._watch.holds,
+            limit=self.limit,
+            largest_forward=step.largest,
+            again=step.again,
+            fault=fault,
+            **fields,
+        )

@@ -1,0 +1,164 @@
+"""What a gradient is multiplied by, and what each reduction of gradients was made of."""
+
+from __future__ import annotations
+
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from ..._exchange._exchange import Exchange
+from ..._exchange._reductions import Reduced
+from ..._exchange._unit_sums import UnitSum
+from ..._run._step_under_way import StepUnderWay
+from ...exceptions import EvenstepWarning
+from ._finite import Look
+from ._meter import StepMeter
+from ._tickets import Match, Ticket, Weight
+
+
+@dataclass(eq=False, slots=True)
+class ForwardUse:
+    """A forward that may have a backward.
+
+    Attributes:
+        match: to which batch it belongs.
+        ticket: of that batch, or the one most likely: where there are several, they weigh alike.
+        weight: what the gradient at its output is multiplied by.
+        model: number of the model.
+        reduces: whether its backward reduces gradients; None where that is not known.
+        looks: at the gradients that its backward began with.
+    """
+
+    match: Match
+    ticket: Ticket
+    weight: Weight
+    model: int
+    reduces: bool | None
+    looks: list[Look] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, match: Match, model: int, *, reduces: bool | None) -> ForwardUse:
+        """Return the use of a forward that was matched."""
+        return cls(match, match.tickets[0], match.weight, model, reduces)
+
+    def share(self) -> float | None:
+        """Return which part of its batch it had, if that can be compared between ranks.
+
+        Micro-batches and stand-ins are parts of their own: only whole batches are counted.
+        """
+        counts = self.ticket.num_samples > 0 and self.ticket.step.num_forwards == 1
+        return self.match.share if counts else None
+
+
+class Weights:
+    r"""Weighs batches so that the plain mean over ranks is the mean over the global batch.
+
+    $n W / N$ for the $n$ samples of a batch, of $N$ in the step over $W$ ranks; $u W / U$ where the
+    loss is a mean over other units. A sum is left as it is.
+
+    Args:
+        exchange: sums units over ranks.
+        meter: leaves out the wait for other ranks' units.
+        world_size: number of workers.
+        loss_reduction: ``"mean"`` or ``"sum"``, what the user's loss does over samples.
+    """
+
+    def __init__(
+        self, exchange: Exchange, meter: StepMeter, *, world_size: int, loss_reduction: str
+    ) -> None:
+        self._exchange = exchange
+        self._meter = meter
+        self._world_size = world_size
+        self._sums = loss_reduction == "sum"
+
+    def of(self, step: StepUnderWay, num_samples: int, units: float | None) -> tuple[Weight, Any]:
+        """Return the weight of a batch of ``step``, and what is equal where batches weigh alike."""
+        if step.unit_sum is not None:
+            assert units is not None, "every batch of a step that counts units counts its own"
+            return partial(self._by_units, step.unit_sum, units), (step, units)
+        if self._sums:
+            weight = 1.0 if num_samples else 0.0
+        else:
+            weight = num_samples * self._world_size / step.global_num_samples
+        return weight, weight
+
+    def _by_units(self, unit_sum: UnitSum, units: float) -> float:
+        """Return the weight of a forward with ``units``, when all ranks have told theirs.
+
+        Called in the backward. A step without a single unit has nothing to learn from: weight 0.
+        """
+        if unit_sum.total is None:  # others are late: that is no time of this rank's own
+            begin = self._meter.clock.mark()
+            self._exchange.units.wait(unit_sum)
+            self._meter.exclude(begin, self._meter.clock.mark())
+        total = unit_sum.total
+        return units * self._world_size / total if total else 0.0
+
+
+class UseBooks:
+    """The forwards of each model since its last reduction that have had a backward."""
+
+    def __init__(self) -> None:
+        self._open: defaultdict[int, list[ForwardUse]] = defaultdict(list)
+        self._numbers: defaultdict[int, int] = defaultdict(int)
+        self._has_warned = False
+
+    def next_number(self, model: int) -> int:
+        """Return the number of the model's next reduction."""
+        return self._numbers[model]
+
+    def add(self, uses: Iterable[ForwardUse]) -> list[Reduced]:
+        """Take note of a backward through ``uses``; return what was reduced at its end."""
+        reducing: dict[int, None] = {}
+        for use in uses:
+            if use.reduces is None:
+                continue
+            self._open[use.model].append(use)
+            if use.reduces:
+                reducing[use.model] = None
+                use.reduces = None  # DDP reduces in the first backward after a forward
+        return [self._reduced(model) for model in reducing]
+
+    def _reduced(self, model: int) -> Reduced:
+        uses = self._open.pop(model)
+        number = self._numbers[model]
+        self._numbers[model] += 1
+        if len(uses) == 1 and len(uses[0].match.tickets) == 1:  # as nearly always
+            return Reduced(model, number, {uses[0].ticket.step.number: uses[0].share()})
+        shares: dict[int, float | None] = {}
+        maybe: set[int] = set()
+        for use in uses:
+            steps = {ticket.step.number for ticket in use.match.tickets}
+            if len(steps) > 1:
+                maybe |= steps
+                continue
+            step, share = steps.pop(), use.share()
+            before = shares.get(step, 0.0)
+            shares[step] = None if before is None or share is None else before + share
+        if not self._has_warned:
+            self._has_warned = _warned_of_uneven(uses)
+        return Reduced(model, number, shares, tuple(sorted(maybe)))
+
+
+def _warned_of_uneven(uses: Sequence[ForwardUse]) -> bool:
+    """Warn of a batch that was forwarded in parts of unlike sizes; tell whether one was."""
+    parts: defaultdict[Ticket, set[int]] = defaultdict(set)
+    for use in uses:
+        if len(use.match.tickets) == 1 and use.match.share is not None:
+            parts[use.ticket].add(round(use.match.share * use.ticket.size))
+    uneven = [ticket for ticket, sizes in parts.items() if len(sizes) > 1]
+    if not uneven:
+        return False
+    warnings.warn(
+        f"A batch of {uneven[0].num_samples} samples went through the model in parts of "
+        f"{sorted(parts[uneven[0]])}. That is exact if each part's loss is multiplied by its share "
+        f"of the batch, `len(part) / len(batch)`. It is wrong if each is divided by the number of "
+        f"parts, because the parts differ in size. `loader.steps()` splits batches and weights the "
+        f"parts by itself.",
+        EvenstepWarning,
+        stacklevel=2,
+    )
+    return True

@@ -1,0 +1,86 @@
+"""What is private in PyTorch is used in one file alone, which says why, and what holds it."""
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "evenstep"
+HOME = SOURCE / "_private_torch.py"
+OTHERS = {  # private names of other libraries, and of Python, in files that use torch as well
+    "_add_dataloader",  # Accelerate's
+    "_current_frames",
+    "_fields",  # of named tuples
+    "_exit",
+    "_loss_shifts_labels",  # the Trainer's
+    "_prepare_inputs",  # likewise
+    "_remove_dataloader",  # Accelerate's
+    "_sampler",  # Fabric's, of its own sampler
+}
+
+
+def files():
+    """Files that use torch, with what each is parsed to, but for the home of what is private."""
+    for file in sorted(SOURCE.rglob("*.py")):
+        tree = ast.parse(file.read_text("utf-8"))
+        modules = {
+            name
+            for node in ast.walk(tree)
+            for name in (
+                [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module or ""]
+                if isinstance(node, ast.ImportFrom) and not node.level
+                else []
+            )
+        }
+        if file != HOME and any(name.split(".")[0] == "torch" for name in modules):
+            yield file.relative_to(SOURCE).as_posix(), tree
+
+
+def own_names():
+    """What evenstep itself calls by a private name, anywhere."""
+    names = set()
+    for file in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                names.add(node.name)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                names.add(node.attr)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                names.add(node.id)
+    return names
+
+
+def private(name):
+    """Tell whether a name is private, and no method of Python's."""
+    return name.startswith("_") and not name.startswith("__")
+
+
+def from_torch(node):
+    """Tell whether something of torch's own is imported."""
+    return not node.level and (node.module or "").split(".")[0] == "torch"
+
+
+def test_private_names_of_torch_stand_in_one_file():
+    """An attribute that evenstep gives no object of its own, or an import of torch's."""
+    ours, found = own_names() | OTHERS, set()
+    for file, tree in files():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and private(node.attr) and node.attr not in ours:
+                found.add(f"{file}: {ast.unparse(node)}")
+            if isinstance(node, ast.ImportFrom) and from_torch(node):
+                words = [*node.module.split("."), *(alias.name for alias in node.names)]
+                found |= {f"{file}: {node.module}.{word}" for word in words if private(word)}
+
+    assert found == set()
+
+
+def test_each_names_tests_that_are_there():
+    """In brackets, at the end of its reason."""
+    text = HOME.read_text("utf-8")
+    named = {name for group in re.findall(r"\[(test_[^\]]*)\]", text) for name in group.split()}
+    names = {re.sub(r"[^\w.]", "", name) for name in named if name.startswith("test_")}
+
+    assert len(re.findall(r"\[test_", text)) >= 20
+    assert all(list((ROOT / "tests").rglob(name)) for name in names), names
