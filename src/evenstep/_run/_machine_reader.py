@@ -35,5 +35,5 @@ class PsutilReader:
 
 
 def machine_reader_of(policy: Any, given: MachineReader | None = None) -> MachineReader | None:
-    """Return what reads the machine: the user's reader or psutil; None if ``policy`` does not ask."""
+    """Return what reads the machine, if ``policy`` asks: the given reader, or psutil."""
     return (given or PsutilReader()) if reads_resources(policy) else None
