@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 from ..planner import Bounds
@@ -49,7 +50,8 @@ class TrainingData:
             **{**bounds, **options},
         )
         self._loader: BalancedLoader = self.balancer.prepare(stock.rebuild(times=num_accumulated))
-        self._loader.no_sync = nullcontext  # Trainer has its own around these
+        # Trainer has its own around these.
+        self._loader._context = replace(self._loader._context, no_sync=nullcontext)
         self._epoch: Any = None
         self._number = 0
         self._steps: Iterator[Step] | None = None
