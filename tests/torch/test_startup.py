@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from evenstep.torch._connection import open_channel
 
 from evenstep.testing import run_workers
 from evenstep.torch import Runtime
 from evenstep.torch._exchange._startup import SideGroup, WorkerFacts, addresses_of
+from evenstep.torch._session import open_channel
 
 from ..exchange.channels import rendezvous
 
