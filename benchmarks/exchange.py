@@ -18,11 +18,12 @@ import torch.distributed as dist
 from benchmarks._common import Row, main, progress
 from benchmarks._sleepers import loader_of, sleeper
 from evenstep._exchange._exchange import Exchange
+from evenstep._run._open_channel import open_channel
 from evenstep.planner import Bounds, Job, Plan, Planner, Report
 from evenstep.policies import by_name
 from evenstep.testing import run_workers
 from evenstep.torch import Balancer, Runtime
-from evenstep.torch._exchange._startup import WorkerFacts, gather_facts, open_channel, open_side
+from evenstep.torch._exchange._startup import WorkerFacts, addresses_of, gather_facts, open_side
 from evenstep.torch._exchange._stuck import TORCH
 
 
@@ -30,7 +31,7 @@ def bare(rank: int, policy: str, num_steps: int) -> list[float]:
     """Return seconds from the report of each step to its plan, all ranks starting together."""
     side = open_side(None)
     facts = gather_facts(side, WorkerFacts.here(torch.device("cpu"), lag=0))
-    channel = open_channel(side, facts, Runtime())
+    channel = open_channel(side, Runtime(), addresses_of(facts))
     hosts = [worker.host for worker in facts]
     exchange = Exchange(rank, hosts, channel, framework=TORCH, emit=lambda event: None)
     exchange.start()

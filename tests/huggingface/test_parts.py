@@ -112,15 +112,15 @@ def test_a_sampler_cut_short_keeps_its_generator_and_its_epoch():
 def test_a_stock_loader_is_rebuilt_with_what_it_had():
     """Data set, order, collate function and the rest; a global batch over the ranks, rounded up."""
     loader = DataLoader(range(10), batch_size=4, sampler=range(10), collate_fn=tuple, timeout=0)
-    stock = Stock(loader, split_batches=True, world_size=3)
-    again = stock.rebuild(drop_last=False)
+    stock = Stock(loader, accelerator(split_batches=True, num_processes=3))
+    again = stock.rebuild()
 
-    assert (stock.global_batch_size, stock.num_samples) == (4, 10)
+    assert stock.global_batch_size == 4
     assert again.batch_size == 2
     assert again.collate_fn is tuple
     assert list(again.sampler) == list(range(10))
     assert (
-        Stock(loader, split_batches=False, world_size=3).rebuild(times=2, drop_last=True).batch_size
+        Stock(loader, accelerator(split_batches=False, num_processes=3)).rebuild(times=2).batch_size
         == 8
     )
 
@@ -157,4 +157,4 @@ def test_a_stateful_loader_is_refused():
     loader = DataLoader(range(4))
     loader.use_stateful_dataloader = True
     with pytest.raises(ValueError, match="register_for_checkpointing"):
-        Stock(loader, split_batches=False, world_size=1)
+        Stock(loader, accelerator(split_batches=False, num_processes=1))

@@ -218,7 +218,10 @@ def test_pipelines_in_step_are_let_through(runs, name):
         ("nested", "within 'sequential"),
         ("one behind the other", "Prepare the last one alone"),
         ("one behind the other, inside", "Prepare the last one alone"),
-        ("unlike", "order: shuffled by seed 0 on rank 0 and shuffled by seed 1 on rank 1"),
+        (
+            "unlike",
+            "The order of samples must be the same on all ranks, got shuffled by seed 0",
+        ),
         ("eager", "`Model.compile(run_eagerly=...)`"),
         ("jit", "`Model.compile(jit_compile=...)`"),
         ("several steps", "`Model.compile(steps_per_execution=...)`"),

@@ -8,13 +8,12 @@ import pytest
 import tensorflow as tf
 
 from evenstep.exceptions import WorkerLostError
-from evenstep.planner import Job, Planner, Report
+from evenstep.planner import Job, Planner
 from evenstep.policies import Fixed
-from evenstep.tensorflow._board import difference
-from evenstep.tensorflow._exchange import TENSORFLOW, StepExchange
-from evenstep.tensorflow._link import RunLink
-from evenstep.tensorflow._run import Run
-from evenstep.tensorflow._workers import Workers
+from evenstep.tensorflow._framework import TENSORFLOW
+from evenstep.tensorflow._keras_session import KerasSession
+from evenstep.tensorflow._strategy_workers import StrategyWorkers
+from evenstep.tensorflow._training_steps import TrainingSteps
 
 from ..exchange.exchanges import linked
 
@@ -36,38 +35,49 @@ def joined(**settings):
         exchanges, happened, stars = pair
         for exchange, told in zip(exchanges, happened, strict=True):
             exchange.on_loss = lambda error, told=told: told.append(str(error))
-        yield exchanges, [StepExchange(exchange) for exchange in exchanges], happened, stars
+        steps = [TrainingSteps(2, "mean") for _ in exchanges]
+        for each, exchange in zip(steps, exchanges, strict=True):
+            each.begin(exchange)
+        yield exchanges, steps, happened, stars
 
 
-def both_report(steps):
+def train(steps, rank=0):
+    """Take a batch and compute its gradients, of which the other worker's are awaited then."""
+    plan = steps.next_plan()
+    steps.begin_step(plan.batch_size[rank], global_num_samples=12, data_s=0.0)
+    steps.begin_forward()
+    steps.gradients_done()
+
+
+def both_train(steps):
     """The first step, measured by both."""
-    for each, size in zip(steps, (3, 9), strict=True):
-        each.at(0)
-        each.report(Report(0, size, 12, 1.0, 0.0))
+    for rank, each in enumerate(steps):
+        train(each, rank)
+
+
+def session_of(workers):
+    return KerasSession(workers, TrainingSteps(2, "mean"), lambda: None)
 
 
 def test_both_workers_get_the_plan_of_a_step_once_both_have_reported(pair):
     """And not before."""
     exchanges, (first, second), _, _ = pair
-    assert [steps.at(0).batch_size for steps in (first, second)] == [(3, 9)] * 2
-
+    train(first)
     got = []
-    waiting = threading.Thread(target=lambda: got.append(first.at(1)))
+    waiting = threading.Thread(target=lambda: got.append(first.next_plan()))
     waiting.start()
-    first.report(Report(0, 3, 12, 1.0, 0.0))
     assert got == []
-    second.report(Report(0, 9, 12, 2.0, 0.0))
+    train(second, 1)
     waiting.join(10)
 
-    assert got[0].batch_size == second.at(1).batch_size == (3, 9)
+    assert got[0].batch_size == second.next_plan().batch_size == (3, 9)
     assert exchanges[0].decisions.learnt() is not None
 
 
 def test_a_worker_that_ends_its_run_early_is_named(pair):
     """The others would wait for it in their next collective, which a late report comes after."""
     exchanges, steps, happened, _ = pair
-    both_report(steps)
-    steps[0].enter_collective(0)
+    both_train(steps)
     exchanges[1].close()
     lost = exchanges[0].verdict(within_s=10)
 
@@ -75,30 +85,30 @@ def test_a_worker_that_ends_its_run_early_is_named(pair):
     assert "Rank 1 on second was lost: it ended its run after step 0" in str(lost)
     assert str(lost) in happened[0]
     with pytest.raises(WorkerLostError):
-        steps[0].at(1)
+        steps[0].next_plan()
 
 
 def test_the_next_step_does_not_begin_without_a_worker_that_ended_its_run(pair):
-    """Its collective would hang, and if the report comes after that nobody would say so."""
+    """Its collective would hang, and if the report comes after that no rank would say so."""
     exchanges, steps, _, _ = pair
-    both_report(steps)
-    steps[0].at(1)
+    both_train(steps)
+    steps[0].next_plan()
     exchanges[1].close()
 
     def into_the_next():
-        steps[0].enter_collective(1)
+        train(steps[0])
         raise exchanges[0].verdict(within_s=10)
 
     with pytest.raises(WorkerLostError, match="others are at 1"):  # at once, or when it is heard
         into_the_next()
 
 
-def test_a_batch_that_nobody_trains_on_is_no_reason_to_need_anybody(pair):
+def test_a_batch_that_no_worker_trains_on_is_no_reason_to_need_one(pair):
     """As where a loop takes one more from its data, and breaks off."""
     exchanges, steps, _, _ = pair
-    both_report(steps)
+    both_train(steps)
     for each in steps:
-        each.at(1)
+        each.next_plan()
     exchanges[1].close()
 
     assert exchanges[0].verdict(within_s=0.0) is None
@@ -110,10 +120,9 @@ def test_a_batch_that_nobody_trains_on_is_no_reason_to_need_anybody(pair):
 def test_a_known_loss_explains_a_collective_wherever_it_was(pair):
     """In a forward of the user's, say; and whoever hears of it may take its time."""
     (first, _), (steps, _), _, _ = pair
-    steps.at(0)  # and no collective that the balancer knows of
-    link = RunLink(lambda: None, Workers(0, ("first", "second")))
-    link._run = object.__new__(Run)
-    link._run.exchange = first
+    steps.next_plan()  # and no collective that the balancer knows of
+    link = session_of(StrategyWorkers(0, ("first", "second")))
+    link._exchange = first
     first.lost(1, "it is gone")
     broken = tf.errors.UnavailableError(None, None, "a port")
 
@@ -124,7 +133,7 @@ def test_a_known_loss_explains_a_collective_wherever_it_was(pair):
 
 def test_an_error_explains_those_that_name_it_alone():
     """Caught and gone by, it is not what breaks a collective later on."""
-    link = RunLink(lambda: None, Workers(0, ("first", "second")))
+    link = session_of(StrategyWorkers(0, ("first", "second")))
     mine = ValueError("a row is missing")
     with pytest.raises(ValueError, match="a row"), link.noting():
         raise mine
@@ -145,8 +154,8 @@ def test_an_error_explains_those_that_name_it_alone():
 )
 def test_before_a_run_is_open_tensorflow_says_who_is_gone(rank, told, lost):
     """By the name of a task; what names none but this one is no loss of another's."""
-    workers = Workers(rank, ("a", "b", "c"), (("chief", 1), ("worker", 2)))
-    found = RunLink(lambda: None, workers).explain(tf.errors.UnavailableError(None, None, told))
+    workers = StrategyWorkers(rank, ("a", "b", "c"), (("chief", 1), ("worker", 2)))
+    found = session_of(workers).explain(tf.errors.UnavailableError(None, None, told))
 
     assert (found and found.rank) == lost
 
@@ -154,8 +163,7 @@ def test_before_a_run_is_open_tensorflow_says_who_is_gone(rank, told, lost):
 def test_a_broken_connection_ends_the_collective_with_the_name_in_it(pair):
     """So that a training thread comes out of TensorFlow."""
     (first, _), (steps, _), happened, stars = pair
-    steps.at(0)
-    steps.enter_collective(0)
+    train(steps)
     stars[0].server.close()
     stars[1].connections[0].close()
     lost = first.verdict(within_s=10)
@@ -168,13 +176,12 @@ def test_a_broken_connection_ends_the_collective_with_the_name_in_it(pair):
 def test_a_worker_that_hangs_while_its_process_lives_is_named(impatient):
     """The chief asks it where it is, and ends the run for all."""
     exchanges, (first, second), happened, _ = impatient
-    for steps in (first, second):
-        steps.at(0)
-    first.report(Report(0, 3, 12, 1.0, 0.0))
+    second.next_plan()
+    train(first)
     with pytest.raises(WorkerLostError, match="has not finished step 0") as lost:
-        first.at(1)
+        first.next_plan()
     with pytest.raises(WorkerLostError):
-        second.at(1)
+        exchanges[1].at(1)
 
     assert lost.value.rank == 1
     assert "; it is " in str(lost.value)  # where, as it said itself
@@ -189,27 +196,15 @@ def test_who_was_told_of_a_loss_may_take_its_time(pair):
     first._loss = type(first._loss)(
         grace_s=-1.0, abort=ended.append, is_stuck=lambda thread_id: True
     )
-    steps.at(0)
-    steps.enter_collective(0)
+    train(steps)
     first.lost(1, "it is gone")
     first.tick()
     assert len(ended) == 1
 
     with pytest.raises(WorkerLostError):
-        steps.at(1)
+        steps.next_plan()
     first.tick()
     assert len(ended) == 1
-
-
-def test_what_differs_between_workers_is_named():
-    """The first setting that does, and on whom."""
-    same = {"global batch size": 12, "order": "shuffled by seed 0"}
-
-    assert difference([same, dict(same)]) is None
-    other = {**same, "order": "shuffled by seed 2"}
-    assert difference([same, same, other]) == (
-        "order: shuffled by seed 0 on rank 0 and shuffled by seed 2 on rank 2"
-    )
 
 
 def test_a_thread_that_waits_for_a_graph_is_told_from_one_that_does_not():

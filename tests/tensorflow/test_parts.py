@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 
 import keras
@@ -13,43 +15,52 @@ import tensorflow as tf
 from evenstep.planner import Job, Plan, Planner, Report
 from evenstep.policies import Fixed
 from evenstep.tensorflow import Runtime
-from evenstep.tensorflow._alone import Alone
-from evenstep.tensorflow._checks import check_optimizer, guard_losses
 from evenstep.tensorflow._dataset import Batches, EpochForm, Position
-from evenstep.tensorflow._estimates import Kept, as_text, from_text
-from evenstep.tensorflow._machine import MachineReader
+from evenstep.tensorflow._kept_state import Estimates, Kept, StateInCheckpoint
+from evenstep.tensorflow._keras_checks import check_optimizer, guard_losses
 from evenstep.tensorflow._source import source_of
-from evenstep.tensorflow._weaving import weave_into_model, weave_into_optimizer
-from evenstep.tensorflow._workers import workers_of
+from evenstep.tensorflow._strategy_workers import StrategyWorkers, workers_of
 
 ROWS = np.arange(10.0)
 
 
-def batches(source, conducted, *, rank=0, size=4, drop_remainder=False, compare=None):
+def batches(source, session, *, rank=0, size=4, **options):
     return Batches(
         source_of(source, shuffle=False, seed=0),
-        rank=rank,
-        world_size=2,
+        session,
+        StrategyWorkers(rank, ("a", "b")),
         global_batch_size=size,
-        drop_remainder=drop_remainder,
-        conductor=lambda: conducted,
-        compare=compare or (lambda rows: None),
+        **options,
     )
 
 
-class Planned(Alone):
-    """Two workers' plans, other ones at every step."""
+class Planned:
+    """A session and its steps, with two workers' plans: other ones at every step."""
 
-    def __init__(self, plans):
-        Alone.__init__(self, 4, 2, first_step=0)
-        self.plans = iter(plans)
+    def __init__(self, plans=None, compare=None):
+        self.plans = itertools.repeat(Plan(0, 0, (4, 0), tail=(2, 0))) if plans is None else plans
+        self.compare = compare or (lambda rows: None)
+        self.is_under_way = False
+        self.steps = self
+
+    def open(self):
+        return self
+
+    def noting(self):
+        return nullcontext()
 
     def next_plan(self):
         return next(self.plans)
 
+    def begin_step(self, num_samples, *, global_num_samples, data_s):
+        pass
+
+    def end_epoch(self):
+        pass
+
 
 def plans():
-    return [Plan(n, 0, sizes, tail=(1, 1)) for n, sizes in enumerate([(2, 2), (1, 3), (3, 1)])]
+    return (Plan(n, 0, sizes, tail=(1, 1)) for n, sizes in enumerate([(2, 2), (1, 3), (3, 1)]))
 
 
 @pytest.mark.parametrize(
@@ -74,8 +85,7 @@ def test_steps_have_their_samples_whatever_the_plan(source):
 def test_a_worker_without_samples_gets_no_rows():
     """Of the right shape and type, so that the graph runs on them."""
     pipeline = tf.data.Dataset.from_tensor_slices(np.ones((4, 2), np.float32))
-    empty = [Plan(0, 0, (4, 0))]
-    (batch,) = batches(pipeline, Planned(empty), rank=1)()
+    (batch,) = batches(pipeline, Planned(), rank=1)()
 
     assert batch.shape == (0, 2)
     assert batch.dtype == np.float32
@@ -85,15 +95,15 @@ def test_texts_come_out_as_they_were_put_in():
     """Of any length, and with zeros at the end."""
     texts = [b"a", b"bb\0", b"", b"ccc"]
     pipeline = tf.data.Dataset.from_tensor_slices(texts)
-    batch, *_ = batches(pipeline, Planned([Plan(0, 0, (2, 2))]), rank=0)()
-    other, *_ = batches(pipeline, Planned([Plan(0, 0, (2, 2))]), rank=1)()
+    batch, *_ = batches(pipeline, Planned(plans()), rank=0)()
+    other, *_ = batches(pipeline, Planned(plans()), rank=1)()
 
     assert sorted([*batch, *other]) == sorted(texts)
 
 
 def test_the_position_is_what_is_trained_on():
     """A batch that was handed out and not trained on is handed out again."""
-    alone = Alone(4, 2, first_step=0)
+    alone = Planned()
     made = batches(ROWS, alone)
     iterator = made()
     next(iterator)
@@ -109,7 +119,7 @@ def test_the_position_is_what_is_trained_on():
 
 def test_a_place_within_an_epoch_is_one_of_that_epochs_form():
     """In other steps, or another order, some samples would count twice and others never."""
-    made = batches(ROWS, Alone(4, 2, first_step=0))
+    made = batches(ROWS, Planned())
     form = made.form
     for other in (replace(form, global_batch_size=5), replace(form, num_samples=9), None):
         made.go_to(Position(2, 0), other)  # the beginning of an epoch fits all
@@ -137,12 +147,12 @@ def test_an_epoch_is_compared_whole_before_its_last_batch():
     """What `drop_remainder` leaves out is read too: the rest would be no whole epoch's."""
     compared = []
     pipeline = tf.data.Dataset.from_tensor_slices(ROWS)
-    made = batches(pipeline, Planned(plans()), drop_remainder=True, compare=compared.append)
+    made = batches(pipeline, Planned(plans(), compared.append), drop_remainder=True)
     iterator = made()
     next(iterator)
     assert not compared
     next(iterator)
-    made = batches(pipeline.shuffle(10, seed=1), Planned(plans()), compare=compared.append)
+    made = batches(pipeline.shuffle(10, seed=1), Planned(plans(), compared.append))
     list(made())
 
     (kept,), (shuffled,) = compared
@@ -170,7 +180,7 @@ def test_the_switch_of_pytorch_is_refused(monkeypatch):
 @pytest.mark.parametrize("source", [ROWS, tf.data.Dataset.from_tensor_slices(ROWS)])
 def test_an_epoch_goes_on_only_where_that_was_asked_for(source):
     """`fit` names every epoch; the one that a checkpoint was in begins in its middle."""
-    made = batches(source, Alone(4, 2, first_step=0))
+    made = batches(source, Planned())
     made.go_to(Position(3, 1))
     made.begin_epoch(3)
     assert [batch.tolist() for batch in made()] == [[4, 5, 6, 7], [8, 9]]
@@ -181,11 +191,11 @@ def test_an_epoch_goes_on_only_where_that_was_asked_for(source):
 
 def test_an_epoch_that_could_not_begin_is_not_passed_over():
     """Opening a run may fail, and be tried again."""
-    made = batches(ROWS, Alone(4, 2, first_step=0))
-    asked, made._conductor = made._conductor, lambda: 1 / 0
+    session = Planned()
+    session.open = lambda: 1 / 0
+    made = batches(ROWS, session)
     with pytest.raises(ZeroDivisionError):
         next(made())
-    made._conductor = asked
 
     assert made.position == Position(0, 0)
 
@@ -231,13 +241,22 @@ def test_a_state_is_read_back_as_it_was():
     for n in range(3):
         planner.observe(reports[2 * n : 2 * n + 2], next_step=n + 1)
     form = EpochForm(100, 12, "shuffled by seed 1")
-    state = Kept(Position(2, 5), 27, ("a", "b"), planner.learnt(), form).state_dict()
-    again = Kept.read(from_text(as_text(state)))
+    kept, found = Kept(Position(2, 5), 27, form, Estimates(("a", "b"), planner.learnt())), []
+    StateInCheckpoint(dict, found.append).deserialize(
+        StateInCheckpoint(kept.state_dict, found.append).serialize()
+    )
+    state, again = found[0], Kept.read(found[0])
+    estimates = again.estimates
 
-    assert (again.position, again.num_steps, again.workers) == (Position(2, 5), 27, ("a", "b"))
-    assert again.form == form
-    assert again.apply(Planner(Fixed((3, 9)), Job(2, 12)), ("a", "b")).policy == "resumed"
-    for broken in ({**state, "step": -1}, {**state, "workers": ["a"]}, {**state, "form": None}, 3):
+    assert (again.position, again.num_steps, again.form) == (Position(2, 5), 27, form)
+    assert estimates.apply(Planner(Fixed((3, 9)), Job(2, 12)), ("a", "b")).policy == "resumed"
+    fewer = {"estimates": {**state["estimates"], "workers": ["a"]}}
+    for broken in (
+        {**state, "step": -1},
+        {**state, "estimates": fewer},
+        {**state, "form": None},
+        3,
+    ):
         with pytest.raises(ValueError, match=r"come from `Balancer.state_dict\(\)`"):
             Kept.read(broken)
 
@@ -256,15 +275,6 @@ def test_settings_out_of_range_are_refused(wrong):
     """By name."""
     with pytest.raises(ValueError, match=rf"Runtime\({next(iter(wrong))}=...\)"):
         Runtime(**wrong)
-
-
-def test_the_machine_is_read_where_somebody_asks():
-    """A share in [0, 1] and bytes; else nothing."""
-    free_cpu, free_memory_bytes = MachineReader(asked=True).read()
-
-    assert 0 <= free_cpu <= 1
-    assert free_memory_bytes > 0
-    assert MachineReader(asked=False).read() == (None, 0)
 
 
 @pytest.mark.parametrize(
@@ -295,56 +305,3 @@ def test_a_loss_that_is_a_single_number_is_refused():
 
     with pytest.raises(ValueError, match="return a value for each sample"):
         model.compute_loss(*batch, y_pred=model(batch[0]))
-
-
-class Steady:
-    """A listener with one weight."""
-
-    forwarding = None
-    is_resting = False
-
-    def __init__(self, weight):
-        self.weight = weight
-        self.num_applied = 0
-
-    def begin_forward(self):
-        return self.weight
-
-    def gradients_done(self):
-        self.num_applied += 1
-
-
-@pytest.mark.parametrize("dtype", [tf.float64, tf.float32, tf.bfloat16, tf.complex64])
-def test_what_flows_back_is_weighted_without_rounding_the_weight(dtype):
-    """1/3 in eight bits is off by a fifth of a per cent, for all samples of a worker alike."""
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Lambda(lambda x: tf.cast(x, dtype))])
-    weave_into_model(model, Steady(1 / 3), weighs=True)
-    x = tf.random.stateless_uniform((2000, 1), seed=(1, 2))
-    factors = tf.cast(1 + x, dtype)
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        outputs = model(x, training=True)
-    gradient = tape.gradient(outputs, x, output_gradients=factors)
-    flown = tf.reduce_sum(gradient) / tf.reduce_sum(tf.cast(factors, tf.float32))
-
-    assert outputs.dtype == dtype
-    assert float(flown) == pytest.approx(1 / 3, rel=3e-4)
-
-
-def test_weaving_again_takes_the_place_of_what_was_woven():
-    """A second balancer for the same parts is alone with them."""
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    optimizer = keras.optimizers.SGD(0.1)
-    optimizer.build(model.trainable_variables)
-    listeners = [Steady(0.5), Steady(0.25)]
-    for listener in listeners:
-        weave_into_model(model, listener, weighs=True)
-        weave_into_optimizer(optimizer, listener)
-    x = tf.ones((1, 2))
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(model(x, training=True))
-    gradients = tape.gradient(loss, model.trainable_variables)
-    optimizer.apply(gradients, trainable_variables=model.trainable_variables)
-
-    assert gradients[0].numpy().ravel().tolist() == [0.25, 0.25]
-    assert [listener.num_applied for listener in listeners] == [0, 1]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep.testing._plain import decode, encode
+from evenstep._run._plain_state import decode, encode
 from evenstep.timemodels import MemoryModel
 
 GB = 10**9

@@ -27,7 +27,7 @@ from evenstep.policies import by_name
 from evenstep.torch import Balancer, Checkpoint
 from evenstep.torch._checkpoint import _step_folder as disk
 from evenstep.torch._checkpoint._safe_read import write_index
-from evenstep.torch._estimates import Estimates
+from evenstep.torch._session import Estimates
 
 from .loader_fakes import Items, alone
 

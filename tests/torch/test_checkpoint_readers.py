@@ -16,7 +16,7 @@ from evenstep.planner import Job, Planner
 from evenstep.policies import Auto
 from evenstep.torch._checkpoint._safe_read import CLASSES, SafeReader
 from evenstep.torch._checkpoint._step_folder import check_files, read_manifest
-from evenstep.torch._estimates import Estimates
+from evenstep.torch._session import Estimates
 
 from . import checkpoint_forgery as forgery
 from .checkpoint_harm import BANK, bank, harms

@@ -6,7 +6,6 @@ import pytest
 
 from evenstep.policies import Auto, Deadband, Equal, reads_resources
 from evenstep.testing import run_workers
-from evenstep.torch._machine import PsutilReader
 
 from .machines import NUM_STEPS, Curious, Nosy, watched
 
@@ -39,14 +38,6 @@ def test_psutil_is_asked_by_default():
         free_cpu, free_memory = ast.literal_eval(reason)
         assert all(0 <= share <= 1 for share in free_cpu)
         assert all(size > 2**20 for size in free_memory)
-
-
-def test_psutil_gives_a_share_and_bytes():
-    """From the first call on."""
-    share, size = PsutilReader().read()
-
-    assert 0 <= share <= 1
-    assert size > 2**20
 
 
 def test_who_asks_is_found_at_any_depth():

@@ -8,7 +8,8 @@ import torch
 
 from evenstep.testing import run_workers
 from evenstep.torch import Runtime
-from evenstep.torch._exchange._startup import SideGroup, WorkerFacts, open_channel
+from evenstep.torch._exchange._startup import SideGroup, WorkerFacts, addresses_of
+from evenstep.torch._session import open_channel
 
 from ..exchange.channels import rendezvous
 
@@ -70,7 +71,7 @@ def test_rank_zero_is_reached_where_it_was_said(
     ranks = [Ranks(rank, share) for rank in (0, 1)]
 
     def join(one):
-        channels.append(open_channel(one, facts, runtime))
+        channels.append(open_channel(one, runtime, addresses_of(facts)))
 
     threads = [threading.Thread(target=join, args=(one,)) for one in ranks]
     for thread in threads:

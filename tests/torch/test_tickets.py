@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from evenstep.torch._step._tickets import Ticket, Tickets
-from evenstep.torch._step._under_way import StepUnderWay
+from evenstep.torch._step._tickets import StepUnderWay, Ticket, Tickets
 
 
 @dataclass

@@ -59,12 +59,8 @@ def balance(
     places = _loader_places(parts)
     given = list(parts)
     for place in places:
-        stock = Stock(
-            parts[place],
-            split_batches=accelerator.split_batches,
-            world_size=accelerator.num_processes,
-        )
-        given[place] = stock.rebuild(drop_last=stock.drop_last)
+        stock = Stock(parts[place], accelerator)
+        given[place] = stock.rebuild()
         options = {"global_batch_size": stock.global_batch_size, **options}
     balancer = Balancer(**options)
     done = balancer.prepare(*given, weighting=weighting)

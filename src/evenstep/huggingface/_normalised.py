@@ -60,12 +60,6 @@ def divisor_of(trainer: Any, batch: Any, num_samples: int, num_items: Any) -> Di
     in evaluation mode, on the model beneath DDP; where this batch fits several, the kind of the
     model does. None: no rank has a loss other than 0 in this batch.
 
-    Args:
-        trainer: that trains.
-        batch: of one forward of this rank; its device does not matter.
-        num_samples: in it; 0 where the rank has none, which then learns from the others.
-        num_items: targets of the step over all ranks; None where Trainer does not count them.
-
     Raises:
         ValueError: it divides by none of them.
     """

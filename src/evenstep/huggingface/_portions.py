@@ -23,11 +23,13 @@ class Forward:
     Attributes:
         batch: as the collator made it.
         num_samples: samples in it that count; 0 for a stand-in.
+        weight: of its loss in that of the step; 0 where nothing in it counts.
         is_last: whether gradients are averaged in its backward.
     """
 
     batch: Any
     num_samples: int
+    weight: Any
     is_last: bool
 
 
@@ -45,7 +47,6 @@ class Portion(dict[str, torch.Tensor]):
         forwards: the portion's own.
         shared: the iterator over the step, which announces each forward as it begins.
         seen: mapping as above.
-        global_num_samples: samples of the step over all ranks.
     """
 
     def __init__(
@@ -53,12 +54,10 @@ class Portion(dict[str, torch.Tensor]):
         forwards: Sequence[Forward],
         shared: Iterator[Any],
         seen: dict[str, torch.Tensor],
-        global_num_samples: int,
     ) -> None:
         super().__init__(seen)
         self._forwards = forwards
         self._shared = shared
-        self.global_num_samples = global_num_samples
 
     def forwards(self) -> Iterator[Forward]:
         """Begin the forwards, one after the other."""
@@ -68,22 +67,18 @@ class Portion(dict[str, torch.Tensor]):
 
 
 def portions(
-    step: Step, batches: Sequence[Any], num_portions: int, *, main_input: str
+    step: Step,
+    batches: Sequence[Any],
+    num_portions: int,
+    *,
+    main_input: str,
+    weights: Sequence[Any] | None = None,
 ) -> list[Portion]:
-    """Return the step's forwards in ``num_portions`` portions, at least 1.
-
-    Args:
-        step: of a loop over ``loader.steps()``.
-        batches: of its micro-batches, as they are to be trained on.
-        num_portions: as many as Trainer counts batches.
-        main_input: what the model calls its input, such as ``input_ids``.
-    """
+    """Return the step's forwards in ``num_portions`` portions, at least 1."""
     counts = [part.num_samples for part in step.micro_batches]
-    last = len(counts) - 1
-    forwards = [
-        Forward(batch, count, i == last)
-        for i, (batch, count) in enumerate(zip(batches, counts, strict=True))
-    ]
+    given = [int(count > 0) for count in counts] if weights is None else weights
+    last = [False] * (len(counts) - 1) + [True]
+    forwards = [Forward(*each) for each in zip(batches, counts, given, last, strict=True)]
     ends = [len(counts) * number // num_portions for number in range(num_portions + 1)]
     shared = iter(step)
     names = [name for name in (main_input, _MASK) if name in batches[0]]
@@ -92,7 +87,6 @@ def portions(
             forwards[begin:end],
             shared,
             {name: _flat(forwards[begin:end], name, batches[0][name]) for name in names},
-            step.global_num_samples,
         )
         for begin, end in pairwise(ends)
     ]

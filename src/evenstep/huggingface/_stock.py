@@ -31,12 +31,7 @@ def per_rank(size: int, world_size: int) -> int:
 
 
 class FirstOf:
-    """A sampler cut short: its first indices alone, as many as make whole batches.
-
-    Args:
-        sampler: the user's own.
-        num_samples: how many of its indices an epoch has.
-    """
+    """A sampler cut short: its first indices alone, as many as make whole batches."""
 
     def __init__(self, sampler: Any, num_samples: int) -> None:
         self._sampler = sampler
@@ -66,8 +61,7 @@ class Stock:
 
     Args:
         loader: prepared by ``accelerator.prepare``, or not.
-        split_batches: whether a batch of the loader is that of all ranks together.
-        world_size: number of processes.
+        accelerator: says whether a batch of the loader is that of all ranks together.
 
     Attributes:
         global_batch_size: samples that all ranks take together, for one forward each.
@@ -78,7 +72,7 @@ class Stock:
         ValueError: which samples make a batch is not left to evenstep, or rank 0 reads for all.
     """
 
-    def __init__(self, loader: Any, *, split_batches: bool, world_size: int) -> None:
+    def __init__(self, loader: Any, accelerator: Any) -> None:
         _check(loader)
         batches = loader.batch_sampler
         while type(batches).__name__ == "BatchSamplerShard":
@@ -94,31 +88,26 @@ class Stock:
                 'Trainer, another `train_sampling_strategy` than "batch_rebalance".',
             )
         self._loader = loader
-        self.sampler = batches.sampler
+        self.sampler: Any = batches.sampler
         self.drop_last = batches.drop_last
-        self.global_batch_size = batches.batch_size * (1 if split_batches else world_size)
-        self._world_size = world_size
+        self._world_size = accelerator.num_processes
+        times = 1 if accelerator.split_batches else self._world_size
+        self.global_batch_size = batches.batch_size * times
 
-    @property
-    def num_samples(self) -> int:
-        """Samples in an epoch, over all ranks."""
-        return len(self.sampler)  # type: ignore[arg-type]
-
-    def rebuild(self, *, times: int = 1, sampler: Any = None, drop_last: bool) -> DataLoader[Any]:
-        """Return a stock loader.
-
-        Args:
-            times: how many global batches make one of its own; at least 1.
-            sampler: another one in the place of its own.
-            drop_last: whether its own short last batch is left out.
-        """
+    def rebuild(self, *, times: int = 1) -> DataLoader[Any]:
+        """Return a stock loader, of which ``times`` global batches make one of its own."""
         kept = {name: getattr(self._loader, name) for name in _KEPT}
         # Asked for by default in Trainer, which runs without an accelerator too.
         kept["pin_memory"] = kept["pin_memory"] and torch.accelerator.is_available()
+        sampler, drop_last = self.sampler, self.drop_last
+        if drop_last and times > 1:
+            # Dropped is what makes no whole batch of Trainer's, not what makes no whole step.
+            size = self.global_batch_size
+            sampler, drop_last = FirstOf(sampler, len(sampler) // size * size), False
         return DataLoader(
             self._loader.dataset,
             batch_size=per_rank(times * self.global_batch_size, self._world_size),
-            sampler=self.sampler if sampler is None else sampler,
+            sampler=sampler,
             drop_last=drop_last,
             **kept,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,42 +16,13 @@ from ..torch._switch import is_off
 from ._checks import check_accelerator, check_model
 from ._normalised import Divisor, divisor_of
 from ._portions import Portion, masked, portions
-from ._training_data import Epochs, TrainingData
-from ._weighing import total_of, weight_of, weighted
+from ._training_data import TrainingData
+from ._weighing import weighted, weights_of
 
-if TYPE_CHECKING:
-
-    class _Trainer:
-        """What is used of `transformers.Trainer`, which is not imported."""
-
-        args: Any
-        accelerator: Any
-        model: Any
-        model_wrapped: Any
-        state: Any
-        is_in_train: bool
-        model_accepts_loss_kwargs: bool
-        compute_loss_func: Any
-        loss_is_scaled_for_ga: bool | None
-        current_gradient_accumulation_steps: int
-        _tr_loss: torch.Tensor
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
-        def train(self, *args: Any, **kwargs: Any) -> Any: ...
-        def get_train_dataloader(self) -> Any: ...
-        def get_batch_samples(
-            self, epoch_iterator: Iterator[Any], num_batches: int, device: Any
-        ) -> tuple[list[Any], Any]: ...
-        def training_step(
-            self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None
-        ) -> torch.Tensor: ...
-        def _finalize_training(self, *args: Any, **kwargs: Any) -> Any: ...
-
-else:
-    _Trainer = object
+_Trainer: Any = object  # stands for `transformers.Trainer`, which is not imported
 
 
-class BalancedMixin(_Trainer):
+class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
     """Makes a `Trainer` share out its global batches by the speeds of the ranks.
 
     Usage:
@@ -101,7 +72,6 @@ class BalancedMixin(_Trainer):
         self._plain: Balancer | None = None  # where the environment leaves the script plain
         self._num_begun = 0
         self._divisor: Divisor | None = None
-        self._total: Any = None  # of what a step's losses divide by, over the ranks by their number
 
     @property
     def balancer(self) -> Balancer | None:
@@ -129,19 +99,18 @@ class BalancedMixin(_Trainer):
             self._data.close()
         self._data = TrainingData(
             prepared,
-            split_batches=self.accelerator.split_batches,
-            world_size=self.accelerator.num_processes,
+            self.accelerator,
             num_accumulated=self.args.gradient_accumulation_steps,
             loss_reduction="sum" if self._is_scaled() else "mean",
             options=self._balancing,
         )
         self._num_begun = 0
         self._divisor = None
-        return Epochs(self._data)
+        return self._data
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: Any
-    ) -> tuple[list[Any], Any]:
+    ) -> Any:
         """Return the next step in ``num_batches`` portions, and its targets over all ranks."""
         if self._data is None:
             return super().get_batch_samples(epoch_iterator, num_batches, device)
@@ -157,18 +126,19 @@ class BalancedMixin(_Trainer):
         _, num_items = super().get_batch_samples(iter(batches), len(batches), device)
         if self._is_scaled() and self._divisor is None:
             self._divisor = self._found_divisor(step, num_items)
+        weights = None
         if self._divides_by() != "items":
             # A mean over a stand-in is a number only with its targets; its weight is 0.
             batches = [part.batch for part in step.micro_batches]
-            self._total = total_of(self, step, self._divisor or "samples")
+            weights = weights_of(self, step, self._divisor or "samples")
         self._num_begun += 1
         main_input = getattr(self.model, "main_input_name", "input_ids")
-        handed_out: list[Any] = portions(step, batches, num_batches, main_input=main_input)
+        handed_out: list[Any] = portions(
+            step, batches, num_batches, main_input=main_input, weights=weights
+        )
         return handed_out, num_items
 
-    def training_step(
-        self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None
-    ) -> torch.Tensor:
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Any:
         """Make the forwards and backwards of a portion; return its part of the step's loss."""
         if not isinstance(inputs, Portion):
             return super().training_step(model, inputs, num_items_in_batch)
@@ -179,21 +149,19 @@ class BalancedMixin(_Trainer):
             # What Trainer divides by; every forward has its weight in the whole step already.
             self.current_gradient_accumulation_steps = 1
         for forward in inputs.forwards():
-            weight = 1
-            if divisor != "items":
-                weight = weight_of(forward, divisor or "samples", self._total)
+            weight = forward.weight
             at_loss = nullcontext() if divisor in (None, "items") else weighted(self, weight)
             with nullcontext() if forward.is_last else self.accelerator.no_sync(model), at_loss:
                 loss = super().training_step(model, forward.batch, given)
             # A mean over nothing is no number, and weighs 0; a weight in a tensor is none of 0.
-            if forward.num_samples and (torch.is_tensor(weight) or weight):
+            if torch.is_tensor(weight) or weight:
                 total = total + loss * (1 if divisor else weight)
         return total
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
         """Have `Trainer` end with the mean of all ranks since the last log, not with its own."""
         if self._data is not None:
-            self._tr_loss = self.accelerator.reduce(self._tr_loss, reduction="mean")
+            self._tr_loss: Any = self.accelerator.reduce(self._tr_loss, reduction="mean")
         return super()._finalize_training(*args, **kwargs)
 
     def _found_divisor(self, step: Step, num_items: Any) -> Divisor | None:

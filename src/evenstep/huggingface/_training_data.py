@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 from ..planner import Bounds
 from ..torch import BalancedLoader, Balancer, Step
-from ._stock import FirstOf, Stock, per_rank, set_epoch
+from ._stock import Stock, per_rank, set_epoch
 
 
 class TrainingData:
@@ -19,47 +20,57 @@ class TrainingData:
     ``per_device_train_batch_size`` says, unless ``bounds`` say otherwise: ranks differ in the
     number of their forwards. Without, it has all of the rank's samples, as in every plain loop.
 
-    Args:
-        prepared: what `Trainer` made and Accelerate sharded.
-        split_batches: whether its batches are those of all ranks together.
-        world_size: number of processes.
-        num_accumulated: batches to an optimizer step, at least 1.
-        loss_reduction: as for ``Balancer``.
-        options: further ones for ``Balancer``.
-
-    Attributes:
-        balancer: of this training.
-        loader: balanced.
+    `Trainer` holds it for its training loader. Its length is that in batches; its iterators yield
+    nothing, they only tell epochs apart. What else Trainer, Accelerate and callbacks ask for is
+    the balanced loader's, but for workers: a copy of this loader that skips batches would start
+    them.
     """
+
+    num_workers = 0
+    prefetch_factor = None
+    multiprocessing_context = None
+    persistent_workers = False
 
     def __init__(
         self,
         prepared: Any,
+        accelerator: Any,
         *,
-        split_batches: bool,
-        world_size: int,
         num_accumulated: int,
         loss_reduction: str,
         options: Mapping[str, Any],
     ) -> None:
-        stock = Stock(prepared, split_batches=split_batches, world_size=world_size)
+        stock = Stock(prepared, accelerator)
         self._batch_size = stock.global_batch_size  # over all ranks, of what Trainer calls a batch
-        forward_size = per_rank(self._batch_size, world_size)
+        forward_size = per_rank(self._batch_size, accelerator.num_processes)
         bounds = {"bounds": Bounds(max=forward_size)} if num_accumulated > 1 else {}
         self.balancer = Balancer(
             num_accumulated * self._batch_size,
             loss_reduction=loss_reduction,  # type: ignore[arg-type]
             **{**bounds, **options},
         )
-        self.loader: BalancedLoader = self.balancer.prepare(_rebuilt(stock, num_accumulated))
-        self.loader.no_sync = nullcontext  # Trainer has its own around these
+        self._loader: BalancedLoader = self.balancer.prepare(stock.rebuild(times=num_accumulated))
+        # Trainer has its own around these.
+        self._loader._context = replace(self._loader._context, no_sync=nullcontext)
         self._epoch: Any = None
         self._number = 0
         self._steps: Iterator[Step] | None = None
 
+    def __getattr__(self, name: str) -> Any:
+        """Return what the balanced loader has under ``name``, such as ``dataset``."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
     def __len__(self) -> int:
         """Return how many batches an epoch has, as Trainer counts them."""
-        return -(-self.loader.num_samples // self._batch_size)
+        return -(-self._loader.num_samples // self._batch_size)
+
+    def __iter__(self) -> Iterator[Any]:
+        return _Nothing()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Do nothing: epochs are counted where they begin."""
 
     def next_step(self, epoch: Any, global_step: int, *, skips: bool) -> Step | None:
         """Return the next step; None at the end of the epoch.
@@ -81,22 +92,13 @@ class TrainingData:
 
     def _begin(self, epoch: Any, global_step: int, *, skips: bool) -> None:
         if self._epoch is None:
-            self._number, done = divmod(global_step, len(self.loader))
-            self.loader.skip(done if skips else 0)
+            self._number, done = divmod(global_step, len(self._loader))
+            self._loader.skip(done if skips else 0)
         else:
             self._number += 1
         self._epoch, self._steps = epoch, None  # a loop that was left ends here
-        set_epoch(self.loader, self._number)
-        self._steps = self.loader.steps()
-
-
-def _rebuilt(stock: Stock, num_accumulated: int) -> Any:
-    if num_accumulated == 1 or not stock.drop_last:
-        return stock.rebuild(times=num_accumulated, drop_last=stock.drop_last)
-    # Dropped is what makes no whole batch of Trainer's, not what makes no whole step.
-    size = stock.global_batch_size
-    first = FirstOf(stock.sampler, stock.num_samples // size * size)
-    return stock.rebuild(times=num_accumulated, sampler=first, drop_last=False)
+        set_epoch(self._loader, self._number)
+        self._steps = self._loader.steps()
 
 
 class _Nothing(Iterator[Any]):
@@ -104,51 +106,3 @@ class _Nothing(Iterator[Any]):
 
     def __next__(self) -> Any:
         raise StopIteration
-
-
-class Epochs:
-    """What `Trainer` holds for the training loader: its length, and an iterator for each epoch.
-
-    The iterators yield nothing, they only tell epochs apart. What else Trainer, Accelerate and
-    callbacks ask for is the balanced loader's.
-
-    Args:
-        data: of the training.
-    """
-
-    def __init__(self, data: TrainingData) -> None:
-        self._data = data
-
-    def __getattr__(self, name: str) -> Any:
-        """Return what the balanced loader has under ``name``, such as ``dataset``."""
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._data.loader, name)
-
-    @property
-    def num_workers(self) -> int:
-        """None of its own: a copy of this loader that skips batches would start them."""
-        return 0
-
-    @property
-    def prefetch_factor(self) -> None:
-        """Nothing, without workers."""
-
-    @property
-    def multiprocessing_context(self) -> None:
-        """Nothing, without workers."""
-
-    @property
-    def persistent_workers(self) -> bool:
-        """Nothing, without workers."""
-        return False
-
-    def __len__(self) -> int:
-        """Return the batches of an epoch, as Trainer counts them."""
-        return len(self._data)
-
-    def __iter__(self) -> Iterator[Any]:
-        return _Nothing()
-
-    def set_epoch(self, epoch: int) -> None:
-        """Do nothing: epochs are counted where they begin."""

@@ -10,36 +10,25 @@ import torch
 
 from ..torch import Step
 from ._normalised import Divisor, count
-from ._portions import Forward
 
 
-def weight_of(forward: Forward, divisor: Divisor, total: Any) -> Any:
-    """Return what a forward's loss, divided by its own, is multiplied by for its share of a step.
+def weights_of(trainer: Any, step: Step, divisor: Divisor) -> list[Any]:
+    """Return what the loss of each of this rank's forwards, divided by its own, is multiplied by.
 
-    Args:
-        forward: of this rank.
-        divisor: what the loss divides by itself.
-        total: of that over the step and all ranks, by the number of ranks: DDP divides by it.
+    That is its share of what the step has over all ranks, times their number: DDP divides by it.
+    A forward with nothing in it weighs the number 0, as its mean is no number. Collective.
     """
-    own = count(forward.batch, forward.num_samples, divisor) if forward.num_samples else 0
-    return own / total if own else 0
-
-
-def total_of(trainer: Any, step: Step, divisor: Divisor) -> Any:
-    """Return what losses of a step divide by, over all ranks, by their number. Collective.
-
-    Args:
-        trainer: that trains.
-        step: whose micro-batches this rank is about to train on.
-        divisor: which of their counts.
-    """
-    if divisor == "samples":
-        return step.global_num_samples / trainer.accelerator.num_processes
-    parts = [part for part in step.micro_batches if part.num_samples]
-    own = sum(count(part.batch, part.num_samples, divisor) or 0 for part in parts)
-    device = trainer.args.device
-    dtype = torch.float32 if device.type == "mps" else torch.float64
-    return trainer.accelerator.reduce(torch.tensor(own, device=device, dtype=dtype), "mean")
+    parts, accelerator = step.micro_batches, trainer.accelerator
+    own = [
+        (count(part.batch, part.num_samples, divisor) or 0) if part.num_samples else 0
+        for part in parts
+    ]
+    total: Any = step.global_num_samples / accelerator.num_processes
+    if divisor != "samples":
+        device = trainer.args.device
+        dtype = torch.float32 if device.type == "mps" else torch.float64
+        total = accelerator.reduce(torch.tensor(sum(own), device=device, dtype=dtype), "mean")
+    return [each / total if each else 0 for each in own]
 
 
 @contextmanager

@@ -9,9 +9,8 @@ except ModuleNotFoundError as error:
     raise ImportError(message) from error
 
 from ..planner import Bounds as Bounds
-from ._balancer import Balancer as Balancer
-from ._callback import BalancerCallback as BalancerCallback
-from ._options import Runtime as Runtime
+from ._strategy_balancer import Balancer as Balancer
+from ._watching import Runtime as Runtime
 
-__all__ = ["Balancer", "BalancerCallback", "Bounds", "Runtime"]
+__all__ = ["Balancer", "Bounds", "Runtime"]
 del _tensorflow

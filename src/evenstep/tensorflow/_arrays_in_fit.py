@@ -5,28 +5,18 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from ..exceptions import invalid
-from ._checks import check_compiled
+from ._keras_checks import check_compiled
+from ._keras_session import KerasSession
 from ._weaving import weave
 
 _SPLIT = "Model.fit(validation_split=...)"
-
-
-class Link(Protocol):
-    """Opens the run, and hears what ends it."""
-
-    def conductor(self) -> Any:
-        """Open the run, if it is not."""
-
-    def ending(self) -> AbstractContextManager[None]:
-        """Have an exception that leaves the block be what ends the script."""
 
 
 @final
@@ -36,45 +26,34 @@ class Fit:
     Arrays become the balancer's training data, shuffled unless ``fit(shuffle=False)``, and the last
     ``validation_split`` of them the data that each epoch is judged on. The same arrays may be given
     again: the orders of epochs go on.
-
-    Args:
-        link: opens the run, and hears of exceptions.
-        global_batch_size: samples of a step over all workers.
-        make: makes the balancer's training data of arrays.
-        made: returns the training data, if it was made.
-        loss_reduction: what the balancer was told that losses do over samples.
-        is_alone: whether there is one worker, which may train on whatever it likes.
     """
 
     def __init__(
         self,
-        link: Link,
+        session: KerasSession,
         global_batch_size: int,
         *,
         make: Callable[..., Any],
         made: Callable[[], Any],
-        loss_reduction: str,
-        is_alone: bool,
     ) -> None:
-        self._link = link
+        self._session = session
         self._global_batch_size = global_batch_size
         self._make = make
         self._made = made
-        self._loss_reduction = loss_reduction
-        self._is_alone = is_alone
+        self._is_alone = session.steps.world_size == 1
         self._key: list[Any] = []  # what the training data was made of
 
     def install(self, model: keras.Model) -> None:
         """Replace ``fit`` of a model, in place of what an earlier balancer did."""
 
         def run(fit: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            with self._link.ending():
+            with self._session.ending():
                 if model.compiled and not self._is_alone:
-                    check_compiled(model, self._loss_reduction)
+                    check_compiled(model, self._session.steps.loss_reduction)
                 given = self._read(inspect.signature(fit).bind(*args, **kwargs).arguments)
                 if not self._is_alone:
                     # Before Keras makes variables: their collectives would wait for a lost worker.
-                    self._link.conductor()
+                    self._session.open()
                 return fit(**given)
 
         weave(model, "fit", run)

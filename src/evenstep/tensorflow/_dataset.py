@@ -3,78 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from .._types import IntArray
 from ..exceptions import invalid
-from ..planner import Plan
+from ..planner import Bounds, Job, Plan
 from ..solve import Deal
-from ._drift import Row
+from ._kept_state import EpochForm, Position
+from ._keras_session import KerasSession
 from ._source import AbstractSource
-
-
-class Conductor(Protocol):
-    """Is asked for plans, and told of what is handed out."""
-
-    @property
-    def is_under_way(self) -> bool:
-        """Whether a batch was handed out whose gradients are not yet there."""
-
-    def next_plan(self) -> Plan:
-        """Return the plan of the next step: the plan point."""
-
-    def begin_step(self, batch_size: int, *, global_num_samples: int, data_s: float) -> None:
-        """Take notice of a batch that is about to be handed out."""
-
-    def end_epoch(self) -> None:
-        """Take notice that there will be no more of this epoch."""
-
-
-class Stopwatch(Protocol):
-    """Measures what a worker does for its own samples."""
-
-    def begin_work(self) -> None:
-        """Start."""
-
-    def end_work(self) -> None:
-        """Stop."""
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """A place in the order of all epochs.
-
-    Attributes:
-        epoch: from 0.
-        step: steps of it that are done.
-    """
-
-    epoch: int = 0
-    step: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class EpochForm:
-    """What an epoch's steps are cut from; a place within one means nothing in another.
-
-    Attributes:
-        num_samples: of an epoch.
-        global_batch_size: samples of a full step.
-        order: what draws the order, in words.
-    """
-
-    num_samples: int
-    global_batch_size: int
-    order: str
-
-    def __str__(self) -> str:
-        steps = f"steps of {self.global_batch_size}"
-        return f"an epoch of {self.num_samples} samples in {steps}, {self.order}"
+from ._strategy_workers import StrategyWorkers
+from ._training_steps import TrainingSteps
+from ._weaving import after
 
 
 class Batches:
@@ -84,19 +28,9 @@ class Batches:
     who computes which of them. Every worker asks for every plan and moves the same slots, so all
     agree on their owners. Nothing is made ahead: what is handed out has the newest plan's size.
 
-    Args:
-        source: samples in one global order.
-        rank: this worker.
-        world_size: number of workers.
-        global_batch_size: samples of a full step.
-        drop_remainder: whether to leave out a short last step.
-        conductor: returns whom to ask for plans.
-        compare: compares what workers have read, at the end of an epoch. Collective.
-        clock: seconds that only grow.
-
     Attributes:
         num_steps: of an epoch.
-        tail_size: samples of the short last one; 0 if there is none.
+        job: what is planned for.
         form: what its steps are cut from.
         content: what the samples are, in words, as far as that is known without reading them all.
     """
@@ -104,18 +38,16 @@ class Batches:
     def __init__(
         self,
         source: AbstractSource,
+        session: KerasSession,
+        workers: StrategyWorkers,
         *,
-        rank: int,
-        world_size: int,
         global_batch_size: int,
-        drop_remainder: bool,
-        conductor: Callable[[], Conductor],
-        compare: Callable[[list[Row]], None],
-        clock: Callable[[], float] = perf_counter,
+        drop_remainder: bool = False,
+        bounds: Bounds = Bounds(),  # noqa: B008  # a frozen value
     ) -> None:
         full, rest = divmod(source.num_samples, global_batch_size)
-        self.tail_size = 0 if drop_remainder else rest
-        self.num_steps = full + bool(self.tail_size)
+        tail_size = 0 if drop_remainder else rest
+        self.num_steps = full + bool(tail_size)
         if not self.num_steps:
             raise invalid(
                 "Balancer(global_batch_size=...)",
@@ -123,15 +55,13 @@ class Batches:
                 global_batch_size,
                 "Lower it, or keep the remainder.",
             )
+        self.job = Job(workers.world_size, global_batch_size, tail_size=tail_size, bounds=bounds)
+        self.job.cluster(self.job.caps())  # on every worker, rather than later on rank 0 alone
         self.form = EpochForm(source.num_samples, global_batch_size, source.order)
         self.content = source.content
         self._source = source
-        self._rank = rank
-        self._world_size = world_size
-        self._global_batch_size = global_batch_size
-        self._conductor = conductor
-        self._compare = compare
-        self._clock = clock
+        self._rank = workers.rank
+        self._session = session
         self._deal: Deal | None = None
         self._next = Position()
         self._handed_out: Position | None = None  # the step that was, and perhaps is not done
@@ -142,15 +72,11 @@ class Batches:
         last = self._handed_out
         if last is None:
             return self._next
-        done = last.step + (not self._conductor().is_under_way)
+        done = last.step + (not self._session.steps.is_under_way)
         return Position(last.epoch + done // self.num_steps, done % self.num_steps)
 
     def go_to(self, position: Position, form: EpochForm | None = None) -> None:
         """Begin there at the next iteration.
-
-        Args:
-            position: the place.
-            form: of the epochs that it is a place of; None for these here.
 
         Raises:
             ValueError: it is within an epoch of another form.
@@ -172,30 +98,30 @@ class Batches:
 
     def __call__(self) -> Iterator[Any]:
         """Yield this worker's batches of one epoch."""
-        conductor = self._conductor()
-        conductor.end_epoch()  # of one that was not read to its end
-        begun, self._next = self._next, Position(self._next.epoch + 1)
-        size = self._global_batch_size
-        self._source.begin(begun.epoch, begun.step * size, num_samples=size)
-        for step in range(begun.step, self.num_steps):
-            is_short = bool(self.tail_size) and step == self.num_steps - 1
-            num_samples = self.tail_size if is_short else size
-            slots = self._slots(conductor.next_plan(), is_short=is_short)
-            began_s = self._clock()
-            batch = self._source.take(slots)
-            data_s = self._clock() - began_s
-            if step == self.num_steps - 1:
-                self._compare_epoch()
-            self._handed_out = Position(begun.epoch, step)
-            conductor.begin_step(len(slots), global_num_samples=num_samples, data_s=data_s)
-            yield batch
-        conductor.end_epoch()
+        with self._session.noting():
+            steps = self._session.open()
+            steps.end_epoch()  # of one that was not read to its end
+            begun, self._next = self._next, Position(self._next.epoch + 1)
+            size = self.job.global_batch_size
+            self._source.begin(begun.epoch, begun.step * size, num_samples=size)
+            for step in range(begun.step, self.num_steps):
+                yield self._step(steps, Position(begun.epoch, step))
+            steps.end_epoch()
 
-    def _compare_epoch(self) -> None:
-        """Raise before the last batch of an epoch if workers have read other samples in it."""
-        rows = self._source.end()
-        if rows is not None and self._world_size > 1:
-            self._compare(rows)
+    def _step(self, steps: TrainingSteps, position: Position) -> Any:
+        """Return this worker's batch of a step, which begins with that."""
+        is_last = position.step == self.num_steps - 1
+        is_short = is_last and bool(self.job.tail_size)
+        slots = self._slots(steps.next_plan(), is_short=is_short)
+        began_s = perf_counter()
+        batch = self._source.take(slots)
+        data_s = perf_counter() - began_s
+        if is_last and (rows := self._source.end()) is not None:
+            self._session.compare(rows)  # raises if workers have read other samples in the epoch
+        self._handed_out = position
+        num_samples = self.job.tail_size if is_short else self.job.global_batch_size
+        steps.begin_step(len(slots), global_num_samples=num_samples, data_s=data_s)
+        return batch
 
     def _slots(self, plan: Plan, *, is_short: bool) -> IntArray:
         if is_short:
@@ -214,19 +140,9 @@ def distributed(
     signature: Any,
     map_fn: Callable[..., Any] | None,
     num_parallel: int,
-    stopwatch: Stopwatch,
+    steps: TrainingSteps,
 ) -> Any:
-    """Return the batches as ``strategy`` wants them, with nothing made ahead on the way.
-
-    Args:
-        batches: iterates over those of this worker, an epoch each time.
-        strategy: hands them to its replica.
-        num_steps: of an epoch.
-        signature: of one sample.
-        map_fn: from a sample to a sample, as in ``tf.data.Dataset.map``; None leaves them.
-        num_parallel: samples to map at a time.
-        stopwatch: measures the mapping.
-    """
+    """Return the batches as ``strategy`` wants them, with nothing made ahead on the way."""
 
     rows = tf.nest.map_structure(
         lambda spec: tf.TensorSpec((None, *spec.shape), spec.dtype), signature
@@ -237,7 +153,7 @@ def distributed(
         data = data.take_while(lambda is_one, batch: is_one)
         data = data.map(lambda is_one, batch: batch)
         if map_fn is not None:
-            data = data.map(_mapped(map_fn, signature, num_parallel, stopwatch))
+            data = data.map(_mapped(map_fn, signature, num_parallel, steps))
         for function in functions:
             data = data.map(function)
         options = tf.data.Options()
@@ -301,7 +217,7 @@ def _called(batches: Callable[[], Iterator[Any]], rows: Any) -> Callable[[Any], 
 
 
 def _mapped(
-    map_fn: Callable[..., Any], signature: Any, num_parallel: int, stopwatch: Stopwatch
+    map_fn: Callable[..., Any], signature: Any, num_parallel: int, steps: TrainingSteps
 ) -> Callable[..., Any]:
     """Return ``map_fn`` for batches, some samples at a time, and measured."""
     is_tuple = isinstance(signature, tuple)
@@ -311,24 +227,16 @@ def _mapped(
         return map_fn(*sample) if is_tuple else map_fn(sample)
 
     def on_batch(*batch: Any) -> Any:
-        batch = _after(tf.nest.flatten(batch), stopwatch.begin_work, batch)
+        batch = after(batch, steps.begin_work)
         mapped = tf.map_fn(
             on_sample,
             batch if is_tuple else batch[0],
             fn_output_signature=one.element_spec,
             parallel_iterations=num_parallel,
         )
-        return _after(tf.nest.flatten(mapped, expand_composites=True), stopwatch.end_work, mapped)
+        return after(mapped, steps.end_work)
 
     return on_batch
-
-
-def _after(parts: list[Any], call: Callable[[], None], nested: Any) -> Any:
-    """Return ``nested`` as it is, once the parts were there and the call was made after them."""
-    with tf.control_dependencies(parts):
-        called = tf.numpy_function(call, [], [])
-    with tf.control_dependencies(tf.nest.flatten(called)):
-        return tf.nest.map_structure(tf.identity, nested, expand_composites=True)
 
 
 def _zeros(spec: tf.TensorSpec) -> tf.Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from .._exchange._world_check import listed
 from ..exceptions import invalid
 
 _VARIED = 8  # distinct values from which on a part of the samples says something of their order
@@ -71,9 +72,6 @@ def check_same_samples(said: Sequence[list[Row]]) -> None:
     random, as by augmentation, and every worker may draw its own. A part that is the same in order
     on all workers shows that they are in step, and so do none with hardly any distinct values.
 
-    Args:
-        said: rows of every rank's ``Tally``.
-
     Raises:
         ValueError: they have; the message names the ranks.
     """
@@ -81,7 +79,7 @@ def check_same_samples(said: Sequence[list[Row]]) -> None:
         raise invalid(
             "Balancer.dataset(source)",
             "be a pipeline that gives the same samples in the same order on all workers",
-            f"{kind} on {' | '.join(map(_ranks, groups))} in this epoch",
+            f"{kind} on {' | '.join(map(listed, groups))} in this epoch",
             "Iterate over it, or peek into it, on all workers or on none, as each iteration may "
             "shuffle anew; or give a function from the epoch's number to a pipeline. Read files in "
             "a fixed order, and shard nothing.",
@@ -108,10 +106,6 @@ def _groups(values: Sequence[int]) -> list[list[int]]:
         [rank for rank, value in enumerate(values) if value == each]
         for each in dict.fromkeys(values)
     ]
-
-
-def _ranks(group: Sequence[int]) -> str:
-    return f"rank{'s' * (len(group) > 1)} {', '.join(map(str, group))}"
 
 
 def _bytes(part: Any) -> list[bytes]:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any, final
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from ._checks import check_compiled, guard_losses
+from ._keras_checks import check_compiled, guard_losses
+from ._keras_session import KerasSession
 from ._reported import Reports
 from ._weaving import weave
-
-Explain = Callable[[BaseException], BaseException | None]
 
 
 @final
@@ -24,37 +22,21 @@ class FitByWorkers:
     Keras 3 itself cannot, up to 3.15 at least (keras-team/keras#20585): before training it reduces
     a whole batch over the workers, and in every step metrics along an axis that they have not.
     Both are replaced on the object alone. What is reported is said in ``Reports``.
-
-    Args:
-        model: the user's, compiled now or later.
-        strategy: of several workers.
-        prepare: makes an optimizer known; returns whether it was not yet.
-        loss_reduction: what the balancer was told that losses do over samples.
-        num_samples: returns the samples of the training step under way, over all workers.
-        explain: returns the error behind one of TensorFlow's, or None.
-        resting: for the time of a block, forwards are none of training.
     """
 
     def __init__(
         self,
         model: keras.Model,
         strategy: tf.distribute.Strategy,
-        *,
+        session: KerasSession,
         prepare: Callable[[Any], bool],
-        loss_reduction: str,
-        num_samples: Callable[[], int],
-        explain: Explain,
-        resting: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._model = model
         self._strategy = strategy
         self._prepare = prepare
-        self._loss_reduction = loss_reduction
-        self._explain = explain
-        self._resting = resting
-        self._reports = Reports(
-            model, strategy, loss_reduction=loss_reduction, num_samples=num_samples
-        )
+        self._session = session
+        self._loss_reduction = session.steps.loss_reduction
+        self._reports = Reports(model, session.steps)
 
     def install(self) -> None:
         """Replace what Keras calls, in place of what an earlier balancer did."""
@@ -80,7 +62,7 @@ class FitByWorkers:
         if data_batch is None:
             spec = iterator._distributed_dataset.element_spec
             data_batch = tf.nest.map_structure(_symbol, spec)
-        with self._strategy.scope(), self._resting():
+        with self._strategy.scope(), self._session.steps.resting():
             self._model._symbolic_build(data_batch=data_batch)
         guard_losses(self._model, self._loss_reduction)
         self._reports.weave()
@@ -89,7 +71,7 @@ class FitByWorkers:
         return self._reports.of_step(self._model.train_step, batch, trains=True)
 
     def _test(self, batch: Any) -> Any:
-        with self._resting():
+        with self._session.steps.resting():
             return self._reports.of_step(self._model.test_step, batch, trains=False)
 
     def _compute_loss(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -111,7 +93,7 @@ class FitByWorkers:
         except tf.errors.OutOfRangeError:
             raise  # the end of the data
         except tf.errors.OpError as error:
-            cause = self._explain(error)
+            cause = self._session.explain(error)
             if cause is None:
                 raise
             raise cause from error

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ._training_steps import TrainingSteps
 from ._weaving import weave
 
 Logs = dict[str, Any]
@@ -22,26 +23,13 @@ class Reports:
     ``keras.metrics.Mean``), they count as many times as the batch has samples. What a
     ``train_step`` returns that is no metric of the model is averaged in the same way. Losses that
     ``compute_loss`` returned are reported without Keras' share of a replica.
-
-    Args:
-        model: the user's.
-        strategy: of several workers.
-        loss_reduction: ``"mean"`` or ``"sum"``, what losses do over samples.
-        num_samples: returns the samples of the training step under way, over all workers.
     """
 
-    def __init__(
-        self,
-        model: keras.Model,
-        strategy: tf.distribute.Strategy,
-        *,
-        loss_reduction: str,
-        num_samples: Callable[[], int],
-    ) -> None:
+    def __init__(self, model: keras.Model, steps: TrainingSteps) -> None:
         self._model = model
-        self._world_size = strategy.num_replicas_in_sync
-        self._is_sum = loss_reduction == "sum"
-        self._num_samples = num_samples
+        self._world_size = steps.world_size
+        self._is_sum = steps.loss_reduction == "sum"
+        self._steps = steps
         self._own: Any = None  # samples of this worker, while a step is traced
         self._counted: Any = None  # what a loss of its batch counts for
         self._losses: list[Any] = []  # that `compute_loss` has returned in it
@@ -113,7 +101,7 @@ class Reports:
 
     def _whole_step(self) -> tf.Tensor:
         # Asked once the batch is there: before that, the step under way is the one before.
-        whole = tf.numpy_function(lambda _: self._num_samples(), [self._own], tf.int64)
+        whole = tf.numpy_function(lambda _: self._steps.num_samples, [self._own], tf.int64)
         whole.set_shape(())
         return whole
 

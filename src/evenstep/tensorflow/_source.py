@@ -55,11 +55,6 @@ class AbstractSource(abc.ABC):
 class ArraySource(AbstractSource):
     """Arrays of as many rows, shuffled by a seed and the epoch's number.
 
-    Args:
-        arrays: nested tuples, lists or dicts of arrays.
-        shuffle: whether to draw an order for every epoch.
-        seed: of the orders.
-
     Raises:
         ValueError: the arrays have no rows, or not as many.
     """
@@ -107,10 +102,6 @@ class PipelineSource(AbstractSource):
 
     Whole global steps are put together by TensorFlow, some of them ahead: they have the same
     samples under any plan, and own ones are cut out when it is known.
-
-    Args:
-        pipeline: of single samples, with a length; or a function from the epoch's number to one,
-            for orders that differ by epoch and can be begun again.
 
     Raises:
         ValueError: it has no length, or makes batches.

@@ -4,71 +4,50 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from ..exceptions import invalid
+from ._training_steps import TrainingSteps
 
 _WEIGHTED = "evenstep_weighted"  # in the name of what weights
 _ENDS = ("StopGradient", "ZerosLike", "OnesLike")  # no gradient goes through them
 
 
-class StepListener(Protocol):
-    """Is told of forwards and of complete gradients, while the graph runs.
-
-    Attributes:
-        forwarding: name of the model whose forward is being traced; None outside of one.
-        is_resting: whether forwards are none of training just now.
-    """
-
-    forwarding: str | None
-    is_resting: bool
-
-    def begin_forward(self) -> float:
-        """Return the weight of the forward that begins."""
-
-    def gradients_done(self) -> None:
-        """Take notice that this worker's own gradients are there, before they are summed."""
-
-
-def weave_into_model(model: keras.Model, listener: StepListener, *, weighs: bool) -> None:
+def weave_into_model(model: keras.Model, steps: TrainingSteps) -> None:
     """Have every training forward of ``model`` announced and weighted.
 
     The outputs stay as they are; what flows back through them is multiplied by the weight, which
     is read while the graph runs: no size is a constant in it, so one trace serves them all. What
     an earlier balancer wove in is replaced.
-
-    Args:
-        model: the user's outermost one; its ``call`` is replaced on the object alone.
-        listener: is told of forwards.
-        weighs: whether weights can differ from 1.
     """
+    weighs = steps.loss_reduction == "mean"
 
     def woven(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("training") is False or listener.is_resting:
+        if kwargs.get("training") is False or steps.is_resting:
             return call(*args, **kwargs)
         given = [value for value in tf.nest.flatten((args, kwargs)) if tf.is_tensor(value)]
         first = given[0]
         _check_is_dynamic(first)
         if weighs:
-            _check_is_unweighted(model, given, within=listener.forwarding)
+            _check_is_unweighted(model, given, within=steps.forwarding)
 
         def begin(_: Any) -> Any:
-            return np.float64(listener.begin_forward())
+            return np.float64(steps.begin_forward())
 
         # After the batch has arrived, and before anything is computed from it.
         weight = tf.numpy_function(begin, [tf.shape(first)], tf.float64)
         weight.set_shape(())
         with tf.control_dependencies([weight]):
             args, kwargs = tf.nest.map_structure(_same, (args, kwargs))
-        before, listener.forwarding = listener.forwarding, model.name
+        before, steps.forwarding = steps.forwarding, model.name
         try:
             outputs = call(*args, **kwargs)
         finally:
-            listener.forwarding = before
+            steps.forwarding = before
         if not weighs:
             return outputs
         return tf.nest.map_structure(lambda output: _weighted(output, weight), outputs)
@@ -76,39 +55,35 @@ def weave_into_model(model: keras.Model, listener: StepListener, *, weighs: bool
     weave(model, "call", woven)
 
 
-def weave_into_optimizer(optimizer: Any, listener: StepListener) -> None:
+def weave_into_optimizer(optimizer: Any, done: Callable[[], None]) -> None:
     """Have ``optimizer`` announce complete gradients, and wait for no worker before that.
 
     Args:
         optimizer: of Keras; its ``apply`` is replaced on the object alone.
-        listener: is told of gradients.
+        done: called when this worker's own gradients are there, before they are summed.
     """
-
-    def done() -> None:
-        listener.gradients_done()
 
     def woven(
         apply: Callable[..., Any], grads: Sequence[Any], trainable_variables: Any = None
     ) -> Any:
-        grads = list(grads)
-        parts = tf.nest.flatten(grads, expand_composites=True)
-        with tf.control_dependencies([part for part in parts if part is not None]):
-            told = tf.numpy_function(done, [], [])
-        with tf.control_dependencies(_operations(told)):
-            grads = [tf.nest.map_structure(_same, grad, expand_composites=True) for grad in grads]
-        return apply(grads, trainable_variables)
+        return apply(after(list(grads), done), trainable_variables)
 
     weave(optimizer, "apply", woven)
 
 
-def weave(part: Any, name: str, around: Callable[..., Any]) -> None:
-    """Replace a method on one object alone, with what it was at first if that is done again.
+def after(nested: Any, call: Callable[[], None]) -> Any:
+    """Return what is nested as it is, once all of it was there and the call was made after it."""
+    parts = tf.nest.flatten(nested, expand_composites=True)
+    with tf.control_dependencies([part for part in parts if part is not None]):
+        called = tf.numpy_function(call, [], [])
+    # What runs the call is an operation in a graph; eagerly it is over by now.
+    operations = [] if tf.executing_eagerly() else tf.nest.flatten(called)
+    with tf.control_dependencies(operations):
+        return tf.nest.map_structure(_same, nested, expand_composites=True)
 
-    Args:
-        part: the object.
-        name: of its method.
-        around: is called with the method as it was, and its arguments.
-    """
+
+def weave(part: Any, name: str, around: Callable[..., Any]) -> None:
+    """Replace a method on one object alone, with what it was at first if that is done again."""
     method = getattr(part, name)
     method = getattr(method, "_woven_around", method)
 
@@ -118,11 +93,6 @@ def weave(part: Any, name: str, around: Callable[..., Any]) -> None:
 
     woven._woven_around = method  # type: ignore[attr-defined]
     setattr(part, name, woven)
-
-
-def _operations(told: Any) -> list[Any]:
-    """Return what runs the call: an operation in a graph; eagerly it is over by now."""
-    return [] if tf.executing_eagerly() else tf.nest.flatten(told)
 
 
 def _same(value: Any) -> Any:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from .._run._plain_state import decode, encode
 from .._types import Cluster, Decision, FloatArray, IntArray, StepTimings
 from ..planner._checked import check_decision
 from ..policies import AbstractPolicy
-from ._plain import decode, encode
 
 
 class PolicyContract:

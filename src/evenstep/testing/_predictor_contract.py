@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from .._run._plain_state import decode, encode
 from .._types import FloatArray, Resources
 from ..prediction import AbstractPredictor
-from ._plain import decode, encode
 
 
 class PredictorContract:

@@ -10,6 +10,7 @@ except ModuleNotFoundError as error:
     message = f"`evenstep.torch` needs PyTorch: `{install_line('torch')}`."
     raise ImportError(message) from error
 
+from .._run._machine_reader import MachineReader as MachineReader
 from ..planner import Bounds as Bounds
 from ._balancer import Balancer as Balancer
 from ._checkpoint._checkpoint import Checkpoint as Checkpoint
@@ -20,7 +21,6 @@ from ._data.loaders._eval import EvalLoader as EvalLoader
 from ._data.loaders._server import ServerEval as ServerEval
 from ._data.loaders._server import ServerLoader as ServerLoader
 from ._data.loaders._stream import StreamLoader as StreamLoader
-from ._machine import MachineReader as MachineReader
 from ._memory_reader import CudaMemory as CudaMemory
 from ._memory_reader import MemoryReader as MemoryReader
 from ._model._check_loss import LossCheck as LossCheck

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from .._settings import checked_policy, checked_reduction
+from .._run._checked_settings import checked_policy, checked_reduction
+from .._run._estimates import Estimates
 from ..planner import Bounds
 from ..policies import AbstractPolicy
 from ..timemodels import ClusterProfile
@@ -22,10 +23,10 @@ from . import _arguments as arguments
 from ._data.deal._stream_terms import StreamKind
 from ._data.loaders._eval import EvalLoader
 from ._data.loaders._server import ServerEval
-from ._estimates import Estimates
 from ._exchange._crew import Crew
 from ._exchange._startup import Alone, SideGroup
 from ._fabric import as_wrapped, unwrapped, wrapped_loader
+from ._loader_types import PreparedEval, PreparedLoader
 from ._means import RunningStats, mean_over
 from ._memory._probe import Closure
 from ._model._models import Weighting, check_unprepared, device_of, forward_is_collective
@@ -33,13 +34,12 @@ from ._model._units import Unit
 from ._model._weighting import scale
 from ._options import Runtime
 from ._parts import Parts
-from ._prepared import PreparedEval, PreparedLoader
+from ._prepare_check import BalancerSettings, check_content, check_eval, check_prepared
 from ._profile._profiler import Profiler
 from ._profile._trial import Request
 from ._session import Session
 from ._switch import kind_by_switch
 from ._unequal_links import checked_network
-from ._world_check import Settings, check_content, check_eval, check_prepared
 
 if TYPE_CHECKING:
     from ..network._torch._network_settings import Network
@@ -115,7 +115,7 @@ class Balancer:
             unit=unit,
             global_batch_size=arguments.checked_size(global_batch_size),
         )
-        self._settings = Settings.of(
+        self._settings = BalancerSettings.of(
             runtime,
             unit,
             global_batch_size,

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
-from .._settings import check_watch, checked_ports
-from ..events import Hook
+from .._run._machine_reader import MachineReader
+from .._run._runtime import AbstractRuntime
 from ..exceptions import invalid
 from ..planner.claims import Hybrid
-from ._machine import MachineReader
 from ._memory_reader import MemoryReader
 
 
 @dataclass(frozen=True, slots=True)
-class Runtime:
+class Runtime(AbstractRuntime):
     """How a run is watched, connected and recorded; the defaults suit most runs.
 
     Args:
@@ -56,27 +54,13 @@ class Runtime:
         ValueError: a number is out of range.
     """
 
-    deadline_s: float = 60.0
-    heartbeat_s: float = 1.0
-    line_every: int | None = 50
     freshness: Literal["newest", "exact"] = "newest"
-    hooks: tuple[Hook, ...] = ()
-    address: str | None = None
     memory: MemoryReader | None = None
-    hang_s: float | None = 540.0
     machine: MachineReader | None = None
     claims: Literal["auto", "off"] | Hybrid = "auto"
-    ports: int | range | None = None
-    run_dir: str | Path | None = None
 
     def __post_init__(self) -> None:
-        check_watch(
-            heartbeat_s=self.heartbeat_s,
-            deadline_s=self.deadline_s,
-            hang_s=self.hang_s,
-            line_every=self.line_every,
-        )
-        checked_ports(self.ports)
+        self.check_watch()
         if self.freshness not in ("newest", "exact"):
             raise invalid(
                 "Runtime(freshness=...)",

@@ -9,22 +9,23 @@ import torch
 
 from .._exchange._exchange import Exchange
 from .._exchange._mailbox import Mailbox
-from ..events import Event, Hook, RunEnded, RunStarted
+from .._run._estimates import Estimates
+from .._run._machine_reader import machine_reader_of
+from .._run._open_channel import open_channel
+from .._run._run_record import RunRecord, RunSettings, lead
+from ..events import Event, Hook
 from ..exceptions import RanksDivergedError, WorkerLostError, invalid
 from ..planner import Job, Plan, Planner
-from ..policies import Equal, Fixed, reads_resources
-from ..telemetry import Fanout, Outlet, close_all, open_outlets
+from ..policies import Equal, Fixed
 from ._claiming import claims_of
 from ._data._prepare import num_steps_of
 from ._data.loaders._stream import StreamLoader
-from ._estimates import Estimates
 from ._exchange._crew import Crew
 from ._exchange._dropping import Dropping
 from ._exchange._peers import PeerGroup
 from ._exchange._sockets import break_off, ports_of_store
-from ._exchange._startup import WorkerFacts, gather_facts, open_channel
+from ._exchange._startup import WorkerFacts, addresses_of, gather_facts
 from ._exchange._stuck import TORCH
-from ._machine import PsutilReader
 from ._memory_reader import CudaMemory
 from ._model._models import device_of
 from ._model._wrapping import Wrapping
@@ -62,7 +63,7 @@ class Session:
         self._listeners: list[Callable[[Plan], None]] = []
         self._estimates = Estimates()
         self._emit: Hook | None = None  # events from before the run is open are only logged
-        self._outlets: list[Outlet] = []
+        self._record: RunRecord | None = None
         self._cuts: bool | None = None  # None until the run is open
         self._closed = False
 
@@ -82,7 +83,7 @@ class Session:
         self.exchange = Exchange(
             crew.side.rank,
             crew.hosts(self._facts),
-            open_channel(crew, self._facts, runtime),
+            open_channel(crew, runtime, addresses_of(self._facts)),
             framework=TORCH,
             lag=self._lag,
             num_servers=crew.num_servers,
@@ -204,9 +205,8 @@ class Session:
         if self._cuts is not None:
             self.steps.close()
         self.exchange.close()
-        if self._cuts is not None and self._crew.side.rank == 0:
-            self._pass_on(RunEnded(self.steps.num_steps))
-        close_all(self._outlets)
+        if self._record is not None:
+            self._record.end(self.steps.num_steps if self._crew.side.rank == 0 else None)
 
     @property
     def _crew(self) -> Crew:
@@ -234,7 +234,9 @@ class Session:
         assert self.exchange is not None
         # On every rank, though rank 0 alone uses it: what it refuses, all of them should hear.
         planner = self._planner(job, has_peers=peers is not None)
-        self._emit = self._sinks(crew, peers)
+        speaks = crew.side.rank == 0 and not (peers is not None and peers.follows)
+        self._record = RunRecord(parts.runtime, speaks=speaks)
+        self._emit = self._acting_on_news(crew, self._record.emit, has_peers=peers is not None)
         self._listen(peers)
         wrapping.open(parts.policy)
         meter = wrapping.meter(clock_of(device))
@@ -255,8 +257,7 @@ class Session:
             peers=peers,
             observers=observers,
         )
-        for outlet in self._outlets:
-            outlet.start()
+        self._record.start()
         if crew.side.rank == 0:
             self._lead(planner, job)
 
@@ -277,8 +278,9 @@ class Session:
         runtime, found = self._parts.runtime, list[Measure]()
         if runtime.memory is not None or device.type == "cuda":
             found.append(MemoryMeasure(runtime.memory or CudaMemory(device)))
-        if reads_resources(self._parts.policy):
-            found.append(MachineMeasure(runtime.machine or PsutilReader()))
+        machine = machine_reader_of(self._parts.policy, runtime.machine)
+        if machine is not None:
+            found.append(MachineMeasure(machine))
         return found
 
     def _listen(self, peers: PeerGroup | None) -> None:
@@ -290,20 +292,16 @@ class Session:
         if peers is not None and not follows:
             self.exchange.subscribe(peers.hear)
 
-    def _sinks(self, crew: Crew, peers: PeerGroup | None) -> Hook:
-        """Return the sinks, behind what acts on the news of an unhelpful worker."""
-        runtime, exchange = self._parts.runtime, self.exchange
+    def _acting_on_news(self, crew: Crew, emit: Hook, *, has_peers: bool) -> Hook:
+        """Return what acts on the news of an unhelpful worker before the sinks have it."""
+        exchange = self.exchange
         assert exchange is not None
-        if crew.side.rank == 0 and not (peers is not None and peers.follows):
-            self._outlets = open_outlets(
-                runtime.run_dir, line_every=runtime.line_every, hooks=runtime.hooks
-            )
         return Dropping(
-            Fanout(self._outlets),
+            emit,
             self._facts[: crew.num_workers],
             stop=lambda: exchange.stop,
             least=lambda: self.least_workers,
-            has_peers=peers is not None,
+            has_peers=has_peers,
             has_servers=crew.num_servers > 0,
         )
 
@@ -311,20 +309,15 @@ class Session:
         """On rank 0: say that the run begins, and plan its first step."""
         assert self.exchange is not None
         facts, parts = self._facts[: self._crew.num_workers], self._parts
-        self._pass_on(
-            RunStarted(
-                world_size=job.world_size,
-                global_batch_size=job.global_batch_size,
-                num_steps=num_steps_of(parts.loaders[0]),
-                policy=repr(parts.policy),
-                hosts=tuple(worker.host for worker in facts),
-                devices=tuple(worker.device for worker in facts),
-            )
+        lead(
+            self.exchange,
+            planner,
+            RunSettings(parts.policy, job, num_steps_of(parts.loaders[0]), self._estimates),
+            self._pass_on,
+            hosts=[worker.host for worker in facts],
+            devices=[worker.device for worker in facts],
+            workers=self._identities,
         )
-        restored = self._estimates.apply(planner, self._identities)
-        if restored is not None:
-            self._pass_on(restored)
-        self.exchange.lead(planner)
         if parts.reduction is not None:
             parts.reduction.lead()
 

@@ -9,9 +9,10 @@ import torch.distributed as dist
 
 from .._exchange._channel import StarChannel
 from .._exchange._progress import COMPILING_TIMES
+from .._run._open_channel import open_channel
 from ..exceptions import invalid
 from ._exchange._crew import Crew
-from ._exchange._startup import WorkerFacts, gather_facts, open_channel
+from ._exchange._startup import WorkerFacts, addresses_of, gather_facts
 from ._exchange._stuck import TORCH
 from ._options import Runtime
 
@@ -77,7 +78,7 @@ def service_of(crew: Crew, runtime: Runtime) -> Service:
 
     def meet() -> tuple[list[str], StarChannel]:
         facts = gather_facts(crew, WorkerFacts.here(torch.device("cpu"), lag=0))
-        channel = open_channel(crew, facts, runtime)
+        channel = open_channel(crew, runtime, addresses_of(facts))
         assert channel is not None, "a server has workers beside it"
         return crew.hosts(facts), channel
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep import network
+from evenstep._run._plain_state import decode, encode
 from evenstep.network import (
     Aggregation,
     Links,
@@ -16,7 +17,6 @@ from evenstep.network import (
     Split,
     exchange_s,
 )
-from evenstep.testing._plain import decode, encode
 
 from .reference import cases, fewer, simple
 

@@ -135,7 +135,7 @@ def backup():
 
 @case
 def speeds():
-    """Workers that sleep for each sample, the first for the longest."""
+    """StrategyWorkers that sleep for each sample, the first for the longest."""
     each_s = 0.016 / 2**TASK
 
     traces = []

@@ -7,19 +7,17 @@ import os
 import socket
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..._exchange._channel import StarChannel
-from ..._exchange._meeting import LOOPBACK, connect_star
+from ..._exchange._meeting import LOOPBACK
 from ..._exchange._process import network_name
 from ..._exchange._wire import PROTOCOL, ProtocolError, check_protocols
 from ..._private_torch import process_groups
-from ..._settings import checked_ports
-from .._options import Runtime
+from ..._run._open_channel import AllRanks
 from ._agent import Agent, is_torchrun
 from ._bracket import Bracket, CollectiveWatch
 from ._peers import PeerGroup, peers_of
@@ -254,39 +252,7 @@ def open_side(
     return SideGroup.open(process_group, group)
 
 
-class Ranks(Protocol):
-    """All ranks, servers included."""
-
-    rank: int
-    world_size: int
-
-    def share(self, value: Any) -> Any:
-        """Return on every rank what rank 0 was called with."""
-
-    def collect(self, value: Any) -> list[Any]:
-        """Return on every rank what each rank was called with, in order."""
-
-
-def open_channel(ranks: Ranks, facts: list[WorkerFacts], runtime: Runtime) -> StarChannel | None:
-    """Connect every rank with rank 0; None with one process."""
-    if ranks.world_size == 1:
-        return None
-    star = connect_star(
-        ranks.rank,
-        ranks.world_size,
-        ranks.share,
-        addresses=_addresses(facts, runtime.address),
-        ports=checked_ports(runtime.ports),
-    )
-    return StarChannel(
-        star.connections,
-        heartbeat_s=runtime.heartbeat_s,
-        deadline_s=runtime.deadline_s,
-        star=star,
-    )
-
-
-def gather_facts(ranks: Ranks, mine: WorkerFacts) -> list[WorkerFacts]:
+def gather_facts(ranks: AllRanks, mine: WorkerFacts) -> list[WorkerFacts]:
     """Return the facts of all ranks, in order."""
     return [WorkerFacts(*row) for row in ranks.collect(astuple(mine))]
 
@@ -305,15 +271,13 @@ def _identity(device: torch.device) -> str:
     return device.type
 
 
-def _addresses(facts: list[WorkerFacts], given: str | None) -> list[str]:
+def addresses_of(facts: list[WorkerFacts]) -> list[str]:
     """Return addresses of this host, or one of its interfaces, best first.
 
     ``GLOO_SOCKET_IFNAME`` names the interfaces that gloo connects by, with commas in between; this
     one connection goes by the first. ``MASTER_ADDR`` is set by every launcher to a name of rank
     0's host that all can resolve.
     """
-    if given is not None:
-        return [given]
     if len({worker.network for worker in facts}) == 1:
         return [LOOPBACK]
     if interface := os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0].strip():

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from ..._private_torch import original_of
+from ..._run._estimates import Estimates
 from ...exceptions import invalid
 from ...planner import Job
 from ...timemodels import ClusterProfile, Profile
-from .._estimates import Estimates
 from .._exchange._startup import Alone, SideGroup, WorkerFacts
 from .._memory._kept import kept_random
 from .._memory._samples import batch_maker, first_samples

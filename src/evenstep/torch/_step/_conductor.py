@@ -13,6 +13,7 @@ import torch
 
 from ..._exchange._exchange import Exchange
 from ..._exchange._observer import StepObserver, heard_by
+from ..._run._step_under_way import StepUnderWay
 from ...planner import Plan
 from ...planner.claims import Claim
 from .._data._protocols import MicroBatch, StepStart
@@ -23,7 +24,6 @@ from ._finite import FiniteWatch
 from ._meter import StepMeter
 from ._reporter import Measure, Reporter
 from ._tickets import Match, Ticket, Tickets, known
-from ._under_way import StepUnderWay
 from ._uses import ForwardUse, UseBooks, Weights
 
 _NUM_PEEKED = 4  # first batches of a loop, before it shows whether it fetches ahead

@@ -8,12 +8,12 @@ from typing import Any, Protocol, final
 from ..._exchange._exchange import Exchange
 from ..._exchange._internal import fault_in_words, log_fault
 from ..._exchange._reductions import Reduced
+from ..._run._machine_reader import MachineReader
+from ..._run._step_under_way import StepUnderWay
 from ...planner import Report, blaming
-from .._machine import MachineReader
 from .._memory_reader import MemoryReader
 from ._compile_watch import CompileWatch
 from ._meter import PendingTime, StepMeter
-from ._under_way import StepUnderWay
 
 
 class Measure(Protocol):

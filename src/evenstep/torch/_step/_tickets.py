@@ -27,10 +27,10 @@ from typing import Any, NoReturn
 
 import torch
 
+from ..._run._step_under_way import StepUnderWay
 from ...exceptions import invalid
 from ._batch_memory import BatchMemory, Found, Peek, has_memory
 from ._containers import tensors_in
-from ._under_way import StepUnderWay
 
 Weight = float | Callable[[], float]
 """What a gradient is multiplied by: known in the forward, or asked for in the backward."""

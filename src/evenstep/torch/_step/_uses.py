@@ -12,11 +12,11 @@ from typing import Any
 from ..._exchange._exchange import Exchange
 from ..._exchange._reductions import Reduced
 from ..._exchange._unit_sums import UnitSum
+from ..._run._step_under_way import StepUnderWay
 from ...exceptions import EvenstepWarning
 from ._finite import Look
 from ._meter import StepMeter
 from ._tickets import Match, Ticket, Weight
-from ._under_way import StepUnderWay
 
 
 @dataclass(eq=False, slots=True)

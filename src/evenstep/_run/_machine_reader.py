@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import psutil  # type: ignore[import-untyped]
+
+from ..policies import reads_resources
 
 
 class MachineReader(Protocol):
@@ -32,8 +34,6 @@ class PsutilReader:
         return min(max(1 - busy, 0.0), 1.0), int(psutil.virtual_memory().available)
 
 
-class NoReader:
-    """For policies that do not ask."""
-
-    def read(self) -> None:
-        """Return None: unknown."""
+def machine_reader_of(policy: Any, given: MachineReader | None = None) -> MachineReader | None:
+    """Return what reads the machine, if ``policy`` asks: the given reader, or psutil."""
+    return (given or PsutilReader()) if reads_resources(policy) else None

@@ -1,20 +1,22 @@
-"""Who trains together, as the strategy knows it, and the end of a collective that is stuck."""
+"""Who trains together, as the strategy knows it."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import context  # not public: see `abort_collectives`
 
 from ..exceptions import invalid
 
+_JOBS = ("chief", "worker")  # in the order of ranks
+
 
 @dataclass(frozen=True, slots=True)
-class Workers:
+class StrategyWorkers:
     """The workers of a strategy, one replica each.
 
     Attributes:
@@ -33,7 +35,7 @@ class Workers:
         return len(self.hosts)
 
 
-def workers_of(strategy: Any) -> Workers:
+def workers_of(strategy: Any) -> StrategyWorkers:
     """Return who trains together under ``strategy``.
 
     Raises:
@@ -46,28 +48,28 @@ def workers_of(strategy: Any) -> Workers:
             repr(strategy),
             "Give `tf.distribute.MultiWorkerMirroredStrategy()`.",
         )
-    _check_switch()
-    _check_task()
+    num_named = _check_environment(os.environ)
     workers = _cluster(strategy)
-    hosts = workers.hosts
-    if strategy.num_replicas_in_sync != len(hosts):
+    world_size = workers.world_size
+    if strategy.num_replicas_in_sync != world_size:
         raise invalid(
             "Balancer(strategy=...)",
-            f"have one replica for each of its {len(hosts)} workers",
+            f"have one replica for each of its {world_size} workers",
             strategy.num_replicas_in_sync,
             "Start one process for each device, each with its own entry in TF_CONFIG, and let it "
             "see that device alone (CUDA_VISIBLE_DEVICES).",
         )
-    _check_environment(len(hosts))
+    if num_named > world_size:
+        raise invalid(
+            "Balancer(strategy=...)",
+            f"have the {num_named} workers of TF_CONFIG",
+            world_size,
+            "Each process would train alone: use `tf.distribute.MultiWorkerMirroredStrategy`.",
+        )
     return workers
 
 
-def abort_collectives(message: str) -> None:
-    """End the collective that the training may be stuck in, with ``message`` as its error."""
-    context.context().abort_collective_ops(tf.errors.UNAVAILABLE, message)
-
-
-def _cluster(strategy: tf.distribute.Strategy) -> Workers:
+def _cluster(strategy: tf.distribute.Strategy) -> StrategyWorkers:
     """Return the hosts and this process' place among them."""
     resolver = strategy.cluster_resolver
     spec = {} if resolver is None else resolver.cluster_spec().as_dict()
@@ -78,31 +80,23 @@ def _cluster(strategy: tf.distribute.Strategy) -> Workers:
             type(strategy).__name__,
             "Use `tf.distribute.MultiWorkerMirroredStrategy`.",
         )
-    jobs = [job for job in ("chief", "worker") if spec.get(job)]
+    jobs = [job for job in _JOBS if spec.get(job)]
     addresses = [address for job in jobs for address in spec[job]]
     if len(addresses) < 2:
-        return Workers(0, ("localhost",))
+        return StrategyWorkers(0, ("localhost",))
     before = len(spec["chief"]) if "chief" in jobs and resolver.task_type == "worker" else 0
     hosts = tuple(str(address).rpartition(":")[0].strip("[]") for address in addresses)
     numbers = tuple((job, len(spec[job])) for job in jobs)
-    return Workers(before + int(resolver.task_id), hosts, numbers)
+    return StrategyWorkers(before + int(resolver.task_id), hosts, numbers)
 
 
-def _check_task() -> None:
-    """Raise if TF_CONFIG gives this process another part than to train."""
-    part = json.loads(os.environ.get("TF_CONFIG") or "{}").get("task", {}).get("type", "worker")
-    if part not in ("chief", "worker", "master"):
-        raise invalid(
-            "TF_CONFIG",
-            "have a task of type 'chief' or 'worker' in a process that makes a `Balancer`",
-            repr(part),
-            "Evaluate, or serve parameters, in a script of its own, without one.",
-        )
+def _check_environment(environment: Mapping[str, str]) -> int:
+    """Return how many workers the environment names.
 
-
-def _check_switch() -> None:
-    """Raise if the environment asks for what is there for PyTorch alone."""
-    switch = os.environ.get("EVENSTEP", "") or "on"
+    Raises:
+        ValueError: this process is to do something else, or the balancer is switched off.
+    """
+    switch = environment.get("EVENSTEP", "") or "on"
     if switch != "on":
         raise invalid(
             "EVENSTEP",
@@ -110,16 +104,14 @@ def _check_switch() -> None:
             repr(switch),
             "It switches scripts of PyTorch's off. Leave the balancer out of this one.",
         )
-
-
-def _check_environment(world_size: int) -> None:
-    """Raise if there are workers that the strategy does not know of."""
-    cluster = json.loads(os.environ.get("TF_CONFIG") or "{}").get("cluster", {})
-    named = sum(len(cluster.get(job, ())) for job in ("chief", "worker"))
-    if named > world_size:
+    config = json.loads(environment.get("TF_CONFIG") or "{}")
+    part = config.get("task", {}).get("type", "worker")
+    if part not in ("chief", "worker", "master"):
         raise invalid(
-            "Balancer(strategy=...)",
-            f"have the {named} workers of TF_CONFIG",
-            world_size,
-            "Each process would train alone: use `tf.distribute.MultiWorkerMirroredStrategy`.",
+            "TF_CONFIG",
+            "have a task of type 'chief' or 'worker' in a process that makes a `Balancer`",
+            repr(part),
+            "Evaluate, or serve parameters, in a script of its own, without one.",
         )
+    cluster = config.get("cluster", {})
+    return sum(len(cluster.get(job, ())) for job in _JOBS)

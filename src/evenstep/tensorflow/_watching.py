@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
-from .._settings import check_watch, checked_ports
-from ..events import Hook
+from .._run._runtime import AbstractRuntime
 from ..exceptions import invalid
 
 
 @dataclass(frozen=True, slots=True)
-class Runtime:
+class Runtime(AbstractRuntime):
     """How a run is watched, connected and recorded; the defaults suit most runs.
 
     Settings that ``evenstep.torch.Runtime`` also has mean the same here.
@@ -33,29 +31,16 @@ class Runtime:
             network interfaces; None takes the address that the strategy itself reaches it at.
         ports: the TCP port at which rank 0 listens for the other ranks, or a ``range`` whose first
             free one it takes; None is any port that is free.
+        meeting_s: seconds within which all workers have to come to their first step.
 
     Raises:
         ValueError: a number is out of range.
     """
 
-    deadline_s: float = 60.0
-    heartbeat_s: float = 1.0
-    hang_s: float | None = 540.0
     meeting_s: float = 300.0
-    line_every: int | None = 50
-    hooks: tuple[Hook, ...] = ()
-    address: str | None = None
-    ports: int | range | None = None
-    run_dir: str | Path | None = None
 
     def __post_init__(self) -> None:
-        check_watch(
-            heartbeat_s=self.heartbeat_s,
-            deadline_s=self.deadline_s,
-            hang_s=self.hang_s,
-            line_every=self.line_every,
-        )
-        checked_ports(self.ports)
+        self.check_watch()
         if not self.meeting_s > 0:
             raise invalid(
                 "Runtime(meeting_s=...)",

@@ -22,7 +22,7 @@ from .._exchange._world_check import (
 )
 from ._data._protocols import Collectives
 from ._data.compare._content import compare_content
-from ._data.compare._sharded import Shard, check_whole, shard_of
+from ._data.compare._sharded import check_whole, shard_of
 from ._data.compare._stated import REMEDIES, loader_facts, read_facts
 from ._model._facts import Listing, model_facts, model_listings
 from ._options import Runtime
@@ -38,7 +38,7 @@ _REMEDIES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class BalancerSettings:
     """What a balancer was made with, as far as it changes results.
 
     Attributes:
@@ -52,15 +52,8 @@ class Settings:
     @classmethod
     def of(
         cls, runtime: Runtime, unit: Any, global_batch_size: int | None, **others: Any
-    ) -> Settings:
-        """Return the settings of a balancer.
-
-        Args:
-            runtime: of it, what decides on plans; not how a run is watched.
-            unit: what a loss is a mean over.
-            global_batch_size: as given.
-            others: further arguments of ``Balancer``, by name.
-        """
+    ) -> BalancerSettings:
+        """Return the settings of a balancer."""
         others |= {"unit": unit, "global_batch_size": global_batch_size}
         facts = {f"`Balancer({name}=...)`": described(value) for name, value in others.items()}
         for version, checksum in code_of(unit).items():
@@ -70,66 +63,9 @@ class Settings:
         return cls(facts, global_batch_size)
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What one call of the balancer's is given, as this rank knows it.
-
-    Attributes:
-        call: its name.
-        given: all that it is given.
-        settings: what else decides on results, by name.
-        stream: who reads what of a stream.
-        of_loader: what is stated about a loader.
-    """
-
-    call: str
-    given: Sequence[Any]
-    settings: Mapping[str, str]
-    stream: str | None
-    of_loader: Callable[[DataLoader[Any]], dict[str, str]]
-
-    @property
-    def models(self) -> dict[str, nn.Module]:
-        """Models, by what an error calls them."""
-        return _labelled(self.given, nn.Module, "model")
-
-    @property
-    def loaders(self) -> dict[str, DataLoader[Any]]:
-        """Loaders, likewise."""
-        return _labelled(self.given, DataLoader, "loader")
-
-    def head(self) -> Facts:
-        """Return what has to be alike before anything else can be compared."""
-        kinds = {nn.Module: "model", DataLoader: "loader"}
-        names = [
-            next((name for kind, name in kinds.items() if isinstance(part, kind)), None)
-            or type(part).__name__
-            for part in self.given
-        ]
-        return {"": {_VERSION: __version__, _CALL: f"`{self.call}({', '.join(names)})`"}}
-
-    def facts(self, listings: Mapping[str, Mapping[str, Listing]]) -> Facts:
-        """Return all settings, with a checksum of each long listing."""
-        facts = {"": dict(self.settings)}
-        for label, model in self.models.items():
-            long = {
-                _plural(kind): digest(f"{name}: {text}" for name, text in listing.items())
-                for kind, listing in listings[label].items()
-            }
-            facts[label] = facts.get(label, {}) | model_facts(model) | long
-        for label, loader in self.loaders.items():
-            facts[label] = facts.get(label, {}) | self.of_loader(loader)
-        return facts
-
-    def shards(self, world_size: int) -> list[Shard | None]:
-        """Return what hints at loaders that read a part for each rank."""
-        loaders = self.loaders.values()
-        return [shard_of(each, world_size=world_size, stream=self.stream) for each in loaders]
-
-
 def check_prepared(
     ranks: Collectives,
-    settings: Settings,
+    settings: BalancerSettings,
     parts: Sequence[Any],
     *,
     weighting: str,
@@ -139,41 +75,24 @@ def check_prepared(
 
     Before models are wrapped, as DDP would wait for parameters that others do not have.
 
-    Args:
-        ranks: that are balanced.
-        settings: of the balancer.
-        parts: as given to ``prepare``.
-        weighting: likewise.
-        stream: likewise.
-
     Raises:
         ValueError: they differ; the message names each difference, its values and the ranks.
     """
     if ranks.world_size == 1:
         return
     here = {"weighting": repr(weighting), "stream": repr(stream)}
-    given = Parts(
-        "prepare",
-        parts,
-        {f"`Balancer.prepare({name}=...)`": value for name, value in here.items()}
-        | dict(settings.facts),
-        stream,
-        partial(
-            loader_facts,
-            stream=stream,
-            global_batch_size=settings.global_batch_size,
-            world_size=ranks.world_size,
-        ),
+    facts = {f"`Balancer.prepare({name}=...)`": value for name, value in here.items()}
+    of_loader = partial(
+        loader_facts,
+        stream=stream,
+        global_batch_size=settings.global_batch_size,
+        world_size=ranks.world_size,
     )
-    _compare(ranks, given)
+    _compare(ranks, "prepare", parts, facts | dict(settings.facts), of_loader, stream=stream)
 
 
 def check_content(ranks: Collectives, parts: Sequence[Any]) -> None:
     """Raise on every rank if data sets hold unlike samples. Collective.
-
-    Args:
-        ranks: that are balanced.
-        parts: as given to ``prepare``.
 
     Raises:
         ValueError: they do; the message names a sample, its values and the ranks.
@@ -185,11 +104,6 @@ def check_content(ranks: Collectives, parts: Sequence[Any]) -> None:
 def check_eval(ranks: Collectives, loader: Any, *, lockstep: bool) -> None:
     """Raise on every rank if ranks differ in what they evaluate. Collective.
 
-    Args:
-        ranks: that are balanced.
-        loader: as given to ``prepare_eval``.
-        lockstep: whether ranks make as many forwards, whose sizes then matter.
-
     Raises:
         ValueError: they differ; the message names each difference, its values and the ranks.
     """
@@ -198,16 +112,34 @@ def check_eval(ranks: Collectives, loader: Any, *, lockstep: bool) -> None:
     settings = {"`Balancer.prepare_eval(lockstep=...)`": repr(lockstep)}
     if lockstep:
         settings["`DataLoader(batch_size=...)`"] = repr(getattr(loader, "batch_size", None))
-    _compare(ranks, Parts("prepare_eval", [loader], settings, None, read_facts))
+    _compare(ranks, "prepare_eval", [loader], settings, read_facts)
 
 
-def _compare(ranks: Collectives, given: Parts) -> None:
+def _compare(
+    ranks: Collectives,
+    call: str,
+    given: Sequence[Any],
+    settings: Mapping[str, str],
+    of_loader: Callable[[DataLoader[Any]], dict[str, str]],
+    *,
+    stream: str | None = None,
+) -> None:
     """Compare all that can be read without fetching a sample."""
     problem, row = None, None
     listings: dict[str, dict[str, Listing]] = {}
+    models, loaders = _labelled(given, nn.Module, "model"), _labelled(given, DataLoader, "loader")
     try:
-        listings = {label: model_listings(model) for label, model in given.models.items()}
-        row = given.head(), given.facts(listings), given.shards(ranks.world_size)
+        listings = {label: model_listings(model) for label, model in models.items()}
+        facts: dict[str, dict[str, str]] = {"": dict(settings)}
+        for label, model in models.items():
+            facts[label] = facts.get(label, {}) | model_facts(model) | _digests(listings[label])
+        for label, loader in loaders.items():
+            facts[label] = facts.get(label, {}) | of_loader(loader)
+        shards = [
+            shard_of(loader, world_size=ranks.world_size, stream=stream)
+            for loader in loaders.values()
+        ]
+        row = _head(call, given), facts, shards
     except Exception as error:  # of the user's code; the other ranks would wait
         problem = error
     rows = ranks.collect(row)
@@ -215,12 +147,31 @@ def _compare(ranks: Collectives, given: Parts) -> None:
         raise problem
     if None in rows:
         raise RuntimeError(
-            f"`{given.call}` failed on rank {rows.index(None)}; its error is raised there."
+            f"`{call}` failed on rank {rows.index(None)}; its error is raised there."
         )
     _refuse(difference([head for head, _, _ in rows], _REMEDIES))
-    for shards in zip(*(shards for _, _, shards in rows), strict=True):
-        check_whole(shards)
+    for of_one in zip(*(shards for _, _, shards in rows), strict=True):
+        check_whole(of_one)
     _refuse_facts(ranks, [facts for _, facts, _ in rows], listings)
+
+
+def _head(call: str, given: Sequence[Any]) -> Facts:
+    """Return what has to be alike before anything else can be compared."""
+    kinds = {nn.Module: "model", DataLoader: "loader"}
+    names = [
+        next((name for kind, name in kinds.items() if isinstance(part, kind)), None)
+        or type(part).__name__
+        for part in given
+    ]
+    return {"": {_VERSION: __version__, _CALL: f"`{call}({', '.join(names)})`"}}
+
+
+def _digests(listings: Mapping[str, Listing]) -> dict[str, str]:
+    """Return a checksum of each long listing."""
+    return {
+        _plural(kind): digest(f"{name}: {text}" for name, text in listing.items())
+        for kind, listing in listings.items()
+    }
 
 
 def _refuse_facts(

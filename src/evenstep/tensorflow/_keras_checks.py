@@ -1,4 +1,4 @@
-"""What cannot be balanced in a model, its optimizer or how it was compiled, said beforehand."""
+"""What cannot be balanced in arguments, a model, its optimizer or how it was compiled."""
 
 from __future__ import annotations
 
@@ -11,9 +11,35 @@ import keras
 import tensorflow as tf
 
 from ..exceptions import EvenstepWarning, invalid
+from ..planner import Bounds
 from ._weaving import weave
 
 _OF_REDUCTION = {"mean": ("sum_over_batch_size", "mean"), "sum": ("sum", "none", None)}
+
+
+def checked_size(global_batch_size: Any, world_size: int) -> int:
+    """Return the global batch size, if every worker gets a sample."""
+    if type(global_batch_size) is not int or global_batch_size < world_size:
+        raise invalid(
+            "Balancer(global_batch_size=...)",
+            f"be a whole number of at least {world_size}, one sample for each worker",
+            repr(global_batch_size),
+            "Give the samples of a step over all workers; a policy goes by its name, "
+            "`Balancer(policy=...)`.",
+        )
+    return global_batch_size
+
+
+def checked_bounds(bounds: Bounds) -> Bounds:
+    """Return the bounds, if they can be kept here."""
+    if bounds.vary != "size" or bounds.max == "probe":
+        raise invalid(
+            "Balancer(bounds=...)",
+            "vary sizes, up to limits that are given",
+            bounds,
+            "Forwards of one size and limits found by trial are there for PyTorch alone.",
+        )
+    return bounds
 
 
 def check_model(model: Any, strategy: tf.distribute.Strategy) -> None:
@@ -38,27 +64,21 @@ def check_model(model: Any, strategy: tf.distribute.Strategy) -> None:
         )
     for layer in model._flatten_layers(include_self=False):
         if isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized:
-            warnings.warn(
+            _warn(
                 f"Layer {layer.name!r} normalises over each worker's own samples, so the result "
                 f"depends on the split, and a worker without samples in a short last step has "
-                f"statistics that are no numbers: `drop_remainder=True`. Use `GroupNormalization`.",
-                EvenstepWarning,
-                stacklevel=3,
+                f"statistics that are no numbers: `drop_remainder=True`. Use `GroupNormalization`."
             )
         if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized:
-            warnings.warn(
+            _warn(
                 f"Layer {layer.name!r} waits for all workers in the middle of a forward, so that "
-                f"their times look alike and nothing is balanced. Use `GroupNormalization`.",
-                EvenstepWarning,
-                stacklevel=3,
+                f"their times look alike and nothing is balanced. Use `GroupNormalization`."
             )
         if getattr(layer, "activity_regularizer", None) is not None:
-            warnings.warn(
+            _warn(
                 f"The activity regularizer of layer {layer.name!r} bypasses the output, where "
                 f"samples are weighted: its gradient is that of equal shares. Regularizers of "
-                f"weights are exact.",
-                EvenstepWarning,
-                stacklevel=3,
+                f"weights are exact."
             )
 
 
@@ -93,12 +113,14 @@ def check_optimizer(optimizer: Any) -> None:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     clips = [name for name in ("clipnorm", "global_clipnorm", "clipvalue") if getattr(inner, name)]
     if clips:
-        warnings.warn(
+        _warn(
             f"Keras clips each worker's own gradient before they are summed (`{clips[0]}`), so the "
-            f"result depends on the split, under plain Keras as well. Train without clipping.",
-            EvenstepWarning,
-            stacklevel=3,
+            f"result depends on the split, under plain Keras as well. Train without clipping."
         )
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, EvenstepWarning, stacklevel=4)  # at the user's `prepare`
 
 
 def check_compiled(model: keras.Model, loss_reduction: str) -> None:

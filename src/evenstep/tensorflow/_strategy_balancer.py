@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal, Self
 
+import keras
 import tensorflow as tf
-from keras.optimizers import Optimizer
 
-from .._settings import checked_policy, checked_reduction
+from .._exchange._world_check import described
+from .._run._checked_settings import checked_policy, checked_reduction
+from .._run._estimates import Estimates
 from ..exceptions import invalid
-from ..planner import Bounds, Job
+from ..planner import Bounds
 from ..policies import AbstractPolicy
-from ._alone import Alone
-from ._arguments import checked_bounds, checked_size
 from ._arrays_in_fit import Fit
-from ._callback import BalancerCallback
-from ._checks import check_model, check_optimizer
-from ._dataset import Batches, Position, distributed
-from ._estimates import Kept, StateInCheckpoint
+from ._dataset import Batches, distributed
 from ._fit import FitByWorkers
-from ._link import RunLink
-from ._options import Runtime
-from ._run import Run, RunSettings
-from ._source import AbstractSource, source_of
+from ._kept_state import Kept, StateInCheckpoint
+from ._keras_checks import check_model, check_optimizer, checked_bounds, checked_size
+from ._keras_session import KerasRunSettings, KerasSession
+from ._source import source_of
+from ._strategy_workers import workers_of
+from ._training_steps import TrainingSteps
+from ._watching import Runtime
 from ._weaving import weave_into_model, weave_into_optimizer
-from ._workers import workers_of
 
 
 class Balancer:
@@ -81,22 +80,25 @@ class Balancer:
         self._strategy = strategy
         self._global_batch_size = checked_size(global_batch_size, self._workers.world_size)
         self._policy = checked_policy(policy)
-        self._loss_reduction = checked_reduction(loss_reduction)
         self._bounds = checked_bounds(bounds)
         self._runtime = runtime
         self._batches: Batches | None = None
         self._dataset: Any = None
-        self._job: Job | None = None
-        self._link = RunLink(self._open, self._workers)
         self._woven: list[Any] = []
-        self._kept = Kept(Position(), 0)
+        self._kept = Kept()
+        self._steps = TrainingSteps(
+            self._workers.world_size,
+            checked_reduction(loss_reduction),
+            num_optimizers=lambda: sum(
+                isinstance(part, keras.optimizers.Optimizer) for part in self._woven
+            ),
+        )
+        self._session = KerasSession(self._workers, self._steps, self._settings)
         self._fit = Fit(
-            self._link,
+            self._session,
             self._global_batch_size,
             make=self.dataset,
             made=lambda: self._dataset,
-            loss_reduction=self._loss_reduction,
-            is_alone=self._workers.world_size == 1,
         )
 
     def prepare(self, model: Any, *optimizers: Any) -> Any:
@@ -113,14 +115,14 @@ class Balancer:
         Raises:
             ValueError: a part cannot be balanced; the message says why and what to do instead.
         """
-        self._link.check_open()
+        self._session.check_open()
         check_model(model, self._strategy)
         for optimizer in optimizers:
             check_optimizer(optimizer)
         if self._workers.world_size > 1:
             self._weave(model)
             for optimizer in optimizers:
-                self._weave_known(optimizer)
+                self._weave_optimizer(optimizer)
         self._fit.install(model)
         return (model, *optimizers) if optimizers else model
 
@@ -157,28 +159,44 @@ class Balancer:
             ValueError: the data cannot be shared out, or in no way within the bounds.
             RuntimeError: there is a data set already.
         """
-        self._link.check_open()
+        self._session.check_open()
         if self._batches is not None:
             raise RuntimeError(
                 "This balancer has its training data. Make a new `Balancer` for other data; for "
                 "evaluation, give `Model.evaluate` the data as it is."
             )
         samples = source_of(source, shuffle=shuffle, seed=seed)
-        self._batches = self._batches_of(samples, drop_remainder=drop_remainder)
+        batches = Batches(
+            samples,
+            self._session,
+            self._workers,
+            global_batch_size=self._global_batch_size,
+            bounds=self._bounds,
+            drop_remainder=drop_remainder,
+        )
+        batches.go_to(self._kept.position, self._kept.form)
+        self._batches = batches
         self._dataset = distributed(
-            self._link.watched(self._batches),
+            batches,
             self._strategy,
-            num_steps=self._batches.num_steps,
+            num_steps=batches.num_steps,
             signature=samples.signature,
             map_fn=map_fn,
             num_parallel=num_parallel_calls or os.cpu_count() or 1,
-            stopwatch=self._link,
+            steps=self._steps,
         )
         return self._dataset
 
-    def callback(self) -> BalancerCallback:
-        """Return the callback for ``fit(callbacks=[...])``, after ``BackupAndRestore`` if any."""
-        return BalancerCallback(self)
+    def callback(self) -> keras.callbacks.Callback:
+        """Return the callback for ``fit(callbacks=[...])``, after ``BackupAndRestore`` if any.
+
+        It tells which epoch ``fit`` is in. So every epoch has the order it would have had, beside
+        ``keras.callbacks.BackupAndRestore`` or with ``fit(initial_epoch=...)`` too.
+        """
+        return keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda epoch, logs: self.begin_epoch(epoch),
+            on_epoch_end=lambda epoch, logs: self.end_epoch(),
+        )
 
     def begin_epoch(self, epoch: int) -> None:
         """Hand out ``epoch`` at the next iteration; for loops of your own that count epochs.
@@ -191,24 +209,23 @@ class Balancer:
 
     def end_epoch(self) -> None:
         """Close an epoch's last step, so that what follows is not taken for training."""
-        self._link.conductor().end_epoch()
+        self._session.open().end_epoch()
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
         """Samples of every worker in a full step, as planned for the newest one."""
-        plan = self._link.plan
+        plan = self._steps.plan
         return () if plan is None else plan.batch_size
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the data is and what was learnt (rank 0 knows it), to be saved."""
-        link, kept, batches = self._link, self._kept, self._batches
-        return Kept(
-            kept.position if batches is None else batches.position,
-            kept.num_steps if link.num_done is None else link.num_done,
-            self._workers.hosts,
-            kept.learnt if not link.is_open else link.learnt,
-            kept.form if batches is None else batches.form,
-        ).state_dict()
+        kept, batches = self._kept, self._batches
+        if batches is not None:
+            kept = replace(kept, position=batches.position, form=batches.form)
+        if self._session.is_open:
+            estimates = Estimates(self._workers.hosts, self._session.learnt)
+            kept = replace(kept, num_steps=self._steps.num_done, estimates=estimates)
+        return kept.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state_dict`` was called, on as many workers or others, before training.
@@ -216,7 +233,7 @@ class Balancer:
         Raises:
             ValueError: it is no state, or comes too late.
         """
-        if self._link.is_open:
+        if self._session.is_open:
             raise invalid(
                 "Balancer.load_state_dict(...)",
                 "come before the first step",
@@ -230,15 +247,14 @@ class Balancer:
 
     def trackable(self) -> tf.train.experimental.PythonState:
         """Return the state for ``tf.train.Checkpoint(balancer=...)``."""
-        return StateInCheckpoint(self)
+        return StateInCheckpoint(self.state_dict, self.load_state_dict)
 
     def close(self) -> None:
         """Say goodbye to the other workers and end the run. May be called again."""
-        atexit.unregister(self._link.say_goodbye)
-        self._link.close()
+        self._session.close()
 
     def __enter__(self) -> Self:
-        self._link.check_open()
+        self._session.check_open()
         return self
 
     def __exit__(
@@ -247,34 +263,10 @@ class Balancer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        cause = self._link.explain(error)
-        if error is not None:
-            self._link.ended_by(cause or error)
+        cause = self._session.ended_by(error)
         self.close()
         if cause is not None:
             raise cause from error
-
-    def _batches_of(self, samples: AbstractSource, *, drop_remainder: bool) -> Batches:
-        """Return this worker's batches, and note what is planned for."""
-        batches = Batches(
-            samples,
-            rank=self._workers.rank,
-            world_size=self._workers.world_size,
-            global_batch_size=self._global_batch_size,
-            drop_remainder=drop_remainder,
-            conductor=self._link.conductor,
-            compare=self._link.compare,
-        )
-        job = Job(
-            self._workers.world_size,
-            self._global_batch_size,
-            tail_size=batches.tail_size,
-            bounds=self._bounds,
-        )
-        job.cluster(job.caps())  # here on every worker, rather than later on rank 0 alone
-        self._job = job
-        batches.go_to(self._kept.position, self._kept.form)
-        return batches
 
     def _weave(self, model: Any) -> None:
         if self._is_woven(model):
@@ -285,60 +277,47 @@ class Balancer:
                 "Its forwards would be weighted twice.",
             )
         self._woven.append(model)
-        weave_into_model(model, self._link, weighs=self._loss_reduction == "mean")
-        FitByWorkers(
-            model,
-            self._strategy,
-            prepare=self._weave_optimizer,
-            loss_reduction=self._loss_reduction,
-            num_samples=lambda: self._link.num_samples,
-            explain=self._link.explain,
-            resting=self._link.resting,
-        ).install()
+        weave_into_model(model, self._steps)
+        FitByWorkers(model, self._strategy, self._session, self._weave_found).install()
 
-    def _weave_optimizer(self, optimizer: Any) -> bool:
+    def _weave_found(self, optimizer: Any) -> bool:
         """Make an optimizer known; return whether it was not yet."""
         if self._is_woven(optimizer):
             return False
         check_optimizer(optimizer)
-        self._weave_known(optimizer)
+        self._weave_optimizer(optimizer)
         return True
 
-    def _weave_known(self, optimizer: Any) -> None:
-        """Make an optimizer known that was looked at."""
+    def _weave_optimizer(self, optimizer: Any) -> None:
         self._woven.append(optimizer)
-        weave_into_optimizer(optimizer, self._link)
+        weave_into_optimizer(optimizer, self._session.gradients_done)
 
     def _is_woven(self, part: Any) -> bool:
         return any(part is woven for woven in self._woven)
 
-    def _open(self) -> Run | Alone:
-        job, batches = self._job, self._batches
-        if job is None or batches is None:
+    def _settings(self) -> KerasRunSettings:
+        """Return what the run is opened with."""
+        batches, kept = self._batches, self._kept
+        if batches is None:
             raise RuntimeError("`balancer.dataset(...)` comes before training.")
-        if self._workers.world_size == 1:
-            size = job.global_batch_size
-            return Alone(size, job.tail_size, first_step=self._kept.num_steps)
-        atexit.register(self._link.say_goodbye)
-        settings = RunSettings(
+        form, at = batches.form, batches.position
+        alike = {
+            "`Balancer(global_batch_size=...)`": form.global_batch_size,
+            "The number of samples": form.num_samples,
+            "The order of samples": form.order,
+            "The type and content of the samples": batches.content,
+            "The number of steps in an epoch": batches.num_steps,
+            "`Balancer(loss_reduction=...)`": self._steps.loss_reduction,
+            "`Balancer(bounds=...)`": described(self._bounds),
+            "The place to begin at": f"step {at.step} of epoch {at.epoch}",
+            "The number of steps done": kept.num_steps,
+        }
+        return KerasRunSettings(
             policy=self._policy,
-            job=job,
+            job=batches.job,
             num_steps=batches.num_steps,
-            loss_reduction=self._loss_reduction,
+            estimates=kept.estimates,
             runtime=self._runtime,
-            kept=self._kept,
-            num_optimizers=lambda: sum(isinstance(part, Optimizer) for part in self._woven),
-            alike={
-                "global batch size": job.global_batch_size,
-                "samples of an epoch": batches.form.num_samples,
-                "order": batches.form.order,
-                "samples": batches.content,
-                "steps of an epoch": batches.num_steps,
-                "loss_reduction": self._loss_reduction,
-                "bounds": repr(self._bounds),
-                "epoch to begin with": batches.position.epoch,
-                "step to begin with": batches.position.step,
-                "steps done": self._kept.num_steps,
-            },
+            first_step=kept.num_steps,
+            alike={"": {name: str(value) for name, value in alike.items()}},
         )
-        return Run(settings, self._workers)

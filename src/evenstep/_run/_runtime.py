@@ -1,0 +1,69 @@
+"""How a run is watched and recorded, and where its ranks meet: the same in every framework."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..events import Hook
+from ..exceptions import invalid
+
+
+@dataclass(frozen=True, slots=True)
+class AbstractRuntime:
+    """The settings of every framework's ``Runtime``, which explains them."""
+
+    deadline_s: float = 60.0
+    heartbeat_s: float = 1.0
+    hang_s: float | None = 540.0
+    line_every: int | None = 50
+    run_dir: str | Path | None = None
+    hooks: tuple[Hook, ...] = ()
+    address: str | None = None
+    ports: int | range | None = None
+
+    def check_watch(self) -> None:
+        """Raise unless a run can be watched and reached so.
+
+        Raises:
+            ValueError: a number is out of range.
+        """
+        if not 0 < self.heartbeat_s <= self.deadline_s / 3:
+            raise invalid(
+                "Runtime(heartbeat_s=...)",
+                f"be positive and at most a third of deadline_s, {self.deadline_s / 3:g}",
+                self.heartbeat_s,
+                "Raise `deadline_s`, or lower it.",
+            )
+        if self.hang_s is not None and not self.hang_s >= 3 * self.heartbeat_s:
+            raise invalid(
+                "Runtime(hang_s=...)",
+                f"be at least three times heartbeat_s, {3 * self.heartbeat_s:g}, or None",
+                self.hang_s,
+                "Give more than the longest step.",
+            )
+        if self.line_every is not None and self.line_every < 1:
+            raise invalid(
+                "Runtime(line_every=...)",
+                "be at least 1, or None",
+                self.line_every,
+                "Use None for no line at all.",
+            )
+        ports = self.listening_ports
+        if self.ports is not None and not (ports and min(ports) >= 1 and max(ports) <= 65535):
+            raise invalid(
+                "Runtime(ports=...)",
+                "be a port from 1 to 65535, a `range` of them, or None",
+                repr(self.ports),
+                "Give `29600` or `range(29600, 29700)`; None takes any port that is free.",
+            )
+
+    @property
+    def listening_ports(self) -> Sequence[int]:
+        """The ports that rank 0 may listen at; 0 alone is any."""
+        if self.ports is None:
+            return (0,)
+        if isinstance(self.ports, range):
+            return self.ports
+        return (self.ports,) if type(self.ports) is int else ()

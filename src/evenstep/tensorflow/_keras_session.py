@@ -1,0 +1,242 @@
+"""One worker's part in a run: opened at the first step, and what ends it, in words."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import final
+
+import tensorflow as tf
+from tensorflow.python.eager import context  # not public: see `_abort_collectives`
+
+from .._exchange._exchange import Exchange
+from .._exchange._world_check import Facts, difference
+from .._run._machine_reader import machine_reader_of
+from .._run._open_channel import open_channel
+from .._run._run_record import RunRecord, RunSettings, lead
+from ..planner import Learnt, Plan, Planner
+from ._drift import Row, check_same_samples
+from ._framework import TENSORFLOW
+from ._service_ranks import ServiceRanks, lost_behind
+from ._strategy_workers import StrategyWorkers
+from ._training_steps import TrainingSteps
+from ._watching import Runtime
+
+_VERDICT_S = 2.0
+_REMEDY = "Run the same script everywhere, and load the same state on every worker."
+_OF_COLLECTIVES = (
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.InternalError,
+    tf.errors.UnavailableError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KerasRunSettings(RunSettings):
+    """What a run is opened with here.
+
+    Attributes:
+        runtime: heartbeats, the deadline, the line for people.
+        first_step: number of the first step, counted over the run.
+        alike: what has to be the same on all workers.
+    """
+
+    runtime: Runtime
+    first_step: int
+    alike: Facts
+
+
+@final
+class KerasSession:
+    """Opens the run at its first step, and remembers errors that TensorFlow keeps the text of."""
+
+    def __init__(
+        self,
+        workers: StrategyWorkers,
+        steps: TrainingSteps,
+        settings: Callable[[], KerasRunSettings],
+    ) -> None:
+        self.steps = steps
+        self._workers = workers
+        self._settings = settings
+        self._ranks: ServiceRanks | None = None
+        self._record: RunRecord | None = None
+        self._exchange: Exchange | None = None
+        self._failure: Exception | None = None
+        self._ended_by: BaseException | None = None
+        self._closed = False
+        self.is_open = False
+
+    @property
+    def learnt(self) -> Learnt | None:
+        """What the planner has learnt, on rank 0."""
+        return None if self._exchange is None else self._exchange.decisions.learnt()
+
+    def open(self) -> TrainingSteps:
+        """Return the steps; the first call opens the run, on all workers together.
+
+        Raises:
+            RuntimeError: it was closed.
+            ValueError: workers have other settings than each other.
+            ConnectionError: they did not come together in time.
+            WorkerLostError: one of them is gone.
+        """
+        self.check_open()
+        if not self.is_open:
+            settings = self._settings()
+            if self._workers.world_size > 1:
+                self._connect(settings)
+            else:
+                job = settings.job
+                tail = (job.tail_size,) if job.tail_size else None
+                self.steps.plan = Plan(0, 0, (job.global_batch_size,), tail=tail)
+                self.steps.num_steps = settings.first_step
+            self.is_open = True
+        return self.steps
+
+    def compare(self, rows: list[Row]) -> None:
+        """Compare what workers have read in an epoch. Collective.
+
+        Raises:
+            ValueError: some have read other samples.
+            WorkerLostError: a worker was lost meanwhile.
+        """
+        if self._ranks is not None:
+            check_same_samples(self._ranks.collect(rows))
+
+    def gradients_done(self) -> None:
+        """Pass on that gradients are complete, and remember what is wrong with them."""
+        with self.noting():
+            self.check_open()
+            self.steps.gradients_done()
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Remember the first error in the block, of which TensorFlow hands on the text alone."""
+        try:
+            yield
+        except Exception as error:
+            self._failure = self._failure or error
+            raise
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """Have an exception that leaves the block be what ends the script, until the next one."""
+        self._ended_by = None
+        try:
+            yield
+        except BaseException as error:
+            self._ended_by = error
+            raise
+
+    def ended_by(self, error: BaseException | None) -> BaseException | None:
+        """Have the goodbye say what ended the script; return what is behind that error, if known.
+
+        Others would take it for the end of training.
+        """
+        cause = self.explain(error)
+        self._ended_by = cause or error or self._ended_by
+        return cause
+
+    def explain(self, error: BaseException | None) -> BaseException | None:
+        """Return what is behind an error of TensorFlow's: a lost worker, or an error of ours.
+
+        A peer that dies breaks a collective with an error that names a port at best. Who it was
+        is known a moment later.
+        """
+        if not isinstance(error, tf.errors.OpError):
+            return None
+        if self._failure is not None and type(self._failure).__name__ in str(error):
+            return self._failure
+        exchange = self._exchange
+        if not isinstance(error, _OF_COLLECTIVES):
+            return None
+        if exchange is None:
+            return lost_behind(error, self._workers)
+        exchange.enter_collective()  # wherever it was: in a forward of the user's, say
+        lost = exchange.verdict(within_s=_VERDICT_S)
+        exchange.leave_collective()  # who hears of it may be saving: that is not to be ended
+        return lost
+
+    def check_open(self) -> None:
+        """Raise if the run was closed.
+
+        Raises:
+            RuntimeError: it was.
+        """
+        if self._closed:
+            raise RuntimeError(
+                "The balancer was closed. Make a new `Balancer` for a new run, and trace steps of "
+                "your own anew: what `tf.function` made before knows the old one."
+            )
+
+    def close(self) -> None:
+        """Close the run, if it is open, for good."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self._say_goodbye)
+        if self._exchange is None or self._record is None:
+            return
+        if self._ended_by is not None:
+            self._exchange.script_failed(self._ended_by)
+        if not self._exchange.is_broken:
+            self.steps.close()
+        self._exchange.close()
+        self._record.end(self.steps.num_done if self._workers.rank == 0 else None)
+
+    def _connect(self, settings: KerasRunSettings) -> None:
+        workers, runtime, steps = self._workers, settings.runtime, self.steps
+        # On every rank, though rank 0 alone uses it: what it refuses, all of them should hear.
+        planner = Planner(settings.policy, settings.job)
+        atexit.register(self._say_goodbye)
+        ranks = ServiceRanks(workers, wait_s=runtime.meeting_s, deadline_s=runtime.deadline_s)
+        remedies = dict.fromkeys(settings.alike[""], _REMEDY)
+        unlike = difference(ranks.collect(settings.alike), remedies)
+        if unlike is not None:
+            raise ValueError(unlike)
+        record = RunRecord(runtime, speaks=workers.rank == 0)
+        exchange = Exchange(
+            workers.rank,
+            workers.hosts,
+            open_channel(ranks, runtime, workers.hosts[:1], timeout_s=runtime.meeting_s),
+            framework=TENSORFLOW,
+            emit=record.emit,
+            heartbeat_s=runtime.heartbeat_s,
+            hang_s=runtime.hang_s,
+            grace_s=3 * runtime.heartbeat_s,
+        )
+        exchange.on_loss = _abort_collectives
+        # Who is waited for while epochs are compared may be lost, or have ended its run.
+        ranks.look = lambda: exchange.need_all(steps.num_steps)
+        self._ranks, self._record, self._exchange = ranks, record, exchange
+        steps.begin(exchange, machine_reader_of(settings.policy), first_step=settings.first_step)
+        record.start()
+        exchange.start()
+        if workers.rank == 0:
+            devices = ["tensorflow"] * workers.world_size
+            hosts = workers.hosts
+            lead(
+                exchange,
+                planner,
+                settings,
+                record.emit,
+                hosts=hosts,
+                devices=devices,
+                workers=hosts,
+            )
+
+    def _say_goodbye(self) -> None:
+        """Close at the end of a script that never did; if a collective broke, say who broke it."""
+        self.ended_by(getattr(sys, "last_value", None))  # the exchange logs what it learns
+        self.close()
+
+
+def _abort_collectives(error: BaseException) -> None:
+    """End the collective that the training may be stuck in, with ``error`` as its message."""
+    context.context().abort_collective_ops(tf.errors.UNAVAILABLE, str(error))

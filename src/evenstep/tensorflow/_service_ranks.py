@@ -1,0 +1,178 @@
+"""What workers tell each other by TensorFlow's coordination service, which the chief runs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import queue
+import re
+import threading
+from collections.abc import Callable
+from time import monotonic
+from typing import Any, final
+
+import tensorflow as tf
+from tensorflow.python.eager import context  # not public: it has the service
+
+from .._exchange._losses import lost_worker
+from ..exceptions import WorkerLostError
+from ._framework import TENSORFLOW
+from ._strategy_workers import StrategyWorkers
+
+_LOOK_S = 1.0
+_TASK = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)")
+_OF_SERVICE = (
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.FailedPreconditionError,
+    tf.errors.InternalError,
+    tf.errors.UnavailableError,
+)
+
+
+@final
+class ServiceRanks:
+    """All workers, who tell each other plain values. Collective: all make as many, in order.
+
+    Any other way would be a collective of TensorFlow's, and those belong to the training alone.
+
+    Args:
+        workers: who trains together.
+        wait_s: seconds to wait for a value.
+        deadline_s: seconds without an answer of the service after which the chief is lost.
+
+    Attributes:
+        look: called once a second while others are late, and may raise; at first it looks whether
+            TensorFlow still hears from all workers.
+    """
+
+    def __init__(self, workers: StrategyWorkers, *, wait_s: float, deadline_s: float) -> None:
+        self.rank, self.world_size = workers.rank, workers.world_size
+        self.look: Callable[[], None] | None = None
+        self._workers = workers
+        self._wait_s = wait_s
+        self._limit_s = _LOOK_S + deadline_s
+        self._service = context.context()
+        number = getattr(self._service, "_evenstep_runs", 0)  # the service never forgets a name
+        self._service._evenstep_runs = number + 1
+        self._keys = (f"evenstep/{number}/{each}" for each in itertools.count())
+
+    def share(self, value: Any) -> Any:
+        """Return on every worker what rank 0 was called with.
+
+        Raises:
+            ConnectionError: rank 0 did not call this in time.
+            WorkerLostError: a worker is gone.
+        """
+        key = next(self._keys)
+        if self.rank == 0:
+            self._put(key, value)
+            return value
+        return self._get(key, 0)
+
+    def collect(self, value: Any) -> list[Any]:
+        """Return on every worker what each of them was called with, in order.
+
+        Raises:
+            ConnectionError: one of them did not call this in time.
+            WorkerLostError: a worker is gone.
+        """
+        key = next(self._keys)
+        self._put(f"{key}/{self.rank}", value)
+        if self.rank == 0:
+            try:
+                said = [self._get(f"{key}/{rank}", rank) for rank in range(self.world_size)]
+            except (ConnectionError, WorkerLostError) as error:
+                self._put(key, {"rank": getattr(error, "rank", None), "problem": str(error)})
+                raise
+            self._put(key, said)
+            return said
+        match self._get(key, 0):
+            case {"rank": None, "problem": problem}:
+                raise ConnectionError(problem)
+            case {"rank": rank, "problem": problem}:
+                raise WorkerLostError(rank, problem)
+            case values:
+                return list(values)
+
+    def _put(self, key: str, value: Any) -> None:
+        self._asked(self._service.set_config_key_value, key, json.dumps(value))
+
+    def _get(self, key: str, rank: int) -> Any:
+        """Return the value of a rank, once it is there."""
+        until_s = monotonic() + self._wait_s
+        while True:
+            limit_ms = max(int(1000 * min(until_s - monotonic(), _LOOK_S)), 1)
+            try:
+                return json.loads(self._asked(self._service.get_config_key_value, key, limit_ms))
+            except WorkerLostError:
+                if self.look is not None:
+                    self.look()  # it may know more
+                raise
+            except tf.errors.DeadlineExceededError as error:
+                (self.look or self._look)()
+                if monotonic() < until_s:
+                    continue
+                raise ConnectionError(
+                    f"Nothing was heard from rank {rank} within {self._wait_s:g} s. All workers "
+                    f"have to begin to train together; where some take longer to get there, raise "
+                    f"`Runtime(meeting_s=...)`."
+                ) from error
+
+    def _look(self) -> None:
+        """Raise if TensorFlow's own heartbeats, which begin with the strategy, miss a worker.
+
+        Only the chief asks for that: elsewhere the call would keep all threads of the process from
+        running if the chief stands still.
+        """
+        jobs = self._workers.jobs
+        states = self._service.get_task_states(list(jobs)) if self.rank == 0 and jobs else ()
+        for rank, state in enumerate(states):
+            if state is not None:
+                raise _lost(self._workers, rank)
+        # Whether the chief answers: a wait for a value ends in time without it.
+        self._asked(self._service.delete_config_key_value, "evenstep/nothing")
+
+    def _asked(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Return what a call of the service returns; in time, whatever the chief does.
+
+        In a thread of its own, since a chief that stands still never answers.
+        """
+        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+        def run() -> None:
+            try:
+                answers.put((call(*args), None))
+            except Exception as error:
+                answers.put((None, error))
+
+        threading.Thread(target=run, name="evenstep-service", daemon=True).start()
+        try:
+            answer, error = answers.get(timeout=self._limit_s)
+        except queue.Empty:
+            raise _lost(self._workers, 0) from None
+        if isinstance(error, _OF_SERVICE):
+            raise (lost_behind(error, self._workers) or error) from error
+        if error is not None:
+            raise error
+        return answer
+
+
+def lost_behind(error: tf.errors.OpError, workers: StrategyWorkers) -> WorkerLostError | None:
+    """Return the loss that an error of the service's, or of a collective, is about.
+
+    It names a task that is gone, or the service, which is the chief's; None where it does neither.
+    """
+    told = error.message.rpartition("}}")[2]  # before that, the place of the operation
+    firsts, number = {}, 0
+    for job, size in workers.jobs:
+        firsts[job], number = number, number + size
+    named = [firsts[job] + int(task) for job, task in _TASK.findall(told) if job in firsts]
+    named += [0] if "CoordinationService" in told else []
+    rank = next((rank for rank in named if rank != workers.rank), None)
+    return None if rank is None else _lost(workers, rank)
+
+
+def _lost(workers: StrategyWorkers, rank: int) -> WorkerLostError:
+    problem = "it ended, was killed, stopped or cut off before the first step"
+    return lost_worker(rank, workers.hosts[rank], problem, done=-1, restart=TENSORFLOW.restart)
