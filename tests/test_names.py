@@ -25,7 +25,6 @@ CLASSES = {
     "Ranks",
     "Settings",
     "Split",
-    "Standing",
     "StepConductor",
     "StepUnderWay",
     "Text",

@@ -39,7 +39,7 @@ class StepExchange:
             WorkerLostError: a worker that is needed for it was lost.
         """
         plan = self._exchange.at(step)
-        self._exchange.check()
+        self._exchange.losses.check()
         return plan
 
     def enter_collective(self, step: int) -> None:
@@ -48,12 +48,12 @@ class StepExchange:
         Raises:
             WorkerLostError: one of them was lost, or has ended its run before that step.
         """
-        self._exchange.enter_collective()
+        self._exchange.losses.enter_collective()
         self._exchange.need_all(step)
 
     def leave_collective(self) -> None:
         """Note that no more are."""
-        self._exchange.leave_collective()
+        self._exchange.losses.leave_collective()
 
 
 def place_of(thread_id: int) -> Place:

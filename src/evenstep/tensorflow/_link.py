@@ -165,9 +165,10 @@ class RunLink:
             return None
         if exchange is None:
             return lost_behind(error, self._workers)
-        exchange.enter_collective()  # wherever it was: in a forward of the user's, say
-        lost = exchange.verdict(within_s=_VERDICT_S)
-        exchange.leave_collective()  # who hears of it may be saving: that is not to be ended
+        losses = exchange.losses
+        losses.enter_collective()  # wherever it was: in a forward of the user's, say
+        lost = losses.verdict(within_s=_VERDICT_S)
+        losses.leave_collective()  # who hears of it may be saving: that is not to be ended
         return lost
 
     def say_goodbye(self) -> None:
@@ -182,7 +183,7 @@ class RunLink:
         """Close the run, if it is open, for good."""
         self._closed = True
         if self._exchange is not None and self._ended_by is not None:
-            self._exchange.script_failed(self._ended_by)
+            self._exchange.losses.script_failed(self._ended_by)
         if self._run is not None:
             self._run.close()
 

@@ -104,7 +104,7 @@ class Run:
             grace_s=3 * runtime.heartbeat_s,
         )
         # Lets the training come out of the collective that it may be stuck in.
-        self.exchange.on_loss = lambda error: abort_collectives(str(error))
+        self.exchange.losses.on_loss = lambda error: abort_collectives(str(error))
         self.conductor = StepConductor(
             StepExchange(self.exchange),
             MachineReader(asked=reads_resources(settings.policy)),
@@ -137,7 +137,7 @@ class Run:
 
     def close(self) -> None:
         """Say goodbye to the others, and have the sinks take what is left."""
-        if not self.exchange.is_broken:
+        if not self.exchange.losses.is_broken:
             self.conductor.close()
         self.exchange.close()
         if self._workers.rank == 0:

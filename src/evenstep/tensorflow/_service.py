@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.eager import context  # not public: it has the service
 
-from .._exchange._losses import lost_worker
+from .._exchange._loss_watch import lost_worker
 from ..exceptions import WorkerLostError
 from ._exchange import TENSORFLOW
 from ._workers import Workers
