@@ -21,6 +21,7 @@ from evenstep import Cluster, Decision, StepTimings
 from evenstep._exchange._channel import StarChannel
 from evenstep._exchange._exchange import Exchange
 from evenstep._exchange._meeting import Star, connect_star, dial
+from evenstep._exchange._message_kinds import Answer, RankLost, StepReports, read, written
 from evenstep._exchange._peer import Peer
 from evenstep._exchange._place import ENDED, Framework
 from evenstep._exchange._wire import Text, encode
@@ -99,12 +100,14 @@ class FakeRanks:
                     peer.beat()
 
     def _read(self, rank: int) -> None:
-        for message in self._peers[rank].receive() or ():
-            if "after" in message:
-                for step in range(message["after"], message["through"] + 1):
-                    self._peers[rank].send(self._report(step + 1))
-            if "lost" in message:
-                self.told.append((message["lost"], monotonic()))
+        for rows in self._peers[rank].receive() or ():
+            for message in read(rows):
+                match message:
+                    case Answer(index, through):
+                        for step in range(index, through + 1):
+                            self._peers[rank].send(self._report(step + 1))
+                    case RankLost(lost):
+                        self.told.append((lost, monotonic()))
         if self._peers[rank].is_over:
             self._make_again(rank)
 
@@ -112,7 +115,7 @@ class FakeRanks:
         """Return the report of a step, the same of all ranks."""
         if step not in self._reports:
             report = Report(step, _PER_RANK, self._global, 0.1, 0.001, 0.12)
-            self._reports = {step: encode({"step": step, "reports": [report]})}
+            self._reports = {step: encode(written([StepReports(step, (report,))]))}
         return self._reports[step]
 
     def _make_again(self, rank: int) -> None:

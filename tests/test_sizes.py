@@ -14,7 +14,6 @@ LONGER = {
     "src/evenstep/events.py": "every fact in one place; half of it is docstrings",
     "src/evenstep/torch/_balancer.py": "the public face in one place; half of it is docstrings",
     "src/evenstep/torch/_step/_conductor.py": "one rank's way through a step in one place",
-    "src/evenstep/_exchange/_exchange.py": "where reports, plans, claims and losses meet",
 }
 
 

@@ -1,4 +1,4 @@
-"""Stand-ins around a channel, for its tests."""
+"""Stand-ins around a channel and a router, for their tests."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 from queue import Queue
 
 from evenstep._exchange._meeting import connect_star
+from evenstep._exchange._router import Router
 
 FAST = {"heartbeat_s": 0.05, "deadline_s": 0.4}
 
@@ -56,3 +57,34 @@ def meet(world_size=2):
     for thread in threads:
         thread.join(20)
     return stars
+
+
+class AllThere:
+    """An owner that has lost no worker, and will lose none."""
+
+    is_broken = False
+
+    def check(self): ...
+
+    def check_left(self): ...
+
+    def lose(self, rank, problem):
+        raise AssertionError(f"rank {rank}: {problem}")
+
+
+def router(rank=0, world_size=1, channel=None, owner=None):
+    """Return a router over a channel, which reads what comes there if it is started with it."""
+    made = Router(rank, world_size, channel)
+    made.owner = owner or AllThere()
+    return made
+
+
+class Reading:
+    """What starts a channel for a router's sake alone."""
+
+    def __init__(self, router):
+        self.received = router.received
+
+    def lost(self, peer, problem): ...
+
+    def tick(self): ...

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import socket
-import threading
 
 from evenstep._exchange._channel import StarChannel
 from evenstep._exchange._mailbox import Mailbox
 
-from .channels import FAST
+from .channels import FAST, router
 
 
 class End:
@@ -16,9 +15,14 @@ class End:
 
     def __init__(self, rank, connections, world_size):
         self.error = None
-        self.changed = threading.Condition()
         self.channel = StarChannel(connections, **FAST)
-        self.box = Mailbox(rank, world_size, self.channel, self.changed, owner=self)
+        self.router = router(rank, world_size, self.channel, owner=self)
+        self.box = Mailbox(self.router)
+        self.router.add(self.box)
+
+    @property
+    def is_broken(self):
+        return self.error is not None
 
     def check(self):
         if self.error is not None:
@@ -28,12 +32,11 @@ class End:
         """Nobody leaves on purpose."""
 
     def received(self, peer, message):
-        assert self.box.received(peer, message)
+        self.router.received(peer, message)
 
     def lost(self, peer, problem):
-        with self.changed:
-            self.error = ConnectionError(f"rank {peer}: {problem}")
-            self.changed.notify_all()
+        self.error = ConnectionError(f"rank {peer}: {problem}")
+        self.router.notify()
 
     def tick(self):
         """Nothing is due."""

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from evenstep._exchange._message_kinds import ClaimGranted
 from evenstep.planner._claim_switch import ClaimSwitch
 from evenstep.planner.claims import Claim, Hybrid
 
@@ -95,7 +96,7 @@ def test_the_answer_to_a_claim_that_was_broken_off_is_nobody_elses(star):
         claiming, granted = in_thread(lambda: claims.claim(0))
         while claims.awaited is None:
             assert claiming.is_alive()
-        claims.received(0, {"granted": [(0, 4, 8)], "number": 0})
+        claims.received(0, ClaimGranted(0, (Claim(0, 4, 8),)))
     claiming.join(5)
 
     assert granted != [(Claim(0, 4, 8),)]

@@ -67,7 +67,7 @@ def run(policy, num_steps, *, clock=None, change=None):
     """Run some steps of two ranks; return what the ranks and rank 0's sinks got."""
     ranks = Ranks()
     settings = {} if clock is None else {"clock": clock}
-    decisions = Decisions(2, lag=0, announcer=ranks, emit=ranks.events.append, **settings)
+    decisions = Decisions(2, lag=0, answers=ranks, emit=ranks.events.append, **settings)
     decisions.planner = Planner(policy, Job(2, 16))
     ranks.announce(decisions.planner.plan)
     for step in range(num_steps):
@@ -243,7 +243,7 @@ class Busy(Ranks):
 def level_run(ranks, *, lag=0, num_steps=3, after_each=lambda: None, news_in=None):
     """Have two ranks end steps level, but for one, under a policy that moves a sample each time."""
     moves = [replace(good(7 - n, 9 + n), level=1.0) for n in range(5)]
-    decisions = Decisions(2, lag=lag, announcer=ranks, emit=ranks.events.append)
+    decisions = Decisions(2, lag=lag, answers=ranks, emit=ranks.events.append)
     decisions.planner = Planner(Scripted(tuple(moves)), Job(2, 16), warm_up_steps=0)
     decisions.planner._level = 1.0
     ranks.announce(decisions.planner.plan)
@@ -294,7 +294,7 @@ def test_a_step_is_told_with_the_plan_it_ran_under(lag):
 def test_a_worker_that_does_not_help_is_told_of_once():
     """And only if that lasts: a worker that is slow in one check only is not worth a word."""
     ranks = Ranks()
-    decisions = Decisions(2, lag=0, announcer=ranks, emit=ranks.events.append)
+    decisions = Decisions(2, lag=0, answers=ranks, emit=ranks.events.append)
     decisions.planner = Planner(Auto(), Job(2, 64))
     for step in range(301):
         sizes = decisions.planner.plan.batch_size

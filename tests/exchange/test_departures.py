@@ -39,14 +39,14 @@ def test_a_rank_whose_collective_broke_learns_who_left(departs_first):
     """Though rank 0 alone hears of that, whichever it hears of first."""
     with three() as (_, asking, leaving):
         if departs_first:
-            leaving.script_failed(ValueError("sample 17 has no label"))
+            leaving.losses.script_failed(ValueError("sample 17 has no label"))
             leaving.close()
-        asking.enter_collective()
+        asking.losses.enter_collective()
         if not departs_first:
-            assert asking.verdict(within_s=0.2) is None
-            leaving.script_failed(ValueError("sample 17 has no label"))
+            assert asking.losses.verdict(within_s=0.2) is None
+            leaving.losses.script_failed(ValueError("sample 17 has no label"))
             leaving.close()
-        error = asking.verdict(within_s=20)
+        error = asking.losses.verdict(within_s=20)
 
         assert "Rank 2 on c was lost: it raised ValueError: sample 17 has no label" in str(error)
         assert error.rank == 2
@@ -59,5 +59,5 @@ def test_a_rank_that_nobody_needs_is_no_loss():
         other.close()
         first.close()
 
-        assert not first.is_broken
-        assert not other.is_broken
+        assert not first.losses.is_broken
+        assert not other.losses.is_broken

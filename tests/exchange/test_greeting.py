@@ -9,7 +9,7 @@ import pytest
 from evenstep._exchange._channel import StarChannel
 from evenstep._exchange._greeting import Greeting, Newcomer, greet
 from evenstep._exchange._meeting import Meeting, connect_star, dial
-from evenstep._exchange._wire import PROTOCOL, ProtocolError, encode
+from evenstep._exchange._wire import VERSION, ProtocolError, encode
 
 from .channels import Listener, rendezvous
 
@@ -101,26 +101,33 @@ def test_a_replayed_greeting_is_refused(tapped):
     assert at_first.losses.empty()
 
 
-def test_a_rank_of_another_version_ends_the_start_on_both():
-    """With both versions, and not as a rank that never came."""
+PACKAGE, PROTOCOL = VERSION.split(" ", 1)
+UNLIKE = pytest.mark.parametrize("other", [f"99.0 {PROTOCOL}", f"{PACKAGE} (protocol 99)"])
+
+
+@UNLIKE
+def test_a_rank_of_another_version_ends_the_start_on_both(other):
+    """With both versions, of the package and of the protocol, and not as one that never came."""
     share, errors = rendezvous(2), []
 
-    def newer():
+    def join():
         meeting = share(None)
         with socket.create_connection(("127.0.0.1", meeting["port"])) as connection:
-            _, welcome = greet(connection, meeting["token"], Greeting(1, 0, None, version=99))
+            _, welcome = greet(connection, meeting["token"], Greeting(1, 0, None, version=other))
             errors.append(welcome.version)
 
-    thread = threading.Thread(target=newer)
+    thread = threading.Thread(target=join)
     thread.start()
-    with pytest.raises(ProtocolError, match=rf"version {PROTOCOL} on rank 0, version 99 on rank 1"):
+    with pytest.raises(ProtocolError) as caught:
         connect_star(0, 2, share, addresses=["127.0.0.1"])
     thread.join(10)
 
-    assert errors == [PROTOCOL]
+    assert f"got {VERSION} on rank 0 and {other} on rank 1. Install" in str(caught.value)
+    assert errors == [VERSION]
 
 
-def test_rank_zero_of_another_version_is_named():
+@UNLIKE
+def test_rank_zero_of_another_version_is_named(other):
     """At once, by the rank that reaches it."""
 
     def answer():
@@ -128,7 +135,7 @@ def test_rank_zero_of_another_version_is_named():
         newcomer = Newcomer(connection, "t")
         while newcomer.read() is None:
             pass
-        text = encode({"version": 99})
+        text = encode({"version": other})
         connection.sendall(newcomer._wire.head(text, 0) + text.data)
         connection.close()
 
@@ -136,10 +143,11 @@ def test_rank_zero_of_another_version_is_named():
         thread = threading.Thread(target=answer)
         thread.start()
         meeting = Meeting(("127.0.0.1",), server.getsockname()[1], "t", None)
-        words = rf"version 99 on rank 0, version {PROTOCOL} on rank 1"
-        with pytest.raises(ProtocolError, match=words):
+        with pytest.raises(ProtocolError) as caught:
             dial(meeting, 1, 0, timeout_s=10)
         thread.join(10)
+
+    assert f"got {other} on rank 0 and {VERSION} on rank 1. Install" in str(caught.value)
 
 
 def test_a_rank_that_is_turned_away_comes_again():

@@ -2,18 +2,22 @@
 
 import threading
 
-import numpy as np
 import pytest
 
 from evenstep._exchange._mailbox import Mailbox
+from evenstep._exchange._message_kinds import NumbersPosted, StepsTold
 from evenstep._exchange._ways import Ways
+
+from .channels import router
 
 
 class Owner:
     """Looks whether another thread could publish meanwhile."""
 
-    def __init__(self, changed):
-        self.changed, self.was_free = changed, []
+    is_broken = False
+
+    def __init__(self):
+        self.changed, self.was_free = None, []
 
     def check(self):
         """No worker is lost."""
@@ -29,25 +33,27 @@ class Owner:
         thread.join()
 
 
-def take_mail(changed, owner):
-    box = Mailbox(1, 2, None, changed, owner=owner)
-    threading.Timer(0.1, lambda: box._put((0, 1, 0), np.array([7]))).start()
+def take_mail(asking):
+    box = Mailbox(asking)
+    posted = NumbersPosted((0, 1, 0), "<u1", "Bw==")
+    threading.Timer(0.1, lambda: box.received(0, posted)).start()
     assert box.take((0, 1, 0)).tolist() == [7]
 
 
-def ask_for_steps(changed, owner):
-    ways = Ways(0, 2, None, changed, owner=owner, differ=lambda found: None)
-    message = {"reduced": [[0, 3, [[5, 1.0]], []]]}
-    threading.Timer(0.1, lambda: ways.received(1, message)).start()
-    assert ways.steps_of((0, 3)) == [5]
+def ask_for_steps(asking):
+    ways = Ways(asking, differ=lambda found: None)
+    told = StepsTold((0, 3), (5,))
+    threading.Timer(0.1, lambda: ways.received(0, told)).start()
+    assert ways.steps_of((0, 3)) == (5,)
 
 
 @pytest.mark.parametrize("wait", [take_mail, ask_for_steps])
 def test_waiting_holds_up_no_decision(wait):
     """Rank 0 would never answer: its decision waits for the lock, and whoever has it for that."""
-    changed = threading.Condition()
-    owner = Owner(changed)
+    owner = Owner()
+    asking = router(1, 2, None, owner=owner)
+    owner.changed = asking.changed
 
-    wait(changed, owner)
+    wait(asking)
 
     assert owner.was_free == [True]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 
 from evenstep._exchange._mailbox import Mailbox
 
+from .channels import router
 from .mailboxes import star
 
 
@@ -94,7 +94,9 @@ def test_whoever_waits_learns_of_a_loss():
 
 def test_one_process_tells_nobody():
     """There is no channel."""
-    box = Mailbox(0, 1, None, threading.Condition(), owner=None)
+    alone = router()
+    box = Mailbox(alone)
+    alone.add(box)
 
     assert box.share((0, 1, 0), ints(3)).tolist() == [3]
     assert box.gather((0, 1, 0), [4])() == [[4]]

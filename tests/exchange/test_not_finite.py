@@ -2,8 +2,11 @@
 
 import pytest
 
+from evenstep._exchange._message_kinds import NotFiniteTold
 from evenstep._exchange._not_finite import NotFinite
 from evenstep.events import LossNotFinite
+
+from .channels import router
 
 
 @pytest.fixture
@@ -14,13 +17,16 @@ def said():
 
 @pytest.fixture
 def books(said):
-    return NotFinite(0, None, emit=said.append)
+    alone = router()
+    made = NotFinite(alone, emit=said.append)
+    alone.add(made)
+    return made
 
 
 def hear(books, rank, *steps, half=False):
     """Have rank 0 hear of a rank's steps."""
     for step in steps:
-        assert books.received(rank, {"not_finite": step, "half": half})
+        books.received(rank, NotFiniteTold(step, half))
 
 
 def test_five_steps_in_a_row_are_said_with_the_first_and_its_ranks(books, said):
@@ -90,8 +96,3 @@ def test_a_device_that_is_read_late_is_still_the_first(books, said):
     hear(books, 1, 3, 4, 5, 6, 7)
 
     assert said == [LossNotFinite(3, (1,))]
-
-
-def test_other_messages_are_left_to_others(books):
-    """A message of a step is no word on its loss."""
-    assert not books.received(1, {"stop": True})

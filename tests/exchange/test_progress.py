@@ -2,8 +2,9 @@
 
 import pytest
 
+from evenstep._exchange._message_kinds import ProgressTold
 from evenstep._exchange._place import Place
-from evenstep._exchange._progress import STEPS, UNITS, ProgressWatch, Standing
+from evenstep._exchange._progress import STEPS, UNITS, ProgressWatch
 
 USERS = Place("at train.py:31 in forward", in_collective=False, compiling=False)
 WAITING = Place("at train.py:40 in step", in_collective=True, compiling=False)
@@ -22,7 +23,7 @@ class Watched:
     def come_to(self, *counts, paused=()):
         """Have each rank come to what it is said to have counted."""
         for rank, of_rank in enumerate(counts):
-            self.watch.heard(rank, Standing(of_rank, is_paused=rank in paused))
+            self.watch.heard(rank, ProgressTold(of_rank, is_paused=rank in paused))
         self.watch.look(self.now_s)  # sees that they moved
 
     def wait(self, num_looks, *, by_s=1.0, **places):

@@ -12,7 +12,7 @@ import pytest
 
 from evenstep._exchange._channel import StarChannel
 from evenstep._exchange._process import has_ended, process_name
-from evenstep._exchange._wire import PROTOCOL, Wire, encode
+from evenstep._exchange._wire import VERSION, Wire, encode
 
 from .channels import FAST, Listener, meet
 
@@ -216,7 +216,7 @@ def test_a_connection_that_is_listened_to_no_more_can_be_forgotten(star):
 
 def guessed_greeting():
     """The greeting of rank 1, by someone who has guessed the token and the challenge."""
-    text = encode({"version": PROTOCOL, "rank": 1, "process": None})
+    text = encode({"version": VERSION, "rank": 1, "process": None})
     return b"n" * 16 + Wire(b"guessed", is_caller=True).head(text, 0) + text.data
 
 

@@ -2,33 +2,25 @@
 
 import math
 import socket
-import threading
 
 from evenstep._exchange._channel import StarChannel
 from evenstep._exchange._unit_sums import UnitSums
 
-
-class AllThere:
-    """An owner that has lost no worker."""
-
-    def check(self): ...
-
-    def check_left(self): ...
+from .channels import Reading, router
 
 
 def test_the_sum_is_the_same_bits_everywhere():
     """Over a real connection, in any order."""
     one, other = socket.socketpair()
-    changed = threading.Condition()
     channels = [
         StarChannel({1 - rank: end}, heartbeat_s=1.0, deadline_s=9.0)
         for rank, end in enumerate((one, other))
     ]
-    sums = [UnitSums(rank, 2, channels[rank], changed, owner=AllThere()) for rank in (0, 1)]
+    routers = [router(rank, 2, channels[rank]) for rank in (0, 1)]
+    sums = [UnitSums(routers[rank], came_to=lambda step: None) for rank in (0, 1)]
     for rank in (0, 1):
-        receiver = type("Receiver", (), {"received": staticmethod(sums[rank].received)})
-        receiver.lost = receiver.tick = staticmethod(lambda *_: None)
-        channels[rank].start(receiver)
+        routers[rank].add(sums[rank])
+        channels[rank].start(Reading(routers[rank]))
 
     first = [sums[rank].add(0, (0.1, 0.2)[rank]) for rank in (0, 1)]
     second = [sums[rank].add(1, (0.1, 0.2)[rank]) for rank in (1, 0)]

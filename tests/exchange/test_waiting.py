@@ -50,7 +50,7 @@ def test_a_main_thread_stuck_in_a_collective_is_ended():
     ended = Queue()
     exchange, other = alone(grace_s=0.1, abort=ended.put, framework=STUCK)
 
-    exchange.enter_collective()
+    exchange.losses.enter_collective()
     other.close()
 
     assert "Rank 1 on b was lost" in ended.get(timeout=5)
@@ -60,7 +60,7 @@ def test_a_main_thread_stuck_in_a_collective_is_ended():
 def outlast_the_grace(exchange, other):
     """Break the connection, and let two ticks pass that know of it: the grace, of 0 s, is over."""
     ticks, tick = Queue(), exchange.tick
-    exchange.tick = lambda: (tick(), ticks.put(exchange.is_broken))
+    exchange.tick = lambda: (tick(), ticks.put(exchange.losses.is_broken))
     other.close()
     while not ticks.get(timeout=5):
         pass
@@ -72,11 +72,11 @@ def test_a_broken_collective_whose_error_is_handled_ends_nobody():
     ended = Queue()
     exchange, other = alone(grace_s=0.0, abort=ended.put)
 
-    exchange.enter_collective()  # and never left: an error was raised in there
+    exchange.losses.enter_collective()  # and never left: an error was raised in there
     outlast_the_grace(exchange, other)
 
     assert ended.empty()
-    assert exchange.verdict(within_s=1).rank == 1
+    assert exchange.losses.verdict(within_s=1).rank == 1
     exchange.close()
 
 
@@ -85,13 +85,13 @@ def test_outside_of_a_collective_nobody_is_ended():
     ended = Queue()
     exchange, other = alone(grace_s=0.0, abort=ended.put, framework=STUCK)
 
-    exchange.enter_collective()
-    exchange.leave_collective()
+    exchange.losses.enter_collective()
+    exchange.losses.leave_collective()
     outlast_the_grace(exchange, other)
 
     assert ended.empty()
     with pytest.raises(WorkerLostError, match="Rank 1 on b"):
-        exchange.check()
+        exchange.losses.check()
     exchange.close()
 
 
@@ -120,9 +120,9 @@ def test_a_rank_that_hangs_is_an_error_where_it_is_waited_for(star):
 
     assert "test_waiting.py" in str(caught.value)  # this very thread plays both ranks
     assert isinstance(emitted.get(timeout=5), WorkerLost)
-    wait_for(lambda: both[1].is_broken)
+    wait_for(lambda: both[1].losses.is_broken)
     with pytest.raises(WorkerLostError, match=r"Rank 1 on b"):
-        both[1].check()
+        both[1].losses.check()
 
 
 def test_nobody_hangs_while_nobody_waits(star):
@@ -156,7 +156,7 @@ def test_a_policy_that_never_comes_back_is_noticed(star):
     planner.observe = never
     both[1].at(0)
     both[1].report(0, reports_of(1, 0, 8))
-    wait_for(lambda: both[0]._decisions.newest == 0)
+    wait_for(lambda: both[0].decisions.newest == 0)
     leading = threading.Thread(target=lead)
     leading.start()
     try:

@@ -34,7 +34,7 @@ def joined(**settings):
     with linked(TENSORFLOW, Planner(Fixed((3, 9)), Job(2, 12)), **settings) as pair:
         exchanges, happened, stars = pair
         for exchange, told in zip(exchanges, happened, strict=True):
-            exchange.on_loss = lambda error, told=told: told.append(str(error))
+            exchange.losses.on_loss = lambda error, told=told: told.append(str(error))
         steps = [TrainingSteps(2, "mean") for _ in exchanges]
         for each, exchange in zip(steps, exchanges, strict=True):
             each.begin(exchange)
@@ -79,7 +79,7 @@ def test_a_worker_that_ends_its_run_early_is_named(pair):
     exchanges, steps, happened, _ = pair
     both_train(steps)
     exchanges[1].close()
-    lost = exchanges[0].verdict(within_s=10)
+    lost = exchanges[0].losses.verdict(within_s=10)
 
     assert lost.rank == 1
     assert "Rank 1 on second was lost: it ended its run after step 0" in str(lost)
@@ -97,7 +97,7 @@ def test_the_next_step_does_not_begin_without_a_worker_that_ended_its_run(pair):
 
     def into_the_next():
         train(steps[0])
-        raise exchanges[0].verdict(within_s=10)
+        raise exchanges[0].losses.verdict(within_s=10)
 
     with pytest.raises(WorkerLostError, match="others are at 1"):  # at once, or when it is heard
         into_the_next()
@@ -111,10 +111,11 @@ def test_a_batch_that_no_worker_trains_on_is_no_reason_to_need_one(pair):
         each.next_plan()
     exchanges[1].close()
 
-    assert exchanges[0].verdict(within_s=0.0) is None
-    with exchanges[0]._changed:
-        assert exchanges[0]._changed.wait_for(lambda: exchanges[0]._left, timeout=10)
-    assert not exchanges[0].is_broken
+    assert exchanges[0].losses.verdict(within_s=0.0) is None
+    changed = exchanges[0]._router.changed
+    with changed:
+        assert changed.wait_for(lambda: exchanges[0].losses.left, timeout=10)
+    assert not exchanges[0].losses.is_broken
 
 
 def test_a_known_loss_explains_a_collective_wherever_it_was(pair):
@@ -127,7 +128,7 @@ def test_a_known_loss_explains_a_collective_wherever_it_was(pair):
     broken = tf.errors.UnavailableError(None, None, "a port")
 
     assert link.explain(broken).rank == 1
-    assert not first._loss.in_collective
+    assert not first.losses._watch.in_collective
     assert link.explain(tf.errors.InvalidArgumentError(None, None, "shapes")) is None
 
 
@@ -166,7 +167,7 @@ def test_a_broken_connection_ends_the_collective_with_the_name_in_it(pair):
     train(steps)
     stars[0].server.close()
     stars[1].connections[0].close()
-    lost = first.verdict(within_s=10)
+    lost = first.losses.verdict(within_s=10)
 
     assert lost is not None
     assert lost.rank == 1
@@ -186,14 +187,14 @@ def test_a_worker_that_hangs_while_its_process_lives_is_named(impatient):
     assert lost.value.rank == 1
     assert "; it is " in str(lost.value)  # where, as it said itself
     assert str(lost.value) in happened[0]
-    assert all(exchange.is_broken for exchange in exchanges)
+    assert all(exchange.losses.is_broken for exchange in exchanges)
 
 
 def test_who_was_told_of_a_loss_may_take_its_time(pair):
     """It may be saving what there is, in TensorFlow's own code."""
     (first, _), (steps, _), _, _ = pair
     ended = []
-    first._loss = type(first._loss)(
+    first.losses._watch = type(first.losses._watch)(
         grace_s=-1.0, abort=ended.append, is_stuck=lambda thread_id: True
     )
     train(steps)

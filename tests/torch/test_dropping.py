@@ -31,7 +31,7 @@ def told(facts, *, least=1, stop=None, **others):
         **{"has_peers": False, **others},
     )
     dropping(UNHELPFUL)
-    return events, stop.answer(101)
+    return events, stop.answer(101, 101)
 
 
 def test_a_worker_with_a_torchrun_of_its_own_is_sent_away():
@@ -39,7 +39,7 @@ def test_a_worker_with_a_torchrun_of_its_own_is_sent_away():
     events, answer = told([fact(), fact(), fact()], least=2)
 
     assert events == [UNHELPFUL, WorkerDropped(100, 1, "host")]
-    assert answer == {"stop": True, "leaving": 1}
+    assert (answer.stops, answer.leaving) == (True, 1)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_it_is_kept_where_the_others_could_not_go_on(facts, terms, words):
     assert events[0] == UNHELPFUL
     assert isinstance(events[1], WorkerKept)
     assert words in events[1].obstacle
-    assert answer == {}
+    assert not answer.stops
 
 
 @pytest.mark.parametrize("before", [Stop.ask, lambda stop: stop.send_away(0)])
@@ -72,7 +72,7 @@ def test_nobody_is_sent_away_once_the_run_stops(before):
 
     assert [type(event) for event in events] == [WorkerUnhelpful, WorkerKept]
     assert "stops already" in events[1].obstacle
-    assert answer["leaving"] != 1
+    assert answer.leaving != 1
 
 
 def test_nobody_is_where_nobody_asked_for_it():
@@ -80,16 +80,16 @@ def test_nobody_is_where_nobody_asked_for_it():
     events, answer = told([fact(), fact()], least=None)
 
     assert events == [UNHELPFUL]
-    assert answer == {}
+    assert not answer.stops
 
 
 def test_all_ranks_agree_on_who_leaves():
     """A notice that was answered before stays as it was said: a stop of all."""
     first, other = Stop(), Stop()
     first.ask()
-    other.hear(5, first.answer(5))
+    other.hear(first.answer(5, 5))
     first.send_away(1)
-    other.hear(6, first.answer(6))
+    other.hear(first.answer(6, 6))
 
     assert first.leaving is other.leaving is None
     assert not other.is_known(4)

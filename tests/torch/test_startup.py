@@ -14,22 +14,23 @@ from evenstep.torch._session import open_channel
 from ..exchange.channels import rendezvous
 
 
-def meet(rank):
+def meet(rank, unlike):
     """Return what ranks of unlike versions raise, and whether ranks of one version meet then."""
     try:
-        SideGroup.open(None, protocol=1 + rank)
+        SideGroup.open(None, version=f"0.{rank}.0 (protocol {unlike * rank + 4})")
     except ConnectionError as error:
         side = SideGroup.open(None)
         return str(error), side.collect(rank)
 
 
 @pytest.mark.cluster
-def test_unlike_versions_are_refused_on_all_ranks():
+@pytest.mark.parametrize("unlike", [0, 1], ids=["package", "protocol"])
+def test_unlike_versions_are_refused_on_all_ranks(unlike):
     """Before any of them reads what another one wrote, and with both versions."""
-    (one, met), (other, _) = run_workers(2, meet)
+    (one, met), (other, _) = run_workers(2, meet, unlike)
 
     assert one == other
-    assert "version 1 on rank 0, version 2 on rank 1" in one
+    assert f"0.0.0 (protocol 4) on rank 0 and 0.1.0 (protocol {unlike + 4}) on rank 1" in one
     assert met == [0, 1]
 
 

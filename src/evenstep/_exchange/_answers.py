@@ -1,4 +1,4 @@
-"""The plans that rank 0 has answered with, how it tells them, and the wait for them."""
+"""What rank 0 has decided and told after each step, and which steps all ranks have done."""
 
 from __future__ import annotations
 
@@ -6,96 +6,143 @@ import threading
 from collections.abc import Callable
 
 from ..planner import Plan
-from ._channel import StarChannel
-from ._wire import Message
+from ._message_kinds import Answer, DoneAsked, DoneTold, Message, PlanTold
+from ._router import Rider, Router
+from ._stop import Stop
 
 _MOST_KEPT = 8  # for ranks behind, which claim by them; and the lag
 
+# The books of a step are kept this much later, in the middle of the next one: at once, they
+# would take Python's lock from the main thread on its way through the optimizer.
+_BOOKS_S = 0.005
+
 
 class Answers:
-    """What was decided after each step, as far as this rank has heard.
+    """The plans that are known here, by the step after which each was decided.
+
+    On rank 0 it tells them to all: each answer with the plans that are new, in one message, which
+    takes half the time of two on each of a thousand connections. A plan that no answer follows at
+    once is told by itself, and before any later answer.
 
     Read without the lock: an answer is there before ``newest`` says so, and dropped long after.
 
     Args:
-        changed: notified when an answer comes, and by the owner when a worker is lost.
+        router: carries messages.
         lag: steps by which a plan trails its measurement.
-        is_over: whether no answer will come any more, as a worker was lost.
+        stop: told with the answers.
 
     Attributes:
         newest: the newest step that was answered; -1 is the plan before all steps, -2 none.
+        known_until: the newest step whose answer was known before it was measured.
+        newest_done: the newest step that all ranks have reported, as far as this rank has heard.
+            An answer says nothing of that: plans are known ahead, or asked for ahead.
+        listeners: told of every new plan, on whichever thread learns of it.
+        riders: told before each answer, on rank 0.
     """
 
-    def __init__(
-        self, changed: threading.Condition, *, lag: int, is_over: Callable[[], bool]
-    ) -> None:
-        self._changed = changed
+    kinds = (PlanTold, Answer, DoneAsked, DoneTold)
+
+    def __init__(self, router: Router, *, lag: int, stop: Stop) -> None:
+        self._router = router
         self._lag = lag
-        self._is_over = is_over
-        self._plans: dict[int, Plan] = {}  # by the step after which each was decided
+        self._stop = stop
+        self._lock = threading.Lock()
+        self._untold: list[PlanTold] = []  # on rank 0
+        self._asking: dict[int, int] = {}  # on rank 0: who waits until which step is done
+        self._plan: Plan | None = None
+        self._plans: dict[int, Plan] = {}
         self.newest = -2
+        self.known_until = self.newest_done = -1
+        self.listeners: list[Callable[[Plan], None]] = []
+        self.riders: list[Rider] = []
 
-    def put(self, index: int, through: int, plan: Plan) -> None:
-        """Keep the answer to some steps: claims need it before it is published."""
-        with self._changed:
-            self._plans |= dict.fromkeys(range(index, through + 1), plan)
+    def announce(self, plan: Plan) -> None:
+        """Tell all ranks a plan, if it is new. None may be left out: ranks replay them all."""
+        if self._plan is not None and self._plan.epoch == plan.epoch:
+            return
+        with self._lock:
+            self._untold.append(PlanTold(plan))
+        self._router.later(self._tell, delay_s=0.0)
+        self._hear(plan)
 
-    def publish(self, index: int) -> None:
-        """Have it known."""
-        with self._changed:
-            self.newest = index
-            self._changed.notify_all()
+    def publish(self, index: int, through: int) -> None:
+        """Let the newest plan be the answer to the steps from ``index`` to ``through``."""
+        self._keep(index, through)  # claims need it before others know
+        answer = self._stop.answer(index, through)
+        for rider in self.riders:
+            rider.answers(through)
+        self._tell(answer)
+        self._publish(index, through)
+
+    def completed(self, step: int) -> None:
+        """Take in that all ranks have reported ``step``."""
+        with self._router.changed:
+            self.newest_done = max(self.newest_done, step)
+            self._router.changed.notify_all()
+            known = [rank for rank, asked in self._asking.items() if asked <= self.newest_done]
+            for rank in known:
+                del self._asking[rank]
+        for rank in known:
+            self._router.to(rank, DoneTold(self.newest_done))
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Make ``call`` when no rank waits for anything."""
+        self._router.later(call, delay_s=_BOOKS_S)
 
     def plan(self, index: int) -> Plan:
         """Return the answer to step ``index``, which was published."""
         if len(self._plans) > _MOST_KEPT + self._lag:
-            with self._changed:
+            with self._router.changed:
                 for old in [key for key in self._plans if key < index][: -1 - self._lag]:
                     del self._plans[old]
         return self._plans[index]
 
-    def wait(self, index: int, *, limit_s: float | None) -> bool:
-        """Wait for the answer to step ``index``, or until none will come; tell whether it is here.
+    def need(self, index: int) -> Plan:
+        """Return the answer to step ``index``, once it is here.
 
-        Args:
-            index: the step.
-            limit_s: for how long; None is as long as it takes.
+        Raises:
+            WorkerLostError: a worker was lost before that.
+            RanksDivergedError: ranks reduced the gradients of different batches together.
         """
         if self.newest < index:
-            with self._changed:
-                self._changed.wait_for(
-                    lambda: self.newest >= index or self._is_over(), timeout=limit_s
-                )
-        return self.newest >= index
+            self._router.need(lambda: self.newest >= index)
+        return self.plan(index)
 
+    def received(self, peer: int, message: Message) -> None:
+        """Take in a plan, an answer, or which steps are done; or, on rank 0, who asks for that."""
+        match message:
+            case PlanTold(plan):
+                self._hear(plan)
+            case Answer(index, through):
+                self._stop.hear(message)
+                self._keep(index, through)
+                self._publish(index, through)
+            case DoneAsked(step):
+                with self._router.changed:
+                    self._asking[peer] = step
+                self.completed(self.newest_done)
+            case DoneTold(step):
+                self.completed(step)
 
-class Announcements:
-    """On rank 0: tells all ranks the answers, each with the plans that are new, in one message.
+    def _hear(self, plan: Plan) -> None:
+        self._plan = plan
+        for listener in tuple(self.listeners):
+            listener(plan)
 
-    On each of a thousand connections, one message takes half the time of two. A plan that no
-    answer follows at once is told by itself, and before any later answer.
-
-    Args:
-        channel: connections to the others.
-    """
-
-    def __init__(self, channel: StarChannel) -> None:
-        self._channel = channel
-        self._lock = threading.Lock()
-        self._plans: list[Message] = []
-
-    def plan(self, plan: Plan) -> None:
-        """Tell a plan, along with the answer that follows, if one does."""
+    def _tell(self, *answer: Answer) -> None:
         with self._lock:
-            self._plans.append({name: getattr(plan, name) for name in Plan.__slots__})
-        self._channel.call_later(self._tell, delay_s=0.0)
-
-    def answer(self, answer: Message) -> None:
-        """Tell an answer to a step: from now on, the newest plan told is in force."""
-        self._tell(answer)
-
-    def _tell(self, answer: Message | None = None) -> None:
-        with self._lock:
-            plans, self._plans = self._plans, []
+            plans, self._untold = self._untold, []
             if plans or answer:
-                self._channel.send_all(({"plans": plans} if plans else {}) | (answer or {}))
+                self._router.to_everyone(*plans, *answer)
+
+    def _keep(self, index: int, through: int) -> None:
+        assert self._plan is not None
+        with self._router.changed:
+            self._plans |= dict.fromkeys(range(index, through + 1), self._plan)
+
+    def _publish(self, index: int, through: int) -> None:
+        with self._router.changed:
+            self.newest = through
+            self._router.changed.notify_all()
+        if through > index:
+            self.known_until = through

@@ -24,8 +24,7 @@ from ._greeting import Newcomer
 from ._meeting import Call, Star, dial
 from ._peer import Peer
 from ._process import has_ended, process_name
-from ._wire import PROTOCOL, Text, Wire, encode
-from ._wire import Message as Message
+from ._wire import VERSION, Text, Wire, encode
 
 _RETRY_S = 0.05  # between two looks after a broken connection
 _FLUSH_S = 0.002  # between two looks whether a connection takes more
@@ -38,7 +37,7 @@ _CLOSED = "its connection closed: it ended, was killed or cut off"
 class Receiver(Protocol):
     """What a channel tells its owner, from the channel's thread."""
 
-    def received(self, peer: int, message: Message) -> None:
+    def received(self, peer: int, message: Any) -> None:
         """Take a message from ``peer``."""
 
     def lost(self, peer: int, problem: str) -> None:
@@ -113,13 +112,13 @@ class StarChannel:
         )
         self._thread.start()
 
-    def send(self, peer: int, message: Message) -> None:
+    def send(self, peer: int, message: Any) -> None:
         """Send ``message``; to a peer that is gone, nothing: its loss was told already."""
         self._send((peer,), encode(message))
 
-    def send_all(self, message: Message) -> None:
-        """Send ``message`` to every peer."""
-        self._send(self._peers, encode(message))
+    def send_all(self, message: Any, *, to: Iterable[int] | None = None) -> None:
+        """Send ``message`` to every peer, or to some of them."""
+        self._send(self._peers if to is None else to, encode(message))
 
     def _send(self, numbers: Iterable[int], text: Text) -> None:
         gone, peers = self._gone, self._peers
@@ -302,7 +301,7 @@ class StarChannel:
         if said is None:
             return
         peer = self._peers.get(said.rank)
-        if peer is None or said.rank in self._gone or said.version != PROTOCOL:
+        if peer is None or said.rank in self._gone or said.version != VERSION:
             self._door.turn_away(newcomer, f"rank {said.rank} is not missed")
             return
         if (connected := self._door.let_in(newcomer, peer.num_received)) is None:

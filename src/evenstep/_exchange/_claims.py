@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from ..planner import Plan
 from ..planner.claims import Claim, Hybrid, StepClaims
-from ._channel import StarChannel
-from ._unit_sums import Owner
+from ._message_kinds import ClaimAsked, ClaimGranted, Message
+from ._router import Router
 
 _KEPT_STEPS = 4  # ranks are at most a step apart: no rank claims from an older one
 
@@ -24,10 +23,7 @@ class Claims:
     on whose they were. Both are integers that one rank decides.
 
     Args:
-        rank: this process.
-        channel: connections to the others; None with one process.
-        changed: notified when an answer comes, and when a worker was lost.
-        owner: told when an answer is waited for.
+        router: carries messages.
         plan_of: on rank 0, gives the plan of a step that some rank is in.
 
     Attributes:
@@ -37,24 +33,15 @@ class Claims:
         claiming: on rank 0, who may still claim of that one.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        channel: StarChannel | None,
-        changed: threading.Condition,
-        *,
-        owner: Owner,
-        plan_of: Callable[[int], Plan],
-    ) -> None:
-        self._rank = rank
-        self._channel = channel
-        self._changed = changed
-        self._owner = owner
+    kinds = (ClaimAsked, ClaimGranted)
+
+    def __init__(self, router: Router, *, plan_of: Callable[[int], Plan]) -> None:
+        self._router = router
         self._plan_of = plan_of
         self._lock = threading.Lock()
         self._steps: dict[int, StepClaims] = {}  # on rank 0
         self._answer: tuple[Claim, ...] | None = None
-        self._num_asked = 0  # an answer names its claim: one that was broken off may come later
+        self._num_asked = 0
         self.scheme: Hybrid | None = None
         self.awaited: int | None = None
         self.newest = -1
@@ -73,42 +60,30 @@ class Claims:
         Raises:
             WorkerLostError: a worker was lost before the answer came.
         """
-        if self._rank == 0 or self._channel is None:
-            granted = self._grant(self._rank, step, speed, own=own)
-            self._note(self._rank, step, is_done=own or not granted)
-            return granted
-        with self._changed:
+        with self._router.changed:
             self._answer, self.awaited = None, step
             self._num_asked += 1
-        message = {"claim": step, "speed": speed, "own": own, "number": self._num_asked}
-        self._channel.send(0, message)
-        self._owner.check_left()
         try:
-            with self._changed:
-                while self._answer is None:
-                    self._owner.check()
-                    self._changed.wait()
-                return self._answer
+            self._router.to_leader(ClaimAsked(self._num_asked, step, speed, own))
+            self._router.need(lambda: self._answer is not None)
         finally:
             self.awaited = None
+        assert self._answer is not None
+        return self._answer
 
-    def received(self, peer: int, message: dict[str, Any]) -> bool:
-        """Take in a message if it is about claims; return whether it was."""
+    def received(self, peer: int, message: Message) -> None:
+        """Take in a claim, or what was granted."""
         match message:
-            case {"claim": step, "speed": speed, "own": own, "number": number}:
+            case ClaimAsked(number, step, speed, own):
                 granted = self._grant(peer, step, speed, own=own)
-                rows = [(claim.owner, claim.start, claim.stop) for claim in granted]
-                assert self._channel is not None
-                self._channel.send(peer, {"granted": rows, "number": number})
-                self._note(peer, step, is_done=own or not rows)  # nothing is owed to it any more
-            case {"granted": rows, "number": number}:
-                with self._changed:
+                self._router.to(peer, ClaimGranted(number, granted))
+                if own or not granted:
+                    self._is_done(peer, step)  # nothing is owed to it any more
+            case ClaimGranted(number, claims):
+                with self._router.changed:
                     if number == self._num_asked:
-                        self._answer = tuple(Claim(*row) for row in rows)
-                        self._changed.notify_all()
-            case _:
-                return False
-        return True
+                        self._answer = claims
+                        self._router.changed.notify_all()
 
     def _grant(self, rank: int, step: int, speed: float | None, *, own: bool) -> tuple[Claim, ...]:
         with self._lock:
@@ -117,12 +92,12 @@ class Claims:
             granted, self._steps[step] = answer
             return granted
 
-    def _note(self, rank: int, step: int, *, is_done: bool) -> None:
-        """Take note of who was answered, and whether it will ask again."""
-        with self._changed:
-            if is_done and step == self.newest:
+    def _is_done(self, rank: int, step: int) -> None:
+        """Take note that a rank will not ask again in this step."""
+        with self._router.changed:
+            if step == self.newest:
                 self.claiming -= {rank}
-                self._changed.notify_all()
+                self._router.changed.notify_all()
 
     def _open(self, step: int) -> StepClaims:
         plan = self._plan_of(step)
@@ -131,7 +106,7 @@ class Claims:
         for old in [known for known in self._steps if known <= step - _KEPT_STEPS]:
             del self._steps[old]
         sizes = np.array(plan.batch_size, np.int64)
-        with self._changed:
+        with self._router.changed:
             if step > self.newest:
                 self.newest, self.claiming = step, frozenset(np.flatnonzero(sizes).tolist())
         return StepClaims.begin(self.scheme, sizes, tile=plan.tile)

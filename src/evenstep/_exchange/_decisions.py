@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from time import monotonic
-from typing import Any, Protocol
 
 from ..events import BalancingStopped, Event, Hook, PolicySlow, WorkerUnhelpful
 from ..planner import EqualSizes, Learnt, Outcome, Plan, Planner, Report
+from ._answers import Answers
 from ._internal import fault_in_words, log_fault
+from ._message_kinds import Message, PlanAsked, StepReports
 
 # Everybody waits for a decision. A policy that takes longer is asked so rarely that it costs a
 # twentieth of the time; but never less often than once a minute, as speeds change.
@@ -30,22 +31,6 @@ _AHEAD_S = 0.1
 _LOOK_EVERY = 50  # steps between two looks for a worker that costs more than it brings
 
 
-class Announcer(Protocol):
-    """Tells all ranks what was decided."""
-
-    def announce(self, plan: Plan) -> None:
-        """Tell all ranks a plan, if it is new."""
-
-    def publish(self, index: int, through: int) -> None:
-        """Let the newest plan be the answer to the steps from ``index`` to ``through``."""
-
-    def completed(self, step: int) -> None:
-        """Take in that all ranks have reported ``step``."""
-
-    def later(self, call: Callable[[], None]) -> None:
-        """Make ``call`` when no rank waits for anything."""
-
-
 class Decisions:
     """Decides as soon as the last report of a step is there, on the thread that brought it.
 
@@ -55,7 +40,7 @@ class Decisions:
     Args:
         world_size: number of workers.
         lag: steps by which a plan trails its measurement.
-        announcer: tells all ranks.
+        answers: tells all ranks.
         emit: takes every event.
         clock: monotonic seconds.
 
@@ -65,19 +50,21 @@ class Decisions:
             riders have plans of their own, which would be late, and reports to be compared.
     """
 
+    kinds = (StepReports, PlanAsked)
+
     def __init__(
         self,
         world_size: int,
         *,
         lag: int,
-        announcer: Announcer,
+        answers: Answers,
         emit: Hook,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.planner: Planner | EqualSizes | None = None
         self._world_size = world_size
         self._lag = lag
-        self._announcer = announcer
+        self._answers = answers
         self._emit = emit
         self._clock = clock
         self._lock = threading.RLock()  # books are kept under it too, at once in a single process
@@ -92,6 +79,14 @@ class Decisions:
         self._answered = -1  # the newest step that was answered
         self.looks_ahead = True
         self._wall_s = math.inf  # of the newest step that is complete
+
+    def received(self, peer: int, message: Message) -> None:
+        """Take in a rank's reports of a step, or that it asks for a plan ahead."""
+        match message:
+            case StepReports(step, reports):
+                self.take(peer, step, reports)
+            case PlanAsked(index):
+                self.answer(index)
 
     def take(self, rank: int, step: int, reports: Sequence[Report]) -> None:
         """Take in a rank's message for ``step``, and decide if it is the last."""
@@ -117,7 +112,7 @@ class Decisions:
         self._answered = through
         for answered in range(index, through + 1):
             self._in_force[answered + 1 + self._lag] = self.planner.plan
-        self._announcer.publish(index, through)
+        self._answers.publish(index, through)
 
     def _num_ahead(self) -> int:
         """Return for how many more steps the newest plan is known to stay, within a moment."""
@@ -159,9 +154,9 @@ class Decisions:
                 del books_of[index]  # a rank had no measurement of it, and never will
         if step > self._answered:
             self._publish(step, step + self._num_ahead())
-        self._announcer.completed(step)
+        self._answers.completed(step)
         for book in books:
-            self._announcer.later(book)
+            self._answers.later(book)
 
     def _next_step(self, step: int) -> int:
         """Return the first step that can use what is decided after ``step``, or later."""
@@ -207,11 +202,11 @@ class Decisions:
         if isinstance(self.planner, Planner):
             self.planner = EqualSizes(self.planner, self._next_step(step))
             self._announce()
-            self._announcer.later(partial(self._emit, BalancingStopped(step, rank, fault, "")))
+            self._answers.later(partial(self._emit, BalancingStopped(step, rank, fault, "")))
 
     def _announce(self) -> None:
         if self.planner is not None:
-            self._announcer.announce(self.planner.plan)
+            self._answers.announce(self.planner.plan)
 
     def _keep_books(self, reports: list[Report], ran: Plan, events: tuple[Event, ...]) -> None:
         """Tell what a step cost and what was decided after it."""
@@ -249,11 +244,3 @@ class Decisions:
             return ()
         self._told.add(found.rank)
         return (found,)
-
-
-def read_plan(written: dict[str, Any]) -> Plan:
-    """Return the plan that was sent: JSON knows lists, a plan holds tuples."""
-    values: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in written.items()
-    }
-    return Plan(**values)

@@ -12,7 +12,7 @@ import secrets
 import socket
 from typing import NamedTuple, final
 
-from ._wire import PROTOCOL, Frame, Wire, decode, encode, num_missing
+from ._wire import VERSION, Frame, Wire, decode, encode, num_missing
 
 _NONCE = 16  # bytes of each random text
 _LONGEST = 4096  # bytes of a greeting
@@ -25,13 +25,13 @@ class Greeting(NamedTuple):
         rank: that of the caller.
         num_received: messages it has received from rank 0 over earlier connections.
         process: the name of its process, where it has one.
-        version: of the protocol.
+        version: of evenstep and of the protocol, as ``VERSION`` has them.
     """
 
     rank: int
     num_received: int
     process: str | None
-    version: int
+    version: str = VERSION
 
 
 class Welcome(NamedTuple):
@@ -39,11 +39,11 @@ class Welcome(NamedTuple):
 
     Attributes:
         num_received: messages it has received from that rank over earlier connections.
-        version: of the protocol.
+        version: of evenstep and of the protocol.
     """
 
     num_received: int
-    version: int
+    version: str
 
 
 @final
@@ -97,7 +97,7 @@ class Newcomer:
             num_received: messages received from that rank over earlier connections.
         """
         assert self._wire is not None
-        text = encode({"version": PROTOCOL})
+        text = encode({"version": VERSION})
         self.connection.settimeout(None)
         self.connection.sendall(self._wire.head(text, num_received) + text.data)
         return tune(self.connection), self._wire
@@ -121,7 +121,7 @@ def greet(connection: socket.socket, token: str, greeting: Greeting) -> tuple[Wi
     while (frame := wire.take(buffer, longest=_LONGEST)) is None:
         buffer += _received(connection, num_missing(buffer))  # and nothing of what follows
     text_of_welcome, num_received, *_ = frame
-    return wire, Welcome(num_received, int(decode(text_of_welcome)["version"]))
+    return wire, Welcome(num_received, str(decode(text_of_welcome)["version"]))
 
 
 def tune(connection: socket.socket) -> socket.socket:
@@ -139,8 +139,7 @@ def _greeting(frame: Frame) -> Greeting:
     """Return what an authentic greeting says; newer versions may say more."""
     text, num_received, *_ = frame
     said = decode(text)
-    version, rank = int(said["version"]), int(said["rank"])
-    return Greeting(rank, num_received, said["process"], version)
+    return Greeting(int(said["rank"]), num_received, said["process"], str(said["version"]))
 
 
 def _received(connection: socket.socket, most: int) -> bytes:

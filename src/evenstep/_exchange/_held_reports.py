@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from typing import final
 
-from ._channel import StarChannel
-from ._wire import Message
+from ._message_kinds import HoldNothing, Message
+from ._router import Router
 
 
 @final
@@ -20,24 +21,22 @@ class HeldReports:
     Safe to use from several threads: reports leave in the order they came.
 
     Args:
-        channel: connection to rank 0; None with one process.
-
-    Attributes:
-        known_until: the newest step whose answer is known before it is measured.
+        router: carries messages.
     """
 
-    def __init__(self, channel: StarChannel | None) -> None:
-        self._channel = channel
-        self.known_until = -1
+    kinds = (HoldNothing,)
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
         self._lock = threading.Lock()
         self._held: list[Message] = []
         self._holds = True
 
-    def add(self, step: int, report: Message, *, urgent: bool = False) -> None:
-        """Hold the report of ``step``, or send it after those that are held."""
+    def add(self, report: Iterable[Message], *, may_wait: bool) -> None:
+        """Hold the messages of a report, or send them after those that are held."""
         with self._lock:
-            self._held.append(report)
-            if urgent or step > self.known_until or not self._holds:
+            self._held += report
+            if not (may_wait and self._holds):
                 self._flush()
 
     def flush(self) -> None:
@@ -45,16 +44,13 @@ class HeldReports:
         with self._lock:
             self._flush()
 
-    def received(self, peer: int, message: Message) -> bool:
-        """Hold nothing any more if rank 0 asks for that; return whether it did."""
-        if message != {"hold": False}:
-            return False
+    def received(self, peer: int, message: Message) -> None:
+        """Hold nothing any more."""
         with self._lock:
             self._holds = False
             self._flush()
-        return True
 
     def _flush(self) -> None:
         held, self._held = self._held, []
-        if held and self._channel is not None:
-            self._channel.send(0, held[0] if len(held) == 1 else {"several": held})
+        if held:
+            self._router.to_leader(*held)

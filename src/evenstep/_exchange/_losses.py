@@ -1,146 +1,272 @@
-"""The loss of a rank: what is said of it, and whether the training thread can hear it."""
+"""Ranks that were lost, that ended their run before the others, or that went a way of their own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from time import monotonic
-from typing import final
+import logging
+from collections.abc import Callable, Set
+from typing import Protocol, final
 
+from ..events import Hook, WorkerLost
 from ..exceptions import RanksDivergedError, WorkerLostError
-from ._process import end_process, interrupt_thread
+from ..planner import in_words
+from ._loss_watch import LossWatch, lost_worker
+from ._message_kinds import CollectiveBroke, Goodbye, Message, RankLost, RanksDiverged
+from ._place import Framework
+from ._process import interrupt_thread
+from ._router import Router
 
-# Shares of the grace. Until the release, those in no collective hear of the loss by themselves. A
-# script that was interrupted may have something to put away.
-_UNTIL_RELEASE = 1 / 3
-_AFTER_INTERRUPT = 10
 
+class Steps(Protocol):
+    """How far this rank is, and what it waits for.
 
-def lost_worker(rank: int, host: str, problem: str, *, done: int, restart: str) -> WorkerLostError:
-    """Return the error of a lost worker.
-
-    Args:
-        rank: who was lost.
-        host: its host name.
-        problem: how that was noticed, and what to do if it was a mistake.
-        done: the last step complete on all ranks.
-        restart: what starts a run anew.
+    Attributes:
+        last_step: the newest step that it has reported.
+        newest_needed: the newest step for which it needs all others.
+        newest_done: the newest step that all ranks have done, as far as it can know.
     """
-    newest = f"The last step complete on all ranks is {done}."
-    if done < 0:
-        newest = "No step was complete on all ranks."
-    return WorkerLostError(
-        rank,
-        f"Rank {rank} on {host} was lost: {problem}. {newest} "
-        f"Restart the run from its last checkpoint ({restart}).",
-    )
+
+    @property
+    def last_step(self) -> int: ...
+
+    @property
+    def newest_needed(self) -> int: ...
+
+    @property
+    def newest_done(self) -> int: ...
+
+    def waits_for(self, rank: int) -> int | None:
+        """Return the step that waits for what only ``rank`` could send; None if none does."""
+
+    def report_all(self) -> None:
+        """Send the reports that are held."""
 
 
 @final
-class LossWatch:
-    """The loss that this process knows of, and the thread that it may keep in a collective.
+class Losses:
+    """What this rank knows of others that are gone, and how its training thread hears of it.
 
-    A collective with a lost peer blocks for half an hour. So collectives are broken off soon after
-    a loss. A thread that still does not come out cannot be told of it, and its process is ended.
-
-    The rank that is lost since it hangs is interrupted, as by Ctrl+C, so that its script can end;
-    one that cannot be interrupted is ended, too.
+    Only rank 0 hears of all that end their run; the others hear of rank 0.
 
     Args:
-        grace_s: seconds after the loss, and in the collective, for which it may still come out.
-        abort: ends the process with a message; None does so as ``end_process`` does.
-        is_stuck: tells whether a thread sits in a collective, by its number.
-        release: breaks collectives off, wherever the thread may be; None where nothing can.
-        interrupt: interrupts a thread, by its number.
-        clock: seconds that only grow.
+        router: carries messages, and asks here which workers are lost.
+        hosts: host name of every rank, for errors; servers' come last.
+        framework: whose collectives the training thread waits in.
+        steps: how far this rank is.
+        emit: takes every event, on rank 0.
+        grace_s: seconds after a loss for which the main thread may still come out of a collective.
+            After that the process is ended.
+        abort: ends the process with a message.
+        release: breaks collectives off, so that who waits in one comes out of it; None where
+            nothing can.
 
     Attributes:
-        error: the loss, or that ranks went different ways; None while there is neither.
-        was_interrupted: whether the thread was.
+        on_loss: told of the error at once.
+        thread_id: the training thread's.
     """
+
+    kinds = (RankLost, RanksDiverged, CollectiveBroke, Goodbye)
 
     def __init__(
         self,
+        router: Router,
+        hosts: tuple[str, ...],
+        framework: Framework,
         *,
+        steps: Steps,
+        emit: Hook,
         grace_s: float,
         abort: Callable[[str], None] | None,
-        is_stuck: Callable[[int], bool],
-        release: Callable[[], None] | None = None,
-        interrupt: Callable[[int], None] = interrupt_thread,
-        clock: Callable[[], float] = monotonic,
+        release: Callable[[], None] | None,
     ) -> None:
-        self.error: WorkerLostError | RanksDivergedError | None = None
-        self.was_interrupted = False
-        self._grace_s = grace_s
-        self._abort = abort or end_process
-        self._is_stuck = is_stuck
-        self._release = release
-        self._interrupt = interrupt
-        self._hangs = False
-        self._clock = clock
-        self._known_s = 0.0
-        self._collective_s: float | None = None  # since when the thread is in one
+        router.owner = self
+        self._router = router
+        self._hosts = hosts
+        self._framework = framework
+        self._steps = steps
+        self._emit = emit
+        self._watch = LossWatch(
+            grace_s=grace_s,
+            abort=abort,
+            is_stuck=framework.is_stuck,
+            release=release,
+            interrupt=self._interrupt,
+        )
+        self._left: dict[int, Goodbye] = {}
+        self._collective_broke = False
+        self._failed: tuple[int, str] | None = None  # who was lost by this process' own end
+        self.on_loss: Callable[[RuntimeError], object] = lambda error: None
+        self.thread_id = framework.training_thread()
 
     @property
-    def in_collective(self) -> bool:
-        """Whether the thread is noted to be in a collective."""
-        return self._collective_s is not None
+    def is_broken(self) -> bool:
+        """Whether a worker was lost, or ranks went different ways."""
+        return self._watch.error is not None
 
-    def note(self, error: WorkerLostError | RanksDivergedError, *, hangs: bool = False) -> None:
-        """Have the loss known: the first one, which its caller has to see to.
+    @property
+    def interrupted_by(self) -> RuntimeError | None:
+        """The error for which the training thread was interrupted: it counted as hanging."""
+        return self._watch.error if self._watch.was_interrupted else None
 
-        Args:
-            error: what is known.
-            hangs: whether it is this process that counts as hanging.
-        """
-        self._known_s = self._clock()
-        self._hangs = hangs
-        self.error = error  # last: another thread looks at both
+    @property
+    def diverged(self) -> RanksDivergedError | None:
+        """The error of ranks that reduced the gradients of different batches together."""
+        error = self._watch.error
+        return error if isinstance(error, RanksDivergedError) else None
+
+    @property
+    def left(self) -> Set[int]:
+        """Who has ended its run, as far as this rank has heard."""
+        return self._left.keys()
 
     def check(self) -> None:
-        """Raise if there was a loss.
+        """Raise if a worker was lost.
 
         Raises:
-            WorkerLostError: a rank was lost.
+            WorkerLostError: a worker was lost.
             RanksDivergedError: ranks reduced the gradients of different batches together.
         """
-        if self.error is not None:
-            raise self.error
+        self._watch.check()
+
+    def check_way(self) -> None:
+        """Raise if ranks went different ways, which no plan can mend.
+
+        Raises:
+            RanksDivergedError: they did.
+        """
+        if self.diverged is not None:
+            raise self.diverged
+
+    def check_left(self) -> None:
+        """Take notice if a rank is needed that has ended its run."""
+        if not self._left:
+            return
+        if self._collective_broke:
+            self._blame_all()
+        ahead = self._steps.newest_needed
+        for rank, goodbye in tuple(self._left.items()):
+            waiting = self._steps.waits_for(rank)
+            if ahead > goodbye.last_step or waiting is not None:
+                at = ahead if waiting is None else waiting
+                self._blame(rank, goodbye, f"others are at {at}")
+
+    def lose(self, rank: int, problem: str) -> None:
+        """Have a rank count as lost, on all ranks."""
+        if self.is_broken:
+            return
+        host, done = self._hosts[rank], self._steps.newest_done
+        error = lost_worker(rank, host, problem, done=done, restart=self._framework.restart)
+        if self._router.rank == 0:
+            # Before anything else: once the main thread knows, this process may end at any time,
+            # and the others would take rank 0 for the one that was lost.
+            self._router.to_everyone(RankLost(rank, problem))
+            self._emit(WorkerLost(done, rank, host, problem))
+        self._end_by(error, hangs=rank == self._router.rank)
+
+    def diverge(self, found: RanksDiverged) -> None:
+        """Have all ranks hear that they went different ways."""
+        if self.is_broken:
+            return
+        if self._router.rank == 0:
+            self._router.to_everyone(found)
+        self._end_by(RanksDivergedError(found.rank, found.text))
+
+    def disconnected(self, peer: int, problem: str) -> None:
+        """Take notice of a broken or silent connection."""
+        if peer not in self._left:
+            self.lose(peer, problem)
+
+    def received(self, peer: int, message: Message) -> None:
+        """Take in a loss or a goodbye."""
+        match message:
+            case RankLost(rank, problem):
+                self.lose(rank, problem)
+            case RanksDiverged():
+                self.diverge(message)
+            case CollectiveBroke():
+                self._break_collective()
+            case Goodbye():
+                with self._router.changed:
+                    self._left[peer] = message
+                    self._router.changed.notify_all()
+
+    def verdict(self, *, within_s: float, in_collective: bool = False) -> RuntimeError | None:
+        """Return the loss of a worker, if one becomes known in time.
+
+        For a rank whose collective broke: one that ended its run is to blame for that, too.
+        None at once if no collective was under way.
+
+        Args:
+            within_s: how long to wait for the news.
+            in_collective: whether the error says that it comes from a collective.
+        """
+        if not (in_collective or self._watch.in_collective):
+            return self.diverged
+        self._steps.report_all()
+        self._router.to_leader(CollectiveBroke(self._steps.last_step))  # who hears of all ends
+        within_s += self._router.reconnect_s
+        with self._router.changed:
+            self._router.changed.wait_for(lambda: self.is_broken or self._left, timeout=within_s)
+        self._break_collective()
+        return self._watch.error
 
     def enter_collective(self) -> bool:
-        """Note that the thread goes into a collective; return if it was in none."""
-        was_outside = self._collective_s is None
-        self._collective_s = self._clock()
-        return was_outside
+        """Note that the calling thread goes into a collective; return if it was in none."""
+        self.thread_id = self._framework.training_thread()
+        return self._watch.enter_collective()
 
     def leave_collective(self) -> None:
         """Note that it is back."""
-        self._collective_s = None
+        self._watch.leave_collective()
 
-    def end_if_stuck(self, thread_id: int) -> None:
-        """Have the thread hear of a loss: break collectives off, and at last end the process."""
-        if self.error is None:
-            return
-        if self._release is not None and self._passed_s() > _UNTIL_RELEASE * self._grace_s:
-            release, self._release = self._release, None
-            release()
-            self._known_s = self._clock()  # the thread has all of the grace to come out of it
-        if self._hangs:
-            self._end_hanging(thread_id)
-        elif self._collective_s is not None:
-            late = min(self._passed_s(), self._clock() - self._collective_s) > self._grace_s
-            if late and self._is_stuck(thread_id):
-                self.end(str(self.error))
+    def act(self, *, told_to_end: bool) -> None:
+        """End the process if a worker was lost and the training thread cannot come by to say so.
 
-    def _end_hanging(self, thread_id: int) -> None:
-        if not self.was_interrupted and self._passed_s() > self._grace_s:
-            self.was_interrupted = True
-            self._interrupt(thread_id)
-        elif self._passed_s() > _AFTER_INTERRUPT * self._grace_s:
-            self.end(str(self.error))
+        Args:
+            told_to_end: whether this process was told to end as well.
+        """
+        if self.is_broken and told_to_end:
+            # No rank is left to agree with, and the one that said so waits, as torchrun does
+            # before it starts the workers anew.
+            self._watch.end(f"{self._watch.error} This process was told to end as well.")
+        self._watch.end_if_stuck(self.thread_id)
 
-    def _passed_s(self) -> float:
-        return self._clock() - self._known_s
+    def script_failed(self, error: BaseException) -> None:
+        """Have the goodbye say so: others would take it for the end of training."""
+        rank, step = self._router.rank, self._steps.last_step
+        if isinstance(error, SystemExit) and not error.code:
+            self._failed = None
+        elif isinstance(error, WorkerLostError) and error.rank != rank:
+            self._failed = error.rank, f"rank {rank} lost it, and ended its run"
+        else:
+            when = f"after step {step}" if step >= 0 else "before the end of a step"
+            self._failed = rank, f"it raised {in_words(error)} {when}"
 
-    def end(self, problem: str) -> None:
-        """End the process, which says so."""
-        self._abort(problem)
+    def goodbye(self, num_loops: int) -> Goodbye:
+        """Return what this rank says when it ends its run, after so many loops."""
+        return Goodbye(self._steps.last_step, num_loops, self._failed)
+
+    def _break_collective(self) -> None:
+        """Blame who has ended its run, or will: a collective broke on some rank, and needs all."""
+        self._collective_broke = True
+        self._blame_all()
+
+    def _blame_all(self) -> None:
+        for rank, goodbye in tuple(self._left.items()):
+            self._blame(rank, goodbye, "others had not")
+
+    def _blame(self, rank: int, goodbye: Goodbye, others: str) -> None:
+        ended = f"it ended its run after step {goodbye.last_step}, {others}"
+        self.lose(*(goodbye.failed or (rank, ended)))
+
+    def _interrupt(self, thread_id: int) -> None:
+        """Interrupt the thread, unless it waits in a collective, which was broken off."""
+        if not self._framework.place_of(thread_id).in_collective:
+            interrupt_thread(thread_id)
+
+    def _end_by(self, error: WorkerLostError | RanksDivergedError, *, hangs: bool = False) -> None:
+        self._watch.note(error, hangs=hangs)
+        try:
+            self.on_loss(error)
+        finally:
+            self._router.notify()
+            logging.getLogger("evenstep").critical("%s", error)

@@ -16,7 +16,7 @@ from ._greeting import Greeting, Newcomer, greet, tune
 from ._listening import LOOPBACK as LOOPBACK
 from ._listening import interface_address, listen
 from ._process import process_name
-from ._wire import PROTOCOL, ProtocolError, Wire, check_protocols
+from ._wire import VERSION, ProtocolError, Wire, check_versions
 from ._world_check import listed
 
 _LOOK_S = 0.5  # between two looks at which newcomers have not greeted
@@ -105,7 +105,7 @@ def connect_star(
     Raises:
         ConnectionError: a connection could not be made in time, or rank 0 cannot listen; the
             message says what was tried.
-        ProtocolError: ranks speak unlike versions of the protocol.
+        ProtocolError: ranks run unlike versions of evenstep.
     """
     if rank != 0:
         meeting = _meeting(share(None))
@@ -141,10 +141,10 @@ def dial(meeting: Meeting, rank: int, num_received: int, *, timeout_s: float) ->
 
     Raises:
         ConnectionError: rank 0 could not be reached.
-        ProtocolError: rank 0 speaks another version of the protocol.
+        ProtocolError: rank 0 runs another version of evenstep.
     """
     deadline_s = monotonic() + timeout_s
-    greeting = Greeting(rank, num_received, process_name(), PROTOCOL)
+    greeting = Greeting(rank, num_received, process_name())
     while True:
         problems, was_turned_away = [], False
         for address in meeting.addresses:
@@ -178,7 +178,7 @@ def _call(meeting: Meeting, address: str, greeting: Greeting, deadline_s: float)
             wire, welcome = greet(connection, meeting.token, greeting)
         except ConnectionError as error:
             raise _TurnedAwayError(str(error)) from error
-        check_protocols({0: welcome.version, greeting.rank: greeting.version})
+        check_versions({0: welcome.version, greeting.rank: greeting.version})
     except BaseException:
         connection.close()
         raise
@@ -229,7 +229,7 @@ def _let_in(door: Door, newcomer: Newcomer, star: Star) -> None:
     """Let a newcomer in if it has said which rank it is.
 
     Raises:
-        ProtocolError: a rank speaks another version of the protocol; it hears of this one.
+        ProtocolError: a rank runs another version of evenstep; it hears of this one.
     """
     said = door.read(newcomer)
     if said is None:
@@ -240,7 +240,7 @@ def _let_in(door: Door, newcomer: Newcomer, star: Star) -> None:
         earlier.close()
     star.connections[said.rank], star.wires[said.rank] = connected
     star.processes[said.rank] = said.process
-    check_protocols({0: PROTOCOL, said.rank: said.version})
+    check_versions({0: VERSION, said.rank: said.version})
 
 
 def _missing(star: Star, world_size: int, timeout_s: float) -> ConnectionError:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, final
+from typing import final
 
 from ..events import Hook, LossNotFinite
-from ._channel import StarChannel
+from ._message_kinds import Message, NotFiniteTold
+from ._router import Router
 
 # Steps in a row after which it is no passing matter. One or two are what scripts skip by hand, or
 # what a loss scale that has grown too far for single precision costs before it shrinks.
@@ -25,14 +26,14 @@ class NotFinite:
     read late.
 
     Args:
-        rank: this process.
-        channel: connections to the others; None with one process.
+        router: carries messages.
         emit: takes the event, on rank 0.
     """
 
-    def __init__(self, rank: int, channel: StarChannel | None, *, emit: Hook) -> None:
-        self._rank = rank
-        self._channel = channel
+    kinds = (NotFiniteTold,)
+
+    def __init__(self, router: Router, *, emit: Hook) -> None:
+        self._router = router
         self._emit = emit
         self._lock = threading.Lock()
         self._newest = -1  # step that this rank has told of
@@ -47,21 +48,15 @@ class NotFinite:
             step: in which it was not.
             is_half: whether that was seen in half precision.
         """
-        if step == self._newest:  # another backward of the same step
-            return
-        self._newest = step
-        if self._rank == 0 or self._channel is None:
-            self._take(self._rank, step, is_half=is_half)
-        else:
-            self._channel.send(0, {"not_finite": step, "half": is_half})
+        if step != self._newest:  # else another backward of the same step
+            self._newest = step
+            self._router.to_leader(NotFiniteTold(step, is_half))
 
-    def received(self, peer: int, message: dict[str, Any]) -> bool:
-        """Take in a message if it is about this; return whether it was."""
+    def received(self, peer: int, message: Message) -> None:
+        """On rank 0: take in that a rank's loss was not finite."""
         match message:
-            case {"not_finite": step, "half": is_half}:
+            case NotFiniteTold(step, is_half):
                 self._take(peer, step, is_half=is_half)
-                return True
-        return False
 
     def end(self, last_step: int) -> None:
         """On rank 0: say it of a run that ends so, however short.

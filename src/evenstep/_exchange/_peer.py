@@ -6,8 +6,9 @@ import socket
 import threading
 from collections import deque
 from contextlib import suppress
+from typing import Any
 
-from ._wire import HEARTBEAT, Data, Message, Text, Wire, decode
+from ._wire import HEARTBEAT, Data, Text, Wire, decode
 
 _AT_ONCE = getattr(socket, "MSG_DONTWAIT", 0)  # where there is none, sending waits
 _MOST_BYTES = 1 << 16  # read at a time
@@ -83,7 +84,7 @@ class Peer:
                 self.connection.settimeout(_LAST_S)
                 self._write(HEARTBEAT, is_last=True, flags=0)
 
-    def receive(self) -> list[Message] | None:
+    def receive(self) -> list[Any] | None:
         """Read what has come; return its messages, or None where nothing of it is whole yet.
 
         Call it where the connection can be read: it would block. See ``is_over`` then.

@@ -9,13 +9,15 @@ still in all of them, and is ahead of no one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from time import monotonic
 
-from ._channel import Message, StarChannel
+from ._losses import Losses
+from ._message_kinds import Message, PlaceAsked, ProgressTold
 from ._place import Framework, Place
+from ._router import Router
 
 # A rank that compiles lives; but compilers hang too.
 COMPILING_TIMES = 3
@@ -23,19 +25,6 @@ _WARN_SHARE = 1 / 9
 
 STEPS, UNITS = "steps", "units"
 _OWN = {STEPS: "finished step {}", UNITS: "come to step {}"}  # all ranks count these alike
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """How far a rank has come.
-
-    Attributes:
-        counts: what it has come to, by name: steps, unit sums, collectives of process groups.
-        is_paused: whether it works alone for a while, as its script says.
-    """
-
-    counts: Mapping[str, int] = field(default_factory=dict)
-    is_paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +69,16 @@ class ProgressWatch:
         self._hang_s = hang_s
         self._heartbeat_s = heartbeat_s
         self._seen_s: float | None = None
-        self._standings = [Standing() for _ in hosts]
+        self._progress = [ProgressTold() for _ in hosts]
         self._moved: set[int] = set()
         self._late_s = dict.fromkeys(range(len(hosts)), 0.0)  # behind, and without a move
         self._places: dict[int, Place] = {}
         self._warned: set[int] = set()
 
-    def heard(self, rank: int, standing: Standing) -> None:
+    def heard(self, rank: int, progress: ProgressTold) -> None:
         """Take in how far a rank has come."""
-        if standing != self._standings[rank]:
-            self._standings[rank] = standing
+        if progress != self._progress[rank]:
+            self._progress[rank] = progress
             self._moved.add(rank)
 
     def found(self, rank: int, place: Place) -> None:
@@ -98,7 +87,7 @@ class ProgressWatch:
 
     def left(self, rank: int) -> None:
         """Hear that a rank has ended its run: it is behind in nothing."""
-        self.heard(rank, Standing())
+        self.heard(rank, ProgressTold())
 
     def look(self, now_s: float) -> Finding | None:
         """Return what there is to find; None while no rank waits for long.
@@ -125,12 +114,12 @@ class ProgressWatch:
     def _behind(self) -> dict[int, set[str]]:
         """Return who is behind, and in which counts."""
         newest: dict[str, int] = {}
-        for standing in self._standings:
-            for name, count in standing.counts.items():
+        for progress in self._progress:
+            for name, count in progress.counts.items():
                 newest[name] = max(count, newest.get(name, count))
         behind = {
-            rank: {name for name, count in standing.counts.items() if count < newest[name]}
-            for rank, standing in enumerate(self._standings)
+            rank: {name for name, count in progress.counts.items() if count < newest[name]}
+            for rank, progress in enumerate(self._progress)
         }
         return {rank: names for rank, names in behind.items() if names}
 
@@ -146,14 +135,14 @@ class ProgressWatch:
             for rank in candidates
             if not any(self._is_ahead(rank, other, in_groups[other]) for other in late)
         ]
-        if any(self._standings[rank].is_paused for rank in late):
-            free = [rank for rank in free if not self._standings[rank].is_paused]
+        if any(self._progress[rank].is_paused for rank in late):
+            free = [rank for rank in free if not self._progress[rank].is_paused]
             candidates = []  # the rest wait for the one that pauses
         of = free or candidates
         return min(of, key=lambda rank: (self._is_waiting(rank), rank), default=None)
 
     def _is_ahead(self, rank: int, other: int, names: set[str]) -> bool:
-        ours, theirs = self._standings[rank].counts, self._standings[other].counts
+        ours, theirs = self._progress[rank].counts, self._progress[other].counts
         return any(ours.get(name, theirs[name]) > theirs[name] for name in names)
 
     def _is_waiting(self, rank: int) -> bool:
@@ -184,7 +173,7 @@ class ProgressWatch:
     def _next_of(self, rank: int, names: set[str]) -> str:
         """Return what a rank has not come to: a step, as people count, or a collective."""
         name = next((own for own in _OWN if own in names), min(names))
-        count = self._standings[rank].counts[name] + 1
+        count = self._progress[rank].counts[name] + 1
         return _OWN.get(name, f"come to collective {{}} of {name}").format(count)
 
 
@@ -192,39 +181,34 @@ class Patrol:
     """One rank's side of the watch: it tells rank 0 how far it is, and where, if it is asked.
 
     Args:
-        rank: this process.
+        router: carries messages.
         hosts: host name of every rank.
-        channel: connections to the others; None with one process.
         framework: tells where a thread is, and how many collectives have begun. Those up to now
             do not count.
+        losses: knows who has ended its run, and which thread trains.
         hang_s: seconds after which a rank counts as hanging; None is never.
         heartbeat_s: seconds between two looks.
-        clock: monotonic seconds.
-
-    Attributes:
-        thread_id: the training thread's.
     """
+
+    kinds = (ProgressTold, PlaceAsked, Place)
 
     def __init__(
         self,
-        rank: int,
+        router: Router,
         hosts: Sequence[str],
-        channel: StarChannel | None,
         framework: Framework,
         *,
+        losses: Losses,
         hang_s: float | None,
         heartbeat_s: float,
-        clock: Callable[[], float] = monotonic,
     ) -> None:
-        self.thread_id = framework.training_thread()
-        self._is_paused = False
-        self._rank = rank
-        self._channel = channel
+        self._router = router
         self._framework = framework
+        self._losses = losses
+        self._is_paused = False
         self._first = framework.num_collectives()
         self._own: dict[str, int] = {}
-        self._told = Standing()
-        self._clock = clock
+        self._told = ProgressTold()
         self._watch = ProgressWatch(hosts, hang_s=hang_s, heartbeat_s=heartbeat_s)
 
     def came_to(self, name: str, step: int) -> None:
@@ -242,46 +226,34 @@ class Patrol:
 
     def look(self) -> tuple[int, str] | None:
         """Tell how far this rank is; on rank 0, look who hangs, and return that and why."""
-        standing = self._standing()
-        if self._rank != 0:
-            if standing != self._told and self._channel is not None:
-                self._told = standing
-                self._channel.send(0, {"standing": asdict(standing)})
+        progress = self._own_progress()
+        if progress != self._told:
+            self._told = progress
+            self._router.to_leader(progress)
+        if self._router.rank != 0:
             return None
-        self._watch.heard(0, standing)
-        finding = self._watch.look(self._clock())
+        for rank in self._losses.left:
+            self._watch.left(rank)
+        finding = self._watch.look(monotonic())
         if finding is None:
             return None
         for rank in (finding.rank, *finding.waiting):
-            if rank == self._rank:
-                self._watch.found(rank, self._place())
-            elif self._channel is not None:
-                self._channel.send(rank, {"where": True})
+            self._router.to(rank, PlaceAsked())
         if finding.warning:
             logging.getLogger("evenstep").warning("%s", finding.warning)
         return None if finding.hung is None else (finding.rank, finding.hung)
 
-    def left(self, rank: int) -> None:
-        """Hear that a rank has ended its run."""
-        self._watch.left(rank)
-
-    def received(self, peer: int, message: Message) -> bool:
-        """Take in a message if it is one of these; return whether it was."""
+    def received(self, peer: int, message: Message) -> None:
+        """Take in how far a rank is, or where; or say where this one is."""
         match message:
-            case {"standing": standing}:
-                self._watch.heard(peer, Standing(**standing))
-            case {"where": _} if self._channel is not None:
-                self._channel.send(peer, {"place": asdict(self._place())})
-            case {"place": place}:
-                self._watch.found(peer, Place(**place))
-            case _:
-                return False
-        return True
+            case ProgressTold():
+                self._watch.heard(peer, message)
+            case PlaceAsked():
+                self._router.to(peer, self._framework.place_of(self._losses.thread_id))
+            case Place():
+                self._watch.found(peer, message)
 
-    def _place(self) -> Place:
-        return self._framework.place_of(self.thread_id)
-
-    def _standing(self) -> Standing:
+    def _own_progress(self) -> ProgressTold:
         begun = self._framework.num_collectives()
         since = {name: count - self._first.get(name, 0) for name, count in begun.items()}
-        return Standing(since | self._own, self._is_paused)
+        return ProgressTold(since | self._own, self._is_paused)

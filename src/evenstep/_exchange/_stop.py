@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from ._message_kinds import Answer, Message, StopAsked
 
 
 class Stop:
     """What a rank knows of a stop: it travels with the messages of the steps.
 
-    A rank that wants one tells rank 0, which tells all ranks with its next answer.
+    A rank that wants one tells rank 0, which has all of them know with its next answer.
 
     Attributes:
         told: whether this very process was told to end.
@@ -16,6 +16,8 @@ class Stop:
         after: the answer from which on all ranks know; None as long as there is none.
         leaving: the rank that is to leave the run, as all ranks know by then.
     """
+
+    kinds = (StopAsked,)
 
     def __init__(self) -> None:
         self.told = False
@@ -28,11 +30,9 @@ class Stop:
         """Have all ranks stop. May be called from a signal handler."""
         self.told = self.asked = True
 
-    def received(self, peer: int, message: dict[str, Any]) -> bool:
-        """On rank 0: take in what a server says, which reports no steps; return whether it was."""
-        heard = message == {"stop": True}
-        self.asked |= heard
-        return heard
+    def received(self, peer: int, message: Message) -> None:
+        """On rank 0: take in that a rank wants to stop."""
+        self.asked = True
 
     def send_away(self, rank: int) -> bool:
         """On rank 0: have all ranks stop, and ``rank`` leave; return False if they stop already."""
@@ -42,16 +42,16 @@ class Stop:
         self.asked = True
         return True
 
-    def answer(self, index: int) -> dict[str, Any]:
-        """On rank 0: return what the answer to step ``index`` says of it."""
+    def answer(self, index: int, through: int) -> Answer:
+        """On rank 0: return the answer to some steps, which has all ranks know."""
         if self.asked and self.after is None:
             self.after, self.leaving = index, self._to_leave
-        return {} if self.after is None else {"stop": True, "leaving": self.leaving}
+        return Answer(index, through, self.after is not None, self.leaving)
 
-    def hear(self, index: int, message: dict[str, Any]) -> None:
-        """Elsewhere: take in the answer to step ``index``."""
-        if message.get("stop") and self.after is None:
-            self.after, self.leaving = index, message.get("leaving")
+    def hear(self, answer: Answer) -> None:
+        """Elsewhere: take in an answer."""
+        if answer.stops and self.after is None:
+            self.after, self.leaving = answer.index, answer.leaving
 
     def is_known(self, index: int) -> bool:
         """Tell whether all ranks know as of the answer to step ``index``."""

@@ -11,14 +11,17 @@ import hmac
 import json
 import struct
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol, final
+from typing import Any, NamedTuple, final
 
-from ._world_check import listed
+from .. import __version__
+from ._world_check import refusal
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Version of what ranks say to each other; it grows whenever that changes."""
 
-Message = dict[str, Any]
+VERSION = f"{__version__} (protocol {PROTOCOL})"
+"""What every rank says of itself first."""
+
 Data = bytes | bytearray
 
 _HEAD = struct.Struct("!IQ")  # bytes of the text, and messages received so far
@@ -26,19 +29,11 @@ _COUNT = struct.Struct("!Q")
 _LAST = 0xFFFFFFFF  # in the place of a length: the connection will be closed on purpose
 _LONGEST = 1 << 28  # bytes of a text: what is longer is no message
 _START = _HEAD.size + hashlib.sha256().digest_size  # of the text
-_ENCODE = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
 _DECODE = json.JSONDecoder().decode
 
 
 class ProtocolError(ConnectionError):
-    """Ranks speak unlike versions of the protocol."""
-
-
-class Part(Protocol):
-    """What takes in messages of its own kind."""
-
-    def received(self, peer: int, message: Message) -> bool:
-        """Take in a message if it is of that kind; return whether it was."""
+    """Ranks run unlike versions of evenstep, or of its protocol."""
 
 
 class Text(NamedTuple):
@@ -53,19 +48,23 @@ Frame = tuple[Data, int, bool, int]
 end has received so far; whether it closes the connection on purpose; and where the next begins."""
 
 
-def encode(message: Message) -> Text:
-    """Return ``message`` as it goes over a connection."""
+def encode(message: Any) -> Text:
+    """Return a value as it goes over a connection: as JSON, a record as a list of its fields."""
     data = _ENCODE(message).encode()
     return Text(data, hashlib.sha256(data).digest())
 
 
-def decode(text: Data) -> Message:
-    """Return the message that a text holds."""
-    message: Message = _DECODE(str(text, "utf-8"))
-    return message
+def decode(text: Data) -> Any:
+    """Return the value that a text holds."""
+    return _DECODE(str(text, "utf-8"))
+
+
+def _fields(record: Any) -> list[Any]:
+    return [getattr(record, name) for name in record.__match_args__]
 
 
 HEARTBEAT = Text(b"", b"")
+_ENCODE = json.JSONEncoder(check_circular=False, separators=(",", ":"), default=_fields).encode
 
 
 @final
@@ -129,24 +128,19 @@ def num_missing(buffer: Data) -> int:
     return max(0, _START + int(_HEAD.unpack_from(buffer)[0]) - len(buffer))
 
 
-def check_protocols(versions: Mapping[int, int]) -> None:
-    """Raise if ranks speak unlike versions of the protocol.
+def check_versions(versions: Mapping[int, str]) -> None:
+    """Raise if ranks run unlike versions of evenstep, or of its protocol.
 
     Args:
-        versions: by rank.
+        versions: by rank, as ``VERSION`` has them.
 
     Raises:
         ProtocolError: they do; the message names them all.
     """
-    by_version: dict[int, list[int]] = {}
-    for rank, version in sorted(versions.items()):
-        by_version.setdefault(version, []).append(rank)
-    if len(by_version) > 1:
-        spoken = ", ".join(f"version {one} on {listed(ranks)}" for one, ranks in by_version.items())
-        raise ProtocolError(
-            f"All ranks must speak one version of evenstep's protocol, got {spoken}. Install "
-            f"the same evenstep on all hosts."
-        )
+    if len(set(versions.values())) > 1:
+        found = [versions.get(rank) for rank in range(max(versions) + 1)]
+        remedy = "Install the same one on all hosts."
+        raise ProtocolError(refusal("The version of evenstep", found, remedy))
 
 
 def _tag(mac: hmac.HMAC, number: int, head: Data, digest: bytes) -> bytes:

@@ -8,46 +8,16 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import astuple, dataclass, replace
-from typing import Any
+from dataclasses import astuple, replace
 
-from .._exchange._channel import Message
 from .._exchange._internal import fault_in_words, log_fault
+from .._exchange._message_kinds import Message, SharesSeen, SharesTold
 from ..events import Hook, SharesPlanned
 from ._following._in_force import SharesInForce
 from ._following._share_planner import SharePlanner
 from ._following._transfers import ObservedExchange, Transfers
 
-Row = tuple[int, int, float, float]
-
 _KEPT_STEPS = 8  # ranks are at most a step apart; who noted nothing by then never will
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What one rank saw of the exchange of one step.
-
-    Attributes:
-        step: the step.
-        plan_epoch: the plan of shares it ran under.
-        waited_s: from the end of its own backward until it had all sums; infinite for a server,
-            which has no backward.
-        rows: what came from whom, sender, receiver, bytes and seconds; None for plain all-reduce,
-            which does not tell.
-        lasted_s: from the first bytes that came to the last; 0 if nothing did.
-        spent_s: from the plan point of the step to the end of its own backward.
-    """
-
-    step: int
-    plan_epoch: int
-    waited_s: float
-    rows: Sequence[Row] | None
-    lasted_s: float = 0.0
-    spent_s: float = 0.0
-
-    def message(self) -> Message:
-        """Return it as it goes to rank 0."""
-        return {"network": {"seen": astuple(self)}}
 
 
 class Shares:
@@ -64,10 +34,12 @@ class Shares:
         rank: this process.
         world_size: number of workers.
         num_servers: ranks after them that only sum.
-        tell_all: on rank 0, sends a message to all others.
+        tell_all: on rank 0, sends a message to all other workers.
         lag: steps by which a plan of sizes trails its measurement.
         emit: takes every event, on rank 0.
     """
+
+    kinds = (SharesSeen, SharesTold)
 
     def __init__(
         self,
@@ -90,8 +62,10 @@ class Shares:
         self._lock = threading.Lock()
         self._plans: list[SharesInForce] = []
         self._answered = -2  # newest step that was answered, or is about to be
-        self._noted: Seen | None = None
-        self._arrived: defaultdict[int, dict[int, Seen]] = defaultdict(dict)  # on rank 0, by step
+        self._noted: SharesSeen | None = None
+        self._arrived: defaultdict[int, dict[int, SharesSeen]] = defaultdict(
+            dict
+        )  # on rank 0, by step
         self._newest = -1  # newest step that any rank noted
         self._shown = -1  # newest step that was shown to the planner
 
@@ -107,25 +81,22 @@ class Shares:
             self._thread.shutdown(cancel_futures=True)
             self._thread = None
 
-    def note(self, seen: Seen) -> None:
+    def note(self, seen: SharesSeen) -> None:
         """Keep what this rank saw until its next report."""
         self._noted = seen
 
-    def along(self) -> Message:
+    def along(self) -> Sequence[Message]:
         """Return what to send along with a report: what was seen of the step before."""
         seen, self._noted = self._noted, None
-        return {} if seen is None else seen.message()
+        return () if seen is None else (seen,)
 
-    def received(self, peer: int, message: Message) -> bool:
-        """Take in a plan, or on rank 0 what a rank saw of a step; return whether it was one."""
+    def received(self, peer: int, message: Message) -> None:
+        """Take in a plan, or on rank 0 what a rank saw of a step."""
         match message:
-            case {"network": {"plan": written}}:
-                self.hear(read_shares(written))
-            case {"network": {"seen": row}}:
-                self._arrive(peer, Seen(*row))
-            case _:
-                return False
-        return True
+            case SharesTold(plan):
+                self.hear(SharesInForce(*plan))
+            case SharesSeen():
+                self._arrive(peer, message)
 
     def answers(self, index: int) -> None:
         """On rank 0: hear that step ``index`` is about to be answered."""
@@ -145,7 +116,7 @@ class Shares:
                 self._plans = self._plans[self._plans.index(begun[-1]) :]
             return begun[-1] if begun else None
 
-    def _arrive(self, rank: int, seen: Seen) -> None:
+    def _arrive(self, rank: int, seen: SharesSeen) -> None:
         thread = self._thread
         with self._lock:
             if thread is None or seen.step <= self._shown:
@@ -162,7 +133,7 @@ class Shares:
             with suppress(RuntimeError):  # closed meanwhile
                 thread.submit(self._decide, [arrived[one] for one in sorted(arrived)])
 
-    def _is_complete(self, arrived: Mapping[int, Seen]) -> bool:
+    def _is_complete(self, arrived: Mapping[int, SharesSeen]) -> bool:
         """Tell whether all that had a part in an exchange have noted it.
 
         A plain all-reduce is the workers' own.
@@ -172,7 +143,7 @@ class Shares:
         servers = self._num_servers if shared else 0
         return len(workers) == self._world_size and len(arrived) - len(workers) >= servers
 
-    def _decide(self, seen: Sequence[Seen]) -> None:
+    def _decide(self, seen: Sequence[SharesSeen]) -> None:
         """Show the planner an exchange; where anything fails, go on without it."""
         if self._planner is None:
             return
@@ -181,7 +152,7 @@ class Shares:
         except Exception as error:  # a user's policy is the planner's own matter
             self._give_up(self._planner, seen[0].step, error)
 
-    def _show(self, planner: SharePlanner, seen: Sequence[Seen]) -> None:
+    def _show(self, planner: SharePlanner, seen: Sequence[SharesSeen]) -> None:
         """Show the planner an exchange, and tell all ranks what it says."""
         before, step = planner.plan, seen[0].step
         if len({one.plan_epoch for one in seen}) > 1:
@@ -212,7 +183,9 @@ class Shares:
         plan = self._announce(SharesInForce(planner.plan.epoch + 1, step, None, None, reason))
         self._emit(SharesPlanned(plan.first_step, plan.epoch, None, None, None, reason))
 
-    def _transfers(self, rows: Sequence[Row], lasted_s: float) -> Transfers:
+    def _transfers(
+        self, rows: Sequence[tuple[int, int, float, float]], lasted_s: float
+    ) -> Transfers:
         transfers = Transfers.from_rows(self._world_size + self._num_servers, rows)
         return transfers.lasting(lasted_s) if lasted_s > 0 else transfers
 
@@ -221,12 +194,6 @@ class Shares:
         with self._lock:  # no step is answered meanwhile
             first_step = max(plan.first_step, self._answered + 2 + self._lag)
             plan = replace(plan, first_step=first_step)
-            self._tell_all({"network": {"plan": astuple(plan)}})
+            self._tell_all(SharesTold(astuple(plan)))
             self._plans.append(plan)
         return plan
-
-
-def read_shares(written: Sequence[Any]) -> SharesInForce:
-    """Return the plan that was sent: JSON knows lists, a plan holds tuples."""
-    plan = SharesInForce(*written)
-    return replace(plan, parts=None if plan.parts is None else tuple(plan.parts))

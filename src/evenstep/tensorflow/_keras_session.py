@@ -158,9 +158,9 @@ class KerasSession:
             return None
         if exchange is None:
             return lost_behind(error, self._workers)
-        exchange.enter_collective()  # wherever it was: in a forward of the user's, say
-        lost = exchange.verdict(within_s=_VERDICT_S)
-        exchange.leave_collective()  # who hears of it may be saving: that is not to be ended
+        exchange.losses.enter_collective()  # wherever it was: in a forward of the user's, say
+        lost = exchange.losses.verdict(within_s=_VERDICT_S)
+        exchange.losses.leave_collective()  # who hears of it may be saving: that is not to be ended
         return lost
 
     def check_open(self) -> None:
@@ -184,8 +184,8 @@ class KerasSession:
         if self._exchange is None or self._record is None:
             return
         if self._ended_by is not None:
-            self._exchange.script_failed(self._ended_by)
-        if not self._exchange.is_broken:
+            self._exchange.losses.script_failed(self._ended_by)
+        if not self._exchange.losses.is_broken:
             self.steps.close()
         self._exchange.close()
         self._record.end(self.steps.num_done if self._workers.rank == 0 else None)
@@ -211,7 +211,7 @@ class KerasSession:
             hang_s=runtime.hang_s,
             grace_s=3 * runtime.heartbeat_s,
         )
-        exchange.on_loss = _abort_collectives
+        exchange.losses.on_loss = _abort_collectives
         # Who is waited for while epochs are compared may be lost, or have ended its run.
         ranks.look = lambda: exchange.need_all(steps.num_steps)
         self._ranks, self._record, self._exchange = ranks, record, exchange

@@ -14,7 +14,7 @@ from typing import Any, final
 import tensorflow as tf
 from tensorflow.python.eager import context  # not public: it has the service
 
-from .._exchange._losses import lost_worker
+from .._exchange._loss_watch import lost_worker
 from ..exceptions import WorkerLostError
 from ._framework import TENSORFLOW
 from ._strategy_workers import StrategyWorkers

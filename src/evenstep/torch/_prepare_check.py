@@ -10,7 +10,6 @@ from typing import Any
 from torch import nn
 from torch.utils.data import DataLoader
 
-from .. import __version__
 from .._exchange._world_check import (
     Facts,
     code_of,
@@ -28,10 +27,8 @@ from ._model._facts import Listing, model_facts, model_listings
 from ._options import Runtime
 
 _CALL = "The balancer's next call"
-_VERSION = "The version of evenstep"
 _REMEDIES = {
     _CALL: "Prepare the same things in the same order on all ranks.",
-    _VERSION: "Install the same one on all hosts.",
     "`Balancer(bounds=...)`": "What one worker can take goes into a tuple with a number for each, "
     "such as `Bounds(max=(8, 64))`.",
 } | REMEDIES
@@ -163,7 +160,7 @@ def _head(call: str, given: Sequence[Any]) -> Facts:
         or type(part).__name__
         for part in given
     ]
-    return {"": {_VERSION: __version__, _CALL: f"`{call}({', '.join(names)})`"}}
+    return {"": {_CALL: f"`{call}({', '.join(names)})`"}}
 
 
 def _digests(listings: Mapping[str, Listing]) -> dict[str, str]:

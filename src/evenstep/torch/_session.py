@@ -94,7 +94,7 @@ class Session:
             release=self._release,
         )
         self.exchange.start()
-        crew.watch_by(self.exchange)
+        crew.watch_by(self.exchange.losses)
 
     def begin_epoch(self, *, cuts: bool) -> StepConductor:
         """Return the steps of the run, and open it if it is not yet.
@@ -187,15 +187,15 @@ class Session:
             if self._cuts is not None:
                 self.steps.close()
                 self.exchange.hear_out(limit_s=_VERDICT_S)
-            return self.exchange.diverged
-        self.exchange.script_failed(error)
+            return self.exchange.losses.diverged
+        self.exchange.losses.script_failed(error)
         if isinstance(error, KeyboardInterrupt):
-            return self.exchange.interrupted_by
+            return self.exchange.losses.interrupted_by
         ended = isinstance(error, WorkerLostError | RanksDivergedError)
         if ended or not isinstance(error, RuntimeError):
             return None
         broke = any(word in str(error) for word in _OF_COLLECTIVES)
-        return self.exchange.verdict(within_s=_VERDICT_S, in_collective=broke)
+        return self.exchange.losses.verdict(within_s=_VERDICT_S, in_collective=broke)
 
     def close(self) -> None:
         """Say goodbye to the others for good, and have the sinks take what is left."""

@@ -9,7 +9,7 @@ import torch
 from evenstep.events import SharesPlanned
 from evenstep.network import EqualShares, OptimalShares, ProportionalShares
 from evenstep.network._following._in_force import SharesInForce
-from evenstep.network._messages import Seen, Shares
+from evenstep.network._messages import Shares, SharesSeen
 from evenstep.testing import run_workers
 from evenstep.torch import Balancer, Network
 
@@ -121,8 +121,8 @@ def shared(both, lag=0, emitted=None):
     found = []
     for rank, exchange in enumerate(both):
         emit = print if emitted is None else emitted.put
-        shares = Shares(rank, 2, tell_all=exchange.riders.tell_all, lag=lag, emit=emit)
-        exchange.riders.add(shares)
+        shares = Shares(rank, 2, tell_all=exchange.tell_workers, lag=lag, emit=emit)
+        exchange.add(shares)
         found.append(shares)
     return found
 
@@ -137,9 +137,9 @@ def play(both, shared, num_steps):
             shares = shared[rank].at(step)
             told[rank].append(None if shares is None else shares.epoch)
             both[rank].report(step, reports_of(rank, step, plan.batch_size[rank]))
-            rows = [(1 - rank, rank, 1e6, 0.5)]
+            rows = ((1 - rank, rank, 1e6, 0.5),)
             epoch = 0 if shares is None else shares.epoch
-            shared[rank].note(Seen(step, epoch, 0.5 + rank, rows, 0.0, 2.0 - rank))
+            shared[rank].note(SharesSeen(step, epoch, 0.5 + rank, rows, 0.0, 2.0 - rank))
 
     threads = [threading.Thread(target=go, args=(rank,)) for rank in (0, 1)]
     for thread in threads:

@@ -26,7 +26,7 @@ def test_a_server_hears_of_the_end_once():
         grace_s=-1.0,
         framework=PLAIN,
     )
-    watch.received(0, {"bye": 7, "loops": 2})
+    watch.received(0, [["Goodbye", 7, 2, None]])
     watch.lost(0, "its connection closed")
     watch.tick()
     assert not ends  # the last sums are on their way to a worker with a slow link
@@ -51,9 +51,8 @@ def test_a_server_stuck_with_a_lost_rank_is_ended():
         framework=replace(PLAIN, is_stuck=lambda thread_id: thread_id == threading.get_ident()),
         abort=ended.append,
     )
-    watch.received(0, {"after": 6})
-    watch.received(0, {"lost": 1, "problem": "it is silent"})
-    watch.received(0, {"bye": 6, "failed": [0, "rank 0 ended with KeyError"]})
+    watch.received(0, [["Answer", 6, 6, False, None], ["RankLost", 1, "it is silent"]])
+    watch.received(0, [["Goodbye", 6, 2, [0, "rank 0 ended"]]])
     watch.tick()
     assert not ended  # outside of a collective it comes by to hear of it
     watch.enter_collective()
@@ -69,3 +68,26 @@ def test_a_step_may_take_as_long_as_the_user_says():
     """Sums are given up after those who watch the steps would have."""
     assert timeout_s(Runtime(hang_s=10.0, deadline_s=5.0)) == 35.0
     assert timeout_s(Runtime(hang_s=None)) > 1e7
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [(["UnitsSummed", 3, 7.0], "`UnitsSummed`"), (["LaterKind"], "LaterKind")],
+)
+def test_a_message_that_a_server_has_no_use_for_ends_the_run_by_name(row, words):
+    """It is never dropped: a later version may mean something by it."""
+    losses = []
+    watch = ServerWatch(
+        ["a", "b"],
+        fail=losses.append,
+        ask=print,
+        end=pytest.fail,
+        is_idle=lambda: True,
+        grace_s=1.0,
+        framework=PLAIN,
+    )
+    watch.received(0, [row])
+
+    with pytest.raises(WorkerLostError, match=rf"Rank 0 on a was lost: it sent .*{words}"):
+        watch.check()
+    assert len(losses) == 1

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import final
 
+from ..._exchange._message_kinds import SharesSeen
 from ..._exchange._observer import StepObserver
-from .._messages import Seen, Shares
+from .._messages import Shares
 from .._plans._split import Split
 from ._reduce._bucket_job import BucketJob
 from ._reduce._observed import lasted_s, ways_to
@@ -76,9 +77,10 @@ class ShareFollower(StepObserver):
         arrivals = self._transport.take_arrivals()
         if waited_s is not None and begun_s is not None:
             plain = self._reducer.split is None
-            ways = None if plain else ways_to(self._transport.rank, arrivals)
+            ways = None if plain else tuple(ways_to(self._transport.rank, arrivals))
             spent_s = begun_s - self._at_s
-            self._plans.note(Seen(step, self._epoch, waited_s, ways, lasted_s(arrivals), spent_s))
+            lasting_s = lasted_s(arrivals)
+            self._plans.note(SharesSeen(step, self._epoch, waited_s, ways, lasting_s, spent_s))
 
 
 @final
@@ -90,7 +92,7 @@ class ServerFollower:
         send: takes what was seen of a step.
     """
 
-    def __init__(self, transport: WatchedTransport, send: Callable[[Seen], None]) -> None:
+    def __init__(self, transport: WatchedTransport, send: Callable[[SharesSeen], None]) -> None:
         self._transport = transport
         self._send = send
         self._newest: tuple[int, int] | None = None  # step and plan of the newest bucket
@@ -102,5 +104,5 @@ class ServerFollower:
             return
         assert newest is not None
         arrivals = self._transport.take_arrivals()
-        rows = ways_to(self._transport.rank, arrivals)
-        self._send(Seen(*newest, math.inf, rows, lasted_s(arrivals)))
+        rows = tuple(ways_to(self._transport.rank, arrivals))
+        self._send(SharesSeen(*newest, math.inf, rows, lasted_s(arrivals)))

@@ -10,11 +10,12 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ..._exchange._exchange import Exchange
+from ..._exchange._message_kinds import SharesSeen
 from ..._private_torch import process_groups
 from ...events import Hook
 from ...exceptions import invalid
 from .._following._share_planner import SharePlanner
-from .._messages import Seen, Shares
+from .._messages import Shares
 from .._plans._aggregation import Aggregation
 from ._follower import ServerFollower, ShareFollower
 from ._network_settings import Network
@@ -98,14 +99,13 @@ class Reduction:
         self.shares = Shares(
             self._transport.rank,
             self._num_workers,
-            tell_all=exchange.riders.tell_all,
+            tell_all=exchange.tell_workers,
             lag=lag,
             emit=emit,
             num_servers=num_servers,
         )
-        exchange.riders.add(self.shares)
-        exchange.decisions.looks_ahead = False
-        exchange.on_loss = self.reducer.fail
+        exchange.add(self.shares)
+        exchange.losses.on_loss = self.reducer.fail
         chunk_bytes = self._network.chunk_bytes_of(self._num_bytes())
         return ShareFollower(self.reducer, self._transport, self.shares, chunk_bytes=chunk_bytes)
 
@@ -127,7 +127,7 @@ class Reduction:
         )
         return SharePlanner(self._network.policy, aggregation, margin=self._network.margin)
 
-    def serve(self, send: Callable[[Seen], None]) -> None:
+    def serve(self, send: Callable[[SharesSeen], None]) -> None:
         """On a server: sum until training has ended; ``send`` takes what was seen of each step.
 
         Raises:

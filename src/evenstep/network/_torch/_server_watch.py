@@ -6,11 +6,20 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import final
+from typing import Any, final
 
-from ..._exchange._channel import Message
-from ..._exchange._losses import LossWatch, lost_worker
+from ..._exchange._loss_watch import LossWatch, lost_worker
+from ..._exchange._message_kinds import (
+    Answer,
+    Goodbye,
+    Message,
+    PlanTold,
+    RankLost,
+    RanksDiverged,
+    read,
+)
 from ..._exchange._place import Framework
+from ..._exchange._record import MessageError
 from ...exceptions import WorkerLostError
 
 
@@ -54,19 +63,31 @@ class ServerWatch:
         self._done = -1
         self._thread_id = 0
 
-    def received(self, peer: int, message: Message) -> None:
-        """Take in a loss or the end; all else is the workers' own."""
+    def received(self, peer: int, rows: Any) -> None:
+        """Take in a loss or the end; plans, and that workers went different ways, are their own."""
+        try:
+            messages = read(rows)
+        except MessageError as error:
+            self._lose(peer, f"it sent what a server cannot read: {error}")
+            return
+        for message in messages:
+            self._take(peer, message)
+
+    def _take(self, peer: int, message: Message) -> None:
         match message:
-            case {"lost": rank, "problem": problem}:
+            case RankLost(rank, problem) | Goodbye(failed=(rank, problem)):
                 self._lose(rank, problem)
-            case {"after": index}:
+            case Answer(index):
                 self._done = index
-            case {"bye": _, "failed": [rank, problem]}:
-                self._lose(rank, problem)
-            case {"bye": _, "loops": num_loops}:
+            case Goodbye(num_loops=num_loops):
                 with self._changed:
                     self._num_loops, self._ended_s = num_loops, monotonic()
                     self._changed.notify_all()
+            case PlanTold() | RanksDiverged():
+                pass
+            case _:
+                name = type(message).__name__
+                self._lose(peer, f"it sent `{name}`, which a server has no use for")
 
     def lost(self, peer: int, problem: str) -> None:
         """Take notice that the connection to rank 0 is gone or silent."""

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import final
 
 from ..._exchange._channel import StarChannel
+from ..._exchange._message_kinds import SharesSeen, StopAsked, written
 from ..._exchange._place import Framework
 from ...exceptions import WorkerLostError
-from .._messages import Seen
 from ._reduction import Reduction
 from ._server_watch import ServerWatch
 
@@ -95,7 +95,7 @@ class Service:
             hosts,
             framework=self._framework,
             fail=reduction.reducer.fail,
-            ask=lambda: channel.send(0, {"stop": True}),
+            ask=lambda: channel.send(0, written([StopAsked()])),
             end=lambda: reduction.reducer.fail(RuntimeError("Training has ended.")),
             is_idle=lambda: reduction.reducer.is_idle,
             grace_s=self._grace_s,
@@ -103,7 +103,7 @@ class Service:
         channel.start(watch)
         self._watch_by(watch)
         try:
-            _hearing_signals(reduction, lambda seen: channel.send(0, seen.message()))
+            _hearing_signals(reduction, lambda seen: channel.send(0, written([seen])))
         except RuntimeError as error:
             if isinstance(error, WorkerLostError) and error.rank != 0:
                 raise
@@ -131,7 +131,7 @@ class Service:
             ) from error
 
 
-def _hearing_signals(reduction: Reduction, send: Callable[[Seen], None]) -> None:
+def _hearing_signals(reduction: Reduction, send: Callable[[SharesSeen], None]) -> None:
     """Serve on a thread of its own, as long as that takes.
 
     A thread that waits in gloo is told of no signal, and the next order may be far away: no notice

@@ -15,13 +15,15 @@ from torch import nn
 
 from ..._exchange._meeting import LOOPBACK
 from ..._exchange._process import network_name
-from ..._exchange._wire import PROTOCOL, ProtocolError, check_protocols
+from ..._exchange._wire import VERSION, ProtocolError, check_versions
 from ..._private_torch import process_groups
 from ..._run._open_channel import AllRanks
 from ._agent import Agent, is_torchrun
 from ._bracket import Bracket, CollectiveWatch
 from ._peers import PeerGroup, peers_of
 from ._sockets import own_addresses
+
+_VERSION_BYTES = 64  # in which each rank says which version it runs, in all versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ class SideGroup:
         process_group: dist.ProcessGroup | None,
         group: dist.ProcessGroup | None = None,
         *,
-        protocol: int = PROTOCOL,
+        version: str = VERSION,
     ) -> Self:
         """Return the side group of all ranks of a process group.
 
@@ -102,11 +104,11 @@ class SideGroup:
         Args:
             process_group: whose ranks; None is the default group.
             group: to send over, of the same ranks; None makes one.
-            protocol: version of the protocol that this rank speaks.
+            version: of evenstep and its protocol, on this rank.
 
         Raises:
-            ProtocolError: ranks speak unlike versions, as of unlike evensteps. On all of them,
-                before any reads what another one wrote.
+            ProtocolError: ranks run unlike versions. On all of them, before any reads what
+                another one wrote.
         """
         side = cls(
             group
@@ -117,17 +119,19 @@ class SideGroup:
             )
         )
         atexit.register(side.close)  # for a balancer that never comes to its first step
-        side._check_protocol(protocol)
+        side._check_version(version)
         return side
 
-    def _check_protocol(self, protocol: int) -> None:
-        """Raise, on all ranks, if they speak unlike versions."""
+    def _check_version(self, version: str) -> None:
+        """Raise, on all ranks, if they run unlike versions."""
         # Until all are connected: one that refuses its part and leaves at once would break the
         # others' way in, with an error of gloo's in the place of their own.
-        versions = torch.zeros(self.world_size, dtype=torch.int64)
-        versions[self.rank] = protocol
+        texts = torch.zeros(self.world_size, _VERSION_BYTES, dtype=torch.uint8)
+        mine = version.encode()[:_VERSION_BYTES]
+        texts[self.rank, : len(mine)] = torch.tensor(list(mine), dtype=torch.uint8)
         try:
-            check_protocols(dict(enumerate(self.sum(versions).tolist())))
+            found = [bytes(row).rstrip(b"\0").decode() for row in self.sum(texts).tolist()]
+            check_versions(dict(enumerate(found)))
         except ProtocolError:
             self.close()
             raise

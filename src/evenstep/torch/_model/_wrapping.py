@@ -155,14 +155,14 @@ class _Meeting(StepObserver):
         self._exchange, self._meter = exchange, meter
 
     def first_forward(self) -> None:
-        self._exchange.enter_collective()
+        self._exchange.losses.enter_collective()
         begin = self._meter.clock.mark()
         for ddp in self._ddps:
             meet(ddp)
         for part in self._shards:
             part.gather()
         self._meter.exclude(begin, self._meter.clock.mark())
-        self._exchange.leave_collective()
+        self._exchange.losses.leave_collective()
 
 
 @final
@@ -174,7 +174,7 @@ class _ShardedForwards(StepObserver):
 
     def begin_forward(self, num_samples: int, *, is_last: bool) -> None:
         if is_last:
-            self._exchange.enter_collective()
+            self._exchange.losses.enter_collective()
 
 
 def _refuse_static_graph(model: BalancedModel) -> None:

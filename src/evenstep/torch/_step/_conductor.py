@@ -270,7 +270,7 @@ class StepConductor:
         match = self._named or self._tickets.match(tensors)
         if match is None:
             return None
-        self._exchange.check_way()
+        self._exchange.losses.check_way()
         self._thread_id = threading.get_ident()
         use = self._newest_use = ForwardUse.of(match, model, reduces=reduces)
         if match.is_open and reduces:
@@ -327,7 +327,7 @@ class StepConductor:
             self._reporter.send(step, reduced=reduced)
         elif reduced:
             self._exchange.ways.tell(reduced)
-        self._exchange.enter_collective()
+        self._exchange.losses.enter_collective()
         for backward_done in self._at_backward_done:
             backward_done()
 
@@ -336,7 +336,7 @@ class StepConductor:
         for hear in self._at_reduced:
             hear()
         self.meter.waited()
-        self._exchange.leave_collective()
+        self._exchange.losses.leave_collective()
         if self._step is not None and not self._step.reported:
             self.meter.open_gap()
 
@@ -356,9 +356,9 @@ class StepConductor:
     def collective(self, *, entered: bool) -> None:
         """Note that the main thread enters or leaves a collective outside of a backward."""
         if self._is_open and entered:
-            self._exchange.enter_collective()
+            self._exchange.losses.enter_collective()
         elif self._is_open:
-            self._exchange.leave_collective()
+            self._exchange.losses.leave_collective()
 
     def report_now(self) -> None:
         """Report the step under way if that is still to be done: a collective comes first."""

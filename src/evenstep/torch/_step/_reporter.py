@@ -7,7 +7,7 @@ from typing import Any, Protocol, final
 
 from ..._exchange._exchange import Exchange
 from ..._exchange._internal import fault_in_words, log_fault
-from ..._exchange._reductions import Reduced
+from ..._exchange._message_kinds import Reduced
 from ..._run._machine_reader import MachineReader
 from ..._run._step_under_way import StepUnderWay
 from ...planner import Report, blaming

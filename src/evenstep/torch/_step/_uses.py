@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from ..._exchange._exchange import Exchange
-from ..._exchange._reductions import Reduced
+from ..._exchange._message_kinds import Reduced
 from ..._exchange._unit_sums import UnitSum
 from ..._run._step_under_way import StepUnderWay
 from ...exceptions import EvenstepWarning

@@ -2,7 +2,7 @@
 
 import pytest
 
-from evenstep._exchange._losses import LossWatch, lost_worker
+from evenstep._exchange._loss_watch import LossWatch, lost_worker
 from evenstep.exceptions import WorkerLostError
 
 LOSS = lost_worker(1, "b", "it is gone", done=6, restart="somebody does")

@@ -1,0 +1,338 @@
+"""Every message between ranks: its fields and types, how it is written, and how it is read.
+
+A connection carries lists of messages, each a list of its kind's name and its fields. What is read
+is checked: an unknown kind or a field of another type is an error that names it. A change of a
+kind counts ``PROTOCOL`` up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, get_args
+
+from ..planner import Plan, Report
+from ..planner.claims import Claim
+from ._place import Place
+from ._record import MessageError, record_reader, short
+
+MailKey = tuple[int, int, int]
+"""Whose integers, of which round, and which of them."""
+
+ReductionKey = tuple[int, int]
+"""A model's number, and that of its reduction."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepReports:
+    """To rank 0: a rank has done ``step``, with the measurements that are complete by then."""
+
+    step: int
+    reports: tuple[Report, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanAsked:
+    """To rank 0: a rank asks for the answer to step ``index`` before it has reported it."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTold:
+    """From rank 0: a new plan, in force from the next answer on."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """From rank 0: the newest plan answers the steps ``index`` to ``through``.
+
+    Attributes:
+        index: the first step that is answered.
+        through: the last one.
+        stops: whether all ranks stop as of this answer.
+        leaving: the rank that leaves the run with that stop, if one does.
+    """
+
+    index: int
+    through: int
+    stops: bool = False
+    leaving: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HoldNothing:
+    """From rank 0: a rank waits for what others reduced, so that no report may be held."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """To rank 0: a rank wants all to stop after the same step."""
+
+
+@dataclass(frozen=True, slots=True)
+class DoneAsked:
+    """To rank 0: a rank waits until all have reported ``step``."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class DoneTold:
+    """From rank 0: all ranks have reported ``step``."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnitsTold:
+    """To rank 0: a rank's units of a step."""
+
+    step: int
+    units: float
+
+
+@dataclass(frozen=True, slots=True)
+class UnitsSummed:
+    """From rank 0: the units of a step over all ranks."""
+
+    step: int
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimAsked:
+    """To rank 0: a rank claims what is left of a step.
+
+    Attributes:
+        number: of the claim, which its answer repeats: one that was broken off may come later.
+        step: the step.
+        speed: samples per second of the rank's newest samples in it, if there were any.
+        own: whether to get all that is left of the rank's own part.
+    """
+
+    number: int
+    step: int
+    speed: float | None
+    own: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimGranted:
+    """From rank 0: what the rank computes next; nothing if it is done."""
+
+    number: int
+    claims: tuple[Claim, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NumbersTold:
+    """To rank 0: a rank's numbers, which all get once all have told theirs."""
+
+    key: MailKey
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NumbersPosted:
+    """From rank 0: integers, as the bytes of an array of ``kind`` in base 64."""
+
+    key: MailKey
+    kind: str
+    data: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """To rank 0: what one rank put into one reduction of a model's gradients.
+
+    Attributes:
+        model: number of the model, in the order of ``prepare``.
+        number: of the reduction, counted for each model.
+        shares: by step, how much of the rank's batch went in: 1 is all of it once, 2 is twice;
+            None where that is not known.
+        maybe: steps of which some went in; their batches weigh alike, so the rank cannot tell them
+            apart.
+    """
+
+    model: int
+    number: int
+    shares: Mapping[int, float | None]
+    maybe: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepsAsked:
+    """To rank 0: a rank asks which steps a reduction may be of."""
+
+    key: ReductionKey
+
+
+@dataclass(frozen=True, slots=True)
+class StepsTold:
+    """From rank 0: the steps that a reduction may be of, as far as other ranks know."""
+
+    key: ReductionKey
+    steps: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NotFiniteTold:
+    """To rank 0: a rank's loss was not finite in ``step``, as seen in half precision or not."""
+
+    step: int
+    is_half: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressTold:
+    """To rank 0: how far a rank has come.
+
+    Attributes:
+        counts: what it has come to, by name: steps, unit sums, collectives of process groups.
+        is_paused: whether it works alone for a while, as its script says.
+    """
+
+    counts: Mapping[str, int] = field(default_factory=dict)
+    is_paused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceAsked:
+    """From rank 0: a rank that keeps others waiting, or waits, is asked where it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharesSeen:
+    """To rank 0: what one rank saw of the exchange of gradients in one step, over unequal links.
+
+    Attributes:
+        step: the step.
+        plan_epoch: the plan of shares it ran under.
+        waited_s: from the end of its own backward until it had all sums; infinite for a server,
+            which has no backward.
+        rows: what came from whom, sender, receiver, bytes and seconds; None for plain all-reduce,
+            which does not tell.
+        lasted_s: from the first bytes that came to the last; 0 if nothing did.
+        spent_s: from the plan point of the step to the end of its own backward.
+    """
+
+    step: int
+    plan_epoch: int
+    waited_s: float
+    rows: tuple[tuple[int, int, float, float], ...] | None
+    lasted_s: float = 0.0
+    spent_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SharesTold:
+    """From rank 0: a plan of who sums which part of the gradients, as ``SharesInForce`` has it."""
+
+    plan: tuple[int, int, tuple[int, ...] | None, float | None, str]
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveBroke:
+    """To rank 0: a collective broke on a rank, in step ``step`` or after."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankLost:
+    """To rank 0 and from it: a rank was lost, with the reason."""
+
+    rank: int
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class RanksDiverged:
+    """From rank 0: ranks reduced unlike gradients together.
+
+    Attributes:
+        rank: the one that differs from most.
+        text: what happened, and what to do.
+    """
+
+    rank: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """To rank 0 and from it: a rank has ended its run.
+
+    Attributes:
+        last_step: the last step that it reported.
+        num_loops: over its loaders.
+        failed: who is to blame, the rank itself or one that it lost, and what ended it in words
+            that follow "Rank 1 on node7 was lost: "; None if nothing did.
+    """
+
+    last_step: int
+    num_loops: int
+    failed: tuple[int, str] | None = None
+
+
+Message = (
+    StepReports
+    | PlanAsked
+    | PlanTold
+    | Answer
+    | HoldNothing
+    | StopAsked
+    | DoneAsked
+    | DoneTold
+    | UnitsTold
+    | UnitsSummed
+    | ClaimAsked
+    | ClaimGranted
+    | NumbersTold
+    | NumbersPosted
+    | Reduced
+    | StepsAsked
+    | StepsTold
+    | NotFiniteTold
+    | ProgressTold
+    | PlaceAsked
+    | Place
+    | SharesSeen
+    | SharesTold
+    | CollectiveBroke
+    | RankLost
+    | RanksDiverged
+    | Goodbye
+)
+
+
+def written(messages: Sequence[Message]) -> list[Sequence[Any]]:
+    """Return messages as a connection carries them."""
+    return [_WRITERS[type(one)](one) for one in messages]
+
+
+def read(rows: Any) -> list[Message]:
+    """Return the messages that came over a connection.
+
+    Raises:
+        MessageError: one is of no known kind, or has a field of another type.
+    """
+    try:
+        return [_READERS[kind](fields) for kind, *fields in rows]
+    except MessageError:
+        raise
+    except (KeyError, TypeError, ValueError):
+        raise MessageError(f"{short(rows)} is no list of known messages") from None
+
+
+def _writer(kind: type[Message]) -> Callable[[Message], Sequence[Any]]:
+    fields = kind.__match_args__
+    return attrgetter("__class__.__name__", *fields) if fields else lambda one: [kind.__name__]
+
+
+_WRITERS = {kind: _writer(kind) for kind in get_args(Message)}
+_READERS = {kind.__name__: record_reader(kind) for kind in get_args(Message)}

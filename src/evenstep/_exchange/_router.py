@@ -1,0 +1,191 @@
+"""Messages from the parts of this rank to those of the others, and the wait for what comes back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Protocol, final
+
+from ._channel import StarChannel
+from ._internal import fault_in_words, log_fault
+from ._message_kinds import Message, RankLost, read, written
+from ._record import MessageError
+
+
+class Part(Protocol):
+    """What takes in messages of its own kinds.
+
+    Attributes:
+        kinds: of messages; no other part has any of them.
+    """
+
+    @property
+    def kinds(self) -> tuple[type[Message], ...]: ...
+
+    def received(self, peer: int, message: Message) -> None:
+        """Take in a message of one of the kinds, from this rank's own parts or another's."""
+
+
+class Rider(Part, Protocol):
+    """A part whose messages go along with reports, and whose plans hold with the answers."""
+
+    def along(self) -> Iterable[Message]:
+        """Return what goes along with this rank's next report."""
+
+    def answers(self, index: int) -> None:
+        """On rank 0: hear that step ``index`` is about to be answered."""
+
+    def close(self) -> None:
+        """End what was begun. May be called again."""
+
+
+class Owner(Protocol):
+    """Who knows which workers are lost.
+
+    Attributes:
+        is_broken: whether one is.
+    """
+
+    @property
+    def is_broken(self) -> bool: ...
+
+    def check(self) -> None:
+        """Raise if a worker was lost."""
+
+    def check_left(self) -> None:
+        """Take notice if a rank is needed that has ended its run."""
+
+    def lose(self, rank: int, problem: str) -> None:
+        """Have a rank count as lost."""
+
+
+@final
+class Router:
+    """Carries messages between the parts of this rank and of the others, over rank 0.
+
+    Rank 0's own messages to itself are taken in at once, on the thread that sends them: a part is
+    written as if rank 0 were elsewhere, and works with one process as well.
+
+    Args:
+        rank: this process.
+        world_size: number of workers.
+        channel: connections to the others; None with one process.
+
+    Attributes:
+        owner: knows which workers are lost; set before the first message.
+        changed: guards what parts wait for. A part that brings it about notifies all.
+    """
+
+    owner: Owner
+
+    def __init__(self, rank: int, world_size: int, channel: StarChannel | None) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.changed = threading.Condition()
+        self._channel = channel
+        self._parts: dict[type[Message], Part] = {}
+
+    def add(self, *parts: Part) -> None:
+        """Have parts take in the messages of their kinds."""
+        for part in parts:
+            self._parts |= dict.fromkeys(part.kinds, part)
+
+    def to_leader(self, *messages: Message) -> None:
+        """Send messages to rank 0, in one piece."""
+        self.to(0, *messages)
+
+    def to(self, rank: int, *messages: Message) -> None:
+        """Send messages to a rank, which is rank 0 or this one is, in one piece."""
+        if rank == self.rank:
+            self.take(rank, messages)
+        elif self._channel is not None:
+            self._channel.send(rank, written(messages))
+
+    def to_workers(self, *messages: Message) -> None:
+        """On rank 0: send messages to all other workers, in one piece."""
+        if self._channel is not None:
+            self._channel.send_all(written(messages), to=range(1, self.world_size))
+
+    def to_everyone(self, *messages: Message) -> None:
+        """Send messages to all that this rank is connected with, servers included, in one piece."""
+        if self._channel is not None:
+            self._channel.send_all(written(messages))
+
+    def received(self, peer: int, rows: Any) -> None:
+        """Take in what came from another rank, which is lost if it cannot be understood."""
+        try:
+            self.take(peer, read(rows))
+        except MessageError as error:
+            self.owner.lose(peer, f"it sent what rank {self.rank} cannot read: {error}")
+        except Exception as error:
+            self._fail(error)
+
+    def take(self, peer: int, messages: Iterable[Message]) -> None:
+        """Have the parts take messages in."""
+        for message in messages:
+            part = self._parts.get(type(message))
+            if part is None:
+                name = type(message).__name__
+                self.owner.lose(peer, f"it sent `{name}`, which rank {self.rank} has no use for")
+            else:
+                part.received(peer, message)
+        self.owner.check_left()
+
+    def wait(self, is_here: Callable[[], bool], *, limit_s: float | None = None) -> bool:
+        """Wait until something is here, or will not come as a worker was lost; tell whether it is.
+
+        Args:
+            is_here: looks for it.
+            limit_s: for how long; None is as long as it takes.
+        """
+        # Not under the condition: it looks at the decisions, whose lock is held to publish.
+        self.owner.check_left()
+        with self.changed:
+            self.changed.wait_for(lambda: is_here() or self.owner.is_broken, timeout=limit_s)
+            return is_here()
+
+    def need(self, is_here: Callable[[], bool]) -> None:
+        """Wait until something is here.
+
+        Raises:
+            WorkerLostError: a worker was lost before that.
+            RanksDivergedError: ranks reduced the gradients of different batches together.
+        """
+        if not self.wait(is_here):
+            self.owner.check()
+
+    def notify(self) -> None:
+        """Have those who wait look again."""
+        with self.changed:
+            self.changed.notify_all()
+
+    def later(self, call: Callable[[], None], *, delay_s: float) -> None:
+        """Make a call on the channel's thread, or at once with one process."""
+        if self._channel is None:
+            call()
+        else:
+            self._channel.call_later(partial(self._guarded, call), delay_s=delay_s)
+
+    @property
+    def reconnect_s(self) -> float:
+        """Seconds for which a connection that broke is given time to be made again."""
+        return 0.0 if self._channel is None else self._channel.reconnect_s
+
+    def close(self) -> None:
+        """Send nothing any more."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """Have this rank count as lost: what others rely on failed, which is a fault of ours."""
+        log_fault(None, error, "This rank cannot go on.")
+        self.to_leader(RankLost(self.rank, fault_in_words(error)))
+        self.owner.lose(self.rank, fault_in_words(error))
