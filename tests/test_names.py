@@ -20,7 +20,6 @@ SHARED = {
 CLASSES = {
     "Job",
     "Split",
-    "Standing",
     "Text",
     "Trial",
 }

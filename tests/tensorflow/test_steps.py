@@ -26,6 +26,7 @@ class Written:
 
     def __init__(self):
         self.reports = []
+        self.losses = self
 
     def report(self, step, reports):
         self.reports += reports
