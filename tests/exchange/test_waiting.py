@@ -156,7 +156,7 @@ def test_a_policy_that_never_comes_back_is_noticed(star):
     planner.observe = never
     both[1].at(0)
     both[1].report(0, reports_of(1, 0, 8))
-    wait_for(lambda: both[0]._decisions.newest == 0)
+    wait_for(lambda: both[0].decisions.newest == 0)
     leading = threading.Thread(target=lead)
     leading.start()
     try:
