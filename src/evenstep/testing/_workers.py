@@ -119,6 +119,8 @@ def _work(
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    # Loader workers start as in a script, not as this process did: that takes seconds for each.
+    multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank))
     os.environ.update(LOCAL_WORLD_SIZE=str(world_size))  # one machine, as Accelerate has to know
     try:
