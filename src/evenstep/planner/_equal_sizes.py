@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import final
@@ -35,7 +36,7 @@ class EqualSizes:
 
     claims: None = None
     is_behind: bool = False
-    keeps_for: int = 1 << 30
+    keeps_for: float = math.inf  # no step moves a cap any more either
 
     def __init__(self, planner: Planner, first_step: int) -> None:
         try:

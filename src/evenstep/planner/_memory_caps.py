@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .._types import IntArray
-from ..events import Event, MemoryCapped, MemoryShort
+from ..events import Event, MemoryCapped, SizesHeld
 from ..timemodels import MemoryModel
 from ._job import Job
 from ._learnt import rows
@@ -112,7 +112,11 @@ class MemoryCaps:
             cluster = self._job.cluster(caps)
         except ValueError as error:  # what runs has to go on running, but nothing may grow
             told, self.overfull = self.overfull, True
-            return [] if told else [MemoryShort(step, str(error))]
+            problem = (
+                f"the global batch does not fit in memory ({error}). Loops over `loader.steps()` "
+                f"take it in micro-batches"
+            )
+            return [] if told else [SizesHeld(step, problem)]
         self.caps, self.cluster, self.overfull = caps, cluster, False
         return [MemoryCapped(step, int(r), int(caps[r]), int(capacity[r])) for r in changed]
 

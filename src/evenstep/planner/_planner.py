@@ -22,8 +22,8 @@ from ..events import (
     WorkerUnhelpful,
 )
 from ..policies import AbstractPolicy, Equal
+from ..policies._base import check_decision
 from ..timemodels import MemoryModel
-from ._checked import check_decision
 from ._claim_switch import ClaimSwitch
 from ._job import Job
 from ._learnt import Learnt, Start, columns
@@ -141,7 +141,7 @@ class Planner:
         return Outcome(self.plan, tuple(events))
 
     @property
-    def keeps_for(self) -> int:
+    def keeps_for(self) -> float:
         """How many more steps leave the plan as it is, unless one of them moves a cap."""
         return 0 if self.claims is not None else max(0, self._readings.num_left - 1)
 
@@ -319,7 +319,8 @@ class Planner:
         if self._held or not asking:
             return []
         self._held = True
-        return [SizesHeld(reports[0].step, asking[0], self.plan.batch_size)]
+        problem = f"torch might run the model of rank {asking[0]} uncompiled at another size"
+        return [SizesHeld(reports[0].step, problem)]
 
     def _is_level(self, reading: Reading, apart_by: Callable[[], float]) -> bool:
         """Tell whether the policy need not see this reading at once.

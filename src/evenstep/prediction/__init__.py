@@ -5,7 +5,6 @@ from ._ar import Ar as Ar
 from ._base import AbstractPredictor as AbstractPredictor
 from ._ema import Ema as Ema
 from ._holt import Holt as Holt
-from ._last import Last as Last
 from ._local_level import LocalLevel as LocalLevel
 from ._narx import Narx as Narx
 from ._seasonal import Seasonal as Seasonal
@@ -17,7 +16,6 @@ __all__ = [
     "Ar",
     "Ema",
     "Holt",
-    "Last",
     "LocalLevel",
     "Narx",
     "Seasonal",

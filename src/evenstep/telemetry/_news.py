@@ -1,13 +1,18 @@
-"""What a person has to know at once, in whole sentences."""
+"""What a person has to know at once, a sentence for each event."""
 
 from __future__ import annotations
+
+import logging
 
 from ..events import (
     BalancingStopped,
     ClaimsSwitched,
     Event,
+    LossNotFinite,
+    MeasurementRejected,
     MemoryCapped,
-    MemoryShort,
+    PolicyFailed,
+    PolicySlow,
     SharesPlanned,
     SizesHeld,
     WorkerDropped,
@@ -15,63 +20,70 @@ from ..events import (
     WorkerUnhelpful,
 )
 
+_NEWS: dict[type[Event], str] = {
+    SizesHeld: "step {0.step}: sizes stay as they are: {0.problem}",
+    MemoryCapped: "step {0.step}: rank {0.rank} fits at most {0.max_batch_size} samples",
+    WorkerUnhelpful: "step {0.step}: rank {0.rank} costs more than it brings: steps of "
+    "{0.with_s:.3g} s with all, {0.without_s:.3g} s with those that help. Start without it next "
+    "time",
+    WorkerDropped: "step {0.step}: rank {0.rank} on {0.host} leaves the run. The others restart "
+    "without it, from the checkpoint of this stop",
+    WorkerKept: "step {0.step}: rank {0.rank} cannot be dropped: {0.obstacle}",
+    BalancingStopped: "step {0.step}: balancing is off for the rest of the run, with equal batch "
+    "sizes: {0.problem} on rank {0.rank}",
+}
 _CLAIMS = {
     True: "begin with a part of their batch and claim the rest during the step (work stealing), as "
     "long as that is faster",
     False: "compute their planned batch, without claims",
+}
+_FAULTS: dict[type[Event], str] = {
+    PolicyFailed: "Step {0.step}: the policy {0.policy} failed, and the last good plan stays "
+    "({0.problem}).",
+    PolicySlow: "Step {0.step}: the policy took {0.decide_s:.1f} s to decide, for the second time "
+    "in a row, and all ranks waited. It is called again after {0.rest_s:.0f} s; until then the "
+    "sizes stay.",
+    MeasurementRejected: "Step {0.step}: rank {0.rank} sent an invalid measurement, and the plan "
+    "stays: {0.problem}.",
+    LossNotFinite: "From step {0.step} on losses are NaN or infinite, first on {whose}: check the "
+    "batch and the loss there. Averaged gradients spread it to the parameters of all ranks for "
+    "good: restart from a checkpoint of an earlier step.",
 }
 
 
 def news(event: Event) -> str:
     """Return a line on ``event``; nothing where no person has to know it at once."""
     match event:
-        case MemoryShort() | SizesHeld() | MemoryCapped() | ClaimsSwitched():
-            return f"step {event.step}: {_of_sizes(event)}"
-        case WorkerUnhelpful() | WorkerDropped() | WorkerKept():
-            return f"step {event.step}: rank {event.rank} {_of_worker(event)}"
-        case SharesPlanned():
-            return f"step {event.step}: from now on, {_shares(event)}"
-        case BalancingStopped(step=step, rank=rank, problem=problem):
-            return (
-                f"step {step}: balancing is off for the rest of the run, with equal batch sizes: "
-                f"{problem} on rank {rank}"
-            )
+        case ClaimsSwitched(step=step, on=on):
+            return f"step {step}: from now on, workers {_CLAIMS[on]}"
+        case SharesPlanned(step=step):
+            return f"step {step}: from now on, {_shares(event)}"
         case _:
-            return ""
+            return _NEWS.get(type(event), "").format(event)
 
 
-def _of_sizes(event: MemoryShort | SizesHeld | MemoryCapped | ClaimsSwitched) -> str:
-    match event:
-        case MemoryShort(problem=problem):
-            return (
-                f"the global batch does not fit in memory ({problem}); sizes stay as they are. "
-                f"Loops over `loader.steps()` take it in micro-batches"
-            )
-        case SizesHeld(rank=rank):
-            return (
-                f"sizes stay as they are: torch might run the model of rank {rank} uncompiled at "
-                f"another size"
-            )
-        case MemoryCapped(rank=rank, max_batch_size=most):
-            return f"rank {rank} fits at most {most} samples"
-        case ClaimsSwitched(on=on):
-            return f"from now on, workers {_CLAIMS[on]}"
+class FaultLog:
+    """Logs a warning for the policy's first failure and rest, each rank's measurements, and NaN.
 
+    Not for each: a policy that fails once mostly fails at every step, and the events have them
+    all. Goes through the logger ``evenstep``, which reaches standard error unless it is set up
+    otherwise, whatever the progress line is set to.
+    """
 
-def _of_worker(event: WorkerUnhelpful | WorkerDropped | WorkerKept) -> str:
-    match event:
-        case WorkerUnhelpful(with_s=with_s, without_s=without_s):
-            return (
-                f"costs more than it brings: steps of {with_s:.3g} s with all, {without_s:.3g} s "
-                f"with those that help. Start without it next time"
-            )
-        case WorkerDropped(host=host):
-            return (
-                f"on {host} leaves the run. The others restart without it, from the checkpoint "
-                f"of this stop"
-            )
-        case WorkerKept(obstacle=obstacle):
-            return f"cannot be dropped: {obstacle}"
+    def __init__(self) -> None:
+        self._told: set[tuple[type[Event], int | None]] = set()
+
+    def __call__(self, event: Event) -> None:
+        """Log ``event`` if it is the first of its kind; of measurements, the first of its rank."""
+        kind = type(event), event.rank if isinstance(event, MeasurementRejected) else None
+        if type(event) not in _FAULTS or kind in self._told:
+            return
+        self._told.add(kind)
+        ranks = event.ranks if isinstance(event, LossNotFinite) else ()
+        whose = " and ".join(f"rank {rank}" for rank in ranks)
+        text = _FAULTS[type(event)].format(event, whose=whose)
+        words = "%s Training continues; this warning is given once."
+        logging.getLogger("evenstep").warning(words, text)
 
 
 def _shares(event: SharesPlanned) -> str:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from ..events import Hook
 from ._fanout import Fanout
-from ._faults import FaultLog
 from ._jsonl import JsonLines
 from ._line import ProgressLine
+from ._news import FaultLog
 from ._outlet import Outlet
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from .._types import Cluster, Decision, FloatArray, IntArray, StepTimings
-from ..planner._checked import check_decision
 from ..policies import AbstractPolicy
+from ..policies._base import check_decision
 from ._plain import decode, encode
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..._types import FloatArray, IntArray, State
-from ...exceptions import invalid
+from ..._valid import sizes_of
 
 BoolArray = NDArray[np.bool_]
 
@@ -120,10 +120,7 @@ class Planned:
         Raises:
             ValueError: the sizes are no integers, or one is negative.
         """
-        sizes = np.asarray(batch_size)
-        if sizes.ndim != 1 or sizes.dtype.kind not in "iu" or (sizes < 0).any():
-            remedy = "Count whole samples, one entry per rank."
-            raise invalid("begin(batch_size=...)", "be integers of at least 0", batch_size, remedy)
+        sizes = sizes_of("begin(batch_size=...)", batch_size)
         edges = np.zeros(len(sizes) + 1, np.int64)
         np.cumsum(sizes, out=edges[1:])
         return cls(edges, np.zeros(len(sizes), np.bool_))

@@ -8,7 +8,7 @@ from typing import ClassVar, final
 import numpy as np
 
 from ..._types import FloatArray, IntArray
-from ...exceptions import invalid
+from ..._valid import check_fields
 from ._base import AbstractScheme, BoolArray, Chunk, Planned, Turn
 from ._factoring import Factoring
 
@@ -69,14 +69,12 @@ class Hybrid(AbstractScheme[HybridState]):
     least: float = 0.05
 
     def __post_init__(self) -> None:
-        if not 0 <= self.first <= 1:
-            remedy = "0.4 makes up for a rank at 0.4 times its speed."
-            raise invalid("Hybrid(first=...)", "be in [0, 1]", self.first, remedy)
-        if not (np.isfinite(self.claim_s) and self.claim_s >= 0):
-            remedy = "Measure what one takes."
-            raise invalid("Hybrid(claim_s=...)", "be finite and at least 0", self.claim_s, remedy)
-        if not 0 <= self.least <= 1:
-            raise invalid("Hybrid(least=...)", "be in [0, 1]", self.least, "0.05 is a twentieth.")
+        check_fields(
+            self,
+            first=("in [0, 1]", "0.4 makes up for a rank at 0.4 times its speed."),
+            claim_s=("finite and at least 0", "Measure what one takes."),
+            least=("in [0, 1]", "0.05 is a twentieth."),
+        )
 
     def local_steps(self, step_s: FloatArray) -> IntArray:
         return np.ones(len(step_s), np.int64)
@@ -101,15 +99,29 @@ class Hybrid(AbstractScheme[HybridState]):
         if chunk:
             return Turn(chunk, state)
         start, remaining = state.next_slot, state.num_slots - state.next_slot
-        if not remaining or state.left[rank]:
-            return Turn(None, state)
-        going = np.where(state.left, 0.0, speeds)
+        size = self.claim_size(remaining, state.num_slots, state.left, speeds, rank)
+        if size:
+            claim = Chunk(start, start + size, self.claim_s, is_moved=True)
+            return Turn(claim, replace(state, next_slot=claim.stop))
+        left = state.left.copy()
+        left[rank] |= remaining > 0
+        return Turn(None, replace(state, left=left))
+
+    def claim_size(
+        self, remaining: int, total: int, left: BoolArray, speeds: FloatArray, rank: int
+    ) -> int:
+        """Return how many samples ``rank`` claims now; 0 if it leaves the rest to others.
+
+        Args:
+            remaining: samples that are not claimed.
+            total: samples of the step.
+            left: ranks that leave the rest to others, ``(world_size,)``.
+            speeds: samples per second, positive, likewise.
+            rank: who claims.
+        """
+        if not remaining or left[rank]:
+            return 0
+        going = np.where(left, 0.0, speeds)
         size = self.factoring.next_claim(remaining, going, rank)
-        least = int(self.least * state.num_slots * speeds[rank] / going.sum())
-        size = min(remaining, max(size, least)) if size else 0
-        if not size:
-            left = state.left.copy()
-            left[rank] = True
-            return Turn(None, replace(state, left=left))
-        claim = Chunk(start, start + size, self.claim_s, is_moved=True)
-        return Turn(claim, replace(state, next_slot=claim.stop))
+        least = int(self.least * total * speeds[rank] / going.sum())
+        return min(remaining, max(size, least)) if size else 0

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..._types import FloatArray, IntArray
+from ..._valid import sizes_of
 from ...exceptions import invalid
-from ._hybrid import Hybrid, HybridState
+from ._base import BoolArray
+from ._hybrid import Hybrid
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +47,18 @@ class StepClaims:
         scheme: says how large first chunks and claims are.
         batch_size: the plan, ``(world_size,)``.
         tile: samples that keep together, at least 1.
-        state: the scheme's, in tiles.
         front: first tile of each rank's part that is not claimed, ``(world_size,)``.
         back: the tile after the last of those, ``(world_size,)``.
+        left: ranks that leave the rest to others, ``(world_size,)``.
         speeds: samples per second that each rank has told, NaN before, ``(world_size,)``.
     """
 
     scheme: Hybrid
     batch_size: IntArray
     tile: int
-    state: HybridState
     front: IntArray
     back: IntArray
+    left: BoolArray
     speeds: FloatArray
 
     @classmethod
@@ -73,17 +75,15 @@ class StepClaims:
         """
         if tile < 1:
             raise invalid("StepClaims.begin(tile=...)", "be at least 1", tile, "Use 1.")
-        sizes = np.asarray(batch_size)
+        sizes = sizes_of("StepClaims.begin(batch_size=...)", batch_size)
         tiles = -(-sizes // tile)
-        state = scheme.begin(tiles)
-        first = replace(state.first, begun=np.ones(len(tiles), np.bool_))
         return cls(
             scheme=scheme,
             batch_size=sizes,
             tile=tile,
-            state=replace(state, first=first, left=tiles == 0),
             front=scheme.first_chunk(tiles),
             back=tiles,
+            left=tiles == 0,
             speeds=np.full(len(tiles), np.nan),
         )
 
@@ -112,9 +112,14 @@ class StepClaims:
         per_planned = (
             float(np.mean(speeds[known] / np.maximum(planned[known], 1))) if any(known) else 1.0
         )
-        turn = self.scheme.turn(self.state, rank, np.where(known, speeds, per_planned * planned))
-        after = replace(self, state=turn.state, speeds=speeds)
-        return after._give(rank, 0 if turn.chunk is None else turn.chunk.num_samples)
+        speeds_now = np.where(known, speeds, per_planned * planned)
+        remaining = int((self.back - self.front).sum())
+        total = int(-(-self.batch_size // self.tile).sum())
+        size = self.scheme.claim_size(remaining, total, self.left, speeds_now, rank)
+        after = replace(self, speeds=speeds)
+        if remaining and not size:
+            return (), after._leaving(rank)
+        return after._give(rank, size)
 
     def claim_own(self, rank: int) -> tuple[tuple[Claim, ...], StepClaims]:
         """Return all that is left of the rank's own part: for a loop that has to know it whole.
@@ -122,11 +127,15 @@ class StepClaims:
         It gets no more after that, so the others do not leave anything to it; and if all of them
         have left theirs already, it gets that too.
         """
-        left = self.state.left.copy()
+        after = self._leaving(rank)
+        tiles = self.back - self.front
+        return after._give(rank, int(tiles.sum() if after.left.all() else tiles[rank]))
+
+    def _leaving(self, rank: int) -> StepClaims:
+        """Return the step after ``rank`` has said that it claims no more."""
+        left = self.left.copy()
         left[rank] = True
-        num_tiles = int((self.back - self.front)[slice(None) if all(left) else rank].sum())
-        state = replace(self.state, next_slot=self.state.next_slot + num_tiles, left=left)
-        return replace(self, state=state)._give(rank, num_tiles)
+        return replace(self, left=left)
 
     def _give(self, rank: int, num_tiles: int) -> tuple[tuple[Claim, ...], StepClaims]:
         """Hand ``num_tiles`` tiles over, which there are."""
