@@ -17,4 +17,4 @@ NAMES = sim.scenario_names()[:8]
 def regret(policy: AbstractPolicy, given: Scenario, global_batch_size: int = 512) -> float:
     """Return mean step time over that of the plan that knows all but the jitter, less 1."""
     cluster, workload = given.cluster(global_batch_size), given.workload
-    return sim.run_on(policy, cluster, workload).regret(sim.oracle_on(cluster, workload))
+    return sim.run(policy, cluster, workload).regret(sim.oracle(cluster, workload))

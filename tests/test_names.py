@@ -19,17 +19,14 @@ SHARED = {
 # and one that is mended leaves its list.
 CLASSES = {
     "Alone",
-    "Board",
     "Job",
     "MachineReader",
     "Ranks",
     "Settings",
     "Split",
-    "Standing",
     "StepConductor",
     "StepUnderWay",
     "Text",
-    "Trial",
     "Workers",
 }
 FILES = {
@@ -38,7 +35,6 @@ FILES = {
     "_board.py",
     "_checks.py",
     "_conductor.py",
-    "_curves.py",
     "_estimates.py",
     "_exchange.py",
     "_job.py",
@@ -53,9 +49,7 @@ FILES = {
     "_report.py",
     "_run.py",
     "_settings.py",
-    "_text.py",
     "_trace.py",
-    "_trial.py",
     "_workers.py",
     "_world_check.py",
 }

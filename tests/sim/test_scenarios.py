@@ -62,8 +62,8 @@ def test_every_scenario_can_be_run(name, world_size, num_steps):
     given = sim.scenario(name, world_size, num_steps, seed=3)
     cluster = given.cluster(32 * world_size)
 
-    report = sim.run_on("auto", cluster, given.workload)
-    again = sim.run_on("auto", cluster, sim.scenario(name, world_size, num_steps, 3).workload)
+    report = sim.run("auto", cluster, given.workload)
+    again = sim.run("auto", cluster, sim.scenario(name, world_size, num_steps, 3).workload)
 
     assert given.name == name
     assert (given.world_size, given.num_steps) == (world_size, num_steps)
@@ -107,7 +107,7 @@ def test_caps_hold_96_samples_a_worker(world_size):
     cluster = given.cluster(96 * world_size)
 
     assert cluster.max_batch_size.max() <= 192
-    assert (sim.run_on("auto", cluster, given.workload).batch_size <= given.max_batch_size).all()
+    assert (sim.run("auto", cluster, given.workload).batch_size <= given.max_batch_size).all()
     with pytest.raises(ValueError, match="max_batch_size"):
         given.cluster(200 * world_size)
 

@@ -10,6 +10,7 @@ import numpy as np
 import typer
 
 from .. import AffineTime
+from .._render._words import terminal_width
 from .._types import IntArray
 from ..advice import Advice, RunTimes, advise, read_run
 from ._common import counts, fail, least, numbers, refused, spread
@@ -23,7 +24,6 @@ from ._plan_links import (
     links_text,
 )
 from ._plan_text import Question, as_json, as_text
-from ._text import terminal_width
 
 Speeds = Annotated[str | None, typer.Option(help="Samples per second of each worker: 100,80,20.")]
 Run = Annotated[

@@ -8,13 +8,14 @@ from pathlib import Path
 from statistics import median
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
-from ._look import BALANCED, EQUAL, color_of, seconds_text, speed_text
+from .._render._figures import new_figure, save, tidy, title
+from .._render._words import ratio, seconds
 from ._recording import Recording
+from ._screen import color_of
 from ._summary import Summary
 
+EQUAL, BALANCED = "#cc3311", "#009988"
 _GREY = "#555555"
 _WAITING = "#e4e4e4"
 
@@ -36,16 +37,10 @@ def save_picture(
         balanced: the run with balanced shares.
         speeds: emulated speeds, to stand beside the workers.
     """
-    figure = Figure(figsize=(11, 9.2), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = new_figure(11, 9.2)
     grid = figure.add_gridspec(4, 2, height_ratios=[1.15, 1, 1, 1.25])
-    figure.suptitle(
-        f"{summary.speed_up:.1f} times as fast on the same workers, with the same training result",
-        fontsize=16,
-        fontweight="bold",
-        x=0.01,
-        ha="left",
-    )
+    gain = f"{summary.speed_up:.1f} times as fast on the same workers"
+    title(figure, f"{gain}, with the same training result")
     for column, (name, run) in enumerate((("Equal split", equal), ("Balanced", balanced))):
         one_step = figure.add_subplot(grid[0, column])
         _draw_step(one_step, run, name, longest_s=1.04 * summary.equal.step_s)
@@ -57,7 +52,7 @@ def save_picture(
         _draw_waiting(figure.add_subplot(grid[2, column]), run, most_s)
     _draw_loss_by_step(figure.add_subplot(grid[3, 0]), equal, balanced)
     _draw_loss_by_time(figure.add_subplot(grid[3, 1]), equal, balanced)
-    figure.savefig(path, dpi=130)
+    save(figure, path)
 
 
 def _draw_step(axes: Axes, run: Recording, name: str, *, longest_s: float) -> None:
@@ -95,26 +90,24 @@ def _draw_step(axes: Axes, run: Recording, name: str, *, longest_s: float) -> No
         color=_GREY,
         height=0.72,
     )
-    axes.set_title(f"{name}: one step takes {seconds_text(wall_s)}", loc="left", fontweight="bold")
+    axes.set_title(f"{name}: one step takes {seconds(wall_s)}", loc="left", fontweight="bold")
     axes.invert_yaxis()
     axes.set_xlim(0, longest_s)
     axes.set_xlabel("seconds: computing, waiting (hatched), the rest (dark)")
-    _tidy(axes)
+    tidy(axes)
 
 
 def _name_workers(axes: Axes, world_size: int, speeds: Sequence[float] | None) -> None:
     names = [f"worker {rank}" for rank in range(world_size)]
     if speeds is not None:
-        names = [
-            f"{name}\nspeed {speed_text(speed)}" for name, speed in zip(names, speeds, strict=True)
-        ]
+        names = [f"{name}\nspeed {ratio(speed)}" for name, speed in zip(names, speeds, strict=True)]
     axes.set_yticks(range(world_size), names)
 
 
 def _mark_limit(axes: Axes, summary: Summary) -> None:
     axes.axvline(summary.limit_s, color="black", linestyle="--", linewidth=1)
     axes.annotate(
-        f"physical limit\n{seconds_text(summary.limit_s)}:\n{summary.share_of_limit:.0%} reached",
+        f"physical limit\n{seconds(summary.limit_s)}:\n{summary.share_of_limit:.0%} reached",
         (summary.limit_s, 0.5),
         xycoords=("data", "axes fraction"),
         xytext=(30, 0),
@@ -143,7 +136,7 @@ def _draw_batch_sizes(axes: Axes, run: Recording) -> None:
     axes.set_ylabel("batch sizes")
     axes.set_xlim(0, run.num_done - 1)
     axes.set_ylim(0, run.global_batch_size)
-    _tidy(axes)
+    tidy(axes)
 
 
 def _draw_waiting(axes: Axes, run: Recording, most_s: float) -> None:
@@ -154,7 +147,7 @@ def _draw_waiting(axes: Axes, run: Recording, most_s: float) -> None:
     axes.set_ylabel("waiting, ms")
     axes.set_xlim(0, run.num_done - 1)
     axes.set_ylim(-0.03e3 * most_s, 1.08e3 * most_s)
-    _tidy(axes)
+    tidy(axes)
 
 
 def _draw_loss_by_step(axes: Axes, equal: Recording, balanced: Recording) -> None:
@@ -164,7 +157,7 @@ def _draw_loss_by_step(axes: Axes, equal: Recording, balanced: Recording) -> Non
     axes.set_xlabel("step")
     axes.set_ylabel("loss, nats per byte")
     axes.legend(frameon=False)
-    _tidy(axes)
+    tidy(axes)
 
 
 def _draw_loss_by_time(axes: Axes, equal: Recording, balanced: Recording) -> None:
@@ -177,10 +170,4 @@ def _draw_loss_by_time(axes: Axes, equal: Recording, balanced: Recording) -> Non
     axes.set_xlabel("seconds of training")
     axes.set_ylabel("loss, nats per byte")
     axes.legend(frameon=False)
-    _tidy(axes)
-
-
-def _tidy(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(visible=True, axis="x", color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
+    tidy(axes)

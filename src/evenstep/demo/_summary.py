@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from ._recording import Recording
 
@@ -71,10 +70,6 @@ class Summary:
     reference_difference: float | None
     balanced_reference_difference: float | None
     late_share: float
-
-    def to_record(self) -> dict[str, Any]:
-        """Return it as plain data, ready for JSON."""
-        return asdict(self)
 
 
 def summarise(

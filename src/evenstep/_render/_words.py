@@ -1,4 +1,4 @@
-"""Tables and sentences as plain text and as Markdown: aligned, the same in a pipe."""
+"""Tables, sentences and numbers as text: aligned, the same in a terminal and in a pipe."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import shutil
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from fractions import Fraction
 
 Row = Sequence[str]
 
@@ -106,5 +107,23 @@ def seconds(value: float) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number with three digits, without an exponent where it can be read."""
-    return f"{value:.3g}" if 0.001 <= abs(value) < 1000 or value == 0 else f"{value:.0f}"
+    """Return a number with three digits, without an exponent."""
+    text = f"{value:.3g}"
+    return f"{value:.0f}" if "e" in text else text
+
+
+def clock(seconds: float) -> str:
+    """Return a stretch of time in minutes and seconds: ``1:05``."""
+    whole = round(max(0.0, seconds))
+    return f"{whole // 60}:{whole % 60:02d}"
+
+
+def ratio(value: float) -> str:
+    """Return a speed as a person writes it: ``1/3`` rather than 0.333."""
+    near = Fraction(value).limit_denominator(12)
+    return str(near) if abs(float(near) - value) < 1e-3 * value else number(value)
+
+
+def sizes(batch_size: Sequence[int]) -> str:
+    """Return batch sizes as ``48 + 24 + 16 + 8``."""
+    return " + ".join(map(str, batch_size))
