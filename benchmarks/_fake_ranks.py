@@ -24,8 +24,8 @@ from evenstep._exchange._meeting import Star, connect_star, dial
 from evenstep._exchange._peer import Peer
 from evenstep._exchange._place import ENDED, Framework
 from evenstep._exchange._wire import Text, encode
+from evenstep._planner import Job, Outcome, Planner, Report
 from evenstep.events import StepMeasured
-from evenstep.planner import Job, Outcome, Planner, Report
 from evenstep.policies import AbstractPolicy
 
 HEARTBEAT_S, DEADLINE_S = 1.0, 10.0

@@ -8,10 +8,11 @@ from __future__ import annotations
 from evenstep import sim
 from evenstep.policies import AbstractPolicy
 from evenstep.sim import Scenario, scenario
+from evenstep.sim._scenarios import scenario_names
 
 __all__ = ["NAMES", "Scenario", "regret", "scenario"]
 
-NAMES = sim.scenario_names()[:8]
+NAMES = scenario_names()[:8]
 
 
 def regret(policy: AbstractPolicy, given: Scenario, global_batch_size: int = 512) -> float:

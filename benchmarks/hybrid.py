@@ -16,7 +16,7 @@ from statistics import fmean
 from benchmarks._common import Row, main, progress
 from benchmarks._rivals import AUTO, RIVALS
 from evenstep import sim
-from evenstep.planner.claims import Bsp, Hybrid
+from evenstep.claims import Bsp, Hybrid
 from evenstep.sim import read_trace, scenario
 
 TRACE = Path(__file__).parent / "traces" / "contention.csv"

@@ -17,10 +17,9 @@ import numpy as np
 from benchmarks._common import Row, main, progress
 from benchmarks._setups import PER_WORKER, SETUPS, SetUp, four_gpus
 from benchmarks.policies import dynamic_batching, lb_bsp, lbb
-from evenstep import AffineTime, Cluster, allocate, sim
+from evenstep import AffineTime, Cluster, allocate, apportion, sim
 from evenstep.policies import AbstractPolicy, Lbb
 from evenstep.sim import CurveWorkload
-from evenstep.solve import apportion
 from tests.policies.simulated import above_best, jitter, measured, unlike_workers
 
 JITTER = 0.02

@@ -7,10 +7,10 @@ import pytest
 from benchmarks._local_sgd import LocalSgd
 from benchmarks._stealing import Stealing
 from evenstep import sim
+from evenstep.claims import AbstractScheme, Bsp, Hybrid
 from evenstep.cli._board import Leaderboard
 from evenstep.cli._contest import Contest
 from evenstep.cli._trials import Case, play, scheme_by_name
-from evenstep.planner.claims import AbstractScheme, Bsp, Hybrid
 
 CASE = Case("burst", 64, world_size=4, num_steps=30, seed=0)
 GIVEN = CASE.given()
@@ -52,7 +52,7 @@ def test_schemes_are_found_by_name():
     """With what a move costs; a class of one's own as it is."""
     assert scheme_by_name("bsp") == Bsp()
     assert scheme_by_name("hybrid", claim_s=0.5) == Hybrid(claim_s=0.5)
-    assert scheme_by_name("evenstep.planner.claims:Hybrid", claim_s=0.5) == Hybrid()
+    assert scheme_by_name("evenstep.claims:Hybrid", claim_s=0.5) == Hybrid()
     assert scheme_by_name("benchmarks._local_sgd:LocalSgd") == LocalSgd(4)
     assert scheme_by_name("benchmarks._stealing:Stealing") == Stealing()
 
@@ -61,7 +61,7 @@ def test_schemes_are_found_by_name():
     ("name", "match"),
     [
         ("Hybrid", "bsp, hybrid or"),
-        ("evenstep.planner.claims:Nothing", "imported"),
+        ("evenstep.claims:Nothing", "imported"),
         ("no.such:Thing", "imported"),
         ("evenstep.policies:Auto", "AbstractScheme"),
         (f"{__name__}:Needy", "needs num_local_steps"),

@@ -14,10 +14,10 @@ from evenstep._exchange._wire import (
     check_protocols,
     encode,
 )
+from evenstep._planner import Plan, Report
+from evenstep.claims._step_claims import Claim
 from evenstep.network._following._in_force import SharesInForce
 from evenstep.network._messages import Seen
-from evenstep.planner import Plan, Report
-from evenstep.planner.claims import Claim
 
 
 def ends(key=b"key"):

@@ -2,8 +2,8 @@
 
 import pytest
 
+from evenstep._planner import Job, Planner
 from evenstep.events import MeasurementRejected, MemoryCapped, SizesHeld
-from evenstep.planner import Job, Planner
 from evenstep.policies import Auto
 
 from .test_planner import kinds, reports_of, run, show

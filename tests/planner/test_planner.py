@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from evenstep import Decision
+from evenstep._planner import Bounds, Job, Planner, Report
 from evenstep.events import (
     MeasurementRejected,
     MemoryCapped,
@@ -16,7 +17,6 @@ from evenstep.events import (
     SizesHeld,
     StepMeasured,
 )
-from evenstep.planner import Bounds, Job, Planner, Report
 from evenstep.policies import AbstractPolicy, Auto, Equal
 
 SECONDS_PER_SAMPLE = (0.01, 0.01, 0.04)

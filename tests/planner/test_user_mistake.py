@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from evenstep import AffineTime, Decision
+from evenstep._planner import Bounds, EqualSizes, Job, Planner, Report, UserMistake, blaming
 from evenstep.events import PolicyFailed, StepMeasured
-from evenstep.planner import Bounds, EqualSizes, Job, Planner, Report, UserMistake, blaming
 from evenstep.policies import AbstractPolicy, Auto, Deadband, Every, Fixed, Lbb, LbBsp2018
 from evenstep.prediction import AbstractPredictor, Ema
 

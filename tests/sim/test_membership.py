@@ -6,8 +6,8 @@ import pytest
 from benchmarks._local_sgd import LocalSgd
 from benchmarks._stealing import Stealing
 from evenstep import Cluster, sim
-from evenstep.planner import Bounds, Job, Planner, Report
-from evenstep.planner.claims import Bsp, Hybrid
+from evenstep._planner import Bounds, Job, Planner, Report
+from evenstep.claims import Bsp, Hybrid
 from evenstep.policies import Auto
 
 LEAVES = np.array([[1, 1, 1]] * 12 + [[1, 0, 1]] * 6 + [[1, 1, 1]] * 12, bool)

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from evenstep import sim
+from evenstep.sim._scenarios import scenario_names
 from tests.sim import reference_scenarios
 
-EIGHT = sim.scenario_names()[:8]
-NEW = sim.scenario_names()[8:]
+EIGHT = scenario_names()[:8]
+NEW = scenario_names()[8:]
 
 # Sums of intercept_s, slope_s and jitter at seed 0 with the defaults, as first published.
 PUBLISHED = {
@@ -55,7 +56,7 @@ def test_the_numbers_are_those_published(name):
     assert found == pytest.approx(PUBLISHED[name], rel=1e-12)
 
 
-@pytest.mark.parametrize("name", sim.scenario_names())
+@pytest.mark.parametrize("name", scenario_names())
 @pytest.mark.parametrize(("world_size", "num_steps"), [(1, 1), (2, 5), (7, 30)])
 def test_every_scenario_can_be_run(name, world_size, num_steps):
     """At any size, and by seed."""
@@ -72,7 +73,7 @@ def test_every_scenario_can_be_run(name, world_size, num_steps):
     assert np.array_equal(report.batch_size, again.batch_size)
 
 
-@pytest.mark.parametrize("name", sim.scenario_names())
+@pytest.mark.parametrize("name", scenario_names())
 def test_seeds_differ_and_values_stay(name):
     """Another seed is another draw; a scenario is not changed by whoever reads it."""
     assert not np.array_equal(sim.scenario(name).slope_s, sim.scenario(name, seed=1).slope_s)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from benchmarks._local_sgd import LocalSgd
 from benchmarks._stealing import Stealing
 from evenstep import Cluster, sim
-from evenstep.planner.claims import Bsp, Factoring, Hybrid
+from evenstep.claims import Bsp, Factoring, Hybrid
 from evenstep.policies import Fixed
 from evenstep.sim._rounds import as_planned, filled, in_turns
 

@@ -7,8 +7,8 @@ import threading
 import pytest
 import tensorflow as tf
 
+from evenstep._planner import Job, Planner, Report
 from evenstep.exceptions import WorkerLostError
-from evenstep.planner import Job, Planner, Report
 from evenstep.policies import Fixed
 from evenstep.tensorflow._board import difference
 from evenstep.tensorflow._exchange import TENSORFLOW, StepExchange

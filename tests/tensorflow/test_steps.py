@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evenstep.planner import Plan
+from evenstep._planner import Plan
 from evenstep.tensorflow._conductor import StepConductor
 from evenstep.tensorflow._machine import MachineReader
 

@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
+from evenstep.claims import Hybrid
 from evenstep.events import ClaimsSwitched, StepMeasured
-from evenstep.planner.claims import Hybrid
 from evenstep.policies import Auto, Equal, Fixed
 from evenstep.torch import Balancer, Bounds, Runtime
 
@@ -139,7 +139,10 @@ def opened(claims: Any, *, plain: bool = False, **settings: Any) -> None:
 MISTAKES = {
     "plain loop": (dict(plain=True), "got a loop over `loader`. Loop over `loader.steps()`"),
     "units": (dict(unit=lambda batch: 1.0), "got a unit other than samples"),
-    "granularities": (dict(bounds=Bounds(granularity=(4, 2))), "got different granularities, (4, 2)"),
+    "granularities": (
+        dict(bounds=Bounds(granularity=(4, 2))),
+        "got different granularities, (4, 2)",
+    ),
     "stream": (dict(stream="same"), "got an `IterableDataset`"),
     "probe": (dict(bounds=Bounds(max="probe")), "got `Bounds(max='probe')`"),
     "norm": (

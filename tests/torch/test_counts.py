@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from evenstep._planner import Bounds, Job, Planner, Report
 from evenstep.events import MemoryCapped, SizesHeld
-from evenstep.planner import Bounds, Job, Planner, Report
 from evenstep.policies import Fixed
 from evenstep.testing import run_workers
 

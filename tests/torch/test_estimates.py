@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenstep._planner import Job, Planner, Report
 from evenstep.exceptions import EvenstepWarning
-from evenstep.planner import Job, Planner, Report
 from evenstep.policies import (
     Auto,
     Deadband,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from ..planner import Plan
+from .._planner import Plan
 from ._channel import StarChannel
 from ._wire import Message
 

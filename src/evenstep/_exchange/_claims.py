@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ..planner import Plan
-from ..planner.claims import Claim, Hybrid, StepClaims
+from .._planner import Plan
+from ..claims import Hybrid
+from ..claims._step_claims import Claim, StepClaims
 from ._channel import StarChannel
 from ._unit_sums import Owner
 

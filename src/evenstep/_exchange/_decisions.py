@@ -12,8 +12,8 @@ from functools import partial
 from time import monotonic
 from typing import Any, Protocol
 
+from .._planner import EqualSizes, Learnt, Outcome, Plan, Planner, Report
 from ..events import BalancingStopped, Event, Hook, PolicySlow, WorkerUnhelpful
-from ..planner import EqualSizes, Learnt, Outcome, Plan, Planner, Report
 from ._internal import fault_in_words, log_fault
 
 # Everybody waits for a decision. A policy that takes longer is asked so rarely that it costs a

@@ -7,8 +7,8 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import final
 
+from .._planner import in_words
 from ..exceptions import WorkerLostError
-from ..planner import in_words
 from ._wire import Message
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 
+from .._planner import Plan, Planner, Report
 from ..events import Hook, WorkerLost
 from ..exceptions import RanksDivergedError, WorkerLostError
-from ..planner import Plan, Planner, Report
 from ._answers import Announcements, Answers
 from ._channel import Message, StarChannel
 from ._claims import Claims

@@ -11,10 +11,11 @@ from pathlib import Path
 from .. import sim
 from ..policies import by_name
 from ..policies._by_name import without_settings
+from ..sim._scenarios import scenario_names
 from ._common import least, names, numbers, refused, spread
 from ._trials import Case, Task, recorded_batch, scheme_by_name
 
-EIGHT = sim.scenario_names()[:8]
+EIGHT = scenario_names()[:8]
 """What policies are compared on."""
 
 
@@ -97,9 +98,9 @@ def _drawn(
     num_steps = 600 if steps is None else steps
     least("simulate", "--world-size", num_workers, 1, "The default is 8.")
     least("simulate", "--steps", num_steps, 1, "The default is 600.")
-    unknown = [name for name in asked if name not in sim.scenario_names()]
+    unknown = [name for name in asked if name not in scenario_names()]
     if unknown:
-        rule = f"hold some of {', '.join(sim.scenario_names())}"
+        rule = f"hold some of {', '.join(scenario_names())}"
         remedy = "A recorded one is given with --trace."
         raise refused("simulate", "--scenario", rule, repr(unknown[0]), remedy)
     total = 64 * num_workers if global_batch_size is None else global_batch_size

@@ -12,7 +12,9 @@ import typer
 from .. import AffineTime
 from .._render._words import terminal_width
 from .._types import IntArray
-from ..advice import Advice, RunTimes, advise, read_run
+from ..advice import advise, read_run
+from ..advice._advice import Advice
+from ..advice._run import RunTimes
 from ._common import counts, fail, least, numbers, refused, spread
 from ._plan_links import (
     Chunks,

@@ -10,7 +10,8 @@ import typer
 
 from .._render._words import number, paragraph, percent, seconds, text_table
 from .._types import FloatArray
-from ..network import Aggregation, Links, equal_shares, optimal_shares
+from ..network import Aggregation, Links, optimal_shares
+from ..network._plans._optimum import equal_shares
 from ..network.sim import SharedLinksComm
 from ._common import least, numbers, refused, spread
 from ._plan_text import Question
@@ -63,17 +64,7 @@ def answer_links(
     overlap: float,
     overhead_s: float,
 ) -> LinkAnswer | None:
-    """Return what links change; None if they were not given.
-
-    Args:
-        question: the workers.
-        batch_size: the balanced split.
-        mbit: what each link carries, as typed.
-        model_mb: gradients in MB, as typed.
-        chunks: in how many parts they go.
-        overlap: part of computing during which gradients become ready.
-        overhead_s: seconds of a step past computing and exchange.
-    """
+    """Return what links change; None if they were not given."""
     if (mbit is None) != (model_mb is None):
         got = f"{'--mbit' if mbit else '--model-mb'} alone"
         remedy = "Write `--mbit 200,200,50 --model-mb 100` say."

@@ -18,7 +18,7 @@ import numpy as np
 from .. import sim
 from .._named import built
 from .._types import FloatArray
-from ..planner.claims import AbstractScheme, Bsp, Hybrid
+from ..claims import AbstractScheme, Bsp, Hybrid
 from ..sim import Scenario
 from ..sim._rows import read_rows
 
@@ -95,13 +95,7 @@ class Played:
 
 
 def play_all(tasks: Sequence[Task], *, jobs: int | None, tell: Callable[[], None]) -> list[Played]:
-    """Return what came of every task, in their order.
-
-    Args:
-        tasks: what to run.
-        jobs: processes; None is one per CPU, or this one alone where there is little to do.
-        tell: called after each run.
-    """
+    """Return what came of every task, in their order."""
     wanted = (os.cpu_count() or 1) if jobs is None and len(tasks) > FEW else jobs or 1
     if wanted == 1 or len(tasks) == 1:
         done = []
@@ -150,11 +144,6 @@ def play(task: Task) -> Played:
 
 def scheme_by_name(name: str, *, claim_s: float = 0.0) -> AbstractScheme[Any]:
     """Return the scheme called ``name``, with its defaults.
-
-    Args:
-        name: ``"bsp"``, ``"hybrid"``, or ``"module:Class"`` for a class that is built without
-            arguments.
-        claim_s: seconds that a claim of ``"hybrid"`` takes. A class of one's own knows its costs.
 
     Raises:
         ValueError: there is no such scheme, or it cannot be built without arguments.

@@ -28,15 +28,7 @@ def save_picture(
     balanced: Recording,
     speeds: Sequence[float] | None = None,
 ) -> None:
-    """Draw both runs side by side into ``path``, a PNG.
-
-    Args:
-        path: where it goes.
-        summary: what the runs show.
-        equal: the run with equal shares.
-        balanced: the run with balanced shares.
-        speeds: emulated speeds, to stand beside the workers.
-    """
+    """Draw both runs side by side into ``path``, a PNG."""
     figure = new_figure(11, 9.2)
     grid = figure.add_gridspec(4, 2, height_ratios=[1.15, 1, 1, 1.25])
     gain = f"{summary.speed_up:.1f} times as fast on the same workers"
@@ -50,8 +42,8 @@ def save_picture(
         _draw_batch_sizes(figure.add_subplot(grid[1, column]), run)
         most_s = max(max(map(max, equal.idle_s)), max(map(max, balanced.idle_s)))
         _draw_waiting(figure.add_subplot(grid[2, column]), run, most_s)
-    _draw_loss_by_step(figure.add_subplot(grid[3, 0]), equal, balanced)
-    _draw_loss_by_time(figure.add_subplot(grid[3, 1]), equal, balanced)
+    by_step, by_time = (figure.add_subplot(grid[3, column]) for column in (0, 1))
+    _draw_losses(by_step, by_time, equal, balanced)
     save(figure, path)
 
 
@@ -150,24 +142,19 @@ def _draw_waiting(axes: Axes, run: Recording, most_s: float) -> None:
     tidy(axes)
 
 
-def _draw_loss_by_step(axes: Axes, equal: Recording, balanced: Recording) -> None:
-    axes.plot(equal.loss, color=EQUAL, linewidth=5, alpha=0.35, label="equal split")
-    axes.plot(balanced.loss, color=BALANCED, linewidth=1.6, label="balanced")
-    axes.set_title("Step by step: the same loss", loc="left", fontweight="bold")
-    axes.set_xlabel("step")
-    axes.set_ylabel("loss, nats per byte")
-    axes.legend(frameon=False)
-    tidy(axes)
-
-
-def _draw_loss_by_time(axes: Axes, equal: Recording, balanced: Recording) -> None:
-    for run, color, name in ((equal, EQUAL, "equal split"), (balanced, BALANCED, "balanced")):
-        walls = run.known_wall_s()
-        usual_s = median(walls)
+def _draw_losses(by_step: Axes, by_time: Axes, equal: Recording, balanced: Recording) -> None:
+    """Draw both losses over steps, where they are the same, and over seconds."""
+    named = ((equal, EQUAL, "equal split", 5.0, 0.35), (balanced, BALANCED, "balanced", 1.6, 1.0))
+    for run, color, name, wide, alpha in named:
+        by_step.plot(run.loss, color=color, label=name, linewidth=wide, alpha=alpha)
+        usual_s = median(run.known_wall_s())
         times = accumulate(usual_s if wall is None else wall for wall in run.wall_s)
-        axes.plot(list(times), run.loss, color=color, linewidth=2, label=name)
-    axes.set_title("By the clock: much sooner", loc="left", fontweight="bold")
-    axes.set_xlabel("seconds of training")
-    axes.set_ylabel("loss, nats per byte")
-    axes.legend(frameon=False)
-    tidy(axes)
+        by_time.plot(list(times), run.loss, color=color, linewidth=2, label=name)
+    by_step.set_title("Step by step: the same loss", loc="left", fontweight="bold")
+    by_step.set_xlabel("step")
+    by_time.set_title("By the clock: much sooner", loc="left", fontweight="bold")
+    by_time.set_xlabel("seconds of training")
+    for axes in (by_step, by_time):
+        axes.set_ylabel("loss, nats per byte")
+        axes.legend(frameon=False)
+        tidy(axes)

@@ -91,11 +91,7 @@ class Recording:
         return [float(median(column)) for column in zip(*rows, strict=True)]
 
     def idle_share(self, *, last: int | None = None) -> float:
-        """Return the share of the workers' time spent waiting for the slowest one's computing.
-
-        Args:
-            last: of the last steps, that many together; None is all of them.
-        """
+        """Return the share of the workers' time spent waiting for the slowest one's computing."""
         idle_s, makespan_s = self.idle_s[-(last or 0) :], self.makespan_s[-(last or 0) :]
         return sum(map(sum, idle_s)) / (len(idle_s[0]) * sum(makespan_s))
 

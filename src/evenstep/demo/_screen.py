@@ -105,14 +105,7 @@ def run_table(
     scale_s: float | None = None,
     width: int = 100,
 ) -> RenderableType:
-    """Return the table of a run's latest steps: one line per worker, and what they share.
-
-    Args:
-        run: with at least one step.
-        speeds: emulated speeds, or None.
-        scale_s: the time a full bar stands for; None takes the slowest worker's.
-        width: columns of the terminal. Where they are few the bars give way to the figures.
-    """
+    """Return the table of a run's latest steps: one line per worker, and what they share."""
     columns = _columns(run, speeds)
     figures = sum(2 + max(len(name), *map(len, cells)) for name, cells in columns.items() if cells)
     bar = min(_BAR, width - figures - 2)

@@ -54,15 +54,6 @@ def choose(
     With ``device`` "auto", two cards or more are used as they are, one per worker; otherwise
     workers of unlike speeds are emulated on the CPU.
 
-    Args:
-        workers: how many; None takes one per speed or card.
-        speeds: emulated ones, positive, at least two; None takes ``SPEEDS``.
-        policy: a policy's name or ``"module:Class"``.
-        device: one of ``DEVICES``.
-        steps: optimizer steps of each run; None leaves them to the machine's speed.
-        out: folder for what the demo leaves.
-        count_cards: returns how many CUDA cards there are; asked only if it matters.
-
     Raises:
         ValueError: something cannot be honoured.
     """

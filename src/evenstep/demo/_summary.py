@@ -85,12 +85,6 @@ def summarise(
     speeds $v_i$ in samples/s, then the gradients averaged in $c$ seconds with no worker late. With
     emulated speeds $v_i$ is exact; otherwise it is what each worker reached in the second half of
     the balanced run, which takes a fixed cost per step for part of its speed.
-
-    Args:
-        equal: the run with equal shares.
-        balanced: the run with balanced shares.
-        reference: the equal split on one worker.
-        speeds: the emulated speeds, if the runs had any.
     """
     measured = balanced.measured or {}
     one, other = _figures(equal), _figures(balanced)

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
 
-from ..planner import Bounds
-from ..torch import BalancedLoader, Balancer, Step
+from .._planner import Bounds
+from ..torch import BalancedLoader, Balancer
+from ..torch._data._step import Step
 from ._stock import FirstOf, Stock, per_rank, set_epoch
 
 

@@ -10,9 +10,10 @@ import numpy as np
 
 from .._types import Cluster, Decision, IntArray, StepTimings
 from .._valid import check_fields
-from ..prediction import AffineFilter
-from ..solve import allocate, apportion, ends_within, makespan_s
-from ..timemodels import AffineTime
+from ..prediction._affine_filter import AffineFilter
+from ..solve._allocate import allocate, ends_within, makespan_s
+from ..solve._apportion import apportion
+from ..timemodels._affine import AffineTime
 from ._bank import Bank
 from ._base import READING_S, AbstractPolicy
 from ._splits import equal_split, refit, within_reach

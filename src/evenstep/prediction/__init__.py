@@ -1,6 +1,5 @@
 """What a worker's steps so far say about its next one."""
 
-from ._affine_filter import AffineFilter as AffineFilter
 from ._ar import Ar as Ar
 from ._base import AbstractPredictor as AbstractPredictor
 from ._ema import Ema as Ema
@@ -12,7 +11,6 @@ from ._window_median import WindowMedian as WindowMedian
 
 __all__ = [
     "AbstractPredictor",
-    "AffineFilter",
     "Ar",
     "Ema",
     "Holt",

@@ -10,7 +10,7 @@ import numpy as np
 from .._types import FloatArray, IntArray
 from .._valid import check_fields
 from ..exceptions import invalid
-from ..timemodels import AffineTime
+from ..timemodels._affine import AffineTime
 from ._lines import NAMES, Lines, Residuals, correct, grade, loosen, read, through, wander
 from ._trust import Mask, judge, no_jumps_yet
 
@@ -153,6 +153,13 @@ class AffineFilter:
             "former": kept,
             "jumps": verdict.memory,
         }
+
+    def after(self, sizes: IntArray, seconds: FloatArray) -> dict[str, Any]:
+        """Return the state after recorded steps, both ``(num_steps, world_size)``."""
+        state = self.init(sizes.shape[1])
+        for batch_size, compute_s in zip(sizes, seconds, strict=True):
+            state = self.update(state, batch_size, compute_s)
+        return state
 
     def times(self, state: dict[str, Any]) -> AffineTime | None:
         """Return the estimate, or None until every worker was measured once."""

@@ -6,13 +6,10 @@ from ._run import oracle as oracle
 from ._run import run as run
 from ._scenario import Scenario as Scenario
 from ._scenarios import scenario as scenario
-from ._scenarios import scenario_names as scenario_names
 from ._trace import read_trace as read_trace
-from ._workload import AbstractWorkload as AbstractWorkload
 from ._workload import Workload as Workload
 
 __all__ = [
-    "AbstractWorkload",
     "CurveWorkload",
     "Scenario",
     "SimReport",
@@ -21,5 +18,4 @@ __all__ = [
     "read_trace",
     "run",
     "scenario",
-    "scenario_names",
 ]

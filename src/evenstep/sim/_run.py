@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from .._types import Cluster, FloatArray
+from ..claims import AbstractScheme, Bsp
 from ..exceptions import invalid
-from ..planner.claims import AbstractScheme, Bsp
 from ..policies import AbstractPolicy, by_name
 from ._deciders import AbstractDecider, OracleDecider, PolicyDecider
 from ._floor import Floor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..planner import Plan
+from .._planner import Plan
 
 
 class Alone:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from .._planner import Bounds
 from ..exceptions import invalid
-from ..planner import Bounds
 
 
 def checked_size(global_batch_size: Any, world_size: int) -> int:

@@ -11,9 +11,9 @@ from typing import Any, Literal, Self
 import tensorflow as tf
 from keras.optimizers import Optimizer
 
+from .._planner import Bounds, Job
 from .._settings import checked_policy, checked_reduction
 from ..exceptions import invalid
-from ..planner import Bounds, Job
 from ..policies import AbstractPolicy
 from ._alone import Alone
 from ._arguments import checked_bounds, checked_size

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Literal, Protocol
 
-from ..planner import Plan, Report
+from .._planner import Plan, Report
 from ._machine import MachineReader
 
 

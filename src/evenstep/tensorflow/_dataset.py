@@ -10,10 +10,10 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
+from .._planner import Plan
 from .._types import IntArray
 from ..exceptions import invalid
-from ..planner import Plan
-from ..solve import Deal
+from ..solve._deal import Deal
 from ._drift import Row
 from ._source import AbstractSource
 

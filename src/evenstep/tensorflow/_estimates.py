@@ -11,9 +11,9 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
+from .._planner import Learnt, Planner, check_learnt, places
 from ..events import EstimatesRestored
 from ..exceptions import invalid
-from ..planner import Learnt, Planner, check_learnt, places
 from ._dataset import EpochForm, Position
 
 FORMAT = "evenstep-tensorflow-1"

@@ -8,7 +8,7 @@ from typing import final
 
 from .._exchange._exchange import Exchange
 from .._exchange._place import ENDED, Framework, Place, file_of, line_of_user
-from ..planner import Plan, Report
+from .._planner import Plan, Report
 
 _WAITING = "/tensorflow/python/eager/execute.py"  # where a call of a graph waits for its end
 

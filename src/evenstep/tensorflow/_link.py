@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from .._exchange._exchange import Exchange
-from ..planner import Learnt, Plan
+from .._planner import Learnt, Plan
 from ._alone import Alone
 from ._conductor import StepConductor
 from ._drift import Row

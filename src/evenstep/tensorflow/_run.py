@@ -9,11 +9,12 @@ from typing import Any, Literal
 from .._exchange._channel import StarChannel
 from .._exchange._exchange import Exchange
 from .._exchange._meeting import connect_star
+from .._planner import Job, Planner
 from .._settings import checked_ports
+from .._telemetry import Fanout, Outlet, close_all, open_outlets
 from ..events import Hook, RunEnded, RunStarted
-from ..planner import Job, Planner
-from ..policies import AbstractPolicy, reads_resources
-from ..telemetry import Fanout, Outlet, close_all, open_outlets
+from ..policies import AbstractPolicy
+from ..policies._resources import reads_resources
 from ._board import Board, ServiceBoard, check_alike, gathered
 from ._conductor import StepConductor
 from ._drift import Row, check_same_samples

@@ -110,6 +110,10 @@ class ClusterProfile:
         foretell 15 % better. Right from some eight sizes on, each measured a few times, with
         three or more past a corner. Two sizes give a line. Keep the cluster's `max_batch_size`
         near the largest size measured: nothing is known past it.
+
+        References:
+            M. Stone, *Cross-Validatory Choice and Assessment of Statistical Predictions*, J. Royal
+            Statistical Society B 36, 1974. The factor for parameters is ours.
         """
         return best_fit(self.profiles)
 

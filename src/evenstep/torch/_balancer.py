@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from .._planner import Bounds
 from .._settings import checked_policy, checked_reduction
-from ..planner import Bounds
 from ..policies import AbstractPolicy
 from ..timemodels import ClusterProfile
 from . import _arguments as arguments

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from .._planner import Learnt, Planner, check_learnt, places
 from ..events import EstimatesRestored
 from ..exceptions import EvenstepWarning, invalid
-from ..planner import Learnt, Planner, check_learnt, places
 
 _FORMAT = "evenstep-balancer-1"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Literal
 
 from .._settings import check_watch, checked_ports
+from ..claims import Hybrid
 from ..events import Hook
 from ..exceptions import invalid
-from ..planner.claims import Hybrid
 from ._machine import MachineReader
 from ._memory_reader import MemoryReader
 

@@ -9,11 +9,12 @@ import torch
 
 from .._exchange._exchange import Exchange
 from .._exchange._mailbox import Mailbox
+from .._planner import Job, Plan, Planner
+from .._telemetry import Fanout, Outlet, close_all, open_outlets
 from ..events import Event, Hook, RunEnded, RunStarted
 from ..exceptions import RanksDivergedError, WorkerLostError, invalid
-from ..planner import Job, Plan, Planner
-from ..policies import Equal, Fixed, reads_resources
-from ..telemetry import Fanout, Outlet, close_all, open_outlets
+from ..policies import Equal, Fixed
+from ..policies._resources import reads_resources
 from ._claiming import claims_of
 from ._data._prepare import num_steps_of
 from ._data.loaders._stream import StreamLoader

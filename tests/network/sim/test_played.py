@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from evenstep import Cluster
-from evenstep.network import Aggregation, EqualShares, Links, exchange_s, optimal_shares, ring_s
+from evenstep.network import Aggregation, EqualShares, Links, exchange_s, optimal_shares
+from evenstep.network._plans._ring import ring_s
 from evenstep.network.sim import SharedLinksComm, follow_links
 from evenstep.network.sim._played import play_exchange
 from evenstep.network.sim._timeline import timeline_s

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from ..._planner import Planner
 from ..._types import Cluster, FloatArray, IntArray, StepTimings
 from ...events import Event
 from ...exceptions import invalid
-from ...planner import Planner
 from ...policies import AbstractPolicy, by_name
 from ...sim._deciders import job_of
 from ...sim._workload import AbstractWorkload

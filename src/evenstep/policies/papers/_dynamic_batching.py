@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..._types import Cluster, Decision, FloatArray, IntArray, StepTimings
 from ..._valid import check_fields
 from ...exceptions import invalid
-from ...solve import apportion
+from ...solve._apportion import apportion
 from .._base import AbstractPolicy
 from .._splits import equal_split, with_floor
 from ._held import see

@@ -10,8 +10,9 @@ import numpy as np
 from ..._types import Cluster, Decision, FloatArray, IntArray, StepTimings
 from ..._valid import check_fields
 from ...exceptions import invalid
-from ...solve import allocate
-from ...timemodels import AffineTime, CubicTime
+from ...solve._allocate import allocate
+from ...timemodels import CubicTime
+from ...timemodels._affine import AffineTime
 from .._base import AbstractPolicy
 from .._splits import equal_split
 from ._held import see

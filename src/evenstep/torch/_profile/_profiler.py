@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from ..._planner import Job
 from ..._private_torch import original_of
 from ...exceptions import invalid
-from ...planner import Job
 from ...timemodels import ClusterProfile, Profile
 from .._estimates import Estimates
 from .._exchange._startup import Alone, SideGroup, WorkerFacts

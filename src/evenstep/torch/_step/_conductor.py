@@ -13,8 +13,8 @@ import torch
 
 from ..._exchange._exchange import Exchange
 from ..._exchange._observer import StepObserver, heard_by
-from ...planner import Plan
-from ...planner.claims import Claim
+from ..._planner import Plan
+from ...claims._step_claims import Claim
 from .._data._protocols import MicroBatch, StepStart
 from .._exchange._peers import PeerGroup
 from ._blind import BlindWatch

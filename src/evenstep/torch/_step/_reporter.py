@@ -8,7 +8,7 @@ from typing import Any, Protocol, final
 from ..._exchange._exchange import Exchange
 from ..._exchange._internal import fault_in_words, log_fault
 from ..._exchange._reductions import Reduced
-from ...planner import Report, blaming
+from ..._planner import Report, blaming
 from .._machine import MachineReader
 from .._memory_reader import MemoryReader
 from ._compile_watch import CompileWatch

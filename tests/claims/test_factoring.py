@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep.planner.claims import Factoring
+from evenstep.claims import Factoring
 
 speeds = st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=9).map(np.array)
 rules = st.builds(Factoring, st.floats(0.01, 1.0), st.integers(1, 20))

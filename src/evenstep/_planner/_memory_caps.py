@@ -9,7 +9,7 @@ import numpy as np
 
 from .._types import IntArray
 from ..events import Event, MemoryCapped, SizesHeld
-from ..timemodels import MemoryModel
+from ..timemodels._memory_model import MemoryModel
 from ._job import Job
 from ._learnt import rows
 from ._plan import Plan

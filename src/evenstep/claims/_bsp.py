@@ -7,7 +7,7 @@ from typing import ClassVar, final
 
 import numpy as np
 
-from ..._types import FloatArray, IntArray
+from .._types import FloatArray, IntArray
 from ._base import AbstractScheme, Planned, Turn
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..._types import FloatArray, IntArray
-from ..._valid import sizes_of
-from ...exceptions import invalid
+from .._types import FloatArray, IntArray
+from .._valid import sizes_of
+from ..exceptions import invalid
 from ._base import BoolArray
 from ._hybrid import Hybrid
 

@@ -23,7 +23,7 @@ from ..events import (
 )
 from ..policies import AbstractPolicy, Equal
 from ..policies._base import check_decision
-from ..timemodels import MemoryModel
+from ..timemodels._memory_model import MemoryModel
 from ._claim_switch import ClaimSwitch
 from ._job import Job
 from ._learnt import Learnt, Start, columns

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 
 from benchmarks._local_sgd import LocalSgd
 from benchmarks._stealing import Stealing
-from evenstep.planner import claims
-from evenstep.planner.claims import AbstractScheme, Bsp, Factoring, Hybrid
+from evenstep import claims
+from evenstep.claims import AbstractScheme, Bsp, Factoring, Hybrid
 
 SCHEMES = (
     Bsp(),

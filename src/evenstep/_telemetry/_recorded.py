@@ -12,6 +12,10 @@ from ._jsonl import numbered_events
 
 Record = dict[str, Any]
 
+WARM_UP = 1
+"""Steps at the start that readers pass over, as training does: kernels are chosen, memory is found.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Recorded:

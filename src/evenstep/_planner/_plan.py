@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..events import Event
-from ..solve import cut
+from ..solve._cut import cut
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,10 @@ import numpy as np
 
 from .._types import Cluster, FloatArray, IntArray, StepTimings
 from ..policies._base import READING_S
-from ..prediction import AffineFilter
-from ..solve import allocate, apportion, makespan_s
-from ..timemodels import AffineTime
+from ..prediction._affine_filter import AffineFilter
+from ..solve._allocate import allocate, makespan_s
+from ..solve._apportion import apportion
+from ..timemodels._affine import AffineTime
 from ._readings import Readings
 
 _WORTH_A_WORD = 0.02

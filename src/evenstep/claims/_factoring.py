@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..._types import FloatArray
-from ...exceptions import invalid
+from .._types import FloatArray
+from ..exceptions import invalid
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .._types import Cluster, IntArray
-from ..solve import apportion
+from ..solve._apportion import apportion
 
 
 def split_tail(

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from evenstep.planner.claims import Chunk, Factoring, Hybrid
+from evenstep.claims import Chunk, Factoring, Hybrid
 
 FOUR = np.array([40, 20, 1, 0])
 

@@ -10,8 +10,9 @@ import numpy as np
 
 from .._types import Cluster, Decision, FloatArray, IntArray, StepTimings
 from ..policies import AbstractPolicy
-from ..prediction import AffineFilter
-from ..timemodels import AffineTime, MemoryModel
+from ..prediction._affine_filter import AffineFilter
+from ..timemodels._affine import AffineTime
+from ..timemodels._memory_model import MemoryModel
 
 Learnt = dict[str, Any]
 """Of a planner: nested dicts and tuples of arrays, numbers, strings and None."""

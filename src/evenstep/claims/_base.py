@@ -9,8 +9,8 @@ from typing import ClassVar, Generic
 import numpy as np
 from numpy.typing import NDArray
 
-from ..._types import FloatArray, IntArray, State
-from ..._valid import sizes_of
+from .._types import FloatArray, IntArray, State
+from .._valid import sizes_of
 
 BoolArray = NDArray[np.bool_]
 

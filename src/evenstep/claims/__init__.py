@@ -7,17 +7,13 @@ from ._base import Turn as Turn
 from ._bsp import Bsp as Bsp
 from ._factoring import Factoring as Factoring
 from ._hybrid import Hybrid as Hybrid
-from ._step_claims import Claim as Claim
-from ._step_claims import StepClaims as StepClaims
 
 __all__ = [
     "AbstractScheme",
     "Bsp",
     "Chunk",
-    "Claim",
     "Factoring",
     "Hybrid",
     "Planned",
-    "StepClaims",
     "Turn",
 ]

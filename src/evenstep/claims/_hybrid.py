@@ -7,8 +7,8 @@ from typing import ClassVar, final
 
 import numpy as np
 
-from ..._types import FloatArray, IntArray
-from ..._valid import check_fields
+from .._types import FloatArray, IntArray
+from .._valid import check_fields
 from ._base import AbstractScheme, BoolArray, Chunk, Planned, Turn
 from ._factoring import Factoring
 

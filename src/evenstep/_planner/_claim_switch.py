@@ -9,8 +9,9 @@ from statistics import fmean
 import numpy as np
 
 from .._types import StepTimings
+from ..claims import Hybrid
+from ..claims._step_claims import StepClaims
 from ._plan import Plan
-from .claims import Hybrid, StepClaims
 
 _WINDOW = 16  # steps that one way is judged by
 _LEAST_LOST = 0.03  # of the step: what a trial has to promise

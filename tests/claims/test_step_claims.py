@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from evenstep.planner.claims import Claim, Factoring, Hybrid, StepClaims
+from evenstep.claims import Factoring, Hybrid
+from evenstep.claims._step_claims import Claim, StepClaims
 
 PLANS = st.lists(st.integers(0, 60), min_size=1, max_size=6).filter(any)
 SCHEMES = st.builds(
