@@ -25,8 +25,8 @@ from evenstep._exchange._message_kinds import Answer, RankLost, StepReports, rea
 from evenstep._exchange._peer import Peer
 from evenstep._exchange._place import ENDED, Framework
 from evenstep._exchange._wire import Text, encode
+from evenstep._planner import Job, Outcome, Planner, Report
 from evenstep.events import StepMeasured
-from evenstep.planner import Job, Outcome, Planner, Report
 from evenstep.policies import AbstractPolicy
 
 HEARTBEAT_S, DEADLINE_S = 1.0, 10.0

@@ -12,8 +12,8 @@ from typing import Any, final
 import torch
 import torch.distributed as dist
 
-from evenstep.network import Split, Transfers, traffic_bytes
-from evenstep.network._following._transfers import ObservedExchange
+from evenstep.network import Split, traffic_bytes
+from evenstep.network._following._transfers import ObservedExchange, Transfers
 from evenstep.network._torch._reduce._gloo import GlooTransport
 from evenstep.network._torch._reduce._observed import ways_to
 from evenstep.network._torch._reduce._reducer import ShardedReducer

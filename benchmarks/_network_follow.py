@@ -12,18 +12,18 @@ import numpy as np
 
 from benchmarks._network_arena import Arena, Taken, shared
 from evenstep.network import (
-    AbstractSharePolicy,
     Aggregation,
     Links,
     OptimalShares,
     ProportionalShares,
     SharePlanner,
     Split,
-    equal_shares,
-    lower_bound_s,
     optimal_shares,
     plan_shares,
 )
+from evenstep.network._plans._base import AbstractSharePolicy
+from evenstep.network._plans._closed_form import lower_bound_s
+from evenstep.network._plans._optimum import equal_shares
 
 GOODPUT = 1448 / 1514  # bytes of a stream over those of its frames
 

@@ -11,7 +11,8 @@ import numpy as np
 from benchmarks._common import Row, progress
 from benchmarks._network_changing import table
 from benchmarks._network_lab import in_lab
-from evenstep.lab import Change, Trace, drawn_trace
+from evenstep.lab import Trace, drawn_trace
+from evenstep.lab._trace import Change
 
 SAMPLES = 64
 EVERY_S = 20.0

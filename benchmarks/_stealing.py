@@ -8,7 +8,7 @@ from typing import ClassVar, final
 import numpy as np
 from numpy.typing import NDArray
 
-from evenstep.planner.claims import AbstractScheme, Chunk, Planned, Turn
+from evenstep.claims import AbstractScheme, Chunk, Planned, Turn
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

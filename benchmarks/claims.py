@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks._common import Row, main, progress
-from evenstep.planner.claims import Hybrid
+from evenstep.claims import Hybrid
 from evenstep.testing import run_workers
 from evenstep.torch import Balancer, Runtime
 

@@ -29,10 +29,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks._common import Row, main, progress
-from evenstep import Cluster, Decision, StepTimings
+from evenstep import Cluster, Decision, StepTimings, apportion
 from evenstep.exceptions import EvenstepWarning
 from evenstep.policies import AbstractPolicy
-from evenstep.solve import apportion
 from evenstep.testing import run_workers
 from evenstep.torch import Balancer, Bounds, Runtime
 

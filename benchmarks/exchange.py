@@ -18,8 +18,8 @@ import torch.distributed as dist
 from benchmarks._common import Row, main, progress
 from benchmarks._sleepers import loader_of, sleeper
 from evenstep._exchange._exchange import Exchange
+from evenstep._planner import Bounds, Job, Plan, Planner, Report
 from evenstep._run._open_channel import open_channel
-from evenstep.planner import Bounds, Job, Plan, Planner, Report
 from evenstep.policies import by_name
 from evenstep.testing import run_workers
 from evenstep.torch import Balancer, Runtime

@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks._common import Row, main, progress
 from evenstep import Cluster
 from evenstep.policies import Auto
-from evenstep.sim import oracle, run
+from evenstep.sim import Workload, oracle, run
 
 WORLD_SIZE, GLOBAL_BATCH_SIZE, NUM_STEPS, SETTLED = 8, 512, 150, 100
 SPREADS = (1.0, 1.05, 1.3, 2.0, 4.0)
@@ -39,8 +39,8 @@ def loss_percent(fixed: float, spread: float, jitter: float, seed: int) -> tuple
     slopes_s = np.tile(slope_s, (NUM_STEPS, 1))
     noise = np.exp(draw.normal(0, jitter, slopes_s.shape))
     cluster = Cluster(WORLD_SIZE, GLOBAL_BATCH_SIZE)
-    report = run(Auto(), cluster, intercept_s=intercept_s, slope_s=slopes_s, jitter=noise)
-    best_s = oracle(cluster, intercept_s=intercept_s, slope_s=slopes_s)
+    report = run(Auto(), cluster, Workload(intercept_s, slopes_s, noise))
+    best_s = oracle(cluster, Workload(intercept_s, slopes_s))
     loss = 100 * ((intercept_s + report.batch_size * slopes_s).max(axis=1) / best_s - 1)
     return float(loss[1:6].mean()), float(loss[SETTLED:].mean())
 

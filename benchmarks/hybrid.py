@@ -16,7 +16,7 @@ from statistics import fmean
 from benchmarks._common import Row, main, progress
 from benchmarks._rivals import AUTO, RIVALS
 from evenstep import sim
-from evenstep.planner.claims import Bsp, Hybrid
+from evenstep.claims import Bsp, Hybrid
 from evenstep.sim import read_trace, scenario
 
 TRACE = Path(__file__).parent / "traces" / "contention.csv"
@@ -29,10 +29,10 @@ def percent(task: Task) -> float:
     who, name, seed = task
     given = read_trace(TRACE) if name == "trace" else scenario(name, world_size=8, seed=seed)
     cluster = given.cluster(PER_WORKER * given.workload.slope_s.shape[1])
-    best_s = sim.oracle_on(cluster, given.workload)
+    best_s = sim.oracle(cluster, given.workload)
     scheme = Hybrid(claim_s=0.01 * best_s.mean()) if who == "hybrid" else Bsp()
     policy = AUTO(given) if who in ("hybrid", "auto") else RIVALS[who][0](given)
-    return 100 * sim.run_on(policy, cluster, given.workload, scheme=scheme).regret(best_s)
+    return 100 * sim.run(policy, cluster, given.workload, scheme=scheme).regret(best_s)
 
 
 def rows(options: argparse.Namespace) -> Iterator[Row]:

@@ -17,10 +17,9 @@ import numpy as np
 from benchmarks._common import Row, main, progress
 from benchmarks._setups import PER_WORKER, SETUPS, SetUp, four_gpus
 from benchmarks.policies import dynamic_batching, lb_bsp, lbb
-from evenstep import AffineTime, Cluster, allocate, sim
+from evenstep import AffineTime, Cluster, allocate, apportion, sim
 from evenstep.policies import AbstractPolicy, Lbb
 from evenstep.sim import CurveWorkload
-from evenstep.solve import apportion
 from tests.policies.simulated import above_best, jitter, measured, unlike_workers
 
 JITTER = 0.02
@@ -48,9 +47,7 @@ def gains(
 
     def mean_s(rule: str | AbstractPolicy) -> float:
         runs = [
-            sim.run(
-                rule, given.cluster, intercept_s=times.intercept_s, slope_s=slope_s, jitter=factors
-            )
+            sim.run(rule, given.cluster, sim.Workload(times.intercept_s, slope_s, factors))
             for factors in noise
         ]
         return float(np.mean([run.step_s.mean() for run in runs]))
@@ -93,7 +90,7 @@ def slowed_gpu(num_steps: int) -> Row:
         slowed = AffineTime(times.intercept_s + 0.05 * (np.arange(4) == rank), times.slope_s)
         workload = CurveWorkload([times] * num_steps + [slowed] * num_steps)
         for rule in mean_s:
-            run = sim.run_on(rule, cluster, workload)
+            run = sim.run(rule, cluster, workload)
             mean_s[rule] += float(run.step_s.mean()) / 4
             if rule != "equal":
                 end_s = run.compute_s[num_steps + (1 if rule == "lbb" else 2)]

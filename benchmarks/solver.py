@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from evenstep import AffineTime, Cluster, allocate
-from evenstep.solve import makespan_s
+from evenstep.solve._allocate import makespan_s
 from tests.solve.split_reference import (
     KINDS,
     by_integer_program,

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from evenstep.planner import Bounds, Job, Planner
+from evenstep._planner import Bounds, Job, Planner
 from evenstep.policies import Auto, Deadband, Every, Fixed, RoundTo, by_name
 from evenstep.torch import Balancer
 

@@ -5,15 +5,21 @@ import __future__
 import importlib
 import inspect
 import os
+import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from evenstep import events
+
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src"
+MOST_NAMES = 128
+NO_USE = {"reference.md", "seeds.md", "design.md"}
 HEAVY = {"torch", "tensorflow", "scipy", "matplotlib", "rich", "typer", "sklearn", "pytest"}
 
 
@@ -51,6 +57,31 @@ def test_all_lists_every_public_name_in_order(name):
 
     assert listed == sorted(public | set(listed))
     assert all(hasattr(module, name) for name in listed)
+
+
+def public_names():
+    """Every name that a user may type, events included, as "package.name"."""
+    names = [
+        f"{package}.{name}"
+        for package in public_packages()
+        for name in getattr(importlib.import_module(package), "__all__", [])
+    ]
+    return names + [f"evenstep.events.{kind.__name__}" for kind in get_args(events.Event)]
+
+
+def test_the_public_surface_stays_small():
+    """A new name takes the place of another one, or stays private."""
+    assert len(public_names()) <= MOST_NAMES
+
+
+def test_every_public_name_is_used_in_a_docs_page():
+    """What no page has a use for is not worth learning; the reference lists all and counts not."""
+    pages = [page for page in (ROOT / "docs").glob("*.md") if page.name not in NO_USE]
+    text = "\n".join(page.read_text("utf-8") for page in pages)
+    words = set(re.findall(r"\w+", text))
+    names = [name for name in public_names() if name != "evenstep.cli.main"]  # the command itself
+
+    assert [name for name in names if name.rpartition(".")[2] not in words] == []
 
 
 @pytest.mark.parametrize("name", public_packages())

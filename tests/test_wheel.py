@@ -84,8 +84,8 @@ def test_it_installs_and_decides_with_numpy_alone(clean):
     """A clean environment imports every pure layer and gets an answer from the solver."""
     script = """
 import numpy as np
-import evenstep, evenstep.planner, evenstep.events, evenstep.solve, evenstep.policies
-import evenstep.prediction, evenstep.telemetry, evenstep.timemodels
+import evenstep, evenstep._planner, evenstep.events, evenstep.solve, evenstep.policies
+import evenstep.prediction, evenstep._telemetry, evenstep.timemodels
 times = evenstep.AffineTime(intercept_s=np.zeros(2), slope_s=np.array([0.01, 0.03]))
 print(evenstep.__version__, evenstep.allocate(times, evenstep.Cluster(2, 96)).tolist())
 """

@@ -4,8 +4,9 @@ from ._types import Cluster as Cluster
 from ._types import Decision as Decision
 from ._types import Resources as Resources
 from ._types import StepTimings as StepTimings
-from .solve import allocate as allocate
-from .timemodels import AffineTime as AffineTime
+from .solve._allocate import allocate as allocate
+from .solve._apportion import apportion as apportion
+from .timemodels._affine import AffineTime as AffineTime
 
-__all__ = ["AffineTime", "Cluster", "Decision", "Resources", "StepTimings", "allocate"]
+__all__ = ["AffineTime", "Cluster", "Decision", "Resources", "StepTimings", "allocate", "apportion"]
 __version__ = "0.1.0"

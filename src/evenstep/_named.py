@@ -4,9 +4,38 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from .exceptions import invalid
+
+
+def built(name: str, base: type[Any], known: Mapping[str, type[Any]], *, caller: str) -> Any:
+    """Return what the class called ``name`` makes without arguments.
+
+    Args:
+        name: one of ``known``, or ``"module:Class"`` for a class that is imported from there.
+        base: what it has to inherit from.
+        known: classes by their names.
+        caller: the function for the message, with its argument.
+
+    Raises:
+        ValueError: there is no such class, or it cannot be built without arguments.
+    """
+    named = imported(name, base, caller=caller) if ":" in name else known.get(name)
+    if named is None:
+        given = sorted(other for other, each in known.items() if not needed_settings(each))
+        remedy = "Names are lower case, with hyphens."
+        if others := ", ".join(sorted(known.keys() - given)):
+            remedy += f" {others} need settings: pass an instance."
+        rule = f"be one of {', '.join(given)} or 'module:Class'"
+        raise invalid(caller, rule, repr(name), remedy)
+    if needed := needed_settings(named):
+        settings = ", ".join(f"{setting}=..." for setting in needed)
+        rule, got = "name a class that needs no settings", f"{name!r}, which needs"
+        remedy = f"Pass an instance: `{named.__name__}({settings})`."
+        raise invalid(caller, rule, f"{got} {', '.join(needed)}", remedy)
+    return named()
 
 
 def imported(name: str, base: type[Any], *, caller: str) -> type[Any]:

@@ -185,17 +185,18 @@ class MemoryCapped:
 
 @dataclass(frozen=True, slots=True)
 class SizesHeld:
-    """The batch sizes stay as they are: a compiled model would not be compiled for more of them.
+    """The batch sizes stay as they are, and training continues with them.
+
+    By the model of their memory, all workers together cannot hold the global batch, and no size
+    grows; or a compiled model would not be compiled for more sizes.
 
     Attributes:
         step: optimizer step after which it was noticed, from 0.
-        rank: on whom another size might run the model uncompiled.
-        batch_size: the sizes kept, one per rank.
+        problem: why, as text.
     """
 
     step: int
-    rank: int
-    batch_size: tuple[int, ...]
+    problem: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,21 +328,6 @@ class ExchangeMeasured:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryShort:
-    """By the model of their memory, all workers together cannot hold the global batch.
-
-    Training goes on with the sizes it has, and none grows.
-
-    Attributes:
-        step: optimizer step after which it was noticed, from 0.
-        problem: what exceeds what, as text.
-    """
-
-    step: int
-    problem: str
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerLost:
     """A worker died, or was silent past the deadline.
 
@@ -379,7 +365,6 @@ Event = (
     | BalancingStopped
     | PolicySlow
     | MemoryCapped
-    | MemoryShort
     | SizesHeld
     | LossNotFinite
     | ClaimsSwitched

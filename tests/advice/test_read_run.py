@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from evenstep._telemetry import JsonLines
 from evenstep.advice import read_run
 from evenstep.events import MemoryCapped, RunStarted, StepMeasured
-from evenstep.telemetry import JsonLines
 
 INTERCEPT_S, SLOPE_S = np.array([0.05, 0.1, 0.02]), np.array([0.001, 0.002, 0.008])
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from benchmarks._stealing import Piece, Progress, Stealing
-from evenstep.planner.claims import Chunk
+from evenstep.claims import Chunk
 
 
 def progress(own, *, planned=None, queued=None, num_given=None, is_known=None):

@@ -8,7 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from evenstep.cli._lab import _hosts, _in_words
-from evenstep.lab import Change, Host, Lab, LabUnavailable, Trace
+from evenstep.lab import Host, Lab, LabUnavailable, Trace
+from evenstep.lab._trace import Change
 
 from . import app
 

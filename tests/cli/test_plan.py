@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from evenstep import AffineTime
 from evenstep.advice import advise, read_run
-from evenstep.timemodels import AffineTime
 from tests._snippets import ROOT
 
 from . import app

@@ -15,7 +15,7 @@ from evenstep import Decision
 from evenstep._exchange._channel import StarChannel
 from evenstep._exchange._exchange import Exchange
 from evenstep._exchange._place import ENDED, Framework, Place, line_of_user
-from evenstep.planner import Job, Planner, Report
+from evenstep._planner import Job, Planner, Report
 from evenstep.policies import AbstractPolicy
 
 from .channels import meet

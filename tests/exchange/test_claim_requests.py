@@ -5,8 +5,9 @@ import threading
 import pytest
 
 from evenstep._exchange._message_kinds import ClaimGranted
-from evenstep.planner._claim_switch import ClaimSwitch
-from evenstep.planner.claims import Claim, Hybrid
+from evenstep._planner._claim_switch import ClaimSwitch
+from evenstep.claims import Hybrid
+from evenstep.claims._step_claims import Claim
 
 from .exchanges import pairs, reports_of
 

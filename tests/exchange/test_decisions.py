@@ -9,6 +9,7 @@ import pytest
 
 from evenstep import Decision
 from evenstep._exchange._decisions import Decisions
+from evenstep._planner import Job, Planner, Report
 from evenstep.events import (
     MeasurementRejected,
     PolicyFailed,
@@ -17,7 +18,6 @@ from evenstep.events import (
     StepMeasured,
     WorkerUnhelpful,
 )
-from evenstep.planner import Job, Planner, Report
 from evenstep.policies import AbstractPolicy, Auto
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from evenstep._exchange._peer import Peer
 from evenstep._exchange._wire import Wire
+from evenstep._planner import Job, Planner, Report
 from evenstep.events import MeasurementRejected, StepMeasured
 from evenstep.exceptions import WorkerLostError
-from evenstep.planner import Job, Planner, Report
 
 from .exchanges import Shifting, alone, pairs, reports_of
 

@@ -3,9 +3,9 @@
 import pytest
 
 from evenstep._exchange._decisions import Decisions
+from evenstep._planner import Job, Planner, Report
 from evenstep.events import BalancingStopped, PolicyFailed, StepMeasured
 from evenstep.exceptions import WorkerLostError
-from evenstep.planner import Job, Planner, Report
 
 from .exchanges import Shifting, pairs, reports_of
 from .test_decisions import Ranks

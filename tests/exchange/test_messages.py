@@ -9,8 +9,8 @@ import pytest
 from evenstep._exchange import _message_kinds as m
 from evenstep._exchange._record import MessageError
 from evenstep._exchange._wire import PROTOCOL, decode, encode
-from evenstep.planner import Plan, Report
-from evenstep.planner.claims import Claim
+from evenstep._planner import Plan, Report
+from evenstep.claims._step_claims import Claim
 
 KINDS = get_args(m.Message)
 REPORT = Report(3, 8, 16, 0.1, 0.0, wall_s=math.inf, holds=True, limit=None, free_cpu=0.5)

@@ -9,9 +9,9 @@ import pytest
 
 from evenstep._exchange._channel import StarChannel
 from evenstep._exchange._exchange import Exchange
+from evenstep._planner import Job, Planner
 from evenstep.events import WorkerLost
 from evenstep.exceptions import WorkerLostError
-from evenstep.planner import Job, Planner
 
 from .exchanges import PLAIN, Shifting, alone, pairs, reports_of
 

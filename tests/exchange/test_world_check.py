@@ -14,7 +14,7 @@ from evenstep._exchange._world_check import (
     first_unlike,
     refusal,
 )
-from evenstep.planner import Bounds
+from evenstep._planner import Bounds
 from evenstep.policies import Auto
 
 

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from evenstep.lab import Host, Lab, LabUnavailable, Rate
-from evenstep.lab._host import check_cores
+from evenstep.lab import Host, Lab, LabUnavailable
+from evenstep.lab._host import Rate, check_cores
 from evenstep.lab._machine import Machine, check_machine, check_torch
 from tests.test_surface import run
 

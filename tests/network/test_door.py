@@ -27,7 +27,7 @@ def loaded(script):
 
 def test_importing_what_trains_loads_none_of_it():
     """Neither the Balancer's package nor an adapter's needs it; ``Network`` is had when named."""
-    assert loaded("import evenstep, evenstep.torch, evenstep.sim, evenstep.telemetry") == []
+    assert loaded("import evenstep, evenstep.torch, evenstep.sim, evenstep._telemetry") == []
     assert loaded("from evenstep.torch import Network") != []
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from evenstep import Cluster, StepTimings
-from evenstep.planner._whatif import WhatIf
+from evenstep._planner._whatif import WhatIf
 
 
 def shown(intercept_s, slope_s):

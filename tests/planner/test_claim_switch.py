@@ -3,10 +3,10 @@
 import numpy as np
 
 from evenstep import StepTimings
+from evenstep._planner import Bounds, Job, Planner, Report
+from evenstep._planner._claim_switch import ClaimSwitch
+from evenstep.claims import Hybrid
 from evenstep.events import ClaimsSwitched
-from evenstep.planner import Bounds, Job, Planner, Report
-from evenstep.planner._claim_switch import ClaimSwitch
-from evenstep.planner.claims import Hybrid
 from evenstep.policies import Equal
 
 from ..torch.plans import Restless

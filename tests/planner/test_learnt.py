@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep import policies
-from evenstep.planner import Job, Planner, Report, places
+from evenstep._planner import Job, Planner, Report, places
 from evenstep.policies import Auto
 
 SLOPE_S = np.array([0.001, 0.002, 0.004, 0.008])

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from evenstep import Decision, StepTimings
+from evenstep._planner import Job, Planner, Report
 from evenstep.events import PolicyFailed, Rebalanced
-from evenstep.planner import Job, Planner, Report
 from evenstep.policies import AbstractPolicy, Auto, Deadband, Equal, Every, Fixed, RoundTo
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from evenstep.events import MeasurementRejected, MemoryCapped, MemoryShort
-from evenstep.planner import Job, Planner
+from evenstep._planner import Job, Planner
+from evenstep.events import MeasurementRejected, MemoryCapped, SizesHeld
 from evenstep.policies import Auto
 
 from .test_planner import kinds, reports_of, run, show
@@ -50,5 +50,5 @@ def test_limits_that_leave_no_way_are_told_and_nothing_grows():
 
     events = show(planner, reports, next_step=1)
 
-    assert MemoryShort in kinds(events)
+    assert SizesHeld in kinds(events)
     assert planner.plan.batch_size == (32, 32, 32)

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from evenstep import Decision
+from evenstep._planner import Bounds, Job, Planner, Report
 from evenstep.events import (
     MeasurementRejected,
     MemoryCapped,
-    MemoryShort,
     PolicyFailed,
     Rebalanced,
+    SizesHeld,
     StepMeasured,
 )
-from evenstep.planner import Bounds, Job, Planner, Report
 from evenstep.policies import AbstractPolicy, Auto, Equal
 
 SECONDS_PER_SAMPLE = (0.01, 0.01, 0.04)
@@ -230,8 +230,8 @@ def test_a_batch_that_does_not_fit_grows_nobody():
         events += show(planner, reports, next_step=step + 1)
 
     assert planner.plan.batch_size == (32, 32, 32)
-    (short,) = [event for event in events if isinstance(event, MemoryShort)]
-    assert re.search(r"fit \d+ each, \d+ in all, and the global batch is 96$", short.problem)
+    (short,) = [event for event in events if isinstance(event, SizesHeld)]
+    assert re.search(r"fit \d+ each, \d+ in all, and the global batch is 96\)", short.problem)
     assert PolicyFailed not in kinds(events)
 
 

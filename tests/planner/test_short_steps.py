@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from evenstep import Cluster, StepTimings, allocate
-from evenstep.planner import Job, Planner
+from evenstep import AffineTime, Cluster, StepTimings, allocate
+from evenstep._planner import Job, Planner
 from evenstep.policies import Auto, Equal, Every, LbBsp2020
-from evenstep.timemodels import AffineTime
 
 NOISES = {
     "lognormal": lambda rng: np.exp(0.4 * rng.standard_normal((600, 3))),

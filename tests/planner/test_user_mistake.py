@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from evenstep import AffineTime, Decision
+from evenstep._planner import Bounds, EqualSizes, Job, Planner, Report, UserMistake, blaming
 from evenstep.events import PolicyFailed, StepMeasured
-from evenstep.planner import Bounds, EqualSizes, Job, Planner, Report, UserMistake, blaming
 from evenstep.policies import AbstractPolicy, Auto, Deadband, Every, Fixed, Lbb, LbBsp2018
-from evenstep.prediction import AbstractPredictor, Last
+from evenstep.prediction import AbstractPredictor, Ema
 
 
 @final
@@ -54,7 +54,7 @@ class Unspeakable:
 OWN = [
     Auto(),
     Deadband(Every(Auto(), 3), 0.05),
-    LbBsp2018(predictor=Last()),
+    LbBsp2018(predictor=Ema(1.0)),
     Lbb(intercept_s=(0.1, 0.2)),
     LbBsp2018(profile=AffineTime(np.zeros(2), np.ones(2))),
 ]

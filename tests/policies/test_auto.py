@@ -7,7 +7,7 @@ import pytest
 
 from evenstep import Cluster, allocate
 from evenstep.policies import Auto
-from evenstep.solve import makespan_s
+from evenstep.solve._allocate import makespan_s
 
 from .simulated import above_best, follow, jitter, largest_change, sizes_of, unlike_workers
 

@@ -8,10 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep import AffineTime, Cluster
-from evenstep.policies._bank import Bank, Expert
-from evenstep.policies._level import level_splits
-from evenstep.prediction import Ema, Last, Seasonal
+from evenstep.policies._auto import resize_cost_s
+from evenstep.policies._bank import Bank, Expert, level_splits
+from evenstep.prediction import Ema, Seasonal
 
+from .simulated import measured
+
+PAIR = AffineTime(np.zeros(2), np.array([0.01, 0.02]))
 COSTS = st.lists(st.floats(1e-4, 1e-1), min_size=1, max_size=7)
 
 
@@ -95,7 +98,7 @@ def test_who_foresees_best_is_followed_and_another_takes_over():
     swapped = costs.copy()
     swapped[60:] = costs[60:] * np.where(np.arange(60) % 2, 1.0, 3.0)[:, np.newaxis] ** [1, 0, 0]
     filtered[60:] = np.roll(swapped[60:], -1, axis=0)  # it alone knows what comes
-    bank = Bank(experts=(Expert(Last(), 0.2), Expert(Ema(0.1), 0.02)))
+    bank = Bank(experts=(Expert(Ema(1.0), 0.2), Expert(Ema(0.1), 0.02)))
 
     weights, _, _ = played(bank, swapped, filtered, Cluster(3, 96))
 
@@ -173,8 +176,8 @@ def test_the_forecast_is_the_one_under_which_the_mixture_is_level():
     ("settings", "message"),
     [
         ({"rate": 0.0}, r"Bank\(rate"),
-        ({"equal": 0.0}, r"Bank\(rate"),
-        ({"experts": (Expert(Last(), 0.0),)}, r"Bank\(rate"),
+        ({"equal": 0.0}, r"Bank\(equal"),
+        ({"experts": (Expert(Ema(1.0), 0.0),)}, r"Bank\(experts"),
         ({"share": 0.0}, r"Bank\(share"),
         ({"share": 1.0}, r"Bank\(share"),
     ],
@@ -189,7 +192,7 @@ def test_a_period_is_the_clock_only_where_it_is_the_best_forecast():
     """In noise a period is found by chance now and then, and nobody should go by it."""
     wave = np.where(np.arange(120) // 10 % 2, 0.01, 0.02)
     costs, cluster = np.column_stack([wave, np.full(120, 0.02)]), Cluster(2, 64)
-    bank = Bank(experts=(Expert(Last(), 0.2), Expert(Seasonal(), 0.5)))
+    bank = Bank(experts=(Expert(Ema(1.0), 0.2), Expert(Seasonal(), 0.5)))
     state = bank.init(cluster)
     assert not bank.goes_by_the_clock(state)
     for cost in costs:
@@ -200,3 +203,18 @@ def test_a_period_is_the_clock_only_where_it_is_the_best_forecast():
     for best in range(4):  # the filter, the last value, the period, the equal split
         weights = np.tile(np.where(np.arange(4) == best, 0.4, 0.2), (2, 1))
         assert bank.goes_by_the_clock({**state, "weights": weights}) == (best == 2)
+
+
+def test_the_excess_of_first_steps_is_averaged():
+    """Three tenths of each; noise of a tenth is none; cheap ones let it decay."""
+    sizes = [20, 10]
+    slow, usual = measured(sizes, [1.2, 0.2]), measured(sizes, [0.21, 0.2])
+
+    assert resize_cost_s(0.0, slow, PAIR) == pytest.approx(0.3)
+    assert resize_cost_s(0.3, slow, PAIR) == pytest.approx(0.3 + 0.3 * 0.7)
+    assert resize_cost_s(1.0, usual, PAIR) == pytest.approx(0.7)
+
+
+def test_a_worker_without_samples_has_no_first_step():
+    """Its time means nothing."""
+    assert resize_cost_s(0.0, measured([20, 0], [0.2, np.nan]), PAIR) == 0

@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 from evenstep import policies
-from evenstep.prediction import Ema, Last
+from evenstep.prediction import Ema
 from evenstep.testing import AdaptivePolicyContract, PolicyContract
 
 # A policy that cannot be built without arguments, such as a wrapper, gets its instance here.
@@ -26,7 +26,7 @@ OTHERS = [
     policies.Dbs(num_steps=1),
     policies.Dbs(num_steps=3),
     policies.LbBsp2018(predictor=Ema()),
-    policies.LbBsp2018(predictor=Last()),
+    policies.LbBsp2018(predictor=Ema(1.0)),
     policies.LbBsp2020(delta=0.2),
 ]
 ADAPTIVE = [

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from evenstep import Cluster
+from evenstep import Cluster, apportion
 from evenstep.policies import Equal, Fixed
 from evenstep.policies._splits import equal_split
-from evenstep.solve import apportion
 
 from .simulated import measured
 

@@ -5,7 +5,7 @@ import pytest
 
 from evenstep import AffineTime, Cluster, StepTimings, allocate
 from evenstep.policies import LbBsp2018
-from evenstep.prediction import Ema, Last, Narx
+from evenstep.prediction import Ema, Narx
 from evenstep.timemodels import TableTime
 from tests.prediction.simulated import series
 
@@ -33,14 +33,14 @@ def run(policy, given, cluster):
 
 def test_sizes_follow_the_foreseen_speeds():
     """30, 40 and 50 samples/s share 96 samples in that proportion."""
-    policy = LbBsp2018(predictor=Last())
+    policy = LbBsp2018(predictor=Ema(1.0))
     first = policy.init(TRIO)
 
     decision = policy.update(TRIO, measured([32, 32, 32], [32 / 30, 32 / 40, 32 / 50]), first.state)
 
     assert first.batch_size.tolist() == [32, 32, 32]
     assert decision.batch_size.tolist() == [24, 32, 40]
-    assert "last" in decision.reason
+    assert "ema" in decision.reason
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -58,7 +58,7 @@ def test_what_resources_foretell_is_planned_for_in_time(seed):
 
 def test_a_short_last_step_is_no_measurement():
     """With fixed costs everybody looks slow there; the speeds known before still hold."""
-    policy = LbBsp2018(predictor=Last())
+    policy = LbBsp2018(predictor=Ema(1.0))
     decision = policy.update(TRIO, measured([32, 32, 32], [1.0, 1.0, 2.0]), policy.init(TRIO).state)
     after = policy.update(TRIO, measured([2, 2, 1], [0.1, 0.5, 0.1]), decision.state)
     early = policy.update(TRIO, measured([2, 2, 1], [0.1, 0.5, 0.1]), policy.init(TRIO).state)
@@ -70,7 +70,7 @@ def test_a_short_last_step_is_no_measurement():
 def test_a_worker_never_measured_counts_as_the_mean():
     """And so is measured next."""
     cluster = Cluster(3, 96, min_batch_size=0)
-    policy = LbBsp2018(predictor=Last())
+    policy = LbBsp2018(predictor=Ema(1.0))
 
     timings = measured([64, 32, 0], [1.0, 1.0, np.nan])
     decision = policy.update(cluster, timings, policy.init(cluster).state)
@@ -81,7 +81,7 @@ def test_a_worker_never_measured_counts_as_the_mean():
 def test_the_slowest_is_never_dropped():
     """It could win nothing back, not being measured: one granule stays, where zero is allowed."""
     cluster = Cluster(3, 96, min_batch_size=0, granularity=4)
-    policy = LbBsp2018(predictor=Last())
+    policy = LbBsp2018(predictor=Ema(1.0))
 
     timings = measured([32, 32, 32], [0.1, 0.1, 100.0])
     decision = policy.update(cluster, timings, policy.init(cluster).state)

@@ -5,26 +5,10 @@ import pytest
 
 from evenstep import AffineTime, Cluster
 from evenstep.policies import Auto
-from evenstep.policies._resize import resize_cost_s
 
 from .simulated import measured
 
 PAIR = AffineTime(np.zeros(2), np.array([0.01, 0.02]))
-
-
-def test_the_excess_of_first_steps_is_averaged():
-    """Three tenths of each; noise of a tenth is none; cheap ones let it decay."""
-    sizes = [20, 10]
-    slow, usual = measured(sizes, [1.2, 0.2]), measured(sizes, [0.21, 0.2])
-
-    assert resize_cost_s(0.0, slow, PAIR) == pytest.approx(0.3)
-    assert resize_cost_s(0.3, slow, PAIR) == pytest.approx(0.3 + 0.3 * 0.7)
-    assert resize_cost_s(1.0, usual, PAIR) == pytest.approx(0.7)
-
-
-def test_a_worker_without_samples_has_no_first_step():
-    """Its time means nothing."""
-    assert resize_cost_s(0.0, measured([20, 0], [0.2, np.nan]), PAIR) == 0
 
 
 def changes(first_step_s, num_steps=300):

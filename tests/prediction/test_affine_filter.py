@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from evenstep.prediction import AffineFilter
+from evenstep.prediction._affine_filter import AffineFilter
 from evenstep.prediction._lines import NAMES
 from evenstep.prediction._trust import LASTING_S
 

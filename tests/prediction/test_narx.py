@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from evenstep import Resources
-from evenstep.prediction import Ema, Last, LocalLevel, Narx
+from evenstep.prediction import Ema, LocalLevel, Narx
 from evenstep.prediction._tanh_network import TanhNetwork
 
 from .simulated import FIRST, foresee, rmse, series
@@ -57,7 +57,7 @@ def test_past_values_alone_may_do(seed):
 def test_it_is_the_fallback_to_begin_with():
     """The very numbers, for as long as no network has decided."""
     given = series("neighbours", 0, num_steps=25)
-    for fallback in (Ema(), LocalLevel(), Last()):
+    for fallback in (Ema(), LocalLevel(), Ema(1.0)):
         forecasts, own = foresee(Narx(fallback=fallback), given)
         average, _ = foresee(fallback, given)
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenstep._planner import Job, Planner, Report
 from evenstep._run._estimates import Estimates
 from evenstep.exceptions import EvenstepWarning
-from evenstep.planner import Job, Planner, Report
 from evenstep.policies import (
     Auto,
     Deadband,

@@ -6,8 +6,8 @@ import pytest
 from benchmarks._local_sgd import LocalSgd
 from benchmarks._stealing import Stealing
 from evenstep import Cluster, sim
-from evenstep.planner import Bounds, Job, Planner, Report
-from evenstep.planner.claims import Bsp, Hybrid
+from evenstep._planner import Bounds, Job, Planner, Report
+from evenstep.claims import Bsp, Hybrid
 from evenstep.policies import Auto
 
 LEAVES = np.array([[1, 1, 1]] * 12 + [[1, 0, 1]] * 6 + [[1, 1, 1]] * 12, bool)
@@ -25,7 +25,7 @@ def workload(presence=LEAVES, seed=0):
 @pytest.mark.parametrize("scheme", [Bsp(), Stealing(), Hybrid()], ids=repr)
 def test_every_step_is_whole(policy, scheme):
     """The same global batch whoever is there, and nothing for who is not."""
-    report = sim.run_on(policy, Cluster(3, 60), workload(), scheme=scheme)
+    report = sim.run(policy, Cluster(3, 60), workload(), scheme=scheme)
 
     assert (report.batch_size.sum(axis=1) == 60).all()
     assert not report.batch_size[~LEAVES].any()
@@ -37,7 +37,7 @@ def test_every_step_is_whole(policy, scheme):
 def test_it_is_a_restart_of_the_planner():
     """Step by step what the trainer's planner does when it is made anew with what was learnt."""
     given = workload()
-    report = sim.run_on("auto", Cluster(3, 60), given)
+    report = sim.run("auto", Cluster(3, 60), given)
 
     planner, before = None, np.empty(0, int)
     for step in range(given.num_steps):
@@ -61,9 +61,9 @@ def test_it_is_a_restart_of_the_planner():
 
 def test_those_who_stay_keep_what_is_known_of_them():
     """After a leave the plan is uneven at once; with a stranger among them it begins equal."""
-    report = sim.run_on("auto", Cluster(3, 60), workload())
+    report = sim.run("auto", Cluster(3, 60), workload())
 
-    best_s = sim.oracle_on(Cluster(3, 60), workload())
+    best_s = sim.oracle(Cluster(3, 60), workload())
     assert report.step_s[12] == pytest.approx(best_s[12], rel=0.1)
     assert report.batch_size[18].tolist() == [20, 20, 20]
 
@@ -72,7 +72,7 @@ def test_the_absent_are_not_idle():
     """Time is paid for those who are there."""
     presence = np.array([[True, False]] * 3)
     given = sim.Workload(np.zeros(2), np.full((3, 2), 0.1), presence=presence)
-    report = sim.run_on("equal", Cluster(2, 10), given)
+    report = sim.run("equal", Cluster(2, 10), given)
 
     assert report.idle_share == pytest.approx(0.0)
     assert report.step_s.tolist() == [1.0] * 3
@@ -83,15 +83,15 @@ def test_the_oracle_plans_for_who_is_there():
     given = workload()
     calm = sim.Workload(given.intercept_s, given.slope_s, presence=LEAVES)
 
-    best_s = sim.oracle_on(Cluster(3, 60), calm)
-    assert (sim.run_on("auto", Cluster(3, 60), calm).step_s >= best_s).all()
+    best_s = sim.oracle(Cluster(3, 60), calm)
+    assert (sim.run("auto", Cluster(3, 60), calm).step_s >= best_s).all()
     assert len(set(best_s[:12])) == len(set(best_s[12:18])) == 1
     assert best_s[12] > best_s[0] == best_s[18]
 
 
 def test_a_change_of_members_ends_a_round():
     """Nobody averages with those who are gone."""
-    report = sim.run_on("equal", Cluster(3, 60), workload(), scheme=LocalSgd(5))
+    report = sim.run("equal", Cluster(3, 60), workload(), scheme=LocalSgd(5))
 
     assert report.staleness[:18].tolist() == [0, 1, 2, 3, 4] * 2 + [0, 1] + [0, 1, 2, 3, 4, 0]
     assert (report.batch_size.sum(axis=1) == 60).all()
@@ -100,4 +100,4 @@ def test_a_change_of_members_ends_a_round():
 def test_too_few_to_hold_the_batch_are_refused():
     """With the step in which that happens."""
     with pytest.raises(ValueError, match="2 workers of step 12"):
-        sim.run_on("auto", Cluster(3, 60, max_batch_size=25), workload())
+        sim.run("auto", Cluster(3, 60, max_batch_size=25), workload())

@@ -25,7 +25,7 @@ def workers(seed=0, num_steps=60, *, jitter=0.02):
 def test_it_is_the_plain_loop(name):
     """A policy that is asked by hand, step after step, gives the same sizes and times."""
     times, policy = workers(), by_name(name)
-    report = sim.run(name, CLUSTER, **times)
+    report = sim.run(name, CLUSTER, sim.Workload(**times))
 
     decision = policy.init(CLUSTER)
     for step, (slope_s, luck) in enumerate(zip(times["slope_s"], times["jitter"], strict=True)):
@@ -42,11 +42,11 @@ def test_nobody_beats_the_oracle(seed):
     """Without jitter, the plan that knows every step's times is at least as good in each."""
     times = workers(seed, jitter=0.0)
 
-    best_s = sim.oracle(CLUSTER, **times)
+    best_s = sim.oracle(CLUSTER, sim.Workload(**times))
 
-    assert (sim.run("auto", CLUSTER, **times).step_s >= best_s).all()
-    assert sim.run("auto", CLUSTER, **times).regret(best_s) < 0.1
-    assert sim.run("equal", CLUSTER, **times).regret(best_s) > 0.2
+    assert (sim.run("auto", CLUSTER, sim.Workload(**times)).step_s >= best_s).all()
+    assert sim.run("auto", CLUSTER, sim.Workload(**times)).regret(best_s) < 0.1
+    assert sim.run("equal", CLUSTER, sim.Workload(**times)).regret(best_s) > 0.2
 
 
 def test_the_oracle_does_not_know_the_jitter():
@@ -54,41 +54,36 @@ def test_the_oracle_does_not_know_the_jitter():
     times = workers(jitter=0.5)
     calm = dict(times, jitter=None)
 
-    assert (sim.oracle(CLUSTER, **times) != sim.oracle(CLUSTER, **calm)).any()
-    planned = sim.oracle(CLUSTER, **calm)
+    assert (
+        sim.oracle(CLUSTER, sim.Workload(**times)) != sim.oracle(CLUSTER, sim.Workload(**calm))
+    ).any()
+    planned = sim.oracle(CLUSTER, sim.Workload(**calm))
     assert len(set(planned.tolist())) == 2  # one plan for each half, each step the same
 
 
 def test_idle_share_and_speed():
     """Two workers, one twice as fast, at equal batches: a quarter of all time is idle."""
-    report = sim.run(
-        "equal", Cluster(2, 20), intercept_s=np.zeros(2), slope_s=np.array([[0.1, 0.2]] * 3)
-    )
+    report = sim.run("equal", Cluster(2, 20), sim.Workload(np.zeros(2), np.array([[0.1, 0.2]] * 3)))
 
     assert report.idle_share == pytest.approx(0.25)
     assert report.samples_per_s == pytest.approx(10.0)
 
 
 def test_communication_adds_to_the_step():
-    """Constant: its length. Overlapped: what the backward does not hide. None: nothing."""
-    times = workers(jitter=0.0)
+    """A step takes what is said of it, by when each worker ends; by itself, the slowest's time."""
+    workload = sim.Workload(**workers(jitter=0.0))
+    alone = sim.run("equal", CLUSTER, workload)
+    later = sim.run("equal", CLUSTER, workload, comm=lambda end_s: end_s.max() + 0.05)
 
-    def total(comm):
-        return sim.run("equal", CLUSTER, **times, comm=comm).step_s
-
-    alone = total(None)
-    np.testing.assert_allclose(total(sim.ConstantComm(0.05)), alone + 0.05)
-    hidden = sim.OverlappedComm(0.001, num_buckets=10)
-    np.testing.assert_allclose(total(hidden), alone + 0.0001)
-    bound = sim.OverlappedComm(9.0, overlap=0.5)
-    np.testing.assert_allclose(total(bound), 0.5 * alone + 9.0)
+    assert np.array_equal(alone.step_s, alone.compute_s.max(axis=1))
+    np.testing.assert_allclose(later.step_s, alone.step_s + 0.05)
 
 
 def test_bounds_and_granularity_hold():
     """What the cluster allows is what is planned."""
     cluster = Cluster(4, 128, min_batch_size=8, max_batch_size=48, granularity=8)
 
-    sizes = sim.run(Auto(), cluster, **workers()).batch_size
+    sizes = sim.run(Auto(), cluster, sim.Workload(**workers())).batch_size
 
     assert (sizes.sum(axis=1) == 128).all()
     assert sizes.min() >= 8
@@ -111,13 +106,13 @@ def test_bounds_and_granularity_hold():
 def test_times_that_cannot_be_are_refused(change, match):
     """The error names the argument and the place."""
     with pytest.raises(ValueError, match=match):
-        sim.run("auto", CLUSTER, **(workers() | change))
+        sim.run("auto", CLUSTER, sim.Workload(**(workers() | change)))
 
 
 def test_another_number_of_workers_is_refused():
     """A cluster of three and times of four."""
     with pytest.raises(ValueError, match="4 workers"):
-        sim.run("auto", Cluster(3, 30), **workers())
+        sim.run("auto", Cluster(3, 30), sim.Workload(**workers()))
 
 
 def test_a_policy_that_breaks_its_contract_is_named():
@@ -130,18 +125,4 @@ def test_a_policy_that_breaks_its_contract_is_named():
             return decision
 
     with pytest.raises(ValueError, match=r"step 0.*add up"):
-        sim.run(Broken(), CLUSTER, **workers())
-
-
-@pytest.mark.parametrize(
-    ("make", "match"),
-    [
-        (lambda: sim.ConstantComm(-1.0), "ConstantComm"),
-        (lambda: sim.OverlappedComm(0.1, overlap=1.5), "overlap"),
-        (lambda: sim.OverlappedComm(0.1, num_buckets=0), "num_buckets"),
-    ],
-)
-def test_communication_out_of_range_is_refused(make, match):
-    """Each argument by its name."""
-    with pytest.raises(ValueError, match=match):
-        make()
+        sim.run(Broken(), CLUSTER, sim.Workload(**workers()))

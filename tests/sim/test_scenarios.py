@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from evenstep import sim
+from evenstep.sim._scenarios import scenario_names
 from tests.sim import reference_scenarios
 
-EIGHT = sim.scenario_names()[:8]
-NEW = sim.scenario_names()[8:]
+EIGHT = scenario_names()[:8]
+NEW = scenario_names()[8:]
 
 # Sums of intercept_s, slope_s and jitter at seed 0 with the defaults, as first published.
 PUBLISHED = {
@@ -55,15 +56,15 @@ def test_the_numbers_are_those_published(name):
     assert found == pytest.approx(PUBLISHED[name], rel=1e-12)
 
 
-@pytest.mark.parametrize("name", sim.scenario_names())
+@pytest.mark.parametrize("name", scenario_names())
 @pytest.mark.parametrize(("world_size", "num_steps"), [(1, 1), (2, 5), (7, 30)])
 def test_every_scenario_can_be_run(name, world_size, num_steps):
     """At any size, and by seed."""
     given = sim.scenario(name, world_size, num_steps, seed=3)
     cluster = given.cluster(32 * world_size)
 
-    report = sim.run_on("auto", cluster, given.workload)
-    again = sim.run_on("auto", cluster, sim.scenario(name, world_size, num_steps, 3).workload)
+    report = sim.run("auto", cluster, given.workload)
+    again = sim.run("auto", cluster, sim.scenario(name, world_size, num_steps, 3).workload)
 
     assert given.name == name
     assert (given.world_size, given.num_steps) == (world_size, num_steps)
@@ -72,7 +73,7 @@ def test_every_scenario_can_be_run(name, world_size, num_steps):
     assert np.array_equal(report.batch_size, again.batch_size)
 
 
-@pytest.mark.parametrize("name", sim.scenario_names())
+@pytest.mark.parametrize("name", scenario_names())
 def test_seeds_differ_and_values_stay(name):
     """Another seed is another draw; a scenario is not changed by whoever reads it."""
     assert not np.array_equal(sim.scenario(name).slope_s, sim.scenario(name, seed=1).slope_s)
@@ -107,7 +108,7 @@ def test_caps_hold_96_samples_a_worker(world_size):
     cluster = given.cluster(96 * world_size)
 
     assert cluster.max_batch_size.max() <= 192
-    assert (sim.run_on("auto", cluster, given.workload).batch_size <= given.max_batch_size).all()
+    assert (sim.run("auto", cluster, given.workload).batch_size <= given.max_batch_size).all()
     with pytest.raises(ValueError, match="max_batch_size"):
         given.cluster(200 * world_size)
 

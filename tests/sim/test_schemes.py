@@ -8,7 +8,7 @@ from hypothesis import given
 from benchmarks._local_sgd import LocalSgd
 from benchmarks._stealing import Stealing
 from evenstep import Cluster, sim
-from evenstep.planner.claims import Bsp, Factoring, Hybrid
+from evenstep.claims import Bsp, Factoring, Hybrid
 from evenstep.policies import Fixed
 from evenstep.sim._rounds import as_planned, filled, in_turns
 
@@ -20,8 +20,8 @@ EIGHT = Cluster(8, 512)
 def run(name, scheme, policy="dynamic-batching", num_steps=120, seed=0):
     """A run, and what the plan that knows takes under plain steps."""
     given = sim.scenario(name, 8, num_steps, seed)
-    best_s = sim.oracle_on(EIGHT, given.workload)
-    return sim.run_on(policy, EIGHT, given.workload, scheme=scheme), best_s
+    best_s = sim.oracle(EIGHT, given.workload)
+    return sim.run(policy, EIGHT, given.workload, scheme=scheme), best_s
 
 
 @pytest.mark.parametrize("scheme", [Bsp(), LocalSgd(1)], ids=repr)
@@ -37,7 +37,7 @@ def test_the_machine_of_plain_steps_is_the_fast_path(scheme, sizes, seed):
 
     slow = in_turns(scheme, sizes, np.ones(len(sizes)), chunk_s)
     plan, cluster = Fixed(tuple(sizes.tolist())), Cluster(len(sizes), int(sizes.sum()), 0)
-    report = sim.run_on(plan, cluster, workload, scheme=scheme)
+    report = sim.run(plan, cluster, workload, scheme=scheme)
     assert slow.batch_size.tolist() == report.batch_size.tolist()
     assert slow.compute_s.tolist() == report.compute_s.tolist()
     assert slow.end_s.max() == report.step_s[0]
@@ -48,7 +48,7 @@ def test_the_machine_of_plain_steps_is_the_fast_path(scheme, sizes, seed):
 def test_the_samples_of_a_step_stay_the_same(scheme, name):
     """However they move, each step computes the global batch, and nothing is stale."""
     given = sim.scenario(name, 5, 30, seed=2)
-    report = sim.run_on("auto", given.cluster(200), given.workload, scheme=scheme)
+    report = sim.run("auto", given.cluster(200), given.workload, scheme=scheme)
 
     assert (report.batch_size.sum(axis=1) == 200).all()
     assert not report.staleness.any()
@@ -97,10 +97,10 @@ def test_a_rank_that_turns_slow_gives_its_rest_away():
     ideal_s = 400 / (3 * 1000 + 250)
     plan = Fixed((100,) * 4)
 
-    plain = sim.run(plan, Cluster(4, 400), **times)
+    plain = sim.run(plan, Cluster(4, 400), sim.Workload(**times))
     assert plain.step_s[10] == pytest.approx(0.4)
     for scheme, bar in ((Stealing(), 1.5), (Hybrid(), 1.7), (Hybrid(first=0.1), 1.1)):
-        step_s = sim.run(plan, Cluster(4, 400), **times, scheme=scheme).step_s
+        step_s = sim.run(plan, Cluster(4, 400), sim.Workload(**times), scheme=scheme).step_s
         assert step_s[10] < bar * ideal_s
         assert step_s[9] < 1.03 * 0.1
 
@@ -111,8 +111,7 @@ def test_a_hopelessly_slow_rank_cannot_hold_up_the_step():
     report = sim.run(
         Fixed((50, 50, 0)),
         Cluster(3, 100, min_batch_size=0),
-        intercept_s=np.zeros(3),
-        slope_s=slope_s,
+        sim.Workload(np.zeros(3), slope_s),
         scheme=Hybrid(factoring=Factoring(0.8)),
     )
 
@@ -122,9 +121,9 @@ def test_a_hopelessly_slow_rank_cannot_hold_up_the_step():
 
 def test_local_steps_average_out_what_comes_singly():
     """Four steps between two barriers lose less to single slow ones, and to communication."""
-    given, comm = sim.scenario("jitter", 8, 480), sim.ConstantComm(0.02)
+    given, comm = sim.scenario("jitter", 8, 480), lambda end_s: end_s.max() + 0.02
     speeds = [
-        sim.run_on("auto", EIGHT, given.workload, scheme=LocalSgd(num_steps), comm=comm)
+        sim.run("auto", EIGHT, given.workload, scheme=LocalSgd(num_steps), comm=comm)
         for num_steps in (1, 4, 16)
     ]
 
@@ -146,10 +145,16 @@ def test_rounds_are_spread_over_their_steps():
     times = {"intercept_s": np.zeros(2), "slope_s": np.array([[0.1, 0.2]] * 10)}
     cluster = Cluster(2, 20)
 
-    equal = sim.run("equal", cluster, **times, scheme=LocalSgd(4), comm=sim.ConstantComm(1.0))
+    equal = sim.run(
+        "equal",
+        cluster,
+        sim.Workload(**times),
+        scheme=LocalSgd(4),
+        comm=lambda end_s: end_s.max() + 1,
+    )
     np.testing.assert_allclose(equal.step_s, [2.25] * 8 + [2.5] * 2)
     assert equal.batch_size.tolist() == [[10, 10]] * 10
-    by_speed = sim.run("equal", cluster, **times, scheme=LocalSgd(4, by_speed=True))
+    by_speed = sim.run("equal", cluster, sim.Workload(**times), scheme=LocalSgd(4, by_speed=True))
     # Speeds are known after the first round: from then on twice the steps for the fast one.
     assert by_speed.batch_size.tolist() == [[10, 10]] * 4 + [[20, 10]] * 6
     np.testing.assert_allclose(by_speed.step_s, 2.0)
@@ -180,16 +185,11 @@ def test_the_same_arguments_give_the_same_report(scheme):
 
 def test_run_and_oracle_take_a_scheme():
     """The same argument for both, and by default a plain step."""
-    given = sim.scenario("burst", 8, 20)
-    times = {"intercept_s": given.intercept_s, "slope_s": given.slope_s, "jitter": given.jitter}
-    plain = sim.oracle(EIGHT, **times)
+    workload = sim.scenario("burst", 8, 20).workload
+    plain = sim.oracle(EIGHT, workload)
 
-    assert np.array_equal(plain, sim.oracle(EIGHT, **times, scheme=Bsp()))
-    assert not np.array_equal(plain, sim.oracle(EIGHT, **times, scheme=Hybrid()))
-    report = sim.run("lbb", EIGHT, **times, scheme=Hybrid())
-    assert np.array_equal(
-        report.step_s, sim.run_on("lbb", EIGHT, given.workload, scheme=Hybrid()).step_s
-    )
+    assert np.array_equal(plain, sim.oracle(EIGHT, workload, scheme=Bsp()))
+    assert not np.array_equal(plain, sim.oracle(EIGHT, workload, scheme=Hybrid()))
 
 
 def test_unknown_speeds_are_taken_for_the_mean():
@@ -198,7 +198,5 @@ def test_unknown_speeds_are_taken_for_the_mean():
     assert filled(np.array([np.nan, 2.0, 4.0])).tolist() == [3.0, 2.0, 4.0]
 
     slope_s = np.array([[0.00100, 0.00101, 0.00102, 0.00103]])
-    first = sim.run(
-        "equal", Cluster(4, 100), intercept_s=np.zeros(4), slope_s=slope_s, scheme=Hybrid()
-    )
+    first = sim.run("equal", Cluster(4, 100), sim.Workload(np.zeros(4), slope_s), scheme=Hybrid())
     assert first.batch_size.max() <= 27

@@ -30,7 +30,7 @@ def test_a_run_at_the_recorded_sizes_takes_the_recorded_times(tmp_path):
     file = write(tmp_path, [HEADER, *ROWS])
     for fixed_s in (0.0, 0.05, np.array([0.02, 0.1])):
         given = sim.read_trace(file, intercept_s=fixed_s)
-        report = sim.run_on(Fixed((10, 30)), given.cluster(40), given.workload)
+        report = sim.run(Fixed((10, 30)), given.cluster(40), given.workload)
 
         assert given.name == "trace"
         assert given.presence is None
@@ -59,7 +59,7 @@ def test_who_has_no_row_was_not_there(tmp_path):
     """A worker that joins, and one that vanishes for a step; columns by number, not by place."""
     rows = ["0,7,0.2,10", "1,7,0.2,10", "1,2,0.4,10", "2,2,0.4,10", "3,2,0.4,10", "3,7,0.2,10"]
     given = sim.read_trace(write(tmp_path, [HEADER, *rows]))
-    report = sim.run_on("equal", given.cluster(20), given.workload)
+    report = sim.run("equal", given.cluster(20), given.workload)
 
     assert given.presence.astype(int).tolist() == [[0, 1], [1, 1], [1, 0], [1, 1]]
     assert report.batch_size.tolist() == [[0, 20], [10, 10], [20, 0], [10, 10]]

@@ -45,7 +45,7 @@ def test_what_its_workers_took_is_what_others_are_compared_on(tmp_path):
     file = run(tmp_path, plain())
     for path in (file, file.parent):
         given = sim.read_trace(path)
-        report = sim.run_on(Fixed((30, 10)), given.cluster(40), given.workload)
+        report = sim.run(Fixed((30, 10)), given.cluster(40), given.workload)
 
         assert given.name == "mine"
         assert given.slope_s.shape == (len(PLANS) - 1, 2)  # the first step warms up
@@ -55,7 +55,7 @@ def test_what_its_workers_took_is_what_others_are_compared_on(tmp_path):
 def test_fixed_costs_are_what_its_sizes_show(tmp_path):
     """So another size is not taken for proportional; they may be given instead."""
     given = sim.read_trace(run(tmp_path, plain()))
-    report = sim.run_on("equal", given.cluster(40), given.workload)
+    report = sim.run("equal", given.cluster(40), given.workload)
 
     np.testing.assert_allclose(given.intercept_s, INTERCEPT_S, rtol=0.1)
     np.testing.assert_allclose(report.compute_s, [[0.04, 0.13]] * 7, rtol=0.05)

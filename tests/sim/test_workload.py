@@ -55,19 +55,19 @@ def test_a_workload_and_its_curves_run_alike():
     curves = sim.CurveWorkload([curve([70, 20])] * 40, jitter)
     cluster = Cluster(2, 100)
 
-    one, other = (sim.run_on("auto", cluster, each) for each in (saturated(jitter=jitter), curves))
+    one, other = (sim.run("auto", cluster, each) for each in (saturated(jitter=jitter), curves))
     assert np.array_equal(one.step_s, other.step_s)
     assert np.array_equal(one.batch_size, other.batch_size)
-    best_s = sim.oracle_on(cluster, saturated(jitter=jitter))
-    assert np.array_equal(best_s, sim.oracle_on(cluster, curves))
+    best_s = sim.oracle(cluster, saturated(jitter=jitter))
+    assert np.array_equal(best_s, sim.oracle(cluster, curves))
 
 
 def test_nobody_beats_the_oracle_on_curves():
     """Without jitter it is the best in every step, flat parts and all."""
-    best_s = sim.oracle_on(Cluster(2, 100), saturated())
+    best_s = sim.oracle(Cluster(2, 100), saturated())
 
     for policy in ("auto", "equal", "lbb"):
-        assert (sim.run_on(policy, Cluster(2, 100), saturated()).step_s >= best_s).all()
+        assert (sim.run(policy, Cluster(2, 100), saturated()).step_s >= best_s).all()
 
 
 def test_parts_of_a_step_pay_the_fixed_cost_once():
@@ -108,8 +108,8 @@ def test_workloads_that_cannot_be_are_refused(change, match):
         (lambda: sim.CurveWorkload([LINE, AffineTime(np.zeros(3), np.ones(3))]), "times"),
         (lambda: sim.CurveWorkload([LINE], np.ones((2, 2))), "jitter"),
         (lambda: sim.CurveWorkload([LINE], np.zeros((1, 2))), "jitter"),
-        (lambda: sim.run_on("auto", Cluster(3, 60), saturated()), "2 workers"),
-        (lambda: sim.oracle_on(Cluster(3, 60), saturated()), "2 workers"),
+        (lambda: sim.run("auto", Cluster(3, 60), saturated()), "2 workers"),
+        (lambda: sim.oracle(Cluster(3, 60), saturated()), "2 workers"),
     ],
 )
 def test_curves_that_cannot_be_are_refused(make, match):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep import AffineTime, Cluster, allocate
-from evenstep.solve import ends_within, makespan_s
+from evenstep.solve._allocate import ends_within, makespan_s
 from evenstep.timemodels import AbstractTimeModel, TableTime, bisect_batch
 
 from .split_reference import (

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from evenstep import Cluster
-from evenstep.solve import apportion, in_proportion
+from evenstep import Cluster, apportion
+from evenstep.solve._apportion import in_proportion
 
 
 @pytest.mark.parametrize(

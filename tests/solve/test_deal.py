@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep.solve import Deal
+from evenstep.solve._deal import Deal
 
 
 def held(deal):

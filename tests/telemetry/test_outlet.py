@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
+from evenstep._telemetry import FaultLog, Outlet, close_all
 from evenstep.events import LossNotFinite, MeasurementRejected, PolicyFailed, PolicySlow, RunEnded
-from evenstep.telemetry import FaultLog, Outlet, close_all
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from typing import get_args
 import pytest
 
 from evenstep import events
+from evenstep._telemetry import Fanout, JsonLines, ProgressLine, read_events
 from evenstep.events import (
     BalancingStopped,
     ClaimsSwitched,
@@ -22,7 +23,6 @@ from evenstep.events import (
     WorkerUnhelpful,
     to_record,
 )
-from evenstep.telemetry import Fanout, JsonLines, ProgressLine, read_events
 
 REBALANCED = Rebalanced(step=3, plan_epoch=1, batch_size=(40, 24), reason="rank 1 is slow")
 

@@ -7,8 +7,8 @@ import threading
 import pytest
 import tensorflow as tf
 
+from evenstep._planner import Job, Planner
 from evenstep.exceptions import WorkerLostError
-from evenstep.planner import Job, Planner
 from evenstep.policies import Fixed
 from evenstep.tensorflow._framework import TENSORFLOW
 from evenstep.tensorflow._keras_session import KerasSession

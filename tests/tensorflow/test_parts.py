@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from evenstep.planner import Job, Plan, Planner, Report
+from evenstep._planner import Job, Plan, Planner, Report
 from evenstep.policies import Fixed
 from evenstep.tensorflow import Runtime
 from evenstep.tensorflow._dataset import Batches, EpochForm, Position

@@ -6,7 +6,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from evenstep.planner import Plan
+from evenstep._planner import Plan
 from evenstep.tensorflow._training_steps import TrainingSteps
 from evenstep.tensorflow._weaving import weave_into_model, weave_into_optimizer
 

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from evenstep.timemodels import AffineTime, CubicTime, PiecewiseTime, TableTime
+from evenstep import AffineTime
+from evenstep.timemodels import CubicTime, PiecewiseTime, TableTime
 from evenstep.timemodels._best_fit import SideBySide
 
 REACH = 60  # as far as the tables go

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from evenstep import AffineTime, Cluster, allocate
-from evenstep.solve import makespan_s
+from evenstep.solve._allocate import makespan_s
 from evenstep.timemodels import CubicTime, PiecewiseTime
 from tests.timemodels.drawn import SideBySide
 from tests.timemodels.measured import DENSE, DOUBLING, best_fit, curve, fit, of_one, profile

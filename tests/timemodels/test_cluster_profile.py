@@ -2,8 +2,10 @@
 
 import json
 
+import hypothesis.strategies as st
 import numpy as np
 import pytest
+from hypothesis import given
 
 from evenstep import Cluster, allocate
 from evenstep.timemodels import ClusterProfile, CubicTime, PiecewiseTime, Profile
@@ -57,6 +59,24 @@ def test_what_is_written_is_read_back_to_the_last_bit():
     assert ClusterProfile.from_json(bare.to_json()).capacity_bytes.tolist() == [0, 0]
 
 
+MEASUREMENT = st.tuples(
+    st.integers(1, 2**62), st.floats(0, exclude_min=True, allow_infinity=False), st.integers(0, 99)
+)
+
+
+@given(st.lists(MEASUREMENT, min_size=2, unique_by=lambda each: each[0]), st.booleans())
+def test_sizes_and_times_of_any_kind_come_back(measurements, with_peaks):
+    """Sizes past a float's precision and denormal times included."""
+    sizes, seconds, peaks = (list(each) for each in zip(*sorted(measurements), strict=True))
+    profile = Profile(sizes, seconds, peaks if with_peaks else None)
+    (again,) = ClusterProfile.from_json(ClusterProfile(["n1"], [profile]).to_json()).profiles
+
+    assert again.sizes.tolist() == sizes
+    assert again.seconds.tolist() == seconds
+    assert (again.peak_bytes is not None) == with_peaks
+    assert not with_peaks or again.peak_bytes.tolist() == peaks
+
+
 def test_it_makes_what_the_policies_take():
     """Curves of every worker, by which three quarters go to the one at three times the speed."""
     profile, cluster = both(), Cluster(2, 20)
@@ -91,13 +111,20 @@ def test_what_does_not_belong_together_is_refused(changed, message):
     ("bad", "message"),
     [
         ("", r"`ClusterProfile.from_json\(text=...\)` must be JSON"),
-        (FAST.to_json(), r'must be an object of `"schema": "evenstep.cluster-profile"`'),
-        (text(version=2), r"must be of a version from 1 to 1, got 2"),
+        (text()[:-1], r"must be JSON"),
+        ("[" * 100_000, r"must be JSON"),
+        ("[1, 2]", r'must be an object of `"schema": "evenstep.cluster-profile"`, got \[1, 2\]'),
+        (text(schema="evenstep.trace"), r"must be an object of"),
+        (text(version=2), r"must be of a version from 1 to 1, got 2\. Upgrade evenstep"),
+        (text(version=0), r"must be of a version from 1 to 1, got 0"),
+        (text(version=True), r"must be of a version from 1 to 1, got True"),
         (text(colour="red"), r"\['colour'\] missing or unknown"),
         (text(workers="n1"), r"`ClusterProfile\(workers=...\)` must be a list, got 'n1'"),
         (text(workers=[1, 2]), r"must be a list of texts"),
         (text(profiles=None), r"`ClusterProfile\(profiles=...\)` must be a list"),
-        (text(profiles=[1, 2]), r"`Profile.from_json\(text=...\)` must be an object"),
+        (text(profiles=[1, 2]), r"must hold the arguments of `Profile`s"),
+        (text(profiles=[{"sizes": [1, 2]}] * 2), r"must hold the arguments of `Profile`s"),
+        (text(profiles=[{"sizes": [2, 1], "seconds": [1, 1]}] * 2), r"`Profile\(sizes=...\)` must"),
         (text(out_of_memory=[0, 2**70]), r"must be 2 integers"),
     ],
 )

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep import Cluster, allocate, timemodels
-from evenstep.solve import makespan_s
+from evenstep.solve._allocate import makespan_s
 from evenstep.timemodels import AbstractTimeModel
 from tests.solve.split_reference import by_enumeration, by_table, keeps_the_rules
 from tests.timemodels.drawn import DRAWN, REACH

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.solve import WorkerCosts, partition
-from evenstep.timemodels import CostEstimator, CostModel, fit_costs
+from evenstep.timemodels import CostEstimator
+from evenstep.timemodels._cost_model import CostModel, fit_costs
 
 SPEED = np.array([1.0, 1.0, 2.0, 4.0])
 

@@ -60,8 +60,16 @@ def test_every_worker_has_a_profile_of_its_own():
         ([[0, 0, 1, 0], [0, 0, -1, 0]], [9, 9], r"positive time somewhere .* on rank 1\. "),
         ([[1e300, 0, 0, 0]], [2**20], r"a finite, positive time somewhere on 1..most"),
         ([[0, 0, 1, 0]], [9, 9], r"CubicTime\(most=...\)` must have the shape \(1,\) of "),
-        ([[0, 0, 1, 0]], [0], r"CubicTime\(most=...\)` must be in \[1, 1048576\], got 0 on rank 0"),
-        ([[0, 0, 1, 0]], [2**20 + 1], r"must be in \[1, 1048576\], got 1048577 on rank 0"),
+        (
+            [[0, 0, 1, 0]],
+            [0],
+            r"must be in \[1, 1048576\] on every rank, got 0 on rank 0",
+        ),
+        (
+            [[0, 0, 1, 0]],
+            [2**20 + 1],
+            r"must be in \[1, 1048576\] on .*, got 1048577 on rank 0",
+        ),
         ([[0, 0, 1, 0]], [9.0], r"CubicTime\(most=...\)` must be integers, got float64"),
     ],
 )

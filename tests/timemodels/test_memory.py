@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep._run._plain_state import decode, encode
-from evenstep.timemodels import MemoryModel
+from evenstep.timemodels._memory_model import MemoryModel
 
 GB = 10**9
 NONE = np.array([777])

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 from torch.utils.data import DataLoader
 
-from evenstep.planner import Job, Planner, Report
+from evenstep._planner import Job, Planner, Report
 from evenstep.policies import by_name
 from evenstep.torch import Balancer, Checkpoint
 from evenstep.torch._checkpoint import _step_folder as disk

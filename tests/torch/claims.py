@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
+from evenstep.claims import Hybrid
 from evenstep.events import ClaimsSwitched, StepMeasured
-from evenstep.planner.claims import Hybrid
 from evenstep.policies import Auto, Equal, Fixed
 from evenstep.torch import Balancer, Bounds, Runtime
 

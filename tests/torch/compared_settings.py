@@ -7,7 +7,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from evenstep.planner.claims import Hybrid
+from evenstep.claims import Hybrid
 from evenstep.policies import Fixed
 from evenstep.torch import Bounds, Network, Runtime
 

@@ -11,10 +11,9 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from evenstep import Decision
+from evenstep import AffineTime, Decision
 from evenstep.events import Event
 from evenstep.policies import AbstractPolicy, LbBsp2018
-from evenstep.timemodels import AffineTime
 from evenstep.torch import Balancer, Runtime
 
 from .exactness import BATCH_SIZE, CASES, flat_gradient, order, reference, samples

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from evenstep.planner import Plan
-from evenstep.planner.claims import Claim, Hybrid, StepClaims
+from evenstep._planner import Plan
+from evenstep.claims import Hybrid
+from evenstep.claims._step_claims import Claim, StepClaims
 from evenstep.torch._data.loaders._balanced import BalancedLoader
 from evenstep.torch._data.loaders._base import StepContext
 

@@ -8,7 +8,7 @@ from time import monotonic, sleep
 import torch
 import torch.distributed as dist
 
-from evenstep.planner import Job, Planner
+from evenstep._planner import Job, Planner
 from evenstep.policies import Auto
 from evenstep.torch._exchange._bracket import Bracket
 from evenstep.torch._exchange._peers import PeerGroup

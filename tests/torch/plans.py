@@ -7,9 +7,8 @@ from typing import final
 
 import numpy as np
 
-from evenstep import Cluster, Decision, StepTimings
+from evenstep import Cluster, Decision, StepTimings, apportion
 from evenstep.policies import AbstractPolicy
-from evenstep.solve import apportion
 
 
 @final

@@ -11,8 +11,8 @@ import hypothesis.strategies as st
 import torch
 from hypothesis import given
 
+from evenstep._planner import Job, Planner
 from evenstep.exceptions import CheckpointError
-from evenstep.planner import Job, Planner
 from evenstep.policies import Auto
 from evenstep.torch._checkpoint._safe_read import CLASSES, SafeReader
 from evenstep.torch._checkpoint._step_folder import check_files, read_manifest

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from evenstep.planner import Plan
-from evenstep.solve import Deal
+from evenstep._planner import Plan
+from evenstep.solve._deal import Deal
 from evenstep.torch._data.deal._plans import DealtPlan, PlanBook, StepSpan
 
 from .loader_fakes import Items, OpenPlans, Ranks, flat

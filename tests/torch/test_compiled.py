@@ -123,7 +123,6 @@ def test_sizes_are_held_before_torch_gives_up(found):
     told = [text for text in found["warnings"] if "torch would run it uncompiled" in text]
 
     assert len(set(sizes[held.step + 2 :])) == 1
-    assert sizes[-1] == held.batch_size
     assert found["graphs"] <= 8
     assert len(set(sizes)) >= 4  # it was balanced meanwhile
     assert len(told) <= 1  # on the rank that has that many; the other is told by the event

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from evenstep.events import MemoryCapped, MemoryShort
-from evenstep.planner import Bounds, Job, Planner, Report
+from evenstep._planner import Bounds, Job, Planner, Report
+from evenstep.events import MemoryCapped, SizesHeld
 from evenstep.policies import Fixed
 from evenstep.testing import run_workers
 
@@ -57,7 +57,7 @@ def test_a_modelled_cap_above_the_size_changes_nothing():
     events = held.observe(reports(0, (24, 8), (4000, 4000), 10_000), next_step=1).events
 
     assert all(event.max_batch_size >= 4 for event in events if isinstance(event, MemoryCapped))
-    assert not any(isinstance(event, MemoryShort) for event in events)
+    assert not any(isinstance(event, SizesHeld) for event in events)
     assert held.plan.max_forward == (4, 4)
 
 
@@ -66,7 +66,7 @@ def test_a_size_that_does_not_fit_is_reported():
     held = planner(Bounds(vary="count", granularity=4))
     events = held.observe(reports(0, (24, 8), (12_000, 4000), 10_000), next_step=1).events
 
-    (short,) = [event for event in events if isinstance(event, MemoryShort)]
+    (short,) = [event for event in events if isinstance(event, SizesHeld)]
     assert "fit into every worker's memory with `vary='count'`" in short.problem
     assert held.plan.max_forward == (4, 4)
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from evenstep import Decision
+from evenstep._telemetry import read_events
 from evenstep.policies import AbstractPolicy
-from evenstep.telemetry import read_events
 from evenstep.testing import WorkerFailed, run_workers
 from evenstep.torch import Runtime
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, default_collate, get_worker_info
 
-from evenstep.planner import Plan
+from evenstep._planner import Plan
 
 from .._tiers import slow_but
 from .loader_fakes import (

@@ -4,7 +4,8 @@ import ast
 
 import pytest
 
-from evenstep.policies import Auto, Deadband, Equal, reads_resources
+from evenstep.policies import Auto, Deadband, Equal
+from evenstep.policies._resources import reads_resources
 from evenstep.testing import run_workers
 
 from .machines import NUM_STEPS, Curious, Nosy, watched

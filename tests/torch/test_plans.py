@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evenstep.planner import Plan
+from evenstep._planner import Plan
 from evenstep.torch._data.deal._plans import PlanBook, StepSpan
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from evenstep.planner import Plan
+from evenstep._planner import Plan
 from evenstep.testing import run_workers
 
 from .._tiers import slow_but

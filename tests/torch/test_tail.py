@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given
 
-from evenstep.planner import Bounds, Job, Planner
+from evenstep._planner import Bounds, Job, Planner
 from evenstep.policies import Fixed
 from evenstep.torch._data.deal._stream_terms import SameStream, StreamStock
 

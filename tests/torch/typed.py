@@ -8,7 +8,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, Dataset
 
 from evenstep.policies import Lbb
-from evenstep.torch import BalancedLoader, Balancer, Bounds, Checkpoint, Drain, EvalLoader, Runtime
+from evenstep.torch import BalancedLoader, Balancer, Bounds, Checkpoint, Drain, Runtime
+from evenstep.torch._data.loaders._eval import EvalLoader
 
 Sample = tuple[Tensor, Tensor]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from ..planner import Plan
+from .._planner import Plan
 from ._message_kinds import Answer, DoneAsked, DoneTold, Message, PlanTold
 from ._router import Rider, Router
 from ._stop import Stop

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..planner import Plan
-from ..planner.claims import Claim, Hybrid, StepClaims
+from .._planner import Plan
+from ..claims import Hybrid
+from ..claims._step_claims import Claim, StepClaims
 from ._message_kinds import ClaimAsked, ClaimGranted, Message
 from ._router import Router
 

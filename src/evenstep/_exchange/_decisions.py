@@ -11,8 +11,8 @@ from contextlib import suppress
 from functools import partial
 from time import monotonic
 
+from .._planner import EqualSizes, Learnt, Outcome, Plan, Planner, Report
 from ..events import BalancingStopped, Event, Hook, PolicySlow, WorkerUnhelpful
-from ..planner import EqualSizes, Learnt, Outcome, Plan, Planner, Report
 from ._answers import Answers
 from ._internal import fault_in_words, log_fault
 from ._message_kinds import Message, PlanAsked, StepReports

@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
+from .._planner import Plan, Planner, Report
 from ..events import Hook
-from ..planner import Plan, Planner, Report
 from ._answers import Answers
 from ._channel import StarChannel
 from ._claims import Claims

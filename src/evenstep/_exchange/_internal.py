@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from ..planner import UserMistake, in_words
+from .._planner import UserMistake, in_words
 
 
 def log_fault(step: int | None, error: Exception, consequence: str) -> None:

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable, Set
 from typing import Protocol, final
 
+from .._planner import in_words
 from ..events import Hook, WorkerLost
 from ..exceptions import RanksDivergedError, WorkerLostError
-from ..planner import in_words
 from ._loss_watch import LossWatch, lost_worker
 from ._message_kinds import CollectiveBroke, Goodbye, Message, RankLost, RanksDiverged
 from ._place import Framework

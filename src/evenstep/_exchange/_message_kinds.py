@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, get_args
 
-from ..planner import Plan, Report
-from ..planner.claims import Claim
+from .._planner import Plan, Report
+from ..claims._step_claims import Claim
 from ._place import Place
 from ._record import MessageError, record_reader, short
 

@@ -7,9 +7,9 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from .._planner import Learnt, Planner, check_learnt, places
 from ..events import EstimatesRestored
 from ..exceptions import EvenstepWarning, invalid
-from ..planner import Learnt, Planner, check_learnt, places
 from ._plain_state import decode, encode
 
 _FORMAT = "evenstep-balancer-2"

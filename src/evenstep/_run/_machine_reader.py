@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import psutil  # type: ignore[import-untyped]
 
-from ..policies import reads_resources
+from ..policies._resources import reads_resources
 
 
 class MachineReader(Protocol):

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._exchange._exchange import Exchange
+from .._planner import Job, Planner
+from .._telemetry import Fanout, Outlet, close_all, open_outlets
 from ..events import Hook, RunEnded, RunStarted
-from ..planner import Job, Planner
 from ..policies import AbstractPolicy
-from ..telemetry import Fanout, Outlet, close_all, open_outlets
 from ._estimates import Estimates
 from ._runtime import AbstractRuntime
 

@@ -9,8 +9,9 @@ import numpy as np
 
 from .._types import Cluster, IntArray
 from ..exceptions import invalid
-from ..solve import allocate, apportion, makespan_s
-from ..timemodels import AffineTime
+from ..solve._allocate import allocate, makespan_s
+from ..solve._apportion import apportion
+from ..timemodels._affine import AffineTime
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .._telemetry._recorded import WARM_UP, Recorded
 from .._types import FloatArray, IntArray
 from ..exceptions import invalid
-from ..prediction import AffineFilter
-from ..telemetry._recorded import Recorded
-from ..timemodels import AffineTime
-
-WARM_UP = 1
-"""Steps at the start that are passed over, as in training: kernels are chosen, memory is found."""
+from ..prediction._affine_filter import AffineFilter
+from ..timemodels._affine import AffineTime
 
 Record = dict[str, Any]
 
@@ -76,9 +73,7 @@ def _estimated(run: Recorded) -> RunTimes:
     sizes = np.array([step["batch_size"] for step in shown], np.int64)
     seconds = np.array([step["compute_s"] for step in shown], np.float64)
     estimator = AffineFilter()
-    state = estimator.init(sizes.shape[1])
-    for batch_size, compute_s in zip(sizes, seconds, strict=True):
-        state = estimator.update(state, batch_size, compute_s)
+    state = estimator.after(sizes, seconds)
     times = estimator.times(state)
     if times is None:
         rank = int(np.argmin(state["num_steps"]))

@@ -7,67 +7,108 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from .. import __version__
-from ..sim import Standing, standings
+from .._render._words import Row, markdown_table, number, paragraph, percent, text_table
 from ._contest import Contest
-from ._text import Row, markdown_table, number, paragraph, percent, text_table
-from ._trials import Case, Done
+from ._trials import Case, Played
 
 _Table = Callable[..., str]
 
 
 @dataclass(frozen=True, slots=True)
-class Board:
+class BoardLine:
+    """How a policy under a scheme did over all scenarios: means over the runs of each.
+
+    Attributes:
+        policy: its name.
+        scheme: its name.
+        regret: mean over the runs of each scenario.
+        mean_regret: mean over the scenarios, however many runs each has.
+        samples_per_s: likewise, as are the two below.
+        idle_share: of the time of all.
+        moves_per_step: claims and hand-overs.
+        staleness: the most of all runs.
+    """
+
+    policy: str
+    scheme: str
+    regret: dict[str, float]
+    mean_regret: float
+    samples_per_s: float
+    idle_share: float
+    moves_per_step: float
+    staleness: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leaderboard:
     """What was compared, every run, and who stands where.
 
     Attributes:
         contest: what was asked for.
-        done: every run.
-        standings: policies under schemes, the best first.
+        runs: every run.
     """
 
     contest: Contest
-    done: tuple[Done, ...]
-    standings: tuple[Standing, ...]
+    runs: tuple[Played, ...]
 
     @property
     def scenarios(self) -> tuple[str, ...]:
         """Names of scenarios and traces, in the order in which they were asked for."""
         return tuple(dict.fromkeys(case.name for case in self.contest.cases))
 
+    @property
+    def lines(self) -> list[BoardLine]:
+        """Policies under schemes, the lowest mean regret first; equals as they came."""
+        found: dict[tuple[str, str], dict[str, list[Played]]] = {}
+        for run in self.runs:
+            rows = found.setdefault((run.policy, run.scheme), {})
+            rows.setdefault(run.scenario, []).append(run)
+        return sorted((_line(*who, rows) for who, rows in found.items()), key=_mean_regret)
 
-def board_of(contest: Contest, done: Sequence[Done]) -> Board:
-    """Return the leaderboard of some runs."""
-    return Board(contest, tuple(done), standings(each.trial for each in done))
+
+def _line(policy: str, scheme: str, rows: dict[str, list[Played]]) -> BoardLine:
+    def means(name: str) -> dict[str, float]:
+        return {
+            scenario: fmean(getattr(run, name) for run in runs) for scenario, runs in rows.items()
+        }
+
+    return BoardLine(
+        policy=policy,
+        scheme=scheme,
+        regret=means("regret"),
+        mean_regret=fmean(means("regret").values()),
+        samples_per_s=fmean(means("samples_per_s").values()),
+        idle_share=fmean(means("idle_share").values()),
+        moves_per_step=fmean(means("moves_per_step").values()),
+        staleness=max(run.staleness for runs in rows.values() for run in runs),
+    )
 
 
-def as_text(board: Board, width: int | None = None) -> str:
+def _mean_regret(line: BoardLine) -> float:
+    return line.mean_regret
+
+
+def as_text(board: Leaderboard, width: int | None = None) -> str:
     """Return the table for a terminal of ``width`` columns, or of any."""
     head, *notes = (paragraph(text, width) for text in (f"{headline(board)}.", *_notes(board)))
     return "\n\n".join([head, _table(board, partial(text_table, width=width)), *notes])
 
 
-def as_json(board: Board) -> dict[str, Any]:
+def as_json(board: Leaderboard) -> dict[str, Any]:
     """Return all of it as plain values; shares are fractions of 1."""
-    runs = [
-        {
-            "seed": each.task.case.seed,
-            "global_batch_size": each.task.case.global_batch_size,
-            **asdict(each.trial),
-        }
-        for each in board.done
-    ]
     return {
         "evenstep": __version__,
         "command": board.contest.command,
-        "standings": [asdict(standing) for standing in board.standings],
-        "runs": runs,
+        "standings": [asdict(line) for line in board.lines],
+        "runs": [asdict(run) for run in board.runs],
     }
 
 
-def as_markdown(board: Board, *, png: Path | None, page: Path) -> str:
+def as_markdown(board: Leaderboard, *, png: Path | None, page: Path) -> str:
     """Return the page; ``png`` is the picture that it shows, if any."""
     parts = ["# Leaderboard", f"{headline(board)}."]
     if png is not None:
@@ -79,7 +120,7 @@ def as_markdown(board: Board, *, png: Path | None, page: Path) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def headline(board: Board) -> str:
+def headline(board: Leaderboard) -> str:
     """Return what the figures are."""
     settings = dict.fromkeys(_setting(case, board.contest.cases) for case in board.contest.cases)
     return f"Mean step time above the perfect-foresight oracle's, in %: {'; '.join(settings)}"
@@ -105,7 +146,7 @@ def _setting(case: Case, cases: Sequence[Case]) -> str:
     )
 
 
-def _notes(board: Board) -> Iterator[str]:
+def _notes(board: Leaderboard) -> Iterator[str]:
     if set(board.contest.schemes) != {"bsp"}:
         yield (
             "The oracle's plan is carried out as it is (`bsp`): a scheme that moves "
@@ -114,18 +155,18 @@ def _notes(board: Board) -> Iterator[str]:
         )
 
 
-def _table(board: Board, table: _Table) -> str:
+def _table(board: Leaderboard, table: _Table) -> str:
     header, rows, words = cells(board)
     return table(header, rows, left=words)
 
 
-def cells(board: Board) -> tuple[Row, list[Row], int]:
+def cells(board: Leaderboard) -> tuple[Row, list[Row], int]:
     """Return names of columns, rows, and how many columns are words.
 
     Columns that say nothing are left out: the scheme where all is BSP, staleness and moves where
     there are none, samples per second over scenarios that are not of the same workers.
     """
-    lines = board.standings
+    lines = board.lines
     extra = list(_extra(board))
     schemes = {line.scheme for line in lines} != {"bsp"}
     several = len(board.scenarios) > 1
@@ -144,12 +185,12 @@ def cells(board: Board) -> tuple[Row, list[Row], int]:
     return header, rows, 1 + schemes
 
 
-def _extra(board: Board) -> Iterator[tuple[str, Callable[[Standing], str]]]:
+def _extra(board: Leaderboard) -> Iterator[tuple[str, Callable[[BoardLine], str]]]:
     """Yield the columns past the regrets."""
     if len(board.scenarios) == 1 or not any(case.trace for case in board.contest.cases):
         yield "samples/s", lambda line: number(line.samples_per_s)
     yield "idle", lambda line: percent(line.idle_share)
-    if any(line.moves_per_step for line in board.standings):
+    if any(line.moves_per_step for line in board.lines):
         yield "moves/step", lambda line: number(line.moves_per_step)
-    if any(line.staleness for line in board.standings):
+    if any(line.staleness for line in board.lines):
         yield "staleness", lambda line: str(line.staleness)

@@ -11,8 +11,8 @@ from typing import NoReturn, TypeVar
 
 import typer
 
+from .._render._words import paragraph, terminal_width
 from ..exceptions import invalid
-from ._text import paragraph, terminal_width
 
 Number = TypeVar("Number", int, float)
 

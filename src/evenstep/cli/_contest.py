@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
-from .. import policies, sim
-from .._named import needed_settings
-from ..policies import AbstractPolicy, by_name
+from .. import sim
+from ..policies import by_name
+from ..policies._by_name import without_settings
+from ..sim._scenarios import scenario_names
 from ._common import least, names, numbers, refused, spread
-from ._trials import Case, recorded_batch
+from ._trials import Case, Task, recorded_batch, scheme_by_name
 
-EIGHT = sim.scenario_names()[:8]
+EIGHT = scenario_names()[:8]
 """What policies are compared on."""
 
 
@@ -37,6 +38,11 @@ class Contest:
     move_cost: float
     jobs: int | None
     command: str
+
+    @property
+    def tasks(self) -> list[Task]:
+        """Every policy under every scheme in every case."""
+        return list(product(self.cases, self.policies, self.schemes, [self.move_cost]))
 
 
 def contest_of(
@@ -61,12 +67,12 @@ def contest_of(
     drawn = {"--world-size": world_size, "--steps": steps, "--seeds": seeds}
     _check_belonging(drawn, scenario, traces, intercepts)
     _check_numbers(global_batch_size, move_cost, jobs)
-    chosen = named_policies() if policy is None else names("simulate", "--policy", policy)
+    chosen = without_settings() if policy is None else names("simulate", "--policy", policy)
     schemes = names("simulate", "--scheme", scheme)
     for name in chosen:
         _in_words("--policy", by_name, name)
     for name in schemes:
-        _in_words("--scheme", sim.scheme_by_name, name)
+        _in_words("--scheme", scheme_by_name, name)
     cases = _recorded(traces, intercepts, global_batch_size)
     if scenario is not None or not traces:
         asked = EIGHT if scenario is None else names("simulate", "--scenario", scenario)
@@ -81,16 +87,6 @@ def contest_of(
     return Contest(tuple(cases), chosen, schemes, move_cost, jobs, command)
 
 
-def named_policies() -> tuple[str, ...]:
-    """Return the names of all policies that are built without arguments."""
-    found = []
-    for value in (getattr(policies, name) for name in policies.__all__):
-        is_policy = inspect.isclass(value) and issubclass(value, AbstractPolicy)
-        if is_policy and not (inspect.isabstract(value) or needed_settings(value)):
-            found.append(value.name)
-    return tuple(found)
-
-
 def _drawn(
     asked: Sequence[str],
     world_size: int | None,
@@ -102,9 +98,9 @@ def _drawn(
     num_steps = 600 if steps is None else steps
     least("simulate", "--world-size", num_workers, 1, "The default is 8.")
     least("simulate", "--steps", num_steps, 1, "The default is 600.")
-    unknown = [name for name in asked if name not in sim.scenario_names()]
+    unknown = [name for name in asked if name not in scenario_names()]
     if unknown:
-        rule = f"hold some of {', '.join(sim.scenario_names())}"
+        rule = f"hold some of {', '.join(scenario_names())}"
         remedy = "A recorded one is given with --trace."
         raise refused("simulate", "--scenario", rule, repr(unknown[0]), remedy)
     total = 64 * num_workers if global_batch_size is None else global_batch_size
@@ -197,9 +193,8 @@ def _check_numbers(global_batch_size: int | None, move_cost: float, jobs: int | 
         raise refused("simulate", "--move-cost", "be at least 0", move_cost, remedy)
 
 
-def _in_words(option: str, find: object, name: str) -> None:
+def _in_words(option: str, find: Callable[[str], object], name: str) -> None:
     """Raise, in the name of the option, unless ``find`` knows the name."""
-    assert callable(find)
     try:
         find(name)
     except ValueError as error:

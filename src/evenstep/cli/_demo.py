@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from .._install import install_line
-from ._common import fail, import_from_here
+from ._common import fail, import_from_here, numbers
 
 _NEEDED = ("torch", "matplotlib")
 
@@ -54,7 +54,7 @@ def demo(
     try:
         settings = choose(
             workers=workers,
-            speeds=speeds,
+            speeds=None if speeds is None else numbers("demo", "--speeds", speeds),
             policy=policy,
             device=device,
             steps=steps,

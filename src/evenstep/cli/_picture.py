@@ -5,19 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LogNorm
-from matplotlib.figure import Figure
 
-from ._board import Board, headline
-from ._text import percent
+from .._render._figures import new_figure, save, title
+from .._render._words import percent
+from ._board import Leaderboard, headline
 
 _LEAST, _MOST = 0.01, 1.5  # regrets past these look alike
 
 
-def save_picture(path: Path, board: Board) -> None:
+def save_picture(path: Path, board: Leaderboard) -> None:
     """Draw the leaderboard into ``path``, a PNG: a cell for each policy and scenario."""
-    lines, columns = board.standings, list(board.scenarios)
+    lines, columns = board.lines, list(board.scenarios)
     regrets = np.array([[line.regret[name] for name in columns] for line in lines])
     if len(columns) > 1:
         columns.append("mean")
@@ -26,8 +25,7 @@ def save_picture(path: Path, board: Board) -> None:
     names = [f"{line.policy}, {line.scheme}" if schemes else line.policy for line in lines]
 
     wide, high = max(3.2 + 0.95 * len(columns), 7.0), 1.5 + 0.42 * len(lines)
-    figure = Figure(figsize=(wide, high), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = new_figure(wide, high)
     axes = figure.add_subplot()
     shown = np.clip(regrets, _LEAST, _MOST)
     axes.imshow(shown, cmap="OrRd", norm=LogNorm(_LEAST, _MOST), aspect="auto")
@@ -49,5 +47,5 @@ def save_picture(path: Path, board: Board) -> None:
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     what, _, where = headline(board).partition(": ")
-    figure.suptitle(f"{what}\n{where}", x=0.01, ha="left", fontsize=10)
-    figure.savefig(path, dpi=130)
+    title(figure, f"{what}\n{where}", size=10, weight="normal")
+    save(figure, path)

@@ -10,8 +10,11 @@ import numpy as np
 import typer
 
 from .. import AffineTime
+from .._render._words import terminal_width
 from .._types import IntArray
-from ..advice import Advice, RunTimes, advise, read_run
+from ..advice import advise, read_run
+from ..advice._advice import Advice
+from ..advice._run import RunTimes
 from ._common import counts, fail, least, numbers, refused, spread
 from ._plan_links import (
     Chunks,
@@ -23,7 +26,6 @@ from ._plan_links import (
     links_text,
 )
 from ._plan_text import Question, as_json, as_text
-from ._text import terminal_width
 
 Speeds = Annotated[str | None, typer.Option(help="Samples per second of each worker: 100,80,20.")]
 Run = Annotated[

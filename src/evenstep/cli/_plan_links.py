@@ -8,12 +8,13 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from .._render._words import number, paragraph, percent, seconds, text_table
 from .._types import FloatArray
-from ..network import Aggregation, Links, equal_shares, optimal_shares
+from ..network import Aggregation, Links, optimal_shares
+from ..network._plans._optimum import equal_shares
 from ..network.sim import SharedLinksComm
 from ._common import least, numbers, refused, spread
 from ._plan_text import Question
-from ._text import number, paragraph, percent, seconds, text_table
 
 MBIT = 125_000
 
@@ -63,17 +64,7 @@ def answer_links(
     overlap: float,
     overhead_s: float,
 ) -> LinkAnswer | None:
-    """Return what links change; None if they were not given.
-
-    Args:
-        question: the workers.
-        batch_size: the balanced split.
-        mbit: what each link carries, as typed.
-        model_mb: gradients in MB, as typed.
-        chunks: in how many parts they go.
-        overlap: part of computing during which gradients become ready.
-        overhead_s: seconds of a step past computing and exchange.
-    """
+    """Return what links change; None if they were not given."""
     if (mbit is None) != (model_mb is None):
         got = f"{'--mbit' if mbit else '--model-mb'} alone"
         remedy = "Write `--mbit 200,200,50 --model-mb 100` say."
@@ -93,7 +84,7 @@ def answer_links(
     aggregation = Aggregation(size, round(model_mb * 250_000) * 4, num_chunks=chunks)
     shares, compute_s = optimal_shares(aggregation, links), question.times.seconds(_of(batch_size))
     plain_s, equal_s, best_s = (
-        SharedLinksComm(aggregation, links, each, overlap).step_s(compute_s) + overhead_s
+        SharedLinksComm(aggregation, links, each, overlap)(compute_s) + overhead_s
         for each in (None, equal_shares(aggregation), shares)
     )
     return LinkAnswer(np.array(given), aggregation, overlap, plain_s, equal_s, best_s, shares)

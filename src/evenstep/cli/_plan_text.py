@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import AffineTime
+from .._render._words import number, paragraph, percent, seconds, text_table
 from .._types import IntArray
-from ..advice import Advice, RunTimes, Split
-from ._text import number, paragraph, percent, seconds, text_table
+from ..advice._advice import Advice, Split
+from ..advice._run import RunTimes
 
 ROUGH = 0.1
 """A speed with a larger standard error gets a word."""

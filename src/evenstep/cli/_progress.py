@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from types import TracebackType
 from typing import TextIO
 
 QUIET_S = 2.0
-EVERY_S = {True: 0.5, False: 15.0}  # whether someone is looking on a terminal
+EVERY_S = {True: 0.5, False: 15.0}  # on a terminal, and elsewhere
 
 
 class Progress:
-    """Says in words how many of some runs are done, from a thread of its own.
+    """Says in words how many of some runs are done, as they are done.
 
     On a terminal one line is written over and over, and taken away in the end; elsewhere there
     is a line now and then.
@@ -27,16 +26,14 @@ class Progress:
     def __init__(
         self, total: int, *, stream: TextIO | None = None, quiet_s: float = QUIET_S
     ) -> None:
-        self._total, self._quiet_s = total, quiet_s
+        self._total = total
         self._stream = sys.stderr if stream is None else stream
         self._is_terminal = self._stream.isatty()
         self._done, self._width = 0, 0
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
         self._began_s = time.monotonic()
+        self._next_s = self._began_s + quiet_s
 
     def __enter__(self) -> Progress:
-        self._thread.start()
         return self
 
     def __exit__(
@@ -45,21 +42,17 @@ class Progress:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._ended.set()
-        self._thread.join()
         if self._width:
             self._stream.write(f"\r{' ' * self._width}\r")
             self._stream.flush()
 
     def step(self) -> None:
-        """Count one run as done."""
+        """Count one run as done, and say so if it is time to."""
         self._done += 1
-
-    def _watch(self) -> None:
-        wait_s = self._quiet_s
-        while not self._ended.wait(wait_s):
-            self._say(describe(self._done, self._total, time.monotonic() - self._began_s))
-            wait_s = EVERY_S[self._is_terminal]
+        now_s = time.monotonic()
+        if now_s >= self._next_s:
+            self._next_s = now_s + EVERY_S[self._is_terminal]
+            self._say(describe(self._done, self._total, now_s - self._began_s))
 
     def _say(self, text: str) -> None:
         if self._is_terminal:
@@ -72,9 +65,6 @@ class Progress:
 
 def describe(done: int, total: int, took_s: float) -> str:
     """Return how far it is, and how long the rest takes if it goes on like that."""
-    text = f"evenstep: {done} of {total} runs"
-    if not done:
-        return text
     left_s = took_s / done * (total - done)
     words = f"{left_s:.0f} s" if left_s < 90 else f"{left_s / 60:.0f} min"
-    return f"{text}, about {words} left"
+    return f"evenstep: {done} of {total} runs, about {words} left"

@@ -10,12 +10,12 @@ from typing import Annotated
 import typer
 
 from .._install import install_line
-from ._board import as_json, as_markdown, as_text, board_of
+from .._render._words import terminal_width
+from ._board import Leaderboard, as_json, as_markdown, as_text
 from ._common import fail, import_from_here, refused
 from ._contest import Contest, contest_of
 from ._progress import Progress
-from ._text import terminal_width
-from ._trials import play_all, tasks_of
+from ._trials import play_all
 
 
 def simulate(
@@ -80,15 +80,14 @@ def simulate(
 
 def _run(contest: Contest, *, as_json_: bool, png: Path | None, markdown: Path | None) -> None:
     """Run what was asked for, print it, and write the files."""
-    tasks = tasks_of(contest.cases, contest.policies, contest.schemes, contest.move_cost)
     try:
-        with Progress(len(tasks)) as progress:
-            done = play_all(tasks, jobs=contest.jobs, tell=progress.step)
+        with Progress(len(contest.tasks)) as progress:
+            runs = play_all(contest.tasks, jobs=contest.jobs, tell=progress.step)
     except ValueError as error:
         fail(str(error), 2)
     except KeyboardInterrupt:
         fail("Stopped; nothing was written.", 130)
-    board = board_of(contest, done)
+    board = Leaderboard(contest, tuple(runs))
     typer.echo(
         json.dumps(as_json(board), indent=2) if as_json_ else as_text(board, terminal_width())
     )
@@ -96,7 +95,6 @@ def _run(contest: Contest, *, as_json_: bool, png: Path | None, markdown: Path |
         if png is not None:
             from ._picture import save_picture
 
-            png.parent.mkdir(parents=True, exist_ok=True)
             save_picture(png, board)
         if markdown is not None:
             markdown.parent.mkdir(parents=True, exist_ok=True)

@@ -9,15 +9,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from .. import sim
+from .._named import built
 from .._types import FloatArray
-from ..sim import Scenario, Trial
+from ..claims import AbstractScheme, Bsp, Hybrid
+from ..sim import Scenario
 from ..sim._rows import read_rows
 
 FEW = 8
@@ -53,39 +55,47 @@ class Case:
         return sim.scenario(self.name, self.world_size, self.num_steps, self.seed or 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One run."""
+Task = tuple[Case, str, str, float]
+"""Workers, a policy, a scheme, and what a claim takes as a share of the best plan's mean step."""
 
-    case: Case
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What one policy made of one case under one scheme.
+
+    Attributes:
+        seed: of a scenario that was drawn; None for a trace.
+        global_batch_size: samples per step.
+        scenario: its name.
+        policy: its name, as it was asked for.
+        scheme: likewise.
+        regret: mean time for a sample, over that of the plan that knows the future and carries it
+            out (``oracle``), less 1. Equal global batches make it ``SimReport.regret``.
+        step_s: mean seconds of a step.
+        best_step_s: the same of that plan.
+        samples_per_s: samples of all workers over the time of all steps.
+        idle_share: of the time of all who were there, in [0, 1).
+        staleness: most local steps since the last average when one began; 0 where gradients
+            meet in every step.
+        moves_per_step: claims and hand-overs.
+    """
+
+    seed: int | None
+    global_batch_size: int
+    scenario: str
     policy: str
     scheme: str
-    move_cost: float
+    regret: float
+    step_s: float
+    best_step_s: float
+    samples_per_s: float
+    idle_share: float
+    staleness: int
+    moves_per_step: float
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
-    """One run and what came of it."""
-
-    task: Task
-    trial: Trial
-
-
-def tasks_of(
-    cases: Sequence[Case], policies: Sequence[str], schemes: Sequence[str], move_cost: float
-) -> list[Task]:
-    """Return every policy under every scheme in every case."""
-    return [Task(*each, move_cost) for each in product(cases, policies, schemes)]
-
-
-def play_all(tasks: Sequence[Task], *, jobs: int | None, tell: Callable[[], None]) -> list[Done]:
-    """Return what came of every task, in their order.
-
-    Args:
-        tasks: what to run.
-        jobs: processes; None is one per CPU, or this one alone where there is little to do.
-        tell: called after each run.
-    """
+def play_all(tasks: Sequence[Task], *, jobs: int | None, tell: Callable[[], None]) -> list[Played]:
+    """Return what came of every task, in their order."""
     wanted = (os.cpu_count() or 1) if jobs is None and len(tasks) > FEW else jobs or 1
     if wanted == 1 or len(tasks) == 1:
         done = []
@@ -106,25 +116,48 @@ def play_all(tasks: Sequence[Task], *, jobs: int | None, tell: Callable[[], None
         return [future.result() for future in futures]
 
 
-def play(task: Task) -> Done:
+def play(task: Task) -> Played:
     """Return what came of one task."""
-    given, best_s = _prepared(task.case)
-    trial = sim.trial(
-        task.policy,
-        given,
-        task.case.global_batch_size,
-        scheme=task.scheme,
-        move_cost=task.move_cost,
-        best_s=best_s,
+    case, policy, scheme, move_cost = task
+    given, best_s = _prepared(case)
+    report = sim.run(
+        policy,
+        given.cluster(case.global_batch_size),
+        given.workload,
+        scheme=scheme_by_name(scheme, claim_s=move_cost * float(best_s.mean())),
     )
-    return Done(task, trial)
+    return Played(
+        seed=case.seed,
+        global_batch_size=case.global_batch_size,
+        scenario=given.name,
+        policy=policy,
+        scheme=scheme,
+        regret=case.global_batch_size / float(best_s.mean()) / report.samples_per_s - 1,
+        step_s=float(report.step_s.mean()),
+        best_step_s=float(best_s.mean()),
+        samples_per_s=report.samples_per_s,
+        idle_share=report.idle_share,
+        staleness=int(report.staleness.max()),
+        moves_per_step=float(report.num_moves.mean()),
+    )
+
+
+def scheme_by_name(name: str, *, claim_s: float = 0.0) -> AbstractScheme[Any]:
+    """Return the scheme called ``name``, with its defaults.
+
+    Raises:
+        ValueError: there is no such scheme, or it cannot be built without arguments.
+    """
+    known = {"bsp": Bsp, "hybrid": Hybrid}
+    scheme: AbstractScheme[Any] = built(name, AbstractScheme, known, caller="scheme_by_name")
+    return Hybrid(claim_s=claim_s) if name == "hybrid" else scheme
 
 
 @lru_cache(maxsize=8)
 def _prepared(case: Case) -> tuple[Scenario, FloatArray]:
     """Return the workers and the best plan's step times; tasks of a case follow each other."""
     given = case.given()
-    return given, sim.oracle_on(given.cluster(case.global_batch_size), given.workload)
+    return given, sim.oracle(given.cluster(case.global_batch_size), given.workload)
 
 
 def recorded_batch(trace: Path) -> int:

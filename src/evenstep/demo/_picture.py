@@ -8,13 +8,14 @@ from pathlib import Path
 from statistics import median
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
-from ._look import BALANCED, EQUAL, color_of, seconds_text, speed_text
+from .._render._figures import new_figure, save, tidy, title
+from .._render._words import ratio, seconds
 from ._recording import Recording
+from ._screen import color_of
 from ._summary import Summary
 
+EQUAL, BALANCED = "#cc3311", "#009988"
 _GREY = "#555555"
 _WAITING = "#e4e4e4"
 
@@ -27,25 +28,11 @@ def save_picture(
     balanced: Recording,
     speeds: Sequence[float] | None = None,
 ) -> None:
-    """Draw both runs side by side into ``path``, a PNG.
-
-    Args:
-        path: where it goes.
-        summary: what the runs show.
-        equal: the run with equal shares.
-        balanced: the run with balanced shares.
-        speeds: emulated speeds, to stand beside the workers.
-    """
-    figure = Figure(figsize=(11, 9.2), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+    """Draw both runs side by side into ``path``, a PNG."""
+    figure = new_figure(11, 9.2)
     grid = figure.add_gridspec(4, 2, height_ratios=[1.15, 1, 1, 1.25])
-    figure.suptitle(
-        f"{summary.speed_up:.1f} times as fast on the same workers, with the same training result",
-        fontsize=16,
-        fontweight="bold",
-        x=0.01,
-        ha="left",
-    )
+    gain = f"{summary.speed_up:.1f} times as fast on the same workers"
+    title(figure, f"{gain}, with the same training result")
     for column, (name, run) in enumerate((("Equal split", equal), ("Balanced", balanced))):
         one_step = figure.add_subplot(grid[0, column])
         _draw_step(one_step, run, name, longest_s=1.04 * summary.equal.step_s)
@@ -55,9 +42,9 @@ def save_picture(
         _draw_batch_sizes(figure.add_subplot(grid[1, column]), run)
         most_s = max(max(map(max, equal.idle_s)), max(map(max, balanced.idle_s)))
         _draw_waiting(figure.add_subplot(grid[2, column]), run, most_s)
-    _draw_loss_by_step(figure.add_subplot(grid[3, 0]), equal, balanced)
-    _draw_loss_by_time(figure.add_subplot(grid[3, 1]), equal, balanced)
-    figure.savefig(path, dpi=130)
+    by_step, by_time = (figure.add_subplot(grid[3, column]) for column in (0, 1))
+    _draw_losses(by_step, by_time, equal, balanced)
+    save(figure, path)
 
 
 def _draw_step(axes: Axes, run: Recording, name: str, *, longest_s: float) -> None:
@@ -95,26 +82,24 @@ def _draw_step(axes: Axes, run: Recording, name: str, *, longest_s: float) -> No
         color=_GREY,
         height=0.72,
     )
-    axes.set_title(f"{name}: one step takes {seconds_text(wall_s)}", loc="left", fontweight="bold")
+    axes.set_title(f"{name}: one step takes {seconds(wall_s)}", loc="left", fontweight="bold")
     axes.invert_yaxis()
     axes.set_xlim(0, longest_s)
     axes.set_xlabel("seconds: computing, waiting (hatched), the rest (dark)")
-    _tidy(axes)
+    tidy(axes)
 
 
 def _name_workers(axes: Axes, world_size: int, speeds: Sequence[float] | None) -> None:
     names = [f"worker {rank}" for rank in range(world_size)]
     if speeds is not None:
-        names = [
-            f"{name}\nspeed {speed_text(speed)}" for name, speed in zip(names, speeds, strict=True)
-        ]
+        names = [f"{name}\nspeed {ratio(speed)}" for name, speed in zip(names, speeds, strict=True)]
     axes.set_yticks(range(world_size), names)
 
 
 def _mark_limit(axes: Axes, summary: Summary) -> None:
     axes.axvline(summary.limit_s, color="black", linestyle="--", linewidth=1)
     axes.annotate(
-        f"physical limit\n{seconds_text(summary.limit_s)}:\n{summary.share_of_limit:.0%} reached",
+        f"physical limit\n{seconds(summary.limit_s)}:\n{summary.share_of_limit:.0%} reached",
         (summary.limit_s, 0.5),
         xycoords=("data", "axes fraction"),
         xytext=(30, 0),
@@ -143,7 +128,7 @@ def _draw_batch_sizes(axes: Axes, run: Recording) -> None:
     axes.set_ylabel("batch sizes")
     axes.set_xlim(0, run.num_done - 1)
     axes.set_ylim(0, run.global_batch_size)
-    _tidy(axes)
+    tidy(axes)
 
 
 def _draw_waiting(axes: Axes, run: Recording, most_s: float) -> None:
@@ -154,33 +139,22 @@ def _draw_waiting(axes: Axes, run: Recording, most_s: float) -> None:
     axes.set_ylabel("waiting, ms")
     axes.set_xlim(0, run.num_done - 1)
     axes.set_ylim(-0.03e3 * most_s, 1.08e3 * most_s)
-    _tidy(axes)
+    tidy(axes)
 
 
-def _draw_loss_by_step(axes: Axes, equal: Recording, balanced: Recording) -> None:
-    axes.plot(equal.loss, color=EQUAL, linewidth=5, alpha=0.35, label="equal split")
-    axes.plot(balanced.loss, color=BALANCED, linewidth=1.6, label="balanced")
-    axes.set_title("Step by step: the same loss", loc="left", fontweight="bold")
-    axes.set_xlabel("step")
-    axes.set_ylabel("loss, nats per byte")
-    axes.legend(frameon=False)
-    _tidy(axes)
-
-
-def _draw_loss_by_time(axes: Axes, equal: Recording, balanced: Recording) -> None:
-    for run, color, name in ((equal, EQUAL, "equal split"), (balanced, BALANCED, "balanced")):
-        walls = run.known_wall_s()
-        usual_s = median(walls)
+def _draw_losses(by_step: Axes, by_time: Axes, equal: Recording, balanced: Recording) -> None:
+    """Draw both losses over steps, where they are the same, and over seconds."""
+    named = ((equal, EQUAL, "equal split", 5.0, 0.35), (balanced, BALANCED, "balanced", 1.6, 1.0))
+    for run, color, name, wide, alpha in named:
+        by_step.plot(run.loss, color=color, label=name, linewidth=wide, alpha=alpha)
+        usual_s = median(run.known_wall_s())
         times = accumulate(usual_s if wall is None else wall for wall in run.wall_s)
-        axes.plot(list(times), run.loss, color=color, linewidth=2, label=name)
-    axes.set_title("By the clock: much sooner", loc="left", fontweight="bold")
-    axes.set_xlabel("seconds of training")
-    axes.set_ylabel("loss, nats per byte")
-    axes.legend(frameon=False)
-    _tidy(axes)
-
-
-def _tidy(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(visible=True, axis="x", color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
+        by_time.plot(list(times), run.loss, color=color, linewidth=2, label=name)
+    by_step.set_title("Step by step: the same loss", loc="left", fontweight="bold")
+    by_step.set_xlabel("step")
+    by_time.set_title("By the clock: much sooner", loc="left", fontweight="bold")
+    by_time.set_xlabel("seconds of training")
+    for axes in (by_step, by_time):
+        axes.set_ylabel("loss, nats per byte")
+        axes.legend(frameon=False)
+        tidy(axes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -13,6 +12,14 @@ from ._notes import Tail
 Record = dict[str, Any]
 RECENT = 5
 """Steps that what is shown live is about."""
+
+_KEPT = {
+    "Phase": {"phase": "text"},
+    "RunStarted": {"num_steps": "num_steps", "global_batch_size": "global_batch_size"},
+    "Rebalanced": {"reason": "reason"},
+    "Done": {"late_steps": "late_steps"},
+}
+"""By event, which attribute is which field of its newest record."""
 
 
 @dataclass(slots=True)
@@ -51,9 +58,22 @@ class Recording:
 
     def add(self, record: Record) -> None:
         """Take in one record of ``events.jsonl`` or ``notes.jsonl``."""
-        take = _TAKE.get(record["event"])
-        if take is not None:
-            take(self, record)
+        event = record["event"]
+        for name, field_of_record in _KEPT.get(event, {}).items():
+            setattr(self, name, record[field_of_record])
+        match event:
+            case "StepMeasured":
+                self.batch_size.append(tuple(record["batch_size"]))
+                self.compute_s.append(tuple(record["compute_s"]))
+                self.idle_s.append(tuple(record["idle_s"]))
+                self.makespan_s.append(record["makespan_s"])
+                self.wall_s.append(record["wall_s"])
+            case "Losses":
+                self.loss.extend(record["loss"])
+            case "Measured":
+                self.measured = record
+            case "RunEnded":
+                self.ended = True
 
     @property
     def num_done(self) -> int:
@@ -71,11 +91,7 @@ class Recording:
         return [float(median(column)) for column in zip(*rows, strict=True)]
 
     def idle_share(self, *, last: int | None = None) -> float:
-        """Return the share of the workers' time spent waiting for the slowest one's computing.
-
-        Args:
-            last: of the last steps, that many together; None is all of them.
-        """
+        """Return the share of the workers' time spent waiting for the slowest one's computing."""
         idle_s, makespan_s = self.idle_s[-(last or 0) :], self.makespan_s[-(last or 0) :]
         return sum(map(sum, idle_s)) / (len(idle_s[0]) * sum(makespan_s))
 
@@ -109,52 +125,3 @@ class Follower:
             for record in tail.read():
                 self.recording.add(record)
         return self.recording
-
-
-def _started(run: Recording, record: Record) -> None:
-    run.num_steps = record["num_steps"]
-    run.global_batch_size = record["global_batch_size"]
-
-
-def _measured_step(run: Recording, record: Record) -> None:
-    run.batch_size.append(tuple(record["batch_size"]))
-    run.compute_s.append(tuple(record["compute_s"]))
-    run.idle_s.append(tuple(record["idle_s"]))
-    run.makespan_s.append(record["makespan_s"])
-    run.wall_s.append(record["wall_s"])
-
-
-def _rebalanced(run: Recording, record: Record) -> None:
-    run.reason = record["reason"]
-
-
-def _ended(run: Recording, record: Record) -> None:
-    run.ended = True
-
-
-def _phase(run: Recording, record: Record) -> None:
-    run.phase = record["text"]
-
-
-def _machine(run: Recording, record: Record) -> None:
-    run.measured = record
-
-
-def _losses(run: Recording, record: Record) -> None:
-    run.loss.extend(record["loss"])
-
-
-def _done(run: Recording, record: Record) -> None:
-    run.late_steps = record["late_steps"]
-
-
-_TAKE: dict[str, Callable[[Recording, Record], None]] = {
-    "RunStarted": _started,
-    "StepMeasured": _measured_step,
-    "Rebalanced": _rebalanced,
-    "RunEnded": _ended,
-    "Phase": _phase,
-    "Measured": _machine,
-    "Losses": _losses,
-    "Done": _done,
-}

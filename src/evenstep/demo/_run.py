@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from rich.console import Console
 
+from .._render._words import ratio
 from ._job import LARGE, SMALL, Job
 from ._launch import Workers
-from ._look import speed_text
 from ._recording import Follower, Recording
 from ._report import print_report
-from ._screen import AbstractScreen, screen_for
+from ._screen import Screen
 from ._settings import Settings
 from ._summary import Summary, summarise
 
@@ -30,7 +30,7 @@ def run_demo(settings: Settings, console: Console) -> Summary:
         DemoFailed: a worker process failed.
     """
     _introduce(settings, console)
-    screen = screen_for(console, settings.speeds)
+    screen = Screen(console, settings.speeds)
     job = _first_job(settings)
     equal = _run(
         screen,
@@ -64,7 +64,7 @@ def run_demo(settings: Settings, console: Console) -> Summary:
         explanation="how far does rounding alone move the losses?",
     )
     summary = summarise(equal, balanced, reference, speeds=settings.speeds)
-    print_report(console, summary, equal=equal, balanced=balanced)
+    print_report(console, summary)
     _save(settings, summary, equal=equal, balanced=balanced)
     _say_where(settings.out, console)
     return summary
@@ -86,7 +86,7 @@ def _first_job(settings: Settings) -> Job:
 
 
 def _run(
-    screen: AbstractScreen,
+    screen: Screen,
     run_dir: Path,
     job: Job,
     *,
@@ -116,7 +116,7 @@ def _introduce(settings: Settings, console: Console) -> None:
     if settings.speeds is None:
         workers = f"{settings.num_workers} cards, as fast as they are"
     else:
-        speeds = " : ".join(speed_text(speed) for speed in settings.speeds)
+        speeds = " : ".join(ratio(speed) for speed in settings.speeds)
         workers = f"{settings.num_workers} workers of speeds {speeds}, emulated on this machine"
     console.print(
         "\n[bold]evenstep demo[/]  a small GPT learns the sources of Python's standard library\n"
@@ -129,7 +129,7 @@ def _save(settings: Settings, summary: Summary, *, equal: Recording, balanced: R
     from ._picture import save_picture  # matplotlib takes a second to load
 
     out, speeds = settings.out, settings.speeds
-    (out / "summary.json").write_text(json.dumps(summary.to_record(), indent=1) + "\n")
+    (out / "summary.json").write_text(json.dumps(asdict(summary), indent=1) + "\n")
     save_picture(out / "demo.png", summary, equal=equal, balanced=balanced, speeds=speeds)
 
 

@@ -3,132 +3,99 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import final
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.padding import Padding
 from rich.progress_bar import ProgressBar
-from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from ._look import clock_text, color_of, seconds_text, sizes_text, speed_text
+from .._render._words import clock, ratio, seconds, sizes
 from ._recording import RECENT, Recording
 
+_LINE_EVERY_S = 5.0
+_WORKER_COLORS = (
+    "#4477aa", "#ee7733", "#228833", "#aa3377", "#66ccee", "#ccbb44", "#aaaaaa",
+)  # fmt: skip
 _BAR = 32  # columns at most
 _LEAST_BAR = 10  # columns without which it says nothing
 _BARS = "one step: computing, then waiting"
 
 
-class AbstractScreen(ABC):
-    """Shows one run after the other: ``begin``, ``show`` again and again, ``end``."""
-
-    @abstractmethod
-    def begin(self, title: str, explanation: str, *, scale_s: float | None = None) -> None:
-        """Announce a run. ``scale_s`` is the time a full bar stands for; None adapts."""
-
-    @abstractmethod
-    def show(self, run: Recording) -> None:
-        """Show how it stands."""
-
-    @abstractmethod
-    def end(self, run: Recording | None) -> None:
-        """Show how it ended; None if it was cut short."""
+def color_of(rank: int) -> str:
+    """Return the colour of a worker; told apart by most colour-blind people (Tol 2021)."""
+    return _WORKER_COLORS[rank % len(_WORKER_COLORS)]
 
 
 @final
-class LiveScreen(AbstractScreen):
-    """A table that is redrawn in place.
+class Screen:
+    """Shows one run after the other: ``begin``, ``show`` again and again, ``end``.
+
+    A terminal has a table that is redrawn in place; a log or a pipe has a line now and then.
 
     Args:
-        console: a terminal.
+        console: where to.
         speeds: emulated speeds, to stand beside the workers; None leaves them out.
     """
 
     def __init__(self, console: Console, speeds: Sequence[float] | None) -> None:
-        self._console = console
-        self._speeds = speeds
+        self._console, self._speeds = console, speeds
         self._live: Live | None = None
 
     def begin(self, title: str, explanation: str, *, scale_s: float | None = None) -> None:
-        self._scale_s = scale_s
-        self._spinner = Spinner("dots", style="cyan")
-        _announce(self._console, title, explanation)
-        self._live = Live(console=self._console, refresh_per_second=8, transient=True)
-        self._live.start()
+        """Announce a run. ``scale_s`` is the time a full bar stands for; None adapts."""
+        self._scale_s, self._phase, self._next_s = scale_s, "", 0.0
+        self._console.print(Text.assemble((title, "bold"), "\n   ", (explanation, "dim")))
+        if self._console.is_terminal:
+            self._live = Live(console=self._console, refresh_per_second=8, transient=True)
+            self._live.start()
 
     def show(self, run: Recording) -> None:
-        assert self._live is not None
-        self._live.update(self._picture(run))
-
-    def end(self, run: Recording | None) -> None:
+        """Show how it stands."""
         if self._live is not None:
-            self._live.stop()
-            self._live = None
-        if run is not None and run.num_done:
-            self._console.print(self._table(run))
-
-    def _picture(self, run: Recording) -> RenderableType:
-        if not run.num_done:
-            self._spinner.update(text=Text(f" {run.phase} ...", style="cyan"))
-            return Padding(self._spinner, (0, 2))
-        return Group(self._table(run), _progress(run, self._console.width))
-
-    def _table(self, run: Recording) -> RenderableType:
-        if len(run.batch_size[-1]) == 1:  # no other worker to compare with
-            return Group(_shared_line(run, self._console.width), "")
-        width = self._console.width
-        return run_table(run, speeds=self._speeds, scale_s=self._scale_s, width=width)
-
-
-@final
-class PlainScreen(AbstractScreen):
-    """A line now and then, for logs and pipes.
-
-    Args:
-        console: where to print.
-        every_s: seconds between two lines.
-    """
-
-    def __init__(self, console: Console, *, every_s: float = 5.0) -> None:
-        self._console = console
-        self._every_s = every_s
-
-    def begin(self, title: str, explanation: str, *, scale_s: float | None = None) -> None:
-        self._next_s = 0.0
-        self._phase = ""
-        _announce(self._console, title, explanation)
-
-    def show(self, run: Recording) -> None:
-        if not run.num_done:
+            phase = Text(f"  {run.phase} ...", style="cyan")
+            self._live.update(
+                Group(self._table(run), _progress(run, self._console.width))
+                if run.num_done
+                else phase
+            )
+        elif not run.num_done:
             if run.phase != self._phase:
                 self._phase = run.phase
                 self._console.print(f"  {run.phase} ...", highlight=False)
         elif time.monotonic() >= self._next_s:
-            self._next_s = time.monotonic() + self._every_s
-            self._line(run)
+            self._next_s = time.monotonic() + _LINE_EVERY_S
+            self._console.print(_line(run), highlight=False)
 
     def end(self, run: Recording | None) -> None:
-        if run is not None and run.num_done:
-            self._line(run)
+        """Show how it ended; None if it was cut short."""
+        ended = run if run is not None and run.num_done else None
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+            if ended is not None:
+                self._console.print(self._table(ended))
+            return
+        if ended is not None:
+            self._console.print(_line(ended), highlight=False)
         self._console.print()
 
-    def _line(self, run: Recording) -> None:
-        left_s = run.left_s()
-        self._console.print(
-            f"  step {run.num_done}/{run.num_steps}   batch {sizes_text(run.batch_size[-1])}"
-            f"   {_step_text(run)}   idle {run.idle_share(last=RECENT):.0%}"
-            + (f"   {clock_text(left_s)} left" if left_s else ""),
-            highlight=False,
-        )
+    def _table(self, run: Recording) -> RenderableType:
+        width = self._console.width
+        if len(run.batch_size[-1]) == 1:  # no other worker to compare with
+            return Group(_shared_line(run, width), "")
+        return run_table(run, speeds=self._speeds, scale_s=self._scale_s, width=width)
 
 
-def screen_for(console: Console, speeds: Sequence[float] | None) -> AbstractScreen:
-    """Return the screen that suits where ``console`` prints."""
-    return LiveScreen(console, speeds) if console.is_terminal else PlainScreen(console)
+def _line(run: Recording) -> str:
+    left_s = run.left_s()
+    return (
+        f"  step {run.num_done}/{run.num_steps}   batch {sizes(run.batch_size[-1])}"
+        f"   {_step_text(run)}   idle {run.idle_share(last=RECENT):.0%}"
+        + (f"   {clock(left_s)} left" if left_s else "")
+    )
 
 
 def run_table(
@@ -138,14 +105,7 @@ def run_table(
     scale_s: float | None = None,
     width: int = 100,
 ) -> RenderableType:
-    """Return the table of a run's latest steps: one line per worker, and what they share.
-
-    Args:
-        run: with at least one step.
-        speeds: emulated speeds, or None.
-        scale_s: the time a full bar stands for; None takes the slowest worker's.
-        width: columns of the terminal. Where they are few the bars give way to the figures.
-    """
+    """Return the table of a run's latest steps: one line per worker, and what they share."""
     columns = _columns(run, speeds)
     figures = sum(2 + max(len(name), *map(len, cells)) for name, cells in columns.items() if cells)
     bar = min(_BAR, width - figures - 2)
@@ -164,14 +124,14 @@ def run_table(
 
 def _columns(run: Recording, speeds: Sequence[float] | None) -> dict[str, list[Text]]:
     """Return the cells of every column, in order; those of the bars are still to be drawn."""
-    sizes, compute_s = run.batch_size[-1], run.recent(run.compute_s)
-    workers = list(zip(sizes, compute_s, run.recent(run.idle_s), strict=True))
+    batch_size, compute_s = run.batch_size[-1], run.recent(run.compute_s)
+    workers = list(zip(batch_size, compute_s, run.recent(run.idle_s), strict=True))
     return {
-        "worker": [Text(str(rank), color_of(rank)) for rank in range(len(sizes))],
-        "speed": [Text(speed_text(speed)) for speed in speeds or ()],
-        "batch": [Text(str(size), "bold") for size in sizes],
+        "worker": [Text(str(rank), color_of(rank)) for rank in range(len(batch_size))],
+        "speed": [Text(ratio(speed)) for speed in speeds or ()],
+        "batch": [Text(str(size), "bold") for size in batch_size],
         _BARS: [],
-        "compute": [Text(seconds_text(compute)) for compute in compute_s],
+        "compute": [Text(seconds(compute)) for compute in compute_s],
         "waiting": [
             Text(f"{1e3 * idle:.0f} ms", "dim" if idle < 0.05 * compute else "red")
             for _, compute, idle in workers
@@ -198,7 +158,7 @@ def _shared_line(run: Recording, width: int) -> Text:
 def _step_text(run: Recording) -> str:
     walls = run.known_wall_s(last=RECENT)
     shown_s = sorted(walls)[len(walls) // 2] if walls else run.makespan_s[-1]
-    return f"{seconds_text(shown_s)} a step"
+    return f"{seconds(shown_s)} a step"
 
 
 def _bars(run: Recording, full_s: float, width: int) -> list[Text]:
@@ -220,10 +180,6 @@ def _progress(run: Recording, width: int) -> RenderableType:
     row.add_row(
         Text(f"  step {run.num_done}/{run.num_steps}"),
         ProgressBar(total=run.num_steps, completed=run.num_done, width=min(50, width - 30)),
-        Text("" if left_s is None else f"{clock_text(left_s)} left", "cyan"),
+        Text("" if left_s is None else f"{clock(left_s)} left", "cyan"),
     )
     return row
-
-
-def _announce(console: Console, title: str, explanation: str) -> None:
-    console.print(Text.assemble((title, "bold"), "\n   ", (explanation, "dim")))

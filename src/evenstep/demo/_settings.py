@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -44,7 +42,7 @@ class Settings:
 def choose(
     *,
     workers: int | None,
-    speeds: str | None,
+    speeds: tuple[float, ...] | None,
     policy: str,
     device: str,
     steps: int | None,
@@ -56,56 +54,37 @@ def choose(
     With ``device`` "auto", two cards or more are used as they are, one per worker; otherwise
     workers of unlike speeds are emulated on the CPU.
 
-    Args:
-        workers: how many; None takes one per speed or card.
-        speeds: numbers or fractions with commas between, ``"1,1/2,0.3"``; None takes ``SPEEDS``.
-        policy: a policy's name or ``"module:Class"``.
-        device: one of ``DEVICES``.
-        steps: optimizer steps of each run; None leaves them to the machine's speed.
-        out: folder for what the demo leaves.
-        count_cards: returns how many CUDA cards there are; asked only if it matters.
-
     Raises:
         ValueError: something cannot be honoured.
     """
     by_name(policy)
+    _check(workers, speeds, device, steps)
+    cards = count_cards() if device != "cpu" and speeds is None else 0
+    if device == "cuda" or cards >= max(2, workers or 2):
+        num_workers = _on_cards(workers, cards)
+        return Settings(num_workers, None, policy, "cuda", steps, out)
+
+    if speeds is None:
+        speeds = tuple(islice(cycle(SPEEDS), workers or len(SPEEDS)))
+    if workers not in (None, len(speeds)):
+        rule = f"name one speed for each of {workers} workers"
+        raise _refused("--speeds", rule, f"{len(speeds)} of them", "Leave out `--workers`.")
+    return Settings(len(speeds), speeds, policy, "cpu", steps, out)
+
+
+def _check(
+    workers: int | None, speeds: tuple[float, ...] | None, device: str, steps: int | None
+) -> None:
     if device not in DEVICES:
         raise _refused("--device", f"be one of {', '.join(DEVICES)}", device, "Try auto.")
     if workers is not None and workers < 2:
         raise _refused("--workers", "be at least 2", workers, "One has no other to share with.")
     if steps is not None and steps < 10:
         raise _refused("--steps", "be at least 10", steps, "Fewer show nothing.")
-
-    emulated = None if speeds is None else parse_speeds(speeds)
-    if device == "cuda" and emulated is not None:
+    if speeds is not None and len(speeds) < 2:
+        raise _refused("--speeds", "name two or more", speeds, "Write 1,1/2,1/3 say.")
+    if device == "cuda" and speeds is not None:
         raise _refused("--speeds", "be left out on cards", speeds, "They run as they are.")
-    cards = count_cards() if device != "cpu" and emulated is None else 0
-    if device == "cuda" or cards >= max(2, workers or 2):
-        num_workers = _on_cards(workers, cards)
-        return Settings(num_workers, None, policy, "cuda", steps, out)
-
-    if emulated is None:
-        emulated = tuple(islice(cycle(SPEEDS), workers or len(SPEEDS)))
-    if workers not in (None, len(emulated)):
-        rule = f"name one speed for each of {workers} workers"
-        raise _refused("--speeds", rule, f"{len(emulated)}: {speeds}", "Leave out `--workers`.")
-    return Settings(len(emulated), emulated, policy, "cpu", steps, out)
-
-
-def parse_speeds(text: str) -> tuple[float, ...]:
-    """Return the speeds written as ``"1,1/2,0.3"``: at least two, positive and finite."""
-    try:
-        speeds = tuple(float(Fraction(part.strip())) for part in text.split(","))
-    except (ValueError, ZeroDivisionError):
-        speeds = ()
-    if not _usable(speeds):
-        rule = "be two or more positive numbers or fractions with commas between"
-        raise _refused("--speeds", rule, repr(text), "Write 1,1/2,1/3 say.")
-    return speeds
-
-
-def _usable(speeds: Sequence[float]) -> bool:
-    return len(speeds) >= 2 and all(math.isfinite(speed) and speed > 0 for speed in speeds)
 
 
 def _on_cards(workers: int | None, cards: int) -> int:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from ._recording import Recording
 
@@ -72,10 +71,6 @@ class Summary:
     balanced_reference_difference: float | None
     late_share: float
 
-    def to_record(self) -> dict[str, Any]:
-        """Return it as plain data, ready for JSON."""
-        return asdict(self)
-
 
 def summarise(
     equal: Recording,
@@ -90,12 +85,6 @@ def summarise(
     speeds $v_i$ in samples/s, then the gradients averaged in $c$ seconds with no worker late. With
     emulated speeds $v_i$ is exact; otherwise it is what each worker reached in the second half of
     the balanced run, which takes a fixed cost per step for part of its speed.
-
-    Args:
-        equal: the run with equal shares.
-        balanced: the run with balanced shares.
-        reference: the equal split on one worker.
-        speeds: the emulated speeds, if the runs had any.
     """
     measured = balanced.measured or {}
     one, other = _figures(equal), _figures(balanced)

@@ -4,8 +4,7 @@ Needs the extra ``huggingface``. Importing it imports neither of the two: it wor
 the objects that are given to it.
 """
 
-from ._accelerate import AcceleratedLoader as AcceleratedLoader
 from ._accelerate import balance as balance
 from ._trainer import BalancedMixin as BalancedMixin
 
-__all__ = ["AcceleratedLoader", "BalancedMixin", "balance"]
+__all__ = ["BalancedMixin", "balance"]

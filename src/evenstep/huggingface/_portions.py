@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..torch import Step
+from ..torch._data._step import Step
 
 _IGNORED = -100  # what every Hugging Face loss leaves out, and `num_items_in_batch` as well
 _MASK = "attention_mask"

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from ..exceptions import EvenstepWarning, invalid
-from ..torch import Balancer, Step
+from ..torch import Balancer
+from ..torch._data._step import Step
 from ..torch._switch import is_off
 from ._checks import check_accelerator, check_model
 from ._normalised import Divisor, divisor_of

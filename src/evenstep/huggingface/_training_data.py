@@ -7,8 +7,9 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
-from ..planner import Bounds
-from ..torch import BalancedLoader, Balancer, Step
+from .._planner import Bounds
+from ..torch import BalancedLoader, Balancer
+from ..torch._data._step import Step
 from ._stock import Stock, per_rank, set_epoch
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..torch import Step
+from ..torch._data._step import Step
 from ._normalised import Divisor, count
 
 

@@ -4,27 +4,19 @@ Needs the extra ``lab``. Importing it imports neither pyroute2 nor torch.
 """
 
 from ._host import Host as Host
-from ._host import Rate as Rate
 from ._lab import Lab as Lab
-from ._links import Traffic as Traffic
 from ._machine import LabUnavailable as LabUnavailable
-from ._remains import Remains as Remains
 from ._remains import clean as clean
-from ._trace import Change as Change
 from ._trace import Trace as Trace
 from ._trace import drawn_trace as drawn_trace
 from ._trace_file import read_trace as read_trace
 from ._trace_file import write_trace as write_trace
 
 __all__ = [
-    "Change",
     "Host",
     "Lab",
     "LabUnavailable",
-    "Rate",
-    "Remains",
     "Trace",
-    "Traffic",
     "clean",
     "drawn_trace",
     "read_trace",

@@ -6,46 +6,28 @@ took, and shares for the next). `_messages` carries them between ranks. Adapters
 Training reaches this room by ``Balancer(network=...)`` alone, and without it imports none of it.
 """
 
-from ._following._link_tracker import LinkTracker as LinkTracker
 from ._following._share_planner import SharePlanner as SharePlanner
-from ._following._transfers import Transfers as Transfers
 from ._plans._aggregation import Aggregation as Aggregation
 from ._plans._bandwidths import Links as Links
-from ._plans._base import AbstractSharePolicy as AbstractSharePolicy
-from ._plans._base import ShareDecision as ShareDecision
-from ._plans._closed_form import lower_bound_s as lower_bound_s
 from ._plans._duration import exchange_s as exchange_s
 from ._plans._equal_shares import EqualShares as EqualShares
-from ._plans._linear_program import solve_shares as solve_shares
 from ._plans._optimal_shares import OptimalShares as OptimalShares
-from ._plans._optimum import equal_shares as equal_shares
 from ._plans._optimum import optimal_shares as optimal_shares
 from ._plans._proportional_shares import ProportionalShares as ProportionalShares
-from ._plans._ring import ring_s as ring_s
-from ._plans._share_plan import SharePlan as SharePlan
 from ._plans._share_plan import plan_shares as plan_shares
 from ._plans._split import Split as Split
 from ._plans._split import traffic_bytes as traffic_bytes
 
 __all__ = [
-    "AbstractSharePolicy",
     "Aggregation",
     "EqualShares",
-    "LinkTracker",
     "Links",
     "OptimalShares",
     "ProportionalShares",
-    "ShareDecision",
-    "SharePlan",
     "SharePlanner",
     "Split",
-    "Transfers",
-    "equal_shares",
     "exchange_s",
-    "lower_bound_s",
     "optimal_shares",
     "plan_shares",
-    "ring_s",
-    "solve_shares",
     "traffic_bytes",
 ]

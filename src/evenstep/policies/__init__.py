@@ -7,7 +7,6 @@ from ._deadband import Deadband as Deadband
 from ._equal import Equal as Equal
 from ._every import Every as Every
 from ._fixed import Fixed as Fixed
-from ._resources import reads_resources as reads_resources
 from ._round_to import RoundTo as RoundTo
 from .papers._dbs import Dbs as Dbs
 from .papers._dynamic_batching import DynamicBatching as DynamicBatching
@@ -29,5 +28,4 @@ __all__ = [
     "Lbb",
     "RoundTo",
     "by_name",
-    "reads_resources",
 ]

@@ -9,17 +9,19 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from .._types import Cluster, Decision, IntArray, StepTimings
-from ..exceptions import invalid
-from ..prediction import AffineFilter
-from ..solve import allocate, apportion, ends_within, makespan_s
-from ..timemodels import AffineTime
+from .._valid import check_fields
+from ..prediction._affine_filter import AffineFilter
+from ..solve._allocate import allocate, ends_within, makespan_s
+from ..solve._apportion import apportion
+from ..timemodels._affine import AffineTime
 from ._bank import Bank
 from ._base import READING_S, AbstractPolicy
-from ._resize import resize_cost_s
 from ._splits import equal_split, refit, within_reach
 
 _MOST_APART = 0.1  # past that, noise or not, it is looked into at once
 _LEAST_SAVING_S = 1e-3  # of a step, for leaving the equal split
+_RESIZE_WEIGHT = 0.3  # of the newest change, in what a change costs
+_USUAL = 1.1  # times what was expected: no more than noise
 _STEPS_TO_KNOW_NOISE = 10  # of every worker; until then it is a guess
 
 
@@ -84,19 +86,12 @@ class Auto(AbstractPolicy[dict[str, Any]]):
     bank: Bank = field(default_factory=Bank)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.min_saving < 1:
-            raise invalid(
-                "Auto(min_saving=...)",
-                "be in [0, 1)",
-                self.min_saving,
-                "0.01 asks for 1 % of the step.",
-            )
-        if not self.horizon >= 1:
-            raise invalid(
-                "Auto(horizon=...)", "be at least 1", self.horizon, "100 steps suit most runs."
-            )
-        if not self.reach > 1:
-            raise invalid("Auto(reach=...)", "be above 1", self.reach, "4 is a factor of four.")
+        check_fields(
+            self,
+            min_saving=("in [0, 1)", "0.01 asks for 1 % of the step."),
+            reach=("above 1", "4 is a factor of four."),
+            horizon=("at least 1", "100 steps suit most runs."),
+        )
 
     @property
     def reading_s(self) -> float:
@@ -244,3 +239,21 @@ class Auto(AbstractPolicy[dict[str, Any]]):
         slowest = int(np.argmax(times.seconds(equal)))
         errors = 2 + math.sqrt(2 * math.log(len(equal)))
         return errors * float(self.filter.uncertainty(fitted)[slowest])
+
+
+def resize_cost_s(before_s: float, timings: StepTimings, expected: AffineTime) -> float:
+    r"""Return the seconds that a change costs, after one more first step at new sizes.
+
+    $c \leftarrow 0.7\, c + 0.3\, (T - \hat T)$, where the step took a tenth longer than expected,
+    else towards 0: kernels tuned per shape, an allocator that grows, a graph compiled anew.
+
+    Args:
+        before_s: the estimate so far, at least 0.
+        timings: the first step after a change.
+        expected: what the workers were expected to take.
+    """
+    ran = timings.batch_size > 0
+    taken_s = float(timings.compute_s[ran].max())
+    expected_s = float(expected.seconds(timings.batch_size)[ran].max())
+    excess_s = taken_s - expected_s if taken_s > _USUAL * expected_s else 0.0
+    return before_s + _RESIZE_WEIGHT * (excess_s - before_s)

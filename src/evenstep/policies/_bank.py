@@ -9,11 +9,9 @@ from typing import Any, final
 import numpy as np
 
 from .._types import Cluster, FloatArray, Resources
-from ..exceptions import invalid
-from ..prediction import AbstractPredictor, Ar, Ema, Holt, Last, LocalLevel, Seasonal, WindowMedian
-from ..timemodels import AffineTime
-from ._fixed_share import fixed_share
-from ._level import level_splits
+from .._valid import check_fields, check_range
+from ..prediction import AbstractPredictor, Ar, Ema, Holt, LocalLevel, Seasonal, WindowMedian
+from ..timemodels._affine import AffineTime
 from ._splits import equal_split
 
 _LARGEST_LOSS = 1.0  # a step twice as long as needed: more would only say that it was odd
@@ -45,7 +43,7 @@ def _usual() -> tuple[Expert, ...]:
     return (
         Expert(Seasonal(), 0.5),
         Expert(Holt(alpha=0.5, beta=0.2, damping=0.98), 0.2),
-        Expert(Last(), 0.2),
+        Expert(Ema(1.0), 0.2),
         Expert(Ema(0.6), 0.02),
         Expert(Ema(0.3), 0.02),
         Expert(Ema(0.1), 0.02),
@@ -108,15 +106,14 @@ class Bank:
     equal: float = 0.02
 
     def __post_init__(self) -> None:
-        if not (self.rate > 0 and self.equal > 0 and all(e.prior > 0 for e in self.experts)):
-            raise invalid(
-                "Bank(rate=..., equal=..., experts=...)",
-                "have a positive rate and positive priors",
-                (self.rate, self.equal, *(expert.prior for expert in self.experts)),
-                "8 and 0.02 suit most clusters.",
-            )
-        if not 0 < self.share < 1:
-            raise invalid("Bank(share=...)", "be in (0, 1)", self.share, "Use 0.01.")
+        check_fields(
+            self,
+            rate=("positive", "8 suits most clusters."),
+            share=("in (0, 1)", "Use 0.01."),
+            equal=("positive", "0.02 suits most clusters."),
+        )
+        for expert in self.experts:
+            check_range("Bank(experts=...)", expert.prior, "positive", "1 is the filter's own.")
 
     def init(self, cluster: Cluster) -> dict[str, Any]:
         """Return the state before the first step: only the equal split is known."""
@@ -230,3 +227,61 @@ class Bank:
                 own &= one.predictor.periods(state) > 0
             forecasts.append(np.where(own, costs, slope_s))
         return forecasts
+
+
+def fixed_share(
+    weights: FloatArray, losses: FloatArray, *, rate: float, share: float, prior: FloatArray
+) -> FloatArray:
+    r"""Return the weights after one more round.
+
+    $w_e \gets (1 - \alpha) w_e e^{-\eta \ell_e} / \sum_f w_f e^{-\eta \ell_f} + \alpha p_e$. A
+    number added to all losses changes nothing.
+
+    Args:
+        weights: $w$, positive, adding up to 1, ``(num_experts,)``.
+        losses: $\ell$, ``(num_experts,)``.
+        rate: $\eta$, positive.
+        share: $\alpha$, in [0, 1).
+        prior: $p$, as ``weights``.
+    """
+    grown = weights * np.exp(-rate * (losses - losses.min()))
+    mixed: FloatArray = (1 - share) * grown / grown.sum() + share * prior
+    return mixed
+
+
+def level_splits(intercept_s: FloatArray, slope_s: FloatArray, cluster: Cluster) -> FloatArray:
+    r"""Return the split that ends earliest under each forecast, not yet whole.
+
+    $b_r = (T - a_r) / c_r$ with $T = (B + \sum a_r / c_r) / \sum 1 / c_r$ over the workers at no
+    bound. Workers that violate one are pinned there and the rest is solved again, each time on
+    the side that is violated more: what is pinned so stays pinned at the optimum.
+
+    Args:
+        intercept_s: fixed costs, the same in all forecasts, ``(world_size,)``.
+        slope_s: cost of a sample, positive, ``(num_forecasts, world_size)``.
+        cluster: supplies the total and the bounds; granules are left to who rounds.
+
+    Returns:
+        Sizes that add up to the global batch, ``(num_forecasts, world_size)``.
+
+    References:
+        The pinning is that of G. Bitran and A. Hax, *Management Science* 27, 1981.
+    """
+    lo, hi = cluster.min_batch_size, cluster.max_batch_size
+    speed = 1 / slope_s
+    split, free = np.zeros_like(speed), np.ones(speed.shape, np.bool_)
+    left = np.full((len(speed), 1), float(cluster.global_batch_size))
+    while True:
+        rate = np.where(free, speed, 0.0)
+        total = rate.sum(axis=1, keepdims=True)
+        end_s = (left + (rate * intercept_s).sum(axis=1, keepdims=True)) / np.maximum(total, 1e-300)
+        wanted = (end_s - intercept_s) * rate
+        below, above = free & (wanted < lo), free & (wanted > hi)
+        if not (below.any() or above.any()):
+            return np.where(free, wanted, split)
+        short = np.where(below, lo - wanted, 0.0).sum(axis=1, keepdims=True)
+        over = np.where(above, wanted - hi, 0.0).sum(axis=1, keepdims=True)
+        pinned = np.where(short >= over, below, above)
+        split = np.where(pinned, np.where(below, lo, hi), split)
+        left = left - np.where(pinned, split, 0.0).sum(axis=1, keepdims=True)
+        free &= ~pinned

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from typing import Any, TypeGuard
+from typing import Any
 
-from .._named import imported, needed_settings
-from ..exceptions import invalid
+from .._named import built, needed_settings
 from ._base import AbstractPolicy
 
 
@@ -26,38 +25,25 @@ def by_name(name: str) -> AbstractPolicy[Any]:
     Raises:
         ValueError: there is no such policy, or it cannot be built without arguments.
     """
-    caller = "by_name(name=...)"
-    policy_class: type[AbstractPolicy[Any]] = (
-        imported(name, AbstractPolicy, caller=caller) if ":" in name else _exported(name)
+    policy: AbstractPolicy[Any] = built(
+        name, AbstractPolicy, _exported(), caller="by_name(name=...)"
     )
-    if needed := needed_settings(policy_class):
-        settings = ", ".join(f"{setting}=..." for setting in needed)
-        raise invalid(
-            "by_name(name=...)",
-            "name a policy that needs no settings",
-            f"{name!r}, which needs {', '.join(needed)}",
-            f"Pass an instance: `{policy_class.__name__}({settings})`.",
-        )
-    return policy_class()
+    return policy
 
 
-def _exported(name: str) -> type[AbstractPolicy[Any]]:
+def without_settings() -> tuple[str, ...]:
+    """Return the names of all policies that are built without arguments."""
+    return tuple(name for name, policy in _exported().items() if not needed_settings(policy))
+
+
+def _exported() -> dict[str, type[AbstractPolicy[Any]]]:
+    """Return every policy that evenstep has, by name."""
     package = importlib.import_module(__package__)
     public = [getattr(package, attribute) for attribute in package.__all__]
-    found = {
-        value.name: value for value in public if _is_policy(value) and not inspect.isabstract(value)
+    return {
+        value.name: value
+        for value in public
+        if inspect.isclass(value)
+        and issubclass(value, AbstractPolicy)
+        and not inspect.isabstract(value)
     }
-    if name not in found:
-        given = [other for other in sorted(found) if not needed_settings(found[other])]
-        raise invalid(
-            "by_name(name=...)",
-            f"be one of {', '.join(given)} or 'module:Class'",
-            repr(name),
-            f"Names are lower case, with hyphens. {', '.join(sorted(found.keys() - given))} need "
-            "settings: pass an instance.",
-        )
-    return found[name]
-
-
-def _is_policy(value: object) -> TypeGuard[type[AbstractPolicy[Any]]]:
-    return inspect.isclass(value) and issubclass(value, AbstractPolicy)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from .._types import Cluster, Decision, StepTimings
-from ..exceptions import invalid
+from .._valid import check_fields
 from ._base import AbstractPolicy, check_policy
 from ._splits import refit
 
@@ -37,10 +37,7 @@ class Deadband(AbstractPolicy[dict[str, Any]]):
 
     def __post_init__(self) -> None:
         check_policy("Deadband(policy=...)", self.policy)
-        if not self.threshold >= 0:
-            raise invalid(
-                "Deadband(threshold=...)", "be at least 0", self.threshold, "0.05 is 5 %."
-            )
+        check_fields(self, threshold=("at least 0", "0.05 is 5 %."))
 
     @property
     def reading_s(self) -> float:

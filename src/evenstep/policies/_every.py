@@ -8,7 +8,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from .._types import Cluster, Decision, StepTimings
-from ..exceptions import invalid
+from .._valid import check_fields
 from ._base import AbstractPolicy, check_policy
 from ._splits import refit
 
@@ -37,10 +37,7 @@ class Every(AbstractPolicy[dict[str, Any]]):
 
     def __post_init__(self) -> None:
         check_policy("Every(policy=...)", self.policy)
-        if self.num_steps < 1:
-            raise invalid(
-                "Every(num_steps=...)", "be at least 1", self.num_steps, "Use 1 for every step."
-            )
+        check_fields(self, num_steps=("at least 1", "Use 1 for every step."))
 
     @property
     def reading_s(self) -> float:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from .._types import Cluster, IntArray
-from ..solve import apportion
+from ..solve._apportion import apportion
 
 
 def equal_split(cluster: Cluster) -> IntArray:

@@ -1,11 +1,9 @@
 """What a worker's steps so far say about its next one."""
 
-from ._affine_filter import AffineFilter as AffineFilter
 from ._ar import Ar as Ar
 from ._base import AbstractPredictor as AbstractPredictor
 from ._ema import Ema as Ema
 from ._holt import Holt as Holt
-from ._last import Last as Last
 from ._local_level import LocalLevel as LocalLevel
 from ._narx import Narx as Narx
 from ._seasonal import Seasonal as Seasonal
@@ -13,11 +11,9 @@ from ._window_median import WindowMedian as WindowMedian
 
 __all__ = [
     "AbstractPredictor",
-    "AffineFilter",
     "Ar",
     "Ema",
     "Holt",
-    "Last",
     "LocalLevel",
     "Narx",
     "Seasonal",

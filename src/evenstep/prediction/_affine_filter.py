@@ -8,8 +8,9 @@ from typing import Any, final
 import numpy as np
 
 from .._types import FloatArray, IntArray
+from .._valid import check_fields
 from ..exceptions import invalid
-from ..timemodels import AffineTime
+from ..timemodels._affine import AffineTime
 from ._lines import NAMES, Lines, Residuals, correct, grade, loosen, read, through, wander
 from ._trust import Mask, judge, no_jumps_yet
 
@@ -67,24 +68,18 @@ class AffineFilter:
 
     def __post_init__(self) -> None:
         if not self.drifts or min(self.drifts) <= 0:
-            raise invalid(
-                "AffineFilter(drifts=...)",
-                "hold at least one positive number",
-                self.drifts,
-                "Give (0.01,) for a single filter.",
-            )
-        for name in ("first_noise", "doubt", "gate", "least_jump"):
-            if not getattr(self, name) > 0:
-                raise invalid(
-                    f"AffineFilter({name}=...)", "be positive", getattr(self, name), "Raise it."
-                )
-        if not (0 <= self.memory < 1 and self.contrast >= 0):
-            raise invalid(
-                "AffineFilter(memory=..., contrast=...)",
-                "be in [0, 1) and at least 0",
-                (self.memory, self.contrast),
-                "0.99 remembers about a hundred steps; 0.05 is a change of 5 %.",
-            )
+            remedy = "Give (0.01,) for a single filter."
+            rule = "hold at least one positive number"
+            raise invalid("AffineFilter(drifts=...)", rule, self.drifts, remedy)
+        check_fields(
+            self,
+            first_noise=("positive", "Raise it."),
+            doubt=("positive", "Raise it."),
+            contrast=("at least 0", "0.05 is a change of 5 %."),
+            gate=("positive", "Raise it."),
+            least_jump=("positive", "Raise it."),
+            memory=("in [0, 1)", "0.99 remembers about a hundred steps."),
+        )
 
     def init(self, world_size: int) -> dict[str, Any]:
         """Return the state before the first step."""
@@ -158,6 +153,13 @@ class AffineFilter:
             "former": kept,
             "jumps": verdict.memory,
         }
+
+    def after(self, sizes: IntArray, seconds: FloatArray) -> dict[str, Any]:
+        """Return the state after recorded steps, both ``(num_steps, world_size)``."""
+        state = self.init(sizes.shape[1])
+        for batch_size, compute_s in zip(sizes, seconds, strict=True):
+            state = self.update(state, batch_size, compute_s)
+        return state
 
     def times(self, state: dict[str, Any]) -> AffineTime | None:
         """Return the estimate, or None until every worker was measured once."""

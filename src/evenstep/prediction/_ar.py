@@ -9,7 +9,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from .._types import FloatArray, Resources
-from ..exceptions import invalid
+from .._valid import check_fields
 from ._base import AbstractPredictor
 from ._logs import positive
 
@@ -59,15 +59,11 @@ class Ar(AbstractPredictor[dict[str, Any]]):
     memory: float = 0.98
 
     def __post_init__(self) -> None:
-        if not self.order >= 1:
-            raise invalid("Ar(order=...)", "be at least 1", self.order, "2 can hold a cycle.")
-        if not 0 < self.memory <= 1:
-            raise invalid(
-                "Ar(memory=...)",
-                "be in (0, 1]",
-                self.memory,
-                "0.98 looks back over about fifty values.",
-            )
+        check_fields(
+            self,
+            order=("at least 1", "2 can hold a cycle."),
+            memory=("in (0, 1]", "0.98 looks back over about fifty values."),
+        )
 
     def init(self, world_size: int) -> dict[str, Any]:
         return {

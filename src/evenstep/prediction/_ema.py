@@ -8,7 +8,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from .._types import FloatArray, Resources
-from ..exceptions import invalid
+from .._valid import check_fields
 from ._base import AbstractPredictor
 
 
@@ -20,13 +20,17 @@ class Ema(AbstractPredictor[dict[str, Any]]):
     $\hat v_{k+1} = (1 - w_k) \hat v_k + w_k v_k$ with $w_k = \max(\alpha, 1/k)$ at a worker's
     $k$-th value: a plain mean until $1/\alpha$ values are in.
 
+    With $\alpha = 1$ it is the last value as it was measured, the naive forecast: nothing beats it
+    on a random walk without noise, and it repeats all noise, with $\sqrt 2$ times the error of a
+    long mean on a steady machine.
+
     Right on steady machines under jitter, of which $\sqrt{\alpha / (2 - \alpha)}$ is left, a third
     at 0.2; and hard to lead astray, which makes it the one to fall back to. Wrong wherever values
     move: it is $1/\alpha$ steps behind a drift, takes $2.3 / \alpha$ steps for nine tenths of a
     lasting change, and carries $\alpha$ of every single slow step along.
 
     Args:
-        alpha: weight of the newest value, in (0, 1]. 1 is ``Last``.
+        alpha: weight of the newest value, in (0, 1]. 1 is the last value.
 
     Raises:
         ValueError: ``alpha`` is out of range.
@@ -41,13 +45,7 @@ class Ema(AbstractPredictor[dict[str, Any]]):
     alpha: float = 0.2
 
     def __post_init__(self) -> None:
-        if not 0 < self.alpha <= 1:
-            raise invalid(
-                "Ema(alpha=...)",
-                "be in (0, 1]",
-                self.alpha,
-                "1 keeps no memory, less keeps more.",
-            )
+        check_fields(self, alpha=("in (0, 1]", "1 keeps no memory, less keeps more."))
 
     def init(self, world_size: int) -> dict[str, Any]:
         return {

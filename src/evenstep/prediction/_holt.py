@@ -8,7 +8,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from .._types import FloatArray, Resources
-from ..exceptions import invalid
+from .._valid import check_fields
 from ._base import AbstractPredictor
 from ._logs import positive
 
@@ -52,11 +52,12 @@ class Holt(AbstractPredictor[dict[str, Any]]):
     damping: float = 0.9
 
     def __post_init__(self) -> None:
-        if not 0 < self.alpha <= 1:
-            raise invalid("Holt(alpha=...)", "be in (0, 1]", self.alpha, "1 keeps no memory.")
-        for name, value in (("beta", self.beta), ("damping", self.damping)):
-            if not 0 <= value <= 1:
-                raise invalid(f"Holt({name}=...)", "be in [0, 1]", value, "0 leaves no trend.")
+        check_fields(
+            self,
+            alpha=("in (0, 1]", "1 keeps no memory."),
+            beta=("in [0, 1]", "0 leaves no trend."),
+            damping=("in [0, 1]", "0 leaves no trend."),
+        )
 
     def init(self, world_size: int) -> dict[str, Any]:
         return {

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from .._types import FloatArray, Resources
-from ..exceptions import invalid
+from .._valid import check_fields
 from ._base import AbstractPredictor
 from ._logs import positive
 
@@ -57,17 +57,11 @@ class LocalLevel(AbstractPredictor[dict[str, Any]]):
     first_noise: float = 0.03
 
     def __post_init__(self) -> None:
-        if not 0 <= self.memory < 1:
-            raise invalid(
-                "LocalLevel(memory=...)",
-                "be in [0, 1)",
-                self.memory,
-                "0.97 looks back over about thirty values.",
-            )
-        if not self.first_noise > 0:
-            raise invalid(
-                "LocalLevel(first_noise=...)", "be positive", self.first_noise, "0.03 is 3 %."
-            )
+        check_fields(
+            self,
+            memory=("in [0, 1)", "0.97 looks back over about thirty values."),
+            first_noise=("positive", "0.03 is 3 %."),
+        )
 
     def init(self, world_size: int) -> dict[str, Any]:
         zero, first = np.zeros(world_size), np.full(world_size, self.first_noise**2)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._types import FloatArray, Resources
-from ..exceptions import invalid
+from .._valid import check_fields
 from ._base import AbstractPredictor
 from ._ema import Ema
 from ._logs import positive
@@ -89,17 +89,14 @@ class Narx(AbstractPredictor[dict[str, Any]]):
     fallback: AbstractPredictor[Any] = field(default_factory=Ema)
 
     def __post_init__(self) -> None:
-        for name, least in (("window", 16), ("lags", 1), ("num_hidden", 1), ("seed", 0)):
-            value = getattr(self, name)
-            if not value >= least:
-                raise invalid(f"Narx({name}=...)", f"be at least {least}", value, "Raise it.")
-        if not self.learning_rate > 0:
-            raise invalid(
-                "Narx(learning_rate=...)",
-                "be positive",
-                self.learning_rate,
-                "Adam's usual is 0.001.",
-            )
+        check_fields(
+            self,
+            window=("at least 16", "Raise it."),
+            lags=("at least 1", "Raise it."),
+            num_hidden=("at least 1", "Raise it."),
+            learning_rate=("positive", "Adam's usual is 0.001."),
+            seed=("at least 0", "Raise it."),
+        )
 
     @property
     def _network(self) -> TanhNetwork:

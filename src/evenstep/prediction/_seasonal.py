@@ -8,7 +8,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from .._types import FloatArray, IntArray, Resources
-from ..exceptions import invalid
+from .._valid import check_fields
 from ._base import AbstractPredictor
 
 _EVERY = 8  # steps between two looks at the same worker
@@ -54,18 +54,12 @@ class Seasonal(AbstractPredictor[dict[str, Any]]):
     evidence: float = 0.3
 
     def __post_init__(self) -> None:
-        if self.longest < 16:
-            raise invalid(
-                "Seasonal(longest=...)", "be at least 16", self.longest, "384 finds 256 steps."
-            )
-        if not self.overlap > 1:
-            raise invalid(
-                "Seasonal(overlap=...)", "be above 1", self.overlap, "1.5 waits half a period more."
-            )
-        if not 0 < self.evidence < 1:
-            raise invalid(
-                "Seasonal(evidence=...)", "be in (0, 1)", self.evidence, "0.3 is rarely chance."
-            )
+        check_fields(
+            self,
+            longest=("at least 16", "384 finds 256 steps."),
+            overlap=("above 1", "1.5 waits half a period more."),
+            evidence=("in (0, 1)", "0.3 is rarely chance."),
+        )
 
     def init(self, world_size: int) -> dict[str, Any]:
         return {

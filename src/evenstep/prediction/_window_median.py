@@ -8,7 +8,7 @@ from typing import ClassVar, final
 import numpy as np
 
 from .._types import FloatArray, Resources
-from ..exceptions import invalid
+from .._valid import check_fields
 from ._base import AbstractPredictor
 
 
@@ -26,7 +26,7 @@ class WindowMedian(AbstractPredictor[FloatArray]):
     needs half as many values again as a mean for the same error.
 
     Args:
-        window: values looked at, at least 1. 1 is ``Last``.
+        window: values looked at, at least 1. 1 is the last value.
 
     Raises:
         ValueError: ``window`` is below 1.
@@ -40,10 +40,7 @@ class WindowMedian(AbstractPredictor[FloatArray]):
     window: int = 9
 
     def __post_init__(self) -> None:
-        if not self.window >= 1:
-            raise invalid(
-                "WindowMedian(window=...)", "be at least 1", self.window, "9 forgives four steps."
-            )
+        check_fields(self, window=("at least 1", "9 forgives four steps."))
 
     def init(self, world_size: int) -> FloatArray:
         return np.zeros((self.window, world_size))  # no value is 0

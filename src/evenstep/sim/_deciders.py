@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from .._planner import Bounds, Job, Planner, Report
 from .._types import Cluster, FloatArray, IntArray, StepTimings
 from ..events import PolicyFailed
 from ..exceptions import invalid
-from ..planner import Bounds, Job, Planner, Report
 from ..policies import AbstractPolicy
-from ..solve import allocate
+from ..solve._allocate import allocate
 from ._workload import AbstractWorkload
 
 

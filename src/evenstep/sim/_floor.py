@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .._types import IntArray
-from ..planner.claims import AbstractScheme
+from ..claims import AbstractScheme
 from ._rounds import Round, as_planned, in_turns
 from ._workload import AbstractWorkload
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .._types import FloatArray, IntArray
-from ..planner.claims import AbstractScheme
+from ..claims import AbstractScheme
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,11 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from .._telemetry._recorded import WARM_UP, Recorded
 from ..exceptions import invalid
-from ..telemetry._recorded import Recorded
-
-WARM_UP = 1
-"""Steps at the start of a run that are passed over: kernels are chosen, memory is found."""
 
 COLUMNS = ("step", "worker", "seconds", "samples")
 _ONE_OBJECT = "Write one object with named columns per line."

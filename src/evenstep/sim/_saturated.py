@@ -8,7 +8,8 @@ from typing import final
 import numpy as np
 
 from .._types import FloatArray, IntArray
-from ..timemodels import AbstractTimeModel, AffineTime
+from ..timemodels import AbstractTimeModel
+from ..timemodels._affine import AffineTime
 
 
 @final

@@ -51,7 +51,7 @@ class Scenario:
 
     @property
     def workload(self) -> Workload:
-        """Its times and members, for ``run_on`` and ``oracle_on``."""
+        """Its times and members, for ``run`` and ``oracle``."""
         return Workload(self.intercept_s, self.slope_s, self.jitter, self.saturation, self.presence)
 
     def cluster(self, global_batch_size: int) -> Cluster:

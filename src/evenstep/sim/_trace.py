@@ -10,7 +10,7 @@ import numpy as np
 
 from .._types import FloatArray
 from ..exceptions import invalid
-from ..prediction import AffineFilter
+from ..prediction._affine_filter import AffineFilter
 from ._rows import Row, is_run, read_rows, refuse
 from ._scenario import Scenario
 
@@ -110,10 +110,7 @@ class _Table:
     def fitted_s(self) -> FloatArray:
         """Return every worker's fixed cost as the sizes show it; all workers are always there."""
         estimator = AffineFilter()
-        state = estimator.init(len(self.workers))
-        for samples, seconds in zip(self.samples, self.seconds, strict=True):
-            state = estimator.update(state, samples.astype(np.int64), seconds)
-        times = estimator.times(state)
+        times = estimator.times(estimator.after(self.samples.astype(np.int64), self.seconds))
         assert times is not None
         fixed_s: FloatArray = np.minimum(times.intercept_s, 0.9 * self.seconds.min(axis=0))
         return fixed_s

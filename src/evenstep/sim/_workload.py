@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from .._types import FloatArray, IntArray
 from ..exceptions import invalid
-from ..timemodels import AbstractTimeModel, AffineTime
+from ..timemodels import AbstractTimeModel
+from ..timemodels._affine import AffineTime
 from ._saturated import SaturatedTime
 
 BoolArray = NDArray[np.bool_]

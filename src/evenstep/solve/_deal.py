@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._types import IntArray
+from .._valid import sizes_of
 from ..exceptions import invalid
 
 # Former owners remembered per slot. With fewer a slot still goes to a rank that gains; only the
@@ -64,7 +65,7 @@ class Deal:
         Raises:
             ValueError: the sizes are no integers, or one is negative.
         """
-        sizes = _sizes("Deal.fresh(batch_size=...)", batch_size)
+        sizes = sizes_of("Deal.fresh(batch_size=...)", batch_size)
         num_slots = int(sizes.sum())
         return cls(
             owner=np.repeat(np.arange(len(sizes)), sizes),
@@ -86,7 +87,7 @@ class Deal:
             ValueError: the sizes are no integers, negative, of another number of ranks, or add up
                 to something else.
         """
-        sizes = _sizes("Deal.move(batch_size=...)", batch_size)
+        sizes = sizes_of("Deal.move(batch_size=...)", batch_size)
         self._check(sizes)
         change = sizes - np.bincount(self.owner, minlength=self.world_size)
         if not change.any():
@@ -159,11 +160,3 @@ def _place(group: NDArray[Any]) -> IntArray:
     starts = np.concatenate([[True], group[1:] != group[:-1]]) if len(group) else index == -1
     place: IntArray = index - np.maximum.accumulate(np.where(starts, index, 0))
     return place
-
-
-def _sizes(name: str, batch_size: IntArray) -> IntArray:
-    sizes = np.asarray(batch_size)
-    if sizes.ndim != 1 or sizes.dtype.kind not in "iu" or (sizes < 0).any():
-        remedy = "Count whole samples, one entry per rank."
-        raise invalid(name, "be integers of at least 0", batch_size, remedy)
-    return sizes.astype(np.int64)

@@ -9,7 +9,7 @@ import numpy as np
 
 from .._types import IntArray
 from ..exceptions import invalid
-from ..timemodels import CostModel
+from ..timemodels._cost_model import CostModel
 
 MOST = 1 << 50  # all costs together: products with a weight of 10 bits still fit into 64 bits
 NEVER = 1 << 61  # the cost of what is not allowed

@@ -8,7 +8,7 @@ except ModuleNotFoundError as error:
     message = f"`evenstep.tensorflow` needs TensorFlow: `{install_line('tensorflow')}`."
     raise ImportError(message) from error
 
-from ..planner import Bounds as Bounds
+from .._planner import Bounds as Bounds
 from ._strategy_balancer import Balancer as Balancer
 from ._watching import Runtime as Runtime
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from .._planner import Bounds, Job, Plan
 from .._types import IntArray
 from ..exceptions import invalid
-from ..planner import Bounds, Job, Plan
-from ..solve import Deal
+from ..solve._deal import Deal
 from ._kept_state import EpochForm, Position
 from ._keras_session import KerasSession
 from ._source import AbstractSource

@@ -10,8 +10,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from .._planner import Bounds
 from ..exceptions import EvenstepWarning, invalid
-from ..planner import Bounds
 from ._weaving import weave
 
 _OF_REDUCTION = {"mean": ("sum_over_batch_size", "mean"), "sum": ("sum", "none", None)}

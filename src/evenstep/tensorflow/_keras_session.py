@@ -14,10 +14,10 @@ from tensorflow.python.eager import context  # not public: see `_abort_collectiv
 
 from .._exchange._exchange import Exchange
 from .._exchange._world_check import Facts, difference
+from .._planner import Learnt, Plan, Planner
 from .._run._machine_reader import machine_reader_of
 from .._run._open_channel import open_channel
 from .._run._run_record import RunRecord, RunSettings, lead
-from ..planner import Learnt, Plan, Planner
 from ._drift import Row, check_same_samples
 from ._framework import TENSORFLOW
 from ._service_ranks import ServiceRanks, lost_behind

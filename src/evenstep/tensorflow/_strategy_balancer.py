@@ -12,10 +12,10 @@ import keras
 import tensorflow as tf
 
 from .._exchange._world_check import described
+from .._planner import Bounds
 from .._run._checked_settings import checked_policy, checked_reduction
 from .._run._estimates import Estimates
 from ..exceptions import invalid
-from ..planner import Bounds
 from ..policies import AbstractPolicy
 from ._arrays_in_fit import Fit
 from ._dataset import Batches, distributed

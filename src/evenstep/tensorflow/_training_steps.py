@@ -8,9 +8,9 @@ from time import perf_counter
 from typing import final
 
 from .._exchange._exchange import Exchange
+from .._planner import Plan, Report
 from .._run._machine_reader import MachineReader
 from .._run._step_under_way import StepUnderWay
-from ..planner import Plan, Report
 
 
 @final

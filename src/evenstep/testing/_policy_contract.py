@@ -10,8 +10,8 @@ import pytest
 
 from .._run._plain_state import decode, encode
 from .._types import Cluster, Decision, FloatArray, IntArray, StepTimings
-from ..planner._checked import check_decision
 from ..policies import AbstractPolicy
+from ..policies._base import check_decision
 
 
 class PolicyContract:

@@ -41,21 +41,9 @@ class BestFit:
 def best_fit(profiles: Sequence[Profile]) -> BestFit:
     r"""Fit to every worker's profile the kind of curve that foretells it best.
 
-    A kind with $k$ parameters, fitted to all sizes but one, foretells that one, for each size in
-    turn. Chosen is the kind with the smallest $\max(e, 0.002) \cdot 1.15^k$, $e$ the mean
-    relative error: of a line, a flat part and a line, stairs, and a cubic in this order where
-    they tie. It is then fitted to all sizes. A kind takes part with $k + 1$ different sizes or
-    more, so two sizes give a line.
-
-    Right from some eight sizes on, each measured a few times, with three or more past a corner:
-    one is left out, and two make a line. With fewer it takes a line, or a cubic that rounds the
-    corner off. It chooses by how well the profile is met, and a curve that meets it may still
-    mislead between its sizes (stairs hide from powers of two) and past them. Keep the cluster's
-    `max_batch_size` near the largest size measured.
-
-    References:
-        M. Stone, *Cross-Validatory Choice and Assessment of Statistical Predictions*, J. Royal
-        Statistical Society B 36, 1974. The factor for parameters is ours.
+    A kind with $k$ parameters is chosen by the smallest $\max(e, 0.002) \cdot 1.15^k$, $e$ its mean
+    relative error at sizes left out, and takes part with $k + 1$ different sizes or more. It may
+    still mislead between sizes (stairs hide from powers of two) and past them.
     """
     points = points_of(profiles)
     kinds, errors = zip(*map(_choose, points), strict=True)

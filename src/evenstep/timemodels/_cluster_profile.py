@@ -10,14 +10,16 @@ from typing import Any, Final, Self, final
 import numpy as np
 
 from .._types import FloatArray, IntArray
+from .._valid import own
 from ..exceptions import invalid
 from ._best_fit import BestFit, best_fit
 from ._cubic import CubicTime
 from ._fits import CUBIC, PIECEWISE, fit
 from ._piecewise import PiecewiseTime
-from ._profile import Profile, read_record
+from ._profile import Profile
 
 SCHEMA: Final = "evenstep.cluster-profile"
+VERSION: Final = 1
 FIELDS: Final = ("model", "workers", "profiles", "capacity_bytes", "out_of_memory")
 
 
@@ -108,6 +110,10 @@ class ClusterProfile:
         foretell 15 % better. Right from some eight sizes on, each measured a few times, with
         three or more past a corner. Two sizes give a line. Keep the cluster's `max_batch_size`
         near the largest size measured: nothing is known past it.
+
+        References:
+            M. Stone, *Cross-Validatory Choice and Assessment of Statistical Predictions*, J. Royal
+            Statistical Society B 36, 1974. The factor for parameters is ours.
         """
         return best_fit(self.profiles)
 
@@ -139,18 +145,15 @@ class ClusterProfile:
         """Return it as one line of JSON, every float to its last bit.
 
         It is an object of ``"schema": "evenstep.cluster-profile"``, ``"version": 1`` and the
-        arguments as lists, with each profile as ``Profile.to_json`` writes it.
+        arguments as lists, each profile an object of its own arguments.
         """
-        record = {
-            "schema": SCHEMA,
-            "version": 1,
-            "model": self.model,
-            "workers": list(self.workers),
-            "profiles": [json.loads(each.to_json()) for each in self.profiles],
-            "capacity_bytes": self.capacity_bytes.tolist(),
-            "out_of_memory": self.out_of_memory.tolist(),
-        }
-        return json.dumps(record)
+        profiles = [
+            {name: getattr(each, name) for name in ("sizes", "seconds", "peak_bytes")}
+            for each in self.profiles
+        ]
+        record = {"schema": SCHEMA, "version": VERSION, "profiles": profiles}
+        record |= {name: getattr(self, name) for name in FIELDS if name != "profiles"}
+        return json.dumps(record, default=np.ndarray.tolist)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -160,18 +163,17 @@ class ClusterProfile:
             ValueError: the text is no JSON, nothing of this kind, of a newer version, or its
                 values are none that a profile may have.
         """
-        record = read_record(text, owner="ClusterProfile", schema=SCHEMA, fields=FIELDS)
+        record = _read(text)
         for name in ("workers", "profiles", "capacity_bytes", "out_of_memory"):
             if not isinstance(record[name], list):
                 got, remedy = repr(record[name])[:60], "Give what `to_json` returned."
                 raise invalid(f"ClusterProfile({name}=...)", "be a list", got, remedy)
-        return cls(
-            record["workers"],
-            [Profile.from_json(json.dumps(each)) for each in record["profiles"]],
-            capacity_bytes=record["capacity_bytes"],
-            out_of_memory=record["out_of_memory"],
-            model=record["model"],
-        )
+        try:
+            profiles = [Profile(**each) for each in record.pop("profiles")]
+        except TypeError as error:  # no object, or one with other fields
+            rule, remedy = "hold the arguments of `Profile`s", "Give what `to_json` returned."
+            raise invalid("ClusterProfile(profiles=...)", rule, error, remedy) from error
+        return cls(record.pop("workers"), profiles, **record)
 
     def _table(self, values: Sequence[Any], merge: Any, missing: float) -> FloatArray:
         """Return one row per size and one column per worker, repeats merged."""
@@ -198,6 +200,24 @@ def _per_worker(argument: str, value: Any, world_size: int) -> IntArray:
             repr(value)[:60],
             "Give 0 for a worker of which it is not known.",
         )
-    answer = given.astype(np.int64)  # a copy
-    answer.flags.writeable = False
-    return answer
+    return own(given, np.int64)
+
+
+def _read(text: str) -> dict[str, Any]:
+    """Return the fields in ``text``, its schema and their names checked, their values not yet."""
+    name, remedy = "ClusterProfile.from_json(text=...)", "Give what `to_json` returned."
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise invalid(name, "be JSON", f"{text[:60]!r} ({error})", remedy) from error
+    found = record if isinstance(record, dict) else {}
+    if found.pop("schema", None) != SCHEMA:
+        raise invalid(name, f'be an object of `"schema": "{SCHEMA}"`', repr(record)[:60], remedy)
+    version = found.pop("version", None)
+    if type(version) is not int or not 1 <= version <= VERSION:
+        rule = f"be of a version from 1 to {VERSION}"
+        raise invalid(name, rule, repr(version)[:60], "Upgrade evenstep, or profile anew.")
+    if odd := sorted(found.keys() ^ set(FIELDS)):
+        rule = f"hold {sorted(FIELDS)} and nothing else"
+        raise invalid(name, rule, f"{odd} missing or unknown", remedy)
+    return found

@@ -8,7 +8,7 @@ from typing import final
 import numpy as np
 
 from .._types import FloatArray, IntArray
-from ..exceptions import invalid
+from .._valid import check_fields
 
 # Per worker: sizes visited and their highest peaks, ascending and padded in front with zeros,
 # both (world_size, SLOTS); the newest capacity in bytes, (world_size,), 0 where unknown.
@@ -55,15 +55,12 @@ class MemoryModel:
     noise: float = 0.01
 
     def __post_init__(self) -> None:
-        if not 0 < self.safety <= 1:
-            remedy = "1 plans to the last byte; 0.9 leaves a tenth for what varies."
-            raise invalid("MemoryModel(safety=...)", "be in (0, 1]", self.safety, remedy)
-        if not 1 < self.growth < np.inf:
-            remedy = "2 lets a batch double once it was seen to fit."
-            raise invalid("MemoryModel(growth=...)", "be finite and above 1", self.growth, remedy)
-        if not 0 <= self.noise < np.inf:
-            remedy = "0 trusts any two sizes; 0.01 takes a peak for right to 1 %."
-            raise invalid("MemoryModel(noise=...)", "be finite and at least 0", self.noise, remedy)
+        check_fields(
+            self,
+            safety=("in (0, 1]", "0.9 leaves a tenth of the memory for what varies."),
+            growth=("finite and above 1", "2 lets a batch double once it was seen to fit."),
+            noise=("finite and at least 0", "0.01 takes a peak for right to 1 %."),
+        )
 
     def init(self, world_size: int) -> MemoryState:
         """Return the state in which nothing is known."""

@@ -8,23 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._types import FloatArray, IntArray
+from .._valid import check_ranks, own
 from ..exceptions import invalid
 
 
 def costs(argument: str, value: FloatArray) -> FloatArray:
     """Return seconds per worker as a read-only array of our own, finite and at least 0."""
-    answer = np.array(value, np.float64)
-    answer.flags.writeable = False
+    answer = own(value, np.float64)
     _per_worker(argument, answer)
+    remedy = "Leave out what was not measured, and cut a fitted cost off at 0."
     valid = np.isfinite(answer) & (answer >= 0)
-    if not valid.all():
-        rank = int(np.argmin(valid))
-        raise invalid(
-            argument,
-            "be finite and at least 0 on every rank",
-            f"{answer[rank]} on rank {rank}",
-            "Leave out what was not measured, and cut a fitted cost off at 0.",
-        )
+    check_ranks(argument, answer, valid, "be finite and at least 0", remedy)
     return answer
 
 
@@ -35,13 +29,8 @@ def counts(argument: str, value: IntArray, *, least: int, most: int = 2**53) -> 
     if given.dtype.kind not in "iu":
         raise invalid(argument, "be integers", f"{given.dtype}", "Count whole samples.")
     valid = (given >= least) & (given <= most)
-    if not valid.all():
-        rank = int(np.argmin(valid))
-        got = f"{given[rank]} on rank {rank}"
-        raise invalid(argument, f"be in [{least}, {most}]", got, "Count whole samples.")
-    answer = given.astype(np.int64)  # a copy
-    answer.flags.writeable = False
-    return answer
+    check_ranks(argument, given, valid, f"be in [{least}, {most}]", "Count whole samples.")
+    return own(given, np.int64)
 
 
 def alike(argument: str, value: NDArray[Any], *, other: str, like: NDArray[Any]) -> None:

@@ -1,21 +1,17 @@
-"""What one worker's profile measured, and its form on a disk."""
+"""What one worker's profile measured."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self, final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .._types import FloatArray, IntArray
+from .._valid import own
 from ..exceptions import invalid
-
-SCHEMA: Final = "evenstep.profile"
-VERSION: Final = 1
-FIELDS: Final = ("sizes", "seconds", "peak_bytes")
 
 
 @final
@@ -49,30 +45,9 @@ class Profile:
     ) -> None:
         counted, timed = _measured(sizes, seconds)
         peaks = None if peak_bytes is None else _peaks(peak_bytes, counted.shape)
-        for name, value in zip(FIELDS, (counted, timed, peaks), strict=True):
+        values = {"sizes": counted, "seconds": timed, "peak_bytes": peaks}
+        for name, value in values.items():
             object.__setattr__(self, name, value)  # past the frozen guard, as a generated one goes
-
-    def to_json(self) -> str:
-        """Return the profile as one line of JSON, every float to its last bit.
-
-        It is an object of ``"schema": "evenstep.profile"``, ``"version": 1`` and the three fields
-        as lists, or null.
-        """
-        peaks = None if self.peak_bytes is None else self.peak_bytes.tolist()
-        values = (self.sizes.tolist(), self.seconds.tolist(), peaks)
-        record = {"schema": SCHEMA, "version": VERSION, **dict(zip(FIELDS, values, strict=True))}
-        return json.dumps(record)
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Return the profile that ``to_json`` wrote.
-
-        Raises:
-            ValueError: the text is no JSON, no profile, of a newer version, or its values are
-                none that a profile may have.
-        """
-        record = read_record(text, owner="Profile", schema=SCHEMA, fields=FIELDS)
-        return cls(**{name: record[name] for name in FIELDS})
 
 
 def _measured(sizes: Any, seconds: Any) -> tuple[IntArray, FloatArray]:
@@ -95,7 +70,7 @@ def _measured(sizes: Any, seconds: Any) -> tuple[IntArray, FloatArray]:
     wrong = ~(np.isfinite(timed) & (timed > 0))
     remedy = "Leave out what failed, and synchronise the device before reading the clock."
     _refuse(name, timed, wrong, "be positive and finite", remedy)
-    return _own(counted, np.int64), _own(timed, np.float64)
+    return own(counted, np.int64), own(timed, np.float64)
 
 
 def _peaks(value: Any, shape: tuple[int, ...]) -> IntArray:
@@ -105,7 +80,7 @@ def _peaks(value: Any, shape: tuple[int, ...]) -> IntArray:
         rule = f"have the shape {shape} of `sizes`"
         raise invalid(name, rule, peaks.shape, "Give one per size, 0 where it is not known.")
     _refuse(name, peaks, peaks < 0, "be at least 0", "Give 0 where it is not known.")
-    return _own(peaks, np.int64)
+    return own(peaks, np.int64)
 
 
 def _array(name: str, value: Any, kinds: str, rule: str) -> NDArray[Any]:
@@ -119,41 +94,9 @@ def _array(name: str, value: Any, kinds: str, rule: str) -> NDArray[Any]:
     return array
 
 
-def _own(value: NDArray[Any], dtype: type[Any]) -> NDArray[Any]:
-    copy = value.astype(dtype)
-    copy.flags.writeable = False
-    return copy
-
-
 def _refuse(
     name: str, value: NDArray[Any], wrong: NDArray[np.bool_], rule: str, remedy: str
 ) -> None:
     if wrong.any():
         at = int(np.argmax(wrong))
         raise invalid(name, rule, f"{value[at]} as measurement {at}", remedy)
-
-
-def read_record(text: str, *, owner: str, schema: str, fields: Sequence[str]) -> dict[str, Any]:
-    """Return the object in ``text``, its schema and names checked, its values not yet.
-
-    Raises:
-        ValueError: it is something else; the message names ``owner``.
-    """
-    name = f"{owner}.from_json(text=...)"
-    remedy = f"Give what `{owner}.to_json` returned."
-    try:
-        record = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise invalid(name, "be JSON", f"{text[:60]!r} ({error})", remedy) from error
-    if not isinstance(record, dict) or record.get("schema") != schema:
-        got = repr(record.get("schema") if isinstance(record, dict) else record)[:60]
-        raise invalid(name, f'be an object of `"schema": "{schema}"`', got, remedy)
-    version = record.get("version")
-    if type(version) is not int or not 1 <= version <= VERSION:
-        rule = f"be of a version from 1 to {VERSION}"
-        raise invalid(name, rule, repr(version)[:60], "Upgrade evenstep, or profile anew.")
-    names = {"schema", "version", *fields}
-    if record.keys() != names:
-        got = f"{sorted(record.keys() ^ names)} missing or unknown"
-        raise invalid(name, f"hold {sorted(names)} and nothing else", got, remedy)
-    return record

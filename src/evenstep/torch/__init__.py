@@ -10,20 +10,14 @@ except ModuleNotFoundError as error:
     message = f"`evenstep.torch` needs PyTorch: `{install_line('torch')}`."
     raise ImportError(message) from error
 
+from .._planner import Bounds as Bounds
 from .._run._machine_reader import MachineReader as MachineReader
-from ..planner import Bounds as Bounds
 from ._balancer import Balancer as Balancer
 from ._checkpoint._checkpoint import Checkpoint as Checkpoint
 from ._checkpoint._drain import Drain as Drain
-from ._data._step import Step as Step
 from ._data.loaders._balanced import BalancedLoader as BalancedLoader
-from ._data.loaders._eval import EvalLoader as EvalLoader
-from ._data.loaders._server import ServerEval as ServerEval
-from ._data.loaders._server import ServerLoader as ServerLoader
-from ._data.loaders._stream import StreamLoader as StreamLoader
 from ._memory_reader import CudaMemory as CudaMemory
 from ._memory_reader import MemoryReader as MemoryReader
-from ._model._check_loss import LossCheck as LossCheck
 from ._model._check_loss import check_loss as check_loss
 from ._options import Runtime as Runtime
 
@@ -37,16 +31,10 @@ __all__ = [
     "Checkpoint",
     "CudaMemory",
     "Drain",
-    "EvalLoader",
-    "LossCheck",
     "MachineReader",
     "MemoryReader",
     "Network",
     "Runtime",
-    "ServerEval",
-    "ServerLoader",
-    "Step",
-    "StreamLoader",
     "check_loss",
 ]
 del _torch

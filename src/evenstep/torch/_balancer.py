@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from .._planner import Bounds
 from .._run._checked_settings import checked_policy, checked_reduction
 from .._run._estimates import Estimates
-from ..planner import Bounds
 from ..policies import AbstractPolicy
 from ..timemodels import ClusterProfile
 from . import _arguments as arguments

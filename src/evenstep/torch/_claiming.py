@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from .._planner import ClaimSwitch, Job
+from ..claims import Hybrid
 from ..exceptions import invalid
-from ..planner import ClaimSwitch, Job
-from ..planner.claims import Hybrid
 from ..policies import AbstractPolicy, Auto
 from ._options import Runtime
 

@@ -7,8 +7,8 @@ from typing import Literal
 
 from .._run._machine_reader import MachineReader
 from .._run._runtime import AbstractRuntime
+from ..claims import Hybrid
 from ..exceptions import invalid
-from ..planner.claims import Hybrid
 from ._memory_reader import MemoryReader
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from .._exchange._mailbox import Mailbox
+from .._planner import Bounds, Job
 from ..exceptions import invalid
-from ..planner import Bounds, Job
 from ..policies import AbstractPolicy
 from ._data._prepare import agreed_batch_size, balanced_loader, check_is_loader
 from ._data._protocols import LoaderSession

@@ -9,13 +9,13 @@ import torch
 
 from .._exchange._exchange import Exchange
 from .._exchange._mailbox import Mailbox
+from .._planner import Job, Plan, Planner
 from .._run._estimates import Estimates
 from .._run._machine_reader import machine_reader_of
 from .._run._open_channel import open_channel
 from .._run._run_record import RunRecord, RunSettings, lead
 from ..events import Event, Hook
 from ..exceptions import RanksDivergedError, WorkerLostError, invalid
-from ..planner import Job, Plan, Planner
 from ..policies import Equal, Fixed
 from ._claiming import claims_of
 from ._data._prepare import num_steps_of

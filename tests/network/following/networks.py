@@ -3,7 +3,8 @@
 import numpy as np
 
 from evenstep.events import SharesPlanned
-from evenstep.network import Aggregation, Links, equal_shares
+from evenstep.network import Aggregation, Links
+from evenstep.network._plans._optimum import equal_shares
 from evenstep.network.sim._played import play_exchange
 
 MBIT = 125_000

@@ -3,17 +3,10 @@
 import numpy as np
 import pytest
 
-from evenstep.network import (
-    Links,
-    LinkTracker,
-    OptimalShares,
-    SharePlanner,
-    Transfers,
-    equal_shares,
-    exchange_s,
-    optimal_shares,
-)
-from evenstep.network._following._transfers import ObservedExchange
+from evenstep.network import Links, OptimalShares, SharePlanner, exchange_s, optimal_shares
+from evenstep.network._following._link_tracker import LinkTracker
+from evenstep.network._following._transfers import ObservedExchange, Transfers
+from evenstep.network._plans._optimum import equal_shares
 from evenstep.network.sim._played import play_exchange
 
 from .networks import collocated, dedicated, errors, mbit

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from evenstep.events import MeasurementRejected, PolicyFailed
-from evenstep.network import OptimalShares, SharePlanner, Transfers
+from evenstep.network import OptimalShares, SharePlanner
 from evenstep.network._following._share_choice import ShareChoice
 from evenstep.network._following._share_looks import Looks
 from evenstep.network._following._share_trust import Trust
-from evenstep.network._following._transfers import ObservedExchange
+from evenstep.network._following._transfers import ObservedExchange, Transfers
 from evenstep.network.sim import follow_links
 from evenstep.network.sim._played import play_exchange
 

@@ -6,17 +6,10 @@ import numpy as np
 import pytest
 
 from evenstep.events import ExchangeMeasured, LinksMeasured, to_record
-from evenstep.network import (
-    AbstractSharePolicy,
-    EqualShares,
-    OptimalShares,
-    ProportionalShares,
-    ShareDecision,
-    SharePlanner,
-    Transfers,
-    ring_s,
-)
-from evenstep.network._following._transfers import ObservedExchange
+from evenstep.network import EqualShares, OptimalShares, ProportionalShares, SharePlanner
+from evenstep.network._following._transfers import ObservedExchange, Transfers
+from evenstep.network._plans._base import AbstractSharePolicy, ShareDecision
+from evenstep.network._plans._ring import ring_s
 from evenstep.network.sim import follow_links, known_links
 from evenstep.network.sim._played import play_exchange
 

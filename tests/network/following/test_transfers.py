@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep.network import Aggregation, Links, Transfers
+from evenstep.network import Aggregation, Links
+from evenstep.network._following._transfers import Transfers
 from evenstep.network.sim._played import play_exchange
 
 

@@ -17,15 +17,14 @@ from evenstep.network import (
     Split,
     exchange_s,
 )
+from evenstep.network._plans._base import AbstractSharePolicy
 
 from .reference import cases, fewer, simple
 
 EXPORTED = [
     cls()
     for cls in (getattr(network, name) for name in network.__all__)
-    if inspect.isclass(cls)
-    and issubclass(cls, network.AbstractSharePolicy)
-    and not inspect.isabstract(cls)
+    if inspect.isclass(cls) and issubclass(cls, AbstractSharePolicy) and not inspect.isabstract(cls)
 ]
 every_policy = pytest.mark.parametrize("policy", EXPORTED, ids=lambda policy: policy.name)
 

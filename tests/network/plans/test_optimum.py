@@ -7,16 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep.network import (
-    Aggregation,
-    Links,
-    exchange_s,
-    lower_bound_s,
-    optimal_shares,
-    ring_s,
-    solve_shares,
-)
-from evenstep.network._plans._closed_form import alone, overlapped
+from evenstep.network import Aggregation, Links, exchange_s, optimal_shares
+from evenstep.network._plans._closed_form import alone, lower_bound_s, overlapped
+from evenstep.network._plans._linear_program import solve_shares
+from evenstep.network._plans._ring import ring_s
 
 from .reference import cases, fewer, from_pairs, mesh, program_s, simple
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from evenstep.network import Aggregation, Links, ring_s
+from evenstep.network import Aggregation, Links
+from evenstep.network._plans._ring import ring_s
 
 from .reference import from_pairs, mesh, simple
 

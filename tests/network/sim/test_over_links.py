@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 
-from evenstep import AffineTime, Cluster
+from evenstep import AffineTime, Cluster, allocate
 from evenstep.network import Aggregation, Links, OptimalShares, SharePlanner
 from evenstep.network.sim import SharedLinksComm, run_over_links
 from evenstep.sim import Workload
-from evenstep.solve import allocate
 
 SPEEDS = np.array([20.0, 30, 60, 80])
 FIXED_S, STEPS, CLUSTER = np.full(4, 0.02), 60, Cluster(4, 64)

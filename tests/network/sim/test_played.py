@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from evenstep import Cluster
-from evenstep.network import Aggregation, EqualShares, Links, exchange_s, optimal_shares, ring_s
+from evenstep.network import Aggregation, EqualShares, Links, exchange_s, optimal_shares
+from evenstep.network._plans._ring import ring_s
 from evenstep.network.sim import SharedLinksComm, follow_links
 from evenstep.network.sim._played import play_exchange
 from evenstep.network.sim._timeline import timeline_s
-from evenstep.sim import run
+from evenstep.sim import Workload, run
 
 LINKS = Links(np.array([200.0, 200, 200, 50]) * 125_000)
 AGGREGATION = Aggregation(4, 8_000_000, num_chunks=16)
@@ -50,15 +51,15 @@ def test_a_simulated_step_ends_with_its_exchange():
     compute_s, shares = np.array([0.1, 0.2, 0.1, 0.1]), np.array([1, 1, 1, 0]) / 3
     by_shares = SharedLinksComm(AGGREGATION, LINKS, shares, overlap=0.5)
 
-    assert by_shares.step_s(compute_s) == timeline_s(
+    assert by_shares(compute_s) == timeline_s(
         compute_s, AGGREGATION, LINKS, shares=shares, overlap=0.5
     )
-    assert SharedLinksComm(AGGREGATION, LINKS).step_s(compute_s) == pytest.approx(
+    assert SharedLinksComm(AGGREGATION, LINKS)(compute_s) == pytest.approx(
         0.2 + ring_s(AGGREGATION, LINKS)
     )
     slope_s = np.full((3, 4), 0.01)
-    report = run("equal", Cluster(4, 40), intercept_s=np.zeros(4), slope_s=slope_s, comm=by_shares)
-    assert report.step_s == pytest.approx(np.full(3, by_shares.step_s(np.full(4, 0.1))))
+    report = run("equal", Cluster(4, 40), Workload(np.zeros(4), slope_s), comm=by_shares)
+    assert report.step_s == pytest.approx(np.full(3, by_shares(np.full(4, 0.1))))
 
 
 def test_what_cannot_be_is_refused():

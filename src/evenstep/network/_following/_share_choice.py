@@ -7,8 +7,8 @@ from typing import Any, final
 
 import numpy as np
 
+from ..._planner import blaming
 from ..._types import FloatArray
-from ...planner import blaming
 from .._plans._aggregation import Aggregation
 from .._plans._bandwidths import Links
 from .._plans._base import AbstractSharePolicy, ShareDecision

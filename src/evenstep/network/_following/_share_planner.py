@@ -6,6 +6,7 @@ from typing import Any, final
 
 import numpy as np
 
+from ..._planner import UserMistake
 from ...events import (
     Event,
     ExchangeMeasured,
@@ -15,7 +16,6 @@ from ...events import (
     SharesPlanned,
 )
 from ...exceptions import invalid
-from ...planner import UserMistake
 from .._plans._aggregation import Aggregation
 from .._plans._bandwidths import Links
 from .._plans._base import AbstractSharePolicy, ShareDecision

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..._types import Cluster, FloatArray
 from ...exceptions import invalid
-from ...solve import apportion, in_proportion
+from ...solve._apportion import apportion, in_proportion
 
 PARTS = 1 << 20
 """What the parts of a split add up to: shares to a millionth, and halves and quarters exactly."""

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from ..._planner import Planner
 from ..._types import Cluster, FloatArray, IntArray, StepTimings
 from ...events import Event
 from ...exceptions import invalid
-from ...planner import Planner
 from ...policies import AbstractPolicy, by_name
 from ...sim._deciders import job_of
 from ...sim._workload import AbstractWorkload
@@ -79,7 +79,7 @@ def run_over_links(
         plan = shares.plan
         batch_size = np.array(sizes.plan.batch_size, np.int64)
         compute_s = workload.seconds(step, batch_size)
-        step_s = SharedLinksComm(aggregation, now, plan.shares, overlap).step_s(compute_s)
+        step_s = SharedLinksComm(aggregation, now, plan.shares, overlap)(compute_s)
         done = play_exchange(
             aggregation, now, plan.shares, plan_epoch=plan.epoch, noise=noise, generator=generator
         )

@@ -7,7 +7,6 @@ from typing import final
 
 from ..._types import FloatArray
 from ...exceptions import invalid
-from ...sim._comm import AbstractComm
 from .._plans._aggregation import Aggregation
 from .._plans._bandwidths import Links
 from .._plans._duration import exchange_s
@@ -18,7 +17,7 @@ from ._timeline import timeline_s
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class SharedLinksComm(AbstractComm):
+class SharedLinksComm:
     r"""Gradients are pushed, summed and pulled over links of unlike speed.
 
     A step ends as ``timeline_s`` has it: who is done early pushes early. Without
@@ -49,7 +48,8 @@ class SharedLinksComm(AbstractComm):
         shares = equal_shares(self.aggregation) if self.shares is None else self.shares
         exchange_s(self.aggregation, self.links, shares=shares)  # refuses those of other ranks
 
-    def step_s(self, compute_s: FloatArray) -> float:
+    def __call__(self, compute_s: FloatArray) -> float:
+        """Return the seconds of a step, by when each worker ends computing, ``(world_size,)``."""
         if self.shares is not None:
             return timeline_s(
                 compute_s, self.aggregation, self.links, shares=self.shares, overlap=self.overlap

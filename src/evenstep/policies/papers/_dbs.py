@@ -8,8 +8,8 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from ..._types import Cluster, Decision, IntArray, StepTimings
-from ...exceptions import invalid
-from ...solve import apportion
+from ..._valid import check_fields
+from ...solve._apportion import apportion
 from .._base import AbstractPolicy
 from .._splits import equal_split, refit, with_floor
 
@@ -58,10 +58,7 @@ class Dbs(AbstractPolicy[dict[str, Any]]):
     num_steps: int = 98
 
     def __post_init__(self) -> None:
-        if not self.num_steps >= 1:
-            raise invalid(
-                "Dbs(num_steps=...)", "be at least 1", self.num_steps, "Give `len(loader)`."
-            )
+        check_fields(self, num_steps=("at least 1", "Give `len(loader)`."))
 
     def init(self, cluster: Cluster) -> Decision[dict[str, Any]]:
         held = equal_split(cluster)

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..._types import Cluster, Decision, FloatArray, IntArray, StepTimings
+from ..._valid import check_fields
 from ...exceptions import invalid
-from ...solve import apportion
+from ...solve._apportion import apportion
 from .._base import AbstractPolicy
 from .._splits import equal_split, with_floor
 from ._held import see
@@ -74,24 +75,16 @@ class DynamicBatching(AbstractPolicy[dict[str, Any]]):
     cap_steps: int = 100
 
     def __post_init__(self) -> None:
-        _check("dead_band", 0 <= self.dead_band < 1, "be in [0, 1)", self.dead_band, "0 is none.")
-        _check(
-            "smoothing",
-            0 < self.smoothing <= 1,
-            "be in (0, 1]",
-            self.smoothing,
-            "1 keeps no memory, less keeps more.",
+        check_fields(
+            self,
+            dead_band=("in [0, 1)", "0 is none."),
+            smoothing=("in (0, 1]", "1 keeps no memory, less keeps more."),
+            cap_fall=("in (0, 1]", "0.2 takes a fall by a fifth."),
+            cap_steps=("at least 0", "0 is no caps."),
         )
-        valid = self.speeds is None or (bool(self.speeds) and min(self.speeds) > 0)
-        _check("speeds", valid, "be positive", self.speeds, "Only ratios matter.")
-        _check(
-            "cap_fall",
-            0 < self.cap_fall <= 1,
-            "be in (0, 1]",
-            self.cap_fall,
-            "0.2 takes a fall by a fifth.",
-        )
-        _check("cap_steps", self.cap_steps >= 0, "be at least 0", self.cap_steps, "0 is no caps.")
+        if self.speeds is not None and not (self.speeds and min(self.speeds) > 0):
+            rule, remedy = "be positive", "Only ratios matter."
+            raise invalid("DynamicBatching(speeds=...)", rule, self.speeds, remedy)
 
     def init(self, cluster: Cluster) -> Decision[dict[str, Any]]:
         world_size = cluster.world_size
@@ -214,8 +207,3 @@ def _capped(cluster: Cluster, state: dict[str, Any]) -> Cluster:
     if most.sum() < cluster.global_batch_size:
         return cluster
     return replace(cluster, max_batch_size=most)
-
-
-def _check(name: str, valid: bool, rule: str, got: object, remedy: str) -> None:
-    if not valid:
-        raise invalid(f"DynamicBatching({name}=...)", rule, got, remedy)

@@ -10,7 +10,8 @@ import numpy as np
 from ..._types import Cluster, Decision, FloatArray, StepTimings
 from ...exceptions import invalid
 from ...prediction import AbstractPredictor, Narx
-from ...solve import allocate, apportion
+from ...solve._allocate import allocate
+from ...solve._apportion import apportion
 from ...timemodels import AbstractTimeModel
 from .._base import AbstractPolicy
 from .._splits import equal_split, with_floor

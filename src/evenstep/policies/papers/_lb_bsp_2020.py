@@ -9,6 +9,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from ..._types import Cluster, Decision, FloatArray, StepTimings
+from ..._valid import check_fields
 from ...exceptions import invalid
 from .._base import AbstractPolicy
 from .._splits import equal_split, with_floor
@@ -79,17 +80,13 @@ class LbBsp2020(AbstractPolicy[dict[str, Any]]):
     dead_band: float = 0.05
 
     def __post_init__(self) -> None:
-        for name, least in (("window", 1), ("dead_band", 0)):
-            value = getattr(self, name)
-            if not value >= least:
-                raise invalid(f"LbBsp2020({name}=...)", f"be at least {least}", value, "Raise it.")
+        check_fields(
+            self, window=("at least 1", "Raise it."), dead_band=("at least 0", "Raise it.")
+        )
         if not (0 < self.delta < 1 or 1 <= self.delta == int(self.delta)):
-            raise invalid(
-                "LbBsp2020(delta=...)",
-                "be an integer >= 1, or a share in (0, 1)",
-                self.delta,
-                "0.04 is 5 samples where the equal batch is 128.",
-            )
+            rule = "be an integer >= 1, or a share in (0, 1)"
+            remedy = "0.04 is 5 samples where the equal batch is 128."
+            raise invalid("LbBsp2020(delta=...)", rule, self.delta, remedy)
 
     def init(self, cluster: Cluster) -> Decision[dict[str, Any]]:
         held = equal_split(cluster)

@@ -8,9 +8,11 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from ..._types import Cluster, Decision, FloatArray, IntArray, StepTimings
+from ..._valid import check_fields
 from ...exceptions import invalid
-from ...solve import allocate
-from ...timemodels import AffineTime, CubicTime
+from ...solve._allocate import allocate
+from ...timemodels import CubicTime
+from ...timemodels._affine import AffineTime
 from .._base import AbstractPolicy
 from .._splits import equal_split
 from ._held import see
@@ -74,27 +76,13 @@ class Lbb(AbstractPolicy[dict[str, Any]]):
 
     def __post_init__(self) -> None:
         if not 0 <= self.fine < self.rapid:
-            raise invalid(
-                "Lbb(fine=..., rapid=...)",
-                "satisfy 0 <= fine < rapid",
-                f"{self.fine} and {self.rapid}",
-                "The paper has 0.05 and 0.3.",
-            )
-        if self.observation_steps < 0:
-            raise invalid(
-                "Lbb(observation_steps=...)",
-                "be at least 0",
-                self.observation_steps,
-                "0 allows a rapid step at every step.",
-            )
+            rule, got = "satisfy 0 <= fine < rapid", f"{self.fine} and {self.rapid}"
+            raise invalid("Lbb(fine=..., rapid=...)", rule, got, "The paper has 0.05 and 0.3.")
+        check_fields(self, observation_steps=("at least 0", "0 allows a rapid step at every step."))
         costs = np.asarray(() if self.intercept_s is None else self.intercept_s, np.float64)
         if not (np.isfinite(costs) & (costs >= 0)).all():
-            raise invalid(
-                "Lbb(intercept_s=...)",
-                "be finite and at least 0",
-                self.intercept_s,
-                "Cut a fitted cost off at 0.",
-            )
+            rule, remedy = "be finite and at least 0", "Cut a fitted cost off at 0."
+            raise invalid("Lbb(intercept_s=...)", rule, self.intercept_s, remedy)
 
     def init(self, cluster: Cluster) -> Decision[dict[str, Any]]:
         given = self.intercept_s

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ..._planner import Plan
 from ..._types import IntArray
-from ...planner import Plan
-from ...planner.claims import Claim
+from ...claims._step_claims import Claim
 
 ShareInts = Callable[[tuple[int, int], IntArray | None], IntArray]
 """Given a key and integers on rank 0, and the key and None elsewhere, return rank 0's on all.

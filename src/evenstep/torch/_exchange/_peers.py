@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ..._planner import Plan
 from ..._private_torch import process_groups
 from ...exceptions import invalid
-from ...planner import Plan
 from ._bracket import Bracket
 
 

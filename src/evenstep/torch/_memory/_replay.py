@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ...exceptions import invalid
-from ...solve import cut
+from ...solve._cut import cut
 from .._data._protocols import MicroBatch
 from .._model._prepared import PreparedModels
 from .._step._conductor import StepConductor

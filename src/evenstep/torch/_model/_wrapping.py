@@ -21,9 +21,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..._exchange._exchange import Exchange
 from ..._exchange._observer import StepObserver
+from ..._planner import Bounds
 from ..._private_torch import CollectiveCount, check_reduced, meet
 from ...exceptions import EvenstepWarning, invalid
-from ...planner import Bounds
 from ...policies import AbstractPolicy, Equal, Fixed
 from .._step._meter import AbstractClock, BlindMeter, LeadMeter, StepMeter
 from ._fsdp import Shards

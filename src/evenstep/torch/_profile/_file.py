@@ -7,8 +7,8 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..._planner import places
 from ...exceptions import EvenstepWarning, invalid
-from ...planner import places
 from ...timemodels import ClusterProfile
 from .._exchange._startup import Alone, SideGroup
 

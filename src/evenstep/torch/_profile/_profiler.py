@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from ..._planner import Job
 from ..._private_torch import original_of
 from ..._run._estimates import Estimates
 from ...exceptions import invalid
-from ...planner import Job
 from ...timemodels import ClusterProfile, Profile
 from .._exchange._startup import Alone, SideGroup, WorkerFacts
 from .._memory._kept import kept_random

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..._planner import Job
 from ...exceptions import invalid
-from ...planner import Job
 
 NUM_SIZES: Final = 12
 SPAN: Final = 4

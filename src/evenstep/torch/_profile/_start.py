@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..._planner import Job, Learnt
 from ..._types import Cluster
-from ...planner import Job, Learnt
-from ...prediction import AffineFilter
-from ...solve import allocate
-from ...timemodels import AbstractTimeModel, AffineTime, ClusterProfile, MemoryModel
-from ...timemodels._memory_model import MemoryState
+from ...prediction._affine_filter import AffineFilter
+from ...solve._allocate import allocate
+from ...timemodels import AbstractTimeModel, ClusterProfile
+from ...timemodels._affine import AffineTime
+from ...timemodels._memory_model import MemoryModel, MemoryState
 
 _NOISE = 0.02  # of a step, relative: a policy should not take workers for exact
 _ROUNDS = 4

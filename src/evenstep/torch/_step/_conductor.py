@@ -13,9 +13,9 @@ import torch
 
 from ..._exchange._exchange import Exchange
 from ..._exchange._observer import StepObserver, heard_by
+from ..._planner import Plan
 from ..._run._step_under_way import StepUnderWay
-from ...planner import Plan
-from ...planner.claims import Claim
+from ...claims._step_claims import Claim
 from .._data._protocols import MicroBatch, StepStart
 from .._exchange._peers import PeerGroup
 from ._blind import BlindWatch

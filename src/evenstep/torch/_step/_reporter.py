@@ -8,9 +8,9 @@ from typing import Any, Protocol, final
 from ..._exchange._exchange import Exchange
 from ..._exchange._internal import fault_in_words, log_fault
 from ..._exchange._message_kinds import Reduced
+from ..._planner import Report, blaming
 from ..._run._machine_reader import MachineReader
 from ..._run._step_under_way import StepUnderWay
-from ...planner import Report, blaming
 from .._memory_reader import MemoryReader
 from ._compile_watch import CompileWatch
 from ._meter import PendingTime, StepMeter

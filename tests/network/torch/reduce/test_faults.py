@@ -11,7 +11,7 @@ import torch
 from evenstep.exceptions import WorkerLostError
 from evenstep.network import Split
 from evenstep.network._torch._reduce._reducer import ShardedReducer
-from evenstep.testing._workers import run_workers
+from evenstep.testing import run_workers
 
 from . import faults
 from .memory import MemoryTransport, Network, on_threads

@@ -2,7 +2,7 @@
 
 import pytest
 
-from evenstep.testing._workers import run_workers
+from evenstep.testing import run_workers
 
 from . import runs
 

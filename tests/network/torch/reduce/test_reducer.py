@@ -6,7 +6,7 @@ import torch
 
 from evenstep.network import Split, traffic_bytes
 from evenstep.network._torch._reduce._reducer import ShardedReducer
-from evenstep.testing._workers import run_workers
+from evenstep.testing import run_workers
 
 from . import runs
 from .memory import MemoryTransport, Network

@@ -9,7 +9,7 @@ from evenstep.network import Split
 from evenstep.network._torch._reduce._bucket_job import BucketJob
 from evenstep.network._torch._reduce._orders import OrderBook, Orders
 from evenstep.network._torch._reduce._reducer import ShardedReducer
-from evenstep.testing._workers import run_workers
+from evenstep.testing import run_workers
 
 from . import runs
 from .memory import MemoryTransport, Network

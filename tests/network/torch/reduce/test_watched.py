@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep.network import Transfers, traffic_bytes
+from evenstep.network import traffic_bytes
+from evenstep.network._following._transfers import Transfers
 from evenstep.network._torch._reduce._bucket_job import BucketJob, Flight
 from evenstep.network._torch._reduce._observed import covered, ways_to
 from evenstep.network._torch._reduce._pipeline import chunk_tag, is_pull
@@ -19,7 +20,7 @@ from evenstep.network._torch._reduce._watched import (
     Arrival,
     WatchedTransport,
 )
-from evenstep.testing._workers import run_workers
+from evenstep.testing import run_workers
 
 from . import runs
 from .memory import MemoryTransport, Network, on_threads

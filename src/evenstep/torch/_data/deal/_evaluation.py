@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...._types import IntArray
-from ....solve import in_proportion
+from ....solve._apportion import in_proportion
 
 
 @dataclass(frozen=True, slots=True)

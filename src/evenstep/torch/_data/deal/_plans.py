@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ...._planner import Plan
 from ...._types import IntArray
+from ....claims._step_claims import Claim
 from ....exceptions import invalid
-from ....planner import Plan
-from ....planner.claims import Claim
-from ....solve import Deal, cut
+from ....solve._cut import cut
+from ....solve._deal import Deal
 
 
 @dataclass(frozen=True, slots=True)

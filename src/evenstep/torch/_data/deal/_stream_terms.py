@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, final
 import numpy as np
 
 from ...._types import IntArray
-from ....solve import in_proportion
+from ....solve._apportion import in_proportion
 
 StreamKind = Literal["same", "sharded"]
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from ...._planner import Plan
 from ....exceptions import invalid
-from ....planner import Plan
 from .._loader_state import OrderedForm
 from .._step import KnownPortions, Portions, Step, with_units
 from ..deal._plans import PlanBook, StepSpan, spans_of

@@ -10,7 +10,7 @@ from typing import Any, final
 
 from torch.utils.data import DataLoader
 
-from ....planner import Plan
+from ...._planner import Plan
 from .._protocols import LoaderRanks, LoaderSession, LoaderSteps, StepStart
 from .._step import Attempts, Portions, Step, StepCount
 

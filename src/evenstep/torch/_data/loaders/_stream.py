@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from ...._planner import Plan
 from ....exceptions import EvenstepWarning, invalid
-from ....planner import Plan
 from .._loader_state import StreamForm, StreamPosition
 from .._protocols import MicroBatch
 from .._step import KnownPortions, Step, with_units

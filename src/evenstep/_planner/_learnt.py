@@ -1,0 +1,169 @@
+"""What a run has learnt about its workers, carried over to other ranks, more or fewer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .._types import Cluster, Decision, FloatArray, IntArray, StepTimings
+from ..policies import AbstractPolicy
+from ..prediction._affine_filter import AffineFilter
+from ..timemodels._affine import AffineTime
+from ..timemodels._memory_model import MemoryModel
+
+Learnt = dict[str, Any]
+"""Of a planner: nested dicts and tuples of arrays, numbers, strings and None."""
+
+_SHOWN = 30  # steps at most; rules that move a few samples at a time get no further than that
+_CALM = 5  # steps without a change after which nothing more is to come
+
+
+def places(before: Sequence[str], now: Sequence[str]) -> IntArray:
+    """Return where in ``before`` each worker of ``now`` is found, -1 if nowhere.
+
+    Several workers may have one name, as the CPU ranks of a host do: they are told apart by
+    their order alone.
+    """
+    free: dict[str, list[int]] = {}
+    for index, name in enumerate(before):
+        free.setdefault(name, []).append(index)
+    found = [free[name].pop(0) if free.get(name) else -1 for name in now]
+    return np.array(found, np.int64)
+
+
+def columns(state: Any, fresh: Any, former: IntArray) -> Any:
+    """Return ``fresh`` with the columns of ``state`` for the workers that are known.
+
+    Args:
+        state: nested dicts of arrays whose last axis is the workers of back then, and of numbers.
+        fresh: the same for the workers of now.
+        former: where each worker was then, -1 for one that is new.
+    """
+    if isinstance(fresh, dict):
+        return {name: columns(state[name], fresh[name], former) for name in fresh}
+    if not isinstance(fresh, np.ndarray):
+        return state
+    known, taken = former >= 0, fresh.copy()
+    taken[..., known] = state[..., former[known]]
+    return taken
+
+
+def rows(state: Sequence[IntArray], fresh: Sequence[IntArray], former: IntArray) -> Any:
+    """Return the tuple ``fresh`` with the rows of ``state``: the same, along the first axis."""
+    known, taken = former >= 0, [array.copy() for array in fresh]
+    for array, old in zip(taken, state, strict=True):
+        array[known] = old[former[known]]
+    return tuple(taken)
+
+
+def check_learnt(learnt: Learnt, workers: Sequence[str]) -> None:
+    """Raise unless a planner of these workers may have said so, whatever it was read from.
+
+    Of its own state only the policy knows what is right, infinities included: it is tried before a
+    run goes on from it.
+
+    Raises:
+        ValueError: it cannot be.
+    """
+    template = {
+        "policy": "",
+        "global_batch_size": 0,
+        "batch_size": np.zeros(len(workers), np.int64),
+        "times": AffineFilter().init(len(workers)),
+        "memory": MemoryModel().init(len(workers)),
+    }
+    foreseen = {name: value for name, value in learnt.items() if name != "policy_state"}
+    if not workers or "policy_state" not in learnt or not alike(foreseen, template):
+        raise ValueError("these are no estimates of such workers")
+
+
+def alike(state: Any, template: Any) -> bool:
+    """Tell whether ``state`` has the keys, shapes and kinds of ``template``, all of it finite."""
+    if type(state) is not type(template):
+        return False
+    if isinstance(template, dict):
+        return state.keys() == template.keys() and all(
+            alike(state[name], template[name]) for name in template
+        )
+    if isinstance(template, tuple):
+        return len(state) == len(template) and all(map(alike, state, template))
+    if isinstance(template, np.ndarray):
+        fits = state.shape == template.shape and state.dtype == template.dtype
+        return fits and bool(np.isfinite(state).all())
+    return not isinstance(template, float) or bool(np.isfinite(state))
+
+
+Known = tuple[AffineTime, FloatArray]
+"""Every worker's time, and the relative noise of a step, ``(world_size,)``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How a policy begins where something is known already: the way, and its first decision.
+
+    Whatever goes wrong with what is known ends in the next simpler way: ``"resumed"``,
+    ``"rehearsed"``, ``"anew"``.
+
+    Attributes:
+        policy: decides.
+        cluster: what it plans for.
+        check: raises unless sizes can be run.
+    """
+
+    policy: AbstractPolicy[Any]
+    cluster: Cluster
+    check: Callable[[Decision[Any]], None]
+
+    def resumed(self, learnt: Learnt, known: Known | None) -> tuple[str, Decision[Any]]:
+        """Return the decision that was in force, of the same policy on the same workers."""
+        decision = Decision(learnt["batch_size"], learnt["policy_state"], "as before the restart")
+        try:
+            self.check(decision)
+            if known is not None:  # a state it cannot go on from would stop it for good
+                after = self.policy.update(
+                    self.cluster, self._step(known, decision.batch_size), decision.state
+                )
+                self.check(after)
+        except Exception:  # bounds may be others now, and the state of any policy
+            return self.rehearsed(known)
+        return "resumed", decision
+
+    def rehearsed(self, known: Known | None) -> tuple[str, Decision[Any]]:
+        r"""Return what the policy decides after being shown steps that were not run.
+
+        Step $k$ takes $t_r(b_r) (1 \pm \nu_r)$ of worker $r$, with the sign changing from step to
+        step and from worker to worker, so that a policy which learns how noisy workers are is not
+        taught that they are exact. So any policy can start from the times of workers it has never
+        seen at these ranks, whatever its state looks like.
+        """
+        try:
+            if known is not None:
+                with np.errstate(all="raise"):
+                    decision = self._rehearse(known)
+                self.check(decision)
+                return "rehearsed", decision
+        except Exception:  # a user's policy, and steps that never were
+            pass
+        return "anew", self.policy.init(self.cluster)
+
+    def _rehearse(self, known: Known) -> Decision[Any]:
+        decision, calm = self.policy.init(self.cluster), 0
+        for step in range(_SHOWN):
+            sizes = decision.batch_size
+            timings = self._step(known, sizes, sign=(-1) ** step)
+            decision = self.policy.update(self.cluster, timings, decision.state)
+            calm = calm + 1 if np.array_equal(decision.batch_size, sizes) else 0
+            if calm == _CALM:
+                break
+        return decision
+
+    def _step(self, known: Known, sizes: IntArray, *, sign: int = 0) -> StepTimings:
+        """Return the timings of a step that goes as foreseen, or off by the noise."""
+        times, noise = known
+        workers = np.arange(self.cluster.world_size)
+        off = sign * np.where(workers % 2, -1.0, 1.0) * np.minimum(noise, 0.5)
+        seconds = times.seconds(sizes) * (1 + off)
+        return StepTimings(sizes, seconds, data_s=np.zeros(len(workers)))

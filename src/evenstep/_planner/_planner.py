@@ -1,0 +1,367 @@
+"""From the reports of a step to the plan of the next: what a driver runs on rank 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from .._types import Decision, IntArray, StepTimings
+from ..events import (
+    ClaimsSwitched,
+    EstimatesRestored,
+    Event,
+    MeasurementRejected,
+    PolicyFailed,
+    Rebalanced,
+    SizesHeld,
+    StepMeasured,
+    WorkerUnhelpful,
+)
+from ..policies import AbstractPolicy, Equal
+from ..policies._base import check_decision
+from ..timemodels._memory_model import MemoryModel
+from ._claim_switch import ClaimSwitch
+from ._job import Job
+from ._learnt import Learnt, Start, columns
+from ._measured import measured
+from ._memory_caps import MemoryCaps
+from ._plan import Outcome, Plan
+from ._readings import Reading, Readings
+from ._report import Report, apart, timings_of
+from ._tail import split_tail
+from ._user_mistake import UserMistake, blaming
+from ._whatif import WhatIf
+
+
+class Planner:
+    """Runs a policy over the steps of a training run, and stands between it and its mistakes.
+
+    - The first step of a run warms up (allocators, kernels, buckets) and is not shown to the
+      policy, nor is the short last step of an epoch, which has a batch of its own.
+    - A report that cannot be (NaN, zero, negative, infinite) is named in an event and its step
+      left out; it never spreads into a plan.
+    - A user's policy that raises, or whose sizes break the bounds, is named in an event, and the
+      last good plan stays in force. What fails in evenstep itself, its own policies included,
+      raises: the driver goes on with ``EqualSizes``.
+    - Steps of a few milliseconds say little, and deciding takes as long: they are shown to the
+      policy together, as many seconds of them as it asks for, by every worker's median.
+    - Memory: caps that were given, and those modelled from the peaks of the sizes visited,
+      whichever is smaller, bound what the policy may plan.
+    - A policy may promise to keep the sizes after a step that all workers end level
+      (``Decision.level``): it is shown such a step when no rank waits (``catch_up``). What a step
+      tells of memory is taken in at once, and one that moves a cap is shown at once.
+
+    It reads no clock and sends no messages: reports in, a plan and events out.
+
+    Args:
+        policy: decides the sizes.
+        job: what is planned for.
+        memory: how peaks become caps; the default suits most models.
+        warm_up_steps: steps at the start that the policy is not shown; none in a simulation.
+        claims: says when samples of a step are up for claims; None is never.
+
+    Raises:
+        ValueError: the bounds leave no way to split the global batch.
+    """
+
+    def __init__(
+        self,
+        policy: AbstractPolicy[Any],
+        job: Job,
+        memory: MemoryModel | None = None,
+        *,
+        warm_up_steps: int = 1,
+        claims: ClaimSwitch | None = None,
+    ) -> None:
+        self._policy = policy
+        self._job = job
+        self._caps = MemoryCaps(job, memory or MemoryModel())
+        self._what_if = WhatIf(job.world_size)
+        self._warm_up_steps = warm_up_steps
+        self.claims = claims
+        self._num_measured = 0
+        self._readings = Readings(policy.reading_s)
+        self._held = False  # because a worker asked for it
+        self._put_off: Callable[..., list[Event]] | None = None
+        decision = policy.init(self._caps.cluster)
+        self._check(decision)
+        self._adopt(decision)
+        self.plan = self._make_plan(0, 0, decision)
+        self._has_claims = self.plan.first is not None  # as the newest event says
+
+    def observe(self, reports: Sequence[Report], *, next_step: int, ask: bool = True) -> Outcome:
+        """Return what follows from one step. All ranks wait for it.
+
+        Args:
+            reports: one from each rank, in order, all about the same step.
+            next_step: the first step that can still use a new plan.
+            ask: whether to ask the policy; if not, the plan stays.
+        """
+        caught_up = self.catch_up(ask=ask).events
+        step = reports[0].step
+        bad = [(rank, report.problem()) for rank, report in enumerate(reports)]
+        rejected = tuple(
+            MeasurementRejected(step, rank, problem) for rank, problem in bad if problem
+        )
+        capped = self._caps.limited(reports)
+        if rejected:
+            events = [*caught_up, *rejected, *capped]
+        else:
+            capped += self._caps.measured(reports, self.plan)
+            events = [*caught_up, *capped, *self._hold(reports)]
+            reading = self._read(reports, at_once=bool(capped))
+            if reading is not None:
+                apart_by = partial(apart, reports)
+                waits = not ask or bool(capped) or not self._is_level(reading, apart_by)
+                events += self._show(step, reading, next_step, ask=ask, waits=waits)
+        events += self._follow_switch(step, next_step)
+        return Outcome(self.plan, tuple(events))
+
+    def observe_timings(self, step: int, timings: StepTimings, *, next_step: int) -> Outcome:
+        """Return the same for a full step whose times come as arrays, with no word on memory.
+
+        For a simulation of thousands of workers, where a report each would take longer than the
+        policy.
+
+        Args:
+            step: the step that was measured.
+            timings: of all workers.
+            next_step: the first step that can still use a new plan.
+        """
+        events = list(self.catch_up().events)
+        key, took_s = timings.batch_size.tobytes(), float(timings.compute_s.max())
+        reading = self._add(self._is_full(timings), key, took_s, lambda: timings)
+        if reading is not None:
+            waits = not self._is_level(reading, lambda: timings.apart)
+            events += self._show(step, reading, next_step, ask=True, waits=waits)
+        return Outcome(self.plan, tuple(events))
+
+    @property
+    def keeps_for(self) -> float:
+        """How many more steps leave the plan as it is, unless one of them moves a cap."""
+        return 0 if self.claims is not None else max(0, self._readings.num_left - 1)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a step was put off that the policy has not been shown."""
+        return self._put_off is not None
+
+    def catch_up(self, *, ask: bool = True) -> Outcome:
+        """Show the policy the step that was put off, if one was. No rank waits for it.
+
+        The sizes stay, as it has promised; should it break its word, what it changes holds from
+        the plan point after the next. ``observe`` does this itself if need be.
+
+        Args:
+            ask: as for ``observe``.
+        """
+        if self._put_off is None:
+            return Outcome(self.plan, ())
+        learn, self._put_off = self._put_off, None
+        events = learn(ask=ask)
+        return Outcome(self.plan, tuple(events))
+
+    def account(self, reports: Sequence[Report], plan: Plan) -> StepMeasured | None:
+        """Return what a step cost, and would have cost otherwise. No rank waits for it.
+
+        Args:
+            reports: one from each rank, in order, all about the same step.
+            plan: the one it ran under.
+
+        Returns:
+            The fact, or None if a report cannot be.
+        """
+        if any(report.problem() for report in reports):
+            return None
+        timings, costs = timings_of(reports), None
+        warm, is_full = self._num_measured > self._warm_up_steps, self._is_full(timings)
+        if warm:
+            self._what_if.observe(timings, at_once=not is_full)
+        if is_full:
+            if self.claims is not None and warm:
+                self.claims.observe(timings, claimed=plan.first is not None)
+            costs = self._what_if.costs(self._caps.cluster, timings)
+        return measured(reports, plan, timings, costs=costs)
+
+    def equal_plan(self, first_step: int, reason: str) -> Plan:
+        """Return a plan of equal sizes, as far as the bounds and what fits let them, for good."""
+        equal = replace(Equal().init(self._caps.cluster), reason=reason)
+        return replace(self._make_plan(self.plan.epoch + 1, first_step, equal), first=None)
+
+    def burden(self, step: int) -> WorkerUnhelpful | None:
+        """Return the worker that costs more than it brings, if there is one. No rank waits."""
+        found = self._what_if.burden(self._caps.cluster)
+        if found is None:
+            return None
+        return WorkerUnhelpful(step, found.rank, found.with_s, found.without_s)
+
+    def learnt(self) -> Learnt:
+        """Return what the steps so far have taught: arrays and plain values, not to be changed."""
+        return {
+            "policy": repr(self._policy),
+            "policy_state": self._state,
+            "global_batch_size": self._job.global_batch_size,
+            "batch_size": np.array(self.plan.batch_size, np.int64),
+            "times": self._what_if.state,
+            "memory": self._caps.peaks,
+        }
+
+    def restore(self, learnt: Learnt, former: IntArray) -> EstimatesRestored:
+        """Go on from what an earlier run has learnt, as far as the workers are the same.
+
+        - The same workers at the same ranks, under the same policy and global batch: the policy
+          goes on from its very state, and the plan is the one that was in force.
+        - Otherwise, with a time known of every worker: the policy starts anew and is shown steps
+          of these times first, since only it knows what its state says about which worker.
+        - With a worker that was never measured, it starts anew.
+
+        Peaks of memory stay with their workers if there are as many as before, as models that are
+        sharded take more on fewer. Before the first step.
+
+        Args:
+            learnt: from ``learnt`` of a planner.
+            former: the rank each worker had then, -1 for one that is new, ``(world_size,)``.
+        """
+        num_before, world_size = len(learnt["batch_size"]), self._job.world_size
+        times = columns(learnt["times"], self._what_if.fresh(world_size), former)
+        self._what_if.restore(times)
+        if num_before == world_size:
+            self._caps.restore(learnt["memory"], former)
+        same = num_before == world_size and bool((former == np.arange(world_size)).all())
+        known, start = self._what_if.known(), Start(self._policy, self._caps.cluster, self._check)
+        asked = learnt["policy"], learnt["global_batch_size"]
+        same &= asked == (repr(self._policy), self._job.global_batch_size)
+        how, decision = start.resumed(learnt, known) if same else start.rehearsed(known)
+        self._adopt(decision)
+        self.plan = self._make_plan(0, 0, decision)
+        return EstimatesRestored(tuple((former >= 0).tolist()), how, self.plan.batch_size)
+
+    def _read(self, reports: Sequence[Report], *, at_once: bool) -> Reading | None:
+        """Take in a step; return the reading that it completes, if it does.
+
+        Plain numbers, and no arrays: all ranks wait, and right after an idle moment the first
+        operation on an array takes a tenth of a millisecond.
+        """
+        sizes = tuple(report.batch_size for report in reports)
+        took_s = max(report.compute_s for report in reports if report.batch_size)
+        is_full = reports[0].global_num_samples == self._job.global_batch_size
+        return self._add(is_full, sizes, took_s, partial(timings_of, reports), at_once=at_once)
+
+    def _add(
+        self,
+        is_full: bool,
+        sizes: Hashable,
+        took_s: float,
+        timings: Callable[[], StepTimings],
+        *,
+        at_once: bool = False,
+    ) -> Reading | None:
+        """Take in a step if it counts."""
+        self._num_measured += 1
+        outgrown = self._caps.is_outgrown_by(self.plan)
+        if not is_full or not (self._num_measured > self._warm_up_steps or outgrown):
+            return None
+        return self._readings.add(sizes, took_s, timings, at_once=at_once or outgrown)
+
+    def _show(
+        self, step: int, reading: Reading, next_step: int, *, ask: bool, waits: bool
+    ) -> list[Event]:
+        """Show the policy a reading: while all ranks wait, or in a moment."""
+        if waits:
+            return self._learn(step, reading, next_step, ask=ask)
+        self._put_off = partial(self._learn, step, reading, next_step + 1)
+        return []
+
+    def _learn(self, step: int, reading: Reading, next_step: int, *, ask: bool) -> list[Event]:
+        """Ask the policy about a reading, unless the sizes have to stay."""
+        free = not self._held or self._caps.is_outgrown_by(self.plan)  # what does not fit changes
+        if ask and free and not self._caps.overfull:
+            return self._decide(step, next_step, reading.timings)
+        return []
+
+    def _adopt(self, decision: Decision[Any]) -> None:
+        self._state, self._level = decision.state, decision.level
+
+    def _decide(self, step: int, next_step: int, timings: StepTimings) -> list[Event]:
+        """Ask the policy; keep the last good plan if a user's fails."""
+        cluster = self._caps.cluster
+        try:
+            with blaming(self._policy):
+                decision = self._policy.update(cluster, timings, self._state)
+                self._check(decision)
+                decision = replace(decision, reason=str(decision.reason))  # it has to travel
+        except UserMistake as mistake:  # training goes on
+            return [PolicyFailed(step, str(mistake), mistake.part)]
+        plan = self._make_plan(self.plan.epoch + 1, next_step, decision)
+        self._adopt(decision)
+        if (plan.batch_size, plan.max_forward) == (self.plan.batch_size, self.plan.max_forward):
+            return []
+        self.plan = plan
+        return [Rebalanced(plan.first_step, plan.epoch, plan.batch_size, plan.reason)]
+
+    def _follow_switch(self, step: int, next_step: int) -> list[Event]:
+        """Put the samples of the steps to come up for claims, or no longer."""
+        if self.claims is None:
+            return []
+        plan = self.claims.marked(self.plan)
+        if plan.first != self.plan.first:  # or new sizes have brought it along
+            self.plan = replace(plan, epoch=plan.epoch + 1, first_step=next_step)
+        before, self._has_claims = self._has_claims, plan.first is not None
+        return [] if before == self._has_claims else [ClaimsSwitched(step, self._has_claims)]
+
+    def _hold(self, reports: Sequence[Report]) -> list[Event]:
+        """Keep the sizes from the first report on that asks for it."""
+        asking = [rank for rank, report in enumerate(reports) if report.holds]
+        if self._held or not asking:
+            return []
+        self._held = True
+        problem = f"torch might run the model of rank {asking[0]} uncompiled at another size"
+        return [SizesHeld(reports[0].step, problem)]
+
+    def _is_level(self, reading: Reading, apart_by: Callable[[], float]) -> bool:
+        """Tell whether the policy need not see this reading at once.
+
+        Args:
+            reading: what it would see.
+            apart_by: how far apart the workers ended in the newest step.
+        """
+        if self._level <= 0:
+            return False
+        if reading.num_steps > 1:
+            return reading.timings.apart <= self._level
+        return apart_by() <= self._level
+
+    def _is_full(self, timings: StepTimings) -> bool:
+        return int(timings.batch_size.sum()) == self._job.global_batch_size
+
+    def _make_plan(self, epoch: int, first_step: int, decision: Decision[Any]) -> Plan:
+        caps = self._caps.caps
+        tail = None
+        if self._job.tail_size:
+            limit = None if self._job.cuts else caps
+            tail = split_tail(
+                decision.batch_size,
+                self._job.tail_size,
+                limit,
+                smallest=self._job.tail_smallest,
+                granularity=self._job.tail_granularity,
+            )
+        max_forward = self._job.max_forward(decision.batch_size, caps)
+        plan = Plan(
+            epoch=epoch,
+            first_step=first_step,
+            batch_size=tuple(decision.batch_size.tolist()),
+            tail=None if tail is None else tuple(tail.tolist()),
+            max_forward=None if max_forward is None else tuple(max_forward.tolist()),
+            granularity=tuple(self._caps.cluster.granularity.tolist()) if self._job.cuts else None,
+            reason=str(decision.reason),
+        )
+        return plan if self.claims is None else self.claims.marked(plan)
+
+    def _check(self, decision: Decision[Any]) -> None:
+        """Raise unless the sizes can be run as they are."""
+        check_decision(decision, self._caps.cluster, name=type(self._policy).__name__)

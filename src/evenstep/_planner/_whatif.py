@@ -1,0 +1,157 @@
+"""What other splits would have cost, by the times fitted so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from .._types import Cluster, FloatArray, IntArray, StepTimings
+from ..policies._base import READING_S
+from ..prediction._affine_filter import AffineFilter
+from ..solve._allocate import allocate, makespan_s
+from ..solve._apportion import apportion
+from ..timemodels._affine import AffineTime
+from ._readings import Readings
+
+_WORTH_A_WORD = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class SplitCosts:
+    """Seconds of computing for the slowest worker under other splits of the same step.
+
+    Attributes:
+        equal_s: the equal split, as far as the bounds allow one.
+        best_s: the best split.
+    """
+
+    equal_s: float
+    best_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Burden:
+    """A worker without which the others would be faster.
+
+    Attributes:
+        rank: which one.
+        with_s: the best split's step with it.
+        without_s: the best split's step of those that help.
+    """
+
+    rank: int
+    with_s: float
+    without_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Splits:
+    """What the newest fit says of the equal split and of the best, each ``(world_size,)``."""
+
+    cluster: Cluster
+    times: AffineTime
+    equal_s: FloatArray
+    best_s: FloatArray
+
+
+class WhatIf:
+    """Follows every worker's affine time, whatever the policy, and prices splits by it."""
+
+    def __init__(self, world_size: int) -> None:
+        self._filter = AffineFilter()
+        self._state = self._filter.init(world_size)
+        self._readings = Readings(READING_S)
+        self._splits: _Splits | None = None  # by the newest fit
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What the filter knows, to be restored."""
+        return self._state
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from ``state``, of as many workers."""
+        self._state, self._splits = state, None
+
+    def fresh(self, world_size: int) -> dict[str, Any]:
+        """Return the state in which nothing is known."""
+        return self._filter.init(world_size)
+
+    def known(self) -> tuple[AffineTime, FloatArray] | None:
+        """Return every worker's time and its relative noise; None until all are measured."""
+        times = self._filter.times(self._state)
+        if times is None:
+            return None
+        return times, self._filter.noise(self._state)
+
+    def observe(self, timings: StepTimings, *, at_once: bool = False) -> None:
+        """Learn from one step; from short ones together, unless all is to be learnt at once."""
+        sizes, took_s = timings.batch_size.tobytes(), float(timings.compute_s.max())
+        at_once |= not (self._state["num_steps"] > 0).all()
+        reading = self._readings.add(sizes, took_s, lambda: timings, at_once=at_once)
+        if reading is None:
+            return
+        typical = reading.timings
+        self._state = self._filter.update(
+            self._state, typical.batch_size, typical.compute_s, num_steps=typical.num_steps
+        )
+        self._splits = None
+
+    def costs(self, cluster: Cluster, timings: StepTimings) -> SplitCosts | None:
+        r"""Return what a step would have cost split otherwise; None until all are measured.
+
+        $\max_r \tau_r \, t_r(b'_r) / t_r(b_r)$, with $\tau_r$ what was measured and $t_r$ the fit:
+        whatever befell a worker in this step would have befallen it at any size.
+
+        Args:
+            cluster: whose splits are compared.
+            timings: the step as it ran.
+        """
+        splits = self._splits_of(cluster)
+        if splits is None:
+            return None
+        ran = timings.batch_size > 0
+        fitted_s = np.where(ran, splits.times.seconds(timings.batch_size), 1.0)
+        luck = np.where(ran, timings.compute_s, 1.0) / np.maximum(fitted_s, 1e-12)
+        return SplitCosts(
+            equal_s=float((luck * splits.equal_s).max()),
+            best_s=float((luck * splits.best_s).max()),
+        )
+
+    def _splits_of(self, cluster: Cluster) -> _Splits | None:
+        """Return the splits to compare with, worked out once for every fit."""
+        if self._splits is None or self._splits.cluster is not cluster:
+            times = self._filter.times(self._state)
+            if times is None:
+                return None
+            equal = apportion(np.ones(cluster.world_size), cluster)
+            best = allocate(times, cluster)
+            self._splits = _Splits(cluster, times, times.seconds(equal), times.seconds(best))
+        return self._splits
+
+    def burden(self, cluster: Cluster) -> Burden | None:
+        """Return the worker that costs more than it brings; None if there is none.
+
+        It needs longer for the fewest samples it can have than the others need for all; of several
+        it is the slowest. Looked for once all are measured; a fiftieth is no reason yet.
+
+        Args:
+            cluster: what is planned for.
+        """
+        times = self._filter.times(self._state)
+        if times is None:
+            return None
+        free = replace(cluster, min_batch_size=np.zeros_like(cluster.min_batch_size))
+        # The solver itself leaves out who does not help.
+        best = allocate(times, free)
+        with_s, without_s = makespan_s(times, allocate(times, cluster)), _busy_s(times, best)
+        if best.all() or without_s > (1 - _WORTH_A_WORD) * with_s:
+            return None
+        idle_s = np.where(best == 0, times.seconds(np.maximum(cluster.min_batch_size, 1)), 0.0)
+        return Burden(int(np.argmax(idle_s)), with_s, without_s)
+
+
+def _busy_s(times: AffineTime, batch_size: IntArray) -> float:
+    """Return the time of the slowest worker that has samples."""
+    return float(times.seconds(batch_size)[batch_size > 0].max())

@@ -1,0 +1,98 @@
+"""What a person has to know at once, a sentence for each event."""
+
+from __future__ import annotations
+
+import logging
+
+from ..events import (
+    BalancingStopped,
+    ClaimsSwitched,
+    Event,
+    LossNotFinite,
+    MeasurementRejected,
+    MemoryCapped,
+    PolicyFailed,
+    PolicySlow,
+    SharesPlanned,
+    SizesHeld,
+    WorkerDropped,
+    WorkerKept,
+    WorkerUnhelpful,
+)
+
+_NEWS: dict[type[Event], str] = {
+    SizesHeld: "step {0.step}: sizes stay as they are: {0.problem}",
+    MemoryCapped: "step {0.step}: rank {0.rank} fits at most {0.max_batch_size} samples",
+    WorkerUnhelpful: "step {0.step}: rank {0.rank} costs more than it brings: steps of "
+    "{0.with_s:.3g} s with all, {0.without_s:.3g} s with those that help. Start without it next "
+    "time",
+    WorkerDropped: "step {0.step}: rank {0.rank} on {0.host} leaves the run. The others restart "
+    "without it, from the checkpoint of this stop",
+    WorkerKept: "step {0.step}: rank {0.rank} cannot be dropped: {0.obstacle}",
+    BalancingStopped: "step {0.step}: balancing is off for the rest of the run, with equal batch "
+    "sizes: {0.problem} on rank {0.rank}",
+}
+_CLAIMS = {
+    True: "begin with a part of their batch and claim the rest during the step (work stealing), as "
+    "long as that is faster",
+    False: "compute their planned batch, without claims",
+}
+_FAULTS: dict[type[Event], str] = {
+    PolicyFailed: "Step {0.step}: the policy {0.policy} failed, and the last good plan stays "
+    "({0.problem}).",
+    PolicySlow: "Step {0.step}: the policy took {0.decide_s:.1f} s to decide, for the second time "
+    "in a row, and all ranks waited. It is called again after {0.rest_s:.0f} s; until then the "
+    "sizes stay.",
+    MeasurementRejected: "Step {0.step}: rank {0.rank} sent an invalid measurement, and the plan "
+    "stays: {0.problem}.",
+    LossNotFinite: "From step {0.step} on losses are NaN or infinite, first on {whose}: check the "
+    "batch and the loss there. Averaged gradients spread it to the parameters of all ranks for "
+    "good: restart from a checkpoint of an earlier step.",
+}
+
+
+def news(event: Event) -> str:
+    """Return a line on ``event``; nothing where no person has to know it at once."""
+    match event:
+        case ClaimsSwitched(step=step, on=on):
+            return f"step {step}: from now on, workers {_CLAIMS[on]}"
+        case SharesPlanned(step=step):
+            return f"step {step}: from now on, {_shares(event)}"
+        case _:
+            return _NEWS.get(type(event), "").format(event)
+
+
+class FaultLog:
+    """Logs a warning for the policy's first failure and rest, each rank's measurements, and NaN.
+
+    Not for each: a policy that fails once mostly fails at every step, and the events have them
+    all. Goes through the logger ``evenstep``, which reaches standard error unless it is set up
+    otherwise, whatever the progress line is set to.
+    """
+
+    def __init__(self) -> None:
+        self._told: set[tuple[type[Event], int | None]] = set()
+
+    def __call__(self, event: Event) -> None:
+        """Log ``event`` if it is the first of its kind; of measurements, the first of its rank."""
+        kind = type(event), event.rank if isinstance(event, MeasurementRejected) else None
+        if type(event) not in _FAULTS or kind in self._told:
+            return
+        self._told.add(kind)
+        ranks = event.ranks if isinstance(event, LossNotFinite) else ()
+        whose = " and ".join(f"rank {rank}" for rank in ranks)
+        text = _FAULTS[type(event)].format(event, whose=whose)
+        words = "%s Training continues; this warning is given once."
+        logging.getLogger("evenstep").warning(words, text)
+
+
+def _shares(event: SharesPlanned) -> str:
+    """Return who sums the gradients from now on and why, as a sentence."""
+    if event.parts is None:
+        return f"gradients are summed by {event.reason}"  # which begins with how
+    whole = sum(event.parts)
+    shares = [f"{100 * part / whole:.0f}" for part in event.parts]
+    if len(shares) > 16:
+        number = sum(part > 0 for part in event.parts)
+        return f"{number} ranks sum shares of the gradients ({event.reason})"
+    return f"each rank sums its share of the gradients, {' '.join(shares)} % ({event.reason})"
