@@ -38,7 +38,7 @@ class Told:
 def test_a_look_is_decided_by_what_exchanges_took(factor, shares):
     """By the model shares gain 33 %; that they really do is measured before they stay."""
     told = Told(collocated(), mbit(100, 100, 100, 50))
-    plans = [told.step_of(1.0 if step < 3 else factor) for step in range(6)]
+    plans = [told.step_of(1.0 if step < 2 else factor) for step in range(6)]
 
     assert [plan.parts is None for plan in plans[:5]] == [True, True, False, False, False]
     assert (plans[5].parts is not None) == shares
@@ -46,12 +46,11 @@ def test_a_look_is_decided_by_what_exchanges_took(factor, shares):
 
 
 def test_a_look_that_promises_nothing_is_over_at_once():
-    """Servers at a tenth of what workers have: no shares are faster than all-reduce."""
+    """Servers at a tenth of what workers have: by no shares is that half as fast as all-reduce."""
     told = Told(dedicated(), mbit(*[150] * 4, *[15] * 4))
     plans = [told.step_of(1.0) for _ in range(5)]
 
     assert [plan.parts is None for plan in plans] == [True, True, False, True, True]
-    assert "no gain" in plans[3].reason
 
 
 def test_a_look_goes_by_what_was_known_of_the_links():
@@ -109,6 +108,16 @@ def test_all_reduce_that_is_faster_than_expected_needs_no_look():
     assert [bool(looks.due(1.3)) for _ in range(3)] == [False, False, True]
 
 
+def test_shares_that_lost_to_a_lucky_all_reduce_get_another_chance():
+    """Once, after five all-reduces; within 5 % of what shares took nothing speaks for them."""
+    looks = Looks()
+    for plain_s, look in ((1.04, False), (1.06, True)):
+        looks.done(1.0, changed=False, shares_s=1.0)
+        told = [looks.due(each) for each in (2.0, plain_s, 0.5, plain_s, plain_s, plain_s)]
+        assert [bool(reason) for reason in told] == [False] * 4 + [look, False]
+    assert told[4] == "probing the links: all-reduce takes 1.06 s, and shares took 1 s"
+
+
 def test_the_shares_of_servers_do_not_wait_for_what_workers_carry():
     """A worker taken for slow hides what servers could do; shares suit them all the same."""
     aggregation = dedicated(servers=3, num_chunks=None)
@@ -140,6 +149,20 @@ def test_what_all_reduce_took_stays_while_links_become_known():
         trust.see_shares(1.0, 1.0, plan_epoch=1)
 
 
+def test_a_failing_prediction_is_said_in_words():
+    """What was predicted, what it took, and what all-reduce takes."""
+    trust = Trust()
+    trust.see_plain(2.0)
+    trust.compare_plain(1.0)
+    for _ in range(5):
+        trust.see_shares(3.0, 1.5, plan_epoch=1)
+
+    assert trust.complaint(1.0) == (
+        "plain all-reduce: shares took 3 s, 2.00 times what was predicted and more than its 2 s"
+    )
+    assert trust.complaint(2.0) is None  # all-reduce would take 4 s on links as they are now
+
+
 def test_what_all_reduce_took_does_not_stay_once_links_have_changed():
     """An exchange by the same plan takes another time: from then on the model says what changed."""
     for factor, epoch, predicted_s in ((1.1, 1, 1.0), (1.3, 1, 2.0), (0.7, 1, 2.0), (1.3, 2, 1.0)):
@@ -151,6 +174,14 @@ def test_what_all_reduce_took_does_not_stay_once_links_have_changed():
         trust.see_shares(factor, 1.0, plan_epoch=epoch)
         trust.compare_plain(2.0)
         assert trust.plain_factor * 2.0 == predicted_s
+
+
+def test_a_chance_is_not_given_twice_in_a_row():
+    """The next look comes when it would have come."""
+    looks = Looks()
+    for first in (True, False, True):
+        looks.done(1.0, changed=False, shares_s=0.5)
+        assert [bool(looks.due(1.0)) for _ in range(5)] == [False] * 4 + [first]
 
 
 def known(costs=0.0):

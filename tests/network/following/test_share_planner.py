@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from evenstep.events import ExchangeMeasured, LinksMeasured, to_record
-from evenstep.network import EqualShares, OptimalShares, ProportionalShares, SharePlanner
+from evenstep.network import EqualShares, Links, OptimalShares, ProportionalShares, SharePlanner
 from evenstep.network._following._transfers import ObservedExchange, Transfers
 from evenstep.network._plans._base import AbstractSharePolicy, ShareDecision
 from evenstep.network._plans._ring import ring_s
@@ -72,29 +72,26 @@ def test_a_change_is_followed_within_ten_steps(rank):
 
 @pytest.mark.parametrize("noise", [0.1, 0.2, 0.3])
 def test_steady_links_have_steady_shares(noise):
-    """After ten steps, a change in 20 exchanges at most, and nearly the best time."""
+    """After ten steps, a change in 20 exchanges at most but for looks, and nearly the best time."""
     aggregation, links = collocated(), [mbit(*UNLIKE)] * 100
     found = follow_links(OptimalShares(), aggregation, links, noise=noise, seed=3)
     late = [event for event in planned(found) if event.step > 10]
+    looks = [event for event in late if event.reason.startswith("probing")]
     best_s = known_links(OPTIMAL, aggregation, links)
 
-    assert len(late) <= 5
+    assert len(looks) in (3, 4)
+    assert len(late) - 2 * len(looks) <= 5
     assert found.exchange_s[10:].mean() <= 1.05 * best_s.mean()
 
 
 def test_equal_links_use_all_reduce_and_look_seldom():
-    """Three exchanges by shares at most, then after 50 steps, 100, ...: that costs little."""
+    """Three exchanges by shares, then after 50 steps, 100, ...: what that can cost is little."""
     aggregation, links = collocated(), [mbit(100, 100, 100, 100)] * 250
     found = follow_links(OPTIMAL, aggregation, links, noise=0.1)
     by_shares = [step for step, plan in enumerate(found.plans) if plan.parts is not None]
-    looks = [step for step in by_shares if step - 1 not in by_shares]
 
-    assert len(looks) == 3
-    assert len(by_shares) <= 9
-    assert looks[0] == 2
-    assert 50 <= looks[1] - looks[0] <= 53
-    assert 100 <= looks[2] - looks[1] <= 103
-    assert all("no gain" in event.reason for event in planned(found) if event.parts is None)
+    assert by_shares == [first + i for first in (2, 55, 158) for i in range(3)]
+    assert "of all-reduce, as measured, no gain of 15%" in planned(found)[2].reason
 
 
 def test_shares_come_back_when_a_link_slows_down():
@@ -109,8 +106,19 @@ def test_shares_come_back_when_a_link_slows_down():
     assert any("all-reduce takes" in event.reason for event in planned(found))
 
 
-def test_shares_that_take_longer_than_predicted_end():
-    """Slower than all-reduce was, for reasons that the links do not explain."""
+def test_a_link_that_was_taken_for_slow_is_found_by_asking_it():
+    """It carries what it is asked for, which looks like all it can; so it is asked for more."""
+    aggregation, true = collocated(), mbit(34, 34, 47, 140)
+    before = Links(true.up_bytes_per_s, mbit(34, 34, 47, 52).up_bytes_per_s)
+    found = follow_links(OPTIMAL, aggregation, [before] * 20 + [true] * 110)
+    best_s = known_links(OPTIMAL, aggregation, [true])[0]
+
+    assert found.exchange_s[20] > 1.1 * best_s
+    assert found.exchange_s[-1] <= 1.02 * best_s
+
+
+def test_a_prediction_that_fails_ends_shares():
+    """Five exchanges in a row past 1.35 times the prediction and slower than all-reduce was."""
     aggregation, links = collocated(), mbit(*UNLIKE)
     planner = SharePlanner(OPTIMAL, aggregation)
     for step in range(16):
@@ -123,8 +131,8 @@ def test_shares_that_take_longer_than_predicted_end():
         planner.observe(step, done, next_step=step + 1)
 
     assert planner.plan.parts is None
-    assert planner.plan.reason.startswith("plain all-reduce: shares take")
-    assert planner.plan.first_step <= 12
+    assert planner.plan.reason.startswith("plain all-reduce: shares t")
+    assert planner.plan.first_step <= 10
 
 
 def test_two_workers_and_one_stay_with_all_reduce():

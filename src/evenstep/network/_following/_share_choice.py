@@ -17,6 +17,7 @@ from .._plans._optimum import equal_shares
 from .._plans._ring import ring_s
 
 LOOK_EQUAL = 0.25  # part of a look that goes to all alike, whatever was known of the links
+SOUNDING, LEAST_SOUNDED = 1.4, 0.02  # times its part that a server gets to see what it carries
 
 
 @final
@@ -55,6 +56,13 @@ class ShareChoice:
             return equal
         looked: FloatArray = LOOK_EQUAL * equal + (1 - LOOK_EQUAL) * self.on(links).shares
         return looked
+
+    def to_sound(self, shares: FloatArray, rank: int) -> FloatArray:
+        """Return shares of which one rank has more, to see whether its link carries that."""
+        sounded = shares.copy()
+        sounded[rank] = max(SOUNDING * sounded[rank], LEAST_SOUNDED)
+        sounded /= sounded.sum()
+        return sounded
 
     def seconds(self, links: Links, shares: FloatArray | None) -> float:
         """Return what an exchange takes, by a ring without shares."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from statistics import median
 
 import numpy as np
 
 from ..._types import FloatArray
+from .._plans._aggregation import Aggregation
 from ._share_trust import OTHER_TIME
 
 FIRST_WAIT, LONGEST_WAIT = 50, 1600  # all-reduces between two looks at the links
@@ -15,7 +17,9 @@ PLAIN_WAIT = 100  # the first between two at all-reduce while links do not chang
 SETTLED = 4  # exchanges since links changed after which all-reduce may be tried
 AFTER_CHANGE = 10  # exchanges between two such trials while links change
 EVEN = 0.8  # rate of the slowest worker over the median, below which its link is the limit
-NUM_LIKE = 3  # all-reduces in a row that tell a change
+NUM_LIKE, NUM_RECENT = 3, 5  # all-reduces in a row that tell a change, and what one takes
+SOUND_EVERY = 25  # exchanges by shares, of which one gives some server more than its part
+LONGER = 1.05  # than shares took: all-reduce that was thought to be faster
 MAY_COST = 0.02  # of all-reduces: what looks take more, in the long run
 MOST_COST = 4.0  # all-reduces that a look is taken to cost at most
 
@@ -37,7 +41,9 @@ class Looks:
         self._since = 0
         self._usual_s: float | None = None  # of all-reduce, when the links were last known
         self._measured = False  # that, or expected only
-        self._recent: deque[float] = deque(maxlen=NUM_LIKE)
+        self._shares_s = math.inf  # what shares took that all-reduce was found to be faster than
+        self._chance = False  # the last look was for their sake
+        self._recent: deque[float] = deque(maxlen=NUM_RECENT)
         self._saved_s = self._lost_s = 0.0  # less than 0 is owed; lost since the last look
         self._look_s = 0.0  # what the last look cost
 
@@ -63,8 +69,9 @@ class Looks:
         usual_s, affordable = self._usual_s, self._saved_s >= cost_s
         if usual_s is None:
             return "probing the links: they were never measured"
-        if len(self._recent) == NUM_LIKE:
-            low, high, now_s = min(self._recent), max(self._recent), median(self._recent)
+        last = [*self._recent][-NUM_LIKE:]
+        if len(last) == NUM_LIKE:
+            low, high, now_s = min(last), max(last), median(last)
             if not self._measured:  # that it is faster than expected does not speak against it
                 self._measured, self._usual_s = True, min(now_s, usual_s)
                 usual_s = self._usual_s
@@ -73,22 +80,30 @@ class Looks:
             self._lost_s = self._lost_s + lost_s if slower else self._lost_s / 2
             if (slower and self._saved_s + self._lost_s >= cost_s) or (faster and affordable):
                 return f"probing the links: all-reduce takes {now_s:.3g} s now"
+        if self._since == NUM_RECENT and median(self._recent) > self._shares_s * LONGER:
+            self._chance = True
+            took = f"{median(self._recent):.3g} s, and shares took {self._shares_s:.3g} s"
+            return f"probing the links: all-reduce takes {took}"
         if self._since >= LONGEST_WAIT or (affordable and self._since >= self._wait):
             return f"probing the links: the last probe was {self._since} steps ago"
         return None
 
-    def done(self, plain_s: float | None, *, changed: bool) -> None:
+    def done(self, plain_s: float | None, *, changed: bool, shares_s: float | None = None) -> None:
         """Note that the links are known.
 
         Args:
             plain_s: what all-reduce is expected to take now.
             changed: whether shares are used from now on.
+            shares_s: what shares took, if they were tried: should five all-reduces take longer
+                than that by 5 %, they get another chance, but not twice in a row.
         """
         if changed:
             self._next_wait, self._saved_s = FIRST_WAIT, max(self._saved_s, 0.0)
         else:
             self._wait, self._next_wait = self._next_wait, min(2 * self._next_wait, LONGEST_WAIT)
         self._since, self._usual_s, self._measured = 0, plain_s, False
+        self._shares_s = math.inf if shares_s is None or self._chance else shares_s
+        self._chance = False
         self._recent.clear()
 
 
@@ -138,3 +153,26 @@ class PlainLooks:
             return False
         mean = np.mean(self._rates, axis=0)
         return bool((mean.min(axis=1) >= EVEN * np.median(mean, axis=1)).all())
+
+
+class Soundings:
+    """Says which server gets more than its part for one exchange, in turns: one of 25.
+
+    A link shows no more than it is asked for, and a server that nothing goes to shows nothing.
+
+    Args:
+        aggregation: its servers take turns, if there are two at least.
+    """
+
+    def __init__(self, aggregation: Aggregation) -> None:
+        self._servers = np.flatnonzero(aggregation.is_server).tolist()
+        self._num_shared = 0
+
+    def due(self) -> int | None:
+        """Return a rank if it is time, after an exchange by shares."""
+        self._num_shared += 1
+        turn, left = divmod(self._num_shared, SOUND_EVERY)
+        if left or len(self._servers) < 2:
+            return None
+        rank: int = self._servers[turn % len(self._servers)]
+        return rank

@@ -25,7 +25,7 @@ from .._plans._split import Split
 from ._in_force import ShareOutcome, SharesInForce
 from ._link_tracker import LEAST_BYTES, LinkTracker, links_apart
 from ._share_choice import ShareChoice
-from ._share_looks import Looks, PlainLooks
+from ._share_looks import Looks, PlainLooks, Soundings
 from ._share_trust import Trust
 from ._transfers import ObservedExchange, Transfers
 
@@ -44,18 +44,19 @@ class SharePlanner:
 
     - It begins with plain all-reduce, measures it, and looks at the links.
     - A look is three exchanges: one by equal shares, or by what was known of the links, and two by
-      shares that suit what it showed, unless those promise no gain at all. They stay if all-reduce
-      took longer than the better one of these by ``margin``, or by a third of it where servers have
-      no data and their links look slow.
+      shares that suit what it showed. They stay if all-reduce took longer than the better one of
+      these by ``margin``, or by a third of it where servers have no data and their links look slow.
     - Every exchange by shares tells more of the links (``LinkTracker``). New shares are adopted
       if those in force would take 5 % longer on the servers' links as they are now.
     - Shares in force give way to all-reduce where they would not win by 2 % three times in a row.
       What either took, over what its model said, corrects the model.
+    - Predictions that fail five times in a row by 1.35, slower than all-reduce was, end shares.
+    - One exchange of 25 gives a server 1.4 times its part, in turns, to see what its link carries.
     - Servers without data hide what workers' links carry. So one exchange tries all-reduce some
       steps after links changed, unless some worker is slower than others.
     - All-reduce tells nothing of links. So while it is in force there is a look from time to time:
-      when it takes another time than it did, and after 50, then 100, ... and at most 1600 steps,
-      later where looks would cost more than 2 % (``Looks``).
+      when it takes another time than it did, or than shares that lost to it, and after 50, then
+      100, ... and at most 1600 steps, later where looks would cost more than 2 % (``Looks``).
     - An all-reduce that known links are too slow for is refused, until five in a row are alike.
 
     It reads no clock and sends nothing: an exchange in, a plan and events out.
@@ -87,6 +88,8 @@ class SharePlanner:
         self._trust = Trust()
         self._looks, self._plain_looks = Looks(), PlainLooks()
         self._num_seen = self._num_lost = 0
+        self._soundings = Soundings(aggregation)
+        self._sounding = False  # the plan in force is the last one, but for one server's part
         self._look_no = 0  # exchanges of the look under way, this one included; 0 without one
         self._told: Links | None = None
         self._belief: LinkTracker | None = None
@@ -196,7 +199,13 @@ class SharePlanner:
             return self._adopt(next_step, None, self._trust.plain_s, reason)
         if self._look_no:
             return self._after_look(links, next_step)
-        return self._plan_again(links, next_step) or self._try_plain(next_step)
+        if complaint := self._trust.complaint(ring_s(self._aggregation, links)):
+            return self._fall_back(next_step, links, complaint)
+        return (
+            self._plan_again(links, next_step)
+            or self._try_plain(next_step)
+            or self._sound(links, next_step)
+        )
 
     def _look(self, next_step: int, reason: str) -> list[Event]:
         """Have an exchange that shows the links: by equal shares, or nearer to what was best."""
@@ -211,11 +220,8 @@ class SharePlanner:
             self._look_no += 1
             return []
         decision = self._choice.on(links)
-        if self._look_no == 1:
-            at_best_s = self._choice.seconds_of_servers(links, decision.shares)
-            if not self._trust.promises(at_best_s):
-                reason = f"plain all-reduce: shares promise {at_best_s:.3g} s at best, no gain"
-                return self._fall_back(next_step, links, reason)
+        at_best_s = self._choice.seconds_of_servers(links, decision.shares)
+        if self._look_no == 1 and not self._trust.is_hopeless(at_best_s):
             reason = "probing the links: shares for the links as last known"
             return self._share(decision, links, next_step, reason, look_no=2)
         shares_s = self._trust.best_of(NUM_LOOKS - 1)
@@ -223,7 +229,7 @@ class SharePlanner:
         wins, reason = self._trust.compared(shares_s, margin)
         if wins:
             return self._begin(decision, links, next_step, reason)
-        return self._fall_back(next_step, links, reason)
+        return self._fall_back(next_step, links, reason, shares_s)
 
     def _after_plain(self, links: Links, next_step: int) -> list[Event]:
         """Decide between an all-reduce just tried and the shares before it."""
@@ -232,7 +238,7 @@ class SharePlanner:
         self._plain_looks.done(faster=not wins)
         if wins:
             return self._begin(self._choice.on(links), links, next_step, reason)
-        return self._fall_back(next_step, links, reason)
+        return self._fall_back(next_step, links, reason, shares_s)
 
     def _try_plain(self, next_step: int) -> list[Event]:
         """Have one plain all-reduce, where it might be faster by now than is known."""
@@ -242,6 +248,19 @@ class SharePlanner:
         reason = "plain all-reduce: measuring what it takes now"
         return self._adopt(next_step, None, None, reason, look_no=1)
 
+    def _sound(self, links: Links, next_step: int) -> list[Event]:
+        """Give one server more than its part for one exchange, in turns."""
+        rank = self._soundings.due()
+        if rank is None:
+            return []
+        assert self.plan.shares is not None
+        shares = self._choice.to_sound(self.plan.shares, rank)
+        seconds = self._choice.seconds(links, shares)
+        reason = f"probing rank {rank}: whether its link carries more than it is asked for"
+        events = self._adopt(next_step, Split.of(shares).parts, seconds, reason)
+        self._sounding = True
+        return events
+
     def _plan_again(self, links: Links, next_step: int) -> list[Event]:
         """Decide between the shares in force, others and all-reduce."""
         decision = self._choice.on(links)
@@ -250,7 +269,9 @@ class SharePlanner:
         wins, reason = self._trust.judge(plan, stays)
         self._num_lost = 0 if wins else self._num_lost + 1
         if self._num_lost >= LOSSES:
-            return self._fall_back(next_step, links, reason)
+            return self._fall_back(next_step, links, reason, self._trust.usual_of(3))
+        if self._sounding:
+            return self._adopt(next_step, plan.parts, plan.exchange_s, reason)
         assert self.plan.shares is not None
         held_s = self._choice.seconds_of_servers(links, self.plan.shares)
         best_s = self._choice.seconds_of_servers(links, plan.shares)
@@ -280,9 +301,11 @@ class SharePlanner:
         seconds = self._choice.seconds(links, decision.shares)
         return self._adopt(next_step, parts, seconds, reason, look_no=look_no)
 
-    def _fall_back(self, next_step: int, links: Links, reason: str) -> list[Event]:
+    def _fall_back(
+        self, next_step: int, links: Links, reason: str, shares_s: float | None = None
+    ) -> list[Event]:
         plain_s = ring_s(self._aggregation, links) * self._trust.plain_factor
-        self._looks.done(plain_s, changed=False)
+        self._looks.done(plain_s, changed=False, shares_s=shares_s)
         return self._adopt(next_step, None, plain_s, reason)
 
     def _adopt(
@@ -295,7 +318,7 @@ class SharePlanner:
         look_no: int = 0,
     ) -> list[Event]:
         """Put a plan in force, under the next number."""
-        self._look_no, self._num_lost = look_no, 0
+        self._look_no, self._sounding, self._num_lost = look_no, False, 0
         self.plan = SharesInForce(self.plan.epoch + 1, next_step, parts, predicted_s, reason)
         plain_s = self._trust.plain_s
         return [SharesPlanned(next_step, self.plan.epoch, parts, predicted_s, plain_s, reason)]

@@ -9,14 +9,18 @@ from statistics import median
 from .._plans._share_plan import SharePlan
 
 FRESH = 10  # exchanges by shares for which an all-reduce before them says what one takes
+HOPELESS = 1.5  # times all-reduce: a look that promises no better is over after one exchange
 OTHER_TIME = 1.2  # what takes longer by this factor, or shorter, goes over other links
 POSSIBLE = 0.7  # of what a ring takes on links as they are known: less is no reading of theirs
 SAVED_UP = 2**18  # bytes that shaped links may have let through at once
 PROVEN = 5  # impossible readings in a row that are true: links are faster than was known
 
+FAILS_AT = 1.35
+"""A prediction fails that the exchange takes so many times as long, five times in a row."""
+
 
 class Trust:
-    """Corrects predictions by what was measured.
+    """Corrects predictions by what was measured, and says when they fail.
 
     Attributes:
         plain_factor: seconds of all-reduce as measured over those of a ring, when last compared.
@@ -96,19 +100,36 @@ class Trust:
         """
         return median(self._ratios) if len(self._ratios) > 2 else max(1.0, self.plain_factor)
 
-    def promises(self, predicted_s: float) -> bool:
-        """Return whether shares that take so long by the model may be faster than all-reduce.
+    def is_hopeless(self, predicted_s: float) -> bool:
+        """Return whether shares that take so long by the model promise nothing.
 
         Corrected by the newest exchange alone, as of a look there is but one.
         """
         if not (self._ratios and self._plain_s):
-            return True
-        return predicted_s * self._ratios[-1] < median(self._plain_s)
+            return False
+        return predicted_s * self._ratios[-1] > HOPELESS * median(self._plain_s)
 
     def forget_shares(self) -> None:
         """Leave out exchanges by shares so far."""
         self._shares_s.clear()
         self._ratios.clear()
+
+    def complaint(self, ring_s: float) -> str | None:
+        """Return what is wrong with predictions, if they fail.
+
+        Args:
+            ring_s: of plain all-reduce, by the model.
+        """
+        full = len(self._ratios) == self._ratios.maxlen
+        if not full or min(self._ratios) <= FAILS_AT:
+            return None
+        plain_s, took_s = ring_s * self.plain_factor, median(self._shares_s)
+        if took_s <= plain_s:
+            return None
+        return (
+            f"plain all-reduce: shares took {took_s:.3g} s, {self.shares_factor:.2f} times what "
+            f"was predicted and more than its {plain_s:.3g} s"
+        )
 
     def best_of(self, last: int) -> float:
         """Return the least seconds of so many last exchanges by shares; there was one at least."""
