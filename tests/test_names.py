@@ -21,10 +21,8 @@ CLASSES = {
     "Job",
     "Split",
     "Text",
-    "Trial",
 }
 FILES = {
-    "_curves.py",
     "_job.py",
     "_lab.py",
     "_picture.py",
@@ -32,9 +30,7 @@ FILES = {
     "_progress.py",
     "_report.py",
     "_run.py",
-    "_text.py",
     "_trace.py",
-    "_trial.py",
 }
 
 

@@ -60,6 +60,7 @@ class Idle:
 
     def __init__(self, clock):
         self.units = LateUnits(clock)
+        self.losses = self
         self.reports = []
 
     def report(self, step, reports, *, reduced):

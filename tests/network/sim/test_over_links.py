@@ -36,8 +36,8 @@ def test_sizes_balance_computing_and_shares_the_exchange():
 
     assert shares is not None
     assert abs(sizes - allocate(times, CLUSTER)).max() <= 1  # a policy's own rounding
-    by_shares = SharedLinksComm(AGGREGATION, links, shares).step_s(times.seconds(sizes))
-    plain = SharedLinksComm(AGGREGATION, links).step_s(times.seconds(sizes))
+    by_shares = SharedLinksComm(AGGREGATION, links, shares)(times.seconds(sizes))
+    plain = SharedLinksComm(AGGREGATION, links)(times.seconds(sizes))
     assert found.step_s[-1] == pytest.approx(by_shares)
     assert by_shares < 0.95 * plain
 
