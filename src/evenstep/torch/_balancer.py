@@ -183,9 +183,10 @@ class Balancer:
         inner = [unwrapped(part) for part in parts]
         check_prepared(crew.side, self._settings, inner, weighting=weighting, stream=stream)
         modules = [part for part in inner if isinstance(part, nn.Module)]
-        if crew.num_servers == 0 and modules and self._session.exchange is None:
+        if modules and self._session.exchange is None:
             atexit.register(self._say_goodbye)
-            self._session.connect(device_of(modules[0]))
+            if crew.num_servers == 0:  # with servers: in the first loop
+                self._session.connect(device_of(modules[0]))
         if stream is None:
             check_content(crew.side, inner)
         for module in modules:
