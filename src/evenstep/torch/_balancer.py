@@ -183,10 +183,8 @@ class Balancer:
         inner = [unwrapped(part) for part in parts]
         check_prepared(crew.side, self._settings, inner, weighting=weighting, stream=stream)
         modules = [part for part in inner if isinstance(part, nn.Module)]
-        if modules and self._session.exchange is None:
-            atexit.register(self._say_goodbye)
-            if crew.num_servers == 0:  # with servers: in the first loop
-                self._session.connect(device_of(modules[0]))
+        if crew.num_servers == 0 and modules and self._session.exchange is None:
+            self._session.connect(device_of(modules[0]))  # with servers: in the first loop
         if stream is None:
             check_content(crew.side, inner)
         for module in modules:
@@ -450,7 +448,11 @@ class Balancer:
     def _join(self) -> Crew:
         """Return all ranks, with whom roles are agreed on at first."""
         self._check_open()
-        return self._parts.join(at_exit=lambda: atexit.register(self._say_goodbye))
+        is_first = self._parts.crew is None
+        crew = self._parts.join()
+        if is_first:  # whatever this rank does in the run, and wherever it connects
+            atexit.register(self._say_goodbye)
+        return crew
 
     def _say_goodbye(self) -> None:
         """Close at the end of a script that never did; if a collective broke, say who broke it."""

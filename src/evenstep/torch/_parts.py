@@ -103,18 +103,13 @@ class Parts:
         """The workers' side group; None before ``join``."""
         return None if self.crew is None else self.crew.side
 
-    def join(self, at_exit: Callable[[], object]) -> Crew:
-        """Return all ranks, with whom roles are agreed on at first.
-
-        Args:
-            at_exit: registered on a rank without data, where no run is ever opened.
-        """
+    def join(self) -> Crew:
+        """Return all ranks, with whom roles are agreed on at first."""
         if self.crew is None:
             roll_call(self.process_group, self.runtime.hang_s)
             self.crew = Crew(self.process_group, self.network)
             if self.crew.is_server:
                 self.service = service_of(self.crew, self.runtime)
-                at_exit()
         return self.crew
 
     def add_model(self, given: nn.Module, crew: Crew) -> nn.Module:
