@@ -44,7 +44,7 @@ test: lint
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m "slow or hypothesis" $(SHARED) $(ARGS)
 
-# One result for each benchmark, in benchmarks/evidence/; what is there for this source is kept.
+# One result for each benchmark, in evidence/; what is there for this source is kept.
 evidence: $(READY)
 	$(BIN)/python -m benchmarks._evidence $(ARGS)
 

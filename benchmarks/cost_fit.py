@@ -79,15 +79,15 @@ def measure(speeds: str, *, padded: bool, num_unseen: int) -> dict[str, float]:
     for _ in range(num_unseen):
         parts = np.split(np.sort(rng.choice(text, BATCH)), sorted(rng.choice(31, 3, False) + 1))
         took = [cpu_s(layers, *one, padded=padded) for one in zip(parts, times, strict=True)]
-        foretold = estimator.model.seconds([work_of(part, padded=padded) for part in parts])
-        errors.extend(abs(foretold / np.array(took) - 1))
+        predicted = estimator.model.seconds([work_of(part, padded=padded) for part in parts])
+        errors.extend(abs(predicted / np.array(took) - 1))
     again = [cpu_s(layers, parts[0], times[0], padded=padded) for _ in range(15)]
     noise = float(np.median(abs(np.array(again) / np.median(again) - 1)))
     return {
         "median_error": float(np.median(errors)),
         "repeat_noise": noise,
-        "foretold_by_features": estimator.error,
-        "foretold_by_counts": estimator.error_by_count,
+        "predicted_by_features": estimator.error,
+        "predicted_by_counts": estimator.error_by_count,
     }
 
 

@@ -84,7 +84,7 @@ def test_kinds_of_devices_have_features_of_their_own():
     )
 
 
-def test_features_that_foretell_nothing_are_noticed():
+def test_features_that_predict_nothing_are_noticed():
     """Every sample takes the same time: counts do as well, and better under noise."""
     estimator, rng = CostEstimator.fresh(num_features=2, kinds=[0] * 4), np.random.default_rng(4)
     for _ in range(40):
@@ -95,8 +95,8 @@ def test_features_that_foretell_nothing_are_noticed():
     assert not estimator.is_useful
 
 
-def test_features_that_foretell_are_used_although_all_ranks_end_together():
-    """Their times are alike then, which explains nothing: what counts is what is foretold."""
+def test_features_that_predict_are_used_although_all_ranks_end_together():
+    """Their times are alike then, which explains nothing: what counts is what is predicted."""
     true = CostModel(np.full(4, 0.01), np.array([1e-5, 1e-8]) / SPEED[:, None])
     estimator = observed(true, 40, np.random.default_rng(5), noise=0.03, balanced=True)
 

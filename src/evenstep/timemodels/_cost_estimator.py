@@ -1,4 +1,4 @@
-"""A cost model that is fitted step by step, and judged by what it foretold."""
+"""A cost model that is fitted step by step, and judged by what it predicted."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _BETTER = 0.9  # of the error by counts, below which features are of use
 class CostEstimator:
     """Learns what samples cost on each worker from the times of steps.
 
-    Beside the model by features it keeps one by counts, and scores both by what they foretell of
+    Beside the model by features it keeps one by counts, and scores both by what they predict of
     the next step: where all ranks end together, all their times are alike, and any model explains
-    them. Features that foretell no better than counts are of no use.
+    them. Features that predict no better than counts are of no use.
 
     Usage:
         costs = CostEstimator.fresh(num_features=2, kinds=[0, 0, 0, 1])
@@ -41,7 +41,7 @@ class CostEstimator:
         num_steps: how many were observed.
         model: by features; None before the first step.
         by_count: by the number of samples alone; likewise.
-        error: mean relative error of what ``model`` foretold; NaN before the third step.
+        error: mean relative error of what ``model`` predicted; NaN before the second step.
         error_by_count: likewise of ``by_count``.
     """
 
@@ -110,7 +110,7 @@ class CostEstimator:
 
     @property
     def is_useful(self) -> bool:
-        """Whether features foretell better than counts do; False until that is known."""
+        """Whether features predict better than counts do; False until that is known."""
         return self.error < _BETTER * self.error_by_count
 
     def _fitted(self) -> CostEstimator:
