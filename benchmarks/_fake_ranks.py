@@ -143,13 +143,13 @@ def _join(world_size: int, meeting: dict[str, Any], rank: int) -> Star:
 
 
 class Noting(Exchange):
-    """Rank 0's exchange, which notes every loss with its time."""
+    """Rank 0's exchange, which notes when each rank was lost."""
 
-    losses: dict[int, float]
+    lost_at_s: dict[int, float]
 
     def lost(self, peer: int, problem: str) -> None:
         """Note it, too."""
-        self.losses[peer] = monotonic()
+        self.lost_at_s[peer] = monotonic()
         super().lost(peer, problem)
 
 
@@ -190,7 +190,7 @@ def rank_0(pipe: Connection, world_size: int) -> None:
     exchange = Noting(
         0, ["here"] * world_size, channel, framework=_NOWHERE, emit=lambda event: None
     )
-    exchange.losses = {}
+    exchange.lost_at_s = {}
     exchange.start()
     planner = Timed(Moving(), Job(world_size, _PER_RANK * world_size))
     exchange.lead(planner)
@@ -208,7 +208,7 @@ def rank_0(pipe: Connection, world_size: int) -> None:
                 planning_s = planner.cpu_s - planning_s
                 pipe.send(((process_time() - cpu_s) / number, planning_s / number))
             case "losses":
-                pipe.send(exchange.losses)
+                pipe.send(exchange.lost_at_s)
     exchange.close()
 
 

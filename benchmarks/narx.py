@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks._common import Row, main, progress
 from benchmarks._record import HOGS_PER_CORE, hog, started
 from evenstep import Resources
+from evenstep._run._estimates import Estimates
 from evenstep.events import StepMeasured
 from evenstep.policies import LbBsp2018
 from evenstep.prediction import Ema, Narx
@@ -104,14 +105,15 @@ def live(rank: int, core: int, num_steps: int) -> dict[str, Any] | None:
     if rank:
         return None
     steps = [event for event in events if isinstance(event, StepMeasured)][FIRST:]
-    learnt = state["learnt"]["policy_state"]["predictor"]
-    own, average = np.asarray(learnt["errors"])
+    learnt: Any = Estimates.read(state).learnt
+    predictor = learnt["policy_state"]["predictor"]
+    own, average = np.asarray(predictor["errors"])
     return {
         "steps_over_equal_split": float(
             np.mean([step.makespan_s for step in steps])
             / np.mean([step.equal_split_s for step in steps])
         ),
-        "narx_decides_at_the_end": np.asarray(learnt["decides"]).tolist(),
+        "narx_decides_at_the_end": np.asarray(predictor["decides"]).tolist(),
         "narx_error_over_ema": (own / average).round(3).tolist(),
     }
 
