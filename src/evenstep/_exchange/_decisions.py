@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from time import monotonic
 
-from .._planner import EqualSizes, Learnt, Outcome, Plan, Planner, Report
+from .._planner import CostPlanner, EqualSizes, Learnt, Outcome, Plan, Planner, Report
 from ..events import BalancingStopped, Event, Hook, PolicySlow, WorkerUnhelpful
 from ._answers import Answers
 from ._internal import fault_in_words, log_fault
@@ -61,7 +61,7 @@ class Decisions:
         emit: Hook,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self.planner: Planner | EqualSizes | None = None
+        self.planner: Planner | CostPlanner | EqualSizes | None = None
         self._world_size = world_size
         self._lag = lag
         self._answers = answers
@@ -190,7 +190,7 @@ class Decisions:
 
     def _give_up(self, step: int, error: Exception) -> tuple[Event, ...]:
         """Go on with equal sizes for good: what failed is no user's, and may be half changed."""
-        if not isinstance(self.planner, Planner):
+        if not isinstance(self.planner, Planner | CostPlanner):
             return ()
         log_fault(step, error, "All ranks go on with equal batch sizes for the rest of the run.")
         self.planner = EqualSizes(self.planner, self._next_step(step))
@@ -199,7 +199,7 @@ class Decisions:
 
     def _cannot_measure(self, rank: int, step: int, fault: str) -> None:
         """Go on with equal sizes for good: a rank cannot tell any more what it takes."""
-        if isinstance(self.planner, Planner):
+        if isinstance(self.planner, Planner | CostPlanner):
             self.planner = EqualSizes(self.planner, self._next_step(step))
             self._announce()
             self._answers.later(partial(self._emit, BalancingStopped(step, rank, fault, "")))

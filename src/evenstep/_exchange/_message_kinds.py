@@ -156,12 +156,15 @@ class Reduced:
             None where that is not known.
         maybe: steps of which some went in; their batches weigh alike, so the rank cannot tell them
             apart.
+        checksum: of who has which sample of those steps, by cost; 0 where samples are counted, or
+            the steps are not known.
     """
 
     model: int
     number: int
     shares: Mapping[int, float | None]
     maybe: tuple[int, ...] = ()
+    checksum: int = 0
 
 
 @dataclass(frozen=True, slots=True)

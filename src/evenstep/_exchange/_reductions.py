@@ -51,6 +51,8 @@ def _differ(told: Iterable[Reduced]) -> bool:
     first, *others = told
     if all(one == first for one in others):
         return False
+    if len({one.checksum for one in told if one.checksum}) > 1:
+        return True
     return any(not _may_be(one, other) for one in told for other in told)
 
 
@@ -87,4 +89,6 @@ def _words(one: Reduced) -> str:
     ]
     if one.maybe:
         parts.append("one of the steps " + ", ".join(map(str, one.maybe)))
+    if one.checksum:
+        parts.append(f"an assignment of samples with checksum {one.checksum:#010x}")
     return " and ".join(parts) or "no step"

@@ -5,6 +5,7 @@ Bounds and memory caps, the last good plan, the tail of an epoch, claims, the wh
 
 from ._bounds import Bounds as Bounds
 from ._claim_switch import ClaimSwitch as ClaimSwitch
+from ._cost_planner import CostPlanner as CostPlanner
 from ._equal_sizes import EqualSizes as EqualSizes
 from ._job import Job as Job
 from ._learnt import Learnt as Learnt
@@ -12,8 +13,12 @@ from ._learnt import check_learnt as check_learnt
 from ._learnt import places as places
 from ._plan import Outcome as Outcome
 from ._plan import Plan as Plan
+from ._plan import PlanCosts as PlanCosts
 from ._planner import Planner as Planner
 from ._report import Report as Report
+from ._report import Work as Work
+from ._sample_costs import Cost as Cost
+from ._sample_costs import SampleCosts as SampleCosts
 from ._user_mistake import UserMistake as UserMistake
 from ._user_mistake import blaming as blaming
 from ._user_mistake import in_words as in_words
@@ -21,14 +26,19 @@ from ._user_mistake import in_words as in_words
 __all__ = [
     "Bounds",
     "ClaimSwitch",
+    "Cost",
+    "CostPlanner",
     "EqualSizes",
     "Job",
     "Learnt",
     "Outcome",
     "Plan",
+    "PlanCosts",
     "Planner",
     "Report",
+    "SampleCosts",
     "UserMistake",
+    "Work",
     "blaming",
     "check_learnt",
     "in_words",

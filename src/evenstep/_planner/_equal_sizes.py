@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import final
 
 from ..events import StepMeasured
+from ._cost_planner import CostPlanner
 from ._learnt import Learnt
 from ._measured import measured
 from ._plan import Outcome, Plan
@@ -38,7 +39,7 @@ class EqualSizes:
     is_behind: bool = False
     keeps_for: float = math.inf  # no step moves a cap any more either
 
-    def __init__(self, planner: Planner, first_step: int) -> None:
+    def __init__(self, planner: Planner | CostPlanner, first_step: int) -> None:
         try:
             self.plan = planner.equal_plan(first_step, _REASON)
         except Exception:  # what failed may be what that needs

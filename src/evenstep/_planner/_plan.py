@@ -4,8 +4,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..events import Event
+from ..solve import WorkerCosts
 from ..solve._cut import cut
+
+
+@dataclass(frozen=True, slots=True)
+class PlanCosts:
+    """What samples cost each worker, in integers from which every rank finds the same assignment.
+
+    Attributes:
+        slope: of each feature, one row for each rank.
+        intercept: of a step, one for each rank.
+    """
+
+    slope: tuple[tuple[int, ...], ...]
+    intercept: tuple[int, ...]
+
+    @classmethod
+    def of(cls, workers: WorkerCosts) -> PlanCosts:
+        """Return the integers of ``workers``."""
+        return cls(tuple(map(tuple, workers.slope.tolist())), tuple(workers.intercept.tolist()))
+
+    def workers(self) -> WorkerCosts:
+        """Return what ``solve.partition`` takes."""
+        return WorkerCosts(np.array(self.slope, np.int64), np.array(self.intercept, np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +51,8 @@ class Plan:
         reason: the policy's own words.
         first: samples that each rank begins with, one per rank, while those left of a full step
             are up for claims; None where every rank computes its own.
+        costs: what samples cost, by which each step's are assigned; None where a plan counts them.
+            ``batch_size`` is then what counting would give.
     """
 
     epoch: int
@@ -36,6 +63,7 @@ class Plan:
     granularity: tuple[int, ...] | None = None
     reason: str = ""
     first: tuple[int, ...] | None = None
+    costs: PlanCosts | None = None
 
     def forwards(self, rank: int, num_samples: int) -> tuple[int, ...]:
         """Return how many of its ``num_samples`` each forward of ``rank`` gets in a step."""

@@ -11,6 +11,23 @@ import numpy as np
 from .._types import Resources, StepTimings
 
 
+class Work(NamedTuple):
+    """What a rank computed in a step that was assigned by cost, and would have otherwise.
+
+    Each the sum of the features of its samples; where samples are padded, those of the longest one
+    of each forward, times its samples.
+
+    Attributes:
+        own: as it was.
+        equal: of its part, had all ranks as many samples each.
+        by_count: of its part under the plan's ``batch_size``.
+    """
+
+    own: tuple[int, ...]
+    equal: tuple[int, ...]
+    by_count: tuple[int, ...]
+
+
 class Report(NamedTuple):
     """One worker's own figures for one step.
 
@@ -37,6 +54,7 @@ class Report(NamedTuple):
             it is not read.
         free_memory_bytes: memory that is not in use on this machine; likewise.
         fault: why this worker measures nothing any more, in words; empty while it does.
+        work: of samples that were assigned by cost; None where they were counted.
     """
 
     step: int
@@ -54,6 +72,7 @@ class Report(NamedTuple):
     free_cpu: float | None = None
     free_memory_bytes: int = 0
     fault: str = ""
+    work: Work | None = None
 
     def problem(self) -> str | None:
         """Return what is wrong with the figures, or None if they can be planned by."""

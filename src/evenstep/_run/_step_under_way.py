@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .._exchange._unit_sums import UnitSum
+from .._planner import Work
 
 
 @dataclass(eq=False, slots=True)
@@ -34,6 +35,8 @@ class StepUnderWay:
         again: whether memory ran out in it.
         on_last_forward: whether its last micro-batch is handed out.
         reported: whether rank 0 has been told of it.
+        work: what its samples cost; None where no costs are known.
+        checksum: of who has which of its samples, by cost; 0 where they are counted.
     """
 
     number: int
@@ -58,3 +61,5 @@ class StepUnderWay:
     again: bool = False
     on_last_forward: bool = False
     reported: bool = False
+    work: Work | None = None
+    checksum: int = 0

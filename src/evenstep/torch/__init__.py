@@ -11,6 +11,7 @@ except ModuleNotFoundError as error:
     raise ImportError(message) from error
 
 from .._planner import Bounds as Bounds
+from .._planner import Cost as Cost
 from .._run._machine_reader import MachineReader as MachineReader
 from ._balancer import Balancer as Balancer
 from ._checkpoint._checkpoint import Checkpoint as Checkpoint
@@ -29,6 +30,7 @@ __all__ = [
     "Balancer",
     "Bounds",
     "Checkpoint",
+    "Cost",
     "CudaMemory",
     "Drain",
     "MachineReader",

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from .._planner import Bounds, Cost
+from ..claims import Hybrid
 from ..exceptions import invalid
+from ..policies import AbstractPolicy, Auto, Equal
+from ._options import Runtime
 
 
 def checked_size(global_batch_size: Any) -> int | None:
@@ -20,6 +24,31 @@ def checked_size(global_batch_size: Any) -> int | None:
             "goes by its name, `Balancer(policy=...)`.",
         )
     return global_batch_size
+
+
+def checked_cost(
+    cost: Any, *, policy: AbstractPolicy[Any], bounds: Bounds, runtime: Runtime
+) -> Cost | None:
+    """Return what samples cost, if the other settings go with that; None where they are counted.
+
+    Raises:
+        ValueError: it is no cost, or other settings count samples.
+    """
+    found = Cost.given(cost)
+    if found is None:
+        return None
+    counting = [
+        (not isinstance(policy, Auto | Equal), "policy", policy, 'Use "auto", or "equal".'),
+        (bounds != Bounds(), "bounds", bounds, "Limit forwards by `Cost(max_size=...)`."),
+    ]
+    for counts, name, value, remedy in counting:
+        if counts:
+            rule = "be left out where samples are assigned by `cost`, as it counts them"
+            raise invalid(f"Balancer({name}=...)", rule, value, remedy)
+    if isinstance(runtime.claims, Hybrid):
+        rule = "be left out with `Balancer(cost=...)`, as samples are claimed by count"
+        raise invalid("Runtime(claims=...)", rule, runtime.claims, "Use one of the two.")
+    return found
 
 
 def check_weighed_by_hand(weighting: str | None) -> None:
@@ -43,6 +72,16 @@ def check_trains(*, is_server: bool) -> None:
         raise RuntimeError(
             "`Balancer.profile` is for workers: this rank is a server and trains nothing. Call it "
             "`if not balancer.is_server`."
+        )
+
+
+def check_counts(cost: Cost | None) -> None:
+    """Raise where samples are assigned by cost: a profile measures counts."""
+    if cost is not None:
+        raise RuntimeError(
+            "`Balancer.profile` measures how long ranks take for how many samples, and "
+            "`Balancer(cost=...)` does not count them. Leave the profile out: costs are learnt in "
+            "the first steps."
         )
 
 

@@ -87,6 +87,9 @@ class Balancer:
         process_group: the data-parallel ranks; None is all of them.
         network: sums gradients by shares that suit the links, and names ranks that hold no data
             and only sum; None is plain all-reduce.
+        cost: what samples cost, where they differ: lengths by index, the name of a column, or a
+            ``Cost``. Each step's samples are then assigned by cost and by the ranks' speeds, which
+            are learnt; None counts samples.
 
     Raises:
         ValueError: an argument is out of range.
@@ -103,6 +106,7 @@ class Balancer:
         runtime: Runtime = Runtime(),  # noqa: B008  # a frozen value
         process_group: torch.distributed.ProcessGroup | None = None,
         network: Network | None = None,
+        cost: Any = None,
     ) -> None:
         self.__class__ = kind_by_switch(type(self))  # a `__new__` would hide the signature
         self._parts = Parts(
@@ -114,6 +118,9 @@ class Balancer:
             loss_reduction=checked_reduction(loss_reduction),
             unit=unit,
             global_batch_size=arguments.checked_size(global_batch_size),
+            cost=arguments.checked_cost(
+                cost, policy=checked_policy(policy), bounds=bounds, runtime=runtime
+            ),
         )
         self._settings = BalancerSettings.of(
             runtime,
@@ -123,6 +130,7 @@ class Balancer:
             loss_reduction=loss_reduction,
             bounds=bounds,
             network=network,
+            cost=repr(self._parts.cost),
         )
         self._session = Session(self._parts)
         self._stats = RunningStats()
@@ -262,6 +270,7 @@ class Balancer:
         """
         self._check_open()
         arguments.check_trains(is_server=self._parts.service is not None)
+        arguments.check_counts(self._parts.cost)
         asked = Request(closure, sizes, repeats, samples, through, path)
         return Profiler(self._parts, self._session).profile(asked)
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from .._exchange._mailbox import Mailbox
-from .._planner import Bounds, Job
+from .._planner import Bounds, Cost, Job
 from ..exceptions import invalid
 from ..policies import AbstractPolicy
 from ._data._prepare import agreed_batch_size, balanced_loader, check_is_loader
@@ -58,6 +58,7 @@ class Parts:
 
     Attributes:
         policy, bounds, runtime, process_group, network, loss_reduction, unit: as in ``Balancer``.
+        cost: what samples cost; None where they are counted.
         global_batch_size: likewise; the loader's own size decides where it is None.
         weighting: of all models; None before the first.
         count: steps of the run so far.
@@ -80,6 +81,7 @@ class Parts:
     loss_reduction: str
     unit: Unit
     global_batch_size: int | None
+    cost: Cost | None = None
     weighting: Weighting | None = None
     count: StepCount = field(default_factory=StepCount)
     watch: CompileWatch = field(default_factory=CompileWatch)
@@ -158,6 +160,8 @@ class Parts:
             no_sync=self.models.no_sync,
             count=self.count,
             counter=self.counter,
+            cost=self.cost,
+            equal_forwards=lambda: any(model.shards is not None for model in self.models),
         )
         prepared = balanced_loader(loader, stream, context, beside=self.loaders)
         if self.service is not None:
@@ -193,6 +197,13 @@ class Parts:
         world_size, tail_size = self.crew.side.world_size, self.loaders[0].tail_batch_size or 0
         has_norm = any(has_local_batch_norm(model.module) for model in self.models)
         smallest, tail_smallest = 1, 0
+        if self.cost is not None and has_norm and world_size > 1:
+            raise invalid(
+                "Balancer(cost=...)",
+                "be left out for local BatchNorm, which needs two samples on each rank",
+                "a model with it",
+                "Use GroupNorm or SyncBatchNorm, or leave `cost` out.",
+            )
         if world_size > 1 and (has_norm or any(model.compiles for model in self.models)):
             smallest = min(2, self.global_batch_size // world_size) * min_forwards
             tail_smallest = 2 if (has_norm and tail_size) or tail_size >= 2 * world_size else 0

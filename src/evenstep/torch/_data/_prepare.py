@@ -44,6 +44,13 @@ def balanced_loader(
     made: AbstractStepLoader
     if stream is None and not isinstance(loader.dataset, IterableDataset):
         made = BalancedLoader(loader, context)
+    elif context.cost is not None:
+        raise invalid(
+            "Balancer(cost=...)",
+            "be for data that is read by index",
+            f"the stream of a {type(loader.dataset).__name__}",
+            "Use a data set with a length, or leave `cost` out.",
+        )
     else:
         made = StreamLoader(loader, context, kind=_said(stream, loader))
     return made if not beside else _fitting(beside[0], made)

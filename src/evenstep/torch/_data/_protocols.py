@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..._planner import Plan
+from ..._planner import Plan, Work
 from ..._types import IntArray
 from ...claims._step_claims import Claim
 
@@ -50,6 +50,8 @@ class StepStart:
         global_num_samples: samples of the step over all ranks.
         data_s: seconds spent waiting for input, without waiting for the plan.
         units: this rank's units of the step; None where they are samples.
+        work: what its samples cost; None where no costs are known.
+        checksum: of who has which sample, by cost; 0 where samples are counted.
     """
 
     step: int
@@ -57,6 +59,8 @@ class StepStart:
     global_num_samples: int
     data_s: float
     units: float | None = None
+    work: Work | None = None
+    checksum: int = 0
 
 
 class ForwardListener(Protocol):

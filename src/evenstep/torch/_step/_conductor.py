@@ -150,6 +150,7 @@ class StepConductor:
             step, start.num_samples, start.global_num_samples, start.data_s, wall_s
         )
         opened.thread_id = threading.get_ident()
+        opened.work, opened.checksum = start.work, start.checksum
         opened.stopping = self._exchange.stopping
         opened.follows = self._trains() and self._newest <= self._newest_used
         if not opened.follows:

@@ -176,5 +176,6 @@ class Reporter:
             largest_forward=step.largest,
             again=step.again,
             fault=fault,
+            work=step.work,
             **fields,
         )

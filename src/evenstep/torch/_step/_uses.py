@@ -127,7 +127,8 @@ class UseBooks:
         number = self._numbers[model]
         self._numbers[model] += 1
         if len(uses) == 1 and len(uses[0].match.tickets) == 1:  # as nearly always
-            return Reduced(model, number, {uses[0].ticket.step.number: uses[0].share()})
+            only = uses[0].ticket.step
+            return Reduced(model, number, {only.number: uses[0].share()}, (), only.checksum)
         shares: dict[int, float | None] = {}
         maybe: set[int] = set()
         for use in uses:
@@ -140,7 +141,11 @@ class UseBooks:
             shares[step] = None if before is None or share is None else before + share
         if not self._has_warned:
             self._has_warned = _warned_of_uneven(uses)
-        return Reduced(model, number, shares, tuple(sorted(maybe)))
+        checksum = 0
+        if not maybe:
+            for one in {use.ticket.step for use in uses}:
+                checksum ^= one.checksum
+        return Reduced(model, number, shares, tuple(sorted(maybe)), checksum)
 
 
 def _warned_of_uneven(uses: Sequence[ForwardUse]) -> bool:

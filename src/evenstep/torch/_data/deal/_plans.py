@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,6 +13,7 @@ from ....claims._step_claims import Claim
 from ....exceptions import invalid
 from ....solve._cut import cut
 from ....solve._deal import Deal
+from ._by_cost import Assigned, CostDeal
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,8 @@ class Share:
     """This rank's part of one step under one plan.
 
     Attributes:
-        slots: its samples, counted from the first of the step, ascending.
+        slots: its samples, counted from the first of the step; ascending, or by cost ascending
+            within each forward.
         forwards: how many of them each of its forwards gets, one after the other. Fewer than
             there are slots where the others are up for claims.
     """
@@ -135,10 +137,18 @@ class PlanBook:
     on all ranks; those that came before wait until then.
 
     One thread at a time may add plans; any may ask for a share meanwhile.
+
+    Args:
+        rank: this process.
+        global_batch_size: samples of a full step.
+        by_cost: assigns samples under plans that have costs; None where no plan has.
     """
 
-    def __init__(self, rank: int, global_batch_size: int) -> None:
+    def __init__(
+        self, rank: int, global_batch_size: int, *, by_cost: CostDeal | None = None
+    ) -> None:
         self._rank = rank
+        self._by_cost = by_cost
         self._global_batch_size = global_batch_size
         # Replaced and never changed, so that reading it needs no lock.
         self._entries: tuple[DealtPlan, ...] = ()
@@ -195,11 +205,16 @@ class PlanBook:
     def share(self, span: StepSpan, *, whole: bool) -> Share | None:
         """Return this rank's part of a step; None while no plan is in force.
 
-        With ``whole`` it goes through one forward, however large it is.
+        With ``whole`` it goes through one forward, however large it is. By cost, None as well
+        while the order of the step is not drawn.
         """
         if not self._entries:
             return None
         entry = self._in_force(span)
+        if entry.plan.costs is not None:
+            assert self._by_cost is not None
+            parts = self._by_cost.parts(entry.plan, span.first, span.num_samples)
+            return None if parts is None else _of_parts(parts, whole=whole)
         is_full = span.num_samples == self._global_batch_size
         share = entry.share if is_full else self._tail(entry.plan, span.num_samples)
         if whole:
@@ -210,6 +225,19 @@ class PlanBook:
             if not num_samples:
                 return Share(share.slots, ())
         return Share(share.slots, entry.plan.forwards(self._rank, num_samples))
+
+    def assigned(self, span: StepSpan, *, whole: bool) -> Assigned | None:
+        """Return what ranks compare of a step, and what this one computes of it by cost.
+
+        None where samples have no costs.
+        """
+        if self._by_cost is None:
+            return None
+        share, plan = self.share(span, whole=whole), self._in_force(span).plan
+        assert share is not None
+        sizes = plan.batch_size if span.num_samples == self._global_batch_size else None
+        parts = [share.slots[place] for place in share.places()] if len(share.slots) else []
+        return self._by_cost.assigned(plan, parts, span.first, span.num_samples, sizes)
 
     def open_step(self, span: StepSpan) -> DealtPlan | None:
         """Return what the claims of a step go by; None where no samples are up for claims.
@@ -252,6 +280,14 @@ class PlanBook:
             )
         first = sum(plan.tail[: self._rank])
         return _in_one_forward(np.arange(first, first + plan.tail[self._rank], dtype=np.int64))
+
+
+def _of_parts(parts: Sequence[IntArray], *, whole: bool) -> Share:
+    """Return the share whose forwards have these slots; in one forward, in their order."""
+    slots = np.concatenate(parts)
+    if whole:
+        return _in_one_forward(np.sort(slots))
+    return Share(slots, tuple(len(part) for part in parts))
 
 
 def _in_one_forward(slots: IntArray) -> Share:

@@ -13,10 +13,11 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from ...._planner import Plan
+from ...._planner import Cost, Plan
 from ....exceptions import invalid
 from .._loader_state import OrderedForm
 from .._step import KnownPortions, Portions, Step, with_units
+from ..deal._by_cost import CostDeal
 from ..deal._plans import PlanBook, StepSpan, spans_of
 from ..fetch._prefetch import source_of
 from ..fetch._sources import BatchSource, FetchCounts
@@ -90,7 +91,12 @@ class BalancedLoader(AbstractStepLoader):
         self._at = OrderedEpoch(EpochOrder())
 
         self._lock = RLock()  # plans come from any thread
-        self._book = PlanBook(ranks.rank, self._size)
+        self._by_cost: CostDeal | None = None
+        if context.cost is not None:
+            self.costs = context.cost.table(loader.dataset)
+            self._by_cost = CostDeal(self.costs, rank=ranks.rank, world_size=ranks.world_size)
+            self.num_steps_ahead = max(1, loader.num_workers * (loader.prefetch_factor or 1))
+        self._book = PlanBook(ranks.rank, self._size, by_cost=self._by_cost)
         self._problem: Exception | None = None
         self._source = source_of(loader, Condition(self._lock))
         self._num_skipped = 0
@@ -192,9 +198,14 @@ class BalancedLoader(AbstractStepLoader):
     def _read_on(self, *, whole: bool) -> None:
         self._ahead = self._spans()
         self._advance(next(self._spans(), None))
+        indices_of = self._at.order.blocks.indices
+        if self._by_cost is not None:
+            _check_forwards(self._context.cost, whole=whole)
+            equal_forwards = not whole and self._context.equal_forwards()
+            self._by_cost.begin(indices_of, equal_forwards=equal_forwards)
         # The book's, as the source must not keep the loader alive.
         share_of = partial(self._book.share, whole=whole)
-        self._source.begin(self._at.order.blocks.indices, self._spans(), share_of)
+        self._source.begin(indices_of, self._spans(), share_of)
 
     def _return_to(self, at: OrderedEpoch) -> None:
         self._source.end()
@@ -239,7 +250,13 @@ class BalancedLoader(AbstractStepLoader):
         if not whole and (opened := self._book.open_step(span)) is not None:
             portions = Claimed(parts, span.step, opened, feed=feed, steps=self._loops.steps)
         self._at.num_taken += 1
-        return self._hand_out(portions, span.num_samples, data_s=data_s, units=units)
+        return self._hand_out(
+            portions,
+            span.num_samples,
+            data_s=data_s,
+            units=units,
+            assigned=self._book.assigned(span, whole=whole),
+        )
 
     def _on_plan(self, plan: Plan) -> None:
         with self._lock:
@@ -248,6 +265,18 @@ class BalancedLoader(AbstractStepLoader):
                     self._source.replan()
             except Exception as error:  # raised at the next plan point, where it can be seen
                 self._problem = error
+
+
+def _check_forwards(cost: Cost | None, *, whole: bool) -> None:
+    """Raise where one forward may be too small for what a rank gets, and is all it has."""
+    if whole and cost is not None and cost.is_capped:
+        raise invalid(
+            "Cost(max_size=..., max_samples=...)",
+            "be used in a loop over `loader.steps()`, which may make several forwards",
+            "`for batch in loader`",
+            "Loop over the steps and their micro-batches: `for step in loader.steps(): for batch "
+            "in step: ...`.",
+        )
 
 
 def _both_ways() -> ValueError:

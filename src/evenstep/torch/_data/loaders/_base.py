@@ -10,9 +10,10 @@ from typing import Any, final
 
 from torch.utils.data import DataLoader
 
-from ...._planner import Plan
+from ...._planner import Cost, Plan, SampleCosts
 from .._protocols import LoaderRanks, LoaderSession, LoaderSteps, StepStart
 from .._step import Attempts, Portions, Step, StepCount
+from ..deal._by_cost import Assigned
 
 
 class AbstractLoader(abc.ABC):
@@ -43,6 +44,8 @@ class StepContext:
         no_sync: entered around all but the last micro-batch of a step.
         count: steps of the run so far, shared by loaders which are used in turn.
         counter: counts the units in a batch that is handed out; None where they are samples.
+        cost: of samples, by which they are assigned; None where they are counted.
+        equal_forwards: tells whether all ranks have to make as many forwards.
     """
 
     ranks: LoaderRanks
@@ -51,6 +54,8 @@ class StepContext:
     no_sync: Callable[[], AbstractContextManager[Any]] = nullcontext
     count: StepCount = field(default_factory=StepCount)
     counter: Callable[[Any], float] | None = None
+    cost: Cost | None = None
+    equal_forwards: Callable[[], bool] = bool
 
 
 class AbstractStepLoader(AbstractLoader):
@@ -61,9 +66,13 @@ class AbstractStepLoader(AbstractLoader):
 
     Attributes:
         attempts: what ``Step.backward`` runs by; set once the models are known.
+        costs: of its samples; None where they are counted.
+        num_steps_ahead: for how many steps it fetches ahead.
     """
 
     attempts: Attempts | None = None
+    costs: SampleCosts | None = None
+    num_steps_ahead: int = 1
     _loader: DataLoader[Any]
     _context: StepContext
     _loops: Loops
@@ -181,11 +190,18 @@ class AbstractStepLoader(AbstractLoader):
         return self._loops.steps.at(self._next_step)
 
     def _hand_out(
-        self, portions: Portions, num_samples: int, *, data_s: float, units: float | None
+        self,
+        portions: Portions,
+        num_samples: int,
+        *,
+        data_s: float,
+        units: float | None,
+        assigned: Assigned | None = None,
     ) -> Step:
         """Return the next step of the run, counted and announced.
 
-        Its samples are those of all ranks, its units this rank's; None where they are samples.
+        Its samples are those of all ranks, its units this rank's; None where they are samples. So
+        is what it was assigned by cost; None where samples are counted.
         """
         context, number = self._context, self._next_step
         step = Step(
@@ -198,7 +214,7 @@ class AbstractStepLoader(AbstractLoader):
         )
         context.count.value = self._next_step = number + 1
         self._loops.steps.begin_step(
-            StepStart(number, step.num_samples, num_samples, data_s, units)
+            StepStart(number, step.num_samples, num_samples, data_s, units, *(assigned or ()))
         )
         return step
 

@@ -1,0 +1,186 @@
+"""What the samples of a data set cost, as a user says it and as plans read it."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sized
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from .._types import IntArray
+from ..exceptions import invalid
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Cost:
+    r"""What samples cost: by their lengths, or by features of your own.
+
+    With lengths $L$, a sample costs $f_0 + f_1 L + f_2 L^2$; with features $x$, it costs
+    $f_0 + f \cdot x$. Nothing has to be set: $f$, and how fast each rank is, are fitted to the
+    times of training steps, beginning with $L$ alone.
+
+    Right where costs add up over the samples of a forward (packed or unpadded text, pixels of
+    images in a list, nodes and edges of graphs), or, with ``padded``, where every sample of a
+    forward takes as long as its longest one. A wrong length costs speed, and nothing else: who
+    computes a sample does not change the gradient.
+
+    Usage:
+        Balancer(cost=Cost("length", padded=True))  # a column of a Hugging Face data set
+        Balancer(cost=[len(text) for text in texts])  # short for Cost([...])
+
+    Attributes:
+        of: lengths by index, ``(num_samples,)``; or features, ``(num_samples, num_features)``,
+            one to six of them; all integers of at least 0. Or the name of a column that has them,
+            or a function from an index to its length, which is called once for each sample.
+        padded: whether a collator pads the samples of a forward to the longest.
+        max_size: most that one forward may have: the sum of the lengths, or where they are padded
+            the longest times their number; of features, the first one counts. None is no limit.
+            For loops over ``loader.steps()``, which may make several forwards.
+        max_samples: most samples of one forward; likewise.
+    """
+
+    of: Any
+    padded: bool = False
+    max_size: int | None = None
+    max_samples: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_size", "max_samples"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not value >= 1):
+                raise invalid(f"Cost({name}=...)", "be at least 1", value, "None is no limit.")
+        if not isinstance(self.of, str) and not callable(self.of):
+            object.__setattr__(self, "of", _checked(self.of, padded=self.padded))
+
+    @classmethod
+    def given(cls, value: Any) -> Cost | None:
+        """Return what ``Balancer(cost=...)`` was given as a ``Cost``; None is none."""
+        return value if value is None or isinstance(value, cls) else cls(value)
+
+    @property
+    def is_capped(self) -> bool:
+        """Whether one forward may be too small for what a rank gets."""
+        return self.max_size is not None or self.max_samples is not None
+
+    def __repr__(self) -> str:
+        """Return what is equal on ranks that mean the same."""
+        of = self.of
+        if isinstance(of, np.ndarray):
+            kind, checksum = "lengths" if of.ndim == 1 else "features", zlib.crc32(of.tobytes())
+            of = f"<{kind} of {len(of)} samples, checksum {checksum:#010x}>"
+        elif callable(of):
+            of = getattr(of, "__qualname__", type(of).__name__)
+        caps = f", max_size={self.max_size}, max_samples={self.max_samples}"
+        return f"Cost({of}, padded={self.padded}{caps if self.is_capped else ''})"
+
+    def table(self, dataset: Any) -> SampleCosts:
+        """Return what the samples of ``dataset`` cost.
+
+        Raises:
+            ValueError: there is no such column, or not one length for each sample.
+        """
+        values = self.of
+        if isinstance(values, str):
+            values = _column(dataset, values)
+        elif callable(values):
+            values = np.array([values(index) for index in range(len(dataset))])
+        table = _checked(values, padded=self.padded)
+        if isinstance(dataset, Sized) and len(dataset) != len(table):
+            raise invalid(
+                "Balancer(cost=...)",
+                f"have one entry for each of the data set's {len(dataset)} samples",
+                len(table),
+                "Give what belongs to this data set, in the order of its indices.",
+            )
+        return SampleCosts(self, table)
+
+
+@final
+class SampleCosts:
+    """The features of every sample: 1, L and L**2, or 1 and those that were given.
+
+    Args:
+        cost: as it was given.
+        table: lengths or features of all samples, which is kept and not copied.
+
+    Attributes:
+        cost: likewise.
+        num_features: of a sample.
+        most, mean: the largest of each, and the mean one, ``(num_features,)``.
+    """
+
+    def __init__(self, cost: Cost, table: IntArray) -> None:
+        self.cost = cost
+        self._table = table
+        self.num_features = 3 if table.ndim == 1 else 1 + table.shape[1]
+        top, mean = table.max(axis=0), table.mean(axis=0)
+        if table.ndim == 1:
+            self.most = np.array([1, top, top**2], np.int64)
+            self.mean = np.array([1, mean, np.square(table, dtype=np.float64).mean()])
+        else:
+            self.most, self.mean = np.array([1, *top], np.int64), np.array([1, *mean])
+
+    def features(self, indices: IntArray) -> IntArray:
+        """Return the features of some samples, ``(len(indices), num_features)``."""
+        own = self._table[indices]
+        one = np.ones(len(own), np.int64)
+        if own.ndim == 1:
+            own = own.astype(np.int64)
+            return np.stack([one, own, own * own], axis=1)
+        return np.concatenate([one[:, None], own], axis=1)
+
+    def start(self) -> IntArray:
+        """Return the weights of features before any is measured, ``(num_features,)``.
+
+        Lengths begin with L alone. Features of one's own begin alike, by their mean.
+        """
+        if self._table.ndim == 1:
+            return np.array([0, 1, 0])
+        mean = np.maximum(self.mean[1:], 1e-9)
+        return np.array([0, *np.rint(1000 * mean.max() / mean)]).astype(np.int64)
+
+
+def _column(dataset: Any, name: str) -> Any:
+    """Return a column; of a ``Subset``, the rows that it has."""
+    inner, indices = dataset, None
+    while hasattr(inner, "dataset") and hasattr(inner, "indices"):
+        own = np.asarray(inner.indices, np.int64)
+        indices = own if indices is None else own[indices]
+        inner = inner.dataset
+    names = getattr(inner, "column_names", None)
+    if not isinstance(names, list) or name not in names:
+        raise invalid(
+            "Balancer(cost=...)",
+            "name a column of the data set",
+            f"{name!r} for a {type(inner).__name__} with {names or 'no columns'}",
+            "Give an array with a length for each index.",
+        )
+    values = np.asarray(inner[name])
+    return values if indices is None else values[indices]
+
+
+def _checked(values: Any, *, padded: bool) -> IntArray:
+    """Return lengths or features as an array, or raise."""
+    try:
+        table = np.asarray(values)
+    except ValueError:
+        table = np.empty((), object)
+    good = table.ndim == 1 or (table.ndim == 2 and 1 <= table.shape[1] <= 6 and not padded)
+    if not good or not len(table):
+        raise invalid(
+            "Cost(of=...)",
+            "be one length for each sample, or one to six features where nothing is padded",
+            f"an array of shape {table.shape}",
+            "Give an integer for each index of the data set.",
+        )
+    if table.dtype.kind not in "iu" or table.min() < 0:
+        raise invalid(
+            "Cost(of=...)",
+            "be integers of at least 0",
+            f"{table.dtype}" + ("" if table.dtype.kind not in "iu" else f" from {table.min()} on"),
+            "Count tokens, pixels or nodes; round what is no count, in a fine unit.",
+        )
+    return table

@@ -1,0 +1,134 @@
+"""Which samples of a step are whose by what they cost: the same integers on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, final
+
+import numpy as np
+
+from ...._planner import Plan, SampleCosts, Work
+from ...._types import IntArray
+from ....solve import Assignment, Forwards, partition
+
+_KEPT = 256  # assignments: more steps than loaders fetch ahead
+
+Indices = Callable[[int, int], IntArray | None]
+"""So many indices of the order from a position on; None while they are not drawn."""
+
+
+class Assigned(NamedTuple):
+    """What a rank tells of its samples of a step.
+
+    Attributes:
+        work: what they cost, and would have cost otherwise.
+        checksum: of who has what, which all ranks have in common; 0 where samples are counted.
+    """
+
+    work: Work
+    checksum: int
+
+
+@final
+class CostDeal:
+    """Assigns the samples of steps by cost, and sums up what a rank computes.
+
+    Args:
+        costs: of the samples.
+        rank: this process.
+        world_size: number of workers.
+    """
+
+    def __init__(self, costs: SampleCosts, *, rank: int, world_size: int) -> None:
+        self._costs = costs
+        self._rank = rank
+        self._world_size = world_size
+        self._indices_of: Indices = lambda first, num_samples: None
+        self._equal_forwards = False
+        self._known: dict[tuple[int, int], Assignment] = {}
+
+    def begin(self, indices_of: Indices, *, equal_forwards: bool) -> None:
+        """Assign the steps of another order from now on.
+
+        Args:
+            indices_of: its indices in the data set.
+            equal_forwards: whether all ranks have to make as many forwards.
+        """
+        self._indices_of, self._equal_forwards = indices_of, equal_forwards
+        self._known = {}
+
+    def parts(self, plan: Plan, first: int, num_samples: int) -> tuple[IntArray, ...] | None:
+        """Return the slots of each of this rank's forwards; None while they are not drawn."""
+        found = self._assignment(plan, first, num_samples)
+        return None if found is None else found.samples(self._rank)
+
+    def assigned(
+        self,
+        plan: Plan,
+        parts: Sequence[IntArray],
+        first: int,
+        num_samples: int,
+        sizes: Sequence[int] | None,
+    ) -> Assigned:
+        """Return what this rank computes of a step, and would have by count.
+
+        Args:
+            plan: in force.
+            parts: its slots, forward by forward.
+            first, num_samples: positions of the step.
+            sizes: samples of each rank by count; None is as many on each.
+        """
+        indices = self._indices_of(first, num_samples)
+        assert indices is not None, "a step that is handed out was drawn"
+        features = self._costs.features(indices)
+        equal = np.array_split(features, self._world_size)[self._rank]
+        counted = equal
+        if sizes is not None:
+            counted = features[sum(sizes[: self._rank]) :][: sizes[self._rank]]
+        work = Work(
+            self._sum([features[slots] for slots in parts]),
+            self._sum([equal]),
+            self._sum([counted]),
+        )
+        found = None if plan.costs is None else self._assignment(plan, first, num_samples)
+        return Assigned(work, 0 if found is None else found.checksum)
+
+    def _assignment(self, plan: Plan, first: int, num_samples: int) -> Assignment | None:
+        key = plan.epoch, first
+        if key not in self._known:
+            indices = self._indices_of(first, num_samples)
+            if indices is None:
+                return None
+            while len(self._known) >= _KEPT:
+                del self._known[next(iter(self._known))]
+            assert plan.costs is not None
+            cost, features = self._costs.cost, self._costs.features(indices)
+            self._known[key] = partition(
+                features,
+                plan.costs.workers(),
+                padded=cost.padded,
+                forwards=self._forwards(features),
+            )
+        return self._known[key]
+
+    def _forwards(self, features: IntArray) -> Forwards:
+        cost, most = self._costs.cost, self._costs.cost.max_samples
+        if self._equal_forwards:  # of two forwards at least, as the last one's time is not known
+            half = -(-len(features) // (2 * self._world_size))
+            most = half if most is None else min(half, most)
+        return Forwards(
+            max_samples=most,
+            size=None if cost.max_size is None else features[:, 1],
+            max_size=cost.max_size,
+            equal=self._equal_forwards,
+        )
+
+    def _sum(self, forwards: Sequence[IntArray]) -> tuple[int, ...]:
+        """Return the features of forwards; of padded ones, their longest sample's for each."""
+        total = np.zeros(self._costs.num_features, np.int64)
+        for features in forwards:
+            if len(features) and self._costs.cost.padded:
+                total += features.max(axis=0) * len(features)
+            else:
+                total += features.sum(axis=0)
+        return tuple(total.tolist())
