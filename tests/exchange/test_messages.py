@@ -9,7 +9,7 @@ import pytest
 from evenstep._exchange import _message_kinds as m
 from evenstep._exchange._record import MessageError
 from evenstep._exchange._wire import PROTOCOL, decode, encode
-from evenstep._planner import Plan, Report
+from evenstep._planner import Plan, PlanCosts, Report, Work
 from evenstep.claims._step_claims import Claim
 
 KINDS = get_args(m.Message)
@@ -73,11 +73,11 @@ def test_all_messages_arrive_as_they_were_sent():
         ([["Answer", 1, 2, False, "1"]], "`Answer.leaving`: must be int | None, got '1'"),
         ([["StepReports", 3, [[3, 8]]]], "`StepReports.reports`: `Report` must have step, batch"),
         ([["StepReports", 3, [3]]], "`StepReports.reports`: "),
-        ([["PlanTold", [1, 2, "34", None, None, None, "", None]]], "`Plan.batch_size`: must be"),
-        ([["PlanTold", [1, 2, [3, "4"], None, None, None, "", None]]], "got [3, '4']"),
+        ([["PlanTold", [1, 2, "34", None, None, None, "", None, None]]], "`Plan.batch_size`: must be"),
+        ([["PlanTold", [1, 2, [3, "4"], None, None, None, "", None, None]]], "got [3, '4']"),
         ([["StepsAsked", [0]]], "`StepsAsked.key`"),
         ([["ProgressTold", [], False]], "`ProgressTold.counts`: must be"),
-        ([["Reduced", 0, 1, {"x": 1.0}, []]], "`Reduced.shares`"),
+        ([["Reduced", 0, 1, {"x": 1.0}, [], 0]], "`Reduced.shares`"),
         ({"step": 3}, "is no list of known messages"),
         ([3], "is no list of known messages"),
         (None, "is no list of known messages"),
@@ -93,7 +93,7 @@ def test_what_is_not_known_is_named(rows, words):
 
 def test_the_version_stands_for_what_travels():
     """Where this fails, what ranks send has changed: count `PROTOCOL` up, and put both in here."""
-    kinds = (*KINDS, Plan, Report, Claim)
+    kinds = (*KINDS, Plan, PlanCosts, Report, Work, Claim)
     travels = {kind.__name__: list(kind.__annotations__.items()) for kind in kinds}
 
-    assert (PROTOCOL, zlib.crc32(repr(travels).encode())) == (4, 1095755471)
+    assert (PROTOCOL, zlib.crc32(repr(travels).encode())) == (5, 1604836834)

@@ -61,6 +61,14 @@ def test_the_rank_that_differs_is_named(odd, words, at):
     assert found.rank == at or at == 0  # of two that are known, either may be the odd one
 
 
+def test_unlike_assignments_of_one_step_are_found():
+    """By their checksums; a rank whose steps are not known has none."""
+    one, other = Reduced(0, 0, {3: 1.0}, (), 9), Reduced(0, 0, {3: 1.0}, (), 8)
+
+    assert told(3, one, one, Reduced(0, 0, {}, (3,))) is None
+    assert "an assignment of samples with checksum 0x00000008" in told(3, one, one, other).text
+
+
 def test_models_and_reductions_are_told_apart():
     """A rank may be further than another."""
     books = Reductions(2)

@@ -34,8 +34,9 @@ from ._sample_costs import SampleCosts
 from ._whatif import SplitCosts
 
 _POLICY = "by cost"
-_CHANGED = 0.03  # of a rank's share of the cost, from which on a plan follows
-_AT_ONCE = 0.2  # likewise, from which on it does not wait for what is fetched
+_WORTH = 0.01  # of a step, which a new plan has to save
+_AT_ONCE = 0.1  # likewise, from which on it does not wait for what is fetched
+_RECENT = 8  # steps by which that is judged
 _KEPT = 32  # steps, for a checkpoint
 _LEAST_STEPS = 32  # before features are judged
 
@@ -49,9 +50,8 @@ class CostPlanner:
 
     - The first step of a run warms up and teaches nothing, nor does one with a report that cannot
       be, which an event names.
-    - A plan follows where the share of some rank or feature in the cost has changed by 3 %. It
-      waits until what loaders have fetched ahead is used up, unless it changes by 20 %: samples
-      that change hands are fetched twice.
+    - A plan follows where it saves 1 % of a step. It waits until what loaders have fetched ahead
+      is used up, unless it saves 10 %: samples that change hands are fetched twice.
 
     Fitting takes milliseconds, and no rank waits for it. It reads no clock and sends no messages.
 
@@ -88,7 +88,8 @@ class CostPlanner:
         model = CostModel(
             np.zeros(job.world_size), np.tile(costs.start() / 1.0, (job.world_size, 1))
         )
-        self._model = self._published = model
+        self._published = model
+        self._recent: deque[FloatArray] = deque(maxlen=_RECENT)
         equal = Equal().init(self._cluster).batch_size
         self.plan = self._make_plan(0, 0, model, equal, "by cost, from equal speeds on")
 
@@ -163,8 +164,7 @@ class CostPlanner:
                     self._take(features, counts, seconds)
                 how = "rehearsed"
         if self._estimator.model is not None:
-            self._adopt()
-            self.plan = self._planned(0, 0)
+            self.plan = self._planned(self._wanted(), 0, 0)
         return EstimatesRestored(tuple((former >= 0).tolist()), how, self.plan.batch_size)
 
     def _fresh(self) -> CostEstimator:
@@ -172,6 +172,7 @@ class CostPlanner:
 
     def _take(self, features: FloatArray, counts: FloatArray, seconds: FloatArray) -> None:
         self._shown.append((features, counts, seconds))
+        self._recent.append(features)
         self._estimator = self._estimator.observe(
             features, counts, np.where(seconds > 0, seconds, np.nan)
         )
@@ -184,27 +185,15 @@ class CostPlanner:
         self._take(_features(reports, "own"), counts, np.where(counts > 0, seconds, 0.0))
         if self._estimator.model is None or self._estimator.model is before:
             return []
-        self._adopt()
-        change = self._change(_features(reports, "own").sum(axis=0))
+        model = self._wanted()
+        gain = self._gain(model)
+        turns = (self.plan.costs is None) == self._goes_by_cost
         waits = next_step - 1 < self.plan.first_step  # a plan is on its way
-        counts_now = self.plan.costs is None
-        if counts_now == self._goes_by_cost or change > (_AT_ONCE if waits else _CHANGED):
-            late = 0 if change > _AT_ONCE or before is None else self._ahead
-            self.plan = self._planned(self.plan.epoch + 1, next_step + late)
-            plan = self.plan
-            return [Rebalanced(plan.first_step, plan.epoch, plan.batch_size, plan.reason)]
-        return []
-
-    def _adopt(self) -> None:
-        model = self._estimator.model
-        assert model is not None
-        if not self._by_speed:
-            shape = np.ones((self._job.world_size, 1))
-            model = CostModel(
-                np.full(self._job.world_size, model.intercept_s.mean()),
-                shape * model.slope_s.mean(axis=0),
-            )
-        self._model = model
+        if not turns and gain < (_AT_ONCE if waits else _WORTH):
+            return []
+        late = 0 if gain >= _AT_ONCE or before is None else self._ahead
+        plan = self.plan = self._planned(model, self.plan.epoch + 1, next_step + late)
+        return [Rebalanced(plan.first_step, plan.epoch, plan.batch_size, plan.reason)]
 
     @property
     def _goes_by_cost(self) -> bool:
@@ -213,28 +202,48 @@ class CostPlanner:
         is_judged = estimator.num_steps >= _LEAST_STEPS and not np.isnan(estimator.error)
         return estimator.is_useful or not is_judged or self._costs.cost.is_capped
 
-    def _change(self, work: FloatArray) -> float:
-        """Return by how much some rank's share of the cost of a step has changed."""
-        now, before = [_shares(model, work) for model in (self._model, self._published)]
-        change: FloatArray = abs(now - before).sum(axis=1) / before.sum(axis=1)
-        return float(change.max())
-
-    def _planned(self, epoch: int, first_step: int) -> Plan:
-        self._published, counted = self._model, self._estimator.by_count
-        if self._goes_by_cost:
-            each_s = self._model.slope_s @ self._costs.mean
-            sizes = self._counted(self._model.intercept_s, each_s)
-            return self._make_plan(epoch, first_step, self._model, sizes, _told(each_s))
+    def _wanted(self) -> CostModel:
+        """Return what is to be planned by: the features, or their first one, which counts."""
+        model, counted = self._estimator.model, self._estimator.by_count
+        assert model is not None
         assert counted is not None
-        sizes = self._counted(counted.intercept_s, counted.slope_s[:, 0])
-        reason = "by count, as lengths tell no more than counts do"
-        return self._make_plan(epoch, first_step, None, sizes, reason)
+        if not self._goes_by_cost:
+            slope = np.zeros_like(model.slope_s)
+            slope[:, :1] = counted.slope_s
+            model = CostModel(counted.intercept_s, slope)
+        if self._by_speed:
+            return model
+        alike = np.ones_like(model.slope_s)
+        return CostModel(alike[:, 0] * model.intercept_s.mean(), alike * model.slope_s.mean(axis=0))
 
-    def _counted(self, intercept_s: FloatArray, each_s: FloatArray) -> IntArray:
-        """Return sizes by count, of samples that take ranks so long each, ``(world_size,)``."""
-        if not self._by_speed:
-            return Equal().init(self._cluster).batch_size
-        return allocate(AffineTime(intercept_s, np.maximum(each_s, 1e-12)), self._cluster)
+    def _gain(self, model: CostModel) -> float:
+        """Return by how much steps would be shorter under ``model``, as a share of them.
+
+        By it, recent steps end so much later than if they were cut level; some of that, the plan
+        foresaw: samples cannot be cut.
+        """
+        now, foreseen = [
+            np.mean(
+                [one.seconds(work).max() / _level(one, work.sum(axis=0)) for work in self._recent]
+            )
+            for one in (model, self._published)
+        ]
+        return float(1 - foreseen / now)
+
+    def _planned(self, model: CostModel, epoch: int, first_step: int) -> Plan:
+        self._published = model
+        each_s = np.maximum(model.slope_s @ self._costs.mean, 1e-12)
+        sizes = Equal().init(self._cluster).batch_size
+        if self._by_speed:
+            sizes = allocate(AffineTime(model.intercept_s, each_s), self._cluster)
+        reason = "by count, as lengths tell no more than counts do"
+        if self._goes_by_cost:
+            speed = each_s.max() / each_s
+            some = ", ".join(f"{one:.2f}" for one in speed[:8]) + ", ..." * (len(speed) > 8)
+            reason = f"by cost, speeds {some}"
+        return self._make_plan(
+            epoch, first_step, model if self._goes_by_cost else None, sizes, reason
+        )
 
     def _make_plan(
         self, epoch: int, first_step: int, model: CostModel | None, sizes: IntArray, reason: str
@@ -272,15 +281,6 @@ def _features(reports: Sequence[Report], name: str) -> FloatArray:
     return np.array([getattr(work, name) for work in works], np.float64)
 
 
-def _shares(model: CostModel, work: FloatArray) -> FloatArray:
-    """Return each rank's and each feature's share of what a step costs, the intercept first."""
-    parts = np.concatenate(
-        [model.intercept_s[:, None], model.slope_s * work / len(model.slope_s)], 1
-    )
-    shares: FloatArray = parts / max(float(parts.sum()), 1e-300)
-    return shares
-
-
 def _level(model: CostModel, work: FloatArray) -> float:
     """Return when all ranks end together with the work of a step, if it could be cut anywhere."""
     cost, start = np.maximum(model.slope_s @ work, 1e-300), model.intercept_s
@@ -291,10 +291,3 @@ def _level(model: CostModel, work: FloatArray) -> float:
         if level >= start[order[last - 1]]:
             break
     return float(level)
-
-
-def _told(each_s: FloatArray) -> str:
-    """Return how fast ranks are that take a mean sample so long, in words."""
-    speed = each_s.max() / np.maximum(each_s, 1e-300)
-    some = ", ".join(f"{one:.2f}" for one in speed[:8]) + (", ..." if len(speed) > 8 else "")
-    return f"by cost, speeds {some}"

@@ -52,7 +52,7 @@ class CostDeal:
 
         Args:
             indices_of: its indices in the data set.
-            equal_forwards: whether all ranks have to make as many forwards.
+            equal_forwards: whether all ranks make as many forwards, where samples suffice.
         """
         self._indices_of, self._equal_forwards = indices_of, equal_forwards
         self._known = {}
@@ -113,14 +113,15 @@ class CostDeal:
 
     def _forwards(self, features: IntArray) -> Forwards:
         cost, most = self._costs.cost, self._costs.cost.max_samples
-        if self._equal_forwards:  # of two forwards at least, as the last one's time is not known
+        equal = self._equal_forwards and len(features) >= 2 * self._world_size
+        if equal:  # of two forwards at least, as the last one's time is not known
             half = -(-len(features) // (2 * self._world_size))
             most = half if most is None else min(half, most)
         return Forwards(
             max_samples=most,
             size=None if cost.max_size is None else features[:, 1],
             max_size=cost.max_size,
-            equal=self._equal_forwards,
+            equal=equal,
         )
 
     def _sum(self, forwards: Sequence[IntArray]) -> tuple[int, ...]:

@@ -45,7 +45,7 @@ class StepContext:
         count: steps of the run so far, shared by loaders which are used in turn.
         counter: counts the units in a batch that is handed out; None where they are samples.
         cost: of samples, by which they are assigned; None where they are counted.
-        equal_forwards: tells whether all ranks have to make as many forwards.
+        equal_forwards: tells whether all ranks make as many forwards.
     """
 
     ranks: LoaderRanks

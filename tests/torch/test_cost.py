@@ -1,0 +1,173 @@
+"""Samples assigned by cost: the same gradient, each sample once, and errors that say what to do."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Subset, TensorDataset
+
+from evenstep.claims import Hybrid
+from evenstep.testing import WorkerFailed, run_workers
+from evenstep.torch import Balancer, Bounds, Cost, Runtime
+
+from .cost_runs import LENGTH, NUM_SAMPLES, train
+
+NUM_STEPS = -(-NUM_SAMPLES // 24)
+LOOPS = [
+    pytest.param({}, id="additive"),
+    pytest.param({"kind": "steps", "workers": 1}, id="steps, loader workers"),
+    pytest.param({"tokens": True}, id="mean over tokens"),
+    pytest.param({"tokens": True, "kind": "fsdp2"}, id="FSDP2, mean over tokens"),
+    pytest.param({"kind": "fsdp2"}, id="FSDP2"),
+]
+
+
+def runs(cost, world_size=3, **settings):
+    """Train on some ranks; return what each found."""
+    return run_workers(
+        world_size, _train, cost, settings | {"world_size": world_size}, timeout_s=120
+    )
+
+
+def _train(rank, cost, settings):
+    return train(rank, cost, **settings)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("padded", [False, True], ids=["additive", "padded"])
+@pytest.mark.parametrize("settings", LOOPS)
+def test_training_is_that_of_one_process(settings, padded):
+    """Parameters after two epochs within 1e-12, each sample once in each, as plans change."""
+    found = runs(Cost(LENGTH, padded=padded), **settings)
+    (alone,) = runs(None, world_size=1, **settings | {"kind": "plain", "workers": 0})
+
+    for parameters, _, _ in found:
+        error = (parameters - alone[0]).norm() / alone[0].norm()
+        assert error <= 1e-12
+    for step, whole in enumerate(alone[1]):
+        assert sorted(index for one in found for index in one[1][step]) == sorted(whole)
+    assert len(found[0][2]) >= 2 or settings.get("kind") == "fsdp2"
+
+
+@pytest.mark.cluster
+def test_no_forward_exceeds_its_cap():
+    """Tokens of a forward, where one sample alone may be as long as that."""
+    cap = int(LENGTH.max())
+
+    assert max(max(rank) for rank in run_workers(2, _largest, cap)) <= cap
+
+
+def _largest(rank, cap):
+    sizes = []
+    with Balancer(cost=Cost(LENGTH, max_size=cap), runtime=Runtime(line_every=None)) as balancer:
+        stock = DataLoader(TensorDataset(torch.tensor(LENGTH)), batch_size=12)
+        model, loader = balancer.prepare(nn.Linear(1, 1), stock)
+        for step in loader.steps():
+            for (length,) in step:
+                sizes.append(int(length.sum()))
+                model(length[:, None].float()).mean().backward()
+    return sizes
+
+
+@pytest.mark.cluster
+def test_a_run_goes_on_with_other_ranks(tmp_path):
+    """Three ranks, then two: none lost, none twice, and the parameters of one process."""
+    cost = Cost(LENGTH)
+    before = runs(cost, epochs=1, folder=tmp_path, stop_after=3)
+    after = runs(cost, world_size=2, epochs=1, folder=tmp_path)
+    (alone,) = runs(None, world_size=1, epochs=1)
+
+    steps = [step for found in (before, after) for _, seen, _ in found for step in seen]
+    trained = [index for step in steps for index in step]
+    assert sorted(trained) == list(range(NUM_SAMPLES))
+    assert (after[0][0] - alone[0]).norm() <= 1e-12 * alone[0].norm()
+
+
+@pytest.mark.cluster
+def test_lengths_that_differ_between_ranks_are_refused():
+    """In `prepare`, by name."""
+    with pytest.raises(WorkerFailed, match=r"`Balancer\(cost=\.\.\.\)` .*rank 1"):
+        run_workers(2, _unlike)
+
+
+def _unlike(rank):
+    stock = DataLoader(TensorDataset(torch.zeros(8, 1)), batch_size=2)
+    lengths = np.arange(8) + rank
+    with Balancer(cost=lengths, runtime=Runtime(line_every=None)) as balancer:
+        balancer.prepare(nn.Linear(1, 1), stock)
+
+
+class Table:
+    """A data set with columns, as Hugging Face's have them."""
+
+    column_names = ["length", "text"]  # noqa: RUF012
+
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, key):
+        return {"length": [3, 1, 4, 1, 5], "text": list("abcde")}[key]
+
+
+@pytest.mark.parametrize(
+    ("of", "dataset"),
+    [
+        ([3, 1, 4, 1, 5], range(5)),
+        ("length", Table()),
+        (lambda index: [3, 1, 4, 1, 5][index], range(5)),
+        ("length", Subset(Subset(Table(), [4, 3, 2, 1, 0]), [4, 3, 2, 1, 0])),
+    ],
+    ids=["array", "column", "function", "column of a subset"],
+)
+def test_lengths_come_from_where_they_are(of, dataset):
+    """Features of some samples: 1, L and its square."""
+    found = Cost(of).table(dataset).features(np.array([4, 0]))
+
+    assert found.tolist() == [[1, 5, 25], [1, 3, 9]]
+
+
+def test_features_of_ones_own_stand_beside_the_count():
+    """Nodes and edges, say."""
+    found = Cost([[2, 7], [3, 9]]).table(range(2)).features(np.array([1]))
+
+    assert found.tolist() == [[1, 3, 9]]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Cost([1.5, 2.0]), r"`Cost\(of=\.\.\.\)` must be integers of at least 0.*float64"),
+        (lambda: Cost([1, -2]), r"integers of at least 0, got int64 from -2 on"),
+        (lambda: Cost([]), r"one length for each sample.*shape \(0,\)"),
+        (lambda: Cost(3), r"one length for each sample.*shape \(\)"),
+        (lambda: Cost([[1, 2]], padded=True), "where nothing is padded"),
+        (lambda: Cost([1], max_size=0), r"`Cost\(max_size=\.\.\.\)` must be at least 1, got 0"),
+        (lambda: Cost([1], max_samples=0), r"`Cost\(max_samples=\.\.\.\)` must be at least 1"),
+        (lambda: Cost([1, 2]).table(range(3)), "one entry for each of the data set's 3 samples"),
+        (lambda: Cost("size").table(Table()), r"name a column.*'size' for a Table"),
+        (lambda: Cost("size").table(range(3)), r"'size' for a range with no columns"),
+        (lambda: Balancer(cost=[1], policy="lbb"), r"`Balancer\(policy=\.\.\.\)` must be left out"),
+        (lambda: Balancer(cost=[1], bounds=Bounds(min=2)), r"`Balancer\(bounds=\.\.\.\)`"),
+        (
+            lambda: Balancer(cost=[1], runtime=Runtime(claims=Hybrid())),
+            r"`Runtime\(claims=\.\.\.\)` must be left out",
+        ),
+        (lambda: Balancer(cost="length").prepare(*_parts()), "with no columns"),
+        (lambda: Balancer(cost=Cost([1] * 4, max_size=9)).prepare(*_parts()), None),
+    ],
+)
+def test_bad_input_is_refused(make, words):
+    """By the argument's name, with the value and the remedy."""
+    if words is None:
+        _, loader = make()
+        with pytest.raises(ValueError, match=r"be used in a loop over `loader.steps\(\)`"):
+            next(iter(loader))
+        return
+    with pytest.raises(ValueError, match=re.compile(words, re.DOTALL)):
+        make()
+
+
+def _parts():
+    return nn.Linear(1, 1), DataLoader(TensorDataset(torch.zeros(4, 1)), batch_size=2)
