@@ -70,6 +70,9 @@ class StepMeasured:
         best_split_s: the same for the split that the fit holds for best.
         wall_s: rank 0's time from the batch before to this one, so the whole of the step before,
             with communication and optimizer; None for the first step of a loop.
+        speed_split_s: what dividing by the ranks' speeds alone would have cost, by count; None
+            where samples are not assigned by cost.
+        cost_split_s: the same for assigning by costs alone, to ranks taken for equally fast.
     """
 
     step: int
@@ -83,6 +86,8 @@ class StepMeasured:
     equal_split_s: float | None
     best_split_s: float | None
     wall_s: float | None
+    speed_split_s: float | None = None
+    cost_split_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

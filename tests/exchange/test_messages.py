@@ -73,7 +73,10 @@ def test_all_messages_arrive_as_they_were_sent():
         ([["Answer", 1, 2, False, "1"]], "`Answer.leaving`: must be int | None, got '1'"),
         ([["StepReports", 3, [[3, 8]]]], "`StepReports.reports`: `Report` must have step, batch"),
         ([["StepReports", 3, [3]]], "`StepReports.reports`: "),
-        ([["PlanTold", [1, 2, "34", None, None, None, "", None, None]]], "`Plan.batch_size`: must be"),
+        (
+            [["PlanTold", [1, 2, "34", None, None, None, "", None, None]]],
+            "`Plan.batch_size`: must be",
+        ),
         ([["PlanTold", [1, 2, [3, "4"], None, None, None, "", None, None]]], "got [3, '4']"),
         ([["StepsAsked", [0]]], "`StepsAsked.key`"),
         ([["ProgressTold", [], False]], "`ProgressTold.counts`: must be"),

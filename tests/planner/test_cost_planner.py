@@ -149,15 +149,16 @@ def test_a_run_goes_on_from_what_was_learnt(former, how):
 
 
 def test_what_else_the_samples_would_have_cost_is_told():
-    """At equal counts, and at best, by the model."""
+    """At equal counts, by speeds alone, by lengths alone, and at best: by the model."""
     run = Run(noise=0.0).run(30)
     features = run.costs.features(np.arange(BATCH_SIZE))
     owner = partition(features, run.planner.plan.costs.workers()).owner
     parts = np.split(features, WORLD_SIZE)
     own = [features[owner == rank].sum(axis=0) for rank in range(WORLD_SIZE)]
+    counted = np.split(features, np.cumsum([8, 8, 16]))
     works = [
-        Work(tuple(map(int, mine)), tuple(map(int, part.sum(axis=0))), (0, 0, 0))
-        for mine, part in zip(own, parts, strict=True)
+        Work(*(tuple(map(int, one)) for one in (mine, part.sum(axis=0), count.sum(axis=0))))
+        for mine, part, count in zip(own, parts, counted, strict=True)
     ]
     reports = [
         Report(30, 16, BATCH_SIZE, float(mine @ run.true / speed), 0.0, work=work)
@@ -168,5 +169,10 @@ def test_what_else_the_samples_would_have_cost_is_told():
         part.sum(axis=0) @ run.true / speed for part, speed in zip(parts, SPEED, strict=True)
     )
 
+    by_speed = max(part.sum(axis=0) @ run.true / s for part, s in zip(counted, SPEED, strict=True))
+    whole = (features @ run.true).sum()
+
     assert told.equal_split_s == pytest.approx(equal, rel=0.05)
-    assert told.best_split_s == pytest.approx((features @ run.true).sum() / SPEED.sum(), rel=0.05)
+    assert told.speed_split_s == pytest.approx(by_speed, rel=0.05)
+    assert told.cost_split_s == pytest.approx(whole / WORLD_SIZE, rel=0.05)
+    assert told.best_split_s == pytest.approx(whole / SPEED.sum(), rel=0.05)

@@ -264,13 +264,16 @@ class CostPlanner:
         """
         model = self._estimator.model
         assert model is not None
-        own, equal = _features(reports, "own"), _features(reports, "equal")
+        own, equal, counted = [_features(reports, name) for name in Work._fields]
         ran = np.array([report.batch_size > 0 for report in reports])
         took = max(report.compute_s for report in reports if report.batch_size)
         luck = took / max(float(model.seconds(own)[ran].max()), 1e-12)
-        best = _level(model, own.sum(axis=0))
+        whole = own.sum(axis=0)
         return SplitCosts(
-            equal_s=luck * float(model.seconds(equal).max()), best_s=min(luck * best, took)
+            equal_s=luck * float(model.seconds(equal).max()),
+            best_s=min(luck * _level(model, whole), took),
+            speed_s=luck * float(model.seconds(counted).max()),
+            cost_s=luck * float(model.seconds(whole / self._job.world_size).max()),
         )
 
 

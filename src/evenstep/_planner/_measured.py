@@ -43,4 +43,6 @@ def measured(
         equal_split_s=costs.equal_s if costs else None,
         best_split_s=costs.best_s if costs else None,
         wall_s=reports[0].wall_s,
+        speed_split_s=costs.speed_s if costs else None,
+        cost_split_s=costs.cost_s if costs else None,
     )

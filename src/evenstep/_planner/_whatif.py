@@ -25,10 +25,14 @@ class SplitCosts:
     Attributes:
         equal_s: the equal split, as far as the bounds allow one.
         best_s: the best split.
+        speed_s: by the ranks' speeds alone, where samples are assigned by cost; else None.
+        cost_s: by the samples' costs alone; likewise.
     """
 
     equal_s: float
     best_s: float
+    speed_s: float | None = None
+    cost_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

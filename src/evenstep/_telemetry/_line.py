@@ -23,8 +23,9 @@ class ProgressLine:
     else that the loop does count. "computing" is the slowest worker's; "idle" is what the workers
     wait for it, as a part of that time in all these steps together. By the fitted times, the equal
     split would have computed for longer by some seconds, which are added to the whole step: "saves"
-    compares whole steps. What a step takes is known when the next one begins, so that the newest is
-    in the next line.
+    compares whole steps. Where samples are assigned by cost, the line says as well what the ranks'
+    speeds alone and the samples' costs alone would save. What a step takes is known when the next
+    one begins, so that the newest is in the next line.
 
     Args:
         stream: where to, such as ``sys.stderr``.
@@ -74,7 +75,27 @@ def describe(steps: tuple[StepMeasured, ...]) -> str:
         return begin
     saving = 100 * (1 - step_s / equal_s)
     verb = "saves" if saving >= 0 else "costs"
-    return f"{begin}, equal split {equal_s:.3g} s: {verb} {abs(saving):.0f} %"
+    end = f"equal split {equal_s:.3g} s: {verb} {abs(saving):.0f} %"
+    return f"{begin}, {end}{_alone(known, equal_s)}"
+
+
+def _alone(steps: Sequence[StepMeasured], equal_s: float) -> str:
+    """Return what speeds alone and lengths alone would save, where both are balanced.
+
+    Args:
+        steps: whole ones.
+        equal_s: seconds of a whole step with the equal split.
+    """
+    found = []
+    for name, field in (("speed", "speed_split_s"), ("length", "cost_split_s")):
+        less = [
+            step.equal_split_s - alone_s
+            for step in steps
+            if (alone_s := getattr(step, field)) is not None and step.equal_split_s is not None
+        ]
+        if less:
+            found.append(f"by {name} alone {100 * max(0.0, fmean(less)) / equal_s:.0f} %")
+    return f" ({', '.join(found)})" if found else ""
 
 
 def _computing(steps: Sequence[StepMeasured], of_it: str = "") -> str:
