@@ -146,6 +146,10 @@ def test_features_of_ones_own_stand_beside_the_count():
         (lambda: Cost([1], max_size=0), r"`Cost\(max_size=\.\.\.\)` must be at least 1, got 0"),
         (lambda: Cost([1], max_samples=0), r"`Cost\(max_samples=\.\.\.\)` must be at least 1"),
         (lambda: Cost([1, 2]).table(range(3)), "one entry for each of the data set's 3 samples"),
+        (
+            lambda: Cost([3, 99, 4], max_size=50).table(range(3)),
+            "50 where sample 1 has 99. Cut the sample, leave it out, or raise",
+        ),
         (lambda: Cost("size").table(Table()), r"name a column.*'size' for a Table"),
         (lambda: Cost("size").table(range(3)), r"'size' for a range with no columns"),
         (lambda: Balancer(cost=[1], policy="lbb"), r"`Balancer\(policy=\.\.\.\)` must be left out"),
@@ -171,3 +175,27 @@ def test_bad_input_is_refused(make, words):
 
 def _parts():
     return nn.Linear(1, 1), DataLoader(TensorDataset(torch.zeros(4, 1)), batch_size=2)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("workers", [0, 2])
+def test_large_steps_are_assigned_ahead_and_alike(workers):
+    """4,096 samples on 2 ranks: each once, by the loader's thread or by one ahead of it."""
+    steps = zip(*run_workers(2, _large, workers), strict=True)
+
+    for step in steps:
+        assert len(set().union(*step)) == sum(map(len, step)) == 4096
+
+
+def _large(rank, workers):
+    length = np.arange(3 * 4096) % 97 + 1
+    stock = DataLoader(
+        TensorDataset(torch.arange(len(length))), batch_size=2048, num_workers=workers
+    )
+    with Balancer(cost=length, runtime=Runtime(line_every=None)) as balancer:
+        model, loader = balancer.prepare(nn.Linear(1, 1), stock)
+        seen = []
+        for (index,) in loader:
+            seen.append(index.tolist())
+            model(index[:, None].float()).mean().backward()
+    return seen

@@ -80,7 +80,8 @@ class Cost:
         """Return what the samples of ``dataset`` cost.
 
         Raises:
-            ValueError: there is no such column, or not one length for each sample.
+            ValueError: there is no such column, not one length for each sample, or a sample that
+                is larger than a forward may be.
         """
         values = self.of
         if isinstance(values, str):
@@ -94,6 +95,15 @@ class Cost:
                 f"have one entry for each of the data set's {len(dataset)} samples",
                 len(table),
                 "Give what belongs to this data set, in the order of its indices.",
+            )
+        size = table if table.ndim == 1 else table[:, 0]
+        if self.max_size is not None and size.max() > self.max_size:
+            longest = int(size.argmax())
+            raise invalid(
+                "Cost(max_size=...)",
+                "be at least the size of every sample",
+                f"{self.max_size} where sample {longest} has {size[longest]}",
+                "Cut the sample, leave it out, or raise the cap.",
             )
         return SampleCosts(self, table)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from threading import Thread
 from typing import NamedTuple, final
 
 import numpy as np
@@ -12,6 +14,10 @@ from ...._types import IntArray
 from ....solve import Assignment, Forwards, partition
 
 _KEPT = 256  # assignments: more steps than loaders fetch ahead
+_LARGE = 1 << 13  # samples times ranks, from which on an assignment takes a millisecond or more
+
+Key = tuple[int, int]
+"""A plan's number, and a step's first position."""
 
 Indices = Callable[[int, int], IntArray | None]
 """So many indices of the order from a position on; None while they are not drawn."""
@@ -45,7 +51,8 @@ class CostDeal:
         self._world_size = world_size
         self._indices_of: Indices = lambda first, num_samples: None
         self._equal_forwards = False
-        self._known: dict[tuple[int, int], Assignment] = {}
+        self._known: dict[Key, Assignment] = {}
+        self._under_way: dict[Key, Thread] = {}
 
     def begin(self, indices_of: Indices, *, equal_forwards: bool) -> None:
         """Assign the steps of another order from now on.
@@ -55,12 +62,23 @@ class CostDeal:
             equal_forwards: whether all ranks make as many forwards, where samples suffice.
         """
         self._indices_of, self._equal_forwards = indices_of, equal_forwards
-        self._known = {}
+        self._known, self._under_way = {}, {}
 
     def parts(self, plan: Plan, first: int, num_samples: int) -> tuple[IntArray, ...] | None:
         """Return the slots of each of this rank's forwards; None while they are not drawn."""
         found = self._assignment(plan, first, num_samples)
         return None if found is None else found.samples(self._rank)
+
+    def look_ahead(self, plan: Plan, first: int, num_samples: int) -> None:
+        """Begin to assign a step in a thread, if that takes long and can be done already."""
+        key, indices = (plan.epoch, first), self._indices_of(first, num_samples)
+        is_known = key in self._known or key in self._under_way
+        if plan.costs is None or is_known or indices is None:
+            return
+        if num_samples * self._world_size >= _LARGE:
+            ahead = (self._known, key, plan, indices)  # of this order, whatever comes after it
+            self._under_way[key] = thread = Thread(target=self._try, args=ahead, daemon=True)
+            thread.start()
 
     def assigned(
         self,
@@ -95,21 +113,31 @@ class CostDeal:
 
     def _assignment(self, plan: Plan, first: int, num_samples: int) -> Assignment | None:
         key = plan.epoch, first
+        if (thread := self._under_way.pop(key, None)) is not None:
+            thread.join()
         if key not in self._known:
             indices = self._indices_of(first, num_samples)
             if indices is None:
                 return None
-            while len(self._known) >= _KEPT:
-                del self._known[next(iter(self._known))]
-            assert plan.costs is not None
-            cost, features = self._costs.cost, self._costs.features(indices)
-            self._known[key] = partition(
-                features,
-                plan.costs.workers(),
-                padded=cost.padded,
-                forwards=self._forwards(features),
-            )
+            self._find(self._known, key, plan, indices)
         return self._known[key]
+
+    def _try(self, known: dict[Key, Assignment], key: Key, plan: Plan, indices: IntArray) -> None:
+        with suppress(ValueError, OverflowError):  # raised where the step is asked for
+            self._find(known, key, plan, indices)
+
+    def _find(self, known: dict[Key, Assignment], key: Key, plan: Plan, indices: IntArray) -> None:
+        """Assign a step's samples, and keep the answer in ``known``."""
+        while len(known) >= _KEPT:
+            del known[next(iter(known))]
+        assert plan.costs is not None
+        features = self._costs.features(indices)
+        known[key] = partition(
+            features,
+            plan.costs.workers(),
+            padded=self._costs.cost.padded,
+            forwards=self._forwards(features),
+        )
 
     def _forwards(self, features: IntArray) -> Forwards:
         cost, most = self._costs.cost, self._costs.cost.max_samples

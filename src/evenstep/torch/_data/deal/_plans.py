@@ -226,6 +226,11 @@ class PlanBook:
                 return Share(share.slots, ())
         return Share(share.slots, entry.plan.forwards(self._rank, num_samples))
 
+    def look_ahead(self, span: StepSpan) -> None:
+        """Begin to assign a step that is asked for later."""
+        if self._by_cost is not None and self._entries:
+            self._by_cost.look_ahead(self._in_force(span).plan, span.first, span.num_samples)
+
     def assigned(self, span: StepSpan, *, whole: bool) -> Assigned | None:
         """Return what ranks compare of a step, and what this one computes of it by cost.
 

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from threading import Condition, RLock
 from time import perf_counter
 from typing import Any
@@ -17,7 +18,7 @@ from ...._planner import Cost, Plan
 from ....exceptions import invalid
 from .._loader_state import OrderedForm
 from .._step import KnownPortions, Portions, Step, with_units
-from ..deal._by_cost import CostDeal
+from ..deal._by_cost import Assigned, CostDeal
 from ..deal._plans import PlanBook, StepSpan, spans_of
 from ..fetch._prefetch import source_of
 from ..fetch._sources import BatchSource, FetchCounts
@@ -95,7 +96,8 @@ class BalancedLoader(AbstractStepLoader):
         if context.cost is not None:
             self.costs = context.cost.table(loader.dataset)
             self._by_cost = CostDeal(self.costs, rank=ranks.rank, world_size=ranks.world_size)
-            self.num_steps_ahead = max(1, loader.num_workers * (loader.prefetch_factor or 1))
+            if loader.num_workers:
+                self.num_steps_ahead = max(2, loader.num_workers * (loader.prefetch_factor or 1))
         self._book = PlanBook(ranks.rank, self._size, by_cost=self._by_cost)
         self._problem: Exception | None = None
         self._source = source_of(loader, Condition(self._lock))
@@ -255,8 +257,20 @@ class BalancedLoader(AbstractStepLoader):
             span.num_samples,
             data_s=data_s,
             units=units,
-            assigned=self._book.assigned(span, whole=whole),
+            assigned=self._assigned(span, whole=whole),
         )
+
+    def _assigned(self, span: StepSpan, *, whole: bool) -> Assigned | None:
+        """Return what ranks compare of a step; begin to assign the next that is fetched."""
+        if self._by_cost is None:
+            return None
+        with self._lock:
+            end = span.first + span.num_samples
+            after = spans_of(span.step + 1, end, self.num_samples, self._size)
+            later = islice(after, self.num_steps_ahead, None)
+            if (coming := next(later, None)) is not None:
+                self._book.look_ahead(coming)
+            return self._book.assigned(span, whole=whole)
 
     def _on_plan(self, plan: Plan) -> None:
         with self._lock:

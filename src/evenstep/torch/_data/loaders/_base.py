@@ -72,7 +72,7 @@ class AbstractStepLoader(AbstractLoader):
 
     attempts: Attempts | None = None
     costs: SampleCosts | None = None
-    num_steps_ahead: int = 1
+    num_steps_ahead: int = 0
     _loader: DataLoader[Any]
     _context: StepContext
     _loops: Loops
