@@ -247,16 +247,14 @@ def level_run(ranks, *, lag=0, num_steps=3, after_each=lambda: None, news_in=Non
     decisions.planner = Planner(Scripted(tuple(moves)), Job(2, 16), warm_up_steps=0)
     decisions.planner._level = 1.0
     ranks.announce(decisions.planner.plan)
-    in_force = {}
     for step in range(num_steps):
-        in_force[step] = decisions.planner.plan.epoch
         for rank in (0, 1):
             report = Report(step, 8, 16, compute_s=0.1, data_s=float(step))
             if step == news_in:
                 report = report._replace(limit=15)
             decisions.take(rank, step, [report])
         after_each()
-    return in_force
+    return decisions
 
 
 def test_after_a_level_step_the_answer_comes_before_the_policy():
@@ -267,6 +265,16 @@ def test_after_a_level_step_the_answer_comes_before_the_policy():
 
     ranks.keep_books()
     assert [plan.first_step for plan in ranks.plans] == [0, 2]
+
+
+def test_a_plan_made_late_leaves_steps_alone_that_were_answered_meanwhile():
+    """Ranks that fetch ahead have asked for three more steps: they hold the old plan for those."""
+    ranks = Busy()
+    decisions = level_run(ranks, num_steps=1)
+    decisions.answer(3)
+    ranks.keep_books()
+
+    assert [plan.first_step for plan in ranks.plans] == [0, 5]
 
 
 def test_no_plan_is_left_out_where_there_is_no_time_for_books():

@@ -47,7 +47,7 @@ class Run:
             for n, s, w in zip(np.bincount(owner, minlength=WORLD_SIZE), took, work, strict=True)
         ]
         outcome = self.planner.observe(reports, next_step=step + 1)
-        self.events += [*outcome.events, *self.planner.catch_up().events]
+        self.events += [*outcome.events, *self.planner.catch_up(next_step=step + 2).events]
         if self.planner.plan.epoch != self.plans[-1].epoch:
             self.plans.append(self.planner.plan)
 

@@ -27,7 +27,7 @@ def run(policy, fixed_s, slope_s, factors, **settings):
         compute_s = (fixed_s + slope_s * np.array(sizes[-1])) * factor
         planner.observe_timings(step, timings(sizes[-1], compute_s), next_step=step + 1)
         known.append(planner.keeps_for)
-        planner.catch_up()
+        planner.catch_up(next_step=step + 2)
         sizes.append(planner.plan.batch_size)
     return sizes, known
 

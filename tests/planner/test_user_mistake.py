@@ -177,5 +177,5 @@ def test_after_that_steps_are_measured_and_nothing_is_decided():
     assert measured.compute_s == (1.0, 2.0)
     assert measured.equal_split_s is None
     assert equal.observe(reports, next_step=6).plan is equal.plan
-    assert equal.catch_up().events == ()
+    assert equal.catch_up(next_step=9).events == ()
     assert equal.burden(50) is equal.learnt() is None

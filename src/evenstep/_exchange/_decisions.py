@@ -145,7 +145,7 @@ class Decisions:
             reports = [known[rank] for rank in range(self._world_size)]
             self._wall_s = max(report.wall_s or math.inf for report in reports)
             ran = self._in_force.pop(index, first)
-            events = self._catch_up(index)
+            events = self._catch_up(index, self._next_step(step))
             observe = partial(self.planner.observe, reports, next_step=self._next_step(step))
             events += self._ask(observe, index)
             books.append(partial(self._keep_books, reports, ran, events))
@@ -163,11 +163,14 @@ class Decisions:
         after = max(step, self._answered + 1)  # what was answered ahead is in force already
         return after + 1 + self._lag
 
-    def _catch_up(self, step: int) -> tuple[Event, ...]:
-        """Have the planner make up for a step that it put off, before it is shown another."""
+    def _catch_up(self, step: int, next_step: int) -> tuple[Event, ...]:
+        """Have the planner make up for a step that it put off, before it is shown another.
+
+        What it plans then holds from ``next_step``: others may have been answered meanwhile.
+        """
         if self.planner is None or not self.planner.is_behind:
             return ()
-        return self._ask(self.planner.catch_up, step)
+        return self._ask(partial(self.planner.catch_up, next_step=next_step), step)
 
     def _ask(self, planning: Callable[..., Outcome], step: int) -> tuple[Event, ...]:
         """Have the planner decide and tell its plan; the policy may rest if it takes too long."""
@@ -212,7 +215,7 @@ class Decisions:
         """Tell what a step cost and what was decided after it."""
         step = reports[0].step
         with self._lock:
-            events += self._catch_up(step)
+            events += self._catch_up(step, self._next_step(step))
         try:
             for event in self._account(reports, ran, events):
                 self._emit(event)

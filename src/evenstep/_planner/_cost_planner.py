@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import final
 
@@ -84,7 +84,7 @@ class CostPlanner:
         self._estimator = self._fresh()
         self._shown: deque[tuple[FloatArray, FloatArray, FloatArray]] = deque(maxlen=_KEPT)
         self._num_measured = 0
-        self._put_off: Callable[[], list[Event]] | None = None
+        self._put_off: Sequence[Report] | None = None
         model = CostModel(
             np.zeros(job.world_size), np.tile(costs.start() / 1.0, (job.world_size, 1))
         )
@@ -95,7 +95,7 @@ class CostPlanner:
 
     def observe(self, reports: Sequence[Report], *, next_step: int, ask: bool = True) -> Outcome:
         """Return what follows from one step: mostly later, by ``catch_up``."""
-        events = list(self.catch_up(ask=ask).events)
+        events = list(self.catch_up(next_step=next_step, ask=ask).events)
         step = reports[0].step
         bad = [(rank, report.problem()) for rank, report in enumerate(reports)]
         rejected = [MeasurementRejected(step, rank, problem) for rank, problem in bad if problem]
@@ -103,7 +103,7 @@ class CostPlanner:
             return Outcome(self.plan, (*events, *rejected))
         self._num_measured += 1
         if self._num_measured > 1:
-            self._put_off = lambda: self._learn(reports, next_step + 1)
+            self._put_off = reports
         return Outcome(self.plan, tuple(events))
 
     @property
@@ -111,10 +111,15 @@ class CostPlanner:
         """Whether a step was put off that it has not learnt from."""
         return self._put_off is not None
 
-    def catch_up(self, *, ask: bool = True) -> Outcome:
-        """Learn from the step that was put off, if one was. No rank waits for it."""
-        learn, self._put_off = self._put_off, None
-        return Outcome(self.plan, () if learn is None else tuple(learn()))
+    def catch_up(self, *, next_step: int, ask: bool = True) -> Outcome:
+        """Learn from the step that was put off, if one was. No rank waits for it.
+
+        Args:
+            next_step: the first step that can still use a new plan, now.
+            ask: has no meaning here.
+        """
+        reports, self._put_off = self._put_off, None
+        return Outcome(self.plan, () if reports is None else tuple(self._learn(reports, next_step)))
 
     def account(self, reports: Sequence[Report], plan: Plan) -> StepMeasured | None:
         """Return what a step cost, and would have cost otherwise; None if a report cannot be."""

@@ -52,7 +52,7 @@ class EqualSizes:
         """Return the plan: nothing follows from a step any more."""
         return Outcome(self.plan, ())
 
-    def catch_up(self, *, ask: bool = True) -> Outcome:
+    def catch_up(self, *, next_step: int, ask: bool = True) -> Outcome:
         """Return the plan: nothing was put off."""
         return Outcome(self.plan, ())
 

@@ -101,7 +101,7 @@ class Planner:
             next_step: the first step that can still use a new plan.
             ask: whether to ask the policy; if not, the plan stays.
         """
-        caught_up = self.catch_up(ask=ask).events
+        caught_up = self.catch_up(next_step=next_step, ask=ask).events
         step = reports[0].step
         bad = [(rank, report.problem()) for rank, report in enumerate(reports)]
         rejected = tuple(
@@ -132,7 +132,7 @@ class Planner:
             timings: of all workers.
             next_step: the first step that can still use a new plan.
         """
-        events = list(self.catch_up().events)
+        events = list(self.catch_up(next_step=next_step).events)
         key, took_s = timings.batch_size.tobytes(), float(timings.compute_s.max())
         reading = self._add(self._is_full(timings), key, took_s, lambda: timings)
         if reading is not None:
@@ -150,19 +150,20 @@ class Planner:
         """Whether a step was put off that the policy has not been shown."""
         return self._put_off is not None
 
-    def catch_up(self, *, ask: bool = True) -> Outcome:
+    def catch_up(self, *, next_step: int, ask: bool = True) -> Outcome:
         """Show the policy the step that was put off, if one was. No rank waits for it.
 
-        The sizes stay, as it has promised; should it break its word, what it changes holds from
-        the plan point after the next. ``observe`` does this itself if need be.
+        The sizes stay, as it has promised, unless it breaks its word. ``observe`` does this itself
+        if need be.
 
         Args:
+            next_step: the first step that can still use a new plan, now.
             ask: as for ``observe``.
         """
         if self._put_off is None:
             return Outcome(self.plan, ())
         learn, self._put_off = self._put_off, None
-        events = learn(ask=ask)
+        events = learn(next_step=next_step, ask=ask)
         return Outcome(self.plan, tuple(events))
 
     def account(self, reports: Sequence[Report], plan: Plan) -> StepMeasured | None:
@@ -272,11 +273,11 @@ class Planner:
     ) -> list[Event]:
         """Show the policy a reading: while all ranks wait, or in a moment."""
         if waits:
-            return self._learn(step, reading, next_step, ask=ask)
-        self._put_off = partial(self._learn, step, reading, next_step + 1)
+            return self._learn(step, reading, next_step=next_step, ask=ask)
+        self._put_off = partial(self._learn, step, reading)
         return []
 
-    def _learn(self, step: int, reading: Reading, next_step: int, *, ask: bool) -> list[Event]:
+    def _learn(self, step: int, reading: Reading, *, next_step: int, ask: bool) -> list[Event]:
         """Ask the policy about a reading, unless the sizes have to stay."""
         free = not self._held or self._caps.is_outgrown_by(self.plan)  # what does not fit changes
         if ask and free and not self._caps.overfull:
