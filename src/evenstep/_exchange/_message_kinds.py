@@ -156,8 +156,7 @@ class Reduced:
             None where that is not known.
         maybe: steps of which some went in; their batches weigh alike, so the rank cannot tell them
             apart.
-        checksum: of who has which sample of those steps, by cost; 0 where samples are counted, or
-            the steps are not known.
+        checksum: of who has which sample of those steps; 0 where that is not known.
     """
 
     model: int

@@ -36,7 +36,7 @@ class StepUnderWay:
         on_last_forward: whether its last micro-batch is handed out.
         reported: whether rank 0 has been told of it.
         work: what its samples cost; None where no costs are known.
-        checksum: of who has which of its samples, by cost; 0 where they are counted.
+        checksum: of who has which of its samples, the same on all ranks; 0 where none is known.
     """
 
     number: int

@@ -51,7 +51,7 @@ class StepStart:
         data_s: seconds spent waiting for input, without waiting for the plan.
         units: this rank's units of the step; None where they are samples.
         work: what its samples cost; None where no costs are known.
-        checksum: of who has which sample, by cost; 0 where samples are counted.
+        checksum: of who has which sample, the same on all ranks; 0 where none is known.
     """
 
     step: int

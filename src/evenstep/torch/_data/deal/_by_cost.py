@@ -27,12 +27,22 @@ class Assigned(NamedTuple):
     """What a rank tells of its samples of a step.
 
     Attributes:
-        work: what they cost, and would have cost otherwise.
-        checksum: of who has what, which all ranks have in common; 0 where samples are counted.
+        work: what they cost, and would have cost otherwise; None where no costs are known.
+        checksum: of who has what by cost, or of the plan where samples are counted: all ranks have
+            it in common.
     """
 
-    work: Work
+    work: Work | None
     checksum: int
+
+
+def counted(plan: Plan) -> Assigned:
+    """Return what a rank tells of its samples where no costs are known."""
+    return Assigned(None, _of_plan(plan))
+
+
+def _of_plan(plan: Plan) -> int:
+    return plan.epoch + 1  # of which there are no two with other sizes
 
 
 @final
@@ -109,7 +119,7 @@ class CostDeal:
             self._sum([counted]),
         )
         found = None if plan.costs is None else self._assignment(plan, first, num_samples)
-        return Assigned(work, 0 if found is None else found.checksum)
+        return Assigned(work, _of_plan(plan) if found is None else found.checksum)
 
     def _assignment(self, plan: Plan, first: int, num_samples: int) -> Assignment | None:
         key = plan.epoch, first

@@ -13,7 +13,7 @@ from ....claims._step_claims import Claim
 from ....exceptions import invalid
 from ....solve._cut import cut
 from ....solve._deal import Deal
-from ._by_cost import Assigned, CostDeal
+from ._by_cost import Assigned, CostDeal, counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,14 +231,12 @@ class PlanBook:
         if self._by_cost is not None and self._entries:
             self._by_cost.look_ahead(self._in_force(span).plan, span.first, span.num_samples)
 
-    def assigned(self, span: StepSpan, *, whole: bool) -> Assigned | None:
-        """Return what ranks compare of a step, and what this one computes of it by cost.
-
-        None where samples have no costs.
-        """
+    def assigned(self, span: StepSpan, *, whole: bool) -> Assigned:
+        """Return what ranks compare of a step, and what this one computes of it by cost."""
+        plan = self._in_force(span).plan
         if self._by_cost is None:
-            return None
-        share, plan = self.share(span, whole=whole), self._in_force(span).plan
+            return counted(plan)
+        share = self.share(span, whole=whole)
         assert share is not None
         sizes = plan.batch_size if span.num_samples == self._global_batch_size else None
         parts = [share.slots[place] for place in share.places()] if len(share.slots) else []

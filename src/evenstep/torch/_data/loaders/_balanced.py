@@ -260,11 +260,11 @@ class BalancedLoader(AbstractStepLoader):
             assigned=self._assigned(span, whole=whole),
         )
 
-    def _assigned(self, span: StepSpan, *, whole: bool) -> Assigned | None:
+    def _assigned(self, span: StepSpan, *, whole: bool) -> Assigned:
         """Return what ranks compare of a step; begin to assign the next that is fetched."""
-        if self._by_cost is None:
-            return None
         with self._lock:
+            if self._by_cost is None:
+                return self._book.assigned(span, whole=whole)
             end = span.first + span.num_samples
             after = spans_of(span.step + 1, end, self.num_samples, self._size)
             later = islice(after, self.num_steps_ahead, None)
