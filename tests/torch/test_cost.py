@@ -199,3 +199,26 @@ def _large(rank, workers):
             seen.append(index.tolist())
             model(index[:, None].float()).mean().backward()
     return seen
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("lockstep", [False, True])
+def test_an_evaluation_is_shared_out_by_cost(lockstep):
+    """Each sample once, batches within the loader's size, and ranks within 5 % of each other."""
+    found = run_workers(3, _evaluated, lockstep)
+    indices = [index for batches in found for batch in batches for index in batch]
+    tokens = [sum(LENGTH[index] for batch in batches for index in batch) for batches in found]
+
+    assert sorted(indices) == list(range(NUM_SAMPLES))
+    assert max(len(batch) for batches in found for batch in batches) <= 16
+    assert max(tokens) <= 1.05 * min(tokens)
+    assert len({len(batches) for batches in found}) == 1 or not lockstep
+
+
+def _evaluated(rank, lockstep):
+    held_out = DataLoader(TensorDataset(torch.arange(NUM_SAMPLES)), batch_size=16)
+    with Balancer(runtime=Runtime(line_every=None)) as balancer:
+        evaluation = balancer.prepare_eval(held_out, lockstep=lockstep, cost=LENGTH)
+        batches = [index.tolist()[: evaluation.count] for (index,) in evaluation]
+        assert len(batches) == len(evaluation)
+    return batches

@@ -76,6 +76,11 @@ class Cost:
         caps = f", max_size={self.max_size}, max_samples={self.max_samples}"
         return f"Cost({of}, padded={self.padded}{caps if self.is_capped else ''})"
 
+    def suits(self, dataset: Any) -> bool:
+        """Return whether it names a column that ``dataset`` has."""
+        names = getattr(_whole(dataset)[0], "column_names", None)
+        return isinstance(self.of, str) and isinstance(names, list) and self.of in names
+
     def table(self, dataset: Any) -> SampleCosts:
         """Return what the samples of ``dataset`` cost.
 
@@ -153,13 +158,19 @@ class SampleCosts:
         return np.array([0, *np.rint(1000 * mean.max() / mean)]).astype(np.int64)
 
 
+def _whole(dataset: Any) -> tuple[Any, IntArray | None]:
+    """Return what a ``Subset`` is of, and its rows; None are all of them."""
+    indices: IntArray | None = None
+    while hasattr(dataset, "dataset") and hasattr(dataset, "indices"):
+        own = np.asarray(dataset.indices, np.int64)
+        indices = own if indices is None else own[indices]
+        dataset = dataset.dataset
+    return dataset, indices
+
+
 def _column(dataset: Any, name: str) -> Any:
     """Return a column; of a ``Subset``, the rows that it has."""
-    inner, indices = dataset, None
-    while hasattr(inner, "dataset") and hasattr(inner, "indices"):
-        own = np.asarray(inner.indices, np.int64)
-        indices = own if indices is None else own[indices]
-        inner = inner.dataset
+    inner, indices = _whole(dataset)
     names = getattr(inner, "column_names", None)
     if not isinstance(names, list) or name not in names:
         raise invalid(

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from .._planner import Bounds
+from .._planner import Bounds, Cost
 from .._run._checked_settings import checked_policy, checked_reduction
 from .._run._estimates import Estimates
 from ..policies import AbstractPolicy
@@ -212,7 +212,7 @@ class Balancer:
         return done[0] if len(done) == 1 else tuple(done)
 
     def prepare_eval(
-        self, loader: DataLoader[T], *, lockstep: bool | None = None
+        self, loader: DataLoader[T], *, lockstep: bool | None = None, cost: Any = None
     ) -> PreparedEval[T]:
         """Return ``loader`` for evaluation, each sample once over all ranks, shared out by speed.
 
@@ -223,6 +223,9 @@ class Balancer:
             lockstep: whether all ranks make as many forwards, as where a forward is a collective.
                 None finds out from the prepared models: FSDP, or a DDP that broadcasts buffers.
                 Say True for such a model that was not prepared.
+            cost: what its samples cost, as in ``Balancer(cost=...)``, by which they are shared out
+                then. None is the balancer's own, if that names a column which this data set has;
+                otherwise samples are counted.
 
         Raises:
             ValueError: the loader cannot be shared out; the message says what to do instead.
@@ -232,11 +235,20 @@ class Balancer:
         def at_once() -> bool:
             return forward_is_collective(models.modules()) if lockstep is None else lockstep
 
-        check_eval(crew.side, own, lockstep=at_once())
+        cost = Cost.given(cost)
+        if cost is None and self._parts.cost is not None and self._parts.cost.suits(own.dataset):
+            cost = self._parts.cost
+        check_eval(crew.side, own, lockstep=at_once(), cost=cost)
         made = (
             ServerEval(own)
             if crew.is_server
-            else EvalLoader(own, ranks=crew.side, session=self._session, lockstep=at_once)
+            else EvalLoader(
+                own,
+                ranks=crew.side,
+                session=self._session,
+                lockstep=at_once,
+                cost=cost,
+            )
         )
         return cast("PreparedEval[T]", as_wrapped(loader, made))
 

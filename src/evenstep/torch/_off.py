@@ -46,10 +46,10 @@ class PlainBalancer(Balancer):
         ]
         return done[0] if len(done) == 1 else tuple(done)
 
-    def prepare_eval(self, loader: Any, *, lockstep: bool | None = None) -> Any:
+    def prepare_eval(self, loader: Any, *, lockstep: bool | None = None, cost: Any = None) -> Any:
         """Return ``loader`` for evaluation, each sample once over all ranks, in equal shares."""
         at_once = forward_is_collective(self._modules) if lockstep is None else lockstep
-        return Balancer.prepare_eval(self, loader, lockstep=at_once)
+        return Balancer.prepare_eval(self, loader, lockstep=at_once)  # in equal shares
 
     def profile(self, *args: Any, **settings: Any) -> Any:
         """Measure nothing, and return None."""

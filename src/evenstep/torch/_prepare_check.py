@@ -98,7 +98,7 @@ def check_content(ranks: Collectives, parts: Sequence[Any]) -> None:
         compare_content(ranks, _labelled(parts, DataLoader, "loader"))
 
 
-def check_eval(ranks: Collectives, loader: Any, *, lockstep: bool) -> None:
+def check_eval(ranks: Collectives, loader: Any, *, lockstep: bool, cost: object = None) -> None:
     """Raise on every rank if ranks differ in what they evaluate. Collective.
 
     Raises:
@@ -106,7 +106,8 @@ def check_eval(ranks: Collectives, loader: Any, *, lockstep: bool) -> None:
     """
     if ranks.world_size == 1:
         return
-    settings = {"`Balancer.prepare_eval(lockstep=...)`": repr(lockstep)}
+    given = {"lockstep": lockstep, "cost": cost}
+    settings = {f"`Balancer.prepare_eval({name}=...)`": repr(one) for name, one in given.items()}
     if lockstep:
         settings["`DataLoader(batch_size=...)`"] = repr(getattr(loader, "batch_size", None))
     _compare(ranks, "prepare_eval", [loader], settings, read_facts)

@@ -7,8 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...._planner import PlanCosts, SampleCosts
 from ...._types import IntArray
+from ....solve import Forwards, WorkerCosts, partition
 from ....solve._apportion import in_proportion
+
+_MOST_BITS = 49  # of all costs together, as `partition` takes them
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +54,56 @@ def forwards(
         num_forwards = -(-int(sizes.max()) // batch_size)
         parts = [part.tolist() for part in np.array_split(np.array(mine, np.int64), num_forwards)]
     return [EvalForward(tuple(part) or (0,), len(part)) for part in parts]
+
+
+def forwards_by_cost(
+    rank: int,
+    indices: IntArray,
+    costs: SampleCosts,
+    known: PlanCosts | None,
+    *,
+    world_size: int,
+    batch_size: int,
+    lockstep: bool,
+) -> list[EvalForward]:
+    """Return what ``rank`` evaluates, forward by forward, where samples are shared out by cost.
+
+    Args:
+        rank: whose.
+        indices: of all samples, in order.
+        costs: of the data set.
+        known: what samples cost each rank, as training has shown; None is equal ranks.
+        world_size: number of ranks.
+        batch_size: most samples of a forward.
+        lockstep: whether every rank makes as many forwards as any other.
+    """
+    if not len(indices):
+        return []
+    features, most = costs.features(indices), costs.cost.max_samples or batch_size
+    found = partition(
+        features,
+        _coarse(features, _equal(costs, world_size) if known is None else known.workers()),
+        padded=costs.cost.padded,
+        forwards=Forwards(
+            max_samples=min(most, batch_size),
+            size=None if costs.cost.max_size is None else features[:, 1],
+            max_size=costs.cost.max_size,
+            equal=lockstep,
+            empty=lockstep,
+        ),
+    )
+    parts = [part.tolist() for part in found.samples(rank)]
+    return [EvalForward(tuple(part) or (0,), len(part)) for part in parts]
+
+
+def _equal(costs: SampleCosts, world_size: int) -> WorkerCosts:
+    slope = np.tile(costs.start(), (world_size, 1))
+    return WorkerCosts(slope, np.zeros(world_size, np.int64))
+
+
+def _coarse(features: IntArray, workers: WorkerCosts) -> WorkerCosts:
+    """Return the costs in a unit in which a whole data set can be added up, without intercepts."""
+    longest, slopes = features.max(axis=0).tolist(), workers.slope.tolist()
+    total = len(features) * max(sum(map(int.__mul__, longest, slope)) for slope in slopes)
+    shift = max(0, total.bit_length() - _MOST_BITS)
+    return WorkerCosts(workers.slope >> shift, np.zeros(workers.world_size, np.int64))

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
+from ...._planner import Cost
 from ...._types import IntArray
 from ....exceptions import invalid
 from .._protocols import Collectives, LoaderSession
-from ..deal._evaluation import EvalForward, forwards
+from ..deal._evaluation import EvalForward, forwards, forwards_by_cost
 from ..fetch._torch_loader import with_parts
 from ..order._global_order import GlobalOrder
 from ..order._samplers import tell_epoch
@@ -47,6 +48,7 @@ class EvalLoader(AbstractLoader):
         ranks: that share it.
         session: knows the newest plan, and reports a step under way before a collective.
         lockstep: tells at the start of an evaluation whether ranks go in lockstep.
+        cost: of its samples, by which they are shared out then; None counts them.
 
     Attributes:
         count: samples of the batch in hand that count; 0 for a stand-in, None outside a loop.
@@ -62,12 +64,14 @@ class EvalLoader(AbstractLoader):
         ranks: Collectives,
         session: LoaderSession,
         lockstep: Callable[[], bool],
+        cost: Cost | None = None,
     ) -> None:
         _check(loader)
         self._loader = loader
         self._ranks = ranks
         self._session = session
         self._lockstep = lockstep
+        self._costs = None if cost is None else cost.table(loader.dataset)
         self._order = GlobalOrder(loader, ranks, self._share)
         self._batches = _Batches()
         self._inner = with_parts(loader, batch_sampler=self._batches)
@@ -81,10 +85,11 @@ class EvalLoader(AbstractLoader):
 
     def __len__(self) -> int:
         """Return how many batches this rank would get now; a newer plan may change that."""
-        return len(self._forwards())
+        return len(self._forwards(np.arange(self.num_samples)))
 
     def __iter__(self) -> Iterator[Any]:
-        mine, order = self._forwards(), self._draw()
+        order = self._draw()
+        mine = self._forwards(order)
         self._sums = {}
         self._batches.of = [order[list(forward.positions)].tolist() for forward in mine]
         try:
@@ -150,10 +155,20 @@ class EvalLoader(AbstractLoader):
         """Pass ``epoch`` on to the sampler if it wants to know."""
         tell_epoch(self._loader.sampler, epoch)
 
-    def _forwards(self) -> list[EvalForward]:
+    def _forwards(self, order: IntArray) -> list[EvalForward]:
         plan = self._session.steps.plan
         world_size = self._ranks.world_size
         assert self._loader.batch_size is not None
+        if self._costs is not None:
+            return forwards_by_cost(
+                self._ranks.rank,
+                order,
+                self._costs,
+                None if plan is None else plan.costs,
+                world_size=world_size,
+                batch_size=self._loader.batch_size,
+                lockstep=world_size > 1 and self._lockstep(),
+            )
         return forwards(
             self._ranks.rank,
             self.num_samples,
