@@ -42,11 +42,30 @@ def observed(true, num_steps, rng, *, noise=0.0, slow=0.0, balanced=False):
 
 def error_on_unseen_mixes(model, true, rng):
     """Median relative error on samples dealt at random, with longer tails than were seen."""
-    found = []
-    for _ in range(50):
-        work, _ = dealt(lengths(rng, 32, 1.2), rng.integers(0, 4, 32), 4)
-        found.extend(abs(model.seconds(work) / true.seconds(work) - 1))
-    return np.median(found)
+    return np.median(errors_on_unseen_mixes(model, true, rng))
+
+
+def errors_on_unseen_mixes(model, true, rng):
+    """Those of each rank, ``(50, 4)``."""
+    work = [dealt(lengths(rng, 32, 1.2), rng.integers(0, 4, 32), 4)[0] for _ in range(50)]
+    return np.stack([abs(model.seconds(one) / true.seconds(one) - 1) for one in work])
+
+
+def steps_as_planned(true, num_steps, rng, *, estimator=None, noise=0.03):
+    """Each step's estimator and true seconds, where plans go by features while those are useful."""
+    estimator = estimator or CostEstimator.fresh(num_features=2, kinds=[0] * 4)
+    for _ in range(num_steps):
+        features = lengths(rng, 32)
+        owner = np.arange(32) // 8
+        if estimator.model is not None:
+            judged = estimator.num_steps >= 32 and not estimator.is_useful
+            table = np.ones((32, 1), np.int64) if judged else features
+            model = estimator.by_count if judged else estimator.model
+            owner = partition(table, WorkerCosts.rounded(model, table)).owner
+        work, counts = dealt(features, owner, 4)
+        seconds = true(work, counts)
+        estimator = estimator.observe(work, counts, seconds * np.exp(noise * rng.normal(size=4)))
+        yield estimator, seconds
 
 
 @pytest.mark.parametrize(
@@ -102,6 +121,53 @@ def test_features_that_predict_are_used_although_all_ranks_end_together():
 
     assert estimator.is_useful
     assert estimator.error < 0.06 < estimator.error_by_count
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("noise", [0.03, 0.1])
+def test_a_rank_that_becomes_slower_is_followed_within_twenty_steps(seed, noise):
+    """After 500 balanced steps, on mixes never seen; and features are useful throughout."""
+    rng, shared = np.random.default_rng(seed), np.array([1e-5, 1e-9])
+    before = CostModel(np.full(4, 0.01), shared / SPEED[:, None])
+    after = CostModel(np.full(4, 0.01), shared / (SPEED / [1, 2, 1, 1])[:, None])
+    run = list(steps_as_planned(lambda work, _: before.seconds(work), 500, rng, noise=noise))
+    old = run[-1][0]
+    slow = steps_as_planned(
+        lambda work, _: after.seconds(work), 100, rng, estimator=old, noise=noise
+    )
+    run += list(slow)
+
+    at_once = np.median(errors_on_unseen_mixes(old.model, after, rng), axis=0)
+    errors = np.median(errors_on_unseen_mixes(run[519][0].model, after, rng), axis=0)
+    assert at_once[1] > 0.25  # else there was nothing to follow
+    assert errors.max() <= 0.1
+    ends = np.array([seconds.max() / seconds.mean() for _, seconds in run[520:]])
+    assert ends.mean() <= 1.01 + noise / 3
+    assert all(estimator.is_useful for estimator, _ in run[32:])
+
+
+def test_a_noise_that_lingers_is_not_followed_as_a_change_of_speed():
+    """A noise of 5 % that half a dozen steps share: the earlier times stay as they were measured."""
+    rng = np.random.default_rng(7)
+    true = CostModel(np.full(4, 0.01), np.array([1e-5, 1e-9]) / SPEED[:, None])
+    estimator, level = CostEstimator.fresh(num_features=2, kinds=[0] * 4), np.zeros(4)
+    took = []
+    for _ in range(64):
+        work, counts = dealt(lengths(rng, 32), np.arange(32) // 8, 4)
+        level = 0.8 * level + 0.03 * rng.normal(size=4)
+        took.append(true.seconds(work) * np.exp(level))
+        estimator = estimator.observe(work, counts, took[-1])
+
+    np.testing.assert_array_equal(estimator.seconds, took)
+
+
+def test_features_that_cost_nothing_are_noticed_where_plans_follow_them():
+    """Every sample takes the same time, and plans went by lengths until that was known."""
+    run = steps_as_planned(
+        lambda _, counts: 0.01 + 1e-3 * counts / SPEED, 200, np.random.default_rng(8)
+    )
+
+    assert not any(estimator.is_useful for estimator, _ in list(run)[32:])
 
 
 @given(st.integers(0, 3), st.integers(1, 8))

@@ -13,8 +13,10 @@ from .._types import FloatArray
 from ..exceptions import invalid
 from ._cost_model import CostModel, fit_costs
 
-_MEMORY = 0.9  # of the mean error, per step
+_MEMORY = 0.95  # of the mean error, per step
 _BETTER = 0.9  # of the error by counts, below which features are of use
+_IN_A_ROW = 5  # steps on one side of the predictions, after which a rank has another speed
+_APART = 3.0  # usual errors that each of those is off: noise that lingers for ten steps is less
 
 
 @final
@@ -25,6 +27,10 @@ class CostEstimator:
     Beside the model by features it keeps one by counts, and scores both by what they predict of
     the next step: where all ranks end together, all their times are alike, and any model explains
     them. Features that predict no better than counts are of no use.
+
+    A rank whose steps take longer than predicted five times in a row, or shorter, has changed its
+    speed. Its earlier times are then taken as if at the new one: what one feature costs beside
+    another need not be learnt again.
 
     Usage:
         costs = CostEstimator.fresh(num_features=2, kinds=[0, 0, 0, 1])
@@ -37,11 +43,12 @@ class CostEstimator:
         window: steps that are remembered, at least 2.
         features: of those, ``(num_steps, world_size, num_features)``.
         counts: samples of each rank, ``(num_steps, world_size)``.
-        seconds: own times, ``(num_steps, world_size)``.
+        seconds: own times, at the last speed of each rank, ``(num_steps, world_size)``.
         num_steps: how many were observed.
         model: by features; None before the first step.
         by_count: by the number of samples alone; likewise.
-        error: mean relative error of what ``model`` predicted; NaN before the second step.
+        error: mean relative error of what ``model`` predicted, each at most 1: what a prediction
+            of the next step is to be trusted. NaN before the second step.
         error_by_count: likewise of ``by_count``.
     """
 
@@ -93,6 +100,8 @@ class CostEstimator:
                 ", ".join(str(one.shape) for one in step),
                 "Give one row for each rank.",
             )
+        known = np.isfinite(step[2]) & (step[2] > 0)
+        step[2] = np.where(known, step[2], np.nan)
         kept = [
             np.concatenate([before, now[None]])[-self.window :]
             for before, now in zip((self.features, self.counts, self.seconds), step, strict=True)
@@ -103,8 +112,10 @@ class CostEstimator:
             counts=kept[1],
             seconds=kept[2],
             num_steps=self.num_steps + 1,
-            error=_scored(self.error, self.model, step[0], step[2]),
-            error_by_count=_scored(self.error_by_count, self.by_count, step[1][:, None], step[2]),
+            error=self._scored(self.error, self.model, step[0], step[2]),
+            error_by_count=self._scored(
+                self.error_by_count, self.by_count, step[1][:, None], step[2]
+            ),
         )
         return seen._fitted()
 
@@ -113,23 +124,48 @@ class CostEstimator:
         """Whether features predict better than counts do; False until that is known."""
         return self.error < _BETTER * self.error_by_count
 
+    def _scored(
+        self, error: float, model: CostModel | None, work: FloatArray, took: FloatArray
+    ) -> float:
+        """Return the mean error with that of one more step."""
+        known = np.isfinite(took)
+        if model is None or not known.any():
+            return error
+        # At most 1: a prediction of the first steps that is ten times too long would outweigh
+        # thirty good ones.
+        now = float(np.minimum(abs(model.seconds(work)[known] / took[known] - 1), 1).mean())
+        weight = max(1 - _MEMORY, 1 / self.num_steps)
+        return now if np.isnan(error) else (1 - weight) * error + weight * now
+
     def _fitted(self) -> CostEstimator:
         """Return the estimator with new models, where it is time for them."""
-        if self.num_steps > 8 and self.num_steps % 4:
+        if not np.isfinite(self.seconds).any(axis=0).all():
             return self
-        if not (np.isfinite(self.seconds) & (self.seconds > 0)).any(axis=0).all():
+        change = self._change()
+        has_changed = bool((change != 1).any())
+        if self.num_steps > 8 and self.num_steps % 4 and not has_changed:
             return self
+        took = self.seconds
+        if has_changed:
+            took = np.concatenate([took[:-_IN_A_ROW] * change, took[-_IN_A_ROW:]])
         return replace(
             self,
-            model=fit_costs(self.features, self.seconds, self.kinds),
-            by_count=fit_costs(self.counts[..., None], self.seconds, self.kinds),
+            seconds=took,
+            model=fit_costs(self.features, took, self.kinds, before=self.model),
+            by_count=fit_costs(self.counts[..., None], took, self.kinds, before=self.by_count),
         )
 
-
-def _scored(error: float, model: CostModel | None, work: FloatArray, took: FloatArray) -> float:
-    """Return the mean error with that of one more step."""
-    known = np.isfinite(took) & (took > 0)
-    if model is None or not known.any():
-        return error
-    now = float(abs(model.seconds(work)[known] / took[known] - 1).mean())
-    return now if np.isnan(error) else _MEMORY * error + (1 - _MEMORY) * now
+    def _change(self) -> FloatArray:
+        """Return how many times as long each rank takes of late, ``(world_size,)``."""
+        change = np.ones(len(self.kinds))
+        if self.model is None or self.by_count is None or len(self.seconds) <= 2 * _IN_A_ROW:
+            return change
+        predicted = self.model.seconds(self.features)
+        if self.error > self.error_by_count:
+            predicted = self.by_count.seconds(self.counts[..., None])
+        ratio = np.log(self.seconds / np.maximum(predicted, 1e-300))
+        apart = _APART * 1.4826 * float(np.nanmedian(abs(ratio)))
+        recent = ratio[-_IN_A_ROW:]
+        changed = (recent > apart).all(axis=0) | (recent < -apart).all(axis=0)
+        change[changed] = np.exp(np.median(recent[:, changed], axis=0))
+        return change

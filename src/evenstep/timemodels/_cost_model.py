@@ -14,8 +14,9 @@ from .._types import FloatArray, IntArray
 from ..exceptions import invalid
 
 _MOST_ROUNDS = 30
-_SETTLED = 1e-4  # relative change of a forecast between two rounds
+_SETTLED = 1e-4  # relative change of a prediction in one round
 _FAR = 2.0  # spreads of the errors past which a step counts less
+_SAME = 0.02  # change of what a step counts, below which the weights have settled
 
 
 @final
@@ -42,7 +43,13 @@ class CostModel:
         return found
 
 
-def fit_costs(features: ArrayLike, seconds: ArrayLike, kinds: Sequence[int]) -> CostModel:
+def fit_costs(
+    features: ArrayLike,
+    seconds: ArrayLike,
+    kinds: Sequence[int],
+    *,
+    before: CostModel | None = None,
+) -> CostModel:
     r"""Fit the cost model to measured steps.
 
     Minimises $\sum (\hat t / t - 1)^2$ over $a, s, f \ge 0$, in turns over the lines of the ranks
@@ -57,6 +64,7 @@ def fit_costs(features: ArrayLike, seconds: ArrayLike, kinds: Sequence[int]) -> 
         features: what each rank computed, ``(num_steps, world_size, num_features)``.
         seconds: own time, NaN where it is not known, ``(num_steps, world_size)``.
         kinds: a number for the kind of device of each rank, ``(world_size,)``.
+        before: a fit to some of these steps, from which to go on: that is quicker.
 
     Raises:
         ValueError: shapes do not fit, or some rank has no known time.
@@ -80,73 +88,105 @@ def fit_costs(features: ArrayLike, seconds: ArrayLike, kinds: Sequence[int]) -> 
             "Leave out ranks that are not measured.",
         )
     took = np.where(known, took, 1.0)
-    unit = np.maximum(work[known].mean(axis=0), 1e-300)
-    intercept, slope = _alternate(work / unit, took, known.astype(np.float64), kind)
-    return CostModel(intercept, slope / unit)
-
-
-def _alternate(
-    work: FloatArray, took: FloatArray, known: FloatArray, kind: IntArray
-) -> tuple[FloatArray, FloatArray]:
-    """Return intercepts and slopes, by turns over lines and shared features."""
-    shared = np.ones((kind.max() + 1, work.shape[2]))
-    weight, before = known, np.zeros_like(took)
-    intercept, factor = np.zeros(work.shape[1]), np.ones(work.shape[1])
+    model, weight = before, known.astype(np.float64)
+    if model is not None:
+        weight = _trust(model.seconds(work) / took - 1, known)
+    column = np.concatenate([np.ones_like(work[..., :1]), work], axis=2) / took[..., None]
+    column = np.ascontiguousarray(column.transpose(1, 0, 2))
     for _ in range(_MOST_ROUNDS):
-        intercept, factor = _lines((work * shared[kind]).sum(axis=2), took, weight)
-        for one in np.unique(kind):
-            ranks = kind == one
-            columns = factor[ranks][:, None] * work[:, ranks] / took[:, ranks, None]
-            left = 1 - intercept[ranks] / took[:, ranks]
-            found = _nonnegative(columns, left, weight[:, ranks])
-            shared[one] = found if found.any() else shared[one]
-        slope = factor[:, None] * shared[kind]
-        now = intercept + (work * slope).sum(axis=2)
-        weight = known * _trust(now / took - 1, known)
-        if (abs(now - before) <= _SETTLED * took).all():
+        model = _nearest(column, weight.T[:, None], kind, model)
+        last, weight = weight, _trust(model.seconds(work) / took - 1, known)
+        if (abs(weight - last) <= _SAME).all():
             break
-        before = now
-    return intercept, slope
+    assert model is not None
+    return model
 
 
-def _lines(work: FloatArray, took: FloatArray, weight: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return for each rank the best line ``a + s work`` with neither below 0, ``(world_size,)``."""
-    weight = weight / took**2
-    total = np.maximum(weight.sum(axis=0), 1e-300)
-    mean_x, mean_y = (weight * work).sum(axis=0) / total, (weight * took).sum(axis=0) / total
-    off = work - mean_x
-    spread = (weight * off**2).sum(axis=0)
-    differs = spread > 1e-9 * total * mean_x**2
-    free = _over((weight * off * took).sum(axis=0), spread, differs)
-    through = _over((weight * work * took).sum(axis=0), (weight * work**2).sum(axis=0), mean_x > 0)
-    slope = np.where((free > 0) & (mean_y - free * mean_x >= 0), free, through)
-    return np.maximum(mean_y - slope * mean_x, 0.0), slope
+def _nearest(
+    column: FloatArray, weight: FloatArray, kind: IntArray, before: CostModel | None
+) -> CostModel:
+    r"""Return the model $\theta$ with $c \cdot \theta$ nearest to 1 in the steps of every rank.
+
+    Sums of products say all of the steps that a round needs, so rounds are as quick for many.
+
+    Args:
+        column: $c = (1, x) / t$, ``(world_size, num_steps, num_features + 1)``.
+        weight: how much each step counts, ``(world_size, 1, num_steps)``.
+        kind: of the device of each rank, ``(world_size,)``.
+        before: where the rounds begin; with None, all features matter alike.
+    """
+    unit = np.sqrt((column**2).mean(axis=(0, 1)))
+    unit[unit == 0] = 1.0
+    moment = (weight @ column)[:, 0] / unit
+    gram = (weight * column.swapaxes(1, 2)) @ column / (unit[:, None] * unit)
+    kinds, first, which = np.unique(kind, return_index=True, return_inverse=True)
+    shared = np.ones((len(kinds), len(unit) - 1))
+    if before is not None:
+        start = before.slope_s[first] * unit[1:]
+        shared = np.where(start.any(axis=1, keepdims=True), start, shared)
+    found = np.zeros_like(moment)
+    for _ in range(_MOST_ROUNDS):
+        last, (intercept, factor) = found, _lines(gram, moment, shared[which])
+        for one in range(len(kinds)):
+            ranks = which == one
+            scale, rest = factor[ranks], intercept[ranks]
+            left = moment[ranks, 1:] - rest[:, None] * gram[ranks, 0, 1:]
+            costs = _nonnegative(
+                np.tensordot(scale**2, gram[ranks, 1:, 1:], 1), scale @ left, shared[one]
+            )
+            shared[one] = costs if costs.any() else shared[one]
+        found = np.concatenate([intercept[:, None], factor[:, None] * shared[which]], axis=1)
+        change = (found - last)[:, None]
+        if (change @ gram @ change.swapaxes(1, 2)).sum() <= _SETTLED**2 * (found * moment).sum():
+            break
+    found = found / unit
+    return CostModel(found[:, 0], found[:, 1:])
 
 
-def _over(top: FloatArray, bottom: FloatArray, where: NDArray[np.bool_]) -> FloatArray:
-    return np.divide(top, bottom, out=np.zeros_like(top), where=where)
+def _lines(
+    gram: FloatArray, moment: FloatArray, shared: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return for each rank the best ``a`` and ``s``, neither below 0, ``(world_size,)``."""
+    one, cross = gram[:, 0, 0], (gram[:, 0, 1:] * shared).sum(axis=1)
+    square = (shared[:, None] @ gram[:, 1:, 1:] @ shared[..., None])[:, 0, 0]
+    target, aim = moment[:, 0], (moment[:, 1:] * shared).sum(axis=1)
+    spread = one * square - cross**2
+    differs = spread > 1e-9 * one * square
+    safe = np.where(differs, spread, 1.0)
+    slope = np.where(differs, one * aim - cross * target, 0.0) / safe
+    intercept = (target - slope * cross) / one
+    through = ~differs | (slope <= 0) | (intercept < 0)
+    slope = np.where(through, aim / np.where(square > 0, square, 1.0), slope)
+    return np.where(through & (square > 0), 0.0, intercept), slope
 
 
-def _nonnegative(columns: FloatArray, left: FloatArray, weight: FloatArray) -> FloatArray:
-    """Return the coefficients, none negative, that come closest; every subset is tried."""
-    columns = columns.reshape(-1, columns.shape[-1])
-    left, weight = left.ravel(), weight.ravel()
-    gram, moment = (columns.T * weight) @ columns, (columns.T * weight) @ left
+def _nonnegative(gram: FloatArray, moment: FloatArray, guess: FloatArray) -> FloatArray:
+    """Return the costs, none negative, that come closest.
+
+    That which no feature left at 0 would better is the best; those above 0 in `guess` are tried
+    first, then all subsets.
+    """
     num = len(gram)
+    sizes = range(num, 0, -1)
+    subsets = itertools.chain.from_iterable(itertools.combinations(range(num), n) for n in sizes)
     best, least = np.zeros(num), 0.0
-    for count in range(1, num + 1):
-        for subset in itertools.combinations(range(num), count):
-            some = list(subset)
-            found = np.linalg.lstsq(gram[np.ix_(some, some)], moment[some], rcond=1e-10)[0]
-            loss = float(found @ gram[np.ix_(some, some)] @ found - 2 * found @ moment[some])
-            if (found >= 0).all() and loss < least:
-                best, least = np.zeros(num), loss
-                best[some] = found
+    for subset in itertools.chain([tuple(np.flatnonzero(guess > 0))], subsets):
+        some = np.array(subset)
+        within = gram[some[:, None], some]
+        found = np.linalg.lstsq(within, moment[some], rcond=1e-10)[0]
+        loss = float(found @ within @ found - 2 * found @ moment[some])
+        if (found < 0).any() or loss >= least:
+            continue
+        best, least = np.zeros(num), loss
+        best[some] = found
+        if (moment - gram @ best <= 1e-9 * abs(moment)).all():
+            break
     return best
 
 
-def _trust(error: FloatArray, known: FloatArray) -> FloatArray:
+def _trust(error: FloatArray, known: NDArray[np.bool_]) -> FloatArray:
     """Return how much each step counts: less where it errs by more than is usual."""
-    usual = 1.4826 * float(np.median(abs(error[known > 0]))) + 1e-12
-    trust: FloatArray = np.minimum(1.0, _FAR * usual / np.maximum(abs(error), 1e-300))
+    error = abs(error)
+    usual = 1.4826 * float(np.median(error[known])) + 1e-12
+    trust: FloatArray = known * np.minimum(1.0, _FAR * usual / np.maximum(error, 1e-300))
     return trust
