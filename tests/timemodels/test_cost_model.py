@@ -147,7 +147,7 @@ def test_a_rank_that_becomes_slower_is_followed_within_twenty_steps(seed, noise)
 
 
 def test_a_noise_that_lingers_is_not_followed_as_a_change_of_speed():
-    """A noise of 5 % that half a dozen steps share: the earlier times stay as they were measured."""
+    """A noise of 5 % that half a dozen steps share: earlier times stay as they were measured."""
     rng = np.random.default_rng(7)
     true = CostModel(np.full(4, 0.01), np.array([1e-5, 1e-9]) / SPEED[:, None])
     estimator, level = CostEstimator.fresh(num_features=2, kinds=[0] * 4), np.zeros(4)
