@@ -148,3 +148,10 @@ def run(script):
     done = subprocess.run([sys.executable, "-c", script], text=True, capture_output=True, env=env)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_a_balancer_has_eight_settings_at_most():
+    """What belongs to how a run is watched, connected and recorded stands in `Runtime`."""
+    from evenstep.torch import Balancer
+
+    assert len(inspect.signature(Balancer).parameters) <= 8

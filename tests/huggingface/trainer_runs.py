@@ -270,7 +270,7 @@ def refused(rank: int, folder: str) -> dict[str, str]:
         ("average_tokens", Case(), {}, {"average_tokens_across_devices": False}),
         ("global_batch_size", Case(), {"global_batch_size": 6}, {}),
         ("loss_reduction", Case(), {"loss_reduction": "sum"}, {}),
-        ("process_group", Case(), {"process_group": None}, {}),
+        ("process_group", Case(), {"runtime": Runtime(process_group=object())}, {}),
         ("pairs", Case(Pairs), {}, {}),
         ("batch_rebalance", Case(), {}, {"train_sampling_strategy": "batch_rebalance"}),
     ):

@@ -272,9 +272,9 @@ def tensor_parallel(rank: int) -> dict[str, Any]:
     # Unlike generators: each tensor-parallel rank would draw an order of its own.
     order = torch.Generator().manual_seed(rank)
     seen, sizes, errors, events = [], [], [], []
-    runtime = Runtime(line_every=None, hooks=(events.append,))
     group = mesh["dp"].get_group()
-    with Balancer(runtime=runtime, process_group=group) as balancer:
+    runtime = Runtime(line_every=None, hooks=(events.append,), process_group=group)
+    with Balancer(runtime=runtime) as balancer:
         stock = DataLoader(data, batch_size=6, shuffle=True, generator=order)
         model, loader = balancer.prepare(model, stock)
         for _ in range(2):

@@ -196,10 +196,12 @@ def _check_options(options: Mapping[str, Any]) -> None:
     for name, remedy in {
         "global_batch_size": "Set `per_device_train_batch_size` and the accumulation steps.",
         "loss_reduction": "Set Trainer's `loss_is_scaled_for_ga` where its rule is wrong.",
-        "process_group": "Trainer trains on all ranks.",
     }.items():
         if name in options:
             raise invalid("BalancedMixin(balancing=...)", f"leave out {name!r}", "it", remedy)
+    if getattr(options.get("runtime"), "process_group", None) is not None:
+        rule, remedy = "leave out `Runtime(process_group=...)`", "Trainer trains on all ranks."
+        raise invalid("BalancedMixin(balancing=...)", rule, "it", remedy)
 
 
 def _check_arguments(args: Any, *, scaled: bool) -> None:

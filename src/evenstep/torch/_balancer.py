@@ -83,8 +83,7 @@ class Balancer:
             ``"sum"``. The tensors do not show which. A sum stays as in plain DDP, which averages
             over ranks: the sum over the global batch divided by their number.
         bounds: limits on every worker's samples.
-        runtime: heartbeats, deadlines, the progress line, how memory is read.
-        process_group: the data-parallel ranks; None is all of them.
+        runtime: the ranks, heartbeats, deadlines, the progress line, how memory is read.
         network: sums gradients by shares that suit the links, and names ranks that hold no data
             and only sum; None is plain all-reduce.
         cost: what samples cost, where they differ: lengths by index, the name of a column, or a
@@ -104,7 +103,6 @@ class Balancer:
         loss_reduction: Literal["mean", "sum"] = "mean",
         bounds: Bounds = Bounds(),  # noqa: B008  # a frozen value
         runtime: Runtime = Runtime(),  # noqa: B008  # a frozen value
-        process_group: torch.distributed.ProcessGroup | None = None,
         network: Network | None = None,
         cost: Any = None,
     ) -> None:
@@ -113,7 +111,6 @@ class Balancer:
             policy=checked_policy(policy),
             bounds=bounds,
             runtime=runtime,
-            process_group=process_group,
             network=checked_network(network),
             loss_reduction=checked_reduction(loss_reduction),
             unit=unit,

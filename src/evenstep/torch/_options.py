@@ -1,9 +1,11 @@
-"""How a balanced run is watched: heartbeats, deadlines, the progress line."""
+"""How a balanced run is watched: by which ranks, heartbeats, deadlines, the progress line."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
+
+import torch
 
 from .._run._machine_reader import MachineReader
 from .._run._runtime import AbstractRuntime
@@ -49,6 +51,7 @@ class Runtime(AbstractRuntime):
             part of their planned samples and claim the rest during the step. ``"auto"`` does so
             while it is faster, with the policy ``"auto"`` only. A ``Hybrid`` always does so, with
             its settings. ``"off"`` never does.
+        process_group: the data-parallel ranks; None is all of them.
 
     Raises:
         ValueError: a number is out of range.
@@ -58,6 +61,7 @@ class Runtime(AbstractRuntime):
     memory: MemoryReader | None = None
     machine: MachineReader | None = None
     claims: Literal["auto", "off"] | Hybrid = "auto"
+    process_group: torch.distributed.ProcessGroup | None = None
 
     def __post_init__(self) -> None:
         self.check_watch()

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
 from .._exchange._mailbox import Mailbox
@@ -57,7 +56,7 @@ class Parts:
     """All that a run is made of, and who is there to run it.
 
     Attributes:
-        policy, bounds, runtime, process_group, network, loss_reduction, unit: as in ``Balancer``.
+        policy, bounds, runtime, network, loss_reduction, unit: as in ``Balancer``.
         cost: what samples cost; None where they are counted.
         global_batch_size: likewise; the loader's own size decides where it is None.
         weighting: of all models; None before the first.
@@ -76,7 +75,6 @@ class Parts:
     policy: AbstractPolicy[Any]
     bounds: Bounds
     runtime: Runtime
-    process_group: torch.distributed.ProcessGroup | None
     network: Network | None
     loss_reduction: str
     unit: Unit
@@ -108,8 +106,8 @@ class Parts:
     def join(self) -> Crew:
         """Return all ranks, with whom roles are agreed on at first."""
         if self.crew is None:
-            roll_call(self.process_group, self.runtime.hang_s)
-            self.crew = Crew(self.process_group, self.network)
+            roll_call(self.runtime.process_group, self.runtime.hang_s)
+            self.crew = Crew(self.runtime.process_group, self.network)
             if self.crew.is_server:
                 self.service = service_of(self.crew, self.runtime)
         return self.crew

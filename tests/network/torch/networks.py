@@ -154,7 +154,8 @@ def named(rank: int) -> int | None:
         return None
     stock = DataLoader(TensorDataset(torch.randn(16, WIDTH)), batch_size=4)
     try:
-        with Balancer(network=Network(), process_group=ranks) as balancer:
+        runtime = Runtime(process_group=ranks)
+        with Balancer(network=Network(), runtime=runtime) as balancer:
             balancer.prepare(make_model(torch.float32), stock)
             assert balancer._parts.reduction is not None
             balancer._parts.reduction.reducer._give_up(2, 1800.0)

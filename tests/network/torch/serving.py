@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from time import monotonic, sleep
 from typing import Any
 
@@ -283,7 +284,8 @@ def grouped(rank: int) -> tuple[int, list[str]] | None:
     if rank == 0:
         return None
     network, num_steps = Network(servers=(1,), chunk_bytes=CHUNK_BYTES), 0
-    with Balancer(process_group=ranks, runtime=WATCHFUL, network=network) as balancer:
+    runtime = replace(WATCHFUL, process_group=ranks)
+    with Balancer(runtime=runtime, network=network) as balancer:
         model, loader = balancer.prepare(make_model(torch.float64), stock(3, (2, 6)))
         crew = balancer._join()
         facts = gather_facts(crew, WorkerFacts.here(torch.device("cpu"), lag=0))

@@ -145,6 +145,6 @@ def _across(mesh: Any, balanced: set[int]) -> torch.Tensor:
                 "Balancer.prepare(model)",
                 "have device meshes along whose dimensions lie all of the balanced ranks or one",
                 f"ranks {sorted(line)}, of which {sorted(line & balanced)} are balanced",
-                "Give the whole data-parallel dimension to `Balancer(process_group=...)`.",
+                "Give the whole data-parallel dimension to `Runtime(process_group=...)`.",
             )
     return part  # type: ignore[no-any-return]

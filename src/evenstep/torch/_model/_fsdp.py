@@ -61,7 +61,7 @@ def check_fsdp(module: nn.Module, process_group: torch.distributed.ProcessGroup 
                 f"average gradients over the balancer's ranks, {ours}",
                 f"an FSDP model sharded over {theirs}",
                 "Give the mesh's data-parallel group to the balancer: "
-                "`Balancer(process_group=mesh['dp'].get_group())`, for a mesh with that name.",
+                "`Runtime(process_group=mesh['dp'].get_group())`, for a mesh with that name.",
             )
         if group.gradient_divide_factor is not None:
             raise invalid(

@@ -223,7 +223,7 @@ def _check_group(
             "Balancer.prepare(model)",
             f"average gradients over the balancer's ranks, {ours}",
             f"a DDP over {theirs}",
-            "Give the same group to `Balancer(process_group=...)`, or, with servers, wrap it into "
+            "Give the same group to `Runtime(process_group=...)`, or, with servers, wrap it into "
             "`DDP(model, process_group=balancer.workers)`.",
         )
 
