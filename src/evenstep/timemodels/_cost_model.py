@@ -188,5 +188,4 @@ def _trust(error: FloatArray, known: NDArray[np.bool_]) -> FloatArray:
     """Return how much each step counts: less where it errs by more than is usual."""
     error = abs(error)
     usual = 1.4826 * float(np.median(error[known])) + 1e-12
-    trust: FloatArray = known * np.minimum(1.0, _FAR * usual / np.maximum(error, 1e-300))
-    return trust
+    return np.where(known, np.minimum(1.0, _FAR * usual / np.maximum(error, 1e-300)), 0.0)
