@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 from .._planner import Plan
 from ._message_kinds import Answer, DoneAsked, DoneTold, Message, PlanTold
@@ -34,6 +35,7 @@ class Answers:
     Attributes:
         newest: the newest step that was answered; -1 is the plan before all steps, -2 none.
         known_until: the newest step whose answer was known before it was measured.
+        due: the step whose report rank 0 is waiting for; those of earlier ones may be held.
         newest_done: the newest step that all ranks have reported, as far as this rank has heard.
             An answer says nothing of that: plans are known ahead, or asked for ahead.
         listeners: told of every new plan, on whichever thread learns of it.
@@ -53,6 +55,7 @@ class Answers:
         self._plans: dict[int, Plan] = {}
         self.newest = -2
         self.known_until = self.newest_done = -1
+        self.due = 0
         self.listeners: list[Callable[[Plan], None]] = []
         self.riders: list[Rider] = []
 
@@ -65,14 +68,20 @@ class Answers:
         self._router.later(self._tell, delay_s=0.0)
         self._hear(plan)
 
-    def publish(self, index: int, through: int) -> None:
-        """Let the newest plan be the answer to the steps from ``index`` to ``through``."""
+    def publish(self, index: int, through: int, due: int = 0) -> None:
+        """Let the newest plan be the answer to the steps from ``index`` to ``through``.
+
+        Args:
+            index: the first of them.
+            through: the last.
+            due: the step up to which reports may be held.
+        """
         self._keep(index, through)  # claims need it before others know
-        answer = self._stop.answer(index, through)
+        answer = replace(self._stop.answer(index, through), due=due)
         for rider in self.riders:
             rider.answers(through)
         self._tell(answer)
-        self._publish(index, through)
+        self._publish(through, due)
 
     def completed(self, step: int) -> None:
         """Take in that all ranks have reported ``step``."""
@@ -113,10 +122,10 @@ class Answers:
         match message:
             case PlanTold(plan):
                 self._hear(plan)
-            case Answer(index, through):
+            case Answer(index, through, due):
                 self._stop.hear(message)
                 self._keep(index, through)
-                self._publish(index, through)
+                self._publish(through, due)
             case DoneAsked(step):
                 with self._router.changed:
                     self._asking[peer] = step
@@ -140,9 +149,9 @@ class Answers:
         with self._router.changed:
             self._plans |= dict.fromkeys(range(index, through + 1), self._plan)
 
-    def _publish(self, index: int, through: int) -> None:
+    def _publish(self, through: int, due: int) -> None:
         with self._router.changed:
-            self.newest = through
+            self.newest, self.due = through, due
             self._router.changed.notify_all()
-        if through > index:
+        if through >= due:
             self.known_until = through
