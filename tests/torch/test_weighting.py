@@ -1,7 +1,9 @@
 """The weight at the model's output: on every tensor once, in any container, and nowhere else."""
 
 import copy
+import gc
 import io
+import weakref
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -127,6 +129,19 @@ def test_values_go_through_unchanged(backward):
     scaled, _ = scale(source * 2, 3.0, backward)
 
     assert torch.equal(scaled, source * 2)
+
+
+def test_a_step_leaves_nothing_for_the_collector(backward):
+    """What a forward keeps goes with its output: steps of a few milliseconds would feel it."""
+    use = Fixed(0.5)
+    alive, output = weakref.ref(use), torch.ones(3, requires_grad=True)
+    gc.disable()
+    try:
+        scale_by_use(output, use, backward)
+        del use
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 def test_what_needs_no_gradient_is_the_same_object(backward):

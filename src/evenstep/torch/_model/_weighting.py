@@ -150,6 +150,8 @@ def unscale(inputs: Any, use: ForwardUse) -> Any:
 
 def _mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> tuple[Any, int]:
     """Return ``value`` with every tensor in it that needs a gradient changed, and their number."""
+    if type(value) is torch.Tensor:  # as nearly always, and without a cycle to be collected
+        return (change(value), 1) if value.requires_grad else (value, 0)
     count = 0
 
     def visit(item: Any) -> Any:
