@@ -1,6 +1,7 @@
 """Where a rank's time goes, on a clock that tells the time it is told, and in a small run."""
 
 from dataclasses import astuple
+from time import perf_counter
 
 import numpy as np
 import pytest
@@ -154,11 +155,13 @@ def test_a_block_ends_with_its_step(watch):
     watch.pass_by(1.0)
     timeline.begin(1)
     timeline.go(Phase.FORWARD)
-    timeline.leave()
+    timeline.go(Phase.REST)
     watch.pass_by(2.0)
+    timeline.leave()
+    watch.pass_by(4.0)
     timeline.begin(2)
 
-    assert told(timeline) == [(0, {"EVALUATION": 1}), (1, {"FORWARD": 2})]
+    assert told(timeline) == [(0, {"EVALUATION": 1}), (1, {"REST": 6})]
 
 
 @pytest.mark.parametrize(
@@ -257,19 +260,36 @@ def test_an_optimizer_is_heard_of_until_the_end(watch):
     optimizer.step()
 
 
+class Read(torch.utils.data.Dataset):
+    """Samples, and how long reading those of all steps but the first took."""
+
+    def __init__(self):
+        self.read_s = 0.0
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        began_s = perf_counter()
+        sample = torch.randn(256, 256).mean(dim=0)
+        self.read_s += perf_counter() - began_s
+        return sample
+
+
 def test_a_run_accounts_for_its_time(tmp_path):
     """Each part in its place, all of them the wall time; an epoch's end is in its last step."""
     heard = []
-    model = torch.nn.Linear(8, 1)
+    model = torch.nn.Linear(256, 1)
     optimizer = torch.optim.Adam(model.parameters())
     runtime = Runtime(line_every=None, hooks=(heard.append,))
     with Balancer(runtime=runtime) as balancer:
-        data = TensorDataset(torch.randn(24, 8))
+        data = Read()
         model, loader = balancer.prepare(model, DataLoader(data, batch_size=4))
-        held_out = balancer.prepare_eval(DataLoader(data, batch_size=8))
+        held_out = balancer.prepare_eval(DataLoader(TensorDataset(torch.randn(24, 256))))
         checkpoint = Checkpoint(tmp_path, model=model, optimizer=optimizer, balancer=balancer)
         for epoch in range(3):
-            for (x,) in loader:
+            for step, x in enumerate(loader):
+                data.read_s *= epoch > 0 or step > 0  # the input of the first is in no step
                 model(x).square().mean().backward()
                 optimizer.step()
             with torch.no_grad():
@@ -282,6 +302,7 @@ def test_a_run_accounts_for_its_time(tmp_path):
 
     assert sum(one.num_steps for one in accounts) == 17  # the last of 18 has no end
     np.testing.assert_allclose(parts.sum(axis=1), [one.wall_s for one in accounts], rtol=1e-9)
+    assert whole["input_s"] > data.read_s
     assert all(whole[name] > 0 for name in ALL - {"waiting_s"}), whole
     assert whole["waiting_s"] == 0  # alone
 
