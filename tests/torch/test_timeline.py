@@ -260,6 +260,24 @@ def test_an_optimizer_is_heard_of_until_the_end(watch):
     optimizer.step()
 
 
+@pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")  # torch's own imports
+def test_a_compiled_optimizer_has_no_hook_in_its_graph(watch):
+    """It compiles as it would without one, and its time goes to the rest."""
+    parameter = torch.nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    optimizer = torch.optim.SGD([parameter], lr=0.5)
+    timeline = Timeline(HostClock(watch))
+    timeline.begin(0)
+    compiled = torch.compile(optimizer.step, backend="eager")
+    for _ in range(2):
+        compiled()
+        watch.pass_by(1.0)
+    timeline.begin(1)
+
+    assert parameter.tolist() == [0.0, 0.0]
+    assert told(timeline) == [(0, {"REST": 2})]
+
+
 class Read(torch.utils.data.Dataset):
     """Samples, and how long reading those of all steps but the first took."""
 

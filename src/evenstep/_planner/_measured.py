@@ -88,7 +88,7 @@ def time_by_phase(lasted_s: Sequence[float], phases: Sequence[Phase]) -> tuple[i
     spent_s = [0.0] * len(Phase)
     for phase, seconds in zip(phases, lasted_s, strict=True):
         spent_s[phase] += seconds
-    return tuple([round(seconds * 1e6) for seconds in spent_s])
+    return tuple([round(seconds * 1e6) if seconds else 0 for seconds in spent_s])
 
 
 def accounted(steps: Sequence[int], spent_us: Sequence[Sequence[Sequence[int]]]) -> StepsAccounted:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple, final
 
+import torch
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -57,7 +58,7 @@ class Timeline:
     the time in which the device waits for it.
 
     The time that an optimizer takes is known by torch's hooks on the steps of all optimizers of
-    this process; that of one that is no ``torch.optim.Optimizer`` is ``Phase.REST``.
+    this process; that of one that is compiled, or no ``torch.optim.Optimizer``, is ``Phase.REST``.
 
     Args:
         clock: sets the marks.
@@ -175,14 +176,17 @@ class Timeline:
 
 
 def _optimizer_hooks(timeline: weakref.ref[Timeline]) -> tuple[Any, Any]:
-    """Have a timeline hear of the steps of optimizers, as long as it lives."""
+    """Have a timeline hear of the steps of optimizers, as long as it lives.
+
+    A step that is compiled runs no hook: in its graph a hook would be a break.
+    """
 
     def before(*_: Any) -> None:
-        if (alive := timeline()) is not None:
+        if not torch.compiler.is_compiling() and (alive := timeline()) is not None:
             alive.enter(Phase.OPTIMIZER)
 
     def after(*_: Any) -> None:
-        if (alive := timeline()) is not None:
+        if not torch.compiler.is_compiling() and (alive := timeline()) is not None:
             alive.leave()
 
     return register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)
