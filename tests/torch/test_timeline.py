@@ -11,10 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from evenstep._planner import Phase
 from evenstep.events import StepsAccounted
 from evenstep.torch import Balancer, Checkpoint, Runtime
-from evenstep.torch._step._meter import BlindMeter, HostClock, LeadMeter, StepMeter
-from evenstep.torch._step._timeline import AbstractClock, Timeline
 
-from .test_clock import Watch
+from .test_clock import AbstractClock, BlindMeter, HostClock, LeadMeter, StepMeter, Watch
 
 
 def told(timeline):
@@ -118,7 +116,7 @@ def test_a_gap_with_a_collective_is_a_meeting(watch):
 
 def test_of_blocks_in_each_other_the_outermost_counts(watch):
     """A mean inside of an evaluation is evaluation; after it the rest goes on."""
-    timeline = Timeline(HostClock(watch))
+    timeline = StepMeter(HostClock(watch)).timeline
     timeline.begin(0)
     with timeline.block(Phase.EVALUATION):
         watch.pass_by(1.0)
@@ -133,7 +131,7 @@ def test_of_blocks_in_each_other_the_outermost_counts(watch):
 
 def test_computing_inside_of_an_optimizer_is_own_computing(watch):
     """LBFGS runs forwards and backwards in its step; what it does between them is its own."""
-    timeline = Timeline(HostClock(watch))
+    timeline = StepMeter(HostClock(watch)).timeline
     timeline.begin(0)
     with timeline.block(Phase.OPTIMIZER):
         watch.pass_by(1.0)
@@ -149,7 +147,7 @@ def test_computing_inside_of_an_optimizer_is_own_computing(watch):
 
 def test_a_block_ends_with_its_step(watch):
     """An evaluation whose iterator was left alone; its late end changes nothing."""
-    timeline = Timeline(HostClock(watch))
+    timeline = StepMeter(HostClock(watch)).timeline
     timeline.begin(0)
     timeline.enter(Phase.EVALUATION)
     watch.pass_by(1.0)
@@ -206,7 +204,7 @@ def test_a_device_is_not_waited_for(watch):
         def wait(self, mark):
             raise AssertionError("nothing waits for a device")
 
-    timeline = Timeline(Device())
+    timeline = StepMeter(Device()).timeline
     for step in range(3):
         timeline.begin(step)
         timeline.go(Phase.FORWARD)
@@ -223,7 +221,7 @@ def test_a_device_is_not_waited_for(watch):
 
 def test_a_step_in_which_the_clock_went_back_is_left_out(watch):
     """Rather than told with times that cannot be."""
-    timeline = Timeline(HostClock(watch))
+    timeline = StepMeter(HostClock(watch)).timeline
     for step in range(3):
         timeline.begin(step)
         watch.pass_by(5.0)
@@ -246,7 +244,7 @@ def test_an_optimizer_is_heard_of_until_the_end(watch):
 
     optimizer = Slow([parameter], lr=0.1)
     parameter.grad = torch.ones(2)
-    timeline = Timeline(HostClock(watch))
+    timeline = StepMeter(HostClock(watch)).timeline
     for step in range(2):
         timeline.begin(step)
         watch.pass_by(1.0)
@@ -266,7 +264,7 @@ def test_a_compiled_optimizer_has_no_hook_in_its_graph(watch):
     parameter = torch.nn.Parameter(torch.ones(2))
     parameter.grad = torch.ones(2)
     optimizer = torch.optim.SGD([parameter], lr=0.5)
-    timeline = Timeline(HostClock(watch))
+    timeline = StepMeter(HostClock(watch)).timeline
     timeline.begin(0)
     compiled = torch.compile(optimizer.step, backend="eager")
     for _ in range(2):

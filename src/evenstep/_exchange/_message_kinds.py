@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, get_args
 
-from .._planner import Phase, Plan, Report
+from .._planner import Plan, Report
 from ..claims._step_claims import Claim
 from ._place import Place
 from ._record import MessageError, record_reader, short
@@ -34,19 +34,10 @@ class StepReports:
 
 @dataclass(frozen=True, slots=True)
 class TimesTold:
-    """To rank 0: where a rank's time went in a step that is over.
-
-    Attributes:
-        step: the step.
-        spent_us: microseconds, by ``Phase``.
-    """
+    """To rank 0: the microseconds of each ``Phase`` that a rank spent in a step that is over."""
 
     step: int
     spent_us: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        if len(self.spent_us) != len(Phase):
-            raise ValueError(f"{len(self.spent_us)} times of {len(Phase)} phases")
 
 
 @dataclass(frozen=True, slots=True)

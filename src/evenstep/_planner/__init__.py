@@ -13,6 +13,7 @@ from ._learnt import check_learnt as check_learnt
 from ._learnt import places as places
 from ._measured import Phase as Phase
 from ._measured import StepAccounts as StepAccounts
+from ._measured import accounted as accounted
 from ._measured import time_by_phase as time_by_phase
 from ._plan import Outcome as Outcome
 from ._plan import Plan as Plan
@@ -44,6 +45,7 @@ __all__ = [
     "StepAccounts",
     "UserMistake",
     "Work",
+    "accounted",
     "blaming",
     "check_learnt",
     "in_words",

@@ -14,7 +14,7 @@ import torch
 
 from ..._planner import Phase
 from ...exceptions import invalid
-from ._timeline import AbstractClock, Timeline
+from ._phases import AbstractClock, Timeline
 
 
 @final
