@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from evenstep._planner import Plan
+from evenstep._planner import Phase, Plan
 from evenstep._types import IntArray
 from evenstep.torch._data._protocols import MicroBatch, StepStart
 from evenstep.torch._data.deal._plans import PlanBook, StepSpan
@@ -120,6 +121,10 @@ class Session:
     def begin_epoch(self, *, cuts: bool) -> Session:
         """Return itself: there is nothing to open."""
         return self
+
+    def timed(self, phase: Phase) -> AbstractContextManager[None]:
+        """Return a context without a meaning: no step is accounted for."""
+        return nullcontext()
 
     def begin_forward(self, step: int, part: MicroBatch, *, is_last: bool) -> None:
         """Do nothing: there is nothing to weight."""

@@ -91,6 +91,46 @@ class StepMeasured:
 
 
 @dataclass(frozen=True, slots=True)
+class StepsAccounted:
+    """Where the time of a step went on every worker, or of several short ones together.
+
+    A step lasts from its hand-out until the next one is handed out, or used where a loop fetches
+    ahead; so evaluations and checkpoints are in the step before them. The last step of a run is
+    left out, as it has no such end. The parts add up to ``wall_s``. On a device they are times of
+    the device.
+
+    Attributes:
+        step: the newest of the steps, from 0, counted over the whole run.
+        num_steps: their number. All times are sums over them.
+        wall_s: all of it in seconds, per rank, as is every time below.
+        input_s: waiting for the batch, and opening the loader.
+        forward_s: own forward, from the hand-out to the backward: the loss is in it.
+        backward_s: own backward.
+        communication_s: the exchange of gradients past the own backward, other collectives that
+            evenstep knows, and the exchange of plans, once the last rank has come to it.
+        waiting_s: until the last rank has come to it.
+        optimizer_s: steps of torch's optimizers.
+        evaluation_s: loops over loaders of ``Balancer.prepare_eval``.
+        checkpoint_s: ``Checkpoint.save``, waiting for others in it included.
+        rest_s: what else the loop does, and own computing where it cannot be told from waiting,
+            as in FSDP2's layers.
+    """
+
+    step: int
+    num_steps: int
+    wall_s: tuple[float, ...]
+    input_s: tuple[float, ...]
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    communication_s: tuple[float, ...]
+    waiting_s: tuple[float, ...]
+    optimizer_s: tuple[float, ...]
+    evaluation_s: tuple[float, ...]
+    checkpoint_s: tuple[float, ...]
+    rest_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Rebalanced:
     """The batch sizes changed.
 
@@ -364,6 +404,7 @@ Event = (
     RunStarted
     | EstimatesRestored
     | StepMeasured
+    | StepsAccounted
     | Rebalanced
     | MeasurementRejected
     | PolicyFailed

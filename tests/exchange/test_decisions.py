@@ -9,6 +9,7 @@ import pytest
 
 from evenstep import Decision
 from evenstep._exchange._decisions import Decisions
+from evenstep._exchange._message_kinds import TimesTold
 from evenstep._planner import Job, Planner, Report
 from evenstep.events import (
     MeasurementRejected,
@@ -330,3 +331,20 @@ def test_a_worker_that_does_not_help_is_told_of_once():
     assert (told.step, told.rank) == (200, 1)
     assert told.without_s == pytest.approx(0.64, rel=0.02)
     assert sum(isinstance(event, StepMeasured) for event in ranks.events) == 301
+
+
+def test_where_the_time_went_is_told_when_all_have_said_it():
+    """Of long steps each by itself; what is left is told at the end."""
+    ranks = Ranks()
+    decisions = Decisions(2, lag=0, answers=ranks, emit=ranks.events.append)
+    long, short = [10**5] + [0] * 10, [10] * 11
+    for step, row in enumerate((long, short)):
+        decisions.received(0, TimesTold(step, tuple(row)))
+        assert len(ranks.events) == step
+        decisions.received(1, TimesTold(step, tuple(row)))
+    assert [event.step for event in ranks.events] == [0]
+    decisions.tell_times()
+    decisions.tell_times()
+
+    assert [event.step for event in ranks.events] == [0, 1]
+    assert ranks.events[0].input_s == (0.1, 0.1)

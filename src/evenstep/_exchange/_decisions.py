@@ -11,11 +11,20 @@ from contextlib import suppress
 from functools import partial
 from time import monotonic
 
-from .._planner import CostPlanner, EqualSizes, Learnt, Outcome, Plan, Planner, Report
+from .._planner import (
+    CostPlanner,
+    EqualSizes,
+    Learnt,
+    Outcome,
+    Plan,
+    Planner,
+    Report,
+    StepAccounts,
+)
 from ..events import BalancingStopped, Event, Hook, PolicySlow, WorkerUnhelpful
 from ._answers import Answers
 from ._internal import fault_in_words, log_fault
-from ._message_kinds import Message, PlanAsked, StepReports
+from ._message_kinds import Message, PlanAsked, StepReports, TimesTold
 
 # Everybody waits for a decision. A policy that takes longer is asked so rarely that it costs a
 # twentieth of the time; but never less often than once a minute, as speeds change.
@@ -55,7 +64,7 @@ class Decisions:
         tells_steps: whether any sink takes what each step cost.
     """
 
-    kinds = (StepReports, PlanAsked)
+    kinds = (StepReports, PlanAsked, TimesTold)
 
     def __init__(
         self,
@@ -75,6 +84,7 @@ class Decisions:
         self._lock = threading.RLock()  # books are kept under it too, at once in a single process
         self._arrived: defaultdict[int, set[int]] = defaultdict(set)
         self._measured: defaultdict[int, dict[int, Report]] = defaultdict(dict)
+        self._accounts = StepAccounts(world_size)
         self._first: Plan | None = None
         self._in_force: dict[int, Plan] = {}  # by step, from the first that was published on
         self._burden: int | None = None  # who was one at the last look
@@ -93,6 +103,18 @@ class Decisions:
                 self.take(peer, step, reports)
             case PlanAsked(index):
                 self.answer(index)
+            case TimesTold(step, spent_us):
+                with self._lock:
+                    is_enough = self._accounts.add(peer, step, spent_us)
+                if is_enough:
+                    self._answers.later(self.tell_times)
+
+    def tell_times(self) -> None:
+        """Tell where the time went in the steps that all ranks are through with."""
+        with self._lock:
+            event = self._accounts.take()
+        if event is not None:
+            self._emit(event)
 
     def take(self, rank: int, step: int, reports: Sequence[Report]) -> None:
         """Take in a rank's message for ``step``, and decide if it is the last."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -23,6 +23,7 @@ from ._message_kinds import (
     Reduced,
     StepReports,
     StopAsked,
+    TimesTold,
 )
 from ._not_finite import NotFinite
 from ._place import Framework
@@ -158,7 +159,12 @@ class Exchange:
         self._answers.listeners.append(listener)
 
     def report(
-        self, step: int, reports: Sequence[Report], *, reduced: Sequence[Reduced] = ()
+        self,
+        step: int,
+        reports: Sequence[Report],
+        *,
+        reduced: Sequence[Reduced] = (),
+        times: Iterable[TimesTold] = (),
     ) -> None:
         """Send this rank's report of ``step``, or hold it while no plan waits for it.
 
@@ -166,12 +172,13 @@ class Exchange:
             step: the step under way.
             reports: the measurements that are complete.
             reduced: what its gradients were made of.
+            times: where the time went in steps before it.
         """
         self.last_step = max(step, self.last_step)
         along: list[Message] = [StopAsked()] if self.stop.asked else []
         for rider in self._answers.riders:
             along += rider.along()
-        along += reduced
+        along += (*reduced, *times)
         if self._router.rank == 0:
             self._router.to_leader(*along)
             self.decisions.take(0, step, reports)
@@ -255,6 +262,7 @@ class Exchange:
             self._router.to_everyone(self.losses.goodbye(self.num_loops))
             self._router.close()
             self._channel = None
+        self.decisions.tell_times()
         self.not_finite.end(self.last_step)
 
     def received(self, peer: int, message: Any) -> None:

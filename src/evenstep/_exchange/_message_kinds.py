@@ -33,6 +33,14 @@ class StepReports:
 
 
 @dataclass(frozen=True, slots=True)
+class TimesTold:
+    """To rank 0: the microseconds of each ``Phase`` that a rank spent in a step that is over."""
+
+    step: int
+    spent_us: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PlanAsked:
     """To rank 0: a rank asks for the answer to step ``index`` before it has reported it."""
 
@@ -285,6 +293,7 @@ class Goodbye:
 
 Message = (
     StepReports
+    | TimesTold
     | PlanAsked
     | PlanTold
     | Answer

@@ -7,8 +7,20 @@ from itertools import pairwise
 from statistics import fmean
 from typing import TextIO
 
-from ..events import BalancingStopped, Event, StepMeasured
+from ..events import BalancingStopped, Event, RunStarted, StepMeasured, StepsAccounted
 from ._news import news
+
+_PARTS = (
+    "input",
+    "forward",
+    "backward",
+    "communication",
+    "waiting",
+    "optimizer",
+    "evaluation",
+    "checkpoint",
+    "rest",
+)
 
 
 class ProgressLine:
@@ -16,7 +28,8 @@ class ProgressLine:
 
     Usage:
         evenstep step 150: batch 32 16 11 5, step 0.212 s, computing 0.194 s of it (idle 2 %), equal
-        split 0.594 s: saves 64 %
+        split 0.594 s: saves 64 %; time: forward 31 %, backward 58 %, communication 4 %, waiting
+        2 %, optimizer 4 %, rest 1 %
 
     All in one line. The figures are means over the steps since the last line. "step" is rank 0's
     time from one batch of a loop to the next: waiting for data, the exchange, the optimizer and all
@@ -24,8 +37,11 @@ class ProgressLine:
     wait for it, as a part of that time in all these steps together. By the fitted times, the equal
     split would have computed for longer by some seconds, which are added to the whole step: "saves"
     compares whole steps. Where samples are assigned by cost, the line says as well what the ranks'
-    speeds alone and the samples' costs alone would save. What a step takes is known when the next
-    one begins, so that the newest is in the next line.
+    speeds alone and the samples' costs alone would save. Under the policy ``Equal`` it says what
+    the best split would save. What a step takes is known when the next one begins, so that the
+    newest is in the next line. "time" is where the time of all workers went, in percent of all of
+    it; what is below one half of a percent is left out. An evaluation or a checkpoint between two
+    loops is in it too.
 
     Args:
         stream: where to, such as ``sys.stderr``.
@@ -37,6 +53,8 @@ class ProgressLine:
         self._num_steps = num_steps
         self._before: tuple[StepMeasured, ...] = ()  # the newest step of the last line
         self._since: list[StepMeasured] = []
+        self._accounts: list[StepsAccounted] = []
+        self._is_equal = False
         self._is_off = False
 
     def __call__(self, event: Event) -> None:
@@ -44,18 +62,28 @@ class ProgressLine:
         if text := news(event):
             print(f"evenstep {text}", file=self._stream, flush=True)
         self._is_off |= isinstance(event, BalancingStopped)
-        if isinstance(event, StepMeasured):
+        if isinstance(event, RunStarted):
+            self._is_equal = event.policy.startswith("Equal(")
+        elif isinstance(event, StepsAccounted):
+            self._accounts.append(event)
+        elif isinstance(event, StepMeasured):
             self._since.append(event)
             if len(self._since) >= self._num_steps:
                 off = ", balancing is off" if self._is_off else ""
-                text = describe((*self._before, *self._since)) + off
-                print(text, file=self._stream, flush=True)
+                text = describe((*self._before, *self._since), is_equal=self._is_equal) + off
+                print(text + spent(self._accounts), file=self._stream, flush=True)
                 self._before = (event,)
                 self._since.clear()
+                self._accounts.clear()
 
 
-def describe(steps: tuple[StepMeasured, ...]) -> str:
-    """Return the line for ``steps``, at least one, the newest last."""
+def describe(steps: tuple[StepMeasured, ...], *, is_equal: bool = False) -> str:
+    """Return the line for ``steps``, at least one, the newest last.
+
+    Args:
+        steps: since the last line, with the one before.
+        is_equal: whether the policy is to keep equal sizes.
+    """
     last = steps[-1]
     whole = [
         (step, after.wall_s)
@@ -68,15 +96,21 @@ def describe(steps: tuple[StepMeasured, ...]) -> str:
     known = [step for step, _ in whole]
     step_s = fmean(wall_s for _, wall_s in whole)
     begin += f", step {step_s:.3g} s, {_computing(known, of_it=' of it')}"
+    other = [(step.best_split_s if is_equal else step.equal_split_s) for step in known]
     more = [
-        step.equal_split_s - step.makespan_s for step in known if step.equal_split_s is not None
+        other_s - step.makespan_s
+        for step, other_s in zip(known, other, strict=True)
+        if other_s is not None
     ]
-    if not more or (equal_s := step_s + fmean(more)) <= 0:
+    if not more or (other_s := step_s + fmean(more)) <= 0:
         return begin
-    saving = 100 * (1 - step_s / equal_s)
+    if is_equal:
+        saving = 100 * max(0.0, 1 - other_s / step_s)
+        return f"{begin}, best split {other_s:.3g} s: would save {saving:.0f} %"
+    saving = 100 * (1 - step_s / other_s)
     verb = "saves" if saving >= 0 else "costs"
-    end = f"equal split {equal_s:.3g} s: {verb} {abs(saving):.0f} %"
-    return f"{begin}, {end}{_alone(known, equal_s)}"
+    end = f"equal split {other_s:.3g} s: {verb} {abs(saving):.0f} %"
+    return f"{begin}, {end}{_alone(known, other_s)}"
 
 
 def _alone(steps: Sequence[StepMeasured], equal_s: float) -> str:
@@ -96,6 +130,18 @@ def _alone(steps: Sequence[StepMeasured], equal_s: float) -> str:
         if less:
             found.append(f"by {name} alone {100 * max(0.0, fmean(less)) / equal_s:.0f} %")
     return f" ({', '.join(found)})" if found else ""
+
+
+def spent(accounts: Sequence[StepsAccounted]) -> str:
+    """Return where the time of all workers went, as the end of a line; nothing without any."""
+    wall_s = sum(sum(one.wall_s) for one in accounts)
+    if not wall_s:
+        return ""
+    shares = [
+        (part, 100 * sum(sum(getattr(one, f"{part}_s")) for one in accounts) / wall_s)
+        for part in _PARTS
+    ]
+    return "; time: " + ", ".join(f"{part} {share:.0f} %" for part, share in shares if share >= 0.5)
 
 
 def _computing(steps: Sequence[StepMeasured], of_it: str = "") -> str:

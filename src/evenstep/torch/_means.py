@@ -8,6 +8,7 @@ from typing import final
 import torch
 from torch import nn
 
+from .._planner import Phase
 from .._private_torch import RunningNorm
 from ._exchange._startup import Alone, SideGroup
 from ._model._models import BalancedModel
@@ -43,7 +44,9 @@ def mean_over(
     steps.report_now()
     given = value.detach() if isinstance(value, torch.Tensor) else value
     number = float(given) if count else 0.0
-    total, samples = side.sum(torch.tensor([number * count, count], dtype=torch.float64)).tolist()
+    with steps.timed(Phase.MEAN):
+        sums = side.sum(torch.tensor([number * count, count], dtype=torch.float64))
+    total, samples = sums.tolist()
     return float(total / samples) if samples else float("nan")
 
 
@@ -77,7 +80,9 @@ class RunningStats:
         seen, newest = steps.num_samples_seen
         for broadcast, count in ((True, newest), (False, seen - self._num_averaged)):
             own = (model.module for model in models if model.broadcasts_buffers == broadcast)
-            _average([buffer for module in own for buffer in _running(module)], count, side)
+            buffers = [buffer for module in own for buffer in _running(module)]
+            with steps.timed(Phase.MEAN):
+                _average(buffers, count, side)
         self._num_averaged = seen
 
 

@@ -135,16 +135,8 @@ class Checkpoint:
             raise invalid("Checkpoint.save(step)", "be at least 0", step, "Count steps from 0.")
         if self._ranks.is_server:
             return disk.complete_folder(self._root, step)
-        path = disk.partial_folder(self._root, step)
-        plain = self._ranks.together(lambda: self._plain_bytes(step), path)
-        self._ranks.share(lambda: self._begin(step), path)
-        self._ranks.together(lambda: _check_shared(path, self._ranks.rank), path)
-        states = self._ranks.on_all(self._tensors.collect, path)
-        self._tensors.save(path, states, self._ranks.group)
-        digests = self._ranks.together(lambda: _digests(path, self._ranks.rank), path)
-        merged = {name: summed for part in digests for name, summed in part.items()}
-        self._ranks.share(lambda: self._finish(step, plain[0], merged), path)
-        return disk.complete_folder(self._root, step)
+        with self._ranks.saving():
+            return self._save(step)
 
     def load(self) -> int | None:
         """Load the newest complete checkpoint and return its step; None if there is none yet.
@@ -178,6 +170,18 @@ class Checkpoint:
                 problem.path,
             ) from problem
         return None
+
+    def _save(self, step: int) -> Path:
+        path = disk.partial_folder(self._root, step)
+        plain = self._ranks.together(lambda: self._plain_bytes(step), path)
+        self._ranks.share(lambda: self._begin(step), path)
+        self._ranks.together(lambda: _check_shared(path, self._ranks.rank), path)
+        states = self._ranks.on_all(self._tensors.collect, path)
+        self._tensors.save(path, states, self._ranks.group)
+        digests = self._ranks.together(lambda: _digests(path, self._ranks.rank), path)
+        merged = {name: summed for part in digests for name, summed in part.items()}
+        self._ranks.share(lambda: self._finish(step, plain[0], merged), path)
+        return disk.complete_folder(self._root, step)
 
     def _begin(self, step: int) -> None:
         for newer, path in disk.complete_folders(self._root):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar, final
 
 import torch.distributed as dist
 
+from ..._planner import Phase
 from ...exceptions import CheckpointError
 from .._balancer import Balancer
 from .._exchange._crew import Crew
@@ -46,6 +48,11 @@ class Ranks:
     def world_size(self) -> int:
         """Their number."""
         return dist.get_world_size(self.group) if self._are_several() else 1
+
+    def saving(self) -> AbstractContextManager[None]:
+        """Return a context whose time is that of a checkpoint, as far as a balancer knows of it."""
+        own = self._balancer
+        return nullcontext() if own is None else own._parts.steps.timed(Phase.CHECKPOINT)
 
     def share(self, call: Callable[[], Any], path: Path) -> Any:
         """Return on every rank what ``call`` gives on the first."""

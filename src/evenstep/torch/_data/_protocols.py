@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..._planner import Plan, Work
+from ..._planner import Phase, Plan, Work
 from ..._types import IntArray
 from ...claims._step_claims import Claim
 
@@ -92,6 +93,10 @@ class KnownSteps(Protocol):
 
     def report_now(self) -> None:
         """Report the step under way: a collective comes before the next plan point."""
+
+    def timed(self, phase: Phase) -> AbstractContextManager[None]:
+        """Return a context whose time is that of ``phase`` in the account of the step."""
+        ...
 
 
 class LoaderSteps(ForwardListener, Protocol):

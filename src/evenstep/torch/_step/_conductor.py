@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 
 from ..._exchange._exchange import Exchange
 from ..._exchange._observer import StepObserver, heard_by
-from ..._planner import Plan
+from ..._planner import Phase, Plan
 from ..._run._step_under_way import StepUnderWay
 from ...claims._step_claims import Claim
 from .._data._protocols import MicroBatch, StepStart
@@ -137,6 +137,8 @@ class StepConductor:
         plan = self._exchange.at(step, trains=trains, may_look_ahead=True)
         for peers in self._peers:
             plan = peers.agree(plan, self._exchange)
+        if trains:
+            self.meter.timeline.go(Phase.INPUT)
         self.plan = plan
         return plan
 
@@ -307,7 +309,7 @@ class StepConductor:
 
     def backward_begins(self) -> None:
         """Hear that a backward begins."""
-        self.meter.close_gap()
+        self.meter.close_gap(Phase.BACKWARD)
 
     def backward_done(self, uses: Sequence[ForwardUse]) -> None:
         """Take the time: this rank's own backward is done, the others' may not be."""
@@ -352,6 +354,7 @@ class StepConductor:
         if newest is not None and not newest.reported:
             self._reporter.send(newest)
         self._finite.read()
+        self.meter.timeline.close()
         self._is_closed = True
 
     def collective(self, *, entered: bool) -> None:
@@ -365,6 +368,10 @@ class StepConductor:
         """Report the step under way if that is still to be done: a collective comes first."""
         if self._step is not None and self._step.num_backwards and not self._step.reported:
             self._reporter.send(self._step)
+
+    def timed(self, phase: Phase) -> AbstractContextManager[None]:
+        """Return a context whose time is that of ``phase`` in the account of the step."""
+        return self.meter.timeline.block(phase) if self._is_open else nullcontext()
 
     @property
     def open_meter(self) -> StepMeter | None:
@@ -439,6 +446,7 @@ class StepConductor:
         if step.is_used:
             step.is_clear = False
         else:
+            self.meter.timeline.begin(step.number)
             self._reporter.begin_step()
             for begin_step in self._at_begin:
                 begin_step(step.number)

@@ -5,7 +5,6 @@ By marks on the host or on a device, and the seconds between two of them.
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -13,23 +12,9 @@ from typing import Any, final
 
 import torch
 
+from ..._planner import Phase
 from ...exceptions import invalid
-
-
-class AbstractClock(abc.ABC):
-    """Sets marks, and tells the seconds between two of them once both have been reached."""
-
-    @abc.abstractmethod
-    def mark(self) -> Any:
-        """Return a mark for "when everything asked for so far is done"."""
-
-    @abc.abstractmethod
-    def seconds(self, begin: Any, end: Any) -> float | None:
-        """Return the seconds from one mark to another; None while ``end`` is not reached."""
-
-    @abc.abstractmethod
-    def wait(self, mark: Any) -> None:
-        """Block until ``mark`` is reached."""
+from ._phases import AbstractClock, Timeline
 
 
 @final
@@ -130,12 +115,18 @@ class StepMeter:
     Args:
         clock: sets the marks.
         count: how many collectives this process has begun; None with no other rank to wait for.
+
+    Attributes:
+        timeline: what else the time of a step went to.
     """
+
+    _mixes = False  # whether computing and waiting cannot be told apart
 
     def __init__(self, clock: AbstractClock, count: Callable[[], int] | None = None) -> None:
         self.clock = clock
+        self.timeline = Timeline(clock, mixes=self._mixes)
         self._count = count
-        self._gap: tuple[Any, int] | None = None
+        self._gap: tuple[Any, int, int] | None = None
         self._fetch: Any = None
         self._begin: Any = None
         self._end: Any = None
@@ -149,7 +140,7 @@ class StepMeter:
         """Start a step: its batch is being handed out."""
         self._begin, self._end, self._waits = self.clock.mark(), None, []
         self._wait_after = self._newest_grad = self._fetch = None
-        self.open_gap()
+        self._open_gap(self._begin)
 
     def begin_last(self, *, done: int, num_samples: int) -> None:
         """Hear that the last forward's batch is about to be handed out.
@@ -162,30 +153,38 @@ class StepMeter:
     def pause(self) -> None:
         """Wait until all so far is done: what follows is a wait, until ``resume``."""
         self._paused = self.clock.mark()
+        self.timeline.go(Phase.INPUT, at=self._paused)
         self.clock.wait(self._paused)
         self._paused_s = perf_counter()
 
     def resume(self) -> float:
         """Return how many seconds that took."""
-        self.exclude(self._paused, self.clock.mark())
+        end = self.clock.mark()
+        self._leave_out(self._paused, end)
+        self.timeline.go(Phase.FORWARD, at=end)
         return perf_counter() - self._paused_s
 
     def exclude(self, begin: Any, end: Any) -> None:
         """Leave the time between two marks out: it was spent waiting for others."""
-        self._waits.append((begin, end))
+        self._leave_out(begin, end)
+        self.timeline.met(begin, end)
 
     def open_gap(self) -> None:
         """Note that a forward or a backward is over, or a batch is handed out."""
-        if self._count is not None:
-            self._gap = self.clock.mark(), self._count()
+        self._open_gap(self.clock.mark())
 
-    def close_gap(self) -> None:
-        """Note that the next one begins; leave the time between out if a collective began in it."""
-        if self._gap is None or self._count is None:
-            return
-        (begin, before), self._gap = self._gap, None
-        if self._count() != before:
-            self.exclude(begin, self.clock.mark())
+    def close_gap(self, then: Phase = Phase.FORWARD) -> None:
+        """Note that the next one begins; leave the time between out if a collective began in it.
+
+        Args:
+            then: what begins.
+        """
+        if self._gap is not None and self._count is not None:
+            (begin, before, cut), self._gap = self._gap, None
+            if self._count() != before:
+                self._leave_out(begin, self.clock.mark())
+                self.timeline.met_since(cut)
+        self.timeline.go(then)
 
     def begin_fetch(self, *, in_step: bool) -> None:
         """Note that the loop comes back for another batch, perhaps in the middle of a step."""
@@ -194,12 +193,14 @@ class StepMeter:
             self.close_gap()
             self._fetch = self.clock.mark()
         self._gap = None
+        self.timeline.go(Phase.PLAN)
 
     def end_fetch(self) -> None:
         """Note that it has it: the time for that is no computing."""
+        self.timeline.fetched()
         if self._fetch is not None:
             begin, self._fetch = self._fetch, None
-            self.exclude(begin, self.clock.mark())
+            self._leave_out(begin, self.clock.mark())
             self.open_gap()
 
     def grad_ready(self) -> None:
@@ -216,17 +217,28 @@ class StepMeter:
             self._wait_after = None
         self._end = self.clock.mark() if self._newest_grad is None else self._newest_grad
         self._newest_grad = None
+        self.timeline.go(Phase.REDUCTION, at=self._end)
 
     def waited(self) -> None:
         """Note that the reduction after a backward is over; the last one's is past the end."""
+        mark = self.clock.mark()
+        self.timeline.go(Phase.REST, at=mark)
         if self._end is not None:
-            self._wait_after = (self._end, self.clock.mark())
+            self._wait_after = (self._end, mark)
 
     def take(self) -> PendingTime | None:
         """Return the step's time, perhaps not yet reached; None if no backward ran."""
         if self._begin is None or self._end is None:
             return None
         return PendingTime(self.clock, self._begin, self._end, tuple(self._waits))
+
+    def _leave_out(self, begin: Any, end: Any) -> None:
+        self._waits.append((begin, end))
+
+    def _open_gap(self, mark: Any) -> None:
+        cut = self.timeline.cut(Phase.FORWARD, at=mark)
+        if self._count is not None:
+            self._gap = mark, self._count(), cut
 
 
 @final
@@ -246,22 +258,27 @@ class LeadMeter(StepMeter):
         self._scale = 1.0
 
     def begin(self) -> None:
+        self.timeline.mixes = False
         super().begin()
         self._ran = False
 
     def begin_last(self, *, done: int, num_samples: int) -> None:
+        self.timeline.mixes = True
+        self.timeline.go(Phase.REST)
         if done:
             self._end, self._scale = self.clock.mark(), num_samples / done
 
-    def exclude(self, begin: Any, end: Any) -> None:
-        if self._end is None:  # later waits lie in what is left out
-            super().exclude(begin, end)
-
     def end(self) -> None:
         self._ran = True
+        self.timeline.go(Phase.REDUCTION)
 
     def waited(self) -> None:
-        """Do nothing: only the last backward waits, and that is left out."""
+        """Note no wait: only the last backward waits, and that is left out."""
+        self.timeline.go(Phase.REST)
+
+    def _leave_out(self, begin: Any, end: Any) -> None:
+        if self._end is None:  # later waits lie in what is left out
+            super()._leave_out(begin, end)
 
     def take(self) -> PendingTime | None:
         time = super().take() if self._ran else None
@@ -271,6 +288,8 @@ class LeadMeter(StepMeter):
 @final
 class BlindMeter(StepMeter):
     """Gives no time: for steps in which computing and waiting cannot be told apart."""
+
+    _mixes = True
 
     def take(self) -> None:
         """Return None."""

@@ -7,7 +7,7 @@ from typing import Any, Protocol, final
 
 from ..._exchange._exchange import Exchange
 from ..._exchange._internal import fault_in_words, log_fault
-from ..._exchange._message_kinds import Reduced
+from ..._exchange._message_kinds import Reduced, TimesTold
 from ..._planner import Report, blaming
 from ..._run._machine_reader import MachineReader
 from ..._run._step_under_way import StepUnderWay
@@ -122,13 +122,15 @@ class Reporter:
             reduced: what its gradients were made of.
         """
         step.reported = True
+        times: list[TimesTold] = []
         try:
             ready = self._complete(step)
+            times = [TimesTold(*one) for one in self._meter.timeline.take()]
         except Exception as error:
             self._pending.clear()
             self._give_up(step.number, error)
             ready = [self._report(step, 0.0, {})]
-        self._exchange.report(step.number, ready, reduced=reduced)
+        self._exchange.report(step.number, ready, reduced=reduced, times=times)
 
     def _complete(self, step: StepUnderWay) -> list[Report]:
         """Return what is complete."""

@@ -10,7 +10,7 @@ from typing import Any, final
 
 from torch.utils.data import DataLoader
 
-from ...._planner import Cost, Plan, SampleCosts
+from ...._planner import Cost, Phase, Plan, SampleCosts
 from .._protocols import LoaderRanks, LoaderSession, LoaderSteps, StepStart
 from .._step import Attempts, Portions, Step, StepCount
 from ..deal._by_cost import Assigned
@@ -167,8 +167,9 @@ class AbstractStepLoader(AbstractLoader):
         outer = self._at if self._loops.is_nested else None
         with self._loops.begin(self._end_reading, cuts=not whole) as loop:
             try:
-                self._at = at = self._begin_epoch()
-                self._go_on(whole=whole)
+                with self._context.session.steps.timed(Phase.INPUT):
+                    self._at = at = self._begin_epoch()
+                    self._go_on(whole=whole)
                 while (step := self._next(whole=whole)) is not None:
                     yield step
                     del step  # its batch is the loop's alone

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
-from ...._planner import Cost
+from ...._planner import Cost, Phase
 from ...._types import IntArray
 from ....exceptions import invalid
 from .._protocols import Collectives, LoaderSession
@@ -88,16 +88,17 @@ class EvalLoader(AbstractLoader):
         return len(self._forwards(np.arange(self.num_samples)))
 
     def __iter__(self) -> Iterator[Any]:
-        order = self._draw()
-        mine = self._forwards(order)
-        self._sums = {}
-        self._batches.of = [order[list(forward.positions)].tolist() for forward in mine]
-        try:
-            for batch, forward in zip(self._inner, mine, strict=True):
-                self.count = forward.count
-                yield batch
-        finally:
-            self.count = None
+        with self._session.steps.timed(Phase.EVALUATION):
+            order = self._draw()
+            mine = self._forwards(order)
+            self._sums = {}
+            self._batches.of = [order[list(forward.positions)].tolist() for forward in mine]
+            try:
+                for batch, forward in zip(self._inner, mine, strict=True):
+                    self.count = forward.count
+                    yield batch
+            finally:
+                self.count = None
 
     def add(self, name: str, value: float | torch.Tensor, *, count: float | None = None) -> None:
         """Add the batch in hand to the mean of ``name``; waits for no rank and for no device.
@@ -144,7 +145,8 @@ class EvalLoader(AbstractLoader):
         """
         self._session.steps.report_now()
         mine = {name: (float(total), float(seen)) for name, (total, seen) in self._sums.items()}
-        rows = self._ranks.collect(mine)
+        with self._session.steps.timed(Phase.MEAN):
+            rows = self._ranks.collect(mine)
         means = {}
         for name in sorted({name for sums in rows for name in sums}):
             totals, counts = zip(*(sums[name] for sums in rows if name in sums), strict=True)

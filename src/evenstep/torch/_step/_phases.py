@@ -1,0 +1,192 @@
+"""Where a rank's time goes, from the hand-out of one step to that of the next."""
+
+from __future__ import annotations
+
+import abc
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any, NamedTuple, final
+
+import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from ..._planner import Phase, time_by_phase
+
+_MOST_UNREAD = 16  # steps that a device has not come to the end of
+
+
+class AbstractClock(abc.ABC):
+    """Sets marks, and tells the seconds between two of them once both have been reached."""
+
+    @abc.abstractmethod
+    def mark(self) -> Any:
+        """Return a mark for "when everything asked for so far is done"."""
+
+    @abc.abstractmethod
+    def seconds(self, begin: Any, end: Any) -> float | None:
+        """Return the seconds from one mark to another; None while ``end`` is not reached."""
+
+    @abc.abstractmethod
+    def wait(self, mark: Any) -> None:
+        """Block until ``mark`` is reached."""
+
+
+class _Window(NamedTuple):
+    """A step from its hand-out to the next one: a phase follows each mark but the last."""
+
+    step: int
+    marks: list[Any]
+    phases: list[Phase]
+
+
+@final
+class Timeline:
+    """Marks where one phase of a step ends and the next begins, on the thread that trains.
+
+    A step lasts until the next one is handed out, so that all of a loop's time lies in some step:
+    evaluations, checkpoints and the ends of epochs too. The last step of a run never ends. Where
+    batches are fetched ahead, a step lasts from its first forward to the next one's.
+
+    The marks are the clock's. On a device they are events, and nothing waits for them: input is
+    the time in which the device waits for it.
+
+    The time that an optimizer takes is known by torch's hooks on the steps of all optimizers of
+    this process; that of one that is compiled, or no ``torch.optim.Optimizer``, is ``Phase.REST``.
+
+    Args:
+        clock: sets the marks.
+        mixes: whether computing and waiting for others cannot be told apart.
+
+    Attributes:
+        mixes: likewise, from now on: own computing goes to the rest then.
+    """
+
+    def __init__(self, clock: AbstractClock, *, mixes: bool = False) -> None:
+        self.mixes = mixes
+        self._clock = clock
+        self._step = -1  # before the first
+        self._marks: list[Any] = []
+        self._phases: list[Phase] = []
+        self._phase = Phase.REST  # apart from what is inside of a block
+        self._block: Phase | None = None  # the outermost one
+        self._depth = 0  # of blocks
+        self._thread_id = 0
+        self._unread: deque[_Window] = deque(maxlen=_MOST_UNREAD)
+        self._hooks = _optimizer_hooks(weakref.ref(self))
+
+    def begin(self, step: int) -> None:
+        """End the step before, and begin ``step``: it is handed out, or used."""
+        mark = self._clock.mark()
+        if self._step >= 0:
+            self._marks.append(mark)
+            self._unread.append(_Window(self._step, self._marks, self._phases))
+        self._step, self._marks, self._phases = step, [mark], [Phase.REST]
+        self._phase, self._block, self._depth = Phase.REST, None, 0
+        self._thread_id = threading.get_ident()
+
+    def go(self, phase: Phase, *, at: Any = None) -> None:
+        """Go over to a phase, now or at a mark after all others."""
+        if phase is not self._phase:
+            self.cut(phase, at=at)
+
+    def cut(self, phase: Phase, *, at: Any = None) -> int:
+        """Go over to a phase, perhaps the same one; return the number of the mark."""
+        if self.mixes and phase in (Phase.FORWARD, Phase.BACKWARD):
+            phase = Phase.REST
+        self._phase = phase
+        block = self._block if phase is Phase.REST else None
+        return self._set(phase if block is None else block, at)
+
+    def met(self, begin: Any, end: Any) -> None:
+        """Note that others were waited for between two marks, after all others."""
+        before = self._phases[-1] if self._phases else self._phase
+        self._set(Phase.MEETING, begin)
+        self._set(before, end)
+
+    def met_since(self, cut: int) -> None:
+        """Note that others were waited for in what was own computing since a mark."""
+        for at in range(cut, len(self._phases)):
+            if self._phases[at] in (Phase.FORWARD, Phase.REST):
+                self._phases[at] = Phase.MEETING
+
+    def fetched(self) -> None:
+        """Note that the input is there."""
+        if self._phase is Phase.INPUT:
+            self.go(Phase.REST)
+
+    @contextmanager
+    def block(self, phase: Phase) -> Iterator[None]:
+        """Return a context whose time is that of ``phase``; of several, the outermost counts."""
+        self.enter(phase)
+        try:
+            yield
+        finally:
+            self.leave()
+
+    def enter(self, phase: Phase) -> None:
+        """Begin such a block."""
+        if threading.get_ident() != self._thread_id:
+            return
+        self._depth += 1
+        if self._depth == 1:
+            self._block = phase
+            self._set(phase)
+
+    def leave(self) -> None:
+        """End it; not where the step was over before, as with an iterator that was left alone."""
+        if threading.get_ident() != self._thread_id or not self._depth:
+            return
+        self._depth -= 1
+        if not self._depth:
+            self._block = None
+            self._set(self._phase)
+
+    def take(self) -> list[tuple[int, tuple[int, ...]]]:
+        """Return the steps whose end was reached since the last call, with their times.
+
+        In microseconds, by phase. A step in which the clock went back is left out.
+        """
+        found = []
+        while self._unread:
+            step, marks, phases = self._unread[0]
+            if self._clock.seconds(marks[0], marks[-1]) is None:
+                break
+            self._unread.popleft()
+            lasted_s = [self._clock.seconds(*both) or 0.0 for both in pairwise(marks)]
+            if min(lasted_s) >= 0:
+                found.append((step, time_by_phase(lasted_s, phases)))
+        return found
+
+    def close(self) -> None:
+        """Hear of optimizers no more."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _set(self, phase: Phase, mark: Any = None) -> int:
+        self._marks.append(self._clock.mark() if mark is None else mark)
+        self._phases.append(phase)
+        return len(self._phases) - 1
+
+
+def _optimizer_hooks(timeline: weakref.ref[Timeline]) -> tuple[Any, Any]:
+    """Have a timeline hear of the steps of optimizers, as long as it lives.
+
+    A step that is compiled runs no hook: in its graph a hook would be a break.
+    """
+
+    def before(*_: Any) -> None:
+        if not torch.compiler.is_compiling() and (alive := timeline()) is not None:
+            alive.enter(Phase.OPTIMIZER)
+
+    def after(*_: Any) -> None:
+        if not torch.compiler.is_compiling() and (alive := timeline()) is not None:
+            alive.leave()
+
+    return register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)

@@ -1,0 +1,326 @@
+"""Where a rank's time goes, on a clock that tells the time it is told, and in a small run."""
+
+from dataclasses import astuple
+from time import perf_counter
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from evenstep._planner import Phase
+from evenstep.events import StepsAccounted
+from evenstep.torch import Balancer, Checkpoint, Runtime
+
+from .test_clock import AbstractClock, BlindMeter, HostClock, LeadMeter, StepMeter, Watch
+
+
+def told(timeline):
+    """What the timeline says of the steps that are over, in seconds by phase; no zeros."""
+    return [
+        (step, {Phase(at).name: us / 1e6 for at, us in enumerate(row) if us})
+        for step, row in timeline.take()
+    ]
+
+
+@pytest.fixture
+def watch():
+    return Watch()
+
+
+def plain_step(meter, watch, *, forward_s=1.0):
+    """A step as the conductor takes it, from the hand-out to the next batch."""
+    meter.end_fetch()
+    meter.begin()
+    watch.pass_by(forward_s)
+    meter.close_gap(Phase.BACKWARD)
+    watch.pass_by(2.0)
+    meter.end()
+    watch.pass_by(4.0)
+    meter.waited()
+    watch.pass_by(8.0)
+    meter.begin_fetch(in_step=False)
+    watch.pass_by(16.0)
+    meter.timeline.go(Phase.INPUT)
+    watch.pass_by(32.0)
+
+
+PLAIN = {"FORWARD": 1, "BACKWARD": 2, "REDUCTION": 4, "REST": 8, "PLAN": 16, "INPUT": 32}
+
+
+def test_each_phase_of_a_plain_step_is_known(watch):
+    """From its hand-out to that of the next; the newest has no end yet."""
+    meter = StepMeter(HostClock(watch))
+    for step in range(2):
+        meter.timeline.begin(step)
+        plain_step(meter, watch)
+    meter.timeline.begin(2)
+
+    assert told(meter.timeline) == [(0, PLAIN), (1, PLAIN)]
+    assert told(meter.timeline) == []
+
+
+def test_micro_batches_add_up(watch):
+    """What comes between one backward and the next forward is own computing, as in its time."""
+    meter = StepMeter(HostClock(watch))
+    meter.timeline.begin(0)
+    meter.begin()
+    for _ in range(2):
+        watch.pass_by(1.0)
+        meter.close_gap(Phase.BACKWARD)
+        watch.pass_by(2.0)
+        meter.end()
+        watch.pass_by(0.5)
+        meter.waited()
+        meter.open_gap()
+    meter.timeline.begin(1)
+
+    assert told(meter.timeline) == [(0, {"FORWARD": 2, "BACKWARD": 4, "REDUCTION": 1})]
+
+
+def test_a_wait_inside_of_computing_is_none_of_it(watch):
+    """As in DDP's broadcast of buffers; after it the forward goes on."""
+    meter = StepMeter(HostClock(watch))
+    meter.timeline.begin(0)
+    meter.begin()
+    watch.pass_by(1.0)
+    begin = meter.clock.mark()
+    watch.pass_by(10.0)
+    meter.exclude(begin, meter.clock.mark())
+    watch.pass_by(1.0)
+    meter.timeline.begin(1)
+
+    assert told(meter.timeline) == [(0, {"FORWARD": 2, "MEETING": 10})]
+
+
+def test_a_gap_with_a_collective_is_a_meeting(watch):
+    """A loss that is averaged for a log before its backward; without one it is own computing."""
+    count = 0
+    meter = StepMeter(HostClock(watch), lambda: count)
+    for step in range(2):
+        meter.timeline.begin(step)
+        meter.begin()
+        watch.pass_by(1.0)
+        meter.open_gap()  # the forward is over
+        count += step
+        watch.pass_by(10.0)
+        meter.close_gap(Phase.BACKWARD)
+        watch.pass_by(2.0)
+    meter.timeline.begin(2)
+
+    assert told(meter.timeline) == [
+        (0, {"FORWARD": 11, "BACKWARD": 2}),
+        (1, {"FORWARD": 1, "MEETING": 10, "BACKWARD": 2}),
+    ]
+
+
+def test_of_blocks_in_each_other_the_outermost_counts(watch):
+    """A mean inside of an evaluation is evaluation; after it the rest goes on."""
+    timeline = StepMeter(HostClock(watch)).timeline
+    timeline.begin(0)
+    with timeline.block(Phase.EVALUATION):
+        watch.pass_by(1.0)
+        with timeline.block(Phase.MEAN):
+            watch.pass_by(2.0)
+        watch.pass_by(4.0)
+    watch.pass_by(8.0)
+    timeline.begin(1)
+
+    assert told(timeline) == [(0, {"EVALUATION": 7, "REST": 8})]
+
+
+def test_computing_inside_of_an_optimizer_is_own_computing(watch):
+    """LBFGS runs forwards and backwards in its step; what it does between them is its own."""
+    timeline = StepMeter(HostClock(watch)).timeline
+    timeline.begin(0)
+    with timeline.block(Phase.OPTIMIZER):
+        watch.pass_by(1.0)
+        timeline.go(Phase.FORWARD)
+        watch.pass_by(2.0)
+        timeline.go(Phase.REST)
+        watch.pass_by(4.0)
+    watch.pass_by(8.0)
+    timeline.begin(1)
+
+    assert told(timeline) == [(0, {"OPTIMIZER": 5, "FORWARD": 2, "REST": 8})]
+
+
+def test_a_block_ends_with_its_step(watch):
+    """An evaluation whose iterator was left alone; its late end changes nothing."""
+    timeline = StepMeter(HostClock(watch)).timeline
+    timeline.begin(0)
+    timeline.enter(Phase.EVALUATION)
+    watch.pass_by(1.0)
+    timeline.begin(1)
+    timeline.go(Phase.FORWARD)
+    timeline.go(Phase.REST)
+    watch.pass_by(2.0)
+    timeline.leave()
+    watch.pass_by(4.0)
+    timeline.begin(2)
+
+    assert told(timeline) == [(0, {"EVALUATION": 1}), (1, {"REST": 6})]
+
+
+@pytest.mark.parametrize(
+    ("kind", "lead"), [(BlindMeter, {"REST": 3}), (LeadMeter, {"FORWARD": 1, "BACKWARD": 2})]
+)
+def test_where_computing_and_waiting_mix_it_goes_to_the_rest(kind, lead):
+    """All of FSDP2's plain loops, and the last micro-batch of its others."""
+    watch = Watch()
+    meter = kind(HostClock(watch))
+    for step in range(2):
+        meter.timeline.begin(step)
+        meter.begin()
+        watch.pass_by(1.0)
+        meter.close_gap(Phase.BACKWARD)
+        watch.pass_by(2.0)
+        meter.end()
+        watch.pass_by(4.0)
+        meter.waited()
+        meter.open_gap()
+        meter.begin_last(done=4, num_samples=8)
+        watch.pass_by(8.0)
+        meter.close_gap(Phase.BACKWARD)
+        watch.pass_by(16.0)
+    meter.timeline.begin(2)
+    expected = lead | {"REDUCTION": 4, "REST": lead.get("REST", 0) + 24}
+
+    assert told(meter.timeline) == [(0, expected), (1, expected)]
+
+
+def test_a_device_is_not_waited_for(watch):
+    """Its steps are told once it has come to their ends, in order."""
+    reached_s = 0.0
+
+    class Device(AbstractClock):
+        """One that runs behind."""
+
+        mark = watch
+
+        def seconds(self, begin, end):
+            return end - begin if end <= reached_s else None
+
+        def wait(self, mark):
+            raise AssertionError("nothing waits for a device")
+
+    timeline = StepMeter(Device()).timeline
+    for step in range(3):
+        timeline.begin(step)
+        timeline.go(Phase.FORWARD)
+        watch.pass_by(1.0)
+    before = told(timeline)
+    reached_s = 1.0
+    first = told(timeline)
+    timeline.begin(3)
+    reached_s = 3.0
+
+    assert (before, first) == ([], [(0, {"FORWARD": 1})])
+    assert told(timeline) == [(1, {"FORWARD": 1}), (2, {"FORWARD": 1})]
+
+
+def test_a_step_in_which_the_clock_went_back_is_left_out(watch):
+    """Rather than told with times that cannot be."""
+    timeline = StepMeter(HostClock(watch)).timeline
+    for step in range(3):
+        timeline.begin(step)
+        watch.pass_by(5.0)
+        timeline.go(Phase.FORWARD)
+        watch.pass_by(-1.0 if step == 0 else 1.0)
+
+    assert [step for step, _ in told(timeline)] == [1]
+
+
+def test_an_optimizer_is_heard_of_until_the_end(watch):
+    """By torch's own hooks; those of a timeline that is closed, or gone, are silent."""
+    parameter = torch.nn.Parameter(torch.ones(2))
+
+    class Slow(torch.optim.SGD):
+        """One that takes three seconds."""
+
+        def step(self, closure=None):
+            watch.pass_by(3.0)
+            return super().step(closure)
+
+    optimizer = Slow([parameter], lr=0.1)
+    parameter.grad = torch.ones(2)
+    timeline = StepMeter(HostClock(watch)).timeline
+    for step in range(2):
+        timeline.begin(step)
+        watch.pass_by(1.0)
+        optimizer.step()
+        if step == 0:
+            timeline.close()
+    timeline.begin(2)
+
+    assert told(timeline) == [(0, {"REST": 1, "OPTIMIZER": 3}), (1, {"REST": 4})]
+    del timeline
+    optimizer.step()
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")  # torch's own imports
+def test_a_compiled_optimizer_has_no_hook_in_its_graph(watch):
+    """It compiles as it would without one, and its time goes to the rest."""
+    parameter = torch.nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    optimizer = torch.optim.SGD([parameter], lr=0.5)
+    timeline = StepMeter(HostClock(watch)).timeline
+    timeline.begin(0)
+    compiled = torch.compile(optimizer.step, backend="eager")
+    for _ in range(2):
+        compiled()
+        watch.pass_by(1.0)
+    timeline.begin(1)
+
+    assert parameter.tolist() == [0.0, 0.0]
+    assert told(timeline) == [(0, {"REST": 2})]
+
+
+class Read(torch.utils.data.Dataset):
+    """Samples, and how long reading those of all steps but the first took."""
+
+    def __init__(self):
+        self.read_s = 0.0
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        began_s = perf_counter()
+        sample = torch.randn(256, 256).mean(dim=0)
+        self.read_s += perf_counter() - began_s
+        return sample
+
+
+def test_a_run_accounts_for_its_time(tmp_path):
+    """Each part in its place, all of them the wall time; an epoch's end is in its last step."""
+    heard = []
+    model = torch.nn.Linear(256, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    runtime = Runtime(line_every=None, hooks=(heard.append,))
+    with Balancer(runtime=runtime) as balancer:
+        data = Read()
+        model, loader = balancer.prepare(model, DataLoader(data, batch_size=4))
+        held_out = balancer.prepare_eval(DataLoader(TensorDataset(torch.randn(24, 256))))
+        checkpoint = Checkpoint(tmp_path, model=model, optimizer=optimizer, balancer=balancer)
+        for epoch in range(3):
+            for step, x in enumerate(loader):
+                data.read_s *= epoch > 0 or step > 0  # the input of the first is in no step
+                model(x).square().mean().backward()
+                optimizer.step()
+            with torch.no_grad():
+                for (x,) in held_out:
+                    model(x)
+            checkpoint.save(epoch + 1)
+    accounts = [event for event in heard if isinstance(event, StepsAccounted)]
+    parts = np.array([astuple(one)[3:] for one in accounts])
+    whole = {name: sum(sum(getattr(one, name)) for one in accounts) for name in ALL}
+
+    assert sum(one.num_steps for one in accounts) == 17  # the last of 18 has no end
+    np.testing.assert_allclose(parts.sum(axis=1), [one.wall_s for one in accounts], rtol=1e-9)
+    assert whole["input_s"] > data.read_s
+    assert all(whole[name] > 0 for name in ALL - {"waiting_s"}), whole
+    assert whole["waiting_s"] == 0  # alone
+
+
+ALL = {name for name in StepsAccounted.__slots__ if name.endswith("_s")}
