@@ -161,6 +161,17 @@ def test_a_noise_that_lingers_is_not_followed_as_a_change_of_speed():
     np.testing.assert_array_equal(estimator.seconds, took)
 
 
+def test_useful_features_are_known_to_be_so_by_step_twenty():
+    """However wrong the predictions of the first steps were, in any of twenty runs."""
+    true = CostModel(np.full(4, 0.01), np.array([1e-5, 1e-9]) / SPEED[:, None])
+    runs = (
+        steps_as_planned(lambda work, _: true.seconds(work), 20, np.random.default_rng(seed))
+        for seed in range(20)
+    )
+
+    assert all(list(run)[-1][0].is_useful for run in runs)
+
+
 def test_features_that_cost_nothing_are_noticed_where_plans_follow_them():
     """Every sample takes the same time, and plans went by lengths until that was known."""
     run = steps_as_planned(

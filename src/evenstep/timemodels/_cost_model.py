@@ -16,7 +16,7 @@ from ..exceptions import invalid
 _MOST_ROUNDS = 30
 _SETTLED = 1e-4  # relative change of a prediction in one round
 _FAR = 2.0  # spreads of the errors past which a step counts less
-_SAME = 0.02  # change of what a step counts, below which the weights have settled
+_SAME = 0.05  # change of what a step counts, below which the weights have settled
 
 
 @final
