@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,9 @@ def field_of(dataset: Any, name: str) -> Any:
     if isinstance(names, list) and name in names:
         values = _lengths(inner[name])
         return values if indices is None else values[indices]
-    first = dataset[0] if len(dataset) else None
+    first = None
+    with suppress(KeyError, TypeError, IndexError):  # of columns alone, or without samples
+        first = dataset[0]
     if not isinstance(first, Mapping) or name not in first:
         there = names or (list(first) if isinstance(first, Mapping) else "no columns")
         raise invalid(
