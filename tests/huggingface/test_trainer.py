@@ -139,7 +139,6 @@ def test_what_cannot_be_balanced_is_refused(tmp_path):
         "loss_reduction": "leave out 'loss_reduction'",
         "process_group": "leave out `Runtime(process_group=...)`",
         "pairs": "must have a loss that is divided by `num_items_in_batch`",
-        "batch_rebalance": "another `train_sampling_strategy`",
     }
 
     assert found.keys() == said.keys()

@@ -45,6 +45,7 @@ class Case:
     masked: bool = True
     data: Callable[..., Any] = Sentences
     loss: Callable[..., Any] | None = None  # of a trainer's own, in the place of `compute_loss`
+    collator: Callable[[], Any] | None = None
     more: dict[str, Any] = field(default_factory=dict)
 
 
@@ -125,6 +126,8 @@ def make(folder: str, case: Case, *, balancing: dict[str, Any] | None, **more: A
     )
     data = case.data(case.num_samples, masked=case.masked)
     parts = {"model": case.model(), "args": arguments, "train_dataset": data}
+    if case.collator is not None:
+        parts["data_collator"] = case.collator()
     own = {"compute_loss": case.loss} if case.loss is not None else {}
     if balancing is None:
         return type("OwnTrainer", (Trainer,), own)(**parts)
@@ -272,7 +275,6 @@ def refused(rank: int, folder: str) -> dict[str, str]:
         ("loss_reduction", Case(), {"loss_reduction": "sum"}, {}),
         ("process_group", Case(), {"runtime": Runtime(process_group=object())}, {}),
         ("pairs", Case(Pairs), {}, {}),
-        ("batch_rebalance", Case(), {}, {"train_sampling_strategy": "batch_rebalance"}),
     ):
         try:
             run(make(folder, case, balancing=balancing, **more))

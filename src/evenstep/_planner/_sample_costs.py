@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
 
 from .._types import IntArray
 from ..exceptions import invalid
+from ._fields import field_of, whole_of
 
 
 @final
@@ -28,14 +29,18 @@ class Cost:
     computes a sample does not change the gradient.
 
     Usage:
-        Balancer(cost=Cost("length", padded=True))  # a column of a Hugging Face data set
+        Balancer(cost="length")  # a column of a Hugging Face data set
+        Balancer(cost="input_ids")  # one of lists, by their lengths
         Balancer(cost=[len(text) for text in texts])  # short for Cost([...])
 
     Attributes:
         of: lengths by index, ``(num_samples,)``; or features, ``(num_samples, num_features)``,
-            one to six of them; all integers of at least 0. Or the name of a column that has them,
-            or a function from an index to its length, which is called once for each sample.
-        padded: whether a collator pads the samples of a forward to the longest.
+            one to six of them; all integers of at least 0. Or the name of a column of lengths,
+            or of lists, whose lengths count, such as ``"input_ids"``; without such a column it is
+            looked for in each sample, which reads the whole data set once. Or a function from an
+            index to its length, which is called once for each sample.
+        padded: whether a collator pads the samples of a forward to the longest. None asks it: it
+            is shown two samples before training.
         max_size: most that one forward may have: the sum of the lengths, or where they are padded
             the longest times their number; of features, the first one counts. None is no limit.
             For loops over ``loader.steps()``, which may make several forwards.
@@ -43,7 +48,7 @@ class Cost:
     """
 
     of: Any
-    padded: bool = False
+    padded: bool | None = None
     max_size: int | None = None
     max_samples: int | None = None
 
@@ -78,29 +83,40 @@ class Cost:
 
     def suits(self, dataset: Any) -> bool:
         """Return whether it names a column that ``dataset`` has."""
-        names = getattr(_whole(dataset)[0], "column_names", None)
+        names = getattr(whole_of(dataset)[0], "column_names", None)
         return isinstance(self.of, str) and isinstance(names, list) and self.of in names
+
+    def read(self, dataset: Any) -> Cost:
+        """Return it with what the samples of ``dataset`` cost, in the place of a name or function.
+
+        Raises:
+            ValueError: nothing in the data set has that name, or it is not one length for each
+                sample.
+        """
+        found, values = self, self.of
+        if not isinstance(values, np.ndarray):
+            if isinstance(values, str):
+                values = field_of(dataset, values)
+            else:
+                values = np.array([values(index) for index in range(len(dataset))])
+            found = replace(self, of=values)
+        if isinstance(dataset, Sized) and len(dataset) != len(found.of):
+            raise invalid(
+                "Balancer(cost=...)",
+                f"have one entry for each of the data set's {len(dataset)} samples",
+                len(found.of),
+                "Give what belongs to this data set, in the order of its indices.",
+            )
+        return found
 
     def table(self, dataset: Any) -> SampleCosts:
         """Return what the samples of ``dataset`` cost.
 
         Raises:
-            ValueError: there is no such column, not one length for each sample, or a sample that
-                is larger than a forward may be.
+            ValueError: likewise, or for a sample that is larger than a forward may be.
         """
-        values = self.of
-        if isinstance(values, str):
-            values = _column(dataset, values)
-        elif callable(values):
-            values = np.array([values(index) for index in range(len(dataset))])
-        table = _checked(values, padded=self.padded)
-        if isinstance(dataset, Sized) and len(dataset) != len(table):
-            raise invalid(
-                "Balancer(cost=...)",
-                f"have one entry for each of the data set's {len(dataset)} samples",
-                len(table),
-                "Give what belongs to this data set, in the order of its indices.",
-            )
+        found = self.read(dataset)
+        table = found.of
         size = table if table.ndim == 1 else table[:, 0]
         if self.max_size is not None and size.max() > self.max_size:
             longest = int(size.argmax())
@@ -110,7 +126,7 @@ class Cost:
                 f"{self.max_size} where sample {longest} has {size[longest]}",
                 "Cut the sample, leave it out, or raise the cap.",
             )
-        return SampleCosts(self, table)
+        return SampleCosts(found, table)
 
 
 @final
@@ -158,32 +174,7 @@ class SampleCosts:
         return np.array([0, *np.rint(1000 * mean.max() / mean)]).astype(np.int64)
 
 
-def _whole(dataset: Any) -> tuple[Any, IntArray | None]:
-    """Return what a ``Subset`` is of, and its rows; None are all of them."""
-    indices: IntArray | None = None
-    while hasattr(dataset, "dataset") and hasattr(dataset, "indices"):
-        own = np.asarray(dataset.indices, np.int64)
-        indices = own if indices is None else own[indices]
-        dataset = dataset.dataset
-    return dataset, indices
-
-
-def _column(dataset: Any, name: str) -> Any:
-    """Return a column; of a ``Subset``, the rows that it has."""
-    inner, indices = _whole(dataset)
-    names = getattr(inner, "column_names", None)
-    if not isinstance(names, list) or name not in names:
-        raise invalid(
-            "Balancer(cost=...)",
-            "name a column of the data set",
-            f"{name!r} for a {type(inner).__name__} with {names or 'no columns'}",
-            "Give an array with a length for each index.",
-        )
-    values = np.asarray(inner[name])
-    return values if indices is None else values[indices]
-
-
-def _checked(values: Any, *, padded: bool) -> IntArray:
+def _checked(values: Any, *, padded: bool | None) -> IntArray:
     """Return lengths or features as an array, or raise."""
     try:
         table = np.asarray(values)

@@ -43,7 +43,8 @@ def balance(
         accelerator: of one process, or of several with DDP.
         parts: models and one ``DataLoader``, as ``accelerator.prepare`` returned them.
         weighting: as for ``evenstep.torch.Balancer.prepare``.
-        options: as for ``evenstep.torch.Balancer``, such as ``policy``, ``unit`` and ``bounds``.
+        options: as for ``evenstep.torch.Balancer``, such as ``policy``, ``unit``, ``bounds`` and
+            ``cost``.
 
     Returns:
         The parts in the order given, a single one by itself; the loader is an
@@ -61,7 +62,7 @@ def balance(
     for place in places:
         stock = Stock(parts[place], accelerator)
         given[place] = stock.rebuild()
-        options = {"global_batch_size": stock.global_batch_size, **options}
+        options = {"global_batch_size": stock.global_batch_size, "cost": stock.cost, **options}
     balancer = Balancer(**options)
     done = balancer.prepare(*given, weighting=weighting)
     made = [done] if len(parts) == 1 else list(done)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from ..exceptions import invalid
+from ..torch import Cost
 
 _KEPT = (
     "collate_fn",
@@ -51,6 +52,41 @@ class FirstOf:
         return islice(self._sampler, self._num_samples)
 
 
+class RebalancedOrder:
+    """The order that a ``BatchRebalanceSampler`` takes samples in, without its split by rank.
+
+    Its batches are those of all ranks together in a step, each sample once; it repeats none to
+    fill up the last one.
+
+    Args:
+        batches: of transformers.
+    """
+
+    def __init__(self, batches: Any) -> None:
+        self._whole = type(batches)(
+            batches.lengths,
+            batches.effective_batch_size,
+            dp_size=1,
+            grad_accum=1,
+            shuffle=batches.shuffle,
+            seed=batches.seed,
+            drop_last=batches.drop_last,
+        )
+
+    def __len__(self) -> int:
+        """Return how many indices there are."""
+        whole = self._whole
+        dropped = whole.remainder if whole.drop_last else 0
+        return len(whole.lengths) - dropped
+
+    def __iter__(self) -> Iterator[int]:
+        return chain.from_iterable(self._whole)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Have the next pass be that of ``epoch``."""
+        self._whole.set_epoch(epoch)
+
+
 class Stock:
     """A DataLoader as it was before Accelerate prepared it.
 
@@ -67,6 +103,7 @@ class Stock:
         global_batch_size: samples that all ranks take together, for one forward each.
         sampler: gives the order of all samples.
         drop_last: whether a short last batch is left out.
+        cost: lengths by which ranks were to be balanced; None where they were not.
 
     Raises:
         ValueError: which samples make a batch is not left to evenstep, or rank 0 reads for all.
@@ -77,6 +114,15 @@ class Stock:
         batches = loader.batch_sampler
         while type(batches).__name__ == "BatchSamplerShard":
             batches = batches.batch_sampler
+        self._loader = loader
+        self._world_size = accelerator.num_processes
+        self.cost: Cost | None = None
+        if type(batches).__name__ == "BatchRebalanceSampler":
+            self.sampler: Any = RebalancedOrder(batches)
+            self.drop_last = False  # the order leaves it out
+            self.global_batch_size = batches.effective_batch_size // batches.grad_accum
+            self.cost = Cost(batches.lengths)
+            return
         if isinstance(loader.dataset, IterableDataset) or type(batches) is not BatchSampler:
             raise invalid(
                 "DataLoader(...)",
@@ -84,13 +130,10 @@ class Stock:
                 type(loader.dataset).__name__
                 if isinstance(loader.dataset, IterableDataset)
                 else f"a {type(batches).__name__}",
-                "Use `DataLoader(batch_size=..., sampler=...)` over a map-style data set; in "
-                'Trainer, another `train_sampling_strategy` than "batch_rebalance".',
+                "Use `DataLoader(batch_size=..., sampler=...)` over a map-style data set.",
             )
-        self._loader = loader
-        self.sampler: Any = batches.sampler
+        self.sampler = batches.sampler
         self.drop_last = batches.drop_last
-        self._world_size = accelerator.num_processes
         times = 1 if accelerator.split_batches else self._world_size
         self.global_batch_size = batches.batch_size * times
 

@@ -46,13 +46,16 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
     is a mean over the rank's samples, or over the ``unit`` in ``balancing``, and is weighted at
     the model's output.
 
+    ``TrainingArguments(train_sampling_strategy="batch_rebalance")`` asks for plans by the lengths
+    that transformers finds; the samples of every step are those it has there.
+
     Resuming from a checkpoint of `Trainer` goes on at the next step, within an epoch too, with as
     many processes as before.
 
     Args:
         args: for `Trainer`, and the keywords beside ``balancing`` as well.
         balancing: keywords for ``evenstep.torch.Balancer``: ``policy``, ``bounds``, ``unit``,
-            ``runtime``.
+            ``runtime``, ``cost``, whose columns may be some that the model does not take.
 
     Attributes:
         balancer: of the training under way, or of the last one; None before.
@@ -101,6 +104,7 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
         self._data = TrainingData(
             prepared,
             self.accelerator,
+            self.train_dataset,  # with the columns that the model does not take
             num_accumulated=self.args.gradient_accumulation_steps,
             loss_reduction="sum" if self._is_scaled() else "mean",
             options=self._balancing,

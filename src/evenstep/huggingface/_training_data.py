@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from .._planner import Bounds
-from ..torch import BalancedLoader, Balancer
+from ..torch import BalancedLoader, Balancer, Cost
 from ..torch._data._step import Step
 from ._stock import Stock, per_rank, set_epoch
 
@@ -18,8 +18,9 @@ class TrainingData:
 
     `Trainer` accumulates so many batches to a step; the batches of all ranks in it make the
     global batch that is shared out. With accumulation, a forward has at most as many samples as
-    ``per_device_train_batch_size`` says, unless ``bounds`` say otherwise: ranks differ in the
-    number of their forwards. Without, it has all of the rank's samples, as in every plain loop.
+    ``per_device_train_batch_size`` says, unless ``bounds`` or the caps of ``cost`` say otherwise:
+    ranks differ in the number of their forwards. Without, it has all of the rank's samples, as in
+    every plain loop.
 
     `Trainer` holds it for its training loader. Its length is that in batches; its iterators yield
     nothing, they only tell epochs apart. What else Trainer, Accelerate and callbacks ask for is
@@ -36,6 +37,7 @@ class TrainingData:
         self,
         prepared: Any,
         accelerator: Any,
+        dataset: Any,
         *,
         num_accumulated: int,
         loss_reduction: str,
@@ -44,11 +46,17 @@ class TrainingData:
         stock = Stock(prepared, accelerator)
         self._batch_size = stock.global_batch_size  # over all ranks, of what Trainer calls a batch
         forward_size = per_rank(self._batch_size, accelerator.num_processes)
-        bounds = {"bounds": Bounds(max=forward_size)} if num_accumulated > 1 else {}
+        limits: dict[str, Any] = {}
+        if (cost := Cost.given(options.get("cost", stock.cost))) is not None:
+            cost = cost.read(dataset)
+            if num_accumulated > 1 and not cost.is_capped:
+                cost = replace(cost, max_samples=forward_size)
+        elif num_accumulated > 1:
+            limits = {"bounds": Bounds(max=forward_size)}
         self.balancer = Balancer(
             num_accumulated * self._batch_size,
             loss_reduction=loss_reduction,  # type: ignore[arg-type]
-            **{**bounds, **options},
+            **{**limits, **options, "cost": cost},
         )
         self._loader: BalancedLoader = self.balancer.prepare(stock.rebuild(times=num_accumulated))
         # Trainer has its own around these.
@@ -65,7 +73,7 @@ class TrainingData:
 
     def __len__(self) -> int:
         """Return how many batches an epoch has, as Trainer counts them."""
-        return -(-self._loader.num_samples // self._batch_size)
+        return int(-(-self._loader.num_samples // self._batch_size))
 
     def __iter__(self) -> Iterator[Any]:
         return _Nothing()

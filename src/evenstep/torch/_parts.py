@@ -15,6 +15,7 @@ from ..policies import AbstractPolicy
 from ._data._prepare import agreed_batch_size, balanced_loader, check_is_loader
 from ._data._protocols import LoaderSession
 from ._data._step import StepCount
+from ._data.compare._padding import read_cost
 from ._data.deal._stream_terms import StreamKind
 from ._data.loaders._base import AbstractStepLoader, StepContext
 from ._data.loaders._server import ServerLoader
@@ -158,7 +159,7 @@ class Parts:
             no_sync=self.models.no_sync,
             count=self.count,
             counter=self.counter,
-            cost=self.cost,
+            cost=read_cost(self.cost, loader, crew.side),
             equal_forwards=lambda: any(model.shards is not None for model in self.models),
         )
         prepared = balanced_loader(loader, stream, context, beside=self.loaders)

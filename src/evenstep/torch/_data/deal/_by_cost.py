@@ -145,7 +145,7 @@ class CostDeal:
         known[key] = partition(
             features,
             plan.costs.workers(),
-            padded=self._costs.cost.padded,
+            padded=bool(self._costs.cost.padded),
             forwards=self._forwards(features),
         )
 

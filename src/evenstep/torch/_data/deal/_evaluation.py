@@ -83,7 +83,7 @@ def forwards_by_cost(
     found = partition(
         features,
         _coarse(features, _equal(costs, world_size) if known is None else known.workers()),
-        padded=costs.cost.padded,
+        padded=bool(costs.cost.padded),
         forwards=Forwards(
             max_samples=min(most, batch_size),
             size=None if costs.cost.max_size is None else features[:, 1],

@@ -1,0 +1,77 @@
+"""Runs of padded fine-tuning, by the lengths of the samples and plain, and in one process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from evenstep.torch import Cost
+
+from .lengths import Table, Texts, padding
+from .small import bert, gpt_in_double, offline
+from .trainer_runs import Case, Result, make, run
+
+BATCH_SIZE = 12  # of all ranks together
+CAUSAL = Case(gpt_in_double, data=Table, collator=partial(padding, "DataCollatorForSeq2Seq"))
+CLASSIFIER = replace(
+    CAUSAL,
+    model=partial(bert, "BertForSequenceClassification", 3),
+    data=partial(Texts, classes=True),
+    collator=partial(padding, "DataCollatorWithPadding"),
+)
+REBALANCED = {"train_sampling_strategy": "batch_rebalance"}
+CASES: dict[str, tuple[Case, Any]] = {
+    "causal, a column of lists": (CAUSAL, "input_ids"),
+    "causal, accumulated": (replace(CAUSAL, num_accumulated=2), "input_ids"),
+    "causal, tokens capped": (CAUSAL, Cost("input_ids", max_size=16)),
+    "causal, batch_rebalance": (replace(CAUSAL, more=REBALANCED), None),
+    "causal, batch_rebalance, accumulated, drop_last": (
+        replace(CAUSAL, num_accumulated=2, more={**REBALANCED, "dataloader_drop_last": True}),
+        None,
+    ),
+    "classifier, a field of its samples": (CLASSIFIER, "input_ids"),
+    "classifier, accumulated": (replace(CLASSIFIER, num_accumulated=2), "input_ids"),
+}
+
+
+def by_length(
+    rank: int, folder: str, names: list[str], world_size: int
+) -> dict[str, tuple[Result, list[int], bool]]:
+    """Return what came of each case, this rank's samples in each step, and if they are padded."""
+    offline(folder)
+    torch.set_default_dtype(torch.float64)  # Trainer adds up losses in the default
+    found = {}
+    for name in names:
+        case, cost = CASES[name]
+        size = BATCH_SIZE // (world_size * case.num_accumulated)
+        balancing = {} if cost is None else {"cost": cost}
+        trainer = make(folder, case, balancing=balancing, per_device_train_batch_size=size)
+        counts = _watched(trainer)
+        result = run(trainer)
+        costs = trainer.balancer._parts.loaders[0].costs
+        found[name] = result, counts, costs.cost.padded
+    return found
+
+
+def alone(rank: int, folder: str, names: list[str]) -> dict[str, Result]:
+    """Return the same of plain Trainer in one process, with the whole global batch at once."""
+    offline(folder)
+    torch.set_default_dtype(torch.float64)
+    whole = {"per_device_train_batch_size": BATCH_SIZE, "gradient_accumulation_steps": 1}
+    return {name: run(make(folder, CASES[name][0], balancing=None, **whole)) for name in names}
+
+
+def _watched(trainer: Any) -> list[int]:
+    from transformers import TrainerCallback
+
+    counts: list[int] = []
+
+    class Watch(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            counts.append(trainer.balancer.num_samples)
+
+    trainer.add_callback(Watch())
+    return counts
