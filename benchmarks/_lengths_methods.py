@@ -57,7 +57,7 @@ class Trained:
 
     Attributes:
         ends_s: by a clock that all ranks have in common: the beginning, and the end of each step.
-        slept_s: emulated time of its device.
+        device_s: emulated time of its device in each step.
         cpu_s: of its forwards and backwards.
         process_s: CPU time of the whole process meanwhile.
         plans: steps from which on a new plan was in force.
@@ -65,7 +65,7 @@ class Trained:
     """
 
     ends_s: list[float]
-    slept_s: float
+    device_s: list[float]
     cpu_s: float
     process_s: float
     plans: list[int] = field(default_factory=list)
@@ -134,4 +134,4 @@ def loop(model: Any, loader: Any, device: Device, share: float | None = None) ->
         optimizer.step()
         optimizer.zero_grad()
         ends_s.append(perf_counter())
-    return Trained(ends_s, device.slept_s, device.cpu_s, process_time() - process_s)
+    return Trained(ends_s, device.took_s, device.cpu_s, process_time() - process_s)

@@ -113,12 +113,14 @@ class Device:
         rank: whose device it is.
 
     Attributes:
-        slept_s, cpu_s: of all backwards so far, the emulated time and that of the thread's CPU.
+        took_s: the emulated time of each batch so far.
+        cpu_s: CPU time of the thread in all of them.
     """
 
     def __init__(self, cell: Cell, rank: int) -> None:
         self.cell, self.rank = cell, rank
-        self.slept_s = self.cpu_s = 0.0
+        self.took_s: list[float] = []
+        self.cpu_s = 0.0
 
     def begin(self, lengths: np.ndarray) -> None:
         """Begin the forward of a batch."""
@@ -132,7 +134,7 @@ class Device:
     def backward_done(self) -> None:
         """Wait until all of it is."""
         self.cpu_s += thread_time() - self._began_cpu_s
-        self.slept_s += self._takes_s
+        self.took_s.append(self._takes_s)
         self._wait(self._takes_s)
 
     def _wait(self, taken_s: float) -> None:

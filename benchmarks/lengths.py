@@ -4,8 +4,9 @@ Four ranks train a small model on functions of the standard library. The time of
 emulated: forward and backward together last as long as the true cost of the batch says, which is
 at least five times what they compute. Methods take turns in blocks of steps, in the same processes,
 and train on the same samples in the same steps; each step is compared with the bound of its own
-samples. `speed_only` is `Balancer()`, which counts samples. `group_by_length` trains on other
-batches, and takes no part in the comparison.
+samples. `slowest_device_over_bound` is the part that follows from who has what; the rest is what
+the host takes, and depends on what else it does. `speed_only` is `Balancer()`, which counts
+samples. `group_by_length` trains on other batches, and takes no part in the comparison.
 """
 
 from __future__ import annotations
@@ -64,14 +65,17 @@ def measure(cell: Cell, methods: Sequence[str], options: argparse.Namespace) -> 
     length = text(equal_lengths=cell.equal_lengths).lengths
     found: Figures = {
         "contention": [rank[0] for rank in ranks],
-        "sleep_over_cpu": min(one.slept_s / one.cpu_s for run in runs for one in run),
-        "sleep_over_process_cpu": min(one.slept_s / one.process_s for run in runs for one in run),
+        "sleep_over_cpu": min(sum(one.device_s) / one.cpu_s for run in runs for one in run),
+        "sleep_over_process_cpu": min(
+            sum(one.device_s) / one.process_s for run in runs for one in run
+        ),
         "load_average": [load, os.getloadavg()[0]],
     }
     for name in methods:
         mine = [place for place, block in enumerate(blocks) if block.method == name]
         found[name] = {
             "step_s": [steps_s(runs[place]).tolist() for place in mine],
+            "slowest_s": [np.max([one.device_s for one in runs[p]], axis=0).tolist() for p in mine],
             "bound_s": [[cell.bound_s(length[some]) for some in blocks[p].order] for p in mine],
             "plans": [runs[place][0].plans for place in mine],
             "fetched": [max(one.fetched for one in runs[place]) for place in mine],
@@ -112,15 +116,18 @@ def checks(found: Figures) -> Figures:
 
 def compared(cell: Cell, found: Figures, options: argparse.Namespace) -> Row:
     """Return the row of a cell."""
-    over, total = {}, {}
+    over, total, assigned = {}, {}, {}
     for name in (name for name in (*METHODS, *BESIDE) if name in found):
         seconds, bounds = (late(found, name, what, options) for what in ("step_s", "bound_s"))
         over[name], total[name] = seconds / bounds, float(seconds.sum() / bounds.sum())
+        slowest = late(found, name, "slowest_s", options)
+        assigned[name] = float(np.median(slowest / bounds))
     ours = late(found, "ours", "step_s", options)
     measured: Figures = {
         "over_bound": {name: float(np.median(one)) for name, one in over.items()},
         "over_bound_limits_95": {name: bootstrap_median(one) for name, one in over.items()},
         "over_bound_in_total": total,
+        "slowest_device_over_bound": assigned,
         "median_step_s": {
             name: float(np.median(late(found, name, "step_s", options))) for name in over
         },
