@@ -95,28 +95,33 @@ CONTESTANTS: dict[str, Contestant] = {
 }
 
 
-def best_runs(cost: np.ndarray, slow: np.ndarray) -> float:
+def best_runs(cost: np.ndarray, slow: np.ndarray, *, start: float = 0.0) -> float:
     """Return the earliest end over all runs of the sorted samples and all orders of the workers.
 
-    Exact, by the number of workers of each kind that have had their run: of those, the furthest
-    sample that is dealt out by a given time.
+    A forward takes ``slow`` times the sum of ``start`` and its samples' costs. Exact, by the number
+    of workers of each kind that have had their run: of those, the furthest sample that is dealt
+    out by a given time.
     """
     cost = np.sort(cost)[::-1]
     kinds, counts = np.unique(slow, return_counts=True)
-    low, high = 0.0, float(cost[0] * len(cost) * slow.max())
+    low, high = 0.0, float((start + cost[0] * len(cost)) * slow.max())
     while high - low > 1e-4 * high:
         middle = (low + high) / 2
-        if _reach(cost, kinds, counts, middle) >= len(cost):
+        if _reach(cost, kinds, counts, middle, start) >= len(cost):
             high = middle
         else:
             low = middle
     return low
 
 
-def _reach(cost: np.ndarray, kinds: np.ndarray, counts: np.ndarray, end: float) -> int:
+def _reach(
+    cost: np.ndarray, kinds: np.ndarray, counts: np.ndarray, end: float, start: float
+) -> int:
     """Return how many of the longest samples can be done by ``end``."""
     fits = [
-        np.append(np.arange(len(cost)) + (end / (cost * kind)).astype(np.int64), len(cost))
+        np.append(
+            np.arange(len(cost)) + (max(end / kind - start, 0) / cost).astype(np.int64), len(cost)
+        )
         for kind in kinds
     ]
     furthest = np.zeros(counts + 1, np.int64)

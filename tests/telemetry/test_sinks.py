@@ -6,7 +6,7 @@ import logging
 import shutil
 import subprocess
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import get_args
 
 import pytest
@@ -18,32 +18,15 @@ from evenstep.events import (
     ClaimsSwitched,
     Rebalanced,
     RunEnded,
-    RunStarted,
     SharesPlanned,
     StepMeasured,
-    StepsAccounted,
     WorkerUnhelpful,
     to_record,
 )
 
+from .steps import measured
+
 REBALANCED = Rebalanced(step=3, plan_epoch=1, batch_size=(40, 24), reason="rank 1 is slow")
-
-
-def measured(step, *, makespan_s=0.2, equal_split_s=0.5, wall_s=None):
-    """Return a step of two workers."""
-    return StepMeasured(
-        step=step,
-        plan_epoch=1,
-        batch_size=(40, 24),
-        compute_s=(0.2, 0.18),
-        data_s=(0.0, 0.01),
-        idle_s=(0.0, 0.1 * makespan_s),
-        makespan_s=makespan_s,
-        idle_share=0.05,
-        equal_split_s=equal_split_s,
-        best_split_s=0.19,
-        wall_s=wall_s,
-    )
 
 
 def test_what_is_written_can_be_read_back(tmp_path):
@@ -115,124 +98,6 @@ def test_a_hook_that_raises_is_reported_and_left_out(caplog):
     assert heard == [REBALANCED, REBALANCED]
     assert len(caplog.records) == 1
     assert "training continues" in caplog.records[0].getMessage()
-
-
-def test_the_line_says_whether_it_pays():
-    """Sizes, what a step takes, computing in it, and the saving, as means since the last line."""
-    stream = io.StringIO()
-    line = ProgressLine(stream, 2)
-    walls = None, 0.4, 0.5, 0.6, 0.7
-    for step, (makespan_s, wall_s) in enumerate(zip((0.3, 0.2, 0.25, 0.35, 9), walls, strict=True)):
-        line(measured(step, makespan_s=makespan_s, wall_s=wall_s))
-
-    assert stream.getvalue().splitlines() == [
-        "evenstep step 1: batch 40 24, step 0.4 s, computing 0.3 s of it (idle 5 %), "
-        "equal split 0.6 s: saves 33 %",
-        "evenstep step 3: batch 40 24, step 0.55 s, computing 0.225 s of it (idle 5 %), "
-        "equal split 0.825 s: saves 33 %",
-    ]
-
-
-def test_the_line_counts_what_balancing_does_not_touch():
-    """Waiting for data, say: of a step of 78 ms, computing 19 in place of 26 saves 8 %, not 26."""
-    stream = io.StringIO()
-    line = ProgressLine(stream, 3)
-    for step in range(3):
-        line(
-            measured(step, makespan_s=0.0194, equal_split_s=0.0262, wall_s=0.078 if step else None)
-        )
-
-    assert "step 0.078 s, computing 0.0194 s of it" in stream.getvalue()
-    assert "equal split 0.0848 s: saves 8 %" in stream.getvalue()
-
-
-def test_where_costs_are_known_the_line_says_what_each_would_save_alone():
-    """Of a step of 1.2 s at the equal split: speeds save 0.3 s, lengths 0.6 s."""
-    stream = io.StringIO()
-    line = ProgressLine(stream, 2)
-    alone = {"speed_split_s": 0.6, "cost_split_s": 0.3}
-    for step in range(2):
-        told = measured(step, makespan_s=0.2, equal_split_s=0.9, wall_s=step / 2 or None)
-        line(replace(told, **alone))
-
-    text = "equal split 1.2 s: saves 58 % (by speed alone 25 %, by length alone 50 %)"
-    assert text in stream.getvalue()
-
-
-def test_with_equal_sizes_the_line_says_what_balancing_would_save():
-    """Of the whole step: best 0.19 in place of 0.3 s of computing, in steps of 0.4 s."""
-    stream = io.StringIO()
-    line = ProgressLine(stream, 3)
-    line(RunStarted(2, 64, 10, "Equal()", ("a", "b"), ("cpu", "cpu")))
-    for step in range(3):
-        line(measured(step, makespan_s=0.3, wall_s=0.4 if step else None))
-    assert stream.getvalue().endswith(", best split 0.29 s: would save 27 %\n")
-
-
-def account(step, **parts):
-    """Where the time of a step of two workers went."""
-    zeros = {field.name: (0.0, 0.0) for field in fields(StepsAccounted)[3:]}
-    wall_s = tuple(map(sum, zip(*parts.values(), strict=True)))
-    return StepsAccounted(step, 1, wall_s, **(zeros | parts))
-
-
-def test_the_line_says_where_the_time_went():
-    """Of all workers since the last line; little parts are left out."""
-    stream = io.StringIO()
-    line = ProgressLine(stream, 1)
-    line(account(0, forward_s=(1.0, 3.0), waiting_s=(2.0, 0.0), rest_s=(0.0, 0.01)))
-    line(account(1, forward_s=(1.0, 3.0), evaluation_s=(10.0, 10.0)))
-    line(measured(1))
-    line(measured(2))
-
-    first, second = stream.getvalue().splitlines()
-    assert first.endswith("; time: forward 27 %, waiting 7 %, evaluation 67 %")
-    assert "time" not in second
-
-
-def test_idle_is_time_and_no_mean_of_shares():
-    """A long step in which half is idle outweighs ten short ones in which nothing is."""
-    stream = io.StringIO()
-    line = ProgressLine(stream, 11)
-    line(replace(measured(0, makespan_s=1.0), idle_s=(0.0, 1.0), idle_share=0.5))
-    for step in range(1, 11):
-        line(replace(measured(step, makespan_s=0.1), idle_s=(0.0, 0.0), idle_share=0.0))
-
-    assert "computing 0.182 s (idle 25 %)" in stream.getvalue()
-
-
-def test_the_line_says_that_balancing_is_off():
-    """As long as the run lasts, not only when it happened."""
-    stream = io.StringIO()
-    line = ProgressLine(stream, 1)
-    line(measured(0))
-    line(BalancingStopped(0, 1, "Reader failed (OSError: no)", ""))
-    for step in (1, 2):
-        line(measured(step))
-
-    off = ["balancing is off" in text for text in stream.getvalue().splitlines()]
-    assert off == [False, True, True, True]
-
-
-def test_the_line_does_not_hide_a_loss():
-    """If the balanced step is slower than the equal one would be, it says so."""
-    stream = io.StringIO()
-    line = ProgressLine(stream, 2)
-    for step in range(2):
-        line(measured(step, makespan_s=0.6, wall_s=0.6))
-
-    assert "costs 20 %" in stream.getvalue()
-
-
-def test_where_no_step_is_whole_the_line_claims_nothing():
-    """The first step of a loop ends when the next one begins; a gap hides what a step took."""
-    for steps in ([measured(0)], [measured(0), measured(5, wall_s=0.4)]):
-        stream = io.StringIO()
-        line = ProgressLine(stream, len(steps))
-        for step in steps:
-            line(step)
-
-        assert stream.getvalue().endswith(": batch 40 24, computing 0.2 s (idle 5 %)\n")
 
 
 @pytest.mark.parametrize(

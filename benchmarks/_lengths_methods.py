@@ -1,0 +1,137 @@
+"""Blocks of steps that a rank trains by one method or another, and what it saw of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter, process_time
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from benchmarks._common import progress
+from benchmarks._lengths_training import (
+    Cell,
+    Device,
+    Reader,
+    Text,
+    contention,
+    loss_of,
+    packed,
+    padded,
+    text,
+)
+from benchmarks._partitions import equal_count, karmarkar_karp, rebalance_sampler
+from evenstep.events import Event, Rebalanced
+from evenstep.torch import Balancer, Cost, Runtime
+
+BATCH, NUM_RANKS = 32, 4
+SAMPLERS = {  # of plain DDP, which take speeds to be equal
+    "plain": equal_count,
+    "rebalance_sampler": rebalance_sampler,
+    "karmarkar_karp": karmarkar_karp,
+    "group_by_length": equal_count,
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some steps that one method trains in a row.
+
+    Attributes:
+        method: its name.
+        order: indices of the samples of each step, ``(num_steps, BATCH)``.
+    """
+
+    method: str
+    order: np.ndarray
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a rank saw in a block.
+
+    Attributes:
+        ends_s: by a clock that all ranks have in common: the beginning, and the end of each step.
+        device_s: emulated time of its device in each step.
+        cpu_s: of its forwards and backwards.
+        process_s: CPU time of the whole process meanwhile.
+        plans: steps from which on a new plan was in force.
+        fetched: samples asked for over samples used.
+    """
+
+    ends_s: list[float]
+    device_s: list[float]
+    cpu_s: float
+    process_s: float
+    plans: list[int] = field(default_factory=list)
+    fetched: float = 1.0
+
+
+def train(rank: int, cell: Cell, blocks: Sequence[Block], checks: int) -> list[Any]:
+    """Return the contention of this rank, and what it saw in each block."""
+    torch.set_num_threads(1)
+    text(equal_lengths=cell.equal_lengths)
+    found: list[Any] = [contention(cell, rank, checks)]
+    for number, block in enumerate(blocks):
+        if rank == 0:
+            progress(f"{cell}: block {number + 1} of {len(blocks)}, {block.method}")
+        run = sampled if block.method in SAMPLERS else balanced
+        found.append(run(rank, cell, block))
+    return found
+
+
+def sampled(rank: int, cell: Cell, block: Block) -> Trained:
+    """Train by plain DDP, with a sampler that knows the lengths."""
+    data, speed = text(equal_lengths=cell.equal_lengths), np.ones(NUM_RANKS)
+    divide = SAMPLERS[block.method]
+    own = [
+        some[divide(data.lengths[some], speed, padded=cell.padded) == rank].tolist()
+        for some in block.order
+    ]
+    loader = loader_of(cell, data, batch_sampler=own)
+    device = Device(cell, rank)
+    return loop(DistributedDataParallel(Reader(device)), loader, device, NUM_RANKS / BATCH)
+
+
+def balanced(rank: int, cell: Cell, block: Block) -> Trained:
+    """Train by a balancer, told of lengths or not."""
+    data, device = text(equal_lengths=cell.equal_lengths), Device(cell, rank)
+    cost = Cost(data.lengths, padded=cell.padded) if block.method.startswith("ours") else None
+    stock = loader_of(
+        cell,
+        data,
+        batch_size=BATCH // NUM_RANKS,
+        sampler=block.order.ravel().tolist(),
+        num_workers=1 if block.method == "ours, loader workers" else 0,
+    )
+    events: list[Event] = []
+    with Balancer(cost=cost, runtime=Runtime(line_every=None, hooks=(events.append,))) as balancer:
+        model, loader = balancer.prepare(Reader(device), stock)
+        found = loop(model, loader, device)
+        counts = loader.fetch_counts
+    plans = [event.step for event in events if isinstance(event, Rebalanced)]
+    return replace(found, plans=plans, fetched=counts.requested / max(1, counts.used))
+
+
+def loader_of(cell: Cell, data: Text, **settings: Any) -> DataLoader[Any]:
+    """Return a stock loader."""
+    return DataLoader(data, collate_fn=padded if cell.padded else packed, **settings)
+
+
+def loop(model: Any, loader: Any, device: Device, share: float | None = None) -> Trained:
+    """Train an epoch; a rank's mean loss weighs ``share`` per sample, None leaves it as it is."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    dist.barrier()
+    ends_s, process_s = [perf_counter()], process_time()
+    for tokens, lengths, returns in loader:
+        loss = loss_of(model(tokens, lengths), returns)
+        (loss if share is None else loss * len(lengths) * share).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        ends_s.append(perf_counter())
+    return Trained(ends_s, device.took_s, device.cpu_s, process_time() - process_s)
