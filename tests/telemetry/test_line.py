@@ -1,7 +1,7 @@
 """The progress line: what it says of steps, savings and faults, and what it leaves out."""
 
 import io
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from evenstep._telemetry import ProgressLine
 from evenstep.events import BalancingStopped, RunStarted, StepsAccounted
