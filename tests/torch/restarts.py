@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +114,8 @@ def drained_by_four(rank: int) -> list[tuple[int, bool]]:
     fully_shard(model, mesh=mesh["dp"])
     group = mesh["dp"].get_group()
     found = []
-    settings = {"policy": EACH_STEP, "runtime": QUIET, "process_group": group}
-    with Balancer(**settings) as balancer, Drain(balancer) as drain:
+    runtime = replace(QUIET, process_group=group)
+    with Balancer(policy=EACH_STEP, runtime=runtime) as balancer, Drain(balancer) as drain:
         stock = DataLoader(samples(torch.float64), batch_size=6)
         model, loader = balancer.prepare(model, stock)
         for step in loader.steps():

@@ -63,7 +63,7 @@ class Idle:
         self.losses = self
         self.reports = []
 
-    def report(self, step, reports, *, reduced):
+    def report(self, step, reports, *, reduced, times):
         self.reports += reports
 
     def check_way(self):
