@@ -5,16 +5,12 @@ import socket
 import pytest
 
 from evenstep._exchange._channel import StarChannel
-from evenstep._exchange._decisions import Decisions
 from evenstep._exchange._held_reports import HeldReports
 from evenstep._exchange._message_kinds import HoldNothing, StepReports, read
 from evenstep._exchange._peer import Peer
 from evenstep._exchange._wire import Wire
-from evenstep._planner import Job, Planner, Report
-from evenstep.policies import Auto
 
 from .channels import router
-from .test_decisions import Ranks
 
 
 def report(step):
@@ -73,27 +69,3 @@ def test_once_another_rank_has_asked_nothing_is_held(reports):
     reports.add(report(1), may_wait=True)
 
     assert sent() == [[0], [1]]
-
-
-def test_short_steps_are_decided_while_ranks_are_in_later_ones():
-    """The answer that a step needs is there before the reports that the next plan follows from."""
-    ranks, waited, dues = Ranks(), [], []
-    publish = ranks.publish
-
-    def published(index, through, due):
-        dues.append((due, through))
-        publish(index, through, due)
-
-    ranks.publish = published
-    decisions = Decisions(2, lag=0, answers=ranks, emit=ranks.events.append)
-    decisions.planner = Planner(Auto(), Job(2, 16))
-    ranks.announce(decisions.planner.plan)
-    for step in range(200):
-        waited.append(step not in ranks.answered)
-        for rank in (0, 1):
-            decisions.take(rank, step, [Report(step, 8, 16, 1e-3, 0.0, wall_s=3e-3)])
-
-    assert ranks.answered == list(range(ranks.answered[-1] + 1))
-    assert sum(waited) <= 3, "ranks waited for decisions"
-    assert {through - due for due, through in dues[1:]} == {5}, "15 ms of steps"
-    assert len(dues) <= 200 / 10

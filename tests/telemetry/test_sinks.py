@@ -12,7 +12,7 @@ from typing import get_args
 import pytest
 
 from evenstep import events
-from evenstep._telemetry import Fanout, JsonLines, ProgressLine, open_outlets, read_events
+from evenstep._telemetry import Fanout, JsonLines, ProgressLine, read_events
 from evenstep.events import (
     BalancingStopped,
     ClaimsSwitched,
@@ -137,28 +137,6 @@ def test_what_a_person_has_to_know_is_said_at_once(event, words):
     ProgressLine(stream, 50)(event)
 
     assert words in stream.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("run_dir", "line_every", "hooks", "hears"),
-    [
-        (None, 50, (), True),
-        (None, None, (), False),
-        (None, None, (print,), True),
-        ("runs", None, (), True),
-    ],
-)
-def test_what_steps_cost_is_for_the_line_the_file_and_hooks(
-    run_dir, line_every, hooks, hears, tmp_path, monkeypatch
-):
-    """Faults alone need none of it."""
-    monkeypatch.chdir(tmp_path)
-    outlets = open_outlets(run_dir, line_every=line_every, hooks=hooks)
-
-    assert any(outlet.hears_steps for outlet in outlets) is hears
-    for outlet in outlets:
-        outlet.start()
-        outlet.close()
 
 
 def test_every_event_is_plain_and_documented():

@@ -61,7 +61,6 @@ class Decisions:
         planner: decides; set before the first report, and replaced once something in it fails.
         looks_ahead: whether plans that are known to stay answer several steps at once. False where
             riders have plans of their own, which would be late, and reports to be compared.
-        tells_steps: whether any sink takes what each step cost.
     """
 
     kinds = (StepReports, PlanAsked, TimesTold)
@@ -93,7 +92,7 @@ class Decisions:
         self._num_slow = 0  # in a row
         self._answered = -1  # the newest step that was answered
         self._due = -1  # the step after which to answer again
-        self.looks_ahead = self.tells_steps = True
+        self.looks_ahead = True
         self._wall_s = math.inf  # of the newest step that is complete
 
     def received(self, peer: int, message: Message) -> None:
@@ -270,7 +269,7 @@ class Decisions:
     ) -> tuple[Event, ...]:
         with self._lock:
             assert self.planner is not None
-            measured = self.planner.account(reports, ran, tells=self.tells_steps)
+            measured = self.planner.account(reports, ran)
             told = self._look_for_burden(reports[0].step)
         return (measured, *events, *told) if measured else (*events, *told)
 

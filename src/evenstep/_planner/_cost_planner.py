@@ -121,14 +121,9 @@ class CostPlanner:
         reports, self._put_off = self._put_off, None
         return Outcome(self.plan, () if reports is None else tuple(self._learn(reports, next_step)))
 
-    def account(
-        self, reports: Sequence[Report], plan: Plan, *, tells: bool = True
-    ) -> StepMeasured | None:
-        """Return what a step cost, and would have cost otherwise.
-
-        None if a report cannot be, or nothing hears of it.
-        """
-        if not tells or any(report.problem() for report in reports):
+    def account(self, reports: Sequence[Report], plan: Plan) -> StepMeasured | None:
+        """Return what a step cost, and would have cost otherwise; None if a report cannot be."""
+        if any(report.problem() for report in reports):
             return None
         timings = timings_of(reports)
         known = self._estimator.model is not None

@@ -56,11 +56,9 @@ class EqualSizes:
         """Return the plan: nothing was put off."""
         return Outcome(self.plan, ())
 
-    def account(
-        self, reports: Sequence[Report], plan: Plan, *, tells: bool = True
-    ) -> StepMeasured | None:
+    def account(self, reports: Sequence[Report], plan: Plan) -> StepMeasured | None:
         """Return what a step cost, and not what it would have cost otherwise."""
-        if not tells or any(report.problem() for report in reports):
+        if any(report.problem() for report in reports):
             return None
         return measured(reports, plan, timings_of(reports))
 

@@ -166,18 +166,15 @@ class Planner:
         events = learn(next_step=next_step, ask=ask)
         return Outcome(self.plan, tuple(events))
 
-    def account(
-        self, reports: Sequence[Report], plan: Plan, *, tells: bool = True
-    ) -> StepMeasured | None:
+    def account(self, reports: Sequence[Report], plan: Plan) -> StepMeasured | None:
         """Return what a step cost, and would have cost otherwise. No rank waits for it.
 
         Args:
             reports: one from each rank, in order, all about the same step.
             plan: the one it ran under.
-            tells: whether anything hears of it; if not, the step is only learnt from.
 
         Returns:
-            The fact; None if a report cannot be, or nothing hears of it.
+            The fact, or None if a report cannot be.
         """
         if any(report.problem() for report in reports):
             return None
@@ -188,8 +185,8 @@ class Planner:
         if is_full:
             if self.claims is not None and warm:
                 self.claims.observe(timings, claimed=plan.first is not None)
-            costs = self._what_if.costs(self._caps.cluster, timings) if tells else None
-        return measured(reports, plan, timings, costs=costs) if tells else None
+            costs = self._what_if.costs(self._caps.cluster, timings)
+        return measured(reports, plan, timings, costs=costs)
 
     def equal_plan(self, first_step: int, reason: str) -> Plan:
         """Return a plan of equal sizes, as far as the bounds and what fits let them, for good."""

@@ -41,7 +41,6 @@ class RunRecord:
 
     Attributes:
         emit: takes an event.
-        hears_steps: whether any sink makes use of what each step cost.
     """
 
     def __init__(self, runtime: AbstractRuntime, *, speaks: bool) -> None:
@@ -51,7 +50,6 @@ class RunRecord:
                 runtime.run_dir, line_every=runtime.line_every, hooks=runtime.hooks
             )
         self.emit: Hook = Fanout(self._outlets)
-        self.hears_steps = any(outlet.hears_steps for outlet in self._outlets)
 
     def start(self) -> None:
         """Start the threads of the sinks."""

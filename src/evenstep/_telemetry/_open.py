@@ -30,8 +30,7 @@ def open_outlets(
     if run_dir is not None and (file := _open_file(Path(run_dir))) is not None:
         outlets.append(Outlet(file, finish=file.close))
     line = [] if line_every is None else [ProgressLine(sys.stderr, line_every)]
-    person = Fanout((FaultLog(), *line))
-    outlets.append(Outlet(person, name="standard error", hears_steps=bool(line)))
+    outlets.append(Outlet(Fanout((FaultLog(), *line)), name="standard error"))
     return outlets + [Outlet(hook) for hook in hooks]
 
 

@@ -25,7 +25,6 @@ class Outlet:
         hook: where events go.
         name: what to call it in a report; None is its own ``repr``.
         capacity: most events that wait, at least 1.
-        hears_steps: whether the hook makes use of ``StepMeasured``.
         finish: called by the thread after the last event, such as a file's ``close``.
     """
 
@@ -35,10 +34,8 @@ class Outlet:
         *,
         name: str | None = None,
         capacity: int = 1000,
-        hears_steps: bool = True,
         finish: Callable[[], None] | None = None,
     ) -> None:
-        self.hears_steps = hears_steps
         self._hook = hook
         self._name = repr(hook) if name is None else name
         self._capacity = capacity

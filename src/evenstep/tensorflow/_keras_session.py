@@ -219,7 +219,6 @@ class KerasSession:
         record.start()
         exchange.start()
         if workers.rank == 0:
-            exchange.decisions.tells_steps = record.hears_steps
             devices = ["tensorflow"] * workers.world_size
             hosts = workers.hosts
             lead(

@@ -315,8 +315,6 @@ class Session:
     def _lead(self, planner: Planner | CostPlanner, job: Job) -> None:
         """On rank 0: say that the run begins, and plan its first step."""
         assert self.exchange is not None
-        assert self._record is not None
-        self.exchange.decisions.tells_steps = self._record.hears_steps
         facts, parts = self._facts[: self._crew.num_workers], self._parts
         lead(
             self.exchange,
