@@ -32,7 +32,7 @@ class Ranks:
         if not self.plans or self.plans[-1].epoch != plan.epoch:
             self.plans.append(plan)
 
-    def publish(self, index, through, due):
+    def publish(self, index, through):
         self.answered += range(index, through + 1)
 
     def completed(self, step): ...
@@ -224,30 +224,6 @@ def test_a_time_that_cannot_be_is_told_and_not_planned_by(field, seconds):
         assert rejected == [(2, 1), (3, 1)]
         assert [plan.batch_size for plan in ranks.plans] == [(8, 8), (7, 9), (4, 12)]
     assert failures(ranks) == []
-
-
-def test_short_steps_are_decided_while_ranks_are_in_later_ones():
-    """The answer that a step needs is there before the reports that the next plan follows from."""
-    ranks, waited, dues = Ranks(), [], []
-    publish = ranks.publish
-
-    def published(index, through, due):
-        dues.append((due, through))
-        publish(index, through, due)
-
-    ranks.publish = published
-    decisions = Decisions(2, lag=0, answers=ranks, emit=ranks.events.append)
-    decisions.planner = Planner(Auto(), Job(2, 16))
-    ranks.announce(decisions.planner.plan)
-    for step in range(200):
-        waited.append(step not in ranks.answered)
-        for rank in (0, 1):
-            decisions.take(rank, step, [Report(step, 8, 16, 1e-3, 0.0, wall_s=3e-3)])
-
-    assert ranks.answered == list(range(ranks.answered[-1] + 1))
-    assert sum(waited) <= 3, "ranks waited for decisions"
-    assert {through - due for due, through in dues[1:]} == {5}, "15 ms of steps"
-    assert len(dues) <= 200 / 10
 
 
 class Busy(Ranks):

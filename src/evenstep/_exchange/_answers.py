@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 
 from .._planner import Plan
 from ._message_kinds import Answer, DoneAsked, DoneTold, Message, PlanTold
@@ -35,7 +34,6 @@ class Answers:
     Attributes:
         newest: the newest step that was answered; -1 is the plan before all steps, -2 none.
         known_until: the newest step whose answer was known before it was measured.
-        due: the step whose report rank 0 is waiting for; those of earlier ones may be held.
         newest_done: the newest step that all ranks have reported, as far as this rank has heard.
             An answer says nothing of that: plans are known ahead, or asked for ahead.
         listeners: told of every new plan, on whichever thread learns of it.
@@ -55,7 +53,6 @@ class Answers:
         self._plans: dict[int, Plan] = {}
         self.newest = -2
         self.known_until = self.newest_done = -1
-        self.due = 0
         self.listeners: list[Callable[[Plan], None]] = []
         self.riders: list[Rider] = []
 
@@ -68,20 +65,14 @@ class Answers:
         self._router.later(self._tell, delay_s=0.0)
         self._hear(plan)
 
-    def publish(self, index: int, through: int, due: int = 0) -> None:
-        """Let the newest plan be the answer to the steps from ``index`` to ``through``.
-
-        Args:
-            index: the first of them.
-            through: the last.
-            due: the step up to which reports may be held.
-        """
+    def publish(self, index: int, through: int) -> None:
+        """Let the newest plan be the answer to the steps from ``index`` to ``through``."""
         self._keep(index, through)  # claims need it before others know
-        answer = replace(self._stop.answer(index, through), due=due)
+        answer = self._stop.answer(index, through)
         for rider in self.riders:
             rider.answers(through)
         self._tell(answer)
-        self._publish(through, due)
+        self._publish(index, through)
 
     def completed(self, step: int) -> None:
         """Take in that all ranks have reported ``step``."""
@@ -122,10 +113,10 @@ class Answers:
         match message:
             case PlanTold(plan):
                 self._hear(plan)
-            case Answer(index, through, due):
+            case Answer(index, through):
                 self._stop.hear(message)
                 self._keep(index, through)
-                self._publish(through, due)
+                self._publish(index, through)
             case DoneAsked(step):
                 with self._router.changed:
                     self._asking[peer] = step
@@ -149,9 +140,9 @@ class Answers:
         with self._router.changed:
             self._plans |= dict.fromkeys(range(index, through + 1), self._plan)
 
-    def _publish(self, through: int, due: int) -> None:
+    def _publish(self, index: int, through: int) -> None:
         with self._router.changed:
-            self.newest, self.due = through, due
+            self.newest = through
             self._router.changed.notify_all()
-        if through >= due:
+        if through > index:
             self.known_until = through

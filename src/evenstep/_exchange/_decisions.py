@@ -37,10 +37,6 @@ _LONGEST_REST_S = 60.0
 # may wait so long.
 _AHEAD_S = 0.1
 
-# What is decided of several short steps holds for the steps after about this long: on a machine
-# without a core to spare, rank 0 takes as long to read their reports and to decide.
-_DECIDING_S = 0.015
-
 _LOOK_EVERY = 50  # steps between two looks for a worker that costs more than it brings
 
 
@@ -91,7 +87,6 @@ class Decisions:
         self._rest_until_s = 0.0
         self._num_slow = 0  # in a row
         self._answered = -1  # the newest step that was answered
-        self._due = -1  # the step after which to answer again
         self.looks_ahead = True
         self._wall_s = math.inf  # of the newest step that is complete
 
@@ -139,24 +134,14 @@ class Decisions:
         self._answered = through
         for answered in range(index, through + 1):
             self._in_force[answered + 1 + self._lag] = self.planner.plan
-        self._answers.publish(index, through, self._due)
+        self._answers.publish(index, through)
 
-    def _answer_ahead(self, step: int) -> None:
-        """Answer to ``step`` and to those after it for which the newest plan is known to stay.
-
-        And to a few more: what the planner then decides of several short steps together, it
-        decides while all ranks are in these, and none waits for it.
-        """
+    def _num_ahead(self) -> int:
+        """Return for how many more steps the newest plan is known to stay, within a moment."""
         assert self.planner is not None
-        num_known = num_more = 0
-        if self._world_size > 1 and self.looks_ahead:  # there is a rank to spare a message
-            num_known = int(min(self.planner.keeps_for, _AHEAD_S / self._wall_s))
-        if num_known:
-            num_more = min(max(1, round(_DECIDING_S / self._wall_s)), num_known)
-        first, through = max(step, self._answered + 1), step + num_known + num_more
-        self._due = step + max(num_known, 1)
-        if first <= through:
-            self._publish(first, through)
+        if self._world_size == 1 or not self.looks_ahead:  # no rank to spare a message
+            return 0
+        return int(min(self.planner.keeps_for, _AHEAD_S / self._wall_s))
 
     def learnt(self) -> Learnt | None:
         """Return what the planner has learnt; None before there is one."""
@@ -189,8 +174,8 @@ class Decisions:
         for books_of in (self._measured, self._in_force):
             for index in [index for index in books_of if index < step - 8]:
                 del books_of[index]  # a rank had no measurement of it, and never will
-        if step >= self._due:
-            self._answer_ahead(step)
+        if step > self._answered:
+            self._publish(step, step + self._num_ahead())
         self._answers.completed(step)
         for book in books:
             self._answers.later(book)

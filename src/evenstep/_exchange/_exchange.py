@@ -185,7 +185,7 @@ class Exchange:
         else:
             urgent = self.stop.asked or any(report.again or report.fault for report in reports)
             along.append(StepReports(step, tuple(reports)))
-            self._reports.add(along, may_wait=step < self._answers.due and not urgent)
+            self._reports.add(along, may_wait=step <= self._answers.known_until and not urgent)
         self.losses.check_left()
         self._patrol.came_to(STEPS, self.last_step)
 

@@ -61,14 +61,12 @@ class Answer:
     Attributes:
         index: the first step that is answered.
         through: the last one.
-        due: the step whose report rank 0 waits for to answer again; earlier reports may be held.
         stops: whether all ranks stop as of this answer.
         leaving: the rank that leaves the run with that stop, if one does.
     """
 
     index: int
     through: int
-    due: int = 0
     stops: bool = False
     leaving: int | None = None
 

@@ -46,7 +46,7 @@ class Stop:
         """On rank 0: return the answer to some steps, which has all ranks know."""
         if self.asked and self.after is None:
             self.after, self.leaving = index, self._to_leave
-        return Answer(index, through, stops=self.after is not None, leaving=self.leaving)
+        return Answer(index, through, self.after is not None, self.leaving)
 
     def hear(self, answer: Answer) -> None:
         """Elsewhere: take in an answer."""
