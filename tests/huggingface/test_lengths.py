@@ -53,4 +53,4 @@ def test_ranks_have_unlike_numbers_of_samples(runs, name, world_size):
 
     assert all(padded for _, _, padded in of_ranks)
     assert {sum(step) for step in steps} <= {BATCH_SIZE, 50 % BATCH_SIZE}
-    assert len(set(steps)) > 2
+    assert any(len(set(step)) > 1 for step in steps)
