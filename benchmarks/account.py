@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from benchmarks._common import Row, main, progress
 from evenstep._telemetry import ProgressLine
+from evenstep._telemetry._line import PARTS
 from evenstep.events import Event, StepsAccounted
 from evenstep.testing import run_workers
 from evenstep.torch import Balancer, Checkpoint, Runtime
@@ -34,17 +35,6 @@ from evenstep.torch import Balancer, Checkpoint, Runtime
 WORLD_SIZE, BATCH_SIZE, WIDTH = 3, 4, 32
 WARM_UP = 2  # steps that are not compared: DDP settles its buckets
 REST_EVERY = 8  # steps from one evaluation and checkpoint to the next
-PARTS = (
-    "input",
-    "forward",
-    "backward",
-    "communication",
-    "waiting",
-    "optimizer",
-    "evaluation",
-    "checkpoint",
-    "rest",
-)
 SLEEPS_S = {
     "input": (0.02, 0.06),
     "forward": (0.03, 0.20),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from evenstep._planner import Cost, CostPlanner, Job, Report, Work
+from evenstep._planner import Cost, CostPlanner, EqualSizes, Job, Report, Work
 from evenstep.events import MeasurementRejected
 from evenstep.solve import partition
 
@@ -176,3 +176,16 @@ def test_what_else_the_samples_would_have_cost_is_told():
     assert told.speed_split_s == pytest.approx(by_speed, rel=0.05)
     assert told.cost_split_s == pytest.approx(whole / WORLD_SIZE, rel=0.05)
     assert told.best_split_s == pytest.approx(whole / SPEED.sum(), rel=0.05)
+
+
+@pytest.mark.parametrize("cap", [None, 1000])
+def test_after_a_fault_plans_are_equal_and_still_fit(cap):
+    """The short last step has its sizes too; where forwards have caps, those hold."""
+    costs = Cost(LENGTH, padded=False, max_size=cap).table(range(len(LENGTH)))
+    job = Job(WORLD_SIZE, BATCH_SIZE, tail_size=6)
+    failed = CostPlanner(job, costs, kinds=[0] * WORLD_SIZE)
+    plan = EqualSizes(failed, 5).plan
+
+    assert plan.batch_size == (16, 16, 16, 16)
+    assert sum(plan.tail) == 6
+    assert (plan.costs is None) == (cap is None)

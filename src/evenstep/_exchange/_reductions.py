@@ -67,6 +67,8 @@ def _may_be(one: Reduced, other: Reduced) -> bool:
 
 
 def _differing(told: Mapping[int, Reduced], key: ReductionKey) -> RanksDiverged:
+    if all(_may_be(one, other) for one in told.values() for other in told.values()):
+        return _assigned_apart(told)
     kinds = {rank: _words(one) for rank, one in sorted(told.items())}
     (most, _), *_ = Counter(kinds.values()).most_common()
     rank = next((rank for rank, words in reversed(kinds.items()) if words != most), max(kinds))
@@ -80,6 +82,21 @@ def _differing(told: Mapping[int, Reduced], key: ReductionKey) -> RanksDiverged:
     )
 
 
+def _assigned_apart(told: Mapping[int, Reduced]) -> RanksDiverged:
+    """Say which rank went by another assignment of the same step's samples."""
+    sums = {rank: one.checksum for rank, one in sorted(told.items()) if one.checksum}
+    (most, _), *_ = Counter(sums.values()).most_common()
+    rank = next(rank for rank, checksum in reversed(sums.items()) if checksum != most)
+    others = [other for other, checksum in sums.items() if checksum == most]
+    return RanksDiverged(
+        rank,
+        f"Rank {rank} went by an assignment of samples with checksum {sums[rank]:#010x} in "
+        f"{_words(told[rank])}, and {listed(others)} by one with {most:#010x}: that gradient was "
+        f"wrong. Either the lengths of `Balancer(cost=...)` differ between ranks, or evenstep has "
+        f"a defect: please report it. Go on from the last checkpoint.",
+    )
+
+
 def _words(one: Reduced) -> str:
     parts = [
         f"step {step}"
@@ -89,6 +106,4 @@ def _words(one: Reduced) -> str:
     ]
     if one.maybe:
         parts.append("one of the steps " + ", ".join(map(str, one.maybe)))
-    if one.checksum:
-        parts.append(f"an assignment of samples with checksum {one.checksum:#010x}")
     return " and ".join(parts) or "no step"

@@ -85,13 +85,11 @@ class CostPlanner:
         self._shown: deque[tuple[FloatArray, FloatArray, FloatArray]] = deque(maxlen=_KEPT)
         self._num_measured = 0
         self._put_off: Sequence[Report] | None = None
-        model = CostModel(
-            np.zeros(job.world_size), np.tile(costs.start() / 1.0, (job.world_size, 1))
-        )
-        self._published = model
+        slope = np.tile(costs.start() / 1.0, (job.world_size, 1))
+        self._start = self._published = CostModel(np.zeros(job.world_size), slope)
         self._recent: deque[FloatArray] = deque(maxlen=_RECENT)
         equal = Equal().init(self._cluster).batch_size
-        self.plan = self._make_plan(0, 0, model, equal, "by cost, from equal speeds on")
+        self.plan = self._make_plan(0, 0, self._start, equal, "by cost, from equal speeds on")
 
     def observe(self, reports: Sequence[Report], *, next_step: int, ask: bool = True) -> Outcome:
         """Return what follows from one step: mostly later, by ``catch_up``."""
@@ -130,9 +128,10 @@ class CostPlanner:
         return measured(reports, plan, timings, costs=self._otherwise(reports) if known else None)
 
     def equal_plan(self, first_step: int, reason: str) -> Plan:
-        """Return a plan of equal sizes by count, for good."""
+        """Return a plan of equal sizes by count, for good; where forwards have caps, by length."""
         equal = Equal().init(self._cluster).batch_size
-        return Plan(self.plan.epoch + 1, first_step, tuple(equal.tolist()), reason=reason)
+        model = self._start if self._costs.cost.is_capped else None
+        return self._make_plan(self.plan.epoch + 1, first_step, model, equal, reason)
 
     def burden(self, step: int) -> None:
         """Return None: whether a rank helps is looked for where samples are counted."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from itertools import pairwise
 from statistics import fmean
 from typing import TextIO
@@ -10,17 +11,7 @@ from typing import TextIO
 from ..events import BalancingStopped, Event, RunStarted, StepMeasured, StepsAccounted
 from ._news import news
 
-_PARTS = (
-    "input",
-    "forward",
-    "backward",
-    "communication",
-    "waiting",
-    "optimizer",
-    "evaluation",
-    "checkpoint",
-    "rest",
-)
+PARTS = tuple(field.name.removesuffix("_s") for field in fields(StepsAccounted)[3:])
 
 
 class ProgressLine:
@@ -139,7 +130,7 @@ def spent(accounts: Sequence[StepsAccounted]) -> str:
         return ""
     shares = [
         (part, 100 * sum(sum(getattr(one, f"{part}_s")) for one in accounts) / wall_s)
-        for part in _PARTS
+        for part in PARTS
     ]
     return "; time: " + ", ".join(f"{part} {share:.0f} %" for part, share in shares if share >= 0.5)
 

@@ -107,23 +107,22 @@ class Balancer:
         cost: Any = None,
     ) -> None:
         self.__class__ = kind_by_switch(type(self))  # a `__new__` would hide the signature
+        policy = checked_policy(policy)
         self._parts = Parts(
-            policy=checked_policy(policy),
+            policy=policy,
             bounds=bounds,
             runtime=runtime,
             network=checked_network(network),
             loss_reduction=checked_reduction(loss_reduction),
             unit=unit,
             global_batch_size=arguments.checked_size(global_batch_size),
-            cost=arguments.checked_cost(
-                cost, policy=checked_policy(policy), bounds=bounds, runtime=runtime
-            ),
+            cost=arguments.checked_cost(cost, policy=policy, bounds=bounds, runtime=runtime),
         )
         self._settings = BalancerSettings.of(
             runtime,
             unit,
             global_batch_size,
-            policy=self._parts.policy,
+            policy=policy,
             loss_reduction=loss_reduction,
             bounds=bounds,
             network=network,

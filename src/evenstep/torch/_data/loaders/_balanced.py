@@ -262,9 +262,9 @@ class BalancedLoader(AbstractStepLoader):
 
     def _assigned(self, span: StepSpan, *, whole: bool) -> Assigned:
         """Return what ranks compare of a step; begin to assign the next that is fetched."""
+        if self._by_cost is None:
+            return self._book.assigned(span, whole=whole)
         with self._lock:
-            if self._by_cost is None:
-                return self._book.assigned(span, whole=whole)
             end = span.first + span.num_samples
             after = spans_of(span.step + 1, end, self.num_samples, self._size)
             later = islice(after, self.num_steps_ahead, None)
