@@ -103,12 +103,13 @@ def test_a_worker_that_costs_more_than_it_brings_is_dropped(tmp_path):
     with ended(calm, *agents):
         codes = [agent.wait(120) for agent in agents]
         assert calm.wait(60) == 0, calm.tail()
+    said = "\n".join(f"--- agent {i}, code {codes[i]}:\n{a.tail()}" for i, a in enumerate(agents))
+    assert codes[0] == codes[2] == 0, said
+    assert codes[1] != 0, said
     fleet.progress.read()
     starts = fleet.progress.starts()
     found = compare(tmp_path / "fleet", tmp_path / "calm")
 
-    assert codes[0] == codes[2] == 0, agents[0].tail()
-    assert codes[1] != 0
     assert [len(start["pids"]) for start in starts] == [3, 2]
     assert agents[1].process.pid not in {parent for _, parent in starts[1]["pids"]}
     assert 100 < starts[1]["started"] < steps

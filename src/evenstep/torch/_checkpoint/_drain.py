@@ -118,10 +118,12 @@ class Drain:
 
     def _begin_anew(self, *, is_leaving: bool) -> NoReturn:
         """End this process, for the others to be started without the worker that leaves."""
+        if is_leaving:
+            # Its torchrun sends the signal when it is ended below, and before that, if the others
+            # meet while this process still closes: it ends by itself, in good order.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self._balancer.close()
         if is_leaving:
-            # torchrun passes the signal on; this process ends by itself, in good order.
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
             end_agent()
         raise SystemExit(0 if is_leaving else BEGIN_ANEW)
 
