@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from time import perf_counter, process_time
 from typing import Any
 
@@ -45,10 +46,12 @@ class Block:
     Attributes:
         method: its name.
         order: indices of the samples of each step, ``(num_steps, BATCH)``.
+        num_epochs: how often it trains on them.
     """
 
     method: str
     order: np.ndarray
+    num_epochs: int = 1
 
 
 @dataclass(frozen=True)
@@ -95,13 +98,16 @@ def sampled(rank: int, cell: Cell, block: Block) -> Trained:
     ]
     loader = loader_of(cell, data, batch_sampler=own)
     device = Device(cell, rank)
-    return loop(DistributedDataParallel(Reader(device)), loader, device, NUM_RANKS / BATCH)
+    model = DistributedDataParallel(Reader(device))
+    return loop(model, loader, device, block.num_epochs, share=NUM_RANKS / BATCH)
 
 
 def balanced(rank: int, cell: Cell, block: Block) -> Trained:
     """Train by a balancer, told of lengths or not."""
     data, device = text(equal_lengths=cell.equal_lengths), Device(cell, rank)
     cost = Cost(data.lengths, padded=cell.padded) if block.method.startswith("ours") else None
+    if block.method == "seen":
+        cost = Cost(from_batch=lambda samples, batch: batch[1], padded=cell.padded)
     stock = loader_of(
         cell,
         data,
@@ -112,7 +118,7 @@ def balanced(rank: int, cell: Cell, block: Block) -> Trained:
     events: list[Event] = []
     with Balancer(cost=cost, runtime=Runtime(line_every=None, hooks=(events.append,))) as balancer:
         model, loader = balancer.prepare(Reader(device), stock)
-        found = loop(model, loader, device)
+        found = loop(model, loader, device, block.num_epochs)
         counts = loader.fetch_counts
     plans = [event.step for event in events if isinstance(event, Rebalanced)]
     return replace(found, plans=plans, fetched=counts.requested / max(1, counts.used))
@@ -123,12 +129,14 @@ def loader_of(cell: Cell, data: Text, **settings: Any) -> DataLoader[Any]:
     return DataLoader(data, collate_fn=padded if cell.padded else packed, **settings)
 
 
-def loop(model: Any, loader: Any, device: Device, share: float | None = None) -> Trained:
-    """Train an epoch; a rank's mean loss weighs ``share`` per sample, None leaves it as it is."""
+def loop(
+    model: Any, loader: Any, device: Device, num_epochs: int, *, share: float | None = None
+) -> Trained:
+    """Train; a rank's mean loss weighs ``share`` per sample, None leaves it as it is."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     dist.barrier()
     ends_s, process_s = [perf_counter()], process_time()
-    for tokens, lengths, returns in loader:
+    for tokens, lengths, returns in chain.from_iterable(loader for _ in range(num_epochs)):
         loss = loss_of(model(tokens, lengths), returns)
         (loss if share is None else loss * len(lengths) * share).backward()
         optimizer.step()

@@ -18,9 +18,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from benchmarks._partitions import best_runs
 from benchmarks._real_text import functions, tokens_of
-from evenstep.solve import WorkerCosts, partition
+from evenstep.sim._lower_bound import lower_bound_s
 
 LONGEST, VOCABULARY, WIDTH = 768, 1024, 32
 LINEAR = 512  # a sample costs `LINEAR * L + L**2`: most of a long one's cost is quadratic
@@ -63,10 +62,7 @@ class Cell:
     def bound_s(self, lengths: np.ndarray) -> float:
         """Return what no assignment of these samples beats; of padded ones, no sorted runs."""
         unit_s, cost = UNIT_S[self.padded], LINEAR * lengths + lengths**2
-        if self.padded:
-            return unit_s * best_runs(cost, self.slow, start=START_S / unit_s)
-        slow, start = (2 * self.slow).astype(np.int64), round(START_S / unit_s)
-        return unit_s / 2 * partition(cost[:, None], WorkerCosts(slow[:, None], start * slow)).bound
+        return lower_bound_s(cost, START_S * self.slow, unit_s * self.slow, padded=self.padded)[0]
 
 
 class Text(Dataset[Sample]):

@@ -6,7 +6,8 @@ at least five times what they compute. Methods take turns in blocks of steps, in
 and train on the same samples in the same steps; each step is compared with the bound of its own
 samples. `slowest_device_over_bound` is the part that follows from who has what; the rest is what
 the host takes, and depends on what else it does. `speed_only` is `Balancer()`, which counts
-samples. `group_by_length` trains on other batches, and takes no part in the comparison.
+samples. `group_by_length` trains on other batches, and takes no part in the comparison. `seen`
+learns lengths from batches: it trains two epochs, as others do beside it.
 """
 
 from __future__ import annotations
@@ -31,11 +32,15 @@ from evenstep.testing import run_workers
 METHODS = ("plain", "speed_only", "rebalance_sampler", "ours")
 BESIDE = ("karmarkar_karp", "group_by_length")
 BAR = "ours <= 1.08 of the bound; at equal speeds plain >= 1.25 of ours where it is >= 1.35 of it"
+IN_TIME = ("speed_only", "ours", "seen")
+IN_TIME_BAR = "first epoch <= 1.02 of speed_only; second <= 1.02 of ours, which knows lengths"
 FIRST = 20  # steps in which costs are learnt
 Figures = dict[str, Any]
 
 
-def blocks_of(cell: Cell, methods: Sequence[str], options: argparse.Namespace) -> list[Block]:
+def blocks_of(
+    cell: Cell, methods: Sequence[str], options: argparse.Namespace, num_epochs: int
+) -> list[Block]:
     """Return the blocks of all rounds: in each the same samples for all, and another order."""
     blocks, length = [], text(equal_lengths=cell.equal_lengths).lengths
     num_steps = options.warm_up + options.steps
@@ -47,7 +52,7 @@ def blocks_of(cell: Cell, methods: Sequence[str], options: argparse.Namespace) -
         for place in range(len(methods)):
             method = methods[(place + number) % len(methods)]
             mine = rng.permutation(by_length) if method == "group_by_length" else order
-            blocks.append(Block(method, mine))
+            blocks.append(Block(method, mine, num_epochs))
     return blocks
 
 
@@ -56,10 +61,12 @@ def steps_s(ranks: Sequence[Trained]) -> np.ndarray:
     return np.diff(np.max([one.ends_s for one in ranks], axis=0))
 
 
-def measure(cell: Cell, methods: Sequence[str], options: argparse.Namespace) -> Figures:
+def measure(
+    cell: Cell, methods: Sequence[str], options: argparse.Namespace, num_epochs: int
+) -> Figures:
     """Train a cell; return seconds and bounds of all steps, and whether the emulation held."""
-    blocks, load = blocks_of(cell, methods, options), os.getloadavg()[0]
-    timeout_s = 60 + 2.0 * len(blocks) * (options.warm_up + options.steps)
+    blocks, load = blocks_of(cell, methods, options, num_epochs), os.getloadavg()[0]
+    timeout_s = 60 + 2.0 * num_epochs * len(blocks) * (options.warm_up + options.steps)
     ranks = run_workers(NUM_RANKS, train, cell, blocks, options.checks, timeout_s=timeout_s)
     runs = [[rank[1 + number] for rank in ranks] for number in range(len(blocks))]
     length = text(equal_lengths=cell.equal_lengths).lengths
@@ -76,21 +83,31 @@ def measure(cell: Cell, methods: Sequence[str], options: argparse.Namespace) -> 
         found[name] = {
             "step_s": [steps_s(runs[place]).tolist() for place in mine],
             "slowest_s": [np.max([one.device_s for one in runs[p]], axis=0).tolist() for p in mine],
-            "bound_s": [[cell.bound_s(length[some]) for some in blocks[p].order] for p in mine],
+            "bound_s": [
+                [cell.bound_s(length[some]) for some in blocks[p].order] * num_epochs for p in mine
+            ],
             "plans": [runs[place][0].plans for place in mine],
             "fetched": [max(one.fetched for one in runs[place]) for place in mine],
         }
     return found
 
 
-def kept(cell: Cell, methods: Sequence[str], folder: Path, options: argparse.Namespace) -> Figures:
+def kept(
+    cell: Cell,
+    methods: Sequence[str],
+    folder: Path,
+    options: argparse.Namespace,
+    *,
+    num_epochs: int = 1,
+) -> Figures:
     """Return what an earlier run with this folder found in a cell, or measure it."""
     shape = f"{options.rounds}x{options.warm_up}+{options.steps}"
+    shape += "" if num_epochs == 1 else f" x{num_epochs}"
     path = folder / (f"{cell} {shape}.json".replace(", ", "-").replace(" ", "-").replace(":", ""))
     if path.exists():
         progress(f"{cell}: measured before, in {path}")
         return dict(json.loads(path.read_text("utf-8")))
-    found = measure(cell, methods, options)
+    found = measure(cell, methods, options, num_epochs)
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(found), "utf-8")
     os.replace(partial, path)
@@ -161,6 +178,33 @@ def same_lengths(cell: Cell, found: Figures, options: argparse.Namespace) -> Row
     )
 
 
+def seen_in_time(cell: Cell, found: Figures, options: argparse.Namespace) -> Row:
+    """Return the row of a cell whose lengths become known in the first of two epochs."""
+    took = {name: np.array(found[name]["step_s"]) for name in IN_TIME}
+    bounds = np.array(found["seen"]["bound_s"])
+    half = bounds.shape[1] // 2
+    epochs = {"first": np.s_[:, :half], "second": np.s_[:, half:]}
+    measured: Figures = {
+        f"{name}_epoch_over_bound": {
+            method: float(seconds[epoch].sum() / bounds[epoch].sum())
+            for method, seconds in took.items()
+        }
+        for name, epoch in epochs.items()
+    }
+    measured["slowest_device_over_bound"] = {
+        f"{name}, {method}": float((np.array(found[method]["slowest_s"]) / bounds)[epoch].mean())
+        for name, epoch in epochs.items()
+        for method in IN_TIME
+    }
+    first, second = (measured[f"{name}_epoch_over_bound"] for name in epochs)
+    measured["first_epoch_over_speed_only"] = first["seen"] / first["speed_only"]
+    measured["second_epoch_over_ours"] = second["seen"] / second["ours"]
+    measured["steps_of_new_plans"] = found["seen"]["plans"]
+    good = measured["first_epoch_over_speed_only"] <= 1.02
+    good = good and measured["second_epoch_over_ours"] <= 1.02 and holds(found)
+    return Row(f"{cell}, lengths seen", IN_TIME_BAR, measured | checks(found), good)
+
+
 def rows(options: argparse.Namespace) -> Iterator[Row]:
     """Compare methods in each cell; then where there is nothing to win."""
     cells = [Cell(speeds, padded) for padded in (False, True) for speeds in SPEEDS]
@@ -176,6 +220,11 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
         cell = Cell("equal", padded=False, equal_lengths=True)
         found = kept(cell, ("speed_only", "ours"), folder, options)
         yield same_lengths(cell, found, options)
+        for cell in (Cell("1:1:2:4", padded=False), Cell("equal", padded=True)):
+            found = kept(cell, IN_TIME, folder, options, num_epochs=2)
+            yield seen_in_time(cell, found, options)
+            if options.quick:
+                break
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

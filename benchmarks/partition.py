@@ -15,23 +15,15 @@ from time import perf_counter
 import numpy as np
 
 from benchmarks._common import Row, main, progress
-from benchmarks._partitions import CONTESTANTS, best_runs, equal_count
+from benchmarks._partitions import CONTESTANTS, equal_count
+from evenstep.sim._lengths import DRAWN, draw_lengths
+from evenstep.sim._lower_bound import lower_bound_s
 from evenstep.solve import WorkerCosts, partition
 
 LINEAR = 24576
 SPEEDS = {"equal": (1, 1, 1, 1), "1:1:2:4": (1, 1, 2, 4)}
 NUM_RANKS = (4, 16, 64)
 BATCHES = (32, 128, 512, 4096)
-
-
-def _lengths(kind: str, num_samples: int, rng: np.random.Generator) -> np.ndarray:
-    if kind == "uniform":
-        return rng.integers(1, 2049, num_samples)
-    spread = {"fine-tuning": 0.8, "long tails": 1.5}[kind]
-    return np.clip(np.exp(rng.normal(5.5, spread, num_samples)), 1, 16384).astype(np.int64)
-
-
-KINDS = ("fine-tuning", "long tails", "uniform")
 
 
 @dataclass(frozen=True)
@@ -77,7 +69,8 @@ def _bound(cell: Cell, length: np.ndarray) -> tuple[float, str]:
     found = partition(np.stack([length, length**2], 1), cell.workers())
     if not cell.padded:
         return found.bound, found.limit
-    return best_runs(LINEAR * length + length**2, 4 // cell.speed), "runs"
+    cost, slow = LINEAR * length + length**2, 4.0 / cell.speed
+    return lower_bound_s(cost, np.zeros(cell.num_ranks), slow, padded=True)
 
 
 def _measure(cell: Cell, num_steps: int) -> dict[str, float | str]:
@@ -85,7 +78,7 @@ def _measure(cell: Cell, num_steps: int) -> dict[str, float | str]:
     rng = np.random.default_rng(1)
     took: dict[str, float] = dict.fromkeys([*CONTESTANTS, "group_by_length"], 0.0)
     bound, limits, decision_s = 0.0, [], []
-    lengths = _lengths(cell.lengths, num_steps * cell.batch_size, rng).reshape(num_steps, -1)
+    lengths = draw_lengths(cell.lengths, num_steps * cell.batch_size, rng).reshape(num_steps, -1)
     for length in np.sort(lengths, axis=None).reshape(lengths.shape):  # other batches: unranked
         owner = equal_count(length, cell.speed, padded=cell.padded)
         took["group_by_length"] += _step(cell, length, owner)
@@ -111,7 +104,7 @@ def _cells(quick: bool) -> Iterator[Cell]:
         for num_ranks in NUM_RANKS[:1] if quick else NUM_RANKS:
             for batch_size in BATCHES[:2] if quick else BATCHES:
                 for speeds in SPEEDS:
-                    for lengths in KINDS:
+                    for lengths in DRAWN:
                         yield Cell(num_ranks, batch_size, speeds, lengths, padded)
 
 
@@ -134,7 +127,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
 
 
 def _decision(num_samples: int, num_ranks: int, most_s: float) -> Row:
-    length = _lengths("fine-tuning", num_samples, np.random.default_rng(0)) // 2 + 1
+    length = draw_lengths("fine-tuning", num_samples, np.random.default_rng(0)) // 2 + 1
     cell = Cell(num_ranks, num_samples, "1:1:2:4", "fine-tuning", padded=False)
     took = {}
     for padded in (False, True):

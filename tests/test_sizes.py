@@ -10,7 +10,6 @@ FUNCTION_LINES, FUNCTION_LIMIT = 60, 80
 
 # What is longer than it should be, and why it may be: "path" or "path function" -> the reason.
 LONGER = {
-    "src/evenstep/_planner/_planner.py": "from the reports of a step to the next plan",
     "src/evenstep/events.py": "every fact in one place; half of it is docstrings",
     "src/evenstep/torch/_balancer.py": "the public face in one place; half of it is docstrings",
     "src/evenstep/torch/_step/_conductor.py": "one rank's way through a step in one place",

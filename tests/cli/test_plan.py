@@ -304,3 +304,17 @@ def test_a_folder_that_is_not_there_is_named_once(tmp_path):
     assert text.count(f"{missing.name}") == 1
     assert "Nosuchfileordirectory" in text
     assert "Runtime(run_dir=...)" in text
+
+
+def test_a_run_by_cost_says_what_each_would_have_saved(tmp_path):
+    """By its own events, and that batch sizes explain little there."""
+    recorded(tmp_path)
+    assert "by cost" not in plan("--run", tmp_path).stdout
+    lines = (tmp_path / "events.jsonl").read_text().splitlines()
+    alone = {"equal_split_s": 1.2, "speed_split_s": 0.9, "cost_split_s": 0.75}
+    steps = [json.loads(line) | alone for line in lines[1:]]
+    (tmp_path / "events.jsonl").write_text("\n".join([lines[0], *map(json.dumps, steps)]) + "\n")
+    text = " ".join(plan("--run", tmp_path).stdout.split())
+
+    assert "speeds alone would have saved 25 %, lengths alone 38 %; both saved" in text
+    assert read_run(tmp_path).by_cost.speed_s == pytest.approx(0.9)

@@ -10,9 +10,10 @@ import torch
 
 from evenstep.torch import Cost
 
+from ..torch.plans import Restless
 from .lengths import Table, Texts, padding
 from .small import bert, gpt_in_double, offline
-from .trainer_runs import Case, Result, make, run
+from .trainer_runs import Case, Result, gathering_loss, make, run
 
 BATCH_SIZE = 12  # of all ranks together
 CAUSAL = Case(gpt_in_double, data=Table, collator=partial(padding, "DataCollatorForSeq2Seq"))
@@ -22,6 +23,7 @@ CLASSIFIER = replace(
     data=partial(Texts, classes=True),
     collator=partial(padding, "DataCollatorWithPadding"),
 )
+GATHERS = replace(CAUSAL, loss=gathering_loss)
 REBALANCED = {"train_sampling_strategy": "batch_rebalance"}
 CASES: dict[str, tuple[Case, Any]] = {
     "causal, a column of lists": (CAUSAL, "input_ids"),
@@ -33,7 +35,19 @@ CASES: dict[str, tuple[Case, Any]] = {
         None,
     ),
     "classifier, a field of its samples": (CLASSIFIER, "input_ids"),
+    "classifier, lengths seen in batches": (CLASSIFIER, Cost(from_batch="attention_mask")),
+    "classifier, seen in samples, accumulated": (
+        replace(CLASSIFIER, num_accumulated=2),
+        Cost(from_batch="input_ids"),
+    ),
     "classifier, accumulated": (replace(CLASSIFIER, num_accumulated=2), "input_ids"),
+    "causal, gathers, accumulated": (replace(GATHERS, num_accumulated=2), "input_ids"),
+    "causal, gathers, tokens capped": (GATHERS, Cost("input_ids", max_size=16)),
+    "causal, gathers, accumulated, by count": (replace(GATHERS, num_accumulated=2), None),
+    "classifier, gathers, accumulated": (
+        replace(CLASSIFIER, num_accumulated=2, loss=gathering_loss),
+        "input_ids",
+    ),
 }
 
 
@@ -47,12 +61,13 @@ def by_length(
     for name in names:
         case, cost = CASES[name]
         size = BATCH_SIZE // (world_size * case.num_accumulated)
-        balancing = {} if cost is None else {"cost": cost}
+        balancing = {"policy": Restless()} if cost is None and not case.more else {}
+        balancing |= {} if cost is None else {"cost": cost}
         trainer = make(folder, case, balancing=balancing, per_device_train_batch_size=size)
         counts = _watched(trainer)
         result = run(trainer)
         costs = trainer.balancer._parts.loaders[0].costs
-        found[name] = result, counts, costs.cost.padded
+        found[name] = result, counts, costs is None or costs.cost.padded
     return found
 
 

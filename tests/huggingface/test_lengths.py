@@ -12,7 +12,11 @@ from .small import distance
 
 pytestmark = pytest.mark.cluster
 RUNS = [(name, world_size) for name in CASES for world_size in (2, 3)]
-FIRST = (("causal, a column of lists", 3),)
+FIRST = (
+    ("causal, a column of lists", 3),
+    ("causal, gathers, accumulated", 3),  # ranks wait for each other in each forward
+    ("causal, gathers, accumulated, by count", 3),
+)
 
 
 @pytest.fixture(scope="module")

@@ -64,6 +64,17 @@ def own_loss(trainer: Any, model: Any, inputs: Any, **_: Any) -> torch.Tensor:
     return model(**inputs)["loss"]
 
 
+def gathering_loss(
+    trainer: Any, model: Any, inputs: Any, num_items_in_batch: Any = None, **_: Any
+) -> torch.Tensor:
+    """Return Trainer's own loss, with a metric gathered in every forward, as TRL's trainers do."""
+    from transformers import Trainer
+
+    targets = (inputs["labels"] != -100).sum()
+    trainer.gathered.append(int(trainer.accelerator.gather_for_metrics(targets).sum()))
+    return Trainer.compute_loss(trainer, model, inputs, num_items_in_batch=num_items_in_batch)
+
+
 SELDOM = {"logging_steps": 5, "optim": "sgd"}  # of 18 or 10 steps, which 5 does not divide or does
 STOCK = {
     "causal": Case(more=SELDOM),
@@ -129,6 +140,7 @@ def make(folder: str, case: Case, *, balancing: dict[str, Any] | None, **more: A
     if case.collator is not None:
         parts["data_collator"] = case.collator()
     own = {"compute_loss": case.loss} if case.loss is not None else {}
+    own["gathered"] = []  # by a loss that gathers
     if balancing is None:
         return type("OwnTrainer", (Trainer,), own)(**parts)
     BalancedTrainer = type("BalancedTrainer", (BalancedMixin, Trainer), own)

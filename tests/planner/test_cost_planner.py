@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from evenstep._planner import Cost, CostPlanner, EqualSizes, Job, Report, Work
-from evenstep.events import MeasurementRejected
+from evenstep.events import MeasurementRejected, MemoryCapped, Rebalanced, SizesHeld
 from evenstep.solve import partition
 
 SPEED = np.array([1.0, 1.0, 2.0, 4.0])
@@ -19,27 +19,50 @@ class Run:
         length: of every sample.
         true: seconds of a sample, of a token, and of a token squared, at speed 1.
         noise: of a time, relative.
+        pauses: share of times that are several times as long.
+        fixed_s: seconds of a step before its first sample.
+        seen: whether lengths become known only later, to ``costs``.
         settings: of the planner.
     """
 
-    def __init__(self, length=LENGTH, *, true=(0, 1e-4, 4e-7), noise=0.02, **settings):
-        self.costs = Cost(length).table(range(len(length)))
+    def __init__(
+        self,
+        length=LENGTH,
+        *,
+        true=(0, 1e-4, 4e-7),
+        noise=0.02,
+        pauses=0.0,
+        fixed_s=0.0,
+        max_size=None,
+        seen=False,
+        **settings,
+    ):
+        cost = Cost(length, padded=False, max_size=max_size)
+        self.true_costs = cost.table(range(len(length)))
+        seen_cost = Cost(from_batch="length", padded=False)
+        self.costs = seen_cost.table(range(len(length))) if seen else self.true_costs
         job = Job(WORLD_SIZE, BATCH_SIZE)
         self.planner = CostPlanner(job, self.costs, kinds=[0] * WORLD_SIZE, **settings)
         self.true, self.noise, self.speed = np.array(true), noise, SPEED
+        self.pauses, self.fixed_s, self.shares = pauses, fixed_s, []
         self.rng = np.random.default_rng(1)
         self.plans, self.over, self.events = [self.planner.plan], [], []
 
     def step(self, step, **changed):
         """Run a step; note its time over the bound."""
         plan = next(plan for plan in reversed(self.plans) if plan.first_step <= step)
-        features = self.costs.features(self.rng.integers(0, len(LENGTH), BATCH_SIZE))
+        indices = self.rng.integers(0, len(LENGTH), BATCH_SIZE)
+        features = self.true_costs.features(indices)
         owner = np.repeat(np.arange(WORLD_SIZE), plan.batch_size)
         if plan.costs is not None:
-            owner = partition(features, plan.costs.workers()).owner
+            owner = partition(self.costs.features(indices), plan.costs.workers()).owner
         own = np.array([features[owner == rank].sum(axis=0) for rank in range(WORLD_SIZE)])
         took = own @ self.true / self.speed
         self.over.append(took.max() / (features @ self.true).sum() * self.speed.sum())
+        self.shares.append(took / took.mean())
+        took = (took + self.fixed_s) * self.rng.uniform(2, 20, WORLD_SIZE) ** (
+            self.rng.random(WORLD_SIZE) < self.pauses
+        )
         took *= 1 + self.noise * self.rng.standard_normal(WORLD_SIZE)
         work = [Work(tuple(map(int, one)), (0, 0, 0), (0, 0, 0)) for one in own]
         reports = [
@@ -82,6 +105,21 @@ def test_only_lengths_are_balanced_with_equal_speeds_asked_for():
     costs = Run(by_speed=False).run(30).planner.plan.costs
 
     assert len(set(costs.slope)) == len(set(costs.intercept)) == 1
+
+
+def test_until_lengths_are_known_plans_count_by_speed():
+    """Then they go by cost at once, as the reports of the first epoch had lengths."""
+    run = Run(seen=True, noise=0.0).run(60)
+    counted, by_speed = run.planner.plan, np.array(run.planner.plan.batch_size)
+    run.costs.correct(np.arange(len(LENGTH)), LENGTH)
+    over = run.run(40, first=60).over
+
+    assert counted.reason.startswith("by count until lengths are known")
+    assert not np.any(np.array(counted.costs.slope)[:, 1:])
+    assert np.allclose(by_speed, 8 * SPEED, atol=2)
+    assert np.median(over[10:60]) > 1.2
+    assert run.planner.plan.reason.startswith("by cost, speeds")
+    assert max(over[62:]) <= 1.08
 
 
 def test_where_lengths_tell_nothing_plans_count():
@@ -189,3 +227,76 @@ def test_after_a_fault_plans_are_equal_and_still_fit(cap):
     assert plan.batch_size == (16, 16, 16, 16)
     assert sum(plan.tail) == 6
     assert (plan.costs is None) == (cap is None)
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.1])
+@pytest.mark.parametrize("fixed", [0.3, 0.9])
+@pytest.mark.parametrize("step_s", [1e-3, 5e-3])
+def test_equal_ranks_stay_equal_in_short_noisy_steps(step_s, fixed, noise):
+    """Costs within 10 % of each other, and hardly a new plan, whatever part of a step is fixed."""
+    each = (1 - fixed) * step_s / (BATCH_SIZE / WORLD_SIZE * np.mean(LENGTH))
+    run = Run(true=(0, each, 0), noise=noise, pauses=0.005, fixed_s=fixed * step_s)
+    run.speed = np.ones(WORLD_SIZE)
+
+    run.run(400)
+
+    assert np.mean(run.shares[300:], axis=0) == pytest.approx(1, abs=0.1)
+    assert len(run.plans) <= 4
+
+
+@pytest.mark.parametrize(("fixed", "slowest", "noise"), [(0.9, 1, 0.1), (0.3, 0.95, 0.05)])
+def test_noise_brings_few_plans_on_long_steps(fixed, slowest, noise):
+    """Ranks that are nearly alike: speeds that noise pretends are not followed, back and forth."""
+    each = (1 - fixed) * 0.05 / (BATCH_SIZE / WORLD_SIZE * np.mean(LENGTH))
+    run = Run(true=(0, 0.7 * each, 0.3 * each / 420), noise=noise, fixed_s=fixed * 0.05)
+    run.speed = np.array([1, 1, 1, slowest])
+
+    run.run(500)
+
+    assert np.mean(run.shares[300:], axis=0) == pytest.approx(1, abs=0.1)
+    assert len(run.plans) <= 13
+
+
+def test_short_steps_are_learnt_from_together():
+    """Unlike ranks are balanced within a second of steps of 5 ms, and plans known beforehand."""
+    run = Run(true=(0, 1e-6, 0), noise=0.05)
+    keeps = []
+    for step in range(200):
+        run.step(step)
+        keeps.append(run.planner.keeps_for)
+
+    assert np.median(run.over[100:]) <= 1.08
+    assert np.mean(np.array(keeps) > 0) > 0.5
+
+
+def test_where_sizes_have_to_stay_samples_are_counted():
+    """From the next step on, in the sizes of before, for good; it is told once."""
+    run = Run().run(30)
+    sizes = run.planner.plan.batch_size
+    run.step(30, holds=True)
+    run.speed = SPEED[::-1]
+    run.run(30, first=31)
+
+    plan = run.planner.plan
+    assert (plan.costs, plan.first_step, plan.batch_size) == (None, 31, sizes)
+    assert sum(isinstance(event, SizesHeld) for event in run.events) == 1
+    assert [e for e in run.events if isinstance(e, Rebalanced)][-1].reason == plan.reason
+
+
+def test_caps_come_before_sizes_that_stay():
+    """Counts would not keep them: plans go on by cost, and the event says so."""
+    run = Run(max_size=2000).run(30)
+    run.step(30, holds=True)
+
+    assert run.planner.plan.costs is not None
+    assert "by cost" in next(e.problem for e in run.events if isinstance(e, SizesHeld))
+
+
+def test_a_limit_of_memory_is_told():
+    """Once for each limit: the rank keeps to it by itself."""
+    run = Run().run(10)
+    for step, limit in enumerate([9, 9, 4], start=10):
+        run.step(step, again=True, limit=limit)
+
+    told = [(e.rank, e.max_batch_size) for e in run.events if isinstance(e, MemoryCapped)]
+    assert told == [(rank, limit) for limit in (9, 4) for rank in range(WORLD_SIZE)]

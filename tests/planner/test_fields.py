@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+import torch
 from torch.utils.data import Subset
 
+from evenstep._planner import batch_lengths
 from evenstep.torch import Cost
 
 ROWS = [[7, 7, 7], [7], [7, 7]]
@@ -49,3 +51,57 @@ def test_what_has_no_such_name_is_refused(dataset):
     """The message says what there is."""
     with pytest.raises(ValueError, match=r"name a column .*'size' for a .*'input_ids'"):
         Cost("size").read(dataset)
+
+
+SAMPLES = [{"input_ids": row, "text": "abc"} for row in ROWS]
+MASK = np.array([[1, 1, 1], [1, 0, 0], [1, 1, 0]])
+
+
+@pytest.mark.parametrize(
+    ("of", "batch"),
+    [
+        pytest.param("input_ids", {}, id="a field of samples"),
+        pytest.param("length", {"length": [3, 1, 2]}, id="lengths in the batch"),
+        pytest.param("length", {"length": torch.tensor([3, 1, 2])}, id="a tensor of them"),
+        pytest.param("ids", {"ids": ROWS}, id="lists in the batch"),
+        pytest.param("mask", {"mask": torch.tensor(MASK)}, id="a mask"),
+        pytest.param("mask", {"mask": torch.tensor(MASK > 0)}, id="of truth values"),
+        pytest.param(lambda _, batch: batch[1].sum(1), (0, torch.tensor(MASK)), id="by batch"),
+        pytest.param(
+            lambda samples, _: [len(one["input_ids"]) for one in samples], None, id="by samples"
+        ),
+    ],
+)
+def test_lengths_come_from_a_batch(of, batch):
+    """By name or by function, of samples or of their batch; and the batch as it is."""
+    made, lengths = batch_lengths(of, SAMPLES, lambda samples: batch)
+
+    assert made is batch
+    assert lengths.tolist() == [3, 1, 2]
+
+
+def test_a_collator_may_change_its_samples():
+    """A field that it takes away was measured before."""
+    samples = [dict(one) for one in SAMPLES]
+    _, lengths = batch_lengths("input_ids", samples, lambda some: [one.clear() for one in some])
+
+    assert lengths.tolist() == [3, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("of", "words"),
+    [
+        ("size", r"name a field of the samples, .* 'size' for a batch with \['ids'\]"),
+        ("ids", r"'ids', whose rows are filled up. Name the mask"),
+        (
+            lambda _, batch: [3, 1],
+            r"for each of the 3 samples .*int64 of shape \(2,\)",
+        ),
+        (lambda _, batch: [3.0, 1.0, 2.0], "integer of at least 0.*float64"),
+        (lambda _, batch: [3, -1, 2], "integer of at least 0"),
+    ],
+)
+def test_what_is_no_length_in_a_batch_is_refused(of, words):
+    """With what was found, and the remedy."""
+    with pytest.raises(ValueError, match=words):
+        batch_lengths(of, SAMPLES, lambda samples: {"ids": torch.tensor(7 * MASK)})

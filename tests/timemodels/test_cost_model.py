@@ -222,3 +222,42 @@ def test_rounded_costs_assign_as_the_seconds_do():
     scale = found.load / model.seconds(work)
 
     np.testing.assert_allclose(scale, scale[0], rtol=1e-6)
+
+
+def together(estimator, speed, rng, *, pauses=0.0):
+    """The estimator after ten short steps at once."""
+    work = rng.integers(50, 150, (10, 2, 1)).astype(float)
+    seconds = work[..., 0] / speed * np.exp(0.05 * rng.normal(size=(10, 2)))
+    seconds *= np.where(rng.random((10, 2)) < pauses, 20, 1)
+    return estimator.observe(work, np.ones((10, 2)), seconds)
+
+
+def test_short_steps_taken_together_are_all_remembered():
+    """More of them than of long ones, up to 512; pauses in some leave little trace."""
+    rng, estimator = np.random.default_rng(0), CostEstimator.fresh(num_features=1, kinds=[0, 0])
+    for _ in range(60):
+        estimator = together(estimator, np.array([2.0, 1.0]), rng, pauses=0.03)
+
+    assert (estimator.num_steps, len(estimator.seconds)) == (60, 512)
+    assert estimator.model.seconds([[100.0], [100.0]]) == pytest.approx([50, 100], rel=0.05)
+
+
+def test_a_change_of_speed_is_seen_in_short_steps_with_pauses():
+    """Half of the speed, from nearly all of the ten steps that were taken together."""
+    rng, estimator = np.random.default_rng(1), CostEstimator.fresh(num_features=1, kinds=[0, 0])
+    for number in range(12):
+        speed = np.array([1.0, 1.0 if number < 10 else 2.0])
+        estimator = together(estimator, speed, rng, pauses=0.03)
+
+    assert estimator.model.seconds([[100.0], [100.0]]) == pytest.approx([100, 50], rel=0.1)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_uncertainty_is_what_is_left_of_the_noise(noise):
+    """About its share of a root of the steps; certain of nothing before the first."""
+    true = CostModel(np.full(4, 0.1), np.tile([1e-4, 1e-8], (4, 1)))
+    fresh = CostEstimator.fresh(num_features=2, kinds=[0] * 4)
+    found = observed(true, 64, np.random.default_rng(0), noise=noise).uncertainty()
+
+    assert fresh.uncertainty().tolist() == [1.0] * 4
+    assert found == pytest.approx(noise * np.sqrt(2 / 62), rel=0.5, abs=2e-3)

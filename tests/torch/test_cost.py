@@ -12,7 +12,7 @@ from evenstep.claims import Hybrid
 from evenstep.testing import WorkerFailed, run_workers
 from evenstep.torch import Balancer, Bounds, Cost, Runtime
 
-from .cost_runs import LENGTH, NUM_SAMPLES, train
+from .cost_runs import LENGTH, NUM_SAMPLES, lengths_in, train
 
 NUM_STEPS = -(-NUM_SAMPLES // 24)
 LOOPS = [
@@ -36,11 +36,18 @@ def _train(rank, cost, settings):
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("padded", [False, True], ids=["additive", "padded"])
+@pytest.mark.parametrize(
+    "cost",
+    [
+        pytest.param(Cost(LENGTH, padded=False), id="additive"),
+        pytest.param(Cost(LENGTH, padded=True), id="padded"),
+        pytest.param(Cost(from_batch=lengths_in), id="lengths seen in batches"),
+    ],
+)
 @pytest.mark.parametrize("settings", LOOPS)
-def test_training_is_that_of_one_process(settings, padded):
+def test_training_is_that_of_one_process(settings, cost):
     """Parameters after two epochs within 1e-12, each sample once in each, as plans change."""
-    found = runs(Cost(LENGTH, padded=padded), **settings)
+    found = runs(cost, **settings)
     (alone,) = runs(None, world_size=1, **settings | {"kind": "plain", "workers": 0})
 
     for parameters, _, _ in found:
@@ -149,6 +156,13 @@ def test_features_of_ones_own_stand_beside_the_count():
         (
             lambda: Cost([3, 99, 4], max_size=50).table(range(3)),
             "50 where sample 1 has 99. Cut the sample, leave it out, or raise",
+        ),
+        (lambda: Cost([1], from_batch="length"), r"`Cost\(of=\.\.\.\)` must be left out"),
+        (lambda: Cost(from_batch=[1]), r"must name a field, or be a function .*got \[1\]"),
+        (lambda: Cost(from_batch="length", max_size=9), "be left out with `from_batch`.*got 9"),
+        (
+            lambda: Balancer().prepare_eval(_parts()[1], cost=Cost(from_batch="length")),
+            r"be known before an evaluation.*got Cost\(from_batch=length",
         ),
         (lambda: Cost("size").table(Table()), r"name a column.*'size' for a Table"),
         (lambda: Cost("size").table(range(3)), r"'size' for a range with no columns"),

@@ -1,11 +1,22 @@
-"""Who owns which sample, replayed by every rank from the plans alone."""
+"""Who owns which sample, replayed by every rank from the plans, and from lengths all have seen."""
 
 from __future__ import annotations
 
-import pytest
+from threading import Thread
 
-from evenstep._planner import Plan
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenstep._planner import UNKNOWN, Plan, SampleCosts
+from evenstep.torch import Cost
 from evenstep.torch._data.deal._plans import PlanBook, StepSpan
+from evenstep.torch._data.deal._seen_lengths import SeenLengths, merged
+
+from .stream_fakes import Meeting
+
+COST = Cost(from_batch="length")
 
 
 def test_a_plan_that_was_left_out_is_noticed():
@@ -87,3 +98,54 @@ def test_plans_heard_before_the_first_plan_point_count():
         shares = [book.share(StepSpan(step, 0, 8), whole=True) for book in (early, late)]
         assert shares[0].equals(shares[1])
         assert len(shares[0].slots) == plans[step].batch_size[0]
+
+
+@given(st.lists(st.lists(st.integers(0, 1 << 62), max_size=5), min_size=1, max_size=4))
+def test_ranks_that_have_seen_unlike_numbers_of_samples_are_merged(told):
+    """What fills up shorter rows counts for nothing."""
+    longest = max(map(len, told))
+    rows = [[*row, *[UNKNOWN] * (longest - len(row))] for row in told]
+
+    assert merged(rows, list(map(len, told))).tolist() == [one for row in told for one in row]
+
+
+@given(
+    st.lists(  # epochs, of ranks, of samples
+        st.lists(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 1 << 33))), min_size=3),
+        max_size=3,
+    )
+)
+def test_all_ranks_have_one_table_after_each_epoch(epochs):
+    """That of all samples that any of them has seen, whichever comes twice; also as it is saved."""
+    world_size = 3
+    meeting, seen, tables = Meeting(world_size), [], []
+    for rank in range(world_size):
+        tables.append(SampleCosts(COST, np.full(10, UNKNOWN, np.int32)))
+        seen.append(SeenLengths(tables[rank], meeting.side(rank)))
+    every = {}
+    for epoch in epochs:
+        for rank, samples in enumerate(epoch[:world_size]):
+            for index, length in samples:
+                seen[rank].record(np.array([index]), np.array([length]))
+                every.setdefault(index, set()).add(min(length, (1 << 30) - 1))
+        threads = [Thread(target=one.merge) for one in seen]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        again = SampleCosts(COST, np.full(10, UNKNOWN, np.int32))
+        restored = SeenLengths(again, meeting.side(0))
+        restored.restore(restored.check(seen[0].written()))
+        for table in (*tables[1:], again):
+            assert np.array_equal(table.lengths, tables[0].lengths)
+    known = np.flatnonzero(tables[0].lengths != UNKNOWN)
+    assert set(known) == set(every)
+    assert all(int(tables[0].lengths[index]) in every[index] for index in known)
+
+
+@pytest.mark.parametrize("text", ["!", "eJw=", None, 7], ids=["garbage", "cut off", "none", "int"])
+def test_damaged_lengths_are_refused(text):
+    """With the remedy."""
+    seen = SeenLengths(SampleCosts(COST, np.full(4, UNKNOWN, np.int32)), Meeting(1).side(0))
+    with pytest.raises(ValueError, match=r"have lengths of 4 samples.*Leave out"):
+        seen.check(text)

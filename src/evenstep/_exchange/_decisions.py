@@ -12,12 +12,11 @@ from functools import partial
 from time import monotonic
 
 from .._planner import (
-    CostPlanner,
+    AbstractPlanner,
     EqualSizes,
     Learnt,
     Outcome,
     Plan,
-    Planner,
     Report,
     StepAccounts,
 )
@@ -70,7 +69,7 @@ class Decisions:
         emit: Hook,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self.planner: Planner | CostPlanner | EqualSizes | None = None
+        self.planner: AbstractPlanner | None = None
         self._world_size = world_size
         self._lag = lag
         self._answers = answers
@@ -215,7 +214,7 @@ class Decisions:
 
     def _give_up(self, step: int, error: Exception) -> tuple[Event, ...]:
         """Go on with equal sizes for good: what failed is no user's, and may be half changed."""
-        if not isinstance(self.planner, Planner | CostPlanner):
+        if self.planner is None or isinstance(self.planner, EqualSizes):
             return ()
         log_fault(step, error, "All ranks go on with equal batch sizes for the rest of the run.")
         self.planner = EqualSizes(self.planner, self._next_step(step))
@@ -224,7 +223,7 @@ class Decisions:
 
     def _cannot_measure(self, rank: int, step: int, fault: str) -> None:
         """Go on with equal sizes for good: a rank cannot tell any more what it takes."""
-        if isinstance(self.planner, Planner | CostPlanner):
+        if self.planner is not None and not isinstance(self.planner, EqualSizes):
             self.planner = EqualSizes(self.planner, self._next_step(step))
             self._announce()
             self._answers.later(partial(self._emit, BalancingStopped(step, rank, fault, "")))

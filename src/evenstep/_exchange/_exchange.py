@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from .._planner import CostPlanner, Plan, Planner, Report
+from .._planner import AbstractPlanner, Plan, Report
 from ..events import Hook
 from ._answers import Answers
 from ._channel import StarChannel
@@ -147,7 +147,7 @@ class Exchange:
         """On rank 0: send a rider's message to all other workers, ahead of the next answer."""
         self._router.to_workers(message)
 
-    def lead(self, planner: Planner | CostPlanner) -> None:
+    def lead(self, planner: AbstractPlanner) -> None:
         """On rank 0: plan with ``planner`` and tell all ranks its first plan."""
         self.decisions.planner = planner
         self.claims.scheme = None if planner.claims is None else planner.claims.scheme

@@ -3,10 +3,13 @@
 Bounds and memory caps, the last good plan, the tail of an epoch, claims, the what-if.
 """
 
+from ._base import AbstractPlanner as AbstractPlanner
 from ._bounds import Bounds as Bounds
 from ._claim_switch import ClaimSwitch as ClaimSwitch
+from ._cost_choice import CostChoice as CostChoice
 from ._cost_planner import CostPlanner as CostPlanner
 from ._equal_sizes import EqualSizes as EqualSizes
+from ._fields import batch_lengths as batch_lengths
 from ._job import Job as Job
 from ._learnt import Learnt as Learnt
 from ._learnt import check_learnt as check_learnt
@@ -21,16 +24,21 @@ from ._plan import PlanCosts as PlanCosts
 from ._planner import Planner as Planner
 from ._report import Report as Report
 from ._report import Work as Work
+from ._sample_costs import UNKNOWN as UNKNOWN
 from ._sample_costs import Cost as Cost
 from ._sample_costs import SampleCosts as SampleCosts
+from ._sample_costs import of_lengths as of_lengths
 from ._user_mistake import UserMistake as UserMistake
 from ._user_mistake import blaming as blaming
 from ._user_mistake import in_words as in_words
 
 __all__ = [
+    "UNKNOWN",
+    "AbstractPlanner",
     "Bounds",
     "ClaimSwitch",
     "Cost",
+    "CostChoice",
     "CostPlanner",
     "EqualSizes",
     "Job",
@@ -46,9 +54,11 @@ __all__ = [
     "UserMistake",
     "Work",
     "accounted",
+    "batch_lengths",
     "blaming",
     "check_learnt",
     "in_words",
+    "of_lengths",
     "places",
     "time_by_phase",
 ]

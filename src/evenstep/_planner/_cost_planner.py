@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import final
 
 import numpy as np
 
-from .._types import Cluster, FloatArray, IntArray
-from ..events import (
-    EstimatesRestored,
-    Event,
-    MeasurementRejected,
-    Rebalanced,
-    StepMeasured,
-)
+from .._types import Cluster, FloatArray, IntArray, StepTimings
+from ..events import EstimatesRestored, Event, MemoryCapped, Rebalanced, StepMeasured
 from ..policies import Equal
+from ..policies._base import READING_S
 from ..prediction._affine_filter import AffineFilter
 from ..solve import WorkerCosts
 from ..solve._allocate import allocate
@@ -25,33 +21,42 @@ from ..timemodels import CostEstimator
 from ..timemodels._affine import AffineTime
 from ..timemodels._cost_model import CostModel
 from ..timemodels._memory_model import MemoryModel
+from ._base import AbstractPlanner, held, rejected
+from ._cost_choice import WORTH, CostChoice
 from ._job import Job
 from ._learnt import Learnt
 from ._measured import measured
 from ._plan import Outcome, Plan, PlanCosts
-from ._report import Report, Work, timings_of
+from ._readings import Readings
+from ._report import Report, Work
 from ._sample_costs import SampleCosts
 from ._whatif import SplitCosts
 
 _POLICY = "by cost"
-_WORTH = 0.01  # of a step, which a new plan has to save
-_AT_ONCE = 0.1  # likewise, from which on it does not wait for what is fetched
+_AT_ONCE = 0.1  # of a step: a plan that saves it does not wait for what is fetched
 _RECENT = 8  # steps by which that is judged
 _KEPT = 32  # steps, for a checkpoint
-_LEAST_STEPS = 32  # before features are judged
 
 
 @final
-class CostPlanner:
+class CostPlanner(AbstractPlanner):
     """Plans by what samples cost: it learns that from the reports, and says it in integers.
 
     Which sample goes to whom follows from the integers on every rank, by ``solve.partition``.
-    Where lengths tell no more than counts do, plans count samples.
+    Where lengths tell no more than counts do, plans count samples. So they do until lengths are
+    known, with the speeds that reports tell: those have the lengths of what ranks computed.
 
     - The first step of a run warms up and teaches nothing, nor does one with a report that cannot
       be, which an event names.
-    - A plan follows where it saves 1 % of a step. It waits until what loaders have fetched ahead
-      is used up, unless it saves 10 %: samples that change hands are fetched twice.
+    - Steps of a few milliseconds are learnt from together, as where samples are counted.
+    - Ranks are taken to be alike until their speeds save more than noise pretends
+      (``CostChoice``). A plan follows where it saves 1 % of a step, and what noise makes of that.
+      It waits until what loaders have fetched ahead is used up, unless it saves 10 %: samples that
+      change hands are fetched twice.
+    - Where a rank asks for no other sizes, as each costs a compilation, samples are counted from
+      then on, in sizes that stay; not where forwards have caps, which counts would not keep.
+    - A rank that runs out of memory cuts its forwards itself from then on (``Replay``). Plans go on
+      as before; an event tells how many samples fit.
 
     Fitting takes milliseconds, and no rank waits for it. It reads no clock and sends no messages.
 
@@ -62,9 +67,6 @@ class CostPlanner:
         by_speed: whether ranks differ in speed; if not, only lengths are balanced.
         ahead: steps that loaders fetch ahead.
     """
-
-    claims: None = None
-    keeps_for: float = 0
 
     def __init__(
         self,
@@ -80,72 +82,56 @@ class CostPlanner:
         self._by_speed = by_speed
         self._ahead = ahead
         self._cluster = Cluster(job.world_size, job.global_batch_size, min_batch_size=0)
-        self._kinds = tuple(kinds)
-        self._estimator = self._fresh()
-        self._shown: deque[tuple[FloatArray, FloatArray, FloatArray]] = deque(maxlen=_KEPT)
+        self._estimator = CostEstimator.fresh(num_features=costs.num_features, kinds=kinds)
+        self._readings = Readings[Sequence[Report]](READING_S)
         self._num_measured = 0
-        self._put_off: Sequence[Report] | None = None
-        slope = np.tile(costs.start() / 1.0, (job.world_size, 1))
-        self._start = self._published = CostModel(np.zeros(job.world_size), slope)
+        self._held = False  # because a worker asked for it
+        self._limits = [job.global_batch_size] * job.world_size
+        self._choice = self._first_choice()
         self._recent: deque[FloatArray] = deque(maxlen=_RECENT)
         equal = Equal().init(self._cluster).batch_size
-        self.plan = self._make_plan(0, 0, self._start, equal, "by cost, from equal speeds on")
+        reason = f"{_how(self._choice)}, from equal speeds on"
+        self.plan = self._make_plan(0, 0, self._choice.model, equal, reason)
 
     def observe(self, reports: Sequence[Report], *, next_step: int, ask: bool = True) -> Outcome:
         """Return what follows from one step: mostly later, by ``catch_up``."""
-        events = list(self.catch_up(next_step=next_step, ask=ask).events)
-        step = reports[0].step
-        bad = [(rank, report.problem()) for rank, report in enumerate(reports)]
-        rejected = [MeasurementRejected(step, rank, problem) for rank, problem in bad if problem]
-        if rejected:
-            return Outcome(self.plan, (*events, *rejected))
+        events = [*self.catch_up(next_step=next_step).events, *self._capped(reports)]
+        if bad := rejected(reports):
+            return Outcome(self.plan, (*events, *bad))
         self._num_measured += 1
         if self._num_measured > 1:
-            self._put_off = reports
-        return Outcome(self.plan, tuple(events))
+            took_s = max(report.compute_s for report in reports if report.batch_size)
+            if steps := self._readings.add(None, took_s, reports):
+                self._put_off = partial(self._learn, steps)
+        found = [*self._hold(reports, next_step), *self._turned(next_step)]
+        return Outcome(self.plan, (*events, *found))
 
     @property
-    def is_behind(self) -> bool:
-        """Whether a step was put off that it has not learnt from."""
-        return self._put_off is not None
+    def keeps_for(self) -> float:
+        return max(0, self._readings.num_left - 1)
 
-    def catch_up(self, *, next_step: int, ask: bool = True) -> Outcome:
-        """Learn from the step that was put off, if one was. No rank waits for it.
-
-        Args:
-            next_step: the first step that can still use a new plan, now.
-            ask: has no meaning here.
-        """
-        reports, self._put_off = self._put_off, None
-        return Outcome(self.plan, () if reports is None else tuple(self._learn(reports, next_step)))
-
-    def account(self, reports: Sequence[Report], plan: Plan) -> StepMeasured | None:
-        """Return what a step cost, and would have cost otherwise; None if a report cannot be."""
-        if any(report.problem() for report in reports):
-            return None
-        timings = timings_of(reports)
+    def _account(self, reports: Sequence[Report], plan: Plan, timings: StepTimings) -> StepMeasured:
         known = self._estimator.model is not None
         return measured(reports, plan, timings, costs=self._otherwise(reports) if known else None)
 
     def equal_plan(self, first_step: int, reason: str) -> Plan:
         """Return a plan of equal sizes by count, for good; where forwards have caps, by length."""
         equal = Equal().init(self._cluster).batch_size
-        model = self._start if self._costs.cost.is_capped else None
+        model = self._first_choice().model if self._costs.cost.is_capped else None
         return self._make_plan(self.plan.epoch + 1, first_step, model, equal, reason)
 
     def burden(self, step: int) -> None:
-        """Return None: whether a rank helps is looked for where samples are counted."""
+        return None  # whether a rank helps is looked for where samples are counted
 
     def learnt(self) -> Learnt:
-        """Return what the steps so far have taught: arrays and plain values, not to be changed."""
-        world_size, num = self._job.world_size, self._costs.num_features
-        shape = (len(self._shown), world_size)
-        features = np.array([one for one, _, _ in self._shown]).reshape(*shape, num)
-        counts = np.array([one for _, one, _ in self._shown]).reshape(shape)
-        seconds = np.array([one for _, _, one in self._shown]).reshape(shape)
+        world_size, known = self._job.world_size, self._estimator
         return {
             "policy": _POLICY,
-            "policy_state": {"features": features, "counts": counts, "seconds": seconds},
+            "policy_state": {
+                "features": known.features[-_KEPT:],
+                "counts": known.counts[-_KEPT:],
+                "seconds": np.nan_to_num(known.seconds[-_KEPT:]),
+            },
             "global_batch_size": self._job.global_batch_size,
             "batch_size": np.array(self.plan.batch_size, np.int64),
             "times": AffineFilter().init(world_size),
@@ -163,91 +149,102 @@ class CostPlanner:
         if learnt["policy"] == _POLICY and (former >= 0).all():
             shown = [state[name] for name in ("features", "counts", "seconds")]
             if shown[0].ndim == 3 and shown[0].shape[2] == self._costs.num_features:
-                steps = zip(*[part[:, former] for part in shown], strict=True)
-                for features, counts, seconds in steps:
-                    self._take(features, counts, seconds)
+                for step in zip(*[part[:, former] for part in shown], strict=True):
+                    self._take(*(one[None] for one in step))
                 how = "rehearsed"
         if self._estimator.model is not None:
-            self.plan = self._planned(self._wanted(), 0, 0)
+            self.plan = self._planned(self._next_choice(), 0, 0)
         return EstimatesRestored(tuple((former >= 0).tolist()), how, self.plan.batch_size)
 
-    def _fresh(self) -> CostEstimator:
-        return CostEstimator.fresh(num_features=self._costs.num_features, kinds=self._kinds)
-
     def _take(self, features: FloatArray, counts: FloatArray, seconds: FloatArray) -> None:
-        self._shown.append((features, counts, seconds))
-        self._recent.append(features)
-        self._estimator = self._estimator.observe(
-            features, counts, np.where(seconds > 0, seconds, np.nan)
-        )
+        """Take in steps together, each an array ``(num_steps, ...)``; 0 seconds are not known."""
+        self._recent.extend(features)
+        took = np.where(seconds > 0, seconds, np.nan)
+        self._estimator = self._estimator.observe(features, counts, took)
 
-    def _learn(self, reports: Sequence[Report], next_step: int) -> list[Event]:
-        """Take in a step; return the plan that follows from it, as an event, if one does."""
-        counts = np.array([report.batch_size for report in reports], np.float64)
-        seconds = np.array([report.compute_s for report in reports])
+    def _learn(
+        self, steps: Sequence[Sequence[Report]], *, next_step: int, ask: bool
+    ) -> list[Event]:
+        """Take in steps; return the plan that follows from them, as an event, if one does."""
+        counts = np.array([[one.batch_size for one in reports] for reports in steps], np.float64)
+        seconds = np.array([[one.compute_s for one in reports] for reports in steps])
         before = self._estimator.model
-        self._take(_features(reports, "own"), counts, np.where(counts > 0, seconds, 0.0))
-        if self._estimator.model is None or self._estimator.model is before:
+        features = np.array([_features(reports, "own") for reports in steps])
+        self._take(features, counts, np.where(counts > 0, seconds, 0.0))
+        if self._held or self._estimator.model is None or self._estimator.model is before:
             return []
-        model = self._wanted()
-        gain = self._gain(model)
-        turns = (self.plan.costs is None) == self._goes_by_cost
+        choice = self._next_choice()
+        gain = choice.gain(self._choice.model, self._recent)
         waits = next_step - 1 < self.plan.first_step  # a plan is on its way
-        if not turns and gain < (_AT_ONCE if waits else _WORTH):
+        needed = WORTH + float(self._estimator.uncertainty().max())
+        if choice.by_cost == self._choice.by_cost and gain < (_AT_ONCE if waits else needed):
             return []
         late = 0 if gain >= _AT_ONCE or before is None else self._ahead
-        plan = self.plan = self._planned(model, self.plan.epoch + 1, next_step + late)
+        return self._follow(choice, next_step + late)
+
+    def _turned(self, next_step: int) -> list[Event]:
+        """Plan by lengths as soon as they are known; little may have been measured by then."""
+        if self._held or self._costs.is_known == self._choice.knows:
+            return []
+        is_fitted = self._estimator.model is not None
+        choice = self._next_choice() if is_fitted else self._first_choice()
+        return self._follow(choice, next_step)
+
+    def _follow(self, choice: CostChoice, first_step: int) -> list[Event]:
+        plan = self.plan = self._planned(choice, self.plan.epoch + 1, first_step)
         return [Rebalanced(plan.first_step, plan.epoch, plan.batch_size, plan.reason)]
 
-    @property
-    def _goes_by_cost(self) -> bool:
-        """Whether plans go by cost: until features are known to tell no more than counts do."""
-        estimator = self._estimator
-        is_judged = estimator.num_steps >= _LEAST_STEPS and not np.isnan(estimator.error)
-        return estimator.is_useful or not is_judged or self._costs.cost.is_capped
+    def _first_choice(self) -> CostChoice:
+        slope = np.tile(self._costs.start() / 1.0, (self._job.world_size, 1))
+        model = CostModel(np.zeros(self._job.world_size), slope)
+        return CostChoice(model, knows=self._costs.is_known)
 
-    def _wanted(self) -> CostModel:
-        """Return what is to be planned by: the features, or their first one, which counts."""
-        model, counted = self._estimator.model, self._estimator.by_count
-        assert model is not None
-        assert counted is not None
-        if not self._goes_by_cost:
-            slope = np.zeros_like(model.slope_s)
-            slope[:, :1] = counted.slope_s
-            model = CostModel(counted.intercept_s, slope)
-        if self._by_speed:
-            return model
-        alike = np.ones_like(model.slope_s)
-        return CostModel(alike[:, 0] * model.intercept_s.mean(), alike * model.slope_s.mean(axis=0))
+    def _next_choice(self) -> CostChoice:
+        return self._choice.next(
+            self._estimator,
+            self._recent,
+            by_speed=self._by_speed,
+            always_by_cost=self._costs.cost.is_capped,
+            knows=self._costs.is_known,
+        )
 
-    def _gain(self, model: CostModel) -> float:
-        """Return by how much steps would be shorter under ``model``, as a share of them.
+    def _hold(self, reports: Sequence[Report], next_step: int) -> list[Event]:
+        """Count samples, in sizes that stay, from the first report on that asks for it."""
+        if self._held or not held(reports):
+            return []
+        self._held = True
+        if self._costs.cost.is_capped:
+            return held(reports, also=", but forwards have caps, and sizes go on by cost")
+        reason = "by count, as sizes have to stay"
+        self.plan = replace(
+            self.plan,
+            epoch=self.plan.epoch + 1,
+            first_step=next_step,
+            reason=reason,
+            costs=None,
+        )
+        plan, told = self.plan, held(reports, also=": samples are counted from here on")
+        return [*told, Rebalanced(plan.first_step, plan.epoch, plan.batch_size, plan.reason)]
 
-        By it, recent steps end so much later than if they were cut level; some of that, the plan
-        foresaw: samples cannot be cut.
-        """
-        now, foreseen = [
-            np.mean(
-                [one.seconds(work).max() / _level(one, work.sum(axis=0)) for work in self._recent]
-            )
-            for one in (model, self._published)
-        ]
-        return float(1 - foreseen / now)
+    def _capped(self, reports: Sequence[Report]) -> list[Event]:
+        """Return what ranks found not to fit; they keep to it by themselves."""
+        told: list[Event] = []
+        for rank, report in enumerate(reports):
+            if report.limit is not None and report.limit < self._limits[rank]:
+                self._limits[rank] = report.limit
+                told.append(MemoryCapped(report.step, rank, report.limit, report.capacity_bytes))
+        return told
 
-    def _planned(self, model: CostModel, epoch: int, first_step: int) -> Plan:
-        self._published = model
+    def _planned(self, choice: CostChoice, epoch: int, first_step: int) -> Plan:
+        self._choice, model = choice, choice.model
         each_s = np.maximum(model.slope_s @ self._costs.mean, 1e-12)
-        sizes = Equal().init(self._cluster).batch_size
-        if self._by_speed:
-            sizes = allocate(AffineTime(model.intercept_s, each_s), self._cluster)
+        sizes = allocate(AffineTime(model.intercept_s, each_s), self._cluster)
         reason = "by count, as lengths tell no more than counts do"
-        if self._goes_by_cost:
+        if choice.by_cost:
             speed = each_s.max() / each_s
             some = ", ".join(f"{one:.2f}" for one in speed[:8]) + ", ..." * (len(speed) > 8)
-            reason = f"by cost, speeds {some}"
-        return self._make_plan(
-            epoch, first_step, model if self._goes_by_cost else None, sizes, reason
-        )
+            reason = f"{_how(choice)}, speeds {some}"
+        return self._make_plan(epoch, first_step, model if choice.by_cost else None, sizes, reason)
 
     def _make_plan(
         self, epoch: int, first_step: int, model: CostModel | None, sizes: IntArray, reason: str
@@ -275,7 +272,7 @@ class CostPlanner:
         whole = own.sum(axis=0)
         return SplitCosts(
             equal_s=luck * float(model.seconds(equal).max()),
-            best_s=min(luck * _level(model, whole), took),
+            best_s=min(luck * model.level_s(whole), took),
             speed_s=luck * float(model.seconds(counted).max()),
             cost_s=luck * float(model.seconds(whole / self._job.world_size).max()),
         )
@@ -288,13 +285,5 @@ def _features(reports: Sequence[Report], name: str) -> FloatArray:
     return np.array([getattr(work, name) for work in works], np.float64)
 
 
-def _level(model: CostModel, work: FloatArray) -> float:
-    """Return when all ranks end together with the work of a step, if it could be cut anywhere."""
-    cost, start = np.maximum(model.slope_s @ work, 1e-300), model.intercept_s
-    order = np.argsort(start)
-    for last in range(len(order), 0, -1):
-        some = order[:last]
-        level = (1 + (start[some] / cost[some]).sum()) / (1 / cost[some]).sum()
-        if level >= start[order[last - 1]]:
-            break
-    return float(level)
+def _how(choice: CostChoice) -> str:
+    return "by cost" if choice.knows else "by count until lengths are known"

@@ -1,8 +1,8 @@
-"""The lengths of samples by the name of a column, or of a field that each sample has."""
+"""The lengths of samples by the name of a column, or of a field of each sample or of batches."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -39,9 +39,61 @@ def field_of(dataset: Any, name: str) -> Any:
             "Balancer(cost=...)",
             "name a column of the data set, or a field of its samples",
             f"{name!r} for a {type(inner).__name__} with {there}",
-            "Give an array with a length for each index.",
+            "Give an array with a length for each index, or, of a field that the collator makes, "
+            "`Cost(from_batch=...)`.",
         )
     return _lengths(dataset[index][name] for index in range(len(dataset)))
+
+
+def batch_lengths(of: Any, samples: Sequence[Any], collate: Callable[[Any], Any]) -> Any:
+    """Return a batch of samples, and the length of each.
+
+    Args:
+        of: the name of a field of the samples or, where they have none, of the batch; there it is
+            of lengths, of lists, or of masks with a 1 for each token. Or a function of both.
+        samples: at least one.
+        collate: makes a batch of them; it may change them.
+
+    Raises:
+        ValueError: there is no such field, or its values are no lengths.
+    """
+    lengths: Any = None
+    if isinstance(of, str) and isinstance(samples[0], Mapping) and of in samples[0]:
+        lengths = [_length(sample[of]) for sample in samples]
+    batch = collate(samples)
+    if lengths is None:
+        lengths = _of_field(of, batch) if isinstance(of, str) else of(samples, batch)
+    found = np.asarray(lengths)
+    if found.dtype.kind not in "iu" or found.shape != (len(samples),) or found.min() < 0:
+        raise invalid(
+            "Cost(from_batch=...)",
+            f"give an integer of at least 0 for each of the {len(samples)} samples of a batch",
+            f"{found.dtype} of shape {found.shape}",
+            "Count the tokens of each sample.",
+        )
+    return batch, found.astype(np.int64)
+
+
+def _of_field(name: str, batch: Any) -> Any:
+    if not isinstance(batch, Mapping) or name not in batch:
+        raise invalid(
+            "Cost(from_batch=...)",
+            "name a field of the samples, or of their batch",
+            f"{name!r} for a batch with {list(batch) if isinstance(batch, Mapping) else 'none'}",
+            "Give a function of the samples and their batch.",
+        )
+    values = batch[name]
+    if getattr(values, "ndim", 1) != 2:
+        return _lengths(values)
+    rows = np.asarray(values)
+    if rows.dtype.kind not in "iub" or rows.min() < 0 or rows.max() > 1:
+        raise invalid(
+            "Cost(from_batch=...)",
+            "name lengths, lists, or a mask with a 1 for each token",
+            f"{name!r}, whose rows are filled up",
+            'Name the mask, such as "attention_mask", or give a function.',
+        )
+    return rows.sum(axis=1)
 
 
 def whole_of(dataset: Any) -> tuple[Any, IntArray | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 
@@ -14,16 +14,15 @@ from ..events import (
     ClaimsSwitched,
     EstimatesRestored,
     Event,
-    MeasurementRejected,
     PolicyFailed,
     Rebalanced,
-    SizesHeld,
     StepMeasured,
     WorkerUnhelpful,
 )
 from ..policies import AbstractPolicy, Equal
 from ..policies._base import check_decision
 from ..timemodels._memory_model import MemoryModel
+from ._base import AbstractPlanner, held, rejected
 from ._claim_switch import ClaimSwitch
 from ._job import Job
 from ._learnt import Learnt, Start, columns
@@ -37,7 +36,8 @@ from ._user_mistake import UserMistake, blaming
 from ._whatif import WhatIf
 
 
-class Planner:
+@final
+class Planner(AbstractPlanner):
     """Runs a policy over the steps of a training run, and stands between it and its mistakes.
 
     - The first step of a run warms up (allocators, kernels, buckets) and is not shown to the
@@ -52,8 +52,9 @@ class Planner:
     - Memory: caps that were given, and those modelled from the peaks of the sizes visited,
       whichever is smaller, bound what the policy may plan.
     - A policy may promise to keep the sizes after a step that all workers end level
-      (``Decision.level``): it is shown such a step when no rank waits (``catch_up``). What a step
-      tells of memory is taken in at once, and one that moves a cap is shown at once.
+      (``Decision.level``): it is shown such a step when no rank waits (``catch_up``), and the
+      sizes stay unless it breaks its word. What a step tells of memory is taken in at once, and
+      one that moves a cap is shown at once.
 
     It reads no clock and sends no messages: reports in, a plan and events out.
 
@@ -84,9 +85,8 @@ class Planner:
         self._warm_up_steps = warm_up_steps
         self.claims = claims
         self._num_measured = 0
-        self._readings = Readings(policy.reading_s)
+        self._readings = Readings[Callable[[], StepTimings]](policy.reading_s)
         self._held = False  # because a worker asked for it
-        self._put_off: Callable[..., list[Event]] | None = None
         decision = policy.init(self._caps.cluster)
         self._check(decision)
         self._adopt(decision)
@@ -94,22 +94,12 @@ class Planner:
         self._has_claims = self.plan.first is not None  # as the newest event says
 
     def observe(self, reports: Sequence[Report], *, next_step: int, ask: bool = True) -> Outcome:
-        """Return what follows from one step. All ranks wait for it.
-
-        Args:
-            reports: one from each rank, in order, all about the same step.
-            next_step: the first step that can still use a new plan.
-            ask: whether to ask the policy; if not, the plan stays.
-        """
         caught_up = self.catch_up(next_step=next_step, ask=ask).events
         step = reports[0].step
-        bad = [(rank, report.problem()) for rank, report in enumerate(reports)]
-        rejected = tuple(
-            MeasurementRejected(step, rank, problem) for rank, problem in bad if problem
-        )
+        bad = rejected(reports)
         capped = self._caps.limited(reports)
-        if rejected:
-            events = [*caught_up, *rejected, *capped]
+        if bad:
+            events = [*caught_up, *bad, *capped]
         else:
             capped += self._caps.measured(reports, self.plan)
             events = [*caught_up, *capped, *self._hold(reports)]
@@ -142,43 +132,10 @@ class Planner:
 
     @property
     def keeps_for(self) -> float:
-        """How many more steps leave the plan as it is, unless one of them moves a cap."""
         return 0 if self.claims is not None else max(0, self._readings.num_left - 1)
 
-    @property
-    def is_behind(self) -> bool:
-        """Whether a step was put off that the policy has not been shown."""
-        return self._put_off is not None
-
-    def catch_up(self, *, next_step: int, ask: bool = True) -> Outcome:
-        """Show the policy the step that was put off, if one was. No rank waits for it.
-
-        The sizes stay, as it has promised, unless it breaks its word. ``observe`` does this itself
-        if need be.
-
-        Args:
-            next_step: the first step that can still use a new plan, now.
-            ask: as for ``observe``.
-        """
-        if self._put_off is None:
-            return Outcome(self.plan, ())
-        learn, self._put_off = self._put_off, None
-        events = learn(next_step=next_step, ask=ask)
-        return Outcome(self.plan, tuple(events))
-
-    def account(self, reports: Sequence[Report], plan: Plan) -> StepMeasured | None:
-        """Return what a step cost, and would have cost otherwise. No rank waits for it.
-
-        Args:
-            reports: one from each rank, in order, all about the same step.
-            plan: the one it ran under.
-
-        Returns:
-            The fact, or None if a report cannot be.
-        """
-        if any(report.problem() for report in reports):
-            return None
-        timings, costs = timings_of(reports), None
+    def _account(self, reports: Sequence[Report], plan: Plan, timings: StepTimings) -> StepMeasured:
+        costs = None
         warm, is_full = self._num_measured > self._warm_up_steps, self._is_full(timings)
         if warm:
             self._what_if.observe(timings, at_once=not is_full)
@@ -189,19 +146,16 @@ class Planner:
         return measured(reports, plan, timings, costs=costs)
 
     def equal_plan(self, first_step: int, reason: str) -> Plan:
-        """Return a plan of equal sizes, as far as the bounds and what fits let them, for good."""
         equal = replace(Equal().init(self._caps.cluster), reason=reason)
         return replace(self._make_plan(self.plan.epoch + 1, first_step, equal), first=None)
 
     def burden(self, step: int) -> WorkerUnhelpful | None:
-        """Return the worker that costs more than it brings, if there is one. No rank waits."""
         found = self._what_if.burden(self._caps.cluster)
         if found is None:
             return None
         return WorkerUnhelpful(step, found.rank, found.with_s, found.without_s)
 
     def learnt(self) -> Learnt:
-        """Return what the steps so far have taught: arrays and plain values, not to be changed."""
         return {
             "policy": repr(self._policy),
             "policy_state": self._state,
@@ -266,7 +220,8 @@ class Planner:
         outgrown = self._caps.is_outgrown_by(self.plan)
         if not is_full or not (self._num_measured > self._warm_up_steps or outgrown):
             return None
-        return self._readings.add(sizes, took_s, timings, at_once=at_once or outgrown)
+        steps = self._readings.add(sizes, took_s, timings, at_once=at_once or outgrown)
+        return Reading(steps) if steps else None
 
     def _show(
         self, step: int, reading: Reading, next_step: int, *, ask: bool, waits: bool
@@ -316,12 +271,9 @@ class Planner:
 
     def _hold(self, reports: Sequence[Report]) -> list[Event]:
         """Keep the sizes from the first report on that asks for it."""
-        asking = [rank for rank, report in enumerate(reports) if report.holds]
-        if self._held or not asking:
-            return []
-        self._held = True
-        problem = f"torch might run the model of rank {asking[0]} uncompiled at another size"
-        return [SizesHeld(reports[0].step, problem)]
+        events = [] if self._held else held(reports)
+        self._held |= bool(events)
+        return events
 
     def _is_level(self, reading: Reading, apart_by: Callable[[], float]) -> bool:
         """Tell whether the policy need not see this reading at once.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import cached_property
 from statistics import median
-from typing import final
+from typing import Generic, TypeVar, final
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from .._types import StepTimings
 
 _LONG_STEP = 1 / 3  # of a reading's seconds: such a step is one by itself
 _MOST_STEPS = 64  # of a reading
+
+Step = TypeVar("Step")
 
 
 @final
@@ -52,7 +54,7 @@ class Reading:
 
 
 @final
-class Readings:
+class Readings(Generic[Step]):
     """Collects steps until they have taken long enough together; long ones are taken alone.
 
     A reading has at least half as many steps as the one before, so that a pause of the machine is
@@ -69,33 +71,33 @@ class Readings:
         self._reading_s = reading_s
         self.num_left = 1
         self._key: Hashable = None
-        self._steps: list[Callable[[], StepTimings]] = []
+        self._steps: list[Step] = []
         self._took_s: list[float] = []  # the slowest worker's, of each
 
     def add(
         self,
         key: Hashable,
         took_s: float,
-        timings: Callable[[], StepTimings],
+        step: Step,
         *,
         at_once: bool = False,
-    ) -> Reading | None:
-        """Take in a step; return the reading that it completes, if it does.
+    ) -> tuple[Step, ...]:
+        """Take in a step; return the steps of the reading that it completes, none if it does not.
 
         Args:
             key: the sizes; steps of others are dropped.
             took_s: seconds that the slowest worker computed.
-            timings: makes what was measured.
+            step: what was measured.
             at_once: whether to make a reading of what there is.
         """
         if key != self._key:
             self._key, self._steps, self._took_s = key, [], []
-        self._steps.append(timings)
+        self._steps.append(step)
         self._took_s.append(took_s)
         self.num_left = max(self.num_left - 1, self._num_missing())
         if self.num_left and not at_once:
-            return None
-        reading = Reading(tuple(self._steps))
+            return ()
+        reading = tuple(self._steps)
         self.num_left = max(1, len(self._steps) // 2)
         self._steps, self._took_s = [], []
         return reading

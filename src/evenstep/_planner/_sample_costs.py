@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sized
-from dataclasses import dataclass, replace
+from collections.abc import Sequence, Sized
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import numpy as np
 
 from .._types import IntArray
 from ..exceptions import invalid
+from ..solve import Assignment, Forwards, WorkerCosts, partition
 from ._fields import field_of, whole_of
+
+UNKNOWN = -1
+_ROOM = 2  # times the longest sample of the first epoch: later ones are seldom longer
 
 
 @final
@@ -32,6 +36,7 @@ class Cost:
         Balancer(cost="length")  # a column of a Hugging Face data set
         Balancer(cost="input_ids")  # one of lists, by their lengths
         Balancer(cost=[len(text) for text in texts])  # short for Cost([...])
+        Balancer(cost=Cost(from_batch="input_ids"))  # as they are read: the collator tokenizes
 
     Attributes:
         of: lengths by index, ``(num_samples,)``; or features, ``(num_samples, num_features)``,
@@ -45,19 +50,26 @@ class Cost:
             the longest times their number; of features, the first one counts. None is no limit.
             For loops over ``loader.steps()``, which may make several forwards.
         max_samples: most samples of one forward; likewise.
+        from_batch: in the place of ``of``, where lengths become known as samples are read: the name
+            of a field that each sample has, or the batch, such as ``"attention_mask"``; or a
+            function of the samples that a collator was given, and of the batch that it made, which
+            returns the length of each sample. In the first epoch plans count samples.
     """
 
-    of: Any
+    of: Any = None
     padded: bool | None = None
     max_size: int | None = None
     max_samples: int | None = None
+    from_batch: Any = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         for name in ("max_size", "max_samples"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not value >= 1):
                 raise invalid(f"Cost({name}=...)", "be at least 1", value, "None is no limit.")
-        if not isinstance(self.of, str) and not callable(self.of):
+        if self.from_batch is not None:
+            self._check_from_batch()
+        elif not isinstance(self.of, str) and not callable(self.of):
             object.__setattr__(self, "of", _checked(self.of, padded=self.padded))
 
     @classmethod
@@ -72,14 +84,34 @@ class Cost:
 
     def __repr__(self) -> str:
         """Return what is equal on ranks that mean the same."""
-        of = self.of
+        of = self.of if self.from_batch is None else self.from_batch
         if isinstance(of, np.ndarray):
             kind, checksum = "lengths" if of.ndim == 1 else "features", zlib.crc32(of.tobytes())
             of = f"<{kind} of {len(of)} samples, checksum {checksum:#010x}>"
         elif callable(of):
             of = getattr(of, "__qualname__", type(of).__name__)
         caps = f", max_size={self.max_size}, max_samples={self.max_samples}"
-        return f"Cost({of}, padded={self.padded}{caps if self.is_capped else ''})"
+        where = "" if self.from_batch is None else "from_batch="
+        return f"Cost({where}{of}, padded={self.padded}{caps if self.is_capped else ''})"
+
+    def _check_from_batch(self) -> None:
+        if self.of is not None:
+            rule, remedy = "be left out with `from_batch`", "Give one of the two."
+            raise invalid("Cost(of=...)", rule, self.of, remedy)
+        if not isinstance(self.from_batch, str) and not callable(self.from_batch):
+            raise invalid(
+                "Cost(from_batch=...)",
+                "name a field, or be a function of samples and their batch",
+                self.from_batch,
+                "Lengths that are known before training are `Cost(lengths)`.",
+            )
+        if self.max_size is not None:
+            raise invalid(
+                "Cost(max_size=...)",
+                "be left out with `from_batch`, as a forward is cut before lengths are known",
+                self.max_size,
+                "Use `max_samples`, or give the lengths before training.",
+            )
 
     def suits(self, dataset: Any) -> bool:
         """Return whether it names a column that ``dataset`` has."""
@@ -89,11 +121,15 @@ class Cost:
     def read(self, dataset: Any) -> Cost:
         """Return it with what the samples of ``dataset`` cost, in the place of a name or function.
 
+        As it is where that becomes known ``from_batch``.
+
         Raises:
             ValueError: nothing in the data set has that name, or it is not one length for each
                 sample.
         """
         found, values = self, self.of
+        if self.from_batch is not None:
+            return self
         if not isinstance(values, np.ndarray):
             if isinstance(values, str):
                 values = field_of(dataset, values)
@@ -115,6 +151,8 @@ class Cost:
         Raises:
             ValueError: likewise, or for a sample that is larger than a forward may be.
         """
+        if self.from_batch is not None:
+            return SampleCosts(self, np.full(len(dataset), UNKNOWN, np.int32))
         found = self.read(dataset)
         table = found.of
         size = table if table.ndim == 1 else table[:, 0]
@@ -133,45 +171,131 @@ class Cost:
 class SampleCosts:
     """The features of every sample: 1, L and L**2, or 1 and those that were given.
 
+    A sample whose length is not known counts as the mean one. Any thread may read while one
+    corrects lengths.
+
     Args:
         cost: as it was given.
-        table: lengths or features of all samples, which is kept and not copied.
+        table: lengths or features of all samples, which is kept and not copied; ``UNKNOWN`` is a
+            length that is not known yet.
 
     Attributes:
         cost: likewise.
         num_features: of a sample.
-        most, mean: the largest of each, and the mean one, ``(num_features,)``.
+        most, mean: the largest of each, and the mean one, ``(num_features,)``. Where lengths become
+            known in time, the largest that ones to come are counted as.
+        is_known: whether any length is known.
     """
 
     def __init__(self, cost: Cost, table: IntArray) -> None:
         self.cost = cost
         self._table = table
         self.num_features = 3 if table.ndim == 1 else 1 + table.shape[1]
-        top, mean = table.max(axis=0), table.mean(axis=0)
-        if table.ndim == 1:
-            self.most = np.array([1, top, top**2], np.int64)
-            self.mean = np.array([1, mean, np.square(table, dtype=np.float64).mean()])
-        else:
-            self.most, self.mean = np.array([1, *top], np.int64), np.array([1, *mean])
+        self.is_known = False
+        self.most, self.mean = np.ones(self.num_features, np.int64), np.ones(self.num_features)
+        self._sum_up()
+
+    @property
+    def lengths(self) -> IntArray:
+        """Those of all samples, not to be changed; ``UNKNOWN`` where that is so."""
+        return self._table
 
     def features(self, indices: IntArray) -> IntArray:
         """Return the features of some samples, ``(len(indices), num_features)``."""
         own = self._table[indices]
-        one = np.ones(len(own), np.int64)
-        if own.ndim == 1:
-            own = own.astype(np.int64)
-            return np.stack([one, own, own * own], axis=1)
-        return np.concatenate([one[:, None], own], axis=1)
+        if own.ndim == 2:
+            return np.concatenate([np.ones((len(own), 1), np.int64), own], axis=1)
+        if self.cost.from_batch is not None:
+            own = np.where(own == UNKNOWN, np.rint(self.mean[1]), own)
+            own = np.minimum(own, self.most[1])
+        return of_lengths(own)
+
+    def correct(self, indices: IntArray, lengths: IntArray) -> None:
+        """Take in lengths of some samples. Of an index that repeats, the last one counts."""
+        self._table[indices] = lengths
+        self._sum_up()
+
+    def _sum_up(self) -> None:
+        table, was_known = self._table, self.is_known
+        if self.cost.from_batch is not None:
+            table = table[table != UNKNOWN]
+        if not len(table):
+            return
+        top, mean = table.max(axis=0), table.mean(axis=0)
+        if table.ndim == 2:
+            self.most, self.mean = np.array([1, *top], np.int64), np.array([1, *mean])
+        else:
+            self.mean = np.array([1, mean, np.square(table, dtype=np.float64).mean()])
+            if not was_known:  # plans are rounded by it, and some may be on their way
+                top = int(top) * (1 if self.cost.from_batch is None else _ROOM)
+                self.most = np.array([1, top, top**2], np.int64)
+        self.is_known = True
+
+    def forwards(
+        self, features: IntArray, *, most: int | None, equal: bool, empty: bool = False
+    ) -> Forwards:
+        """Return how samples are cut into forwards, within the caps of ``Cost``.
+
+        Args:
+            features: of the samples.
+            most: samples of a forward, beside those caps; None is no limit.
+            equal: whether all ranks make as many.
+            empty: whether some of those may have no sample.
+        """
+        caps = [cap for cap in (self.cost.max_samples, most) if cap is not None]
+        return Forwards(
+            max_samples=min(caps, default=None),
+            size=None if self.cost.max_size is None else features[:, 1],
+            max_size=self.cost.max_size,
+            equal=equal,
+            empty=empty,
+        )
 
     def start(self) -> IntArray:
         """Return the weights of features before any is measured, ``(num_features,)``.
 
-        Lengths begin with L alone. Features of one's own begin alike, by their mean.
+        Lengths begin with L alone, and with counts while none is known. Features of one's own begin
+        alike, by their mean.
         """
+        if not self.is_known:
+            return np.array([1, 0, 0])
         if self._table.ndim == 1:
             return np.array([0, 1, 0])
         mean = np.maximum(self.mean[1:], 1e-9)
         return np.array([0, *np.rint(1000 * mean.max() / mean)]).astype(np.int64)
+
+    def assign(
+        self, features: IntArray, workers: WorkerCosts, *, equal_forwards: bool = False
+    ) -> Assignment:
+        """Return who computes which samples of a step, and in which forward.
+
+        Args:
+            features: of the samples, ``(num_samples, num_features)``.
+            workers: what those cost each worker.
+            equal_forwards: whether all workers make as many forwards, where samples suffice.
+        """
+        world_size, half = workers.world_size, None
+        equal = equal_forwards and len(features) >= 2 * world_size
+        if equal:  # of two forwards at least, as the last one's time is not known
+            half = -(-len(features) // (2 * world_size))
+        forwards = self.forwards(features, most=half, equal=equal)
+        return partition(features, workers, padded=bool(self.cost.padded), forwards=forwards)
+
+    def total(self, forwards: Sequence[IntArray]) -> tuple[int, ...]:
+        """Return the features of forwards; of padded ones, their longest sample's for each."""
+        total = np.zeros(self.num_features, np.int64)
+        for features in forwards:
+            if len(features) and self.cost.padded:
+                total += features.max(axis=0) * len(features)
+            else:
+                total += features.sum(axis=0)
+        return tuple(total.tolist())
+
+
+def of_lengths(lengths: IntArray) -> IntArray:
+    """Return the features of samples with these lengths, ``(len(lengths), 3)``."""
+    own = lengths.astype(np.int64)
+    return np.stack([np.ones(len(own), np.int64), own, own * own], axis=1)
 
 
 def _checked(values: Any, *, padded: bool | None) -> IntArray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from ..prediction._affine_filter import AffineFilter
 from ..solve._allocate import allocate, makespan_s
 from ..solve._apportion import apportion
 from ..timemodels._affine import AffineTime
-from ._readings import Readings
+from ._readings import Reading, Readings
 
 _WORTH_A_WORD = 0.02
 
@@ -66,7 +67,7 @@ class WhatIf:
     def __init__(self, world_size: int) -> None:
         self._filter = AffineFilter()
         self._state = self._filter.init(world_size)
-        self._readings = Readings(READING_S)
+        self._readings = Readings[Callable[[], StepTimings]](READING_S)
         self._splits: _Splits | None = None  # by the newest fit
 
     @property
@@ -93,10 +94,10 @@ class WhatIf:
         """Learn from one step; from short ones together, unless all is to be learnt at once."""
         sizes, took_s = timings.batch_size.tobytes(), float(timings.compute_s.max())
         at_once |= not (self._state["num_steps"] > 0).all()
-        reading = self._readings.add(sizes, took_s, lambda: timings, at_once=at_once)
-        if reading is None:
+        steps = self._readings.add(sizes, took_s, lambda: timings, at_once=at_once)
+        if not steps:
             return
-        typical = reading.timings
+        typical = Reading(steps).timings
         self._state = self._filter.update(
             self._state, typical.batch_size, typical.compute_s, num_steps=typical.num_steps
         )

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from .._planner import CostPlanner, Learnt, Planner, check_learnt, places
+from .._planner import AbstractPlanner, Learnt, check_learnt, places
 from ..events import EstimatesRestored
 from ..exceptions import EvenstepWarning, invalid
 from ._plain_state import decode, encode
@@ -81,9 +81,7 @@ class Estimates:
             ) from error
         return cls(workers, learnt)
 
-    def apply(
-        self, planner: Planner | CostPlanner, workers: Sequence[str]
-    ) -> EstimatesRestored | None:
+    def apply(self, planner: AbstractPlanner, workers: Sequence[str]) -> EstimatesRestored | None:
         """Have ``planner`` go on from them, for the workers of now; None if there are none."""
         if self.learnt is None:
             return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._exchange._exchange import Exchange
-from .._planner import CostPlanner, Job, Planner
+from .._planner import AbstractPlanner, Job
 from .._telemetry import Fanout, Outlet, close_all, open_outlets
 from ..events import Hook, RunEnded, RunStarted
 from ..policies import AbstractPolicy
@@ -65,7 +65,7 @@ class RunRecord:
 
 def lead(
     exchange: Exchange,
-    planner: Planner | CostPlanner,
+    planner: AbstractPlanner,
     settings: RunSettings,
     emit: Hook,
     *,

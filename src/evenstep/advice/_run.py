@@ -19,6 +19,21 @@ from ..timemodels._affine import AffineTime
 Record = dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedSplits:
+    """Mean seconds of computing in steps that were assigned by cost, as they ran and otherwise.
+
+    Attributes:
+        took_s: as they ran.
+        equal_s, speed_s, length_s: with equal counts, by speed alone, and by length alone.
+    """
+
+    took_s: float
+    equal_s: float
+    speed_s: float
+    length_s: float
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RunTimes:
     """What a recorded run tells of its workers, all arrays ``(world_size,)``.
@@ -36,6 +51,7 @@ class RunTimes:
             is taken for cost per sample.
         num_steps: measured steps that the estimates come from.
         step_s: median seconds of the slowest worker's computing, as it was.
+        by_cost: means over the steps that were assigned by cost; None if none was.
     """
 
     times: AffineTime
@@ -49,6 +65,7 @@ class RunTimes:
     is_line_known: NDArray[np.bool_]
     num_steps: int
     step_s: float
+    by_cost: RecordedSplits | None
 
 
 def read_run(path: str | Path) -> RunTimes:
@@ -94,7 +111,15 @@ def _estimated(run: Recorded) -> RunTimes:
         is_line_known=sizes.max(axis=0) > np.where(sizes > 0, sizes, sizes.max()).min(axis=0),
         num_steps=len(shown),
         step_s=float(np.median([step["makespan_s"] for step in shown])),
+        by_cost=_by_cost(shown),
     )
+
+
+def _by_cost(steps: Iterable[Record]) -> RecordedSplits | None:
+    names = ("makespan_s", "equal_split_s", "speed_split_s", "cost_split_s")
+    rows = [[step.get(name) for name in names] for step in steps]
+    known = np.array([row for row in rows if None not in row], np.float64)
+    return RecordedSplits(*known.mean(axis=0).tolist()) if len(known) else None
 
 
 def _overhead_s(steps: Iterable[Record]) -> float:

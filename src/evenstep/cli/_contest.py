@@ -66,7 +66,8 @@ def contest_of(
     """
     drawn = {"--world-size": world_size, "--steps": steps, "--seeds": seeds}
     _check_belonging(drawn, scenario, traces, intercepts)
-    _check_numbers(global_batch_size, move_cost, jobs)
+    check_jobs(jobs)
+    _check_move_cost(move_cost)
     chosen = without_settings() if policy is None else names("simulate", "--policy", policy)
     schemes = names("simulate", "--scheme", scheme)
     for name in chosen:
@@ -76,7 +77,7 @@ def contest_of(
     cases = _recorded(traces, intercepts, global_batch_size)
     if scenario is not None or not traces:
         asked = EIGHT if scenario is None else names("simulate", "--scenario", scenario)
-        cases = [*_drawn(asked, world_size, steps, seeds, global_batch_size), *cases]
+        cases = [*drawn_cases(asked, world_size, steps, seeds, global_batch_size), *cases]
     told: dict[str, object] = {"--scenario": scenario, "--policy": policy, **drawn}
     told |= {"--global-batch-size": global_batch_size, "--intercepts": intercepts}
     told["--scheme"] = None if schemes == ("bsp",) else scheme
@@ -87,17 +88,23 @@ def contest_of(
     return Contest(tuple(cases), chosen, schemes, move_cost, jobs, command)
 
 
-def _drawn(
+def drawn_cases(
     asked: Sequence[str],
     world_size: int | None,
     steps: int | None,
     seeds: str | None,
     global_batch_size: int | None,
 ) -> list[Case]:
+    """Return scenarios by name with all seeds, checked; None is the default.
+
+    Raises:
+        ValueError: something cannot be honoured; the message names the option.
+    """
     num_workers = 8 if world_size is None else world_size
     num_steps = 600 if steps is None else steps
     least("simulate", "--world-size", num_workers, 1, "The default is 8.")
     least("simulate", "--steps", num_steps, 1, "The default is 600.")
+    _check_total(global_batch_size)
     unknown = [name for name in asked if name not in scenario_names()]
     if unknown:
         rule = f"hold some of {', '.join(scenario_names())}"
@@ -117,6 +124,7 @@ def _drawn(
 def _recorded(
     traces: Sequence[Path], intercepts: str | None, global_batch_size: int | None
 ) -> list[Case]:
+    _check_total(global_batch_size)
     fixed = None
     if intercepts is not None:
         fixed = numbers("simulate", "--intercepts", intercepts, positive=False)
@@ -182,12 +190,19 @@ def _check_belonging(
             raise refused("simulate", option, rule, value, remedy)
 
 
-def _check_numbers(global_batch_size: int | None, move_cost: float, jobs: int | None) -> None:
+def check_jobs(jobs: int | None) -> None:
+    """Raise for a number of processes that cannot be."""
+    if jobs is not None:
+        least("simulate", "--jobs", jobs, 1, "1 runs all in this process.")
+
+
+def _check_total(global_batch_size: int | None) -> None:
     if global_batch_size is not None:
         remedy = "The default is 64 a worker."
         least("simulate", "--global-batch-size", global_batch_size, 1, remedy)
-    if jobs is not None:
-        least("simulate", "--jobs", jobs, 1, "1 runs all in this process.")
+
+
+def _check_move_cost(move_cost: float) -> None:
     if not (math.isfinite(move_cost) and move_cost >= 0):
         remedy = "0.01 is a hundredth of a step."
         raise refused("simulate", "--move-cost", "be at least 0", move_cost, remedy)

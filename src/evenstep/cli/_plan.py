@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,8 @@ from ..advice import advise, read_run
 from ..advice._advice import Advice
 from ..advice._run import RunTimes
 from ._common import counts, fail, least, numbers, refused, spread
+from ._length_splits import HiddenSize, Lengths, Padded
+from ._plan_lengths import answer_lengths, lengths_text
 from ._plan_links import (
     Chunks,
     Mbit,
@@ -33,33 +36,42 @@ Run = Annotated[
     typer.Option(help="Instead: a run's folder, Runtime(run_dir=...), or its events.jsonl."),
 ]
 
+Samples = Annotated[
+    int | None, typer.Option(help="Samples per step; that of the run where one is given.")
+]
+Intercepts = Annotated[
+    str | None,
+    typer.Option(help="Seconds of a step before its first sample, one number or one each; 0."),
+]
+Overhead = Annotated[
+    float | None,
+    typer.Option(help="Seconds of a step past computing: communication, optimizer; 0."),
+]
+MostSamples = Annotated[
+    str | None,
+    typer.Option("--max", help="Most samples that fit, one number or one each; no cap."),
+]
+Added = Annotated[
+    str | None,
+    typer.Option(help="Speeds of machines to add, each alone; like the fastest and slowest."),
+]
+
 
 def plan(
     speeds: Speeds = None,
     run: Run = None,
-    global_batch_size: Annotated[
-        int | None, typer.Option(help="Samples per step; that of the run where one is given.")
-    ] = None,
-    intercepts: Annotated[
-        str | None,
-        typer.Option(help="Seconds of a step before its first sample, one number or one each; 0."),
-    ] = None,
-    overhead: Annotated[
-        float | None,
-        typer.Option(help="Seconds of a step past computing: communication, optimizer; 0."),
-    ] = None,
-    max_batch: Annotated[
-        str | None,
-        typer.Option("--max", help="Most samples that fit, one number or one each; no cap."),
-    ] = None,
-    add: Annotated[
-        str | None,
-        typer.Option(help="Speeds of machines to add, each alone; like the fastest and slowest."),
-    ] = None,
+    global_batch_size: Samples = None,
+    intercepts: Intercepts = None,
+    overhead: Overhead = None,
+    max_batch: MostSamples = None,
+    add: Added = None,
     mbit: Mbit = None,
     model_mb: ModelMb = None,
     chunks: Chunks = 8,
     overlap: Overlap = 0.0,
+    lengths: Lengths = None,
+    padded: Padded = False,
+    hidden_size: HiddenSize = None,
     as_json_: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
     """Say how long a step takes, equal and balanced, who is worth keeping, what one more brings."""
@@ -84,16 +96,20 @@ def plan(
             overlap=overlap,
             overhead_s=extra_s,
         )
+        by_length = answer_lengths(question, lengths, padded=padded, hidden_size=hidden_size)
     except (ValueError, ImportError) as error:
         fail(str(error), 2)
     if as_json_:
         answer = as_json(question, advice, times)
         answer |= {"links": links_json(links)} if links else {}
+        answer |= {"lengths": asdict(by_length)} if by_length else {}
         typer.echo(json.dumps(answer, indent=2))
         return
     width = terminal_width()
-    text = as_text(question, advice, times, width)
-    typer.echo(f"{text}\n\n{links_text(links, width)}" if links else text)
+    parts = [as_text(question, advice, times, width)]
+    parts += [links_text(links, width)] if links else []
+    parts += [lengths_text(by_length, width)] if by_length else []
+    typer.echo("\n\n".join(parts))
 
 
 def _recorded(speeds: str | None, run: Path | None, intercepts: str | None) -> RunTimes | None:

@@ -169,6 +169,13 @@ def _notes(question: Question, advice: Advice) -> Iterator[str]:
     recorded = question.recorded
     if recorded is None:
         return
+    if (ran := recorded.by_cost) is not None:
+        saved = [percent(1 - one / ran.equal_s) for one in (ran.speed_s, ran.length_s, ran.took_s)]
+        yield (
+            "The run assigned samples by cost. Of computing with equal counts, speeds alone would "
+            f"have saved {saved[0]} %, lengths alone {saved[1]} %; both saved {saved[2]} %. Batch "
+            "sizes tell little of its times: the fixed costs and speeds above are rough."
+        )
     rough = [rank for rank, error in enumerate(recorded.speed_error) if error > ROUGH]
     rough = [rank for rank in rough if recorded.is_line_known[rank]]
     if rough:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,42 +15,54 @@ from .._install import install_line
 from .._render._words import terminal_width
 from ._board import Leaderboard, as_json, as_markdown, as_text
 from ._common import fail, import_from_here, refused
-from ._contest import Contest, contest_of
+from ._contest import Contest, check_jobs, contest_of
+from ._length_splits import HiddenSize, Lengths, Padded, check_lengths_alone
 from ._progress import Progress
-from ._trials import play_all
+from ._simulate_lengths import LengthCase, length_cases, lengths_json, lengths_text
+from ._trials import play, play_all
+
+Scenarios = Annotated[
+    str | None, typer.Option(help="Names with commas between; the eight policies meet in.")
+]
+Policies = Annotated[
+    str | None,
+    typer.Option(help="Names or module:Class, commas between; all that need no settings."),
+]
+Traces = Annotated[
+    list[Path] | None,
+    typer.Option(help="A run's folder or events.jsonl, or a table; may be given several times."),
+]
+Steps = Annotated[
+    int | None, typer.Option(help="Steps of drawn scenarios; 600, or 200 with --lengths.")
+]
+Seeds = Annotated[
+    str | None, typer.Option(help="How many, from 0, or a range such as 1000-1007; 4.")
+]
+Samples = Annotated[
+    int | None, typer.Option(help="Samples per step; 64 a worker, or as a trace has it.")
+]
 
 
 def simulate(
-    scenario: Annotated[
-        str | None, typer.Option(help="Names with commas between; the eight policies meet in.")
-    ] = None,
-    policy: Annotated[
-        str | None,
-        typer.Option(help="Names or module:Class, commas between; all that need no settings."),
-    ] = None,
+    scenario: Scenarios = None,
+    policy: Policies = None,
     scheme: Annotated[
         str, typer.Option(help="bsp, hybrid or module:Class, commas between.")
     ] = "bsp",
-    trace: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="A run's folder or events.jsonl, or a table; may be given several times."
-        ),
-    ] = None,
+    trace: Traces = None,
     intercepts: Annotated[
         str | None, typer.Option(help="Fixed seconds of a step in traces, one or one each.")
     ] = None,
     world_size: Annotated[int | None, typer.Option(help="Workers of drawn scenarios; 8.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps of drawn scenarios; 600.")] = None,
-    seeds: Annotated[
-        str | None, typer.Option(help="How many, from 0, or a range such as 1000-1007; 4.")
-    ] = None,
-    global_batch_size: Annotated[
-        int | None, typer.Option(help="Samples per step; 64 a worker, or as a trace has it.")
-    ] = None,
+    steps: Steps = None,
+    seeds: Seeds = None,
+    global_batch_size: Samples = None,
     move_cost: Annotated[
         float, typer.Option(help="What a claim takes, in steps of the best plan.")
     ] = 0.01,
+    lengths: Lengths = None,
+    padded: Padded = False,
+    hidden_size: HiddenSize = None,
     jobs: Annotated[int | None, typer.Option(help="Processes; one per CPU.")] = None,
     as_json_: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
     png: Annotated[Path | None, typer.Option(help="Draw it into this file.")] = None,
@@ -58,19 +72,26 @@ def simulate(
     if png is not None and find_spec("matplotlib") is None:
         fail(f"`--png` needs matplotlib: `{install_line('demo')}`.", 1)
     import_from_here()
+    drawn: dict[str, Any] = {
+        "scenario": scenario,
+        "world_size": world_size,
+        "steps": steps,
+        "seeds": seeds,
+        "global_batch_size": global_batch_size,
+    }
+    if lengths is not None:
+        by_count: dict[str, object] = {"--policy": policy, "--trace": trace, "--png": png}
+        by_count |= {"--intercepts": intercepts, "--markdown": markdown}
+        by_count |= {"--scheme": scheme if scheme != "bsp" else None}
+        by_count |= {"--move-cost": move_cost if move_cost != 0.01 else None}
+        ask = partial(length_cases, lengths, padded=padded, hidden_size=hidden_size, **drawn)
+        _run_lengths(partial(ask, others=by_count), jobs, as_json_=as_json_)
+        return
     try:
+        check_lengths_alone("simulate", padded=padded, hidden_size=hidden_size)
+        claimed: dict[str, Any] = {"scheme": scheme, "move_cost": move_cost, "jobs": jobs}
         contest = contest_of(
-            scenario=scenario,
-            policy=policy,
-            scheme=scheme,
-            traces=trace or [],
-            intercepts=intercepts,
-            world_size=world_size,
-            steps=steps,
-            seeds=seeds,
-            global_batch_size=global_batch_size,
-            move_cost=move_cost,
-            jobs=jobs,
+            **drawn, policy=policy, traces=trace or [], intercepts=intercepts, **claimed
         )
         _check_files(png, markdown)
     except ValueError as error:
@@ -78,11 +99,27 @@ def simulate(
     _run(contest, as_json_=as_json_, png=png, markdown=markdown)
 
 
+def _run_lengths(ask: Callable[[], list[LengthCase]], jobs: int | None, *, as_json_: bool) -> None:
+    """Compare ways to split samples of unlike lengths, and print it."""
+    try:
+        check_jobs(jobs)
+        cases = ask()
+        with Progress(len(cases)) as progress:
+            runs = play_all(LengthCase.play, cases, jobs=jobs, tell=progress.step)
+    except ValueError as error:
+        fail(str(error), 2)
+    except KeyboardInterrupt:
+        fail("Stopped.", 130)
+    width = terminal_width()
+    answer = lengths_json(cases, runs)
+    typer.echo(json.dumps(answer, indent=2) if as_json_ else lengths_text(cases, runs, width))
+
+
 def _run(contest: Contest, *, as_json_: bool, png: Path | None, markdown: Path | None) -> None:
     """Run what was asked for, print it, and write the files."""
     try:
         with Progress(len(contest.tasks)) as progress:
-            runs = play_all(contest.tasks, jobs=contest.jobs, tell=progress.step)
+            runs = play_all(play, contest.tasks, jobs=contest.jobs, tell=progress.step)
     except ValueError as error:
         fail(str(error), 2)
     except KeyboardInterrupt:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from ..sim._rows import read_rows
 
 FEW = 8
 """Up to so many runs, other processes are not worth their start."""
+
+Asked = TypeVar("Asked")
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,13 @@ class Played:
     moves_per_step: float
 
 
-def play_all(tasks: Sequence[Task], *, jobs: int | None, tell: Callable[[], None]) -> list[Played]:
+def play_all(
+    play: Callable[[Asked], Found],
+    tasks: Sequence[Asked],
+    *,
+    jobs: int | None,
+    tell: Callable[[], None],
+) -> list[Found]:
     """Return what came of every task, in their order."""
     wanted = (os.cpu_count() or 1) if jobs is None and len(tasks) > FEW else jobs or 1
     if wanted == 1 or len(tasks) == 1:

@@ -11,6 +11,7 @@ import torch
 
 from ..exceptions import invalid
 from ..torch._model._units import shifting
+from ._gathering_loss import LossCalls
 
 Divisor = Literal["items", "labels", "shifted labels", "samples"]
 
@@ -18,6 +19,7 @@ _IGNORED = -100  # what every Hugging Face loss leaves out, and `num_items_in_ba
 _OWN: tuple[Divisor, ...] = ("labels", "shifted labels", "samples")
 _ROUNDING = 1e-6  # of losses, relative; less than that tells nothing
 _SAME = 1e-4
+_MOST_LOSSES = 5  # that are computed to find out
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,9 @@ def count(batch: Any, num_samples: int, divisor: Divisor) -> int | None:
     return int((labels != _IGNORED).sum())
 
 
-def divisor_of(trainer: Any, batch: Any, num_samples: int, num_items: Any) -> Divisor | None:
+def divisor_of(
+    trainer: Any, batch: Any, num_samples: int, num_items: Any, *, meets: bool
+) -> Divisor | None:
     """Return what the loss divides by. Collective: all ranks come to the same result.
 
     ``"items"``: the ``num_items_in_batch`` of all ranks, as Trainer takes for granted.
@@ -60,10 +64,20 @@ def divisor_of(trainer: Any, batch: Any, num_samples: int, num_items: Any) -> Di
     in evaluation mode, on the model beneath DDP; where this batch fits several, the kind of the
     model does. None: no rank has a loss other than 0 in this batch.
 
+    Args:
+        trainer: computes it.
+        batch: this rank's first one.
+        num_samples: in it; 0 for a stand-in.
+        num_items: of all ranks.
+        meets: whether ranks meet in the loss, and have to compute as many.
+
     Raises:
         ValueError: it divides by none of them.
     """
-    found = _look(trainer, batch, num_samples, num_items) if num_samples else Evidence()
+    losses = LossCalls(trainer)
+    found = _look(losses, batch, num_samples, num_items) if num_samples else Evidence()
+    while meets and losses.num_calls < _MOST_LOSSES:
+        losses(batch, num_items)
     loss, listens, *distances = _summed(trainer, found)
     if not loss:
         return None
@@ -93,40 +107,23 @@ def _usual(trainer: Any, batch: Any) -> Divisor:
     return "shifted labels" if shifts or trainer._loss_shifts_labels else "labels"
 
 
-def _look(trainer: Any, batch: Any, num_samples: int, num_items: Any) -> Evidence:
+def _look(loss_of: LossCalls, batch: Any, num_samples: int, num_items: Any) -> Evidence:
     """Compute the loss of a batch for two numbers of items, and of two pieces of it."""
     given = [None, None] if num_items is None else [num_items, 2 * num_items]
-    once, twice = (_loss(trainer, batch, items) for items in given)
+    once, twice = (loss_of(batch, items) for items in given)
     if not (once and math.isfinite(once) and math.isfinite(twice)):
         return Evidence()
     if abs(once - twice) > _SAME * abs(once):
         return Evidence(abs(once), abs(once - twice))
-    whole = _loss(trainer, batch, None)
-    if not _has_rows(batch, num_samples):
+    whole = loss_of(batch, None)
+    if not has_rows(batch, num_samples):
         return Evidence(abs(whole))
-    rows = [_rows(batch, i, i + 1) for i in range(num_samples)]
+    rows = [rows_of(batch, i, i + 1) for i in range(num_samples)]
     counts = [[count(row, 1, divisor) for row in rows] for divisor in _OWN]
     cut = _cut(counts[0], num_samples)
-    losses = [_loss(trainer, _rows(batch, *ends), None) for ends in ((0, cut), (cut, num_samples))]
+    losses = [loss_of(rows_of(batch, *ends), None) for ends in ((0, cut), (cut, num_samples))]
     by_labels, by_shifted, by_samples = (_distance(whole, losses, each, cut) for each in counts)
     return Evidence(abs(whole), 0.0, (by_labels, by_shifted, by_samples))
-
-
-def _loss(trainer: Any, batch: Any, num_items: Any) -> float:
-    model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
-    trains, device = model.training, trainer.args.device
-    model.eval()
-    try:
-        with (
-            torch.random.fork_rng([device] if device.type == "cuda" else []),
-            torch.no_grad(),
-            trainer.compute_loss_context_manager(),
-        ):
-            torch.manual_seed(0)  # what is drawn in evaluation mode too is drawn alike
-            inputs = trainer._prepare_inputs(dict(batch))
-            return float(trainer.compute_loss(model, inputs, num_items_in_batch=num_items))
-    finally:
-        model.train(trains)
 
 
 def _summed(trainer: Any, found: Evidence) -> list[float]:
@@ -135,13 +132,14 @@ def _summed(trainer: Any, found: Evidence) -> list[float]:
     return total
 
 
-def _has_rows(batch: Any, num_samples: int) -> bool:
+def has_rows(batch: Any, num_samples: int) -> bool:
     """Tell whether a batch can be cut: packed ones, and those of one sample, cannot."""
     tensors = [value for value in batch.values() if isinstance(value, torch.Tensor) and value.ndim]
     return num_samples > 1 and all(len(tensor) == num_samples for tensor in tensors)
 
 
-def _rows(batch: Any, first: int, end: int) -> dict[str, Any]:
+def rows_of(batch: Any, first: int, end: int) -> dict[str, Any]:
+    """Return some rows of a batch."""
     return {
         name: value[first:end] if isinstance(value, torch.Tensor) and value.ndim else value
         for name, value in batch.items()

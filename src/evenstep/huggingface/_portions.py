@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..torch._data._step import Step
+from ._normalised import has_rows, rows_of
 
 _IGNORED = -100  # what every Hugging Face loss leaves out, and `num_items_in_batch` as well
 _MASK = "attention_mask"
@@ -25,12 +26,14 @@ class Forward:
         num_samples: samples in it that count; 0 for a stand-in.
         weight: of its loss in that of the step; 0 where nothing in it counts.
         is_last: whether gradients are averaged in its backward.
+        is_extra: whether it is made only because other ranks have more, and has no backward.
     """
 
     batch: Any
     num_samples: int
     weight: Any
     is_last: bool
+    is_extra: bool = False
 
 
 class Portion(dict[str, torch.Tensor]):
@@ -62,7 +65,8 @@ class Portion(dict[str, torch.Tensor]):
     def forwards(self) -> Iterator[Forward]:
         """Begin the forwards, one after the other."""
         for forward in self._forwards:
-            next(self._shared)
+            if not forward.is_extra:
+                next(self._shared)
             yield forward
 
 
@@ -73,13 +77,26 @@ def portions(
     *,
     main_input: str,
     weights: Sequence[Any] | None = None,
+    num_extra: int = 0,
 ) -> list[Portion]:
-    """Return the step's forwards in ``num_portions`` portions, at least 1."""
+    """Return the step's forwards in ``num_portions`` portions, at least 1.
+
+    Args:
+        step: of which they are.
+        batches: of its forwards.
+        num_portions: as many as on all ranks.
+        main_input: name of the field by which `Trainer` counts tokens.
+        weights: of the forwards.
+        num_extra: how many more forwards other ranks have. All ranks meet in the last one's
+            backward, so those to fill up with come before it.
+    """
     counts = [part.num_samples for part in step.micro_batches]
     given = [int(count > 0) for count in counts] if weights is None else weights
     last = [False] * (len(counts) - 1) + [True]
     forwards = [Forward(*each) for each in zip(batches, counts, given, last, strict=True)]
-    ends = [len(counts) * number // num_portions for number in range(num_portions + 1)]
+    if num_extra:
+        forwards[-1:-1] = [Forward(_of_nothing(step), 0, 0, False, is_extra=True)] * num_extra
+    ends = [len(forwards) * number // num_portions for number in range(num_portions + 1)]
     shared = iter(step)
     names = [name for name in (main_input, _MASK) if name in batches[0]]
     return [
@@ -96,7 +113,20 @@ def masked(part: Any) -> Any:
     """Return a micro-batch's batch; of a stand-in a copy without targets, for no count to see."""
     if part.num_samples or not isinstance(part.batch, MutableMapping):
         return part.batch
-    batch = copy(part.batch)
+    return _without_targets(part.batch)
+
+
+def _of_nothing(step: Step) -> Any:
+    """Return a batch without targets: the first row, where the batch has rows."""
+    first = step.micro_batches[0]
+    batch = first.batch
+    if has_rows(batch, max(first.num_samples, 1)):
+        batch = rows_of(batch, 0, 1)
+    return _without_targets(batch)
+
+
+def _without_targets(given: Any) -> Any:
+    batch = copy(given)
     for name in ("labels", "shift_labels"):
         labels = batch.get(name)
         if isinstance(labels, torch.Tensor) and not labels.is_floating_point():

@@ -15,6 +15,7 @@ from ..torch import Balancer
 from ..torch._data._step import Step
 from ..torch._switch import is_off
 from ._checks import check_accelerator, check_model
+from ._gathering_loss import meets, num_missing, without_gradient
 from ._normalised import Divisor, divisor_of
 from ._portions import Portion, masked, portions
 from ._training_data import TrainingData
@@ -76,6 +77,7 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
         self._plain: Balancer | None = None  # where the environment leaves the script plain
         self._num_begun = 0
         self._divisor: Divisor | None = None
+        self._meets = False  # whether ranks wait for each other where a loss is computed
 
     @property
     def balancer(self) -> Balancer | None:
@@ -111,6 +113,7 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
         )
         self._num_begun = 0
         self._divisor = None
+        self._meets = False
         return self._data
 
     def get_batch_samples(
@@ -129,6 +132,9 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
             return [], None
         batches = [masked(part) for part in step.micro_batches]
         _, num_items = super().get_batch_samples(iter(batches), len(batches), device)
+        if not self._num_begun and meets(self, step.micro_batches[0].batch, num_items):
+            self._meets = True
+            self._data.meet_in_forwards()
         if self._is_scaled() and self._divisor is None:
             self._divisor = self._found_divisor(step, num_items)
         weights = None
@@ -139,7 +145,12 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
         self._num_begun += 1
         main_input = getattr(self.model, "main_input_name", "input_ids")
         handed_out: list[Any] = portions(
-            step, batches, num_batches, main_input=main_input, weights=weights
+            step,
+            batches,
+            num_batches,
+            main_input=main_input,
+            weights=weights,
+            num_extra=num_missing(self, len(batches)) if self._meets else 0,
         )
         return handed_out, num_items
 
@@ -154,6 +165,9 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
             # What Trainer divides by; every forward has its weight in the whole step already.
             self.current_gradient_accumulation_steps = 1
         for forward in inputs.forwards():
+            if forward.is_extra:
+                without_gradient(self, forward.batch, given)
+                continue
             weight = forward.weight
             at_loss = nullcontext() if divisor in (None, "items") else weighted(self, weight)
             with nullcontext() if forward.is_last else self.accelerator.no_sync(model), at_loss:
@@ -172,7 +186,7 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
     def _found_divisor(self, step: Step, num_items: Any) -> Divisor | None:
         """Look at the first batch. Collective."""
         first = step.micro_batches[0]
-        found = divisor_of(self, first.batch, first.num_samples, num_items)
+        found = divisor_of(self, first.batch, first.num_samples, num_items, meets=self._meets)
         if found not in (None, "items") and self.args.gradient_accumulation_steps > 1:
             warnings.warn(
                 f"The loss of {type(self.model).__name__} is a mean over a batch's own {found}, "

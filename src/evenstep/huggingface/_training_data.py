@@ -59,8 +59,12 @@ class TrainingData:
             **{**limits, **options, "cost": cost},
         )
         self._loader: BalancedLoader = self.balancer.prepare(stock.rebuild(times=num_accumulated))
-        # Trainer has its own around these.
-        self._loader._context = replace(self._loader._context, no_sync=nullcontext)
+        self._meets = False
+        self._loader._context = replace(
+            self._loader._context,
+            no_sync=nullcontext,  # Trainer has its own around these
+            equal_forwards=lambda: self._meets,
+        )
         self._epoch: Any = None
         self._number = 0
         self._steps: Iterator[Step] | None = None
@@ -93,6 +97,11 @@ class TrainingData:
             self._begin(epoch, global_step, skips=skips)
         assert self._steps is not None
         return next(self._steps, None)
+
+    def meet_in_forwards(self) -> None:
+        """Have all ranks make as many forwards from the next step on, where plans go by cost."""
+        self._meets = True
+        self._loader.equal_forwards()
 
     def close(self) -> None:
         """End the run on this rank."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
 
@@ -16,10 +15,9 @@ from ..solve._apportion import apportion
 from ..timemodels._affine import AffineTime
 from ._bank import Bank
 from ._base import READING_S, AbstractPolicy
-from ._splits import equal_split, refit, within_reach
+from ._splits import LEAST_SAVING_S, equal_split, errors_by_chance, refit, within_reach
 
 _MOST_APART = 0.1  # past that, noise or not, it is looked into at once
-_LEAST_SAVING_S = 1e-3  # of a step, for leaving the equal split
 _RESIZE_WEIGHT = 0.3  # of the newest change, in what a change costs
 _USUAL = 1.1  # times what was expected: no more than noise
 _STEPS_TO_KNOW_NOISE = 10  # of every worker; until then it is a guess
@@ -193,7 +191,7 @@ class Auto(AbstractPolicy[dict[str, Any]]):
     ) -> tuple[IntArray, str]:
         """Return a better split than the equal one if it saves more than noise pretends."""
         each_s = times.seconds(equal)
-        needed = max(needed, _LEAST_SAVING_S / float(each_s.max()))
+        needed = max(needed, LEAST_SAVING_S / float(each_s.max()))
         budget_s = (1 - needed) * each_s.max()
         # In any other split some worker has more than now, and takes no less than now.
         if each_s.min() > budget_s or not ends_within(times, cluster, float(budget_s)):
@@ -237,8 +235,7 @@ class Auto(AbstractPolicy[dict[str, Any]]):
     def _noise(self, times: AffineTime, equal: IntArray, fitted: dict[str, Any]) -> float:
         """Return the saving against the equal split that noise alone would pretend."""
         slowest = int(np.argmax(times.seconds(equal)))
-        errors = 2 + math.sqrt(2 * math.log(len(equal)))
-        return errors * float(self.filter.uncertainty(fitted)[slowest])
+        return errors_by_chance(len(equal)) * float(self.filter.uncertainty(fitted)[slowest])
 
 
 def resize_cost_s(before_s: float, timings: StepTimings, expected: AffineTime) -> float:

@@ -1,13 +1,16 @@
-"""Splits of the global batch that policies start from, check and mend."""
+"""Splits of the global batch that policies start from, check, mend, and leave."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 
 from .._types import Cluster, IntArray
 from ..solve._apportion import apportion
+
+LEAST_SAVING_S = 1e-3  # of a step: less is not worth leaving the equal split
 
 
 def equal_split(cluster: Cluster) -> IntArray:
@@ -66,3 +69,12 @@ def within_reach(held: IntArray, cluster: Cluster, factor: float) -> Cluster:
             held > 0, np.minimum(cluster.max_batch_size, most), cluster.max_batch_size
         ),
     )
+
+
+def errors_by_chance(world_size: int) -> float:
+    r"""Return the standard errors by which the slowest of equal workers may seem slow.
+
+    $2 + \sqrt{2 \ln W}$: of $W$ equal workers the slowest looks slow by about the second part.
+    What is gained against the equal split has to exceed that much to be no noise.
+    """
+    return 2 + math.sqrt(2 * math.log(world_size))

@@ -11,10 +11,13 @@ from .._types import Cluster, FloatArray
 from ..claims import AbstractScheme, Bsp
 from ..exceptions import invalid
 from ..policies import AbstractPolicy, by_name
+from ._cost_decider import CostDecider
 from ._deciders import AbstractDecider, OracleDecider, PolicyDecider
 from ._floor import Floor
 from ._log import Log
 from ._report import SimReport
+from ._rounds import as_planned
+from ._sample_workload import SampleWorkload
 from ._workload import AbstractWorkload
 
 BSP = Bsp()
@@ -28,12 +31,16 @@ def run(
     *,
     scheme: AbstractScheme[Any] = BSP,
     comm: Comm | None = None,
+    cost: Any = None,
 ) -> SimReport:
     """Return what ``policy`` makes of these workers.
 
     The policy sits in the very ``Planner`` that trains on rank 0: what it gets to see, and what
     becomes of its mistakes, is the same. Step k decides k + 1. Deterministic: the same arguments
     give the same report.
+
+    With ``cost``, the ``CostPlanner`` of training assigns samples by lengths and speeds, or, under
+    the policy ``"equal"``, by lengths alone. Step k decides k + 2 there.
 
     Where the members change, the policy starts again with those who are there, as after an
     elastic restart: from its own state if all are the same, from the times known if all were
@@ -46,13 +53,21 @@ def run(
         scheme: what becomes of a plan while its step runs; by default it is carried out.
         comm: the seconds of a step, by when each worker ends computing, ``(world_size,)``: with
             communication, more than the slowest's. None is the slowest's, and no communication.
+        cost: what ``Balancer(cost=...)`` would be given, of a ``Scenario.with_lengths``: its
+            ``lengths``, or others, to see what wrong ones do. None counts samples.
 
     Raises:
         ValueError: the numbers of workers differ; those of a step cannot hold the global batch;
-            a policy that breaks its contract.
+            a policy that breaks its contract; a cost that does not go with the other arguments.
     """
     _check_world(cluster, workload)
     given = by_name(policy) if isinstance(policy, str) else policy
+    if cost is not None:
+        if not isinstance(workload, SampleWorkload) or scheme is not BSP:
+            rule = "come with a workload that has lengths, and without a scheme"
+            remedy = "Make one by `Scenario.with_lengths`."
+            raise invalid("sim.run(cost=...)", rule, type(workload).__name__, remedy)
+        return _play_by_cost(CostDecider(given, cluster, workload, cost), workload, comm)
     first = workload.members(0)
     elastic = any(
         not np.array_equal(workload.members(step), first) for step in range(workload.num_steps)
@@ -71,7 +86,8 @@ def oracle(
 
     It knows every step's times beforehand, but not its jitter, which it suffers like the others.
     The arguments are those of ``run``; a scheme that moves samples inside a step can do better
-    than this plan without one.
+    than this plan without one. It counts samples: of those with lengths it knows the mean, and
+    ``lower_bound_s`` of their workload is what to compare with.
     """
     _check_world(cluster, workload)
     return _play(OracleDecider(workload, cluster), workload, scheme, comm).step_s
@@ -97,6 +113,20 @@ def _play(
     return log.report()
 
 
+def _play_by_cost(decider: CostDecider, workload: SampleWorkload, comm: Comm | None) -> SimReport:
+    """Run all steps with samples assigned one by one."""
+    log, ranks = Log(workload), np.arange(workload.world_size)
+    for step in range(workload.num_steps):
+        owner, reason = decider.plan(step)
+        compute_s = workload.assigned_s(step, owner)
+        counts = np.bincount(owner, minlength=len(ranks))
+        done = as_planned(compute_s[np.newaxis], counts, np.ones_like(counts))
+        step_s = float(compute_s.max()) if comm is None else comm(done.end_s)
+        log.put(step, ranks, done, reason=reason, round_s=step_s)
+        decider.tell(step, owner, compute_s)
+    return log.report()
+
+
 def _check_world(cluster: Cluster, workload: AbstractWorkload) -> None:
     if cluster.world_size != workload.world_size:
         raise invalid(
@@ -105,3 +135,9 @@ def _check_world(cluster: Cluster, workload: AbstractWorkload) -> None:
             cluster.world_size,
             "Give one column of times per worker.",
         )
+    if isinstance(workload, SampleWorkload):
+        total = workload.global_batch_size
+        if cluster.global_batch_size != total:
+            rule = f"have the {total} samples of the workload's steps"
+            got, remedy = cluster.global_batch_size, "Give both the same."
+            raise invalid("sim.run(cluster=...)", rule, got, remedy)

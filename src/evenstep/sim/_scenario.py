@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
 from .._types import Cluster, FloatArray, IntArray
+from ..exceptions import invalid
+from ._lengths import DRAWN, NUM_DRAWN, checked_lengths, draw_lengths
+from ._sample_workload import SampleWorkload
 from ._workload import BoolArray, Workload
 
 
@@ -61,3 +65,63 @@ class Scenario:
             ValueError: the caps do not hold the global batch.
         """
         return Cluster(self.world_size, global_batch_size, max_batch_size=self.max_batch_size)
+
+    def with_lengths(
+        self,
+        lengths: Any,
+        global_batch_size: int,
+        *,
+        padded: bool = False,
+        hidden_size: int = 4096,
+        seed: int = 0,
+    ) -> SampleWorkload:
+        r"""Return its workers with samples of these lengths, for ``run``.
+
+        A sample of length $L$ costs $L + L^2 / (6 h)$, as in a transformer with a hidden size of
+        $h$, and one of mean cost takes what a sample takes without lengths.
+
+        Usage:
+            work = sim.scenario("static").with_lengths("fine-tuning", 512)
+            sim.run("auto", cluster, work)  # speeds alone
+            sim.run("auto", cluster, work, cost=work.lengths)  # as Balancer(cost=...)
+
+        Args:
+            lengths: of all samples, integers of at least 1, ``(num_samples,)``; or
+                ``"fine-tuning"``, ``"long-tails"`` or ``"uniform"``, of which 16,384 are drawn.
+            global_batch_size: samples per step, drawn without replacement in each epoch.
+            padded: whether each sample of a worker takes as long as its longest one.
+            hidden_size: $h$; with 0, costs are in proportion to the length.
+            seed: of lengths and their order, at least 0.
+
+        Raises:
+            ValueError: an argument is out of range; or the scenario has devices to fill, caps in
+                samples, or workers that leave, none of which goes together with lengths.
+        """
+        own = {name: getattr(self, name) for name in ("saturation", "max_batch_size", "presence")}
+        own = {name: value for name, value in own.items() if value is not None}
+        if own:
+            rule, remedy = "have nothing but times", "Take one of the first eight scenarios."
+            raise invalid("Scenario.with_lengths", rule, ", ".join(own), remedy)
+        for name, value, least in (
+            ("global_batch_size", global_batch_size, 1),
+            ("hidden_size", hidden_size, 0),
+            ("seed", seed, 0),
+        ):
+            if value < least:
+                remedy = "The default is a hidden size of 4096, and seed 0."
+                raise invalid(f"with_lengths({name}=...)", f"be at least {least}", value, remedy)
+        if not isinstance(lengths, str):
+            lengths = checked_lengths(lengths)
+        elif lengths in DRAWN:
+            lengths = draw_lengths(lengths, NUM_DRAWN, np.random.default_rng(seed))
+        else:
+            rule = f"be an array, or one of {', '.join(DRAWN)}"
+            raise invalid("with_lengths(lengths=...)", rule, repr(lengths), "Or read a file.")
+        return SampleWorkload.drawn(
+            self.workload,
+            lengths,
+            global_batch_size,
+            padded=padded,
+            hidden_size=hidden_size,
+            seed=seed,
+        )

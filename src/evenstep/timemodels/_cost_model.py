@@ -42,6 +42,25 @@ class CostModel:
         found: FloatArray = self.intercept_s + (np.asarray(features) * self.slope_s).sum(axis=-1)
         return found
 
+    def level_s(self, features: ArrayLike) -> float:
+        """Return when all workers end together, if the work could be cut anywhere.
+
+        A worker that starts later than that takes no part. Where workers differ by a factor
+        alone, no assignment ends earlier.
+
+        Args:
+            features: summed over all samples of a step, ``(num_features,)``.
+        """
+        cost = np.maximum(self.slope_s @ np.asarray(features), 1e-300)
+        start = self.intercept_s
+        order = np.argsort(start)
+        for last in range(len(order), 0, -1):
+            some = order[:last]
+            level = (1 + (start[some] / cost[some]).sum()) / (1 / cost[some]).sum()
+            if level > start[order[last - 1]]:
+                break
+        return float(level)
+
 
 def fit_costs(
     features: ArrayLike,

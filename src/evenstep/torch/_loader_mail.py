@@ -52,7 +52,8 @@ class LoaderMail:
 
     def gather(self, numbers: list[int]) -> Callable[[], list[list[int]]]:
         """Send ``numbers``, as many on every rank, and return what waits for those of all."""
-        return self._mailbox().gather((self._number, self._begin_round(), 0), numbers)
+        # Under a name of its own: blocks of an order have numbers of theirs.
+        return self._mailbox().gather((~self._number, self._begin_round(), 0), numbers)
 
     def _begin_round(self) -> int:
         self._num_rounds += 1

@@ -9,7 +9,7 @@ import torch
 
 from .._exchange._exchange import Exchange
 from .._exchange._mailbox import Mailbox
-from .._planner import CostPlanner, Job, Plan, Planner
+from .._planner import AbstractPlanner, CostPlanner, Job, Plan, Planner
 from .._run._estimates import Estimates
 from .._run._machine_reader import machine_reader_of
 from .._run._open_channel import open_channel
@@ -261,7 +261,7 @@ class Session:
         if crew.side.rank == 0:
             self._lead(planner, job)
 
-    def _planner(self, job: Job, *, has_peers: bool) -> Planner | CostPlanner:
+    def _planner(self, job: Job, *, has_peers: bool) -> AbstractPlanner:
         parts = self._parts
         costs = parts.loaders[0].costs
         if costs is not None:
@@ -312,7 +312,7 @@ class Session:
             has_servers=crew.num_servers > 0,
         )
 
-    def _lead(self, planner: Planner | CostPlanner, job: Job) -> None:
+    def _lead(self, planner: AbstractPlanner, job: Job) -> None:
         """On rank 0: say that the run begins, and plan its first step."""
         assert self.exchange is not None
         facts, parts = self._facts[: self._crew.num_workers], self._parts

@@ -1,9 +1,9 @@
-"""Whether a loader's collator pads: rank 0 shows it two samples, before training."""
+"""Whether a loader's collator pads: rank 0 shows it a few samples, before training."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, final
 
@@ -16,6 +16,7 @@ from ..fetch._torch_loader import inner_loader
 from ._content import same_chance
 
 _LOGGER = logging.getLogger("evenstep")
+_NUM_SHOWN = 8  # samples, where lengths are not known
 _WORKER_S = 30.0  # within which a loader worker has to start and answer
 
 
@@ -30,18 +31,26 @@ def read_cost(cost: Cost | None, loader: DataLoader[Any], ranks: Collectives) ->
     found = cost.read(loader.dataset)
     if found.padded is not None:
         return found
-    ends = int(found.of.argmin()), int(found.of.argmax())
-    looks = ranks.rank == 0 and found.of.ndim == 1 and found.of[ends[0]] < found.of[ends[1]]
-    return replace(found, padded=bool(ranks.share(looks and pads(loader, *ends))))
+    shown = _shown(found, len(loader.dataset)) if ranks.rank == 0 else []  # type: ignore[arg-type]
+    return replace(found, padded=bool(ranks.share(len(shown) > 1 and pads(loader, *shown))))
 
 
-def pads(loader: DataLoader[Any], short: int, long: int) -> bool:
-    """Return whether a batch of two samples has more elements than two batches of one.
+def _shown(cost: Cost, num_samples: int) -> list[int]:
+    """Return samples of unlike lengths; where those are not known, some that are likely to be."""
+    if cost.from_batch is not None:
+        last, spaces = num_samples - 1, _NUM_SHOWN - 1
+        return sorted({place * last // spaces for place in range(_NUM_SHOWN)})
+    ends = [int(cost.of.argmin()), int(cost.of.argmax())] if cost.of.ndim == 1 else []
+    return ends if ends and cost.of[ends[0]] < cost.of[ends[1]] else []
+
+
+def pads(loader: DataLoader[Any], *indices: int) -> bool:
+    """Return whether a batch of some samples has more elements than batches of one.
 
     In a loader worker where the loader has workers, and never in this process then. Random states
     are left as they were. False where it cannot be told, as of samples that raise by themselves.
     """
-    probe = _Probe(loader, short, long)
+    probe = _Probe(loader, indices)
     try:
         if loader.num_workers == 0:
             with same_chance():
@@ -58,18 +67,18 @@ def pads(loader: DataLoader[Any], short: int, long: int) -> bool:
 class _Probe(Dataset[bool]):
     """A data set of one item: what a loader worker finds out."""
 
-    def __init__(self, loader: DataLoader[Any], short: int, long: int) -> None:
+    def __init__(self, loader: DataLoader[Any], indices: Sequence[int]) -> None:
         self.dataset = loader.dataset
         self._collate = loader.collate_fn
-        self._indices = short, long
+        self._indices = indices
 
     def __len__(self) -> int:
         return 1
 
     def __getitem__(self, index: int) -> bool:
-        one, two = ([self.dataset[at]] for at in self._indices)
-        apart = sum(_num_elements(self._collate(list(samples))) for samples in (one, two))
-        return _num_elements(self._collate([*one, *two])) > apart
+        samples = [self.dataset[at] for at in self._indices]
+        apart = sum(_num_elements(self._collate([sample])) for sample in samples)
+        return _num_elements(self._collate(samples)) > apart
 
 
 def _num_elements(batch: Any) -> int:

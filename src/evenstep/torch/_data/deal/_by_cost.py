@@ -9,9 +9,9 @@ from typing import NamedTuple, final
 
 import numpy as np
 
-from ...._planner import Plan, SampleCosts, Work
+from ...._planner import Plan, SampleCosts, Work, of_lengths
 from ...._types import IntArray
-from ....solve import Assignment, Forwards, partition
+from ....solve import Assignment
 
 _KEPT = 256  # assignments: more steps than loaders fetch ahead
 _LARGE = 1 << 13  # samples times ranks, from which on an assignment takes a millisecond or more
@@ -97,14 +97,18 @@ class CostDeal:
         first: int,
         num_samples: int,
         sizes: Sequence[int] | None,
+        lengths: Sequence[IntArray] | None = None,
     ) -> Assigned:
         """Return what this rank computes of a step, and would have by count.
+
+        Before lengths of others are known, what it would have is in proportion to what it has.
 
         Args:
             plan: in force.
             parts: its slots, forward by forward.
             first, num_samples: positions of the step.
             sizes: samples of each rank by count; None is as many on each.
+            lengths: of its samples, forward by forward, as seen; None is as they are known.
         """
         indices = self._indices_of(first, num_samples)
         assert indices is not None, "a step that is handed out was drawn"
@@ -113,11 +117,15 @@ class CostDeal:
         counted = equal
         if sizes is not None:
             counted = features[sum(sizes[: self._rank]) :][: sizes[self._rank]]
-        work = Work(
-            self._sum([features[slots] for slots in parts]),
-            self._sum([equal]),
-            self._sum([counted]),
-        )
+        own = [features[slots] for slots in parts]
+        if lengths is not None and parts:
+            own = [of_lengths(seen) for seen in lengths]
+        total = self._costs.total
+        work = Work(total(own), total([equal]), total([counted]))
+        if not self._costs.is_known:
+            num = max(sum(map(len, own)), 1)
+            of = [tuple(one * len(some) // num for one in work.own) for some in (equal, counted)]
+            work = Work(work.own, *of)
         found = None if plan.costs is None else self._assignment(plan, first, num_samples)
         return Assigned(work, _of_plan(plan) if found is None else found.checksum)
 
@@ -142,32 +150,6 @@ class CostDeal:
             del known[next(iter(known))]
         assert plan.costs is not None
         features = self._costs.features(indices)
-        known[key] = partition(
-            features,
-            plan.costs.workers(),
-            padded=bool(self._costs.cost.padded),
-            forwards=self._forwards(features),
+        known[key] = self._costs.assign(
+            features, plan.costs.workers(), equal_forwards=self._equal_forwards
         )
-
-    def _forwards(self, features: IntArray) -> Forwards:
-        cost, most = self._costs.cost, self._costs.cost.max_samples
-        equal = self._equal_forwards and len(features) >= 2 * self._world_size
-        if equal:  # of two forwards at least, as the last one's time is not known
-            half = -(-len(features) // (2 * self._world_size))
-            most = half if most is None else min(half, most)
-        return Forwards(
-            max_samples=most,
-            size=None if cost.max_size is None else features[:, 1],
-            max_size=cost.max_size,
-            equal=equal,
-        )
-
-    def _sum(self, forwards: Sequence[IntArray]) -> tuple[int, ...]:
-        """Return the features of forwards; of padded ones, their longest sample's for each."""
-        total = np.zeros(self._costs.num_features, np.int64)
-        for features in forwards:
-            if len(features) and self._costs.cost.padded:
-                total += features.max(axis=0) * len(features)
-            else:
-                total += features.sum(axis=0)
-        return tuple(total.tolist())

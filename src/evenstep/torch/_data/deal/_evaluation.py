@@ -9,7 +9,7 @@ import numpy as np
 
 from ...._planner import PlanCosts, SampleCosts
 from ...._types import IntArray
-from ....solve import Forwards, WorkerCosts, partition
+from ....solve import WorkerCosts, partition
 from ....solve._apportion import in_proportion
 
 _MOST_BITS = 49  # of all costs together, as `partition` takes them
@@ -79,18 +79,12 @@ def forwards_by_cost(
     """
     if not len(indices):
         return []
-    features, most = costs.features(indices), costs.cost.max_samples or batch_size
+    features = costs.features(indices)
     found = partition(
         features,
         _coarse(features, _equal(costs, world_size) if known is None else known.workers()),
         padded=bool(costs.cost.padded),
-        forwards=Forwards(
-            max_samples=min(most, batch_size),
-            size=None if costs.cost.max_size is None else features[:, 1],
-            max_size=costs.cost.max_size,
-            equal=lockstep,
-            empty=lockstep,
-        ),
+        forwards=costs.forwards(features, most=batch_size, equal=lockstep, empty=lockstep),
     )
     parts = [part.tolist() for part in found.samples(rank)]
     return [EvalForward(tuple(part) or (0,), len(part)) for part in parts]

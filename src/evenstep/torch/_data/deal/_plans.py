@@ -231,16 +231,28 @@ class PlanBook:
         if self._by_cost is not None and self._entries:
             self._by_cost.look_ahead(self._in_force(span).plan, span.first, span.num_samples)
 
-    def assigned(self, span: StepSpan, *, whole: bool) -> Assigned:
-        """Return what ranks compare of a step, and what this one computes of it by cost."""
+    def slots(self, span: StepSpan, *, whole: bool) -> list[IntArray]:
+        """Return the slots of each of this rank's forwards in a step; none if it has no sample."""
+        share = self.share(span, whole=whole)
+        assert share is not None
+        return [share.slots[place] for place in share.places()] if len(share.slots) else []
+
+    def assigned(
+        self, span: StepSpan, *, whole: bool, lengths: Sequence[IntArray] | None = None
+    ) -> Assigned:
+        """Return what ranks compare of a step, and what this one computes of it by cost.
+
+        Args:
+            span: the step.
+            whole: whether a rank has one forward.
+            lengths: of its samples, forward by forward, where they are seen in time.
+        """
         plan = self._in_force(span).plan
         if self._by_cost is None:
             return counted(plan)
-        share = self.share(span, whole=whole)
-        assert share is not None
         sizes = plan.batch_size if span.num_samples == self._global_batch_size else None
-        parts = [share.slots[place] for place in share.places()] if len(share.slots) else []
-        return self._by_cost.assigned(plan, parts, span.first, span.num_samples, sizes)
+        parts = self.slots(span, whole=whole)
+        return self._by_cost.assigned(plan, parts, span.first, span.num_samples, sizes, lengths)
 
     def open_step(self, span: StepSpan) -> DealtPlan | None:
         """Return what the claims of a step go by; None where no samples are up for claims.

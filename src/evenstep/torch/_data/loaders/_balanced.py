@@ -15,13 +15,16 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from ...._planner import Cost, Plan
+from ...._types import IntArray
 from ....exceptions import invalid
 from .._loader_state import OrderedForm
 from .._step import KnownPortions, Portions, Step, with_units
 from ..deal._by_cost import Assigned, CostDeal
 from ..deal._plans import PlanBook, StepSpan, spans_of
+from ..deal._seen_lengths import SeenLengths
 from ..fetch._prefetch import source_of
 from ..fetch._sources import BatchSource, FetchCounts
+from ..fetch._with_lengths import measuring, unpacked
 from ..order._global_order import EpochOrder, GlobalOrder, checked_num_steps
 from ..order._samplers import tell_epoch
 from ._base import AbstractStepLoader, Loops, StepContext
@@ -93,14 +96,19 @@ class BalancedLoader(AbstractStepLoader):
 
         self._lock = RLock()  # plans come from any thread
         self._by_cost: CostDeal | None = None
+        self._seen: SeenLengths | None = None
+        read = loader  # with a collator that tells lengths, where those are seen in time
         if context.cost is not None:
             self.costs = context.cost.table(loader.dataset)
             self._by_cost = CostDeal(self.costs, rank=ranks.rank, world_size=ranks.world_size)
             if loader.num_workers:
                 self.num_steps_ahead = max(2, loader.num_workers * (loader.prefetch_factor or 1))
+            if context.cost.from_batch is not None:
+                self._seen = SeenLengths(self.costs, ranks)
+                read = measuring(loader, context.cost.from_batch)
         self._book = PlanBook(ranks.rank, self._size, by_cost=self._by_cost)
         self._problem: Exception | None = None
-        self._source = source_of(loader, Condition(self._lock))
+        self._source = source_of(read, Condition(self._lock))
         self._num_skipped = 0
         context.session.subscribe(partial(_pass_on, weakref.WeakMethod(self._on_plan)))
         weakref.finalize(self, _close, self._source, os.getpid())
@@ -154,25 +162,43 @@ class BalancedLoader(AbstractStepLoader):
             raise _both_ways()
         self._num_skipped = num_steps
 
+    def equal_forwards(self) -> None:
+        """Have all ranks make as many forwards from the next step on, where plans go by cost.
+
+        In the middle of an epoch: at its begin, ``StepContext.equal_forwards`` tells. On every
+        rank, between the same steps of a loop over ``steps()``.
+        """
+        if self._by_cost is not None:
+            with self._lock:
+                self._by_cost.begin(self._at.order.blocks.indices, equal_forwards=True)
+                self._source.replan()
+
     def _state(self) -> dict[str, Any]:
         # What a loop has fetched ahead of those it used comes again.
         ahead = min(self._context.session.steps.num_ahead, self._at.num_taken)
         taken = self._at.num_taken - ahead
-        return self._form.write(
+        state = self._form.write(
             self._at.order.state(taken * self._size),
             epochs_begun=self._at.number,
             steps_taken=taken,
             steps_of_run=self._context.count.value - ahead,
         )
+        return state if self._seen is None else {**state, "lengths": self._seen.written()}
 
     def _checked(self, state: object) -> dict[str, Any]:
         good = self._form.read(state)
         if self._num_skipped:
             raise _both_ways()
+        if self._seen is not None:
+            assert isinstance(state, dict)
+            good["lengths"] = self._seen.check(state.get("lengths", ""))
         return good
 
     def _begin_epoch(self) -> OrderedEpoch:
         resume, self._resume, at = self._resume, None, self._at
+        if self._seen is not None:
+            self._seen.restore(resume["lengths"] if resume is not None else "")
+            self._seen.merge()
         if resume is not None:
             at = OrderedEpoch(EpochOrder(), resume["epochs_begun"], resume["steps_taken"])
             resume = resume if resume["order"] else None  # it was written before the first epoch
@@ -247,6 +273,9 @@ class BalancedLoader(AbstractStepLoader):
             if self._book.apply(plan, span.step):
                 self._source.replan()
         (parts, feed), data_s = self._source.take(span), perf_counter() - began_s
+        lengths: list[IntArray] | None = None
+        if self._seen is not None:
+            parts, lengths = unpacked(parts)
         parts, units = with_units(parts, self._context.counter)
         portions: Portions = KnownPortions(parts)
         if not whole and (opened := self._book.open_step(span)) is not None:
@@ -257,10 +286,10 @@ class BalancedLoader(AbstractStepLoader):
             span.num_samples,
             data_s=data_s,
             units=units,
-            assigned=self._assigned(span, whole=whole),
+            assigned=self._assigned(span, lengths, whole=whole),
         )
 
-    def _assigned(self, span: StepSpan, *, whole: bool) -> Assigned:
+    def _assigned(self, span: StepSpan, lengths: list[IntArray] | None, *, whole: bool) -> Assigned:
         """Return what ranks compare of a step; begin to assign the next that is fetched."""
         if self._by_cost is None:
             return self._book.assigned(span, whole=whole)
@@ -270,7 +299,12 @@ class BalancedLoader(AbstractStepLoader):
             later = islice(after, self.num_steps_ahead, None)
             if (coming := next(later, None)) is not None:
                 self._book.look_ahead(coming)
-            return self._book.assigned(span, whole=whole)
+            if self._seen is not None and lengths is not None:
+                indices = self._at.order.blocks.indices(span.first, span.num_samples)
+                assert indices is not None, "a step that is handed out was drawn"
+                for slots, seen in zip(self._book.slots(span, whole=whole), lengths, strict=False):
+                    self._seen.record(indices[slots], seen)
+            return self._book.assigned(span, whole=whole, lengths=lengths)
 
     def _on_plan(self, plan: Plan) -> None:
         with self._lock:

@@ -71,6 +71,7 @@ class EvalLoader(AbstractLoader):
         self._ranks = ranks
         self._session = session
         self._lockstep = lockstep
+        _check_known(cost)
         self._costs = None if cost is None else cost.table(loader.dataset)
         self._order = GlobalOrder(loader, ranks, self._share)
         self._batches = _Batches()
@@ -203,6 +204,16 @@ class _Batches:
 
     def __len__(self) -> int:
         return len(self.of)
+
+
+def _check_known(cost: Cost | None) -> None:
+    if cost is not None and cost.from_batch is not None:
+        raise invalid(
+            "Balancer.prepare_eval(cost=...)",
+            "be known before an evaluation, which is shared out as a whole",
+            cost,
+            "Give lengths by index or the name of a column, or leave `cost` out.",
+        )
 
 
 def _check(loader: Any) -> None:

@@ -1,0 +1,78 @@
+"""A loss in which ranks wait for each other, as where it gathers metrics: as many forwards on all.
+
+`Trainer` calls it once for each forward, and ranks have unlike numbers of forwards. One that makes
+a call more than the others waits for ever.
+"""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from .._private_torch import CollectiveCount, meet
+
+
+@final
+class LossCalls:
+    """The loss of a batch, without gradients, on the model beneath DDP.
+
+    Args:
+        trainer: computes it.
+
+    Attributes:
+        num_calls: so far.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self.num_calls = 0
+
+    def __call__(self, batch: Any, num_items: Any) -> float:
+        """Return the loss in evaluation mode, with the same random numbers in every call."""
+        self.num_calls += 1
+        trainer = self._trainer
+        model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
+        trains = model.training
+        model.eval()
+        try:
+            return float(without_gradient(trainer, batch, num_items))
+        finally:
+            model.train(trains)
+
+
+def without_gradient(trainer: Any, batch: Any, num_items: Any) -> Any:
+    """Return the loss of a batch on the model beneath DDP, and leave random states as they are."""
+    model, device = trainer.accelerator.unwrap_model(trainer.model_wrapped), trainer.args.device
+    with (
+        torch.random.fork_rng([device] if device.type == "cuda" else []),
+        torch.no_grad(),
+        trainer.compute_loss_context_manager(),
+    ):
+        torch.manual_seed(0)  # what is drawn in evaluation mode too is drawn alike
+        inputs = trainer._prepare_inputs(dict(batch))
+        return trainer.compute_loss(model, inputs, num_items_in_batch=num_items)
+
+
+def meets(trainer: Any, batch: Any, num_items: Any) -> bool:
+    """Tell whether ranks meet where the loss is computed. Collective: every rank computes one."""
+    if trainer.accelerator.num_processes == 1:
+        return False
+    count = CollectiveCount()
+    before = count()
+    LossCalls(trainer)(batch, num_items)
+    return count() != before
+
+
+def num_missing(trainer: Any, num_forwards: int) -> int:
+    """Return how many forwards this rank has less than the one with the most. Collective.
+
+    Where ranks differ, they also meet here in what DDP does at the begin of a forward, which would
+    come between the meetings in the loss.
+    """
+    mine = torch.tensor([num_forwards], device=trainer.args.device)
+    counts: list[int] = trainer.accelerator.gather(mine).tolist()
+    if min(counts) < max(counts) and isinstance(trainer.model_wrapped, DistributedDataParallel):
+        meet(trainer.model_wrapped)
+    return max(counts) - num_forwards

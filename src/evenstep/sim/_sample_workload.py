@@ -1,0 +1,136 @@
+"""Workers whose samples cost unlike times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from .._types import FloatArray, IntArray
+from ..exceptions import invalid
+from ..timemodels import AbstractTimeModel
+from ._lower_bound import lower_bound_s
+from ._workload import AbstractWorkload, Workload
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleWorkload(AbstractWorkload):
+    r"""Workers whose samples cost unlike times: made by ``Scenario.with_lengths``.
+
+    $t_{kr} = (a_r + c_{kr} \sum_i w_i) \, j_{kr}$ over the samples $i$ of a worker, and 0 without
+    any; where samples are padded, $n \max_i w_i$ stands for the sum. A sample of mean cost has
+    $w = 1$, so that workers are as fast as without lengths.
+
+    A plan that counts samples deals those of a step out in their order. What could be foreseen by
+    count is their mean.
+
+    Attributes:
+        lines: $a$, $c$ and $j$.
+        lengths: of all samples, by index, ``(num_samples,)``.
+        order: indices of each step's samples, ``(num_steps, global_batch_size)``.
+        weight: $w$ of all samples, ``(num_samples,)``.
+        padded: whether each sample takes as long as the longest of its worker.
+    """
+
+    lines: Workload
+    lengths: IntArray
+    order: IntArray
+    weight: FloatArray
+    padded: bool
+
+    def __post_init__(self) -> None:
+        for array in (self.lengths, self.order, self.weight):
+            array.flags.writeable = False
+
+    @classmethod
+    def drawn(
+        cls,
+        lines: Workload,
+        lengths: IntArray,
+        global_batch_size: int,
+        *,
+        padded: bool,
+        hidden_size: int,
+        seed: int,
+    ) -> SampleWorkload:
+        """Return it with samples in an order that is drawn anew in each epoch."""
+        square = lengths / (6 * hidden_size) if hidden_size else 0.0
+        weight = lengths * (1.0 + square)
+        rng, needed = np.random.default_rng(seed), lines.num_steps * global_batch_size
+        epochs = -(-needed // len(lengths))
+        order = np.concatenate([rng.permutation(len(lengths)) for _ in range(epochs)])[:needed]
+        return cls(
+            lines,
+            lengths,
+            order.reshape(lines.num_steps, global_batch_size),
+            weight / weight.mean(),
+            padded,
+        )
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples of a step."""
+        return int(self.order.shape[1])
+
+    @property
+    def world_size(self) -> int:
+        return self.lines.world_size
+
+    @property
+    def num_steps(self) -> int:
+        return self.lines.num_steps
+
+    def members(self, step: int) -> IntArray:
+        return self.lines.members(step)
+
+    def times(self, step: int) -> AbstractTimeModel:
+        return self.lines.times(step)
+
+    def repeats(self, step: int) -> bool:
+        return self.lines.repeats(step)
+
+    def seconds(self, step: int, batch_size: IntArray) -> FloatArray:
+        return self.assigned_s(step, np.repeat(np.arange(self.world_size), batch_size))
+
+    def chunk_s(self, step: int, worker: int, num_samples: int, *, again: bool) -> float:
+        raise invalid(
+            "sim.run(scheme=...)",
+            "leave samples where the plan has them, if these have lengths",
+            "one that moves them",
+            "Leave it out: the default is `Bsp()`.",
+        )
+
+    def assigned_s(self, step: int, owner: IntArray) -> FloatArray:
+        """Return what every worker needs for the samples that it owns, ``(world_size,)``.
+
+        Args:
+            step: when.
+            owner: worker of each sample, in the order of the step, ``(global_batch_size,)``.
+        """
+        weight, counts = (
+            self.weight[self.order[step]],
+            np.bincount(owner, minlength=self.world_size),
+        )
+        work = np.zeros(self.world_size)
+        if self.padded:
+            np.maximum.at(work, owner, weight)
+            work *= counts
+        else:
+            np.add.at(work, owner, weight)
+        intercept_s, slope_s = self._line(step)
+        return np.where(counts > 0, intercept_s + slope_s * work, 0.0)
+
+    def lower_bound_s(self, step: int) -> tuple[float, str]:
+        """Return a time that no assignment beats, jitter known, and what it comes from.
+
+        ``"work"``, all work over all speeds; ``"sample"``, the longest sample on its best worker;
+        or ``"runs"``, the best runs of the sorted samples, where samples are padded.
+        """
+        return lower_bound_s(self.weight[self.order[step]], *self._line(step), padded=self.padded)
+
+    def _line(self, step: int) -> tuple[FloatArray, FloatArray]:
+        assert self.lines.jitter is not None
+        jitter = self.lines.jitter[step]
+        return self.lines.intercept_s * jitter, self.lines.slope_s[step] * jitter

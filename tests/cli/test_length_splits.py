@@ -1,0 +1,185 @@
+"""Lengths on the command line: what they and the speeds save, each alone and both."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from evenstep import sim
+
+from . import app
+
+TYPED = ["--speeds", "100,80,20", "--global-batch-size", "256"]
+SMALL = ["--steps", "20", "--seeds", "2", "--world-size", "4"]
+
+
+def called(*arguments):
+    """The answer in lines that are not wrapped, wherever the tests run."""
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, list(map(str, arguments)))
+
+
+def answer(*arguments):
+    """What a program reads; stderr is no part of it."""
+    result = called(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_lengths_and_speeds_are_compared_in_one_table():
+    """A column for each kind of lengths, the lower bound below, and what each saves alone."""
+    asked = ["--lengths", "fine-tuning,uniform", *SMALL, "--steps", "40"]
+    found = answer("simulate", *asked)
+    lines = called("simulate", *asked).stdout.splitlines()
+
+    assert lines[2].split() == ["fine-tuning", "uniform"]
+    assert lines[7].split() == ["lower", "bound", "1.000", "1.000"]
+    for name, mean in found["means"].items():
+        runs = [run for run in found["runs"] if run["lengths"] == name]
+        assert [run["seed"] for run in runs] == [0, 1]
+        assert mean["both_s"] == pytest.approx(sum(run["both_s"] for run in runs) / 2)
+        assert mean["bound_s"] < mean["both_s"] < mean["equal_s"]
+        speeds = re.search(rf"^{name}: .* speeds alone save (\d+) %", "\n".join(lines), re.M)[1]
+        assert float(speeds) == pytest.approx(100 * (1 - mean["speed_s"] / mean["equal_s"]), abs=1)
+
+
+def test_lengths_go_with_scenarios(tmp_path):
+    """Several scenarios and files have columns of their own; the simulator says the same."""
+    file = tmp_path / "mine.txt"
+    file.write_text("10\n300\n40\n" * 50)
+    asked = ["--lengths", file, "--padded", "--hidden-size", 64, *SMALL, "--jobs", 1]
+    found = answer("simulate", *asked, "--scenario", "static,burst", "--global-batch-size", 32)
+    given = sim.scenario("burst", 4, 20, seed=1)
+    lengths = [10, 300, 40] * 50
+    work = given.with_lengths(lengths, 32, padded=True, hidden_size=64, seed=1)
+    report = sim.run("auto", given.cluster(32), work, cost=lengths)
+
+    assert list(found["means"]) == ["mine static", "mine burst"]
+    assert found["runs"][3]["both_s"] == pytest.approx(report.step_s.mean())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--policy", "auto"], "--policy"),
+        (["--scheme", "hybrid"], "--scheme"),
+        (["--trace", "run.csv"], "--trace"),
+        (["--png", "a.png"], "--png"),
+        (["--markdown", "a.md"], "--markdown"),
+        (["--move-cost", "0.2"], "--move-cost"),
+        (["--intercepts", "0.2"], "--intercepts"),
+        (["--jobs", "0"], "--jobs"),
+        (["--steps", "0"], "--steps"),
+        (["--scenario", "spot"], "presence"),
+        (["--hidden-size", "-1"], "hidden_size"),
+        (["--global-batch-size", "0"], "--global-batch-size"),
+    ],
+)
+def test_what_does_not_go_with_lengths_is_named(arguments, words):
+    """Nothing is left out without a word."""
+    result = called("simulate", "--lengths", "uniform", *arguments)
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert words in result.stderr
+
+
+@pytest.mark.parametrize("option", [["--padded"], ["--hidden-size", "64"]])
+def test_options_of_lengths_need_lengths(option):
+    """They would say nothing."""
+    result = called("simulate", "--scenario", "static", *SMALL, *option)
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert option[0] in result.stderr
+
+
+def test_unknown_lengths_are_named():
+    """Neither drawn nor a file."""
+    result = called("simulate", "--lengths", "short", *SMALL)
+
+    assert result.exit_code == 2
+    assert "fine-tuning" in result.stderr
+
+
+def test_lengths_show_what_each_saves_alone(tmp_path):
+    """With speeds 1:1:2:4 both come near the bound; in words, in JSON, from a file too."""
+    asked = ["--speeds", "1,1,2,4", "--global-batch-size", "32", "--lengths"]
+    found = answer("plan", *asked, "fine-tuning")["lengths"]
+    text = called("plan", *asked, "fine-tuning").stdout
+    file = tmp_path / "lengths.txt"
+    file.write_text("7\n" * 100)
+    same = answer("plan", *asked, file)["lengths"]
+
+    assert found["equal_s"] > max(found["speed_s"], found["length_s"])
+    assert found["bound_s"] <= found["both_s"] < 1.02 * found["bound_s"]
+    saved = [round(100 * (1 - found[name] / found["equal_s"])) for name in ("speed_s", "length_s")]
+    assert f"speeds alone save {saved[0]} %, lengths alone {saved[1]} %" in text
+    assert re.search(r"^by both +\S+ s +2\.\d\d$", text, re.M)
+    assert same["equal_s"] == same["length_s"] == pytest.approx(8.0)  # as without lengths
+    assert same["speed_s"] == pytest.approx(4.0)
+
+
+def test_overhead_counts_in_steps_with_lengths():
+    """As in every other line."""
+    asked = [*TYPED, "--lengths", "uniform"]
+    plain, more = (
+        answer("plan", *asked)["lengths"],
+        answer("plan", *asked, "--overhead", "0.5")["lengths"],
+    )
+
+    assert more["both_s"] == pytest.approx(plain["both_s"] + 0.5)
+    assert more["bound_s"] == pytest.approx(plain["bound_s"] + 0.5)
+
+
+def test_padding_makes_equal_counts_slower():
+    """And attention makes long samples dearer."""
+    asked = ["--speeds", "1,1", "--global-batch-size", "16", "--lengths", "fine-tuning"]
+    ratios = []
+    for option in (["--hidden-size", "0"], [], ["--hidden-size", "64"], ["--padded"]):
+        found = answer("plan", *asked, *option)["lengths"]
+        ratios.append(found["equal_s"] / found["bound_s"])
+
+    assert ratios == sorted(ratios)
+    assert ratios[2] > 1.1 * ratios[0]
+    assert ratios[3] > 1.5 * ratios[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--padded"], "--padded"),
+        (["--hidden-size", "9"], "--hidden-size"),
+        (["--lengths", "/no/such.txt"], "/no/such.txt"),
+        (["--lengths", "uniform", "--hidden-size", "-1"], "hidden_size"),
+        (["--lengths", "uniform", "--max", "200"], "--lengths"),
+    ],
+)
+def test_lengths_that_cannot_be_planned_for(arguments, words):
+    """In words that name the option, with nothing on stdout."""
+    result = called("plan", *TYPED, *arguments)
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert words in result.stderr
+
+
+@pytest.mark.parametrize("content", [b"12\nmany\n", b"1.5\n", b"", b"3\n-1\n", b"\xff\xfe", b"0\n"])
+def test_a_file_of_anything_else_is_refused(tmp_path, content):
+    """With its name."""
+    file = tmp_path / "lengths.txt"
+    file.write_bytes(content)
+    result = called("plan", *TYPED, "--lengths", file)
+
+    assert result.exit_code == 2
+    assert "lengths.txt" in result.stderr
+
+
+def test_an_array_of_lengths_is_read(tmp_path):
+    """As numpy saves it; the same as text."""
+    lengths = np.random.default_rng(0).integers(1, 500, 400)
+    np.save(tmp_path / "lengths.npy", lengths)
+    np.savetxt(tmp_path / "lengths.txt", lengths, fmt="%d")
+    found = [
+        answer("plan", *TYPED, "--lengths", tmp_path / f"lengths.{end}") for end in ("npy", "txt")
+    ]
+
+    assert found[0] == found[1]

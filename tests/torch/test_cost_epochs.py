@@ -1,0 +1,80 @@
+"""200 steps by cost, assigned anew at every step: none lost, none twice, on other ranks too."""
+
+from itertools import pairwise
+
+import pytest
+
+from evenstep.testing import run_workers
+
+from .cost_epochs import BATCH_SIZE, CAP, LENGTH, LOOPS, NUM_EPOCHS, NUM_STEPS, STOP_AFTER, legs
+from .cost_epochs import alone as one_process
+
+pytestmark = pytest.mark.cluster
+WORLDS = ((3, 2), (2, 3))
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """Each loop begun on some ranks and gone on with on others, by name and worlds."""
+    folder = tmp_path_factory.mktemp("epochs")
+
+    def run(world_size, wanted):
+        rows = [
+            (name, str(folder / f"{name} {worlds}"), STOP_AFTER if first else None)
+            for name, worlds, first in wanted
+        ]
+        ranks = run_workers(world_size, legs, world_size, rows, timeout_s=150)
+        return dict(zip(wanted, zip(*ranks, strict=True), strict=True))
+
+    begun, ended = [
+        [(name, worlds, first) for worlds in WORLDS for name in LOOPS] for first in (True, False)
+    ]
+    return (
+        run(3, begun[: len(LOOPS)])
+        | run(2, ended[: len(LOOPS)] + begun[len(LOOPS) :])
+        | run(3, ended[len(LOOPS) :])
+    )
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """One process of plain torch, by batches of an optimizer step."""
+    return {number: one_process(number) for number in (1, 2)}
+
+
+@pytest.mark.parametrize("worlds", WORLDS, ids=lambda worlds: "{} to {} ranks".format(*worlds))
+@pytest.mark.parametrize("name", LOOPS)
+def test_two_hundred_steps_are_those_of_one_process(found, alone, name, worlds):
+    """Parameters within 1e-12; each step's samples once; assignments differ from step to step."""
+    begun, ended = found[name, worlds, True], found[name, worlds, False]
+    theirs = alone[LOOPS[name].accumulated]
+    steps = [
+        step for ranks in (begun, ended) for step in zip(*(r.seen for r in ranks), strict=True)
+    ]
+
+    assert len(theirs.seen) == NUM_STEPS * NUM_EPOCHS > 200
+    for step, whole in zip(steps, theirs.seen, strict=True):
+        assert sorted(index for rank in step for index in rank) == sorted(whole)
+    for rank in ended:
+        error = (rank.parameters - theirs.parameters).norm() / theirs.parameters.norm()
+        assert error <= 1e-12
+    assert _num_changes(steps, theirs.seen) >= 0.9 * len(steps)
+
+
+@pytest.mark.parametrize("worlds", WORLDS, ids=lambda worlds: "{} to {} ranks".format(*worlds))
+@pytest.mark.parametrize("name", [name for name in LOOPS if LOOPS[name].cost.is_capped])
+def test_no_forward_is_larger_than_its_cap(found, name, worlds):
+    """In tokens, padding included, under any costs."""
+    ranks = [*found[name, worlds, True], *found[name, worlds, False]]
+
+    assert LENGTH.max() < max(rank.largest for rank in ranks) <= CAP
+
+
+def _num_changes(steps, orders):
+    """How often some place of a step was another rank's than in the step before."""
+    owners = []
+    for step, order in zip(steps, orders, strict=True):
+        rank_of = {index: rank for rank, seen in enumerate(step) for index in seen}
+        owners.append([rank_of[index] for index in order])
+    full = [one for one in owners if len(one) == BATCH_SIZE]
+    return sum(one != other for one, other in pairwise(full))
