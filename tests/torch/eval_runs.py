@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from evenstep.policies import Fixed
@@ -169,3 +171,16 @@ def lockstep(rank: int, kind: str, length: int, lockstep: bool | None) -> dict[s
         with torch.no_grad():
             whole = float(alone(x).square().mean())
     return {"counts": counts, "error": abs(mean["square"] - whole)}
+
+
+def padded_lengths(rank: int) -> list[list[int]]:
+    """Return the lengths in each forward of an evaluation, which its collator pads."""
+    lengths = [1 + (7 * index) % 32 for index in range(32)]
+    loader = DataLoader(
+        [torch.ones(length) for length in lengths],
+        batch_size=4,
+        collate_fn=partial(pad_sequence, batch_first=True),
+    )
+    with Balancer(runtime=Runtime(line_every=None)) as balancer:
+        shared = balancer.prepare_eval(loader, cost=lengths)
+        return [sorted((batch != 0).sum(1).tolist()) for batch in shared]

@@ -146,6 +146,8 @@ def test_features_of_ones_own_stand_beside_the_count():
     ("make", "words"),
     [
         (lambda: Cost([1.5, 2.0]), r"`Cost\(of=\.\.\.\)` must be integers of at least 0.*float64"),
+        (lambda: Cost([1, 1 << 25]), r"must be at most 16777216, .*33554432.*larger unit"),
+        (lambda: Cost([[1 << 49]]), r"must be at most 281474976710656, .*larger unit"),
         (lambda: Cost([1, -2]), r"integers of at least 0, got int64 from -2 on"),
         (lambda: Cost([]), r"one length for each sample.*shape \(0,\)"),
         (lambda: Cost(3), r"one length for each sample.*shape \(\)"),

@@ -15,6 +15,8 @@ from ..solve import Assignment, Forwards, WorkerCosts, partition
 from ._fields import field_of, whole_of
 
 UNKNOWN = -1
+_MOST_LENGTH = 1 << 24  # the squares of 16,384 such samples still add up in 64 bits
+_MOST_FEATURE = 1 << 48  # of which 16,384 do, too
 _ROOM = 2  # times the longest sample of the first epoch: later ones are seldom longer
 
 
@@ -39,11 +41,12 @@ class Cost:
         Balancer(cost=Cost(from_batch="input_ids"))  # as they are read: the collator tokenizes
 
     Attributes:
-        of: lengths by index, ``(num_samples,)``; or features, ``(num_samples, num_features)``,
-            one to six of them; all integers of at least 0. Or the name of a column of lengths,
-            or of lists, whose lengths count, such as ``"input_ids"``; without such a column it is
-            looked for in each sample, which reads the whole data set once. Or a function from an
-            index to its length, which is called once for each sample.
+        of: lengths by index, ``(num_samples,)``, from 0 to 2**24; or features,
+            ``(num_samples, num_features)``, one to six of them, from 0 to 2**48; integers. Or the
+            name of a column of lengths, or of lists, whose lengths count, such as
+            ``"input_ids"``; without such a column it is looked for in each sample, which reads the
+            whole data set once. Or a function from an index to its length, which is called once
+            for each sample.
         padded: whether a collator pads the samples of a forward to the longest. None asks it: it
             is shown two samples before training.
         max_size: most that one forward may have: the sum of the lengths, or where they are padded
@@ -318,5 +321,13 @@ def _checked(values: Any, *, padded: bool | None) -> IntArray:
             "be integers of at least 0",
             f"{table.dtype}" + ("" if table.dtype.kind not in "iu" else f" from {table.min()} on"),
             "Count tokens, pixels or nodes; round what is no count, in a fine unit.",
+        )
+    limit = _MOST_LENGTH if table.ndim == 1 else _MOST_FEATURE
+    if table.max() > limit:
+        raise invalid(
+            "Cost(of=...)",
+            f"be at most {limit}, so that a whole batch can be added up",
+            int(table.max()),
+            "Count in a larger unit, such as thousands: what a unit costs is learnt.",
         )
     return table

@@ -20,6 +20,7 @@ from .._run._estimates import Estimates
 from ..policies import AbstractPolicy
 from ..timemodels import ClusterProfile
 from . import _arguments as arguments
+from ._data.compare._padding import read_cost
 from ._data.deal._stream_terms import StreamKind
 from ._data.loaders._eval import EvalLoader
 from ._data.loaders._server import ServerEval
@@ -235,6 +236,8 @@ class Balancer:
         if cost is None and self._parts.cost is not None and self._parts.cost.suits(own.dataset):
             cost = self._parts.cost
         check_eval(crew.side, own, lockstep=at_once(), cost=cost)
+        if isinstance(own, DataLoader):  # anything else is refused below
+            cost = read_cost(cost, own, crew.side)
         made = (
             ServerEval(own)
             if crew.is_server

@@ -371,7 +371,7 @@ class StepConductor:
 
     def timed(self, phase: Phase) -> AbstractContextManager[None]:
         """Return a context whose time is that of ``phase`` in the account of the step."""
-        return self.meter.timeline.block(phase) if self._is_open else nullcontext()
+        return self.meter.block(phase) if self._is_open else nullcontext()
 
     @property
     def open_meter(self) -> StepMeter | None:

@@ -5,7 +5,9 @@ By marks on the host or on a device, and the seconds between two of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, final
@@ -169,6 +171,21 @@ class StepMeter:
         self._leave_out(begin, end)
         self.timeline.met(begin, end)
 
+    @contextmanager
+    def block(self, phase: Phase) -> Iterator[None]:
+        """Return a context whose time is that of ``phase``, such as an evaluation: no computing.
+
+        One that goes on past its step is left out of none: a loop over an evaluation may be left
+        alone, and its iterator ends when Python drops it.
+        """
+        step, begin = self._begin, self.clock.mark()
+        with self.timeline.block(phase) as counts:
+            try:
+                yield
+            finally:
+                if counts and self._begin is step:
+                    self._leave_out(begin, self.clock.mark())
+
     def open_gap(self) -> None:
         """Note that a forward or a backward is over, or a batch is handed out."""
         self._open_gap(self.clock.mark())
@@ -302,7 +319,7 @@ class PendingTime:
     Attributes:
         clock: set the marks.
         begin, end: of the step.
-        waits: pairs of marks, the time between which is left out.
+        waits: pairs of marks, the time between which is left out; they may overlap.
         scale: by which the time is multiplied.
     """
 
@@ -321,7 +338,19 @@ class PendingTime:
             return None
         if total < 0:
             return total  # a clock that went back: to be refused, not planned by
-        waited = 0.0
-        for begin, end in self.waits:
-            waited += self.clock.seconds(begin, end) or 0.0
-        return max(self.scale * (total - waited), 1e-9)  # a clock may not resolve an empty step
+        own_s = total - self._waited_s(total)
+        return max(self.scale * own_s, 1e-9)  # a clock may not resolve an empty step
+
+    def _waited_s(self, total: float) -> float:
+        """Return the seconds of the step that lie in some wait: what lies in two counts once."""
+        waited = reached = 0.0
+        for begin, end in sorted((self._at(begin), self._at(end)) for begin, end in self.waits):
+            first, last = max(begin, reached), min(end, total)
+            if last > first:
+                waited, reached = waited + last - first, last
+        return waited
+
+    def _at(self, mark: Any) -> float:
+        """Return when a mark was reached, from the begin on; never is past the end."""
+        at = self.clock.seconds(self.begin, mark)
+        return math.inf if at is None else at

@@ -122,22 +122,27 @@ class Timeline:
             self.go(Phase.REST)
 
     @contextmanager
-    def block(self, phase: Phase) -> Iterator[None]:
-        """Return a context whose time is that of ``phase``; of several, the outermost counts."""
-        self.enter(phase)
+    def block(self, phase: Phase) -> Iterator[bool]:
+        """Return a context whose time is that of ``phase``; of several, the outermost counts.
+
+        Its value is whether it counts.
+        """
+        counts = self.enter(phase)
         try:
-            yield
+            yield counts
         finally:
             self.leave()
 
-    def enter(self, phase: Phase) -> None:
-        """Begin such a block."""
+    def enter(self, phase: Phase) -> bool:
+        """Begin such a block; return whether it counts."""
         if threading.get_ident() != self._thread_id:
-            return
+            return False
         self._depth += 1
-        if self._depth == 1:
-            self._block = phase
-            self._set(phase)
+        if self._depth > 1:
+            return False
+        self._block = phase
+        self._set(phase)
+        return True
 
     def leave(self) -> None:
         """End it; not where the step was over before, as with an iterator that was left alone."""
