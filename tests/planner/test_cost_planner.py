@@ -229,6 +229,17 @@ def test_after_a_fault_plans_are_equal_and_still_fit(cap):
     assert (plan.costs is None) == (cap is None)
 
 
+def test_a_plan_assigns_samples_of_another_data_set_that_are_far_longer():
+    """The integers of a plan are as fine as one data set allows; a second loader has its own."""
+    plan = CostPlanner(Job(2, 4), Cost([5, 6, 7, 8], padded=False).table(range(4)), kinds=[0, 0])
+    longer = Cost([1 << 20, 1, 1 << 20, 2], padded=False).table(range(4))
+    features = longer.features(np.arange(4))
+
+    found = longer.assign(features, plan.plan.costs.workers())
+
+    assert sorted(found.owner[[0, 2]].tolist()) == [0, 1]
+
+
 @pytest.mark.parametrize("noise", [0.05, 0.1])
 @pytest.mark.parametrize("fixed", [0.3, 0.9])
 @pytest.mark.parametrize("step_s", [1e-3, 5e-3])

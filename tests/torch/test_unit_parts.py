@@ -17,9 +17,10 @@ from evenstep.torch._memory._replay import Replay
 from evenstep.torch._model._prepared import PreparedModels
 from evenstep.torch._model._units import UnitCounter
 from evenstep.torch._model._weighting import Backward, scale
+from evenstep.torch._step._clock import HostClock
 from evenstep.torch._step._compile_watch import CompileWatch
 from evenstep.torch._step._conductor import StepConductor
-from evenstep.torch._step._meter import HostClock, StepMeter
+from evenstep.torch._step._meter import StepMeter
 from evenstep.torch._step._tickets import Match
 from evenstep.torch._step._uses import ForwardUse
 

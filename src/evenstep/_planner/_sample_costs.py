@@ -282,7 +282,8 @@ class SampleCosts:
         if equal:  # of two forwards at least, as the last one's time is not known
             half = -(-len(features) // (2 * world_size))
         forwards = self.forwards(features, most=half, equal=equal)
-        return partition(features, workers, padded=bool(self.cost.padded), forwards=forwards)
+        fitting = workers.fitting(features)  # rounded for another data set, perhaps
+        return partition(features, fitting, padded=bool(self.cost.padded), forwards=forwards)
 
     def total(self, forwards: Sequence[IntArray]) -> tuple[int, ...]:
         """Return the features of forwards; of padded ones, their longest sample's for each."""

@@ -13,6 +13,7 @@ from ..timemodels._cost_model import CostModel
 
 MOST = 1 << 50  # all costs together: products with a weight of 10 bits still fit into 64 bits
 NEVER = 1 << 61  # the cost of what is not allowed
+_MOST_BITS = 50  # of numbers up to MOST
 _WEIGHT_BITS = 10
 _BLOCK = 1 << 20  # costs that are held at once
 
@@ -81,6 +82,19 @@ class WorkerCosts:
         unit = max(float(most) / (MOST >> 1), float(padded) / (NEVER >> 1), 1e-300)
         slope, intercept = np.rint(model.slope_s / unit), np.rint(model.intercept_s / unit)
         return cls(slope.astype(np.int64), intercept.astype(np.int64))
+
+    def fitting(self, features: IntArray) -> WorkerCosts:
+        """Return them in the finest unit, by powers of two, in which samples can be partitioned.
+
+        Mostly as they are. In integers alone, as all ranks have to find the same.
+
+        Args:
+            features: of the samples, ``(num_samples, num_features)``.
+        """
+        longest = features.max(axis=0).tolist()
+        each = max(sum(map(int.__mul__, longest, slope)) for slope in self.slope.tolist())
+        shift = (len(features) * each + int(self.intercept.max())).bit_length() - _MOST_BITS
+        return self if shift <= 0 else WorkerCosts(self.slope >> shift, self.intercept >> shift)
 
     @property
     def world_size(self) -> int:

@@ -41,9 +41,9 @@ from ._model._self_test import self_test
 from ._model._units import Unit, UnitCounter, counter_of
 from ._model._weighting import Backward
 from ._options import Runtime
+from ._step._clock import clock_of
 from ._step._compile_watch import CompileWatch
 from ._step._conductor import StepConductor
-from ._step._meter import clock_of
 from ._unequal_links import open_reduction, service_of
 
 if TYPE_CHECKING:

@@ -30,8 +30,8 @@ from ._memory_reader import CudaMemory
 from ._model._models import device_of
 from ._model._wrapping import Wrapping
 from ._parts import Parts
+from ._step._clock import clock_of
 from ._step._conductor import StepConductor
-from ._step._meter import clock_of
 from ._step._reporter import MachineMeasure, Measure, MemoryMeasure
 
 _OF_COLLECTIVES = ("gloo/", "NCCL", "Connection closed by peer")  # in errors of torch's backends

@@ -25,8 +25,8 @@ from ..._planner import Bounds
 from ..._private_torch import CollectiveCount, check_reduced, meet
 from ...exceptions import EvenstepWarning, invalid
 from ...policies import AbstractPolicy, Equal, Fixed
+from .._step._clock import AbstractClock
 from .._step._meter import BlindMeter, LeadMeter, StepMeter
-from .._step._phases import AbstractClock
 from ._fsdp import Shards
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from .._model._models import device_of, has_local_batch_norm
 from .._model._prepared import PreparedModels
 from .._parts import Parts
 from .._session import Session
-from .._step._meter import clock_of
+from .._step._clock import clock_of
 from ._file import found_in, read_profile, write_profile
 from ._sizes import sizes_of
 from ._start import learnt_from

@@ -17,7 +17,7 @@ from .._memory._oom import attempt, free_memory
 from .._memory._probe import Closure
 from .._memory_reader import MemoryReader
 from .._parts import Parts
-from .._step._phases import AbstractClock
+from .._step._clock import AbstractClock
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,4 @@
-"""Own compute time of a step: from the batch's hand-out to the end of own backward, less waits.
-
-By marks on the host or on a device, and the seconds between two of them.
-"""
+"""Own compute time of a step: from the batch's hand-out to the end of own backward, less waits."""
 
 from __future__ import annotations
 
@@ -12,95 +9,9 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, final
 
-import torch
-
 from ..._planner import Phase
-from ...exceptions import invalid
-from ._phases import AbstractClock, Timeline
-
-
-@final
-class HostClock(AbstractClock):
-    """For work that is done when the call returns: CPU tensors.
-
-    Args:
-        now: a monotonic clock in seconds.
-    """
-
-    def __init__(self, now: Callable[[], float] = perf_counter) -> None:
-        self._now = now
-
-    def mark(self) -> float:
-        return self._now()
-
-    def seconds(self, begin: float, end: float) -> float | None:
-        return end - begin
-
-    def wait(self, mark: float) -> None:
-        """Return at once: a mark on the host lies in the past."""
-
-
-def _recorded(device: torch.device) -> Any:
-    """Return an event that times, recorded on the current stream of ``device``."""
-    if device.type == "cuda":
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(device))
-        return event
-    other = torch.Event(device, enable_timing=True)
-    other.record(torch.accelerator.current_stream(device))
-    return other
-
-
-@final
-class AcceleratorClock(AbstractClock):
-    """For work queued on a device: events on the current stream, read without waiting.
-
-    A wall clock around kernels measures their launch. An event is reached when the device gets
-    there, and ``query`` asks without a synchronisation, so the host keeps running ahead; the
-    price is that a step's time is often known one plan point later (``Exchange``).
-
-    Args:
-        device: the accelerator whose current stream is marked.
-        record: returns an event that times, recorded on that stream.
-
-    Raises:
-        ValueError: the device has no events, or none that time.
-    """
-
-    def __init__(
-        self, device: torch.device, record: Callable[[torch.device], Any] = _recorded
-    ) -> None:
-        self._device, self._record = device, record
-        try:
-            begin, end = self.mark(), self.mark()
-            self.wait(end)
-            self.seconds(begin, end)
-        except (RuntimeError, NotImplementedError) as error:
-            raise invalid(
-                "Balancer.prepare(model)",
-                "compute on a CPU, on CUDA, or on a device whose events torch can time",
-                f"{device}: {error}",
-                "A clock on the host would time when work is handed over, not when it is done. "
-                "Train there with `EVENSTEP=off` in the environment.",
-            ) from error
-
-    def mark(self) -> Any:
-        return self._record(self._device)
-
-    def seconds(self, begin: Any, end: Any) -> float | None:
-        return float(begin.elapsed_time(end)) / 1e3 if end.query() else None
-
-    def wait(self, mark: Any) -> None:
-        mark.synchronize()
-
-
-def clock_of(device: torch.device) -> AbstractClock:
-    """Return what times work on ``device``.
-
-    Raises:
-        ValueError: nothing does.
-    """
-    return HostClock() if device.type == "cpu" else AcceleratorClock(device)
+from ._clock import AbstractClock
+from ._phases import Timeline
 
 
 class StepMeter:

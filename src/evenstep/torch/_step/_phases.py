@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import threading
 import weakref
 from collections import deque
@@ -18,24 +17,9 @@ from torch.optim.optimizer import (
 )
 
 from ..._planner import Phase, time_by_phase
+from ._clock import AbstractClock
 
 _MOST_UNREAD = 16  # steps that a device has not come to the end of
-
-
-class AbstractClock(abc.ABC):
-    """Sets marks, and tells the seconds between two of them once both have been reached."""
-
-    @abc.abstractmethod
-    def mark(self) -> Any:
-        """Return a mark for "when everything asked for so far is done"."""
-
-    @abc.abstractmethod
-    def seconds(self, begin: Any, end: Any) -> float | None:
-        """Return the seconds from one mark to another; None while ``end`` is not reached."""
-
-    @abc.abstractmethod
-    def wait(self, mark: Any) -> None:
-        """Block until ``mark`` is reached."""
 
 
 class _Window(NamedTuple):

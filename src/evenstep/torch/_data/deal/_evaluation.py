@@ -12,8 +12,6 @@ from ...._types import IntArray
 from ....solve import WorkerCosts, partition
 from ....solve._apportion import in_proportion
 
-_MOST_BITS = 49  # of all costs together, as `partition` takes them
-
 
 @dataclass(frozen=True, slots=True)
 class EvalForward:
@@ -80,9 +78,11 @@ def forwards_by_cost(
     if not len(indices):
         return []
     features = costs.features(indices)
+    workers = _equal(costs, world_size) if known is None else known.workers()
+    alike = WorkerCosts(workers.slope, np.zeros(world_size, np.int64))  # no step begins here
     found = partition(
         features,
-        _coarse(features, _equal(costs, world_size) if known is None else known.workers()),
+        alike.fitting(features),
         padded=bool(costs.cost.padded),
         forwards=costs.forwards(features, most=batch_size, equal=lockstep, empty=lockstep),
     )
@@ -93,11 +93,3 @@ def forwards_by_cost(
 def _equal(costs: SampleCosts, world_size: int) -> WorkerCosts:
     slope = np.tile(costs.start(), (world_size, 1))
     return WorkerCosts(slope, np.zeros(world_size, np.int64))
-
-
-def _coarse(features: IntArray, workers: WorkerCosts) -> WorkerCosts:
-    """Return the costs in a unit in which a whole data set can be added up, without intercepts."""
-    longest, slopes = features.max(axis=0).tolist(), workers.slope.tolist()
-    total = len(features) * max(sum(map(int.__mul__, longest, slope)) for slope in slopes)
-    shift = max(0, total.bit_length() - _MOST_BITS)
-    return WorkerCosts(workers.slope >> shift, np.zeros(workers.world_size, np.int64))
