@@ -8,11 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..events import Hook
-from ._fanout import Fanout
 from ._jsonl import JsonLines
 from ._line import ProgressLine
 from ._news import FaultLog
-from ._outlet import Outlet
+from ._outlet import Fanout, Outlet
 
 
 def open_outlets(

@@ -1,4 +1,4 @@
-"""A sink behind a queue, in a thread of its own: training never waits for what it does."""
+"""Hooks that training neither fails by nor waits for: one behind a queue, several behind one."""
 
 from __future__ import annotations
 
@@ -141,3 +141,28 @@ def close_all(outlets: Sequence[Outlet], *, within_s: float = 2.0) -> None:
         outlet.end()
     for outlet in outlets:
         outlet.close(within_s=max(0.0, deadline_s - monotonic()))
+
+
+class Fanout:
+    """Passes every event on to all hooks, in order.
+
+    A hook that raises is reported once, through the logger ``evenstep``, and left out from then
+    on: telemetry never stops training.
+    """
+
+    def __init__(self, hooks: Sequence[Hook]) -> None:
+        self._hooks = list(hooks)
+
+    def __call__(self, event: Event) -> None:
+        """Pass ``event`` on."""
+        for hook in tuple(self._hooks):
+            try:
+                hook(event)
+            except Exception:
+                self._hooks.remove(hook)
+                _LOG.exception(
+                    "The telemetry hook %r raised on %s and is left out from now on; "
+                    "training continues.",
+                    hook,
+                    type(event).__name__,
+                )
