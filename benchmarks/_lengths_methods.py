@@ -19,13 +19,13 @@ from benchmarks._lengths_training import (
     Cell,
     Device,
     Reader,
-    Text,
     contention,
     loss_of,
     packed,
     padded,
     text,
 )
+from benchmarks._lengths_packs import packs, unpacked
 from benchmarks._partitions import equal_count, karmarkar_karp, rebalance_sampler
 from evenstep.events import Event, Rebalanced
 from evenstep.torch import Balancer, Cost, Runtime
@@ -36,6 +36,7 @@ SAMPLERS = {  # of plain DDP, which take speeds to be equal
     "rebalance_sampler": rebalance_sampler,
     "karmarkar_karp": karmarkar_karp,
     "group_by_length": equal_count,
+    "packs, plain": equal_count,
 }
 
 
@@ -45,13 +46,19 @@ class Block:
 
     Attributes:
         method: its name.
-        order: indices of the samples of each step, ``(num_steps, BATCH)``.
+        order: indices of the samples of each step, ``(num_steps, batch_size)``; of packs where the
+            method has them.
         num_epochs: how often it trains on them.
     """
 
     method: str
     order: np.ndarray
     num_epochs: int = 1
+
+    @property
+    def has_packs(self) -> bool:
+        """Whether a sample is a pack of several."""
+        return self.method.startswith("packs")
 
 
 @dataclass(frozen=True)
@@ -90,28 +97,28 @@ def train(rank: int, cell: Cell, blocks: Sequence[Block], checks: int) -> list[A
 
 def sampled(rank: int, cell: Cell, block: Block) -> Trained:
     """Train by plain DDP, with a sampler that knows the lengths."""
-    data, speed = text(equal_lengths=cell.equal_lengths), np.ones(NUM_RANKS)
+    data, speed = data_of(cell, block), np.ones(NUM_RANKS)
     divide = SAMPLERS[block.method]
     own = [
         some[divide(data.lengths[some], speed, padded=cell.padded) == rank].tolist()
         for some in block.order
     ]
-    loader = loader_of(cell, data, batch_sampler=own)
+    loader = loader_of(cell, block, batch_sampler=own)
     device = Device(cell, rank)
     model = DistributedDataParallel(Reader(device))
-    return loop(model, loader, device, block.num_epochs, share=NUM_RANKS / BATCH)
+    return loop(model, loader, device, block.num_epochs, share=NUM_RANKS / block.order.shape[1])
 
 
 def balanced(rank: int, cell: Cell, block: Block) -> Trained:
     """Train by a balancer, told of lengths or not."""
-    data, device = text(equal_lengths=cell.equal_lengths), Device(cell, rank)
+    data, device = data_of(cell, block), Device(cell, rank)
     cost = Cost(data.lengths, padded=cell.padded) if block.method.startswith("ours") else None
     if block.method == "seen":
         cost = Cost(from_batch=lambda samples, batch: batch[1], padded=cell.padded)
     stock = loader_of(
         cell,
-        data,
-        batch_size=BATCH // NUM_RANKS,
+        block,
+        batch_size=block.order.shape[1] // NUM_RANKS,
         sampler=block.order.ravel().tolist(),
         num_workers=1 if block.method == "ours, loader workers" else 0,
     )
@@ -124,9 +131,18 @@ def balanced(rank: int, cell: Cell, block: Block) -> Trained:
     return replace(found, plans=plans, fetched=counts.requested / max(1, counts.used))
 
 
-def loader_of(cell: Cell, data: Text, **settings: Any) -> DataLoader[Any]:
+def data_of(cell: Cell, block: Block) -> Any:
+    """Return what a block trains on, with its ``lengths``."""
+    data = text(equal_lengths=cell.equal_lengths)
+    return packs(data) if block.has_packs else data
+
+
+def loader_of(cell: Cell, block: Block, **settings: Any) -> DataLoader[Any]:
     """Return a stock loader."""
-    return DataLoader(data, collate_fn=padded if cell.padded else packed, **settings)
+    one_row = unpacked if block.has_packs else packed
+    return DataLoader(
+        data_of(cell, block), collate_fn=padded if cell.padded else one_row, **settings
+    )
 
 
 def loop(

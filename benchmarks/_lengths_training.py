@@ -37,15 +37,23 @@ class Cell:
         speeds: of the ranks, by name. Their sum does not matter: the mean is 1.
         padded: whether a forward costs as many times its longest sample as it has samples.
         equal_lengths: whether all samples are given as many tokens.
+        unit_s: seconds of one unit of cost; None for those of its kind.
     """
 
     speeds: str
     padded: bool
     equal_lengths: bool = False
+    unit_s: float | None = None
 
     def __str__(self) -> str:
         same = ", equal lengths" if self.equal_lengths else ""
+        same += "" if self.unit_s is None else f", {1e9 * self.unit_s:g} ns"
         return f"{'padded' if self.padded else 'additive'}, 4 ranks {self.speeds}{same}"
+
+    @property
+    def costs_s(self) -> float:
+        """Seconds of one unit of cost."""
+        return UNIT_S[self.padded] if self.unit_s is None else self.unit_s
 
     @property
     def slow(self) -> np.ndarray:
@@ -57,11 +65,11 @@ class Cell:
         """Return the time of a rank's forward and backward."""
         cost = LINEAR * lengths + lengths**2
         total = len(cost) * cost.max() if self.padded else cost.sum()
-        return float((START_S + UNIT_S[self.padded] * total) * self.slow[rank])
+        return float((START_S + self.costs_s * total) * self.slow[rank])
 
     def bound_s(self, lengths: np.ndarray) -> float:
         """Return what no assignment of these samples beats; of padded ones, no sorted runs."""
-        unit_s, cost = UNIT_S[self.padded], LINEAR * lengths + lengths**2
+        unit_s, cost = self.costs_s, LINEAR * lengths + lengths**2
         return lower_bound_s(cost, START_S * self.slow, unit_s * self.slow, padded=self.padded)[0]
 
 

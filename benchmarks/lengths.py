@@ -25,7 +25,8 @@ import numpy as np
 
 from benchmarks._common import Row, main, progress
 from benchmarks._lengths_methods import BATCH, NUM_RANKS, Block, Trained, train
-from benchmarks._lengths_training import SPEEDS, Cell, text
+from benchmarks._lengths_packs import pack_orders, packing_row
+from benchmarks._lengths_training import SPEEDS, UNIT_S, Cell, text
 from benchmarks.equal_workers import bootstrap_median
 from evenstep.testing import run_workers
 
