@@ -294,3 +294,19 @@ def test_a_loss_names_a_step_that_is_done_where_later_ones_are_answered(star):
         both[loser].lost(1 - loser, "it is gone")
         with pytest.raises(WorkerLostError, match=rf"complete on all ranks is {done}\."):
             both[loser].losses.check()
+
+
+def test_rank_0_misses_a_rank_that_left_while_its_own_reports_are_held(star):
+    """It is in a step that the other has not done, though no message says so yet."""
+    both, _ = star(planner=gathering())
+    play(both, 12, reports=short)
+    both[1].close()
+    step = 12
+    with pytest.raises(WorkerLostError, match="Rank 1"):
+        while step < 24:  # more than are answered ahead
+            both[0].at(step)
+            both[0].report(step, short(0, step, 8))
+            both[0].losses.check()
+            step += 1
+
+    assert step <= 13

@@ -133,8 +133,9 @@ class Losses:
         Raises:
             RanksDivergedError: they did.
         """
-        if self.diverged is not None:
-            raise self.diverged
+        error = self._watch.error
+        if isinstance(error, RanksDivergedError):
+            raise error
 
     def check_left(self) -> None:
         """Take notice if a rank is needed that has ended its run."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..._planner import Phase, Plan, Work
 from ..._types import IntArray
@@ -41,8 +41,7 @@ class MicroBatch:
             object.__setattr__(self, "units", units)
 
 
-@dataclass(frozen=True, slots=True)
-class StepStart:
+class StepStart(NamedTuple):
     """A step whose batch is about to be handed out.
 
     Attributes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,8 +17,7 @@ from ....solve._deal import Deal
 from ._by_cost import Assigned, CostDeal, counted
 
 
-@dataclass(frozen=True, slots=True)
-class StepSpan:
+class StepSpan(NamedTuple):
     """Where a step lies in the run and in its epoch's order.
 
     Attributes:
