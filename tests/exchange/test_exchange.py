@@ -301,6 +301,8 @@ def test_rank_0_misses_a_rank_that_left_while_its_own_reports_are_held(star):
     both, _ = star(planner=gathering())
     play(both, 12, reports=short)
     both[1].close()
+    while not both[0].losses.left:  # pytest's own limit ends it
+        pass
     begun = []
 
     def go_on():
@@ -310,6 +312,6 @@ def test_rank_0_misses_a_rank_that_left_while_its_own_reports_are_held(star):
             both[0].report(step, short(0, step, 8))
             both[0].losses.check()
 
-    with pytest.raises(WorkerLostError, match="Rank 1"):
+    with pytest.raises(WorkerLostError, match=r"Rank 1.* complete on all ranks is 11\."):
         go_on()
-    assert begun[-1] <= 13
+    assert begun == [12]

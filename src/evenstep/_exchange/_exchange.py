@@ -293,7 +293,12 @@ class Exchange:
 
     @property
     def newest_done(self) -> int:
-        """The newest step that all ranks have done, as far as this rank can know."""
+        """The newest step that all ranks have done, as far as this rank can know.
+
+        Rank 0 does, once it has made the reports that it holds.
+        """
+        if self._router.rank == 0:
+            return self._answers.newest_done
         answered, reported = self._answers.newest, self.last_step
         if answered <= self._answers.known_until:  # ahead: others may still be in this one
             reported -= 1

@@ -154,6 +154,8 @@ class Losses:
         """Have a rank count as lost, on all ranks."""
         if self.is_broken:
             return
+        if self._router.rank == 0:
+            self._steps.report_all()
         host, done = self._hosts[rank], self._steps.newest_done
         error = lost_worker(rank, host, problem, done=done, restart=self._framework.restart)
         if self._router.rank == 0:

@@ -98,7 +98,7 @@ class KnownPortions:
 
     def __init__(self, parts: Sequence[MicroBatch]) -> None:
         self._parts = parts
-        self.num_samples = sum(part.num_samples for part in parts)
+        self.num_samples = sum([part.num_samples for part in parts])
         self.num_forwards = len(parts)
 
     def __iter__(self) -> Iterator[tuple[MicroBatch, bool]]:

@@ -18,9 +18,11 @@ class AbstractClock(abc.ABC):
 
     Attributes:
         mark: returns a mark for "when everything asked for so far is done". A step sets ten.
+        is_late: whether a mark is reached later than it is set, so that a device is asked.
     """
 
     mark: Callable[[], Any]
+    is_late: bool
 
     @abc.abstractmethod
     def seconds(self, begin: Any, end: Any) -> float | None:
@@ -38,6 +40,8 @@ class HostClock(AbstractClock):
     Args:
         now: a monotonic clock in seconds.
     """
+
+    is_late = False
 
     def __init__(self, now: Callable[[], float] = perf_counter) -> None:
         self.mark = now
@@ -75,6 +79,8 @@ class AcceleratorClock(AbstractClock):
     Raises:
         ValueError: the device has no events, or none that time.
     """
+
+    is_late = True
 
     def __init__(
         self, device: torch.device, record: Callable[[torch.device], Any] = _recorded

@@ -151,10 +151,11 @@ class StepConductor:
         opened = StepUnderWay(
             step, start.num_samples, start.global_num_samples, start.data_s, wall_s
         )
-        opened.thread_id = threading.get_ident()
+        thread_id = opened.thread_id = threading.get_ident()
         opened.work, opened.checksum = start.work, start.checksum
         opened.stopping = self._exchange.stopping
-        opened.follows = self._trains() and self._newest <= self._newest_used
+        trains = self._thread_id is None or self._thread_id == thread_id
+        opened.follows = trains and self._newest <= self._newest_used
         if not opened.follows:
             for other in tuple(self._steps.values()):
                 other.follows &= other.is_used

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol, final
 
@@ -132,12 +132,17 @@ class Reporter:
                 again = (self._report(step, 0.0, self._read() | {"peak_bytes": 0}),)
         except Exception as error:
             self._give_up(step.number, error)
-        made = partial(self._made, step, reduced, again)
-        self._exchange.report_by(step.number, made, is_urgent=bool(again or self._fault))
+        is_urgent = bool(again or self._fault)
+        made: Callable[[], Sequence[Message]] = partial(self._made, step, reduced, again)
+        if self._meter.clock.is_late:
+            # Now: another thread that asks CUDA for an event breaks a graph's capture under way.
+            messages = made()
+            made = partial(tuple, messages)
+        self._exchange.report_by(step.number, made, is_urgent=is_urgent)
 
     def _made(
         self, step: StepUnderWay, reduced: Sequence[Reduced], again: tuple[Report, ...]
-    ) -> list[Message]:
+    ) -> Sequence[Message]:
         """Return the messages of a report."""
         times: list[TimesTold] = []
         try:
