@@ -5,10 +5,10 @@ emulated: forward and backward together last as long as the true cost of the bat
 at least five times what they compute. Methods take turns in blocks of steps, in the same processes,
 and train on the same samples in the same steps; each step is compared with the bound of its own
 samples. `slowest_device_over_bound` is the part that follows from who has what; the rest, `host_s`,
-is what Python and gloo take. `speed_only` is `Balancer()`, which counts samples. `group_by_length`
-trains on other batches, and takes no part in the comparison. Methods that learn nothing have
-shorter blocks, of the last steps. `seen` learns lengths from batches: it trains two epochs, as
-others do beside it.
+is what Python and gloo take. `speed_only` is `Balancer()`, which counts samples. The first cell
+has `karmarkar_karp` and `group_by_length` as well; the latter trains on other batches, and takes no
+part in the comparison. Methods that learn nothing have shorter blocks, of the last steps. `seen`
+learns lengths from batches: it trains two epochs, as others do beside it.
 
 How long a unit of cost takes follows from a rule, not from ratios of such steps. Balanced steps
 take at least five times the CPU time of all four ranks together, as these share two cores where
