@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from evenstep._planner import Cost, CostPlanner, EqualSizes, Job, Report, Work
+from evenstep._planner import Cost, CostPlanner, EqualSizes, Job, Report, Work, assign
 from evenstep.events import MeasurementRejected, MemoryCapped, Rebalanced, SizesHeld
 from evenstep.solve import partition
 
@@ -235,7 +235,7 @@ def test_a_plan_assigns_samples_of_another_data_set_that_are_far_longer():
     longer = Cost([1 << 20, 1, 1 << 20, 2], padded=False).table(range(4))
     features = longer.features(np.arange(4))
 
-    found = longer.assign(features, plan.plan.costs.workers())
+    found = assign(longer, features, plan.plan.costs.workers())
 
     assert sorted(found.owner[[0, 2]].tolist()) == [0, 1]
 

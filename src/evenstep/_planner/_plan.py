@@ -46,7 +46,8 @@ class Plan:
             the data set divides evenly or the short batch is dropped. Zeros where it has fewer
             samples than workers.
         max_forward: most samples that a rank may put through one forward, one per rank; None is no
-            limit. Loops over ``loader.steps()`` cut larger local batches into micro-batches.
+            limit. Loops over ``loader.steps()`` cut larger local batches into micro-batches. With
+            ``costs``, the most of what ``Cost(max_size=...)`` counts.
         granularity: samples that those micro-batches keep together, one per rank; None is 1.
         reason: the policy's own words.
         first: samples that each rank begins with, one per rank, while those left of a full step

@@ -191,7 +191,7 @@ class StepConductor:
         if is_last:
             self.meter.begin_last(done=opened.num_done, num_samples=opened.num_samples)
         opened.num_done += num_samples
-        opened.largest = max(opened.largest, num_samples)
+        opened.largest = max(opened.largest, part.size)
 
     def claim(
         self, step: int, *, speed: float | None = None, own: bool = False
@@ -217,7 +217,7 @@ class StepConductor:
         step.data_s += self.meter.resume()
 
     def found_limit(self, limit: int) -> None:
-        """Pass on, with every report from now on, how many samples one forward may have."""
+        """Pass on, with every report from now on, how large one forward may be."""
         self._reporter.limit = limit
         self._reporter.begin_step()  # the peak of what was tried, or failed, is no step's own
 

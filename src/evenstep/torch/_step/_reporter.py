@@ -84,8 +84,8 @@ class Reporter:
         exact: whether to wait for the device, so that nothing is late.
 
     Attributes:
-        limit: most samples that one forward of this rank may have; None if none failed. It goes
-            with every report, because a step that some rank could not time is never complete.
+        limit: the largest forward that this rank may have; None if none failed. It goes with
+            every report, because a step that some rank could not time is never complete.
     """
 
     def __init__(
