@@ -89,6 +89,14 @@ def test_it_learns_speeds_and_lengths_within_twenty_steps():
     assert np.median(over[:2]) > 1.5  # or there was nothing to learn
 
 
+@pytest.mark.parametrize("noise", [0.02, 0.05, 0.1])
+def test_learning_costs_less_than_a_trial_would(noise):
+    """Of 50 steps, seven more at most; a trial of eight mixes, four runs each, takes 32."""
+    over = Run(noise=noise).run(60).over
+
+    assert sum(over[:50]) - 50 * np.median(over[40:]) <= 7
+
+
 def test_a_rank_that_slows_down_is_followed():
     """Twice as slow from step 60 on: within 10 % of the new bound 20 steps later."""
     run = Run().run(60)

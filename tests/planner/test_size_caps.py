@@ -23,14 +23,24 @@ class Run:
         whole: whether a rank has a single forward.
         true: seconds of a sample, of a token, and of a token squared.
         length: of the samples.
+        speed: of the ranks.
     """
 
     def __init__(
-        self, room, *, padded=False, noise=0.0, whole=False, true=(0, 1e-4, 0), length=LENGTH
+        self,
+        room,
+        *,
+        padded=False,
+        noise=0.0,
+        whole=False,
+        true=(0, 1e-4, 0),
+        length=LENGTH,
+        speed=SPEED,
     ):
         self.costs = Cost(length, padded=padded).table(range(len(length)))
         self.capacity = FIXED + np.broadcast_to(room, WORLD_SIZE) * EACH
-        self.noise, self.whole, self.true = noise, whole, np.array(true)
+        self.noise, self.whole = noise, whole
+        self.true, self.speed = np.array(true), np.array(speed)
         self.rng = np.random.default_rng(1)
         job = Job(WORLD_SIZE, BATCH_SIZE, cuts=not whole)
         self.planner = CostPlanner(job, self.costs, kinds=[0] * WORLD_SIZE)
@@ -56,7 +66,7 @@ class Run:
         spread = 1 + self.noise * self.rng.uniform(-1, 1, WORLD_SIZE)
         peaks = np.rint((FIXED + EACH * np.array(largest)) * spread).astype(int)
         work = [self.costs.total(own) for own in forwards]
-        took = np.array(work) @ self.true / SPEED * self.rng.normal(1, 0.02, WORLD_SIZE)
+        took = np.array(work) @ self.true / self.speed * self.rng.normal(1, 0.02, WORLD_SIZE)
         self.num_forwards += [len(own) for own in forwards]
         self.largest.append(largest)
         self.peaks.append(peaks)
@@ -106,12 +116,21 @@ def test_no_forward_exceeds_what_fits(room, padded, noise):
 
 def test_forwards_grow_by_bounded_steps():
     """To twice the largest so far at most, or to a single sample, whatever memory there is."""
-    run = Run(10**6, whole=True).run(60)
+    run = Run(10**6, whole=True, speed=[40, 1, 1]).run(60)
     largest = np.array(run.largest)
     visited = np.maximum.accumulate(largest)
 
     assert np.all(largest[2:] <= np.maximum(2 * visited[1:-1], LENGTH.max()))
-    assert largest[10:, 0].mean() > 1.5 * largest[:2, 0].mean()  # or nothing grew
+    assert largest[10:, 0].mean() > 2 * largest[:2, 0].mean()  # or nothing grew
+
+
+def test_no_rank_is_kept_from_the_longest_samples():
+    """A few that are far longer than all others: where memory suffices, each rank gets some."""
+    length = np.where(np.arange(len(LENGTH)) % 12, 100, 8000)
+    run = Run(10**5, length=length, speed=[1, 1, 1]).run(40)
+
+    assert min(run.plans[-1].max_forward) >= 8000
+    assert np.count_nonzero(np.array(run.largest) >= 8000, axis=0).min() >= 10
 
 
 def test_a_plan_keeps_to_caps_by_moving_samples_where_a_rank_has_one_forward():
@@ -132,6 +151,7 @@ def test_caps_move_seldom():
 
     assert number <= 10
     assert len(run.run(100, first=50).plans) - number <= 5
+    assert sum(isinstance(event, MemoryCapped) for event in run.events) <= 6
 
 
 def test_what_fits_is_told_in_tokens():
@@ -214,9 +234,23 @@ def test_a_step_without_a_way_is_computed_all_the_same():
 
 def test_a_sample_larger_than_all_caps_goes_where_most_fits():
     """It cannot be cut."""
-    costs = Cost([900, 50, 50, 50], padded=False).table(range(4))
-    workers = CostPlanner(Job(2, 4), costs, kinds=[0, 0]).plan.costs.workers()
-    for whole in (False, True):
-        features = costs.features(np.arange(4))
-        found = assign(costs, features, workers, caps=[150, 200], whole=whole)
-        assert found.owner.tolist() == [1, 0, 0, 0]
+    costs = Cost([900, *[50] * 6], padded=False).table(range(7))
+    features = costs.features(np.arange(7))
+    workers = CostPlanner(Job(2, 7), costs, kinds=[0, 0]).plan.costs.workers()
+    found = assign(costs, features, workers, caps=[150, 200])
+
+    assert found.owner.tolist() == [1, 0, 0, 0, 0, 0, 0]
+    assert [len(own) for own in found.samples(0)] == [3, 3]
+
+
+def test_equal_forwards_keep_to_caps():
+    """As where forwards are collective: as many on each rank, none past its cap."""
+    costs = Cost(LENGTH[:24], padded=False).table(range(24))
+    features = costs.features(np.arange(24))
+    workers = CostPlanner(Job(2, 24), costs, kinds=[0, 0]).plan.costs.workers()
+    caps = [int(LENGTH[:24].max()), 2000]
+    found = assign(costs, features, workers, caps=caps, equal_forwards=True)
+    sizes = [[costs.total([features[one]])[1] for one in found.samples(rank)] for rank in (0, 1)]
+
+    assert len(set(found.num_forwards.tolist())) == 1
+    assert [max(own) <= cap for own, cap in zip(sizes, caps, strict=True)] == [True, True]
