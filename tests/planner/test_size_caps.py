@@ -243,6 +243,16 @@ def test_a_sample_larger_than_all_caps_goes_where_most_fits():
     assert [len(own) for own in found.samples(0)] == [3, 3]
 
 
+def test_several_such_samples_are_shared_by_alike_ranks():
+    """Those with nearly the most room: never by one that has much less."""
+    costs = Cost([900] * 4 + [50] * 6, padded=False).table(range(10))
+    features = costs.features(np.arange(10))
+    workers = CostPlanner(Job(3, 10), costs, kinds=[0] * 3).plan.costs.workers()
+    found = assign(costs, features, workers, caps=[190, 100, 200])
+
+    assert sorted(found.owner[:4].tolist()) == [0, 0, 2, 2]
+
+
 def test_equal_forwards_keep_to_caps():
     """As where forwards are collective: as many on each rank, none past its cap."""
     costs = Cost(LENGTH[:24], padded=False).table(range(24))

@@ -43,7 +43,7 @@ def assign(
     forwards = partial(costs.forwards, features, most=half)
     sizes = features[:, 1]
     most = costs.cost.max_size or num_samples * int(sizes.max())
-    for room in () if caps is None else _rooms(np.array(caps), most, int(sizes.max())):
+    for room in () if caps is None else _rooms(np.array(caps), most, sizes):
         few = whole and num_samples < world_size
         within = forwards(equal=equal or whole, empty=few, max_size=room)
         with suppress(ValueError):  # there may be no way with so many samples
@@ -53,13 +53,17 @@ def assign(
     return split(forwards=forwards(equal=equal))
 
 
-def _rooms(caps: IntArray, most: int, longest: int) -> Iterator[IntArray]:
+def _rooms(caps: IntArray, most: int, sizes: IntArray) -> Iterator[IntArray]:
     """Yield sizes of a forward on every worker, ``(world_size,)``: the caps, then more and more.
 
-    A sample that is larger than all caps goes to the worker with the largest one.
+    Samples that are larger than all caps go to the workers with the largest ones: at most as many
+    workers, with caps that differ by less than a quarter.
     """
     room = np.minimum(caps, most)
-    room[room.argmax()] = max(int(room.max()), longest)
+    top = int(room.max())
+    larger = np.count_nonzero(sizes > top)
+    takers = np.argsort(-room, kind="stable")[:larger]
+    room[takers[4 * room[takers] > 3 * top]] = sizes.max()
     while (room < most).any():
         yield room
         room = np.minimum(room + room // 8 + 1, most)
