@@ -24,6 +24,7 @@ class Run:
         true: seconds of a sample, of a token, and of a token squared.
         length: of the samples.
         speed: of the ranks.
+        seen: whether lengths become known later, to ``costs``.
     """
 
     def __init__(
@@ -36,8 +37,11 @@ class Run:
         true=(0, 1e-4, 0),
         length=LENGTH,
         speed=SPEED,
+        seen=False,
     ):
-        self.costs = Cost(length, padded=padded).table(range(len(length)))
+        self.true_costs = self.costs = Cost(length, padded=padded).table(range(len(length)))
+        if seen:
+            self.costs = Cost(from_batch="length", padded=padded).table(range(len(length)))
         self.capacity = FIXED + np.broadcast_to(room, WORLD_SIZE) * EACH
         self.noise, self.whole = noise, whole
         self.true, self.speed = np.array(true), np.array(speed)
@@ -49,15 +53,16 @@ class Run:
 
     def step(self, step, **changed):
         plan = next(plan for plan in reversed(self.plans) if plan.first_step <= step)
-        features = self.costs.features(self.rng.integers(0, len(LENGTH), BATCH_SIZE))
+        indices = self.rng.integers(0, len(LENGTH), BATCH_SIZE)
+        features = self.true_costs.features(indices)
         if plan.costs is None:
             forwards = [[part] for part in np.split(features, np.cumsum(plan.batch_size)[:-1])]
         else:
             found = assign(
                 self.costs,
-                features,
+                self.costs.features(indices),
                 plan.costs.workers(),
-                caps=plan.max_forward,
+                caps=plan.max_forward if plan.costs.knows == self.costs.is_known else None,
                 whole=self.whole,
             )
             ranks = range(WORLD_SIZE)
@@ -112,6 +117,20 @@ def test_no_forward_exceeds_what_fits(room, padded, noise):
             assert np.all(np.array(run.largest[step]) <= np.maximum(caps, LENGTH.max()))
     assert np.all(run.peaks <= run.capacity)
     assert run.num_forwards[0] > 66  # or no share was too large
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_before_lengths_are_known_samples_are_capped(whole):
+    """As many as fit by their mean length, which a rank's speed does not change; then by tokens."""
+    run = Run(4500, whole=whole, seen=True, speed=[40, 1, 1]).run(40)
+    by_count = run.plans[-1].max_forward
+    run.costs.correct(np.arange(len(LENGTH)), LENGTH)
+    run.run(40, first=40)
+
+    assert 4 <= max(by_count) <= 0.9 * 4500 / LENGTH.mean()
+    assert np.mean(np.max(run.largest[1:40], axis=1) <= 4500) >= 0.9
+    assert min(run.plans[-1].max_forward) > LENGTH.max()
+    assert np.all(run.peaks[44:] <= run.capacity)
 
 
 def test_forwards_grow_by_bounded_steps():

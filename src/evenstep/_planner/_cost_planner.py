@@ -269,7 +269,8 @@ class CostPlanner(AbstractPlanner):
         if model is not None:
             caps = self._caps.caps
             most = np.tile(self._costs.most, (self._job.global_batch_size, 1))
-            costs = PlanCosts.of(WorkerCosts.rounded(model, most))
+            knows = self._costs.is_known
+            costs = PlanCosts.of(WorkerCosts.rounded(model, most), knows=knows)
         if self._job.tail_size:
             cluster = replace(self._cluster, global_batch_size=self._job.tail_size)
             tail = tuple(Equal().init(cluster).batch_size.tolist())

@@ -42,15 +42,18 @@ class SizeCaps:
         self._known = KnownMemory(world_size, memory, UNSEEN)
         self._given = np.full(world_size, costs.cost.max_size or UNSEEN)
         self._caps = self._given
+        self._mean = 1  # size of a sample, the largest of a step so far
 
     @property
     def caps(self) -> IntArray | None:
         """Those in force, ``(world_size,)``; None where there are none beside the one given.
 
-        There are none before lengths are known, as forwards are cut before that.
+        Before lengths are known, forwards are cut by count: caps are as many samples as have that
+        size by the largest mean of a step so far.
         """
-        is_any = self._costs.is_known and bool((self._caps < self._given).any())
-        return self._caps if is_any else None
+        if not (self._caps < self._given).any():
+            return None
+        return self._caps if self._costs.is_known else np.maximum(self._caps // self._mean, 1)
 
     @property
     def peaks(self) -> Any:
@@ -67,6 +70,9 @@ class SizeCaps:
 
         A rank without samples has a stand-in, of whose size nothing is known.
         """
+        works = [report.work.own for report in reports if report.work is not None]
+        num, size = [sum(own[at] for own in works) for at in (0, 1)]
+        self._mean = max(self._mean, -(-size // max(num, 1)))
         is_new = self._known.limited(reports)
         if tells_peaks(reports):
             largest = np.array([report.largest_forward for report in reports])

@@ -157,18 +157,21 @@ class CostDeal:
             del known[next(iter(known))]
         assert plan.costs is not None
         features = self._costs.features(indices)
+        caps = plan.max_forward
+        if plan.costs.knows != self._costs.is_known:  # of samples, and lengths are known now
+            caps = None
         known[key] = found = assign(
             self._costs,
             features,
             plan.costs.workers(),
-            caps=plan.max_forward,
+            caps=caps,
             whole=self._whole,
             equal_forwards=self._equal_forwards,
         )
-        if plan.max_forward is not None and not self._has_told:
+        if caps is not None and not self._has_told:
             own = [features[slots] for slots in found.samples(self._rank)]
             largest = max((self._costs.total([one])[1] for one in own), default=0)
-            self._check(largest, plan.max_forward[self._rank])
+            self._check(largest, caps[self._rank])
 
     def _check(self, largest: int, cap: int) -> None:
         """Say once where samples leave no way within what is known to fit."""
