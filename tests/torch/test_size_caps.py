@@ -18,6 +18,7 @@ from .cost_runs import (
     NUM_SAMPLES,
     Masked,
     Series,
+    lengths_in,
     loader_of,
     loss_of,
     num_tokens,
@@ -59,7 +60,8 @@ def tokens_of(batch, *, pads):
 def test_a_fast_rank_gets_no_more_than_fits(cuts, pads):
     """Its speed asks for twice as much: in several forwards, or, in a plain loop, by others."""
     room = 500 if pads else 380
-    found = run_workers(WORLD_SIZE, _measured, room, cuts, pads, timeout_s=120)
+    cost = Cost(LENGTH, padded=pads)
+    found = run_workers(WORLD_SIZE, _measured, cost, room, cuts, timeout_s=120)
 
     for largest, _, _, _ in found:
         assert max(largest) <= room
@@ -69,11 +71,21 @@ def test_a_fast_rank_gets_no_more_than_fits(cuts, pads):
     assert {unit for *_, told in found[:1] for unit in told} == {"size"}
 
 
-def _measured(rank, room, cuts, pads):
+@pytest.mark.cluster
+def test_lengths_seen_in_batches_bound_later_epochs():
+    """From the second one on, by tokens, as where they are known ahead."""
+    cost = Cost(from_batch=lengths_in, padded=False)
+    found = run_workers(WORLD_SIZE, _measured, cost, 380, True, timeout_s=120)
+
+    assert max(max(largest[10:]) for largest, *_ in found) <= 380
+    assert max(found[0][2][10:]) > 1  # or memory did not matter
+
+
+def _measured(rank, cost, room, cuts):
     device, events = Device(room), []
     largest, own, forwards = [], [], []
     runtime = Runtime(line_every=None, memory=device, hooks=(events.append,))
-    with Balancer(cost=Cost(LENGTH, padded=pads), runtime=runtime) as balancer:
+    with Balancer(cost=cost, runtime=runtime) as balancer:
         model, loader = balancer.prepare(Masked(), loader_of(WORLD_SIZE))
         for _ in range(5):
             for step in loader.steps() if cuts else ([batch] for batch in loader):
@@ -82,7 +94,7 @@ def _measured(rank, room, cuts, pads):
                     if not balancer.num_samples:
                         loss_of(model, batch, tokens=False).backward()
                         continue
-                    tokens = tokens_of(batch, pads=pads)
+                    tokens = tokens_of(batch, pads=cost.padded)
                     device.hold(tokens)
                     had.append(tokens)
                     sleep(tokens * (5e-5 if rank == 0 else 2e-4))

@@ -56,8 +56,8 @@ class CostPlanner(AbstractPlanner):
     - Where a rank asks for no other sizes, as each costs a compilation, samples are counted from
       then on, in sizes that stay; not where forwards have caps, which counts would not keep.
     - Forwards keep within what fits (``SizeCaps``), by the peaks of memory that ranks tell and by
-      what they found to be too large. Where samples are counted, no rank gets so many that the
-      longest of all would exceed it; else who gets how many follows from costs that are equal.
+      what they found to be too large. Samples are counted where as many of the longest would fit;
+      otherwise equal costs assign them within what fits.
 
     Fitting takes milliseconds, and no rank waits for it. It reads no clock and sends no messages.
 
