@@ -231,8 +231,7 @@ class StepConductor:
         if again:
             step.num_forwards = step.num_backwards = step.num_done = step.largest = 0
         else:
-            step.num_forwards -= 1
-            step.num_done -= num_samples
+            step.num_forwards, step.num_done = step.num_forwards - 1, step.num_done - num_samples
 
     def came_to_end(self) -> None:
         """Hear that a loop came to its end, and no error ended it: no forward may follow."""
