@@ -1,4 +1,4 @@
-"""Runs of padded fine-tuning, by the lengths of the samples and plain, and in one process."""
+"""Runs of padded or packed fine-tuning by lengths, plain, and in one process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from evenstep.torch import Cost
 
 from ..torch.plans import Restless
-from .lengths import Table, Texts, padding
+from .lengths import Steep, Table, Texts, packing, padding
 from .small import bert, gpt_in_double, offline
 from .trainer_runs import Case, Result, gathering_loss, make, run
 
@@ -24,6 +24,7 @@ CLASSIFIER = replace(
     collator=partial(padding, "DataCollatorWithPadding"),
 )
 GATHERS = replace(CAUSAL, loss=gathering_loss)
+PACKED = replace(CAUSAL, data=Steep, collator=packing)
 REBALANCED = {"train_sampling_strategy": "batch_rebalance"}
 CASES: dict[str, tuple[Case, Any]] = {
     "causal, a column of lists": (CAUSAL, "input_ids"),
@@ -47,6 +48,16 @@ CASES: dict[str, tuple[Case, Any]] = {
     "classifier, gathers, accumulated": (
         replace(CLASSIFIER, num_accumulated=2, loss=gathering_loss),
         "input_ids",
+    ),
+    "packed": (PACKED, "input_ids"),
+    "packed, accumulated": (replace(PACKED, num_accumulated=2), "input_ids"),
+    "packed, by count": (PACKED, None),
+    "packed, accumulated, by count": (replace(PACKED, num_accumulated=2), None),
+    "packed, tokens capped": (PACKED, Cost("input_ids", max_size=16)),
+    "packed, lengths seen in samples": (PACKED, Cost(from_batch="input_ids")),
+    "packed, gathers, accumulated, by count": (
+        replace(PACKED, num_accumulated=2, loss=gathering_loss),
+        None,
     ),
 }
 
