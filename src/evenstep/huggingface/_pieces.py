@@ -8,7 +8,7 @@ import torch
 
 
 @final
-class Rows:
+class RowPieces:
     """A batch with a row for each sample.
 
     Attributes:
@@ -30,7 +30,7 @@ class Rows:
 
 
 @final
-class Packed:
+class SequencePieces:
     """A batch of one row, ``(1, length)``, in which sequences lie one behind the other.
 
     Their positions begin anew. A collator of already packed samples, as TRL's, lays several
@@ -68,7 +68,7 @@ class Packed:
         return value
 
 
-def pieces_of(batch: Any, num_samples: int) -> Rows | Packed | None:
+def pieces_of(batch: Any, num_samples: int) -> RowPieces | SequencePieces | None:
     """Return a batch as pieces, two at least; None if it cannot be cut.
 
     Args:
@@ -77,9 +77,9 @@ def pieces_of(batch: Any, num_samples: int) -> Rows | Packed | None:
     """
     tensors = [value for value in batch.values() if isinstance(value, torch.Tensor) and value.ndim]
     if num_samples > 1 and all(len(tensor) == num_samples for tensor in tensors):
-        return Rows(batch, num_samples)
+        return RowPieces(batch, num_samples)
     positions = batch.get("position_ids")
     if isinstance(positions, torch.Tensor) and positions.ndim == 2 and len(positions) == 1:
-        packed = Packed(batch, num_samples)
+        packed = SequencePieces(batch, num_samples)
         return packed if packed.num > 1 else None
     return None
