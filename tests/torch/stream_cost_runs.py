@@ -104,6 +104,26 @@ def _steps(cost: Cost, num_workers: int, cuts: bool) -> dict[str, Any]:
     return {"steps": found, "error": max(errors), "largest": max(sizes)}
 
 
+class Cropped(Stream):
+    """The same, of which each rank crops samples in its own way."""
+
+    def __iter__(self) -> Iterator[Sample]:
+        most = 9 + dist.get_rank()
+        return ({**one, "x": one["x"][:most]} for one in super().__iter__())
+
+
+def unlike(rank: int) -> str:
+    """Return the error where ranks find other lengths."""
+    stock = DataLoader(Cropped(), batch_size=BATCH_SIZE // 2, collate_fn=together)
+    with Balancer(cost=Cost("x", padded=True), runtime=QUIET) as balancer:
+        _, loader = balancer.prepare(model(), stock, stream="same")
+        try:
+            next(iter(loader))
+        except RuntimeError as error:
+            return str(error)
+    return "no error"
+
+
 def refusals(rank: int) -> dict[str, str]:
     """Return the errors of what is not balanced by cost."""
     found = {}

@@ -8,7 +8,7 @@ from evenstep.testing import run_workers
 
 from .._tiers import Groups, slow_but
 from .cost_runs import BATCH_SIZE
-from .stream_cost_runs import CAP, CASES, order, refusals, steps
+from .stream_cost_runs import CAP, CASES, order, refusals, steps, unlike
 
 pytestmark = pytest.mark.cluster
 RUNS = [(name, world_size) for name in CASES for world_size in (2, 3)]
@@ -50,6 +50,13 @@ def test_ranks_get_unlike_numbers_of_samples_by_their_lengths(runs, name, world_
     assert any(len(some) > 1 for some in counts)
     if CASES[name][0].max_size is not None:
         assert max(rank["largest"] for rank in ranks) <= CAP
+
+
+def test_ranks_that_find_other_lengths_hear_of_it_before_the_step():
+    """On all of them, with the remedy."""
+    for error in run_workers(2, unlike):
+        assert "ranks find different lengths in the next step's samples" in error
+        assert "draw what changes lengths from a seed that all ranks share" in error
 
 
 def test_what_is_not_balanced_by_cost_is_refused():

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from time import perf_counter
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -230,9 +231,12 @@ class StreamLoader(AbstractStepLoader):
     def _tell(self, mark: int = 0) -> Callable[[], list[StreamStock]]:
         """Tell the others what is in stock, and return what waits for what they have."""
         reader = self._reader
-        rows = self._ranks.gather([reader.stock, int(reader.ended), mark, self._form.num_readers])
+        lengths = crc32(reader.lengths(self._size).tobytes())
+        rows = self._ranks.gather(
+            [reader.stock, int(reader.ended), mark, self._form.num_readers, lengths]
+        )
         return lambda: [
-            StreamStock(stock, bool(ended), mark, readers) for stock, ended, mark, readers in rows()
+            StreamStock(stock, bool(ended), *others) for stock, ended, *others in rows()
         ]
 
 
