@@ -1,4 +1,4 @@
-"""Runs of padded fine-tuning, by the lengths of the samples and plain, and in one process."""
+"""Runs of padded or packed fine-tuning by lengths, plain, and in one process."""
 
 from __future__ import annotations
 
@@ -7,13 +7,24 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from evenstep.torch import Cost
 
 from ..torch.plans import Restless
-from .lengths import Table, Texts, padding
+from .lengths import Steep, Table, Texts, packing, padding
 from .small import bert, gpt_in_double, offline
 from .trainer_runs import Case, Result, gathering_loss, make, run
+
+
+def mean_of_sequences(trainer: Any, model: Any, inputs: Any, **_: Any) -> torch.Tensor:
+    """Return the mean over the sequences of a packed row, however many targets each has."""
+    ids, labels, which = inputs["input_ids"], inputs["labels"][0, 1:], inputs["seq_idx"][0, 1:]
+    logits = model(input_ids=ids, position_ids=inputs["position_ids"])["logits"][0, :-1]
+    losses = nn.functional.cross_entropy(logits, labels, reduction="none")
+    kinds = nn.functional.one_hot(which.long()).to(losses.dtype)
+    return ((losses @ kinds) / ((labels != -100).to(losses.dtype) @ kinds)).mean()
+
 
 BATCH_SIZE = 12  # of all ranks together
 CAUSAL = Case(gpt_in_double, data=Table, collator=partial(padding, "DataCollatorForSeq2Seq"))
@@ -24,6 +35,7 @@ CLASSIFIER = replace(
     collator=partial(padding, "DataCollatorWithPadding"),
 )
 GATHERS = replace(CAUSAL, loss=gathering_loss)
+PACKED = replace(CAUSAL, data=Steep, collator=packing)
 REBALANCED = {"train_sampling_strategy": "batch_rebalance"}
 CASES: dict[str, tuple[Case, Any]] = {
     "causal, a column of lists": (CAUSAL, "input_ids"),
@@ -47,6 +59,17 @@ CASES: dict[str, tuple[Case, Any]] = {
     "classifier, gathers, accumulated": (
         replace(CLASSIFIER, num_accumulated=2, loss=gathering_loss),
         "input_ids",
+    ),
+    "packed": (PACKED, "input_ids"),
+    "packed, accumulated": (replace(PACKED, num_accumulated=2), "input_ids"),
+    "packed, by count": (PACKED, None),
+    "packed, accumulated, by count": (replace(PACKED, num_accumulated=2), None),
+    "packed, tokens capped": (PACKED, Cost("input_ids", max_size=16)),
+    "packed, lengths seen in samples": (PACKED, Cost(from_batch="input_ids")),
+    "packed, a mean of means, by count": (replace(PACKED, loss=mean_of_sequences), None),
+    "packed, gathers, accumulated, by count": (
+        replace(PACKED, num_accumulated=2, loss=gathering_loss),
+        None,
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Sentences of unlike lengths, as tokenizers leave them, and what pads them."""
+"""Sentences of unlike lengths, as tokenizers leave them, and what pads or packs them."""
 
 from __future__ import annotations
 
@@ -55,6 +55,17 @@ class Table(Texts):
         return [row[index] for row in self._rows] if isinstance(index, str) else self._rows[index]
 
 
+class Steep(Table):
+    """The same, of which three in four are short: equal loads are unlike numbers."""
+
+    def __init__(self, num_samples: int = 50, *, masked: bool = True) -> None:
+        super().__init__(num_samples, masked=masked)
+        self._rows = [
+            {name: values[-2:] if number % 4 else values for name, values in row.items()}
+            for number, row in enumerate(self._rows)
+        ]
+
+
 def padding(kind: str) -> Any:
     """Return a collator of transformers that pads, with a tokenizer that needs no download."""
     import transformers
@@ -65,3 +76,10 @@ def padding(kind: str) -> Any:
         tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="1")), pad_token="0"
     )
     return getattr(transformers, kind)(tokenizer)
+
+
+def packing() -> Any:
+    """Return a collator of transformers that makes one row of all samples, and its ends."""
+    from transformers import DataCollatorWithFlattening
+
+    return DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_seq_idx=True)

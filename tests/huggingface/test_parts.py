@@ -12,8 +12,11 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 from evenstep.huggingface import balance
 from evenstep.huggingface._checks import check_accelerator
+from evenstep.huggingface._pieces import pieces_of
 from evenstep.huggingface._portions import masked, portions
 from evenstep.huggingface._stock import FirstOf, Stock
+
+from .lengths import packing, rows
 
 
 class FakeStep:
@@ -67,6 +70,25 @@ def test_gradients_are_averaged_in_the_last_forward_alone():
     last = [forward.is_last for portion in made for forward in portion.forwards()]
 
     assert last == [False, False, True]
+
+
+@pytest.mark.parametrize(("first", "end"), [(0, 1), (1, 3), (2, 5), (0, 5)])
+def test_a_piece_of_a_packed_row_is_what_the_collator_makes_of_its_samples(first, end):
+    """With where its sequences end; that of the longest may be that of the whole row."""
+    samples = rows(5)
+    packed = pieces_of(packing()(samples), 5)
+    made, expected = packed.cut(first, end), packing()(samples[first:end])
+
+    assert (packed.num, packed.num_samples) == (5, 5)
+    for name in ("input_ids", "labels", "position_ids", "seq_idx", "cu_seq_lens_q"):
+        assert torch.equal(made[name], expected[name])
+    assert made["max_length_q"] >= expected["max_length_q"]
+
+
+def test_a_sample_may_have_several_sequences():
+    """As TRL packs a data set: they are no samples. A single one cannot be cut."""
+    assert pieces_of(packing()(rows(5)), 2).num_samples is None
+    assert pieces_of(packing()(rows(1)), 1) is None
 
 
 def test_a_stand_in_has_no_targets_and_no_tokens():

@@ -125,3 +125,32 @@ def test_time_may_come_first_in_a_batch(tickets):
 
     assert matched(tickets, torch.randn(7, 5, 2)) == [second]
     assert matched(tickets, torch.randn(7, 6, 2)) == [first]
+
+
+def packed(*lengths):
+    """Return samples of these lengths in one row, as transformers' collators make it."""
+    ends = torch.tensor([0, *lengths]).cumsum(0)
+    return {"input_ids": torch.randint(1, 99, (1, sum(lengths))), "cu_seq_lens_q": ends}
+
+
+def copied(batch):
+    """Return a copy, as on another device."""
+    return [tensor.clone() for tensor in batch.values()]
+
+
+def test_a_packed_row_with_its_ends_is_one_batch(tickets):
+    """There is one end more than samples, and as many as were handed out."""
+    ticket, batch = opened(tickets, 0, 3, batch=packed(5, 2, 4))
+
+    assert matched(tickets, *copied(batch)) == [ticket]
+    assert matched(tickets, torch.cat([batch["cu_seq_lens_q"], torch.ones(3)])) is None
+
+
+def test_one_packed_row_is_no_batch_of_one_sample(tickets):
+    """Copies are told by their values; one of which that says nothing is left open."""
+    three, row = opened(tickets, 0, 3, batch=packed(5, 2, 4))
+    one, single = opened(tickets, 1, 1, batch=packed(9))
+
+    assert matched(tickets, *copied(row)) == [three]
+    assert matched(tickets, *copied(single)) == [one]
+    assert matched(tickets, row["input_ids"][:, 1:].clone()) is None

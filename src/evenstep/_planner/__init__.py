@@ -11,6 +11,7 @@ from ._cost_choice import CostChoice as CostChoice
 from ._cost_planner import CostPlanner as CostPlanner
 from ._equal_sizes import EqualSizes as EqualSizes
 from ._fields import batch_lengths as batch_lengths
+from ._fields import sample_length as sample_length
 from ._job import Job as Job
 from ._learnt import Learnt as Learnt
 from ._learnt import check_learnt as check_learnt
@@ -61,5 +62,6 @@ __all__ = [
     "in_words",
     "of_lengths",
     "places",
+    "sample_length",
     "time_by_phase",
 ]

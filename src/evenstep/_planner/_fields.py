@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from operator import index
 from typing import Any
 
 import numpy as np
 
 from .._types import IntArray
 from ..exceptions import invalid
+
+MOST_LENGTH = 1 << 24  # the squares of 16,384 such samples still add up in 64 bits
 
 
 def field_of(dataset: Any, name: str) -> Any:
@@ -72,6 +75,36 @@ def batch_lengths(of: Any, samples: Sequence[Any], collate: Callable[[Any], Any]
             "Count the tokens of each sample.",
         )
     return batch, found.astype(np.int64)
+
+
+def sample_length(of: Any, sample: Any) -> int:
+    """Return the length of one sample of a stream.
+
+    Args:
+        of: the name of a field, of a length or a list; or a function of the sample.
+        sample: as the stream yields it.
+
+    Raises:
+        ValueError: there is no such field, or it is no length.
+    """
+    if not callable(of) and not (isinstance(sample, Mapping) and of in sample):
+        raise invalid(
+            "Balancer(cost=...)",
+            "name a field of each sample of a stream",
+            f"{of!r} for a {type(sample).__name__}"
+            + (f" with {sorted(map(str, sample))}" if isinstance(sample, Mapping) else ""),
+            "Have the stream yield mappings with that field, or give a function of a sample.",
+        )
+    found = of(sample) if callable(of) else _length(sample[of])
+    with suppress(TypeError):
+        if 0 <= index(found) <= MOST_LENGTH:
+            return index(found)
+    raise invalid(
+        "Balancer(cost=...)",
+        f"give an integer from 0 to {MOST_LENGTH} for each sample of a stream",
+        repr(found)[:80],
+        "Count tokens, pixels or nodes, in thousands where they are many.",
+    )
 
 
 def _of_field(name: str, batch: Any) -> Any:

@@ -12,10 +12,9 @@ import numpy as np
 from .._types import IntArray
 from ..exceptions import invalid
 from ..solve import Forwards
-from ._fields import field_of, whole_of
+from ._fields import MOST_LENGTH, field_of, whole_of
 
 UNKNOWN = -1
-_MOST_LENGTH = 1 << 24  # the squares of 16,384 such samples still add up in 64 bits
 _MOST_FEATURE = 1 << 48  # of which 16,384 do, too
 _ROOM = 2  # times the longest sample of the first epoch: later ones are seldom longer
 
@@ -46,7 +45,8 @@ class Cost:
             name of a column of lengths, or of lists, whose lengths count, such as
             ``"input_ids"``; without such a column it is looked for in each sample, which reads the
             whole data set once. Or a function from an index to its length, which is called once
-            for each sample.
+            for each sample. For a stream, the name of a field of each sample, or a function of a
+            sample.
         padded: whether a collator pads the samples of a forward to the longest. None asks it: it
             is shown two samples before training.
         max_size: most that one forward may have: the sum of the lengths, or where they are padded
@@ -193,6 +193,7 @@ class SampleCosts:
     def __init__(self, cost: Cost, table: IntArray) -> None:
         self.cost = cost
         self._table = table
+        self._grows = not isinstance(cost.of, np.ndarray)  # lengths become known in time
         self.num_features = 3 if table.ndim == 1 else 1 + table.shape[1]
         self.is_known = False
         self.most, self.mean = np.ones(self.num_features, np.int64), np.ones(self.num_features)
@@ -220,7 +221,7 @@ class SampleCosts:
 
     def _sum_up(self) -> None:
         table, was_known = self._table, self.is_known
-        if self.cost.from_batch is not None:
+        if self._grows:
             table = table[table != UNKNOWN]
         if not len(table):
             return
@@ -230,7 +231,7 @@ class SampleCosts:
         else:
             self.mean = np.array([1, mean, np.square(table, dtype=np.float64).mean()])
             if not was_known:  # plans are rounded by it, and some may be on their way
-                top = int(top) * (1 if self.cost.from_batch is None else _ROOM)
+                top = int(top) * (_ROOM if self._grows else 1)
                 self.most = np.array([1, top, top**2], np.int64)
         self.is_known = True
 
@@ -321,7 +322,7 @@ def _checked(values: Any, *, padded: bool | None) -> IntArray:
             f"{table.dtype}" + ("" if table.dtype.kind not in "iu" else f" from {table.min()} on"),
             "Count tokens, pixels or nodes; round what is no count, in a fine unit.",
         )
-    limit = _MOST_LENGTH if table.ndim == 1 else _MOST_FEATURE
+    limit = MOST_LENGTH if table.ndim == 1 else _MOST_FEATURE
     if table.max() > limit:
         raise invalid(
             "Cost(of=...)",

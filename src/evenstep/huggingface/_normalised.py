@@ -12,6 +12,7 @@ import torch
 from ..exceptions import invalid
 from ..torch._model._units import shifting
 from ._gathering_loss import LossCalls
+from ._pieces import pieces_of
 
 Divisor = Literal["items", "labels", "shifted labels", "samples"]
 
@@ -116,13 +117,16 @@ def _look(loss_of: LossCalls, batch: Any, num_samples: int, num_items: Any) -> E
     if abs(once - twice) > _SAME * abs(once):
         return Evidence(abs(once), abs(once - twice))
     whole = loss_of(batch, None)
-    if not has_rows(batch, num_samples):
+    pieces = pieces_of(batch, num_samples)
+    if pieces is None:
         return Evidence(abs(whole))
-    rows = [rows_of(batch, i, i + 1) for i in range(num_samples)]
-    counts = [[count(row, 1, divisor) for row in rows] for divisor in _OWN]
-    cut = _cut(counts[0], num_samples)
-    losses = [loss_of(rows_of(batch, *ends), None) for ends in ((0, cut), (cut, num_samples))]
-    by_labels, by_shifted, by_samples = (_distance(whole, losses, each, cut) for each in counts)
+    each = [pieces.cut(i, i + 1) for i in range(pieces.num)]
+    counts = [[count(piece, 1, divisor) for piece in each] for divisor in _OWN]
+    if pieces.num_samples is None:
+        counts[-1] = [None] * pieces.num
+    cut = _cut(counts[0], pieces.num)
+    losses = [loss_of(pieces.cut(*ends), None) for ends in ((0, cut), (cut, pieces.num))]
+    by_labels, by_shifted, by_samples = (_distance(whole, losses, one, cut) for one in counts)
     return Evidence(abs(whole), 0.0, (by_labels, by_shifted, by_samples))
 
 
@@ -132,27 +136,13 @@ def _summed(trainer: Any, found: Evidence) -> list[float]:
     return total
 
 
-def has_rows(batch: Any, num_samples: int) -> bool:
-    """Tell whether a batch can be cut: packed ones, and those of one sample, cannot."""
-    tensors = [value for value in batch.values() if isinstance(value, torch.Tensor) and value.ndim]
-    return num_samples > 1 and all(len(tensor) == num_samples for tensor in tensors)
-
-
-def rows_of(batch: Any, first: int, end: int) -> dict[str, Any]:
-    """Return some rows of a batch."""
-    return {
-        name: value[first:end] if isinstance(value, torch.Tensor) and value.ndim else value
-        for name, value in batch.items()
-    }
-
-
-def _cut(counts: Sequence[int | None], num_samples: int) -> int:
+def _cut(counts: Sequence[int | None], num_pieces: int) -> int:
     """Return where shares of the targets and of the samples differ most."""
     known = [each or 0 for each in counts]
     total = sum(known) or 1
     return max(
-        range(1, num_samples),
-        key=lambda cut: (abs(sum(known[:cut]) / total - cut / num_samples), -cut),
+        range(1, num_pieces),
+        key=lambda cut: (abs(sum(known[:cut]) / total - cut / num_pieces), -cut),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..torch._data._step import Step
-from ._normalised import has_rows, rows_of
+from ._pieces import pieces_of
 
 _IGNORED = -100  # what every Hugging Face loss leaves out, and `num_items_in_batch` as well
 _MASK = "attention_mask"
@@ -117,12 +117,10 @@ def masked(part: Any) -> Any:
 
 
 def _of_nothing(step: Step) -> Any:
-    """Return a batch without targets: the first row, where the batch has rows."""
+    """Return a batch without targets: the first piece, where the batch can be cut."""
     first = step.micro_batches[0]
-    batch = first.batch
-    if has_rows(batch, max(first.num_samples, 1)):
-        batch = rows_of(batch, 0, 1)
-    return _without_targets(batch)
+    pieces = pieces_of(first.batch, first.num_samples)
+    return _without_targets(first.batch if pieces is None else pieces.cut(0, 1))
 
 
 def _without_targets(given: Any) -> Any:

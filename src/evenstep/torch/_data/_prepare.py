@@ -44,15 +44,17 @@ def balanced_loader(
     made: AbstractStepLoader
     if stream is None and not isinstance(loader.dataset, IterableDataset):
         made = BalancedLoader(loader, context)
-    elif context.cost is not None:
-        raise invalid(
-            "Balancer(cost=...)",
-            "be for data that is read by index",
-            f"the stream of a {type(loader.dataset).__name__}",
-            "Use a data set with a length, or leave `cost` out.",
-        )
     else:
-        made = StreamLoader(loader, context, kind=_said(stream, loader))
+        kind = _said(stream, loader)
+        if context.cost is not None and kind == "sharded":
+            raise invalid(
+                "Balancer(cost=...)",
+                'be left out with `stream="sharded"`, where no rank can compute samples of another',
+                f"a sharded {type(loader.dataset).__name__}",
+                'Have every rank read all samples and prepare with `stream="same"`, use a data '
+                "set with a length, or leave `cost` out.",
+            )
+        made = StreamLoader(loader, context, kind=kind)
     return made if not beside else _fitting(beside[0], made)
 
 

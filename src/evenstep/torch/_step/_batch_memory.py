@@ -156,10 +156,12 @@ class Peek:
     """Values of a tensor's first row, evenly spaced; of rows of one value, the first ones.
 
     Attributes:
+        num_rows: of the tensor.
         row: the shape of a row.
         values: some of its values.
     """
 
+    num_rows: int
     row: torch.Size
     values: torch.Tensor
 
@@ -169,7 +171,7 @@ class Peek:
         if not has_memory(tensor) or not tensor.ndim:
             return None
         with torch.no_grad():
-            return cls(tensor.shape[1:], _some(tensor))
+            return cls(tensor.shape[0], tensor.shape[1:], _some(tensor))
 
     def shows(self, tensor: torch.Tensor) -> bool:
         """Tell whether ``tensor`` may begin with a copy: moved, or cast to another type.

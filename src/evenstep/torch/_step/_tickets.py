@@ -5,7 +5,8 @@ Each batch that a loop gets opens a ticket. A forward is matched to tickets by e
 1. by memory: an input shares it with a handed-out tensor (itself, a view, a split);
 2. all tickets in use weigh alike, so that it does not matter which one it is;
 3. by size: the rows of an input are as many as the samples of one ticket only, or as some views
-   of each;
+   of each. Not where a batch in use has no tensor with a row for each sample, as a packed one: its
+   single row is no batch of one sample;
 4. by value: an input begins with a copy of a handed-out tensor, as on another device;
 5. by what other ranks know (``StepConductor``).
 
@@ -57,6 +58,7 @@ class Ticket:
         is_trained: whether one of its own forwards, beyond doubt, has had a backward.
         peeks: some values of its tensors, if they were looked at when they were handed out.
         tensors: weak references to its tensors.
+        has_rows: whether one of its tensors has a row for each sample, or it has no tensors.
     """
 
     step: StepUnderWay
@@ -69,11 +71,25 @@ class Ticket:
     is_trained: bool = False
     peeks: tuple[Peek, ...] = ()
     tensors: tuple[weakref.ref[torch.Tensor], ...] = ()
+    has_rows: bool = True
 
     def shows_in(self, tensor: torch.Tensor) -> bool:
         """Tell whether ``tensor`` begins with a copy of a tensor of the batch."""
-        peeks = self.peeks or _peeks(one for ref in self.tensors if (one := ref()) is not None)
-        return any(peek.shows(tensor) for peek in peeks)
+        return any(peek.shows(tensor) for peek in self._looks())
+
+    def ends_in(self, tensor: torch.Tensor) -> bool:
+        """Tell whether ``tensor`` begins with a copy of one of the batch's, and goes on.
+
+        Several views of one batch have as many rows each; a part of it has fewer.
+        """
+        alike = [peek for peek in self._looks() if peek.row == tensor.shape[1:]]
+        if not tensor.ndim or any(peek.num_rows == len(tensor) for peek in alike):
+            return False
+        shorter = [peek for peek in alike if peek.num_rows < len(tensor)]
+        return any(len(tensor) % peek.num_rows and peek.shows(tensor) for peek in shorter)
+
+    def _looks(self) -> tuple[Peek, ...]:
+        return self.peeks or _peeks(one for ref in self.tensors if (one := ref()) is not None)
 
     @property
     def size(self) -> int:
@@ -142,6 +158,9 @@ class Tickets:
                 tensors = [tensor for tensor in tensors_in(batch) if has_memory(tensor)]
                 self._memory.add(tensors, ticket)
                 self._note_layouts(tensors, ticket.size)
+                ticket.has_rows = not tensors or any(
+                    ticket.size in tensor.shape[:2] for tensor in tensors
+                )
                 ticket.tensors = tuple(map(weakref.ref, tensors[:_MOST_PEEKS]))
                 if peeks or self._mixes:
                     ticket.peeks = _peeks(tensors[:_MOST_PEEKS])
@@ -201,7 +220,9 @@ class Tickets:
             if not fitting and _exceeds(live, tensors):
                 return Match(tuple(live), _several(live))
             return _alike(live)
-        if not _agree(fitting):
+        if not all(ticket.has_rows for ticket in live):
+            fitting = _copied(live, tensors)
+        elif not _agree(fitting):
             fitting = _copied(fitting or live, tensors)
         if _agree(fitting):
             return _alike(fitting)
@@ -283,18 +304,8 @@ def _copied(tickets: Sequence[Ticket], tensors: Sequence[torch.Tensor]) -> list[
 
 
 def _exceeds(tickets: Sequence[Ticket], tensors: Sequence[torch.Tensor]) -> bool:
-    """Tell whether an input begins with a copy of a batch and goes on with rows of another.
-
-    Several views of one batch have as many rows each; a part of it has fewer.
-    """
-    return any(
-        tensor.ndim
-        and tensor.shape[0] > ticket.size
-        and tensor.shape[0] % ticket.size
-        and ticket.shows_in(tensor)
-        for ticket in tickets
-        for tensor in tensors
-    )
+    """Tell whether an input begins with a copy of a batch and goes on with rows of another."""
+    return any(ticket.ends_in(tensor) for ticket in tickets for tensor in tensors)
 
 
 def _alike(tickets: Sequence[Ticket]) -> Match:

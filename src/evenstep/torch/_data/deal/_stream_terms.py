@@ -24,12 +24,14 @@ class StreamStock:
         ended: whether there are no more.
         mark: made of its first samples; -1 if none could be made, -2 if there is no sample.
         num_readers: processes among which it splits its stream.
+        lengths: a number made of those of the next step's samples; 0 where they are counted.
     """
 
     num_samples: int
     ended: bool
     mark: int
     num_readers: int = 1
+    lengths: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +109,14 @@ class SameStream(AbstractStreamTerms):
                 f"`DataLoader(num_workers={min(readers)})` on all of them."
             )
         left = [min(stock.num_samples, self.global_batch_size) for stock in stocks]
-        if len(set(left)) == 1:
+        if len(set(left)) == 1 and len({stock.lengths for stock in stocks}) == 1:
             return None
+        if len(set(left)) == 1:
+            return (
+                "ranks find different lengths in the next step's samples, so they would not agree "
+                "who computes which. With `Balancer(cost=...)` and `stream='same'`, draw what "
+                "changes lengths from a seed that all ranks share, or leave `cost` out."
+            )
         return (
             f"ranks read streams of different lengths: {left} samples are left on them. With "
             f"`stream='same'` each has to read all samples, in one order. If each reads its own "

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from ...._types import IntArray
 from ._chunks import Chunk, ChunkRows, Collation, Packed, SamplePlace, pack, rows_of
 from ._torch_loader import inner_loader
 
@@ -28,21 +30,31 @@ class StreamReader:
         chunk: samples that a worker reads in one go.
         prefetch: chunks that a worker reads ahead.
         pin: moves a batch to pinned memory.
+        length_of: tells the length of a sample, where the samples are read; None is none.
 
     Attributes:
         ended: whether there are no more than those in stock.
     """
 
     def __init__(
-        self, loader: DataLoader[Any], *, chunk: int, prefetch: int, pin: Callable[[Any], Any]
+        self,
+        loader: DataLoader[Any],
+        *,
+        chunk: int,
+        prefetch: int,
+        pin: Callable[[Any], Any],
+        length_of: Callable[[Any], int] | None = None,
     ) -> None:
         self._loader = loader
         self._collation = Collation.of(loader.collate_fn)
         self._pin = pin
         self._generator = torch.Generator()
-        self._inner = _inner(loader, self._collation, self._generator, chunk, prefetch)
+        self._length_of = length_of
+        worker = _PackChunk(self._collation.merge, length_of)
+        self._inner = _inner(loader, worker, self._generator, chunk, prefetch)
         self._chunks: Iterator[Any] = iter(())
         self._places: deque[SamplePlace] = deque()  # read and not handed out, oldest first
+        self._lengths: deque[int] = deque()  # of these; of none where nothing tells
         self._spare: Chunk | None = None  # that begins with the stream's first sample
         self.ended = True
 
@@ -65,8 +77,12 @@ class StreamReader:
             except StopIteration:
                 self.ended = True
                 return
-            content, size = chunk if self._loader.num_workers else ([chunk], 1)
+            if self._loader.num_workers:
+                content, size, lengths = chunk
+            else:
+                content, size, lengths = [chunk], 1, _lengths([chunk], self._length_of)
             self._places.extend((content, row) for row in range(size))
+            self._lengths.extend(lengths)
             if self._spare is None:
                 # Apart from what is handed out, as a `collate_fn` may change its samples.
                 self._spare = copy.deepcopy(content) if isinstance(content, list) else content
@@ -86,18 +102,20 @@ class StreamReader:
             self._drop(skipped)
             left -= skipped
 
-    def take(self, num_samples: int, first: int, forwards: Sequence[int]) -> list[Any]:
-        """Return the batches of some of the next ``num_samples``, which are then gone.
+    def lengths(self, num_samples: int) -> IntArray:
+        """Return the lengths of the next samples."""
+        return np.array(list(islice(self._lengths, num_samples)), np.int64)
 
-        They follow each other from ``first`` on, of as many samples as ``forwards`` says. One
-        without any gets the first sample of the stream to stand in.
+    def take(self, num_samples: int, forwards: Sequence[IntArray]) -> list[Any]:
+        """Return batches of some of the next ``num_samples``, which are then gone.
+
+        Each has the samples that ``forwards`` says, counted from the next one. One without any gets
+        the first sample of the stream to stand in.
         """
-        batches, begin = [], first
-        for size in forwards:
-            places = islice(self._places, begin, begin + size)
-            rows = rows_of(places) if size else [self._stand_in()]
+        batches, places = [], list(islice(self._places, num_samples))
+        for slots in forwards:
+            rows = rows_of(places[slot] for slot in slots) if len(slots) else [self._stand_in()]
             batches.append(self._pin(self._collation.batch(rows)))
-            begin += size
         self._drop(num_samples)
         return batches
 
@@ -124,6 +142,7 @@ class StreamReader:
         """Let go of the stream, wherever it stands."""
         self._chunks = iter(())  # torch's workers end with their last reference
         self._places.clear()
+        self._lengths.clear()
         self.ended = True
 
     def close(self) -> None:
@@ -139,6 +158,8 @@ class StreamReader:
     def _drop(self, num_samples: int) -> None:
         for _ in range(num_samples):
             self._places.popleft()
+        for _ in range(min(num_samples, len(self._lengths))):
+            self._lengths.popleft()
 
 
 class _ShownDataset(IterableDataset[Any]):
@@ -152,18 +173,28 @@ class _ShownDataset(IterableDataset[Any]):
 
 
 class _PackChunk:
-    """What a worker does with the samples it has read, and how many they were."""
+    """What a worker does with the samples it has read; how many they were, and their lengths."""
 
-    def __init__(self, merge: Callable[[list[Any]], Any] | None) -> None:
+    def __init__(
+        self,
+        merge: Callable[[list[Any]], Any] | None,
+        length_of: Callable[[Any], int] | None,
+    ) -> None:
         self._merge = merge
+        self._length_of = length_of
 
-    def __call__(self, samples: list[Any]) -> tuple[Packed, int]:
-        return pack(self._merge(samples) if self._merge else samples), len(samples)
+    def __call__(self, samples: list[Any]) -> tuple[Packed, int, list[int]]:
+        lengths = _lengths(samples, self._length_of)
+        return pack(self._merge(samples) if self._merge else samples), len(samples), lengths
+
+
+def _lengths(samples: list[Any], length_of: Callable[[Any], int] | None) -> list[int]:
+    return [] if length_of is None else [length_of(sample) for sample in samples]
 
 
 def _inner(
     loader: DataLoader[Any],
-    collation: Collation,
+    worker: _PackChunk,
     generator: torch.Generator,
     chunk: int,
     prefetch: int,
@@ -176,7 +207,7 @@ def _inner(
         _ShownDataset(loader.dataset),
         generator,
         batch_size=chunk,
-        collate_fn=_PackChunk(collation.merge),
+        collate_fn=worker,
         prefetch_factor=prefetch,
         persistent_workers=loader.persistent_workers,
         timeout=loader.timeout,

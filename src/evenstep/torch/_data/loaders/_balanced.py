@@ -14,7 +14,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from ...._planner import Cost, Plan
+from ...._planner import Plan
 from ...._types import IntArray
 from ....exceptions import invalid
 from .._loader_state import OrderedForm
@@ -27,7 +27,7 @@ from ..fetch._sources import BatchSource, FetchCounts
 from ..fetch._with_lengths import measuring, unpacked
 from ..order._global_order import EpochOrder, GlobalOrder, checked_num_steps
 from ..order._samplers import tell_epoch
-from ._base import AbstractStepLoader, Loops, StepContext
+from ._base import AbstractStepLoader, Loops, StepContext, check_forwards
 from ._claimed import Claimed
 
 
@@ -228,7 +228,7 @@ class BalancedLoader(AbstractStepLoader):
         self._advance(next(self._spans(), None))
         indices_of = self._at.order.blocks.indices
         if self._by_cost is not None:
-            _check_forwards(self._context.cost, whole=whole)
+            check_forwards(self._context.cost, whole=whole)
             equal_forwards = not whole and self._context.equal_forwards()
             self._by_cost.begin(indices_of, equal_forwards=equal_forwards, whole=whole)
         # The book's, as the source must not keep the loader alive.
@@ -315,18 +315,6 @@ class BalancedLoader(AbstractStepLoader):
                     self._source.replan()
             except Exception as error:  # raised at the next plan point, where it can be seen
                 self._problem = error
-
-
-def _check_forwards(cost: Cost | None, *, whole: bool) -> None:
-    """Raise where one forward may be too small for what a rank gets, and is all it has."""
-    if whole and cost is not None and cost.is_capped:
-        raise invalid(
-            "Cost(max_size=..., max_samples=...)",
-            "be used in a loop over `loader.steps()`, which may make several forwards",
-            "`for batch in loader`",
-            "Loop over the steps and their micro-batches: `for step in loader.steps(): for batch "
-            "in step: ...`.",
-        )
 
 
 def _both_ways() -> ValueError:

@@ -11,6 +11,7 @@ from typing import Any, final
 from torch.utils.data import DataLoader
 
 from ...._planner import Cost, Phase, Plan, SampleCosts
+from ....exceptions import invalid
 from .._protocols import LoaderRanks, LoaderSession, LoaderSteps, StepStart
 from .._step import Attempts, Portions, Step, StepCount
 from ..deal._by_cost import Assigned
@@ -274,3 +275,15 @@ class Loops:
         if number <= self._cut_off:
             raise RuntimeError("the loader was closed, so this iteration cannot go on")
         return number == self.current
+
+
+def check_forwards(cost: Cost | None, *, whole: bool) -> None:
+    """Raise where one forward may be too small for what a rank gets, and is all it has."""
+    if whole and cost is not None and cost.is_capped:
+        raise invalid(
+            "Cost(max_size=..., max_samples=...)",
+            "be used in a loop over `loader.steps()`, which may make several forwards",
+            "`for batch in loader`",
+            "Loop over the steps and their micro-batches: `for step in loader.steps(): for batch "
+            "in step: ...`.",
+        )

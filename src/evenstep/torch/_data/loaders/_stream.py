@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import Any
+from zlib import crc32
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from ...._planner import Plan
+from ...._planner import Cost, Plan, sample_length
+from ...._types import IntArray
 from ....exceptions import EvenstepWarning, invalid
 from .._loader_state import StreamForm, StreamPosition
 from .._protocols import MicroBatch
 from .._step import KnownPortions, Step, with_units
+from ..deal._by_cost import Assigned
+from ..deal._stream_deal import StreamDeal
 from ..deal._stream_terms import StreamKind, StreamStock, terms_of
 from ..fetch._stream_reader import StreamReader
 from ..fetch._torch_loader import pinner_of
 from ..order._samplers import check_iterates, tell_epoch
-from ._base import AbstractStepLoader, Loops, StepContext
+from ._base import AbstractStepLoader, Loops, StepContext, check_forwards
 
 _LARGEST = 1 << 63
 
@@ -45,6 +51,9 @@ class StreamLoader(AbstractStepLoader):
     read ahead. The stream splits itself between them (``get_worker_info``), as in torch's loader,
     and their chunks come in turn, as its batches do.
 
+    By cost, with ``"same"`` alone, a step has the same samples. All ranks have read them before it
+    begins, and find the same assignment by their lengths.
+
     Args:
         loader: the user's own, over an ``IterableDataset``.
         context: whose steps it hands out.
@@ -63,7 +72,10 @@ class StreamLoader(AbstractStepLoader):
         _check(loader)
         self._ranks, self._size = context.ranks, context.global_batch_size
         self._terms = terms_of(kind, self._size)
-        self._reader = _reader(loader, kind, self._ranks.world_size, self._size)
+        cost = context.cost
+        self._reader = _reader(loader, kind, self._ranks.world_size, self._size, cost)
+        self._by_cost = None if cost is None else StreamDeal(cost, self._ranks, self._size)
+        self.costs = None if self._by_cost is None else self._by_cost.costs
         self._form = StreamForm(
             kind, self._size, max(loader.num_workers, 1), self._ranks.world_size
         )
@@ -135,6 +147,10 @@ class StreamLoader(AbstractStepLoader):
         return self._ranks.share_indices([int(seed)] if self._ranks.rank == 0 else None)[0]
 
     def _read_on(self, *, whole: bool) -> None:
+        if self._by_cost is not None:
+            check_forwards(self._context.cost, whole=whole)
+            equal_forwards = not whole and self._context.equal_forwards()
+            self._by_cost.begin(equal_forwards=equal_forwards)
         self._reader.skip(self._at.passed[self._ranks.rank])
         self._read_ahead(-(-self._size // self._ranks.world_size))
 
@@ -172,19 +188,40 @@ class StreamLoader(AbstractStepLoader):
 
     def _take(self, sizes: tuple[int, ...], plan: Plan, *, whole: bool) -> Step:
         began_s = perf_counter()
-        rank, mine = self._ranks.rank, sizes[self._ranks.rank]
-        passed = self._terms.passed(sizes)
-        forwards = (mine,) if whole else plan.forwards(rank, mine)
-        batches = self._reader.take(passed[rank], self._terms.first(sizes, rank), forwards)
+        rank, passed = self._ranks.rank, self._terms.passed(sizes)
+        forwards, assigned = self._forwards(sizes, plan, whole=whole)
+        batches = self._reader.take(passed[rank], forwards)
         self._read_ahead(plan.batch_size[rank])
         data_s = perf_counter() - began_s
         parts, units = with_units(
-            [MicroBatch(*pair) for pair in zip(batches, forwards, strict=True)],
+            [MicroBatch(*pair) for pair in zip(batches, map(len, forwards), strict=True)],
             self._context.counter,
         )
         self._at.steps_taken += 1
         self._at.passed = [old + new for old, new in zip(self._at.passed, passed, strict=True)]
-        return self._hand_out(KnownPortions(parts), sum(sizes), data_s=data_s, units=units)
+        return self._hand_out(
+            KnownPortions(parts), sum(sizes), data_s=data_s, units=units, assigned=assigned
+        )
+
+    def _forwards(
+        self, sizes: tuple[int, ...], plan: Plan, *, whole: bool
+    ) -> tuple[list[IntArray], Assigned | None]:
+        """Return which samples each of this rank's forwards has, and what ranks compare of that."""
+        rank, total = self._ranks.rank, sum(sizes)
+        first, parts = self._at.passed[rank], None
+        if self._by_cost is not None:
+            parts = self._by_cost.parts(plan, first, self._reader.lengths(total))
+        if parts is None:
+            counts = (sizes[rank],) if whole else plan.forwards(rank, sizes[rank])
+            begin = self._terms.first(sizes, rank)
+            own = np.arange(begin, begin + sizes[rank])
+            parts = np.split(own, np.cumsum(counts)[:-1])
+        elif whole:
+            parts = [np.sort(np.concatenate(parts))]
+        if self._by_cost is None:
+            return parts, None
+        full = total == self._size
+        return parts, self._by_cost.assigned(plan, parts, first, sizes, full=full)
 
     def _read_ahead(self, batch_size: int) -> None:
         """Read for the next step, and tell the others what is in stock for it."""
@@ -194,14 +231,21 @@ class StreamLoader(AbstractStepLoader):
     def _tell(self, mark: int = 0) -> Callable[[], list[StreamStock]]:
         """Tell the others what is in stock, and return what waits for what they have."""
         reader = self._reader
-        rows = self._ranks.gather([reader.stock, int(reader.ended), mark, self._form.num_readers])
+        lengths = crc32(reader.lengths(self._size).tobytes())
+        rows = self._ranks.gather(
+            [reader.stock, int(reader.ended), mark, self._form.num_readers, lengths]
+        )
         return lambda: [
-            StreamStock(stock, bool(ended), mark, readers) for stock, ended, mark, readers in rows()
+            StreamStock(stock, bool(ended), *others) for stock, ended, *others in rows()
         ]
 
 
 def _reader(
-    loader: DataLoader[Any], kind: StreamKind, world_size: int, global_batch_size: int
+    loader: DataLoader[Any],
+    kind: StreamKind,
+    world_size: int,
+    global_batch_size: int,
+    cost: Cost | None,
 ) -> StreamReader:
     """Return what reads: in chunks that depend on the global batch and not on who reads them."""
     fair = -(-global_batch_size // world_size)
@@ -211,7 +255,13 @@ def _reader(
         return StreamReader(loader, chunk=fair, prefetch=prefetch, pin=pin)
     # A chunk holds what all ranks take together: as many samples ahead, in fewer chunks.
     ahead = max(-(-prefetch // world_size), 1)
-    return StreamReader(loader, chunk=global_batch_size, prefetch=ahead, pin=pin)
+    return StreamReader(
+        loader,
+        chunk=global_batch_size,
+        prefetch=ahead,
+        pin=pin,
+        length_of=None if cost is None else partial(sample_length, cost.of),
+    )
 
 
 def _check(loader: DataLoader[Any]) -> None:

@@ -1,0 +1,71 @@
+"""A stream that all ranks read is shared out by the lengths of its samples."""
+
+from __future__ import annotations
+
+import pytest
+
+from evenstep.testing import run_workers
+
+from .._tiers import Groups, slow_but
+from .cost_runs import BATCH_SIZE
+from .stream_cost_runs import CAP, CASES, order, refusals, steps, unlike
+
+pytestmark = pytest.mark.cluster
+RUNS = [(name, world_size) for name in CASES for world_size in (2, 3)]
+FIRST = (("a function, read by workers", 3), ("tokens capped", 3))
+
+
+@pytest.fixture(scope="module")
+def runs():
+    """What each rank saw of every step, by case."""
+
+    def run(wanted):
+        found = {}
+        for size in sorted({size for _, size in wanted}):
+            names = [name for name, other in wanted if other == size]
+            ranks = run_workers(size, steps, names)
+            found |= {(name, size): [rank[name] for rank in ranks] for name in names}
+        return found
+
+    return Groups(FIRST, RUNS, run)
+
+
+@pytest.mark.parametrize(("name", "world_size"), slow_but(FIRST, RUNS))
+def test_a_step_has_the_samples_that_it_has_by_position(runs, name, world_size):
+    """Each once, with their gradient within 1e-12; the short last step has fewer than 3 ranks."""
+    positions = order(CASES[name][1])
+    for rank in runs[name, world_size]:
+        for first, parts in zip(range(0, len(positions), BATCH_SIZE), rank["steps"], strict=True):
+            expected = sorted(positions[first : first + BATCH_SIZE])
+            assert sorted(index for part in parts for index in part) == expected
+        assert rank["error"] <= 1e-12
+
+
+@pytest.mark.parametrize(("name", "world_size"), slow_but(FIRST, RUNS))
+def test_ranks_get_unlike_numbers_of_samples_by_their_lengths(runs, name, world_size):
+    """In some of the full steps, as soon as a plan knows lengths; no forward exceeds its cap."""
+    ranks = runs[name, world_size]
+    counts = [set(map(len, parts)) for parts in ranks[0]["steps"][:-1]]
+
+    assert any(len(some) > 1 for some in counts)
+    if CASES[name][0].max_size is not None:
+        assert max(rank["largest"] for rank in ranks) <= CAP
+
+
+def test_ranks_that_find_other_lengths_hear_of_it_before_the_step():
+    """On all of them, with the remedy."""
+    for error in run_workers(2, unlike):
+        assert "ranks find different lengths in the next step's samples" in error
+        assert "draw what changes lengths from a seed that all ranks share" in error
+
+
+def test_what_is_not_balanced_by_cost_is_refused():
+    """With what to do instead."""
+    found = run_workers(1, refusals)[0]
+
+    assert 'stream="sharded"`, where no rank can compute samples of another' in found["sharded"]
+    assert "`Cost(padded=...)` must be True or False for a stream" in found["padded"]
+    assert "must name a field of each sample of a stream, or be a function" in found["lengths"]
+    assert "must name a field of each sample of a stream, or be a function" in found["from_batch"]
+    assert "'y' for a dict with ['number', 'x']" in found["field"]
+    assert "2 where sample 0 of the stream has" in found["cap"]
