@@ -18,6 +18,7 @@ from evenstep.torch import Balancer
 from evenstep.torch._exchange._sockets import break_off, own_addresses, ports_of_store
 
 from .._tiers import slow_but
+from . import silent_orders
 from .stops import HANG, IMPATIENT, struck
 
 pytestmark = pytest.mark.cluster
@@ -139,3 +140,19 @@ def test_a_rank_may_work_alone_for_long_if_it_says_so(paused):
         assert found == ["trained"] * 3
     else:
         assert all("Rank 0 on " in told and "in alone_for_long" in told for told in found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "victim"),
+    slow_but([("second epoch", 0)], [("second epoch", 0), ("first epoch", 0), ("stream", 2)]),
+)
+def test_a_rank_whose_sampler_or_stream_never_answers_is_named(kind, victim):
+    """The others wait for a message of it, which is no collective."""
+    found = run_workers(3, silent_orders.waited, kind, timeout_s=25, check=False)
+
+    for told, cleaned, seconds in found:
+        assert f"Rank {victim} on " in told
+        assert "it has not sent a message about" in told
+        assert told.count("in hang") == 1
+        assert cleaned
+        assert seconds < IMPATIENT.hang_s + 5

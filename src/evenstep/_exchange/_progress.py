@@ -3,7 +3,8 @@
 Every rank counts what it has come to: steps reported, unit sums told, and collectives begun in each
 process group, which go on counting while a thread waits in one. A rank that waits in a collective
 has begun it, and the one it waits for has not. So the rank that hangs is behind in a count, stands
-still in all of them, and is ahead of no one.
+still in all of them, and is ahead of no one. A rank that waits for a message says for which: the
+one that has not sent it is behind, too.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _WARN_SHARE = 1 / 9
 
 STEPS, UNITS = "steps", "units"
 _OWN = {STEPS: "finished step {}", UNITS: "come to step {}"}  # all ranks count these alike
+_MAIL = "message about "
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ class ProgressWatch:
         self._late_s = dict.fromkeys(range(len(hosts)), 0.0)  # behind, and without a move
         self._places: dict[int, Place] = {}
         self._warned: set[int] = set()
+        self._left: set[int] = set()
 
     def heard(self, rank: int, progress: ProgressTold) -> None:
         """Take in how far a rank has come."""
@@ -88,6 +91,7 @@ class ProgressWatch:
     def left(self, rank: int) -> None:
         """Hear that a rank has ended its run: it is behind in nothing."""
         self.heard(rank, ProgressTold())
+        self._left.add(rank)
 
     def look(self, now_s: float) -> Finding | None:
         """Return what there is to find; None while no rank waits for long.
@@ -119,17 +123,32 @@ class ProgressWatch:
                 newest[name] = max(count, newest.get(name, count))
         behind = {
             rank: {name for name, count in progress.counts.items() if count < newest[name]}
+            | self._unsent(rank)
             for rank, progress in enumerate(self._progress)
+            if rank not in self._left
         }
         return {rank: names for rank, names in behind.items() if names}
+
+    def _unsent(self, rank: int) -> set[str]:
+        """Return what ``rank`` has not sent and others wait for: rank 0, and all for rank 0."""
+        sent = self._progress[rank].sent
+        waiting = self._progress[:1] if rank else self._progress[1:]
+        return {
+            _MAIL + name
+            for progress in waiting
+            for name, count in progress.awaited.items()
+            if sent.get(name, 0) < count
+        }
 
     def _first_cause(self, late: Mapping[int, set[str]]) -> int | None:
         """Return who is late and waits for no other: the others may be waiting for that one."""
         if not late:
             return None
-        in_groups = {rank: names - _OWN.keys() for rank, names in late.items()}
+        in_groups = {rank: {n for n in names if not _is_own(n)} for rank, names in late.items()}
         # Who has finished a step may be late for a collective after it, and hold up another's step.
-        candidates = [rank for rank in late if in_groups[rank]] or list(late)
+        # Who owes only a message may wait for a step itself.
+        in_steps = [rank for rank, names in late.items() if names & _OWN.keys()]
+        candidates = [rank for rank in late if in_groups[rank]] or in_steps or list(late)
         free = [
             rank
             for rank in candidates
@@ -143,7 +162,7 @@ class ProgressWatch:
 
     def _is_ahead(self, rank: int, other: int, names: set[str]) -> bool:
         ours, theirs = self._progress[rank].counts, self._progress[other].counts
-        return any(ours.get(name, theirs[name]) > theirs[name] for name in names)
+        return any(ours.get(name, count) > count for name, count in theirs.items() if name in names)
 
     def _is_waiting(self, rank: int) -> bool:
         place = self._places.get(rank)
@@ -156,7 +175,7 @@ class ProgressWatch:
         where = f"it is {place.text}" if place else "its position is unknown"
         waits = f"has not {self._next_of(rank, names)} for {late_s:.0f} s while others wait"
         limit_s = hang_s * (COMPILING_TIMES if place and place.compiling else 1)
-        is_certain = bool(names & _OWN.keys()) or any(map(self._is_waiting, waiting))
+        is_certain = any(map(_is_own, names)) or any(map(self._is_waiting, waiting))
         if late_s >= limit_s and is_certain:
             slow = "if it was only slow, raise `Runtime(hang_s=...)`"
             return Finding(rank, waiting, hung=f"it {waits}; {where} ({slow})")
@@ -173,6 +192,8 @@ class ProgressWatch:
     def _next_of(self, rank: int, names: set[str]) -> str:
         """Return what a rank has not come to: a step, as people count, or a collective."""
         name = next((own for own in _OWN if own in names), min(names))
+        if name.startswith(_MAIL):
+            return f"sent a {name}"
         count = self._progress[rank].counts[name] + 1
         return _OWN.get(name, f"come to collective {{}} of {name}").format(count)
 
@@ -256,4 +277,10 @@ class Patrol:
     def _own_progress(self) -> ProgressTold:
         begun = self._framework.num_collectives()
         since = {name: count - self._first.get(name, 0) for name, count in begun.items()}
-        return ProgressTold(since | self._own, self._is_paused)
+        mail = dict(self._router.sent), dict(self._router.awaited)  # other threads change them
+        return ProgressTold(since | self._own, self._is_paused, *mail)
+
+
+def _is_own(name: str) -> bool:
+    """Tell whether a count is one of evenstep's own, and so exact."""
+    return name in _OWN or name.startswith(_MAIL)
