@@ -241,3 +241,15 @@ def test_messages_that_are_sent_ahead_keep_none_waiting():
         watched.watch.heard(rank, ProgressTold(sent={"lengths of loader 0": 5 - rank}))
 
     assert watched.wait(1000) == (None, 1000)
+
+
+def test_who_waits_for_a_rank_that_raised_need_not_wait_until_it_hangs():
+    """Three looks in the collective are enough, with the words of its goodbye."""
+    watched = Watched()
+    watched.come_to({WORLD: 5}, {WORLD: 4}, {WORLD: 5})
+    watched.watch.left(1, (1, "it raised ValueError: no label after step 7"))
+
+    assert watched.wait(100, r0=USERS, r2=USERS) == (None, 100)
+    hung, looks = watched.wait(100, r0=USERS, r2=WAITING)
+    assert hung == (1, "it raised ValueError: no label after step 7")
+    assert looks <= 3

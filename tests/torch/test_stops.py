@@ -19,7 +19,7 @@ from evenstep.torch._exchange._sockets import break_off, own_addresses, ports_of
 
 from .._tiers import slow_but
 from . import silent_orders
-from .stops import HANG, IMPATIENT, struck
+from .stops import HANG, IMPATIENT, LINGER_S, lingering, struck
 
 pytestmark = pytest.mark.cluster
 POINTS = [
@@ -84,6 +84,21 @@ def test_a_rank_that_hangs_ends_all_ranks_itself_included(point, victim, tmp_pat
         assert told.count("in hang") == 1
         assert cleaned
         assert seconds < IMPATIENT.hang_s + 5
+
+
+@pytest.mark.parametrize(
+    ("point", "victim"), slow_but([("barrier", 1)], [("barrier", 1), ("barrier", 0), ("step 1", 2)])
+)
+def test_who_waits_for_a_rank_that_raised_comes_out_while_that_still_runs(point, victim):
+    """Its goodbye has the error: the others do not wait in a collective until its process ends."""
+    found = run_workers(3, lingering, point, victim, timeout_s=40)
+
+    for rank, (told, seconds) in enumerate(found):
+        if rank != victim:
+            assert f"Rank {victim} on " in told
+            assert "it raised ValueError: sample 17 has no label" in told
+            assert seconds < LINGER_S
+    assert found[victim][0] == "raised"
 
 
 def spared(rank):

@@ -23,6 +23,7 @@ from ._router import Router
 # A rank that compiles lives; but compilers hang too.
 COMPILING_TIMES = 3
 _WARN_SHARE = 1 / 9
+_LEAST_LOOKS = 3  # without a move, until a rank is late
 
 STEPS, UNITS = "steps", "units"
 _OWN = {STEPS: "finished step {}", UNITS: "come to step {}"}  # all ranks count these alike
@@ -37,7 +38,7 @@ class Finding:
         rank: who keeps others waiting.
         waiting: who may be waiting for it.
         warning: what a person should be told now.
-        hung: why it counts as hanging from now on; None if it does not.
+        hung: why it counts as lost from now on: it hangs, or has failed; None if it does not.
     """
 
     rank: int
@@ -77,6 +78,7 @@ class ProgressWatch:
         self._places: dict[int, Place] = {}
         self._warned: set[int] = set()
         self._left: set[int] = set()
+        self._failed: dict[int, tuple[int, str]] = {}
 
     def heard(self, rank: int, progress: ProgressTold) -> None:
         """Take in how far a rank has come."""
@@ -88,10 +90,18 @@ class ProgressWatch:
         """Take in where a rank is that was asked."""
         self._places[rank] = place
 
-    def left(self, rank: int) -> None:
-        """Hear that a rank has ended its run: it is behind in nothing."""
-        self.heard(rank, ProgressTold())
-        self._left.add(rank)
+    def left(self, rank: int, failed: tuple[int, str] | None = None) -> None:
+        """Hear that a rank has ended its run: it is behind in nothing, unless it failed.
+
+        Args:
+            rank: which one.
+            failed: who is to blame, and why, if it was an error that ended its run.
+        """
+        if failed is None:
+            self.heard(rank, ProgressTold())
+            self._left.add(rank)
+        else:
+            self._failed[rank] = failed
 
     def look(self, now_s: float) -> Finding | None:
         """Return what there is to find; None while no rank waits for long.
@@ -109,9 +119,13 @@ class ProgressWatch:
             stands = rank in behind and rank not in self._moved
             self._late_s[rank] = late_s + passed_s if stands else 0.0
         self._moved.clear()
+        least_s = _LEAST_LOOKS * self._heartbeat_s
+        late = [rank for rank in behind if self._late_s[rank] >= least_s]
+        for rank in late:
+            if rank in self._failed:
+                return self._judge_failed(rank, behind[rank])
         if self._hang_s is None:
             return None
-        late = [rank for rank in behind if self._late_s[rank] >= 3 * self._heartbeat_s]
         cause = self._first_cause({rank: behind[rank] for rank in late})
         return None if cause is None else self._judge(cause, behind[cause], self._hang_s)
 
@@ -169,8 +183,7 @@ class ProgressWatch:
         return place is not None and place.in_collective
 
     def _judge(self, rank: int, names: set[str], hang_s: float) -> Finding:
-        everyone = range(len(self._hosts))
-        waiting = tuple(other for other in everyone if self._is_ahead(other, rank, names))
+        waiting = self._ahead_of(rank, names)
         place, late_s = self._places.get(rank), self._late_s[rank]
         where = f"it is {place.text}" if place else "its position is unknown"
         waits = f"has not {self._next_of(rank, names)} for {late_s:.0f} s while others wait"
@@ -188,6 +201,18 @@ class ProgressWatch:
                 )
             self._warned.add(rank)
         return Finding(rank, waiting, warning)
+
+    def _judge_failed(self, rank: int, names: set[str]) -> Finding:
+        """Return that a rank is lost which ended its run by an error, if one waits for it."""
+        waiting = self._ahead_of(rank, names)
+        culprit, problem = self._failed[rank]
+        return Finding(
+            culprit, waiting, hung=problem if any(map(self._is_waiting, waiting)) else None
+        )
+
+    def _ahead_of(self, rank: int, names: set[str]) -> tuple[int, ...]:
+        everyone = range(len(self._hosts))
+        return tuple(other for other in everyone if self._is_ahead(other, rank, names))
 
     def _next_of(self, rank: int, names: set[str]) -> str:
         """Return what a rank has not come to: a step, as people count, or a collective."""
@@ -230,6 +255,7 @@ class Patrol:
         self._first = framework.num_collectives()
         self._own: dict[str, int] = {}
         self._told = ProgressTold()
+        self._num_still = 0  # looks since this rank has moved
         self._watch = ProgressWatch(hosts, hang_s=hang_s, heartbeat_s=heartbeat_s)
 
     def came_to(self, name: str, step: int) -> None:
@@ -246,15 +272,16 @@ class Patrol:
             self._is_paused = False
 
     def look(self) -> tuple[int, str] | None:
-        """Tell how far this rank is; on rank 0, look who hangs, and return that and why."""
+        """Tell how far this rank is; look for whom others wait in vain; return that and why."""
         progress = self._own_progress()
+        self._num_still += 1
         if progress != self._told:
-            self._told = progress
+            self._told, self._num_still = progress, 0
             self._router.to_leader(progress)
         if self._router.rank != 0:
-            return None
-        for rank in self._losses.left:
-            self._watch.left(rank)
+            return self._look_at_leader()
+        for rank in tuple(self._losses.left):
+            self._watch.left(rank, self._losses.failure_of(rank))
         finding = self._watch.look(monotonic())
         if finding is None:
             return None
@@ -263,6 +290,16 @@ class Patrol:
         if finding.warning:
             logging.getLogger("evenstep").warning("%s", finding.warning)
         return None if finding.hung is None else (finding.rank, finding.hung)
+
+    def _look_at_leader(self) -> tuple[int, str] | None:
+        """Return who is to blame if an error has ended rank 0's run and this rank waits for it.
+
+        Rank 0 sees to all other waits. Without it, there is no other step.
+        """
+        if self._num_still < _LEAST_LOOKS or 0 not in self._losses.left:
+            return None
+        waits = self._framework.place_of(self._losses.thread_id).in_collective
+        return self._losses.failure_of(0) if waits else None
 
     def received(self, peer: int, message: Message) -> None:
         """Take in how far a rank is, or where; or say where this one is."""
