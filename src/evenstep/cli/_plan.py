@@ -127,10 +127,10 @@ def _recorded(speeds: str | None, run: Path | None, intercepts: str | None) -> R
         return read_run(run)
     except OSError as error:
         remedy = "Give what `Runtime(run_dir=...)` was given."
-        got = f"{run} ({error.strerror or error})"
+        got = f"{error.filename or run} ({error.strerror or error})"
         raise refused("plan", "--run", "name a recorded run", got, remedy) from error
     except ValueError as error:
-        raise ValueError(f"`evenstep plan --run {run}`: {error}") from error
+        raise ValueError(f"`evenstep plan --run`: {error}") from error
 
 
 def _question(
