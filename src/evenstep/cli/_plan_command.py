@@ -15,7 +15,7 @@ from .._render._words import terminal_width
 from .._types import IntArray
 from ..advice import advise, read_run
 from ..advice._advice import Advice
-from ..advice._run import RunTimes
+from ..advice._recorded_run import RunTimes
 from ._common import counts, fail, least, numbers, refused, spread
 from ._length_splits import HiddenSize, Lengths, Padded
 from ._plan_lengths import answer_lengths, lengths_text
