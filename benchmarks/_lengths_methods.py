@@ -15,17 +15,18 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from benchmarks._common import progress
+from benchmarks._lengths_packs import Packs, packs, unpacked
 from benchmarks._lengths_training import (
     Cell,
     Device,
     Reader,
+    Text,
     contention,
     loss_of,
     packed,
     padded,
     text,
 )
-from benchmarks._lengths_packs import packs, unpacked
 from benchmarks._partitions import equal_count, karmarkar_karp, rebalance_sampler
 from evenstep.events import Event, Rebalanced
 from evenstep.torch import Balancer, Cost, Runtime
@@ -60,6 +61,15 @@ class Block:
         """Whether a sample is a pack of several."""
         return self.method.startswith("packs")
 
+    def data(self, cell: Cell) -> Text | Packs:
+        """Return what it trains on."""
+        data = text(equal_lengths=cell.equal_lengths)
+        return packs(data) if self.has_packs else data
+
+    def cell(self, cell: Cell) -> Cell:
+        """Return the cell as this method has it."""
+        return cell.of_short_steps if self.method.endswith("short steps") else cell
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -91,13 +101,13 @@ def train(rank: int, cell: Cell, blocks: Sequence[Block], checks: int) -> list[A
         if rank == 0:
             progress(f"{cell}: block {number + 1} of {len(blocks)}, {block.method}")
         run = sampled if block.method in SAMPLERS else balanced
-        found.append(run(rank, cell, block))
+        found.append(run(rank, block.cell(cell), block))
     return found
 
 
 def sampled(rank: int, cell: Cell, block: Block) -> Trained:
     """Train by plain DDP, with a sampler that knows the lengths."""
-    data, speed = data_of(cell, block), np.ones(NUM_RANKS)
+    data, speed = block.data(cell), np.ones(NUM_RANKS)
     divide = SAMPLERS[block.method]
     own = [
         some[divide(data.lengths[some], speed, padded=cell.padded) == rank].tolist()
@@ -106,15 +116,13 @@ def sampled(rank: int, cell: Cell, block: Block) -> Trained:
     loader = loader_of(cell, block, batch_sampler=own)
     device = Device(cell, rank)
     model = DistributedDataParallel(Reader(device))
-    return loop(model, loader, device, block.num_epochs, share=NUM_RANKS / block.order.shape[1])
+    share = None if block.has_packs else NUM_RANKS / block.order.shape[1]
+    return loop(model, loader, device, block.num_epochs, share=share)
 
 
 def balanced(rank: int, cell: Cell, block: Block) -> Trained:
     """Train by a balancer, told of lengths or not."""
-    data, device = data_of(cell, block), Device(cell, rank)
-    cost = Cost(data.lengths, padded=cell.padded) if block.method.startswith("ours") else None
-    if block.method == "seen":
-        cost = Cost(from_batch=lambda samples, batch: batch[1], padded=cell.padded)
+    device = Device(cell, rank)
     stock = loader_of(
         cell,
         block,
@@ -123,7 +131,8 @@ def balanced(rank: int, cell: Cell, block: Block) -> Trained:
         num_workers=1 if block.method == "ours, loader workers" else 0,
     )
     events: list[Event] = []
-    with Balancer(cost=cost, runtime=Runtime(line_every=None, hooks=(events.append,))) as balancer:
+    runtime = Runtime(line_every=None, hooks=(events.append,))
+    with Balancer(cost=told(cell, block), runtime=runtime) as balancer:
         model, loader = balancer.prepare(Reader(device), stock)
         found = loop(model, loader, device, block.num_epochs)
         counts = loader.fetch_counts
@@ -131,18 +140,21 @@ def balanced(rank: int, cell: Cell, block: Block) -> Trained:
     return replace(found, plans=plans, fetched=counts.requested / max(1, counts.used))
 
 
-def data_of(cell: Cell, block: Block) -> Any:
-    """Return what a block trains on, with its ``lengths``."""
-    data = text(equal_lengths=cell.equal_lengths)
-    return packs(data) if block.has_packs else data
+def told(cell: Cell, block: Block) -> Cost | None:
+    """Return what a balancer is told of the costs."""
+    data = block.data(cell)
+    if isinstance(data, Packs):
+        return Cost(data.features, padded=False)
+    if block.method == "seen":
+        return Cost(from_batch=lambda samples, batch: batch[1], padded=cell.padded)
+    return Cost(data.lengths, padded=cell.padded) if block.method.startswith("ours") else None
 
 
 def loader_of(cell: Cell, block: Block, **settings: Any) -> DataLoader[Any]:
     """Return a stock loader."""
     one_row = unpacked if block.has_packs else packed
-    return DataLoader(
-        data_of(cell, block), collate_fn=padded if cell.padded else one_row, **settings
-    )
+    collate: Any = padded if cell.padded else one_row
+    return DataLoader(block.data(cell), collate_fn=collate, **settings)
 
 
 def loop(

@@ -7,7 +7,7 @@ of its samples and by the rank's speed. Their own arithmetic takes a fraction of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from time import perf_counter, sleep, thread_time
 from typing import Any
@@ -23,7 +23,8 @@ from evenstep.sim._lower_bound import lower_bound_s
 
 LONGEST, VOCABULARY, WIDTH = 768, 1024, 32
 LINEAR = 512  # a sample costs `LINEAR * L + L**2`: most of a long one's cost is quadratic
-UNIT_S = {False: 100e-9, True: 45e-9}  # of that, by whether forwards are padded
+UNIT_S = {False: 220e-9, True: 180e-9}  # of that, by whether forwards are padded
+SHORT_UNIT_S = {False: 100e-9, True: 45e-9}  # the same in short steps
 START_S = 0.004  # of a forward, on a rank of mean speed
 SPEEDS = {"equal": (1, 1, 1, 1), "1:1:2:4": (1, 1, 2, 4)}
 Sample = tuple[Tensor, Tensor]
@@ -63,14 +64,24 @@ class Cell:
 
     def seconds(self, rank: int, lengths: np.ndarray) -> float:
         """Return the time of a rank's forward and backward."""
-        cost = LINEAR * lengths + lengths**2
+        cost = cost_of(lengths)
         total = len(cost) * cost.max() if self.padded else cost.sum()
         return float((START_S + self.costs_s * total) * self.slow[rank])
 
-    def bound_s(self, lengths: np.ndarray) -> float:
-        """Return what no assignment of these samples beats; of padded ones, no sorted runs."""
-        unit_s, cost = self.costs_s, LINEAR * lengths + lengths**2
-        return lower_bound_s(cost, START_S * self.slow, unit_s * self.slow, padded=self.padded)[0]
+    def bound_s(self, cost: np.ndarray) -> float:
+        """Return what no assignment of samples of this cost beats; of padded ones, no runs."""
+        unit_s = self.costs_s * self.slow
+        return lower_bound_s(cost, START_S * self.slow, unit_s, padded=self.padded)[0]
+
+    @property
+    def of_short_steps(self) -> Cell:
+        """The same with shorter steps."""
+        return replace(self, unit_s=SHORT_UNIT_S[self.padded])
+
+
+def cost_of(lengths: np.ndarray) -> np.ndarray:
+    """Return what samples cost, in units."""
+    return LINEAR * lengths + lengths**2
 
 
 class Text(Dataset[Sample]):
@@ -82,6 +93,7 @@ class Text(Dataset[Sample]):
         self.tokens = [torch.tensor(tokens_of(one, longest, VOCABULARY)) for one in texts]
         self.returns = torch.tensor([float("return" in one) for one in texts])
         self.lengths = np.array([len(one) for one in self.tokens])
+        self.cost = cost_of(self.lengths)
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -4,10 +4,24 @@ Four ranks train a small model on functions of the standard library. The time of
 emulated: forward and backward together last as long as the true cost of the batch says, which is
 at least five times what they compute. Methods take turns in blocks of steps, in the same processes,
 and train on the same samples in the same steps; each step is compared with the bound of its own
-samples. `slowest_device_over_bound` is the part that follows from who has what; the rest is what
-the host takes, and depends on what else it does. `speed_only` is `Balancer()`, which counts
-samples. `group_by_length` trains on other batches, and takes no part in the comparison. `seen`
+samples. `slowest_device_over_bound` is the part that follows from who has what; the rest, `host_s`,
+is what Python and gloo take. `speed_only` is `Balancer()`, which counts samples. The first cell
+has `karmarkar_karp` and `group_by_length` as well; the latter trains on other batches, and takes no
+part in the comparison. Methods that learn nothing have shorter blocks, of the last steps. `seen`
 learns lengths from batches: it trains two epochs, as others do beside it.
+
+How long a unit of cost takes follows from a rule, not from ratios of such steps. Balanced steps
+take at least five times the CPU time of all four ranks together, as these share two cores where
+real ones have cores of their own. That CPU time was 32 ms a step, and 42 ms where samples are
+padded. So steps are made to take 180 to 240 ms. `device_over_cpu_of_all` is what was reached.
+Before, balanced steps took 60 to 100 ms, and the host weighed more. Rows of "short steps" have
+that scale still; so have those where evenstep is compared with itself.
+
+Packing instead: samples are put together beforehand, best-fit, to as many tokens as the longest
+sample has. `packs, plain` is plain DDP on packs, `packs, ours` balances packs by the sums of
+their samples' lengths and squares, and `ours, unpacked` balances samples without packs. All train
+on the same samples, but for a few, in steps of as many tokens on average. But which samples share a
+step differs: packs are other batches.
 """
 
 from __future__ import annotations
@@ -24,37 +38,62 @@ from typing import Any
 import numpy as np
 
 from benchmarks._common import Row, main, progress
-from benchmarks._lengths_methods import BATCH, NUM_RANKS, Block, Trained, train
-from benchmarks._lengths_packs import pack_orders, packing_row
-from benchmarks._lengths_training import SPEEDS, UNIT_S, Cell, text
+from benchmarks._lengths_methods import BATCH, NUM_RANKS, SAMPLERS, Block, Trained, train
+from benchmarks._lengths_packs import PACKING, pack_orders, packing
+from benchmarks._lengths_training import SPEEDS, Cell, text
 from benchmarks.equal_workers import bootstrap_median
 from evenstep.testing import run_workers
 
 METHODS = ("plain", "speed_only", "rebalance_sampler", "ours")
 BESIDE = ("karmarkar_karp", "group_by_length")
+SHORT = "ours, short steps"
 BAR = "ours <= 1.08 of the bound; at equal speeds plain >= 1.25 of ours where it is >= 1.35 of it"
 IN_TIME = ("speed_only", "ours", "seen")
 IN_TIME_BAR = "first epoch <= 1.02 of speed_only; second <= 1.02 of ours, which knows lengths"
 FIRST = 20  # steps in which costs are learnt
+EPOCH = 65  # steps, of which the first of a second epoch do not know lengths yet
+SETTLE = 3  # first steps of methods that learn nothing
 Figures = dict[str, Any]
 
 
 def blocks_of(
-    cell: Cell, methods: Sequence[str], options: argparse.Namespace, num_epochs: int
+    cell: Cell, methods: Sequence[str], options: argparse.Namespace, num_epochs: int = 1
 ) -> list[Block]:
     """Return the blocks of all rounds: in each the same samples for all, and another order."""
     blocks, length = [], text(equal_lengths=cell.equal_lengths).lengths
     num_steps = options.warm_up + options.steps
-    more = 4 if cell.equal_lengths else 1  # where half a percent is looked for
+    more = 4 if cell.equal_lengths and not options.quick else 1  # half a percent is looked for
     for number in range(more * options.rounds):
         rng = np.random.default_rng(number)
         order = rng.permutation(len(length))[: num_steps * BATCH].reshape(num_steps, BATCH)
         by_length = order.ravel()[np.argsort(length[order.ravel()])].reshape(order.shape)
-        for place in range(len(methods)):
-            method = methods[(place + number) % len(methods)]
+        for method in turn(methods, number):
             mine = rng.permutation(by_length) if method == "group_by_length" else order
-            blocks.append(Block(method, mine, num_epochs))
+            blocks.append(Block(method, mine[left_out(method, options) :], num_epochs))
     return blocks
+
+
+def blocks_of_packs(cell: Cell, options: argparse.Namespace) -> list[Block]:
+    """Return the blocks of all rounds: the same samples, in packs or without."""
+    blocks, data = [], text(equal_lengths=cell.equal_lengths)
+    for number in range(options.rounds):
+        rng = np.random.default_rng(number)
+        of_packs, of_samples = pack_orders(data, rng, warm_up=options.warm_up, steps=options.steps)
+        for method in turn(PACKING, number):
+            order = of_packs if Block(method, of_packs).has_packs else of_samples
+            blocks.append(Block(method, order[left_out(method, options) :]))
+    return blocks
+
+
+def turn(methods: Sequence[str], number: int) -> tuple[str, ...]:
+    """Return the order of a round, in which another method is the first."""
+    first = number % len(methods)
+    return (*methods[first:], *methods[:first])
+
+
+def left_out(method: str, options: argparse.Namespace) -> int:
+    """Return how many of the first steps a method does without, as it learns nothing in them."""
+    return max(0, options.warm_up - SETTLE) if method in SAMPLERS else 0
 
 
 def steps_s(ranks: Sequence[Trained]) -> np.ndarray:
@@ -62,15 +101,12 @@ def steps_s(ranks: Sequence[Trained]) -> np.ndarray:
     return np.diff(np.max([one.ends_s for one in ranks], axis=0))
 
 
-def measure(
-    cell: Cell, methods: Sequence[str], options: argparse.Namespace, num_epochs: int
-) -> Figures:
-    """Train a cell; return seconds and bounds of all steps, and whether the emulation held."""
-    blocks, load = blocks_of(cell, methods, options, num_epochs), os.getloadavg()[0]
-    timeout_s = 60 + 2.0 * num_epochs * len(blocks) * (options.warm_up + options.steps)
+def measure(cell: Cell, blocks: Sequence[Block], options: argparse.Namespace) -> Figures:
+    """Train blocks; return seconds and bounds of all steps, and whether the emulation held."""
+    load = os.getloadavg()[0]
+    timeout_s = 60 + 2.0 * sum(len(block.order) * block.num_epochs for block in blocks)
     ranks = run_workers(NUM_RANKS, train, cell, blocks, options.checks, timeout_s=timeout_s)
     runs = [[rank[1 + number] for rank in ranks] for number in range(len(blocks))]
-    length = text(equal_lengths=cell.equal_lengths).lengths
     found: Figures = {
         "contention": [rank[0] for rank in ranks],
         "sleep_over_cpu": min(sum(one.device_s) / one.cpu_s for run in runs for one in run),
@@ -79,36 +115,44 @@ def measure(
         ),
         "load_average": [load, os.getloadavg()[0]],
     }
-    for name in methods:
+    for name in dict.fromkeys(block.method for block in blocks):
         mine = [place for place, block in enumerate(blocks) if block.method == name]
+        slowest = [np.max([one.device_s for one in runs[place]], axis=0) for place in mine]
+        cpu_s = [sum(one.process_s for one in runs[place]) for place in mine]
         found[name] = {
             "step_s": [steps_s(runs[place]).tolist() for place in mine],
-            "slowest_s": [np.max([one.device_s for one in runs[p]], axis=0).tolist() for p in mine],
-            "bound_s": [
-                [cell.bound_s(length[some]) for some in blocks[p].order] * num_epochs for p in mine
-            ],
+            "slowest_s": [one.tolist() for one in slowest],
+            "bound_s": [bounds_s(cell, blocks[place]) for place in mine],
+            "tokens": [tokens(cell, blocks[place]) for place in mine],
+            "cpu_s_of_all": [cpu / len(took) for cpu, took in zip(cpu_s, slowest, strict=True)],
             "plans": [runs[place][0].plans for place in mine],
             "fetched": [max(one.fetched for one in runs[place]) for place in mine],
         }
     return found
 
 
+def bounds_s(cell: Cell, block: Block) -> list[float]:
+    """Return what no assignment of each step's samples beats."""
+    cost = block.data(cell).cost
+    return [block.cell(cell).bound_s(cost[some]) for some in block.order] * block.num_epochs
+
+
+def tokens(cell: Cell, block: Block) -> list[int]:
+    """Return the tokens of each step, padding left out."""
+    each: list[int] = block.data(cell).lengths[block.order].sum(axis=1).tolist()
+    return each * block.num_epochs
+
+
 def kept(
-    cell: Cell,
-    methods: Sequence[str],
-    folder: Path,
-    options: argparse.Namespace,
-    *,
-    num_epochs: int = 1,
+    name: str, cell: Cell, blocks: Sequence[Block], folder: Path, options: argparse.Namespace
 ) -> Figures:
     """Return what an earlier run with this folder found in a cell, or measure it."""
     shape = f"{options.rounds}x{options.warm_up}+{options.steps}"
-    shape += "" if num_epochs == 1 else f" x{num_epochs}"
-    path = folder / (f"{cell} {shape}.json".replace(", ", "-").replace(" ", "-").replace(":", ""))
+    path = folder / (f"{name} {shape}.json".replace(", ", "-").replace(" ", "-").replace(":", ""))
     if path.exists():
-        progress(f"{cell}: measured before, in {path}")
+        progress(f"{name}: measured before, in {path}")
         return dict(json.loads(path.read_text("utf-8")))
-    found = measure(cell, methods, options, num_epochs)
+    found = measure(cell, blocks, options)
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(found), "utf-8")
     os.replace(partial, path)
@@ -117,7 +161,7 @@ def kept(
 
 def late(found: Figures, name: str, what: str, options: argparse.Namespace) -> np.ndarray:
     """Return the figures of all steps after the warm-up."""
-    return np.array(found[name][what])[:, options.warm_up :].ravel()
+    return np.array(found[name][what])[:, -options.steps :].ravel()
 
 
 def holds(found: Figures) -> bool:
@@ -134,36 +178,66 @@ def checks(found: Figures) -> Figures:
 
 def compared(cell: Cell, found: Figures, options: argparse.Namespace) -> Row:
     """Return the row of a cell."""
-    over, total, assigned = {}, {}, {}
-    for name in (name for name in (*METHODS, *BESIDE) if name in found):
-        seconds, bounds = (late(found, name, what, options) for what in ("step_s", "bound_s"))
-        over[name], total[name] = seconds / bounds, float(seconds.sum() / bounds.sum())
-        slowest = late(found, name, "slowest_s", options)
-        assigned[name] = float(np.median(slowest / bounds))
+    names = [name for name in (*METHODS, *BESIDE) if name in found]
+    measured = over_bound(found, names, options)
     ours = late(found, "ours", "step_s", options)
-    measured: Figures = {
-        "over_bound": {name: float(np.median(one)) for name, one in over.items()},
-        "over_bound_limits_95": {name: bootstrap_median(one) for name, one in over.items()},
-        "over_bound_in_total": total,
-        "slowest_device_over_bound": assigned,
-        "median_step_s": {
-            name: float(np.median(late(found, name, "step_s", options))) for name in over
-        },
-    }
     for name in METHODS[:-1]:
         ratio = late(found, name, "step_s", options) / ours
         measured[f"{name}_over_ours"] = float(np.median(ratio)), *bootstrap_median(ratio)
-    first = {name: np.array(found[name]["step_s"])[:, :FIRST].sum() for name in METHODS}
-    measured[f"first_{FIRST}_steps_plain_over"] = {
-        name: float(first["plain"] / took) for name, took in first.items()
-    }
     measured["new_plans_after_warm_up"] = [
         sum(step >= options.warm_up for step in plans) for plans in found["ours"]["plans"]
     ]
     good = measured["over_bound"]["ours"] <= 1.08 and holds(found)
+    good = good and measured["device_over_cpu_of_all"]["ours"] >= 5
     if cell.speeds == "equal" and measured["over_bound"]["plain"] >= 1.35:
         good = good and measured["plain_over_ours"][0] >= 1.25
     return Row(str(cell), BAR, measured | checks(found), good)
+
+
+def over_bound(found: Figures, names: Sequence[str], options: argparse.Namespace) -> Figures:
+    """Return the steps of some methods over their bounds, and what the host adds to a step."""
+    each = {name: _over_bound(found, name, options) for name in names}
+    figures = dict.fromkeys(figure for one in each.values() for figure in one)
+    return {
+        figure: {name: one[figure] for name, one in each.items() if figure in one}
+        for figure in figures
+    }
+
+
+def _over_bound(found: Figures, name: str, options: argparse.Namespace) -> Figures:
+    seconds, bounds, slowest = (
+        late(found, name, what, options) for what in ("step_s", "bound_s", "slowest_s")
+    )
+    figures: Figures = {
+        "over_bound": float(np.median(seconds / bounds)),
+        "over_bound_limits_95": bootstrap_median(seconds / bounds),
+        "over_bound_in_total": float(seconds.sum() / bounds.sum()),
+        "slowest_device_over_bound": float(np.median(slowest / bounds)),
+        "host_s": float(np.median(seconds - slowest)),
+        "median_step_s": float(np.median(seconds)),
+        "device_over_cpu_of_all": float(
+            np.mean(found[name]["slowest_s"]) / np.mean(found[name]["cpu_s_of_all"])
+        ),
+    }
+    if name not in SAMPLERS:
+        first = (np.array(found[name][what])[:, :FIRST] for what in ("step_s", "bound_s"))
+        figures[f"first_{FIRST}_steps_over_bound"] = float(np.divide(*(x.sum() for x in first)))
+    return figures
+
+
+def short_steps(cell: Cell, found: Figures, options: argparse.Namespace) -> Row:
+    """Return the row of a cell's shorter steps, in which the host weighs more."""
+    measured = over_bound(found, [SHORT], options)
+    return Row(f"{cell.of_short_steps}, short steps", "reported", measured | checks(found))
+
+
+def packed_instead(cell: Cell, found: Figures, options: argparse.Namespace) -> Row:
+    """Return the row of packs beside samples without packs."""
+    return Row(
+        f"{cell}, packing the data set instead, in real tokens per second",
+        "reported; packs put other samples into a step, so they are other batches",
+        packing(found, options.steps) | checks(found),
+    )
 
 
 def same_lengths(cell: Cell, found: Figures, options: argparse.Namespace) -> Row:
@@ -207,33 +281,47 @@ def seen_in_time(cell: Cell, found: Figures, options: argparse.Namespace) -> Row
 
 
 def rows(options: argparse.Namespace) -> Iterator[Row]:
-    """Compare methods in each cell; then where there is nothing to win."""
+    """Compare methods in each cell, with packs beside; then where there is little to win."""
     cells = [Cell(speeds, padded) for padded in (False, True) for speeds in SPEEDS]
-    methods: tuple[str, ...] = (*METHODS, *BESIDE)
     if options.quick:
-        options.rounds, options.warm_up, options.steps, options.checks = 1, 4, 6, 4
-        cells, methods = [cells[0], cells[-1]], METHODS
+        options.rounds, options.warm_up, options.steps, options.checks = 1, 2, 4, 2
+        cells = [cells[0].of_short_steps]
     with ExitStack() as stack:
         folder = options.resume or Path(stack.enter_context(TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
         for cell in cells:
-            yield compared(cell, kept(cell, methods, folder, options), options)
-        cell = Cell("equal", padded=False, equal_lengths=True)
-        found = kept(cell, ("speed_only", "ours"), folder, options)
-        yield same_lengths(cell, found, options)
-        for cell in (Cell("1:1:2:4", padded=False), Cell("equal", padded=True)):
-            found = kept(cell, IN_TIME, folder, options, num_epochs=2)
-            yield seen_in_time(cell, found, options)
-            if options.quick:
-                break
+            methods = (*METHODS, SHORT, *(BESIDE if cell == cells[0] else ()))
+            blocks = blocks_of(cell, methods, options)
+            blocks += [] if cell.padded else blocks_of_packs(cell, options)
+            found = kept(str(cell), cell, blocks, folder, options)
+            yield compared(cell, found, options)
+            yield short_steps(cell, found, options)
+            if not cell.padded:
+                yield packed_instead(cell, found, options)
+        yield from beside_itself(folder, options)
+
+
+def beside_itself(folder: Path, options: argparse.Namespace) -> Iterator[Row]:
+    """Compare evenstep with itself, in short steps: where there is nothing to win, and in time."""
+    cell = Cell("equal", padded=False, equal_lengths=True).of_short_steps
+    blocks = blocks_of(cell, ("speed_only", "ours"), options)
+    yield same_lengths(cell, kept(str(cell), cell, blocks, folder, options), options)
+    if not options.quick:
+        epoch = {"rounds": 1, "steps": EPOCH - options.warm_up}
+        options = argparse.Namespace(**vars(options) | epoch)
+    cells = [Cell("equal", padded=True), Cell("1:1:2:4", padded=False)]
+    for cell in (one.of_short_steps for one in cells[: 1 if options.quick else 2]):
+        blocks = blocks_of(cell, IN_TIME, options, num_epochs=2)
+        found = kept(f"{cell}, seen", cell, blocks, folder, options)
+        yield seen_in_time(cell, found, options)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add how much to run, and where to keep it."""
-    parser.add_argument("--rounds", type=int, default=3, help="blocks of each method in a cell")
-    parser.add_argument("--warm-up", type=int, default=25, help="first steps of a block, left out")
-    parser.add_argument("--steps", type=int, default=40, help="further steps of a block")
-    parser.add_argument("--checks", type=int, default=12, help="batches of the contention check")
+    parser.add_argument("--rounds", type=int, default=2, help="blocks of each method in a cell")
+    parser.add_argument("--warm-up", type=int, default=16, help="first steps of a block, left out")
+    parser.add_argument("--steps", type=int, default=13, help="further steps of a block")
+    parser.add_argument("--checks", type=int, default=6, help="batches of the contention check")
     parser.add_argument("--resume", type=Path, help="folder of cells already measured")
 
 

@@ -215,19 +215,23 @@ class PolicySlow:
 
 @dataclass(frozen=True, slots=True)
 class MemoryCapped:
-    """A worker's largest batch size became known, or changed.
+    """What fits into a worker's memory at once became known, or changed.
 
     Attributes:
         step: optimizer step after which it holds, from 0.
         rank: whose limit it is.
-        max_batch_size: largest local batch that fits by the model of its memory.
+        max_batch_size: largest local batch, or forward of several, that fits by the model of its
+            memory, in ``unit``.
         capacity_bytes: memory the device offers.
+        unit: ``"samples"``; or ``"size"`` where they are assigned by cost: what
+            ``Cost(max_size=...)`` counts, such as tokens.
     """
 
     step: int
     rank: int
     max_batch_size: int
     capacity_bytes: int
+    unit: str = "samples"
 
 
 @dataclass(frozen=True, slots=True)

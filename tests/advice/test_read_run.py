@@ -106,6 +106,14 @@ def test_only_the_last_start_counts(tmp_path):
     assert found.max_batch_size.tolist() == [48, 48, 20]
 
 
+def test_caps_in_tokens_are_no_caps_of_samples(tmp_path):
+    """As of a run by cost."""
+    capped = MemoryCapped(9, 2, 20, 1, unit="size")
+    found = read_run(write(tmp_path, started(3, 48), *steps(PLANS), capped))
+
+    assert found.max_batch_size is None
+
+
 def test_a_run_without_steps_is_refused(tmp_path):
     """With the way to one."""
     with pytest.raises(ValueError, match=r"hold a measured step.*run_dir"):

@@ -294,3 +294,24 @@ def test_a_loss_names_a_step_that_is_done_where_later_ones_are_answered(star):
         both[loser].lost(1 - loser, "it is gone")
         with pytest.raises(WorkerLostError, match=rf"complete on all ranks is {done}\."):
             both[loser].losses.check()
+
+
+def test_rank_0_misses_a_rank_that_left_while_its_own_reports_are_held(star):
+    """It is in a step that the other has not done, though no message says so yet."""
+    both, _ = star(planner=gathering())
+    play(both, 12, reports=short)
+    both[1].close()
+    while not both[0].losses.left:  # pytest's own limit ends it
+        pass
+    begun = []
+
+    def go_on():
+        for step in range(12, 24):  # more than are answered ahead
+            begun.append(step)
+            both[0].at(step)
+            both[0].report(step, short(0, step, 8))
+            both[0].losses.check()
+
+    with pytest.raises(WorkerLostError, match=r"Rank 1.* complete on all ranks is 11\."):
+        go_on()
+    assert begun == [12]

@@ -14,8 +14,8 @@ from .channels import router
 
 
 def report(step):
-    """What a rank without a measurement reports."""
-    return [StepReports(step, ())]
+    """What makes the report of a rank without a measurement."""
+    return lambda: [StepReports(step, ())]
 
 
 @pytest.fixture
@@ -69,3 +69,27 @@ def test_once_another_rank_has_asked_nothing_is_held(reports):
     reports.add(report(1), may_wait=True)
 
     assert sent() == [[0], [1]]
+
+
+def test_a_report_is_made_when_it_is_sent(reports):
+    """So that several are made in a row, and what a device was late with is in them."""
+    reports, sent = reports
+    made = []
+
+    reports.add(lambda: made.append(0) or report(0)(), may_wait=True)
+    assert made == []
+    reports.add(lambda: made.append(1) or report(1)(), may_wait=False)
+
+    assert made == [0, 1]
+    assert sent() == [[0, 1]]
+
+
+def test_only_so_many_are_held(reports):
+    """The account of a step is kept for so many steps, and no more."""
+    reports, sent = reports
+
+    for step in range(40):
+        reports.add(report(step), may_wait=True)
+
+    assert sent() == [list(range(32))]
+    assert reports.num_held == 8

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from evenstep._planner import Cost, CostPlanner, EqualSizes, Job, Report, Work
+from evenstep._planner import Cost, CostPlanner, EqualSizes, Job, Report, Work, assign
 from evenstep.events import MeasurementRejected, MemoryCapped, Rebalanced, SizesHeld
 from evenstep.solve import partition
 
@@ -87,6 +87,14 @@ def test_it_learns_speeds_and_lengths_within_twenty_steps():
     assert max(over[20:]) <= 1.08
     assert np.median(over[20:]) <= 1.04
     assert np.median(over[:2]) > 1.5  # or there was nothing to learn
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.05, 0.1])
+def test_learning_costs_less_than_a_trial_would(noise):
+    """Of 50 steps, seven more at most; a trial of eight mixes, four runs each, takes 32."""
+    over = Run(noise=noise).run(60).over
+
+    assert sum(over[:50]) - 50 * np.median(over[40:]) <= 7
 
 
 def test_a_rank_that_slows_down_is_followed():
@@ -235,7 +243,7 @@ def test_a_plan_assigns_samples_of_another_data_set_that_are_far_longer():
     longer = Cost([1 << 20, 1, 1 << 20, 2], padded=False).table(range(4))
     features = longer.features(np.arange(4))
 
-    found = longer.assign(features, plan.plan.costs.workers())
+    found = assign(longer, features, plan.plan.costs.workers())
 
     assert sorted(found.owner[[0, 2]].tolist()) == [0, 1]
 

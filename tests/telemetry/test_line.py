@@ -3,8 +3,10 @@
 import io
 from dataclasses import fields, replace
 
+import pytest
+
 from evenstep._telemetry import ProgressLine
-from evenstep.events import BalancingStopped, RunStarted, StepsAccounted
+from evenstep.events import BalancingStopped, MemoryCapped, RunStarted, StepsAccounted
 
 from .steps import measured
 
@@ -104,6 +106,15 @@ def test_the_line_says_that_balancing_is_off():
 
     off = ["balancing is off" in text for text in stream.getvalue().splitlines()]
     assert off == [False, True, True, True]
+
+
+@pytest.mark.parametrize(("unit", "words"), [("samples", "90 samples"), ("size", "a size of 90")])
+def test_the_line_says_what_fits_and_in_which_unit(unit, words):
+    """Where samples are assigned by cost, it is no number of samples."""
+    stream = io.StringIO()
+    ProgressLine(stream, 1)(MemoryCapped(4, 2, 90, 10**9, unit))
+
+    assert f"step 4: rank 2 fits at most {words}" in stream.getvalue()
 
 
 def test_the_line_does_not_hide_a_loss():

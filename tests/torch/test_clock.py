@@ -9,7 +9,9 @@ from torch.utils.data import DataLoader
 from evenstep._planner import Phase
 from evenstep.torch import Balancer
 from evenstep.torch._step._clock import AbstractClock, AcceleratorClock, HostClock
+from evenstep.torch._step._compile_watch import CompileWatch
 from evenstep.torch._step._meter import BlindMeter, LeadMeter, StepMeter
+from evenstep.torch._step._reporter import Reporter, StepUnderWay
 
 
 class Watch:
@@ -260,3 +262,42 @@ def test_one_that_ends_in_a_later_step_takes_nothing_from_it() -> None:
     loop.go(0.5)
     left.__exit__(None, None, None)
     assert loop.compute_s() == 2.5
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_a_device_is_asked_on_the_thread_that_trains(is_late):
+    """A report may be sent by another one, whose question would break a graph's capture."""
+    watch, asked, sent = Watch(), [], []
+
+    class Clock(AbstractClock):
+        """One that notes what it is asked."""
+
+        mark = watch
+
+        def seconds(self, begin, end):
+            asked.append(end)
+            return end - begin
+
+        def wait(self, mark):
+            """Come back at once."""
+
+    class Line:
+        """Holds what makes a report."""
+
+        def report_by(self, step, made, *, is_urgent=False):
+            sent.append(made)
+
+    Clock.is_late = is_late
+    meter = StepMeter(Clock())
+    reporter = Reporter(Line(), meter, CompileWatch(), (), exact=False)
+    meter.begin()
+    watch.pass_by(2.0)
+    meter.end()
+    reporter.send(StepUnderWay(3, 4, 8, 0.0, None, has_begun=True))
+    before = len(asked)
+    (*_, told) = sent[0]()
+
+    assert told.step == 3
+    assert [report.compute_s for report in told.reports] == [2.0]
+    assert (len(asked) == before) is is_late
+    assert (before > 0) is is_late

@@ -135,6 +135,16 @@ def test_lengths_come_from_where_they_are(of, dataset):
     assert found.tolist() == [[1, 5, 25], [1, 3, 9]]
 
 
+@pytest.mark.parametrize(("padded", "sizes"), [(False, [3, 5, 4]), (True, [5, 5, 5])])
+def test_samples_add_up_to_the_size_of_their_forward(padded, sizes):
+    """As `max_size` counts it: where they are padded, each as long as the longest."""
+    costs = Cost([3, 5, 4], padded=padded).table(range(3))
+    features = costs.features(np.arange(3))
+
+    assert costs.sizes(features).tolist() == sizes
+    assert costs.total([features])[1] == sum(sizes)
+
+
 def test_features_of_ones_own_stand_beside_the_count():
     """Nodes and edges, say."""
     found = Cost([[2, 7], [3, 9]]).table(range(2)).features(np.array([1]))

@@ -11,6 +11,7 @@ from .cost_epochs import alone as one_process
 
 pytestmark = pytest.mark.cluster
 WORLDS = ((3, 2), (2, 3))
+CHAIN = ((3, 40), (2, 62), (3, None))  # ranks and steps: stops within an epoch, and between two
 
 
 @pytest.fixture(scope="module")
@@ -46,19 +47,21 @@ def alone():
 @pytest.mark.parametrize("name", LOOPS)
 def test_two_hundred_steps_are_those_of_one_process(found, alone, name, worlds):
     """Parameters within 1e-12; each step's samples once; assignments differ from step to step."""
-    begun, ended = found[name, worlds, True], found[name, worlds, False]
-    theirs = alone[LOOPS[name].accumulated]
-    steps = [
-        step for ranks in (begun, ended) for step in zip(*(r.seen for r in ranks), strict=True)
+    _check([found[name, worlds, True], found[name, worlds, False]], alone[LOOPS[name].accumulated])
+
+
+@pytest.mark.slow
+def test_none_is_lost_or_twice_on_three_then_two_then_three_ranks(tmp_path, alone):
+    """Two restarts on other ranks: 40 steps into the first epoch, and after the second one."""
+    assert sum(stop for _, stop in CHAIN[:-1]) == 2 * NUM_STEPS
+    rows = [[(name, str(tmp_path / name), stop) for name in LOOPS] for _, stop in CHAIN]
+    runs = [
+        zip(*run_workers(world_size, legs, world_size, wanted, timeout_s=150), strict=True)
+        for (world_size, _), wanted in zip(CHAIN, rows, strict=True)
     ]
 
-    assert len(theirs.seen) == NUM_STEPS * NUM_EPOCHS > 200
-    for step, whole in zip(steps, theirs.seen, strict=True):
-        assert sorted(index for rank in step for index in rank) == sorted(whole)
-    for rank in ended:
-        error = (rank.parameters - theirs.parameters).norm() / theirs.parameters.norm()
-        assert error <= 1e-12
-    assert _num_changes(steps, theirs.seen) >= 0.9 * len(steps)
+    for name, parts in zip(LOOPS, zip(*runs, strict=True), strict=True):
+        _check(parts, alone[LOOPS[name].accumulated])
 
 
 @pytest.mark.parametrize("worlds", WORLDS, ids=lambda worlds: "{} to {} ranks".format(*worlds))
@@ -68,6 +71,23 @@ def test_no_forward_is_larger_than_its_cap(found, name, worlds):
     ranks = [*found[name, worlds, True], *found[name, worlds, False]]
 
     assert LENGTH.max() < max(rank.largest for rank in ranks) <= CAP
+
+
+def _check(parts, theirs):
+    """That parts of a run, each of some ranks, are what one process trained in one go."""
+    steps = [step for ranks in parts for step in zip(*(one.seen for one in ranks), strict=True)]
+    trained = [[index for rank in step for index in rank] for step in steps]
+
+    assert len(trained) == NUM_STEPS * NUM_EPOCHS > 200
+    for first in range(0, len(trained), NUM_STEPS):
+        epoch = [index for step in trained[first : first + NUM_STEPS] for index in step]
+        assert sorted(epoch) == list(range(len(LENGTH)))
+    for step, whole in zip(trained, theirs.seen, strict=True):
+        assert sorted(step) == sorted(whole)
+    for rank in parts[-1]:
+        error = (rank.parameters - theirs.parameters).norm() / theirs.parameters.norm()
+        assert error <= 1e-12
+    assert _num_changes(steps, theirs.seen) >= 0.9 * len(steps)
 
 
 def _num_changes(steps, orders):

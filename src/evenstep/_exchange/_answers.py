@@ -76,8 +76,10 @@ class Answers:
 
     def completed(self, step: int) -> None:
         """Take in that all ranks have reported ``step``."""
+        self.newest_done = max(self.newest_done, step)
+        if not self._asking:  # who waits has asked
+            return
         with self._router.changed:
-            self.newest_done = max(self.newest_done, step)
             self._router.changed.notify_all()
             known = [rank for rank, asked in self._asking.items() if asked <= self.newest_done]
             for rank in known:
@@ -122,7 +124,9 @@ class Answers:
                     self._asking[peer] = step
                 self.completed(self.newest_done)
             case DoneTold(step):
-                self.completed(step)
+                with self._router.changed:
+                    self.newest_done = max(self.newest_done, step)
+                    self._router.changed.notify_all()
 
     def _hear(self, plan: Plan) -> None:
         self._plan = plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import traceback
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -81,6 +81,8 @@ class Decisions:
         self._accounts = StepAccounts(world_size)
         self._first: Plan | None = None
         self._in_force: dict[int, Plan] = {}  # by step, from the first that was published on
+        self._unkept: deque[tuple[list[Report], Plan, tuple[Event, ...]]] = deque()
+        self._keeps_soon = False
         self._burden: int | None = None  # who was one at the last look
         self._told: set[int] = set()
         self._rest_until_s = 0.0
@@ -157,7 +159,6 @@ class Decisions:
         """Show the planner what is complete and publish what it says; then keep the books."""
         assert self.planner is not None
         first = self._first = self._first or self.planner.plan
-        books: list[Callable[[], None]] = []
         complete = [
             index for index, known in self._measured.items() if len(known) == self._world_size
         ]
@@ -169,15 +170,16 @@ class Decisions:
             events = self._catch_up(index, self._next_step(step))
             observe = partial(self.planner.observe, reports, next_step=self._next_step(step))
             events += self._ask(observe, index)
-            books.append(partial(self._keep_books, reports, ran, events))
+            self._unkept.append((reports, ran, events))
         for books_of in (self._measured, self._in_force):
             for index in [index for index in books_of if index < step - 8]:
                 del books_of[index]  # a rank had no measurement of it, and never will
         if step > self._answered:
             self._publish(step, step + self._num_ahead())
         self._answers.completed(step)
-        for book in books:
-            self._answers.later(book)
+        if self._unkept and not self._keeps_soon:
+            self._keeps_soon = True
+            self._answers.later(self._keep_all_books)
 
     def _next_step(self, step: int) -> int:
         """Return the first step that can use what is decided after ``step``, or later."""
@@ -231,6 +233,12 @@ class Decisions:
     def _announce(self) -> None:
         if self.planner is not None:
             self._answers.announce(self.planner.plan)
+
+    def _keep_all_books(self) -> None:
+        """Tell of all steps that were decided on: of short ones there are several at once."""
+        self._keeps_soon = False
+        while self._unkept:
+            self._keep_books(*self._unkept.popleft())
 
     def _keep_books(self, reports: list[Report], ran: Plan, events: tuple[Event, ...]) -> None:
         """Tell what a step cost and what was decided after it."""

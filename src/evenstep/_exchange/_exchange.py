@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -23,7 +23,6 @@ from ._message_kinds import (
     Reduced,
     StepReports,
     StopAsked,
-    TimesTold,
 )
 from ._not_finite import NotFinite
 from ._place import Framework
@@ -159,12 +158,7 @@ class Exchange:
         self._answers.listeners.append(listener)
 
     def report(
-        self,
-        step: int,
-        reports: Sequence[Report],
-        *,
-        reduced: Sequence[Reduced] = (),
-        times: Iterable[TimesTold] = (),
+        self, step: int, reports: Sequence[Report], *, reduced: Sequence[Reduced] = ()
     ) -> None:
         """Send this rank's report of ``step``, or hold it while no plan waits for it.
 
@@ -172,20 +166,29 @@ class Exchange:
             step: the step under way.
             reports: the measurements that are complete.
             reduced: what its gradients were made of.
-            times: where the time went in steps before it.
+        """
+        self.report_by(
+            step,
+            lambda: (*reduced, StepReports(step, tuple(reports))),
+            is_urgent=any(one.again or one.fault for one in reports),
+        )
+
+    def report_by(
+        self, step: int, made: Callable[[], Sequence[Message]], *, is_urgent: bool = False
+    ) -> None:
+        """Send this rank's report of ``step``, or have it made when a plan waits for it.
+
+        Args:
+            step: the step under way.
+            made: returns the messages of the report, on any thread; ``StepReports`` is the last.
+            is_urgent: whether rank 0 has to hear of it at once.
         """
         self.last_step = max(step, self.last_step)
-        along: list[Message] = [StopAsked()] if self.stop.asked else []
+        first: list[Message] = [StopAsked()] if self.stop.asked else []
         for rider in self._answers.riders:
-            along += rider.along()
-        along += (*reduced, *times)
-        if self._router.rank == 0:
-            self._router.to_leader(*along)
-            self.decisions.take(0, step, reports)
-        else:
-            urgent = self.stop.asked or any(report.again or report.fault for report in reports)
-            along.append(StepReports(step, tuple(reports)))
-            self._reports.add(along, may_wait=step <= self._answers.known_until and not urgent)
+            first += rider.along()
+        may_wait = step <= self._answers.known_until and not (is_urgent or self.stop.asked)
+        self._reports.add((lambda: (*first, *made())) if first else made, may_wait=may_wait)
         self.losses.check_left()
         self._patrol.came_to(STEPS, self.last_step)
 
@@ -283,12 +286,19 @@ class Exchange:
     @property
     def newest_needed(self) -> int:
         """The newest step for which this rank needs all others."""
-        newest = self.decisions.newest if self._router.rank == 0 else self.last_step
+        newest = self.last_step
+        if self._router.rank == 0 and not self._reports.num_held:
+            newest = self.decisions.newest
         return max(newest, self._newest_needed)
 
     @property
     def newest_done(self) -> int:
-        """The newest step that all ranks have done, as far as this rank can know."""
+        """The newest step that all ranks have done, as far as this rank can know.
+
+        Rank 0 does, once it has made the reports that it holds.
+        """
+        if self._router.rank == 0:
+            return self._answers.newest_done
         answered, reported = self._answers.newest, self.last_step
         if answered <= self._answers.known_until:  # ahead: others may still be in this one
             reported -= 1

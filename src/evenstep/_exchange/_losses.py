@@ -137,8 +137,9 @@ class Losses:
         Raises:
             RanksDivergedError: they did.
         """
-        if self.diverged is not None:
-            raise self.diverged
+        error = self._watch.error
+        if isinstance(error, RanksDivergedError):
+            raise error
 
     def check_left(self) -> None:
         """Take notice if a rank is needed that has ended its run."""
@@ -157,6 +158,8 @@ class Losses:
         """Have a rank count as lost, on all ranks."""
         if self.is_broken:
             return
+        if self._router.rank == 0:
+            self._steps.report_all()
         host, done = self._hosts[rank], self._steps.newest_done
         error = lost_worker(rank, host, problem, done=done, restart=self._framework.restart)
         if self._router.rank == 0:

@@ -97,7 +97,10 @@ class Router:
 
     def to_leader(self, *messages: Message) -> None:
         """Send messages to rank 0, in one piece."""
-        self.to(0, *messages)
+        if self.rank == 0:
+            self.take(0, messages)
+        elif self._channel is not None:
+            self._channel.send(0, written(messages))
 
     def to(self, rank: int, *messages: Message) -> None:
         """Send messages to a rank, which is rank 0 or this one is, in one piece."""

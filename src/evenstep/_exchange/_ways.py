@@ -87,6 +87,7 @@ class Ways:
         if not self._has_asked:
             self._has_asked = True
             self._router.to_workers(HoldNothing())
+            self._router.to_leader(HoldNothing())
         self._answer(key)
 
     def _answer(self, key: ReductionKey) -> None:

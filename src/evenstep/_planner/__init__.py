@@ -3,6 +3,7 @@
 Bounds and memory caps, the last good plan, the tail of an epoch, claims, the what-if.
 """
 
+from ._assign import assign as assign
 from ._base import AbstractPlanner as AbstractPlanner
 from ._bounds import Bounds as Bounds
 from ._claim_switch import ClaimSwitch as ClaimSwitch

@@ -11,7 +11,7 @@ from typing import final
 import numpy as np
 
 from .._types import Cluster, FloatArray, IntArray, StepTimings
-from ..events import EstimatesRestored, Event, MemoryCapped, Rebalanced, StepMeasured
+from ..events import EstimatesRestored, Event, Rebalanced, StepMeasured
 from ..policies import Equal
 from ..policies._base import READING_S
 from ..prediction._affine_filter import AffineFilter
@@ -24,15 +24,15 @@ from ..timemodels._memory_model import MemoryModel
 from ._base import AbstractPlanner, held, rejected
 from ._cost_choice import WORTH, CostChoice
 from ._job import Job
-from ._learnt import Learnt
+from ._learnt import BY_COST, Learnt
 from ._measured import measured
 from ._plan import Outcome, Plan, PlanCosts
 from ._readings import Readings
 from ._report import Report, Work
 from ._sample_costs import SampleCosts
+from ._size_caps import SizeCaps
 from ._whatif import SplitCosts
 
-_POLICY = "by cost"
 _AT_ONCE = 0.1  # of a step: a plan that saves it does not wait for what is fetched
 _RECENT = 8  # steps by which that is judged
 _KEPT = 32  # steps, for a checkpoint
@@ -55,8 +55,9 @@ class CostPlanner(AbstractPlanner):
       change hands are fetched twice.
     - Where a rank asks for no other sizes, as each costs a compilation, samples are counted from
       then on, in sizes that stay; not where forwards have caps, which counts would not keep.
-    - A rank that runs out of memory cuts its forwards itself from then on (``Replay``). Plans go on
-      as before; an event tells how many samples fit.
+    - Forwards keep within what fits (``SizeCaps``), by the peaks of memory that ranks tell and by
+      what they found to be too large. Samples are counted where as many of the longest would fit;
+      otherwise equal costs assign them within what fits.
 
     Fitting takes milliseconds, and no rank waits for it. It reads no clock and sends no messages.
 
@@ -66,6 +67,7 @@ class CostPlanner(AbstractPlanner):
         kinds: a number for the kind of device of each rank.
         by_speed: whether ranks differ in speed; if not, only lengths are balanced.
         ahead: steps that loaders fetch ahead.
+        memory: how peaks become caps; the default suits most models.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class CostPlanner(AbstractPlanner):
         kinds: Sequence[int],
         by_speed: bool = True,
         ahead: int = 2,
+        memory: MemoryModel | None = None,
     ) -> None:
         self._job = job
         self._costs = costs
@@ -86,7 +89,7 @@ class CostPlanner(AbstractPlanner):
         self._readings = Readings[Sequence[Report]](READING_S)
         self._num_measured = 0
         self._held = False  # because a worker asked for it
-        self._limits = [job.global_batch_size] * job.world_size
+        self._caps = SizeCaps(job.world_size, costs, memory or MemoryModel())
         self._choice = self._first_choice()
         self._recent: deque[FloatArray] = deque(maxlen=_RECENT)
         equal = Equal().init(self._cluster).batch_size
@@ -95,7 +98,7 @@ class CostPlanner(AbstractPlanner):
 
     def observe(self, reports: Sequence[Report], *, next_step: int, ask: bool = True) -> Outcome:
         """Return what follows from one step: mostly later, by ``catch_up``."""
-        events = [*self.catch_up(next_step=next_step).events, *self._capped(reports)]
+        events = [*self.catch_up(next_step=next_step).events, *self._cap(reports, next_step)]
         if bad := rejected(reports):
             return Outcome(self.plan, (*events, *bad))
         self._num_measured += 1
@@ -117,7 +120,7 @@ class CostPlanner(AbstractPlanner):
     def equal_plan(self, first_step: int, reason: str) -> Plan:
         """Return a plan of equal sizes by count, for good; where forwards have caps, by length."""
         equal = Equal().init(self._cluster).batch_size
-        model = self._first_choice().model if self._costs.cost.is_capped else None
+        model = None if self._may_count(equal) else self._first_choice().model
         return self._make_plan(self.plan.epoch + 1, first_step, model, equal, reason)
 
     def burden(self, step: int) -> None:
@@ -126,8 +129,9 @@ class CostPlanner(AbstractPlanner):
     def learnt(self) -> Learnt:
         world_size, known = self._job.world_size, self._estimator
         return {
-            "policy": _POLICY,
+            "policy": BY_COST,
             "policy_state": {
+                "cost": repr(self._costs.cost),
                 "features": known.features[-_KEPT:],
                 "counts": known.counts[-_KEPT:],
                 "seconds": np.nan_to_num(known.seconds[-_KEPT:]),
@@ -135,18 +139,25 @@ class CostPlanner(AbstractPlanner):
             "global_batch_size": self._job.global_batch_size,
             "batch_size": np.array(self.plan.batch_size, np.int64),
             "times": AffineFilter().init(world_size),
-            "memory": MemoryModel().init(world_size),
+            "memory": self._caps.peaks,
         }
 
     def restore(self, learnt: Learnt, former: IntArray) -> EstimatesRestored:
         """Learn from the steps of an earlier run, where it has measured every rank of this one.
+
+        Peaks of memory stay with their workers if there are as many as before, as where samples are
+        counted, and if lengths are the same: they are by what those count.
 
         Args:
             learnt: from ``learnt`` of a planner.
             former: the rank each worker had then, -1 for one that is new, ``(world_size,)``.
         """
         state, how = learnt["policy_state"], "anew"
-        if learnt["policy"] == _POLICY and (former >= 0).all():
+        is_by_cost, num_before = learnt["policy"] == BY_COST, len(learnt["batch_size"])
+        if is_by_cost and num_before == len(former) and state.get("cost") == repr(self._costs.cost):
+            self._caps.restore(learnt["memory"], former)
+            self.plan = self._planned(self._choice, 0, 0)
+        if is_by_cost and (former >= 0).all():
             shown = [state[name] for name in ("features", "counts", "seconds")]
             if shown[0].ndim == 3 and shown[0].shape[2] == self._costs.num_features:
                 for step in zip(*[part[:, former] for part in shown], strict=True):
@@ -213,50 +224,65 @@ class CostPlanner(AbstractPlanner):
         if self._held or not held(reports):
             return []
         self._held = True
-        if self._costs.cost.is_capped:
+        if not self._may_count(np.array(self.plan.batch_size)):
             return held(reports, also=", but forwards have caps, and sizes go on by cost")
         reason = "by count, as sizes have to stay"
         self.plan = replace(
             self.plan,
             epoch=self.plan.epoch + 1,
             first_step=next_step,
+            max_forward=None,
             reason=reason,
             costs=None,
         )
         plan, told = self.plan, held(reports, also=": samples are counted from here on")
         return [*told, Rebalanced(plan.first_step, plan.epoch, plan.batch_size, plan.reason)]
 
-    def _capped(self, reports: Sequence[Report]) -> list[Event]:
-        """Return what ranks found not to fit; they keep to it by themselves."""
-        told: list[Event] = []
-        for rank, report in enumerate(reports):
-            if report.limit is not None and report.limit < self._limits[rank]:
-                self._limits[rank] = report.limit
-                told.append(MemoryCapped(report.step, rank, report.limit, report.capacity_bytes))
-        return told
+    def _cap(self, reports: Sequence[Report], next_step: int) -> list[Event]:
+        """Take in what ranks tell of their memory; plan within caps that have moved."""
+        told = self._caps.observe(reports)
+        stays = self._held and self._may_count(np.array(self.plan.batch_size))
+        if not told or stays or self._caps.caps is None:
+            return told
+        return [*told, *self._follow(self._choice, next_step)]
+
+    def _may_count(self, sizes: IntArray) -> bool:
+        """Tell whether so many samples of each rank keep to all caps, whichever they are."""
+        return not self._costs.cost.is_capped and self._caps.hold(sizes)
 
     def _planned(self, choice: CostChoice, epoch: int, first_step: int) -> Plan:
         self._choice, model = choice, choice.model
         each_s = np.maximum(model.slope_s @ self._costs.mean, 1e-12)
         sizes = allocate(AffineTime(model.intercept_s, each_s), self._cluster)
         reason = "by count, as lengths tell no more than counts do"
+        model_in_force = None if not choice.by_cost and self._may_count(sizes) else model
         if choice.by_cost:
             speed = each_s.max() / each_s
             some = ", ".join(f"{one:.2f}" for one in speed[:8]) + ", ..." * (len(speed) > 8)
             reason = f"{_how(choice)}, speeds {some}"
-        return self._make_plan(epoch, first_step, model if choice.by_cost else None, sizes, reason)
+        return self._make_plan(epoch, first_step, model_in_force, sizes, reason)
 
     def _make_plan(
         self, epoch: int, first_step: int, model: CostModel | None, sizes: IntArray, reason: str
     ) -> Plan:
-        costs = tail = None
+        costs = tail = caps = None
         if model is not None:
+            caps = self._caps.caps
             most = np.tile(self._costs.most, (self._job.global_batch_size, 1))
-            costs = PlanCosts.of(WorkerCosts.rounded(model, most))
+            knows = self._costs.is_known
+            costs = PlanCosts.of(WorkerCosts.rounded(model, most), knows=knows)
         if self._job.tail_size:
             cluster = replace(self._cluster, global_batch_size=self._job.tail_size)
             tail = tuple(Equal().init(cluster).batch_size.tolist())
-        return Plan(epoch, first_step, tuple(sizes.tolist()), tail=tail, reason=reason, costs=costs)
+        return Plan(
+            epoch,
+            first_step,
+            tuple(sizes.tolist()),
+            tail=tail,
+            max_forward=None if caps is None else tuple(caps.tolist()),
+            reason=reason,
+            costs=costs,
+        )
 
     def _otherwise(self, reports: Sequence[Report]) -> SplitCosts:
         """Return what the step would have cost with other assignments of its samples.

@@ -17,6 +17,8 @@ from ..timemodels._memory_model import MemoryModel
 Learnt = dict[str, Any]
 """Of a planner: nested dicts and tuples of arrays, numbers, strings and None."""
 
+BY_COST = "by cost"  # in the place of a policy, where samples were assigned so
+
 _SHOWN = 30  # steps at most; rules that move a few samples at a time get no further than that
 _CALM = 5  # steps without a change after which nothing more is to come
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 
@@ -14,6 +14,66 @@ from ._job import Job
 from ._learnt import rows
 from ._plan import Plan
 from ._report import Report
+
+
+@final
+class KnownMemory:
+    """What workers have told of their memory: in samples, or in what ``Cost`` counts.
+
+    The peaks of the sizes visited, and what was found not to fit, by trial or by running out.
+
+    Args:
+        world_size: number of workers.
+        memory: how peaks become caps.
+        most: no forward is larger.
+
+    Attributes:
+        peaks: what the steps so far have taught, of each size visited.
+    """
+
+    def __init__(self, world_size: int, memory: MemoryModel, most: int) -> None:
+        self._memory = memory
+        self.peaks = memory.init(world_size)
+        self._limits = np.full(world_size, most)
+
+    def restore(self, peaks: Any, former: IntArray) -> bool:
+        """Take in peaks from before, of workers at other ranks; return whether there were any."""
+        self.peaks = rows(peaks, self._memory.init(len(self._limits)), former)
+        return bool((self.peaks[0] > 0).any())
+
+    def forget(self) -> None:
+        """Take the peaks back, which will not come again perhaps."""
+        self.peaks = self._memory.init(len(self._limits))
+
+    def measured(self, reports: Sequence[Report], largest: IntArray) -> None:
+        """Take in the peaks of a step.
+
+        Args:
+            reports: of the step.
+            largest: size of the largest forward of each rank, whose the peak was.
+        """
+        peaks = np.array([report.peak_bytes for report in reports])
+        self.peaks = self._memory.update(self.peaks, largest, peaks, capacity_of(reports))
+
+    def limited(self, reports: Sequence[Report]) -> bool:
+        """Take in what workers found not to fit; return whether that is news."""
+        if not any(report.limit for report in reports):
+            return False
+        known = self._limits.tolist()
+        found = [report.limit or limit for report, limit in zip(reports, known, strict=True)]
+        self._limits = np.minimum(self._limits, found)
+        return self._limits.tolist() != known
+
+    def caps(self, given: IntArray, *, at_least: int = 0) -> IntArray:
+        """Return the largest sizes, ``(world_size,)``.
+
+        Args:
+            given: the largest sizes by what was asked for, ``(world_size,)``.
+            at_least: as for ``MemoryModel.caps``.
+        """
+        modelled = self._memory.caps(self.peaks, given, at_least=at_least)
+        caps: IntArray = np.minimum(np.minimum(modelled, given), self._limits)
+        return caps
 
 
 class MemoryCaps:
@@ -37,9 +97,7 @@ class MemoryCaps:
 
     def __init__(self, job: Job, memory: MemoryModel) -> None:
         self._job = job
-        self._memory = memory
-        self._peaks = memory.init(job.world_size)
-        self._limits = np.full(job.world_size, job.global_batch_size)  # found by the workers
+        self._known = KnownMemory(job.world_size, memory, job.global_batch_size)
         self.caps = job.caps()
         self.cluster = job.cluster(self.caps)
         self.overfull = False
@@ -47,42 +105,33 @@ class MemoryCaps:
     @property
     def peaks(self) -> Any:
         """What the steps so far have taught about memory, for ``restore``."""
-        return self._peaks
+        return self._known.peaks
 
     def restore(self, peaks: Any, former: IntArray) -> None:
         """Hold the sizes to peaks that are known from before, of workers at other ranks perhaps."""
-        self._peaks = rows(peaks, self._memory.init(self._job.world_size), former)
-        if not (self._peaks[0] > 0).any():
+        if not self._known.restore(peaks, former):
             return
         caps = self._modelled_caps()
         try:
             self.cluster = self._job.cluster(caps)
         except ValueError:  # of peaks that will not come again, perhaps: measured anew
-            self._peaks = self._memory.init(self._job.world_size)
+            self._known.forget()
         else:
             self.caps = caps
 
     def measured(self, reports: Sequence[Report], plan: Plan) -> list[Event]:
         """Take in the peaks of a step; tighten or relax the caps they imply."""
-        if not any(report.capacity_bytes and report.peak_bytes for report in reports):
+        if not tells_peaks(reports):
             return []
-        capacity = np.array([report.capacity_bytes for report in reports])
-        peaks = np.array([report.peak_bytes for report in reports])
         told = np.array([report.largest_forward for report in reports])
         sizes = np.array([report.batch_size for report in reports])
-        ran = np.where(told > 0, told, _largest(plan, sizes))  # whose the peak was
-        self._peaks = self._memory.update(self._peaks, ran, peaks, capacity)
-        return self._tighten(reports[0].step, capacity)
+        ran = np.where(told > 0, told, _largest(plan, sizes))
+        self._known.measured(reports, ran)
+        return self._tighten(reports)
 
     def limited(self, reports: Sequence[Report]) -> list[Event]:
         """Take in what workers found not to fit."""
-        if not any(report.limit for report in reports):
-            return []
-        found = [r.limit or limit for r, limit in zip(reports, self._limits.tolist(), strict=True)]
-        if found == self._limits.tolist():
-            return []
-        self._limits = np.minimum(self._limits, found)
-        return self._tighten(reports[0].step, np.array([r.capacity_bytes for r in reports]))
+        return self._tighten(reports) if self._known.limited(reports) else []
 
     def is_outgrown_by(self, plan: Plan) -> bool:
         """Tell whether ``plan`` exceeds what is known to fit."""
@@ -95,12 +144,9 @@ class MemoryCaps:
         """Return the largest sizes, by what was given and by the peaks."""
         given = self._job.caps()
         total = np.full(self._job.world_size, self._job.global_batch_size)
-        limit = total if given is None else given
-        caps: IntArray = np.minimum(self._memory.caps(self._peaks, limit), limit)
-        held: IntArray = np.minimum(caps, self._limits)
-        return held
+        return self._known.caps(total if given is None else given)
 
-    def _tighten(self, step: int, capacity: IntArray) -> list[Event]:
+    def _tighten(self, reports: Sequence[Report]) -> list[Event]:
         """Plan within what is known to fit, or let nothing grow if that is too little for all."""
         caps = self._modelled_caps()
         before = np.full(len(caps), self._job.global_batch_size)
@@ -116,9 +162,27 @@ class MemoryCaps:
                 f"the global batch does not fit in memory ({error}). Loops over `loader.steps()` "
                 f"take it in micro-batches"
             )
-            return [] if told else [SizesHeld(step, problem)]
+            return [] if told else [SizesHeld(reports[0].step, problem)]
         self.caps, self.cluster, self.overfull = caps, cluster, False
-        return [MemoryCapped(step, int(r), int(caps[r]), int(capacity[r])) for r in changed]
+        return capped(reports, changed, caps)
+
+
+def tells_peaks(reports: Sequence[Report]) -> bool:
+    """Tell whether any rank reads its memory, without arrays: all ranks wait."""
+    return any(report.capacity_bytes and report.peak_bytes for report in reports)
+
+
+def capacity_of(reports: Sequence[Report]) -> IntArray:
+    """Return the memory that every rank's device offers, ``(world_size,)``, 0 where unknown."""
+    return np.array([report.capacity_bytes for report in reports])
+
+
+def capped(
+    reports: Sequence[Report], ranks: IntArray, caps: IntArray, *, unit: str = "samples"
+) -> list[Event]:
+    """Return that the caps of some ranks have changed."""
+    step, capacity = reports[0].step, capacity_of(reports)
+    return [MemoryCapped(step, int(r), int(caps[r]), int(capacity[r]), unit) for r in ranks]
 
 
 def _largest(plan: Plan, batch_size: IntArray) -> IntArray:

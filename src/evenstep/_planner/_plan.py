@@ -18,15 +18,18 @@ class PlanCosts:
     Attributes:
         slope: of each feature, one row for each rank.
         intercept: of a step, one for each rank.
+        knows: whether lengths are known, so that forwards are limited by those; else by samples.
     """
 
     slope: tuple[tuple[int, ...], ...]
     intercept: tuple[int, ...]
+    knows: bool = True
 
     @classmethod
-    def of(cls, workers: WorkerCosts) -> PlanCosts:
+    def of(cls, workers: WorkerCosts, *, knows: bool = True) -> PlanCosts:
         """Return the integers of ``workers``."""
-        return cls(tuple(map(tuple, workers.slope.tolist())), tuple(workers.intercept.tolist()))
+        slope = tuple(map(tuple, workers.slope.tolist()))
+        return cls(slope, tuple(workers.intercept.tolist()), knows)
 
     def workers(self) -> WorkerCosts:
         """Return what ``solve.partition`` takes."""
@@ -46,7 +49,8 @@ class Plan:
             the data set divides evenly or the short batch is dropped. Zeros where it has fewer
             samples than workers.
         max_forward: most samples that a rank may put through one forward, one per rank; None is no
-            limit. Loops over ``loader.steps()`` cut larger local batches into micro-batches.
+            limit. Loops over ``loader.steps()`` cut larger local batches into micro-batches. With
+            ``costs``, the most of what ``Cost(max_size=...)`` counts, once lengths are known.
         granularity: samples that those micro-batches keep together, one per rank; None is 1.
         reason: the policy's own words.
         first: samples that each rank begins with, one per rank, while those left of a full step

@@ -25,7 +25,7 @@ from ..timemodels._memory_model import MemoryModel
 from ._base import AbstractPlanner, held, rejected
 from ._claim_switch import ClaimSwitch
 from ._job import Job
-from ._learnt import Learnt, Start, columns
+from ._learnt import BY_COST, Learnt, Start, columns
 from ._measured import measured
 from ._memory_caps import MemoryCaps
 from ._plan import Outcome, Plan
@@ -184,7 +184,7 @@ class Planner(AbstractPlanner):
         num_before, world_size = len(learnt["batch_size"]), self._job.world_size
         times = columns(learnt["times"], self._what_if.fresh(world_size), former)
         self._what_if.restore(times)
-        if num_before == world_size:
+        if num_before == world_size and learnt["policy"] != BY_COST:  # whose peaks are of tokens
             self._caps.restore(learnt["memory"], former)
         same = num_before == world_size and bool((former == np.arange(world_size)).all())
         known, start = self._what_if.known(), Start(self._policy, self._caps.cluster, self._check)

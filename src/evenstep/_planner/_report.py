@@ -43,9 +43,10 @@ class Report(NamedTuple):
         peak_bytes: most memory in use during the step; 0 where it is not read.
         capacity_bytes: memory the device offers; 0 where it is not read.
         limit: most samples that one forward of this worker may have from now on, found by trial
-            or by running out of memory; None where nothing new is known.
-        largest_forward: samples of the largest forward, to which ``peak_bytes`` belongs; 0 is
-            what the plan says.
+            or by running out of memory; None where nothing new is known. Where samples are assigned
+            by cost, the most of what ``Cost(max_size=...)`` counts.
+        largest_forward: samples of the largest forward, or what ``Cost`` counts of it, to which
+            ``peak_bytes`` belongs; 0 is what the plan says.
         again: whether memory ran out and parts of the step ran again, so that its time says
             nothing.
         holds: whether this worker asks for no other sizes, as each costs a compilation and it has

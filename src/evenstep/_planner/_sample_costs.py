@@ -11,7 +11,7 @@ import numpy as np
 
 from .._types import IntArray
 from ..exceptions import invalid
-from ..solve import Assignment, Forwards, WorkerCosts, partition
+from ..solve import Forwards
 from ._fields import field_of, whole_of
 
 UNKNOWN = -1
@@ -234,8 +234,22 @@ class SampleCosts:
                 self.most = np.array([1, top, top**2], np.int64)
         self.is_known = True
 
+    def sizes(self, features: IntArray) -> IntArray:
+        """Return how much of a forward's size each of its samples makes up, ``(num_samples,)``.
+
+        Its length, or where samples are padded that of the longest one.
+        """
+        own = features[:, 1]
+        return np.full_like(own, own.max(initial=0)) if self.cost.padded else own
+
     def forwards(
-        self, features: IntArray, *, most: int | None, equal: bool, empty: bool = False
+        self,
+        features: IntArray,
+        *,
+        most: int | None,
+        equal: bool,
+        empty: bool = False,
+        max_size: IntArray | int | None = None,
     ) -> Forwards:
         """Return how samples are cut into forwards, within the caps of ``Cost``.
 
@@ -244,12 +258,14 @@ class SampleCosts:
             most: samples of a forward, beside those caps; None is no limit.
             equal: whether all ranks make as many.
             empty: whether some of those may have no sample.
+            max_size: of each rank's forwards, ``(world_size,)``; None is that of ``Cost``.
         """
+        max_size = self.cost.max_size if max_size is None else max_size
         caps = [cap for cap in (self.cost.max_samples, most) if cap is not None]
         return Forwards(
             max_samples=min(caps, default=None),
-            size=None if self.cost.max_size is None else features[:, 1],
-            max_size=self.cost.max_size,
+            size=None if max_size is None else features[:, 1],
+            max_size=max_size,
             equal=equal,
             empty=empty,
         )
@@ -266,24 +282,6 @@ class SampleCosts:
             return np.array([0, 1, 0])
         mean = np.maximum(self.mean[1:], 1e-9)
         return np.array([0, *np.rint(1000 * mean.max() / mean)]).astype(np.int64)
-
-    def assign(
-        self, features: IntArray, workers: WorkerCosts, *, equal_forwards: bool = False
-    ) -> Assignment:
-        """Return who computes which samples of a step, and in which forward.
-
-        Args:
-            features: of the samples, ``(num_samples, num_features)``.
-            workers: what those cost each worker.
-            equal_forwards: whether all workers make as many forwards, where samples suffice.
-        """
-        world_size, half = workers.world_size, None
-        equal = equal_forwards and len(features) >= 2 * world_size
-        if equal:  # of two forwards at least, as the last one's time is not known
-            half = -(-len(features) // (2 * world_size))
-        forwards = self.forwards(features, most=half, equal=equal)
-        fitting = workers.fitting(features)  # rounded for another data set, perhaps
-        return partition(features, fitting, padded=bool(self.cost.padded), forwards=forwards)
 
     def total(self, forwards: Sequence[IntArray]) -> tuple[int, ...]:
         """Return the features of forwards; of padded ones, their longest sample's for each."""

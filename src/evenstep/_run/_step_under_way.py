@@ -31,7 +31,7 @@ class StepUnderWay:
         num_forwards: micro-batches handed out, one in plain loops.
         num_backwards: that went through its batches.
         num_done: samples of the micro-batches so far.
-        largest: samples of its largest micro-batch.
+        largest: size of its largest micro-batch, as ``Report.largest_forward``.
         again: whether memory ran out in it.
         on_last_forward: whether its last micro-batch is handed out.
         reported: whether rank 0 has been told of it.

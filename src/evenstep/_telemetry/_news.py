@@ -22,7 +22,6 @@ from ..events import (
 
 _NEWS: dict[type[Event], str] = {
     SizesHeld: "step {0.step}: sizes stay as they are: {0.problem}",
-    MemoryCapped: "step {0.step}: rank {0.rank} fits at most {0.max_batch_size} samples",
     WorkerUnhelpful: "step {0.step}: rank {0.rank} costs more than it brings: steps of "
     "{0.with_s:.3g} s with all, {0.without_s:.3g} s with those that help. Start without it next "
     "time",
@@ -31,6 +30,10 @@ _NEWS: dict[type[Event], str] = {
     WorkerKept: "step {0.step}: rank {0.rank} cannot be dropped: {0.obstacle}",
     BalancingStopped: "step {0.step}: balancing is off for the rest of the run, with equal batch "
     "sizes: {0.problem} on rank {0.rank}",
+}
+_FITS = {
+    "samples": "{} samples",
+    "size": "a size of {} in one forward, as `Cost(max_size=...)` counts it",
 }
 _CLAIMS = {
     True: "begin with a part of their batch and claim the rest during the step (work stealing), as "
@@ -58,6 +61,9 @@ def news(event: Event) -> str:
             return f"step {step}: from now on, workers {_CLAIMS[on]}"
         case SharesPlanned(step=step):
             return f"step {step}: from now on, {_shares(event)}"
+        case MemoryCapped(step, rank, most, unit=unit):
+            what = _FITS[unit].format(most)
+            return f"step {step}: rank {rank} fits at most {what}"
         case _:
             return _NEWS.get(type(event), "").format(event)
 

@@ -65,7 +65,8 @@ class Recorded:
                         _check(record, num_before, caller, f"line {line} of {file}")
                         steps.append((line, record))
                     case {"event": "MemoryCapped", "rank": int(rank), "max_batch_size": int(most)}:
-                        caps[rank] = most
+                        if record.get("unit", "samples") == "samples":
+                            caps[rank] = most
         except UnicodeDecodeError as error:
             raise invalid(
                 f"{caller}(path=...)", "be text in UTF-8", f"{file} ({error})", "Give its events."

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .._planner import Cost, CostPlanner, Job, Plan, Report, Work
+from .._planner import Cost, CostPlanner, Job, Plan, Report, Work, assign
 from .._types import Cluster, FloatArray, IntArray
 from ..exceptions import invalid
 from ..policies import AbstractPolicy, Auto, Equal
@@ -56,7 +56,8 @@ class CostDecider:
         ranks = np.arange(self._workload.world_size)
         if plan.costs is None:
             return np.repeat(ranks, plan.batch_size), plan.reason
-        return self._costs.assign(self._features(step), plan.costs.workers()).owner, plan.reason
+        found = assign(self._costs, self._features(step), plan.costs.workers())
+        return found.owner, plan.reason
 
     def tell(self, step: int, owner: IntArray, compute_s: FloatArray) -> None:
         """Take in what the ranks computed in ``step``, and for how long, ``(world_size,)``."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def cut(num_samples: int, max_forward: int | None, granularity: int = 1) -> tuple[int, ...]:
     """Return the sizes of as few micro-batches as ``max_forward`` allows, equal within a granule.
@@ -24,3 +26,23 @@ def cut(num_samples: int, max_forward: int | None, granularity: int = 1) -> tupl
     sizes = [granule * (small + 1)] * larger + [granule * small] * (num_parts - larger)
     sizes[-1] -= num_granules * granule - num_samples
     return tuple(sizes)
+
+
+def cut_by_size(sizes: Sequence[int], max_size: int, least: int = 1) -> tuple[int, ...]:
+    """Return how many of the samples each micro-batch gets, one after the other.
+
+    None is larger than ``max_size``, but for one of ``least`` samples. The last may have fewer.
+
+    Args:
+        sizes: of the samples, such as their tokens.
+        max_size: most of it in one forward.
+        least: samples that one forward needs, positive.
+    """
+    counts, held = [0], 0
+    for size in sizes:
+        if held + size > max_size and counts[-1] >= least:
+            counts.append(0)
+            held = 0
+        counts[-1] += 1
+        held += size
+    return tuple(counts)

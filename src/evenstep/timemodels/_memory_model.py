@@ -98,13 +98,15 @@ class MemoryModel:
             sizes[new], peaks[new] = added
         return sizes, peaks, np.where(known, capacity_bytes, capacity).astype(np.int64)
 
-    def caps(self, state: MemoryState, default: IntArray) -> IntArray:
+    def caps(self, state: MemoryState, default: IntArray, *, at_least: int = 0) -> IntArray:
         """Return the largest size that should fit, ``(world_size,)``, at least 1.
 
         Args:
             state: what ``init`` or ``update`` returned.
             default: the answer for a worker of which nothing is known, ``(world_size,)``. It
                 bounds no other: a cap that was given is for the caller to apply.
+            at_least: size to which any worker may grow at once, as far as the line lets it: that
+                of what cannot be cut.
         """
         sizes, peaks, capacity = state
         known = sizes > 0
@@ -117,7 +119,8 @@ class MemoryModel:
         steep = np.minimum(line.slope + doubt, _ratio(line.at_top, line.top, otherwise=0.0))
         slope = np.where(room < 0, line.slope, steep)
         fits = line.top + _ratio(room, slope, otherwise=np.where(room < 0, -np.inf, np.inf))
-        fits = np.where(fitted > 0, np.minimum(fits, self.growth * fitted), fits)
+        grown = np.maximum(self.growth * fitted, at_least)
+        fits = np.where(fitted > 0, np.minimum(fits, grown), fits)
         # A hair more: 0.9 * 100 / 9 shall count as 10.
         cap = np.floor(np.clip(fits + 1e-9, 1, burst - 1)).astype(np.int64)
         return np.where(known.any(axis=1), np.maximum(np.maximum(cap, fitted), 1), default)

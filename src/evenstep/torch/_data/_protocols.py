@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..._planner import Phase, Plan, Work
 from ..._types import IntArray
@@ -26,13 +26,15 @@ class MicroBatch:
         batch: as the user's ``collate_fn`` made it.
         num_samples: samples in it that count; 0 for a stand-in of weight 0.
         counter: counts the units in a batch; None where they are samples.
-        units: what it counted in this one, and 0 in a stand-in. A micro-batch is cut by
+        sizes: what each of its samples adds to its size, ``(num_samples,)``; None is 1.
+        units: what ``counter`` counted in this one, and 0 in a stand-in. A micro-batch is cut by
             ``dataclasses.replace``, which counts the parts anew.
     """
 
     batch: Any
     num_samples: int
     counter: Callable[[Any], float] | None = None
+    sizes: IntArray | None = field(default=None, compare=False)
     units: float | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -40,9 +42,15 @@ class MicroBatch:
             units = self.counter(self.batch) if self.num_samples else 0.0
             object.__setattr__(self, "units", units)
 
+    @property
+    def size(self) -> int:
+        """What it takes up in memory, in samples or in what ``Cost(max_size=...)`` counts."""
+        if self.sizes is None or not self.num_samples:
+            return self.num_samples
+        return int(self.sizes.sum())
 
-@dataclass(frozen=True, slots=True)
-class StepStart:
+
+class StepStart(NamedTuple):
     """A step whose batch is about to be handed out.
 
     Attributes:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ..._types import IntArray
 from ...exceptions import invalid
 from ._protocols import ForwardListener, MicroBatch
 
@@ -52,6 +53,13 @@ def with_units(
         return parts, None
     counted = [replace(part, counter=counter) for part in parts]
     return counted, math.fsum(part.units or 0.0 for part in counted)
+
+
+def with_sizes(parts: list[MicroBatch], sizes: Sequence[IntArray] | None) -> list[MicroBatch]:
+    """Return a step's micro-batches with the sizes of their samples, where those differ."""
+    if not sizes:
+        return parts
+    return [replace(part, sizes=each) for part, each in zip(parts, sizes, strict=True)]
 
 
 class Attempts(Protocol):
@@ -98,7 +106,7 @@ class KnownPortions:
 
     def __init__(self, parts: Sequence[MicroBatch]) -> None:
         self._parts = parts
-        self.num_samples = sum(part.num_samples for part in parts)
+        self.num_samples = sum([part.num_samples for part in parts])
         self.num_forwards = len(parts)
 
     def __iter__(self) -> Iterator[tuple[MicroBatch, bool]]:

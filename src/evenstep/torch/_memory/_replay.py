@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ...exceptions import invalid
-from ...solve._cut import cut
+from ...solve._cut import cut, cut_by_size
 from .._data._protocols import MicroBatch
 from .._model._prepared import PreparedModels
 from .._step._conductor import StepConductor
@@ -48,7 +48,8 @@ class Replay:
             does without.
 
     Attributes:
-        limit: most samples in one forward; None as long as none failed.
+        limit: most samples in one forward, or the most of what ``Cost(max_size=...)`` counts;
+            None as long as none failed.
         probes: whether a trial is still to come.
     """
 
@@ -108,13 +109,13 @@ class Replay:
             error, loss, in_backward = self._attempt(part, closure, through, is_last=is_last)
             if error is None:
                 assert loss is not None
-                if part.num_samples:
-                    self._went_well.add(part.num_samples)
+                if part.size > max(self._went_well, default=0):
+                    self._went_well.add(part.size)
                 losses.append((loss, part.num_samples if part.units is None else part.units))
                 continue
             again = in_backward and self._touched(fresh=fresh and not losses)
             self._check(error, part, fresh=fresh, again=again, is_last=is_last)
-            self._lower(part.num_samples)
+            self._lower(part.size)
             self._steps.ran_out_of_memory(
                 self.limit or 1, num_samples=part.num_samples, again=again
             )
@@ -205,6 +206,9 @@ class Replay:
     ) -> None:
         """Raise where running again would not help, or not be right."""
         size = part.num_samples
+        remedy = f"Bounds(max={size // 2})"
+        if part.sizes is not None:
+            remedy = f"Cost(max_size={part.size // 2})"
         if size <= self._smallest:
             raise RuntimeError(
                 f"A forward of {size} samples ran out of memory, and no smaller one is possible. "
@@ -215,13 +219,13 @@ class Replay:
                 f"Memory ran out past a forward of {size} samples, a size that had gone well "
                 f"before: DDP reduces its backward with the other workers, so it cannot be taken "
                 f"back. Set "
-                f"`Bounds(max={size // 2})`, or restart from the last checkpoint."
+                f"`{remedy}`, or restart from the last checkpoint."
             ) from error
         if again and not fresh:
             raise RuntimeError(
                 "Memory ran out in a backward after gradients of earlier steps had been "
                 "accumulated, which cannot be taken back. Clear them before every step with "
-                "`optimizer.zero_grad(set_to_none=True)`, or set `Bounds(max=...)`."
+                f"`optimizer.zero_grad(set_to_none=True)`, or set `{remedy}`."
             ) from error
 
     def _lower(self, failed: int) -> None:
@@ -231,19 +235,31 @@ class Replay:
     def _cut(self, parts: Sequence[MicroBatch]) -> list[MicroBatch]:
         """Return the parts within the limit, the last of them safe to synchronise in."""
         pieces = [piece for part in parts for piece in self._pieces(part)]
-        last = pieces[-1].num_samples
-        if self._models.synchronise and last > max(self._smallest, *self._went_well, 0):
-            rest = last - self._smallest
-            stand_in, _ = self._layout().split(pieces[-1].batch, last, (self._smallest, rest))
-            pieces.append(replace(pieces[-1], batch=stand_in, num_samples=0))
+        last = pieces[-1]
+        is_new = last.size > max(self._went_well, default=0)
+        if self._models.synchronise and is_new and last.num_samples > self._smallest:
+            cuts = self._smallest, last.num_samples - self._smallest
+            stand_in, _ = self._layout().split(last.batch, last.num_samples, cuts)
+            pieces.append(replace(last, batch=stand_in, num_samples=0))
         return pieces
 
     def _pieces(self, part: MicroBatch) -> list[MicroBatch]:
-        sizes = cut(part.num_samples, self.limit)
-        if len(sizes) == 1:
+        if part.size <= (self.limit or part.size):
             return [part]
-        batches = self._layout().split(part.batch, part.num_samples, sizes)
+        if part.sizes is None:
+            counts = cut(part.num_samples, self.limit)
+        else:
+            counts = cut_by_size(part.sizes.tolist(), self.limit or 0, self._smallest)
+        if len(counts) == 1:
+            return [part]
+        batches = self._layout().split(part.batch, part.num_samples, counts)
+        firsts = [sum(counts[:number]) for number in range(len(counts))]
         return [
-            replace(part, batch=batch, num_samples=size)
-            for batch, size in zip(batches, sizes, strict=True)
+            replace(
+                part,
+                batch=batch,
+                num_samples=count,
+                sizes=None if part.sizes is None else part.sizes[first : first + count],
+            )
+            for batch, count, first in zip(batches, counts, firsts, strict=True)
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import Any, final
 
@@ -13,11 +14,15 @@ from ...exceptions import invalid
 
 
 class AbstractClock(abc.ABC):
-    """Sets marks, and tells the seconds between two of them once both have been reached."""
+    """Sets marks, and tells the seconds between two of them once both have been reached.
 
-    @abc.abstractmethod
-    def mark(self) -> Any:
-        """Return a mark for "when everything asked for so far is done"."""
+    Attributes:
+        mark: returns a mark for "when everything asked for so far is done". A step sets ten.
+        is_late: whether a mark is reached later than it is set, so that a device is asked.
+    """
+
+    mark: Callable[[], Any]
+    is_late: bool
 
     @abc.abstractmethod
     def seconds(self, begin: Any, end: Any) -> float | None:
@@ -36,11 +41,10 @@ class HostClock(AbstractClock):
         now: a monotonic clock in seconds.
     """
 
-    def __init__(self, now: Callable[[], float] = perf_counter) -> None:
-        self._now = now
+    is_late = False
 
-    def mark(self) -> float:
-        return self._now()
+    def __init__(self, now: Callable[[], float] = perf_counter) -> None:
+        self.mark = now
 
     def seconds(self, begin: float, end: float) -> float | None:
         return end - begin
@@ -76,10 +80,12 @@ class AcceleratorClock(AbstractClock):
         ValueError: the device has no events, or none that time.
     """
 
+    is_late = True
+
     def __init__(
         self, device: torch.device, record: Callable[[torch.device], Any] = _recorded
     ) -> None:
-        self._device, self._record = device, record
+        self.mark = partial(record, device)
         try:
             begin, end = self.mark(), self.mark()
             self.wait(end)
@@ -92,9 +98,6 @@ class AcceleratorClock(AbstractClock):
                 "A clock on the host would time when work is handed over, not when it is done. "
                 "Train there with `EVENSTEP=off` in the environment.",
             ) from error
-
-    def mark(self) -> Any:
-        return self._record(self._device)
 
     def seconds(self, begin: Any, end: Any) -> float | None:
         return float(begin.elapsed_time(end)) / 1e3 if end.query() else None

@@ -151,10 +151,11 @@ class StepConductor:
         opened = StepUnderWay(
             step, start.num_samples, start.global_num_samples, start.data_s, wall_s
         )
-        opened.thread_id = threading.get_ident()
+        thread_id = opened.thread_id = threading.get_ident()
         opened.work, opened.checksum = start.work, start.checksum
         opened.stopping = self._exchange.stopping
-        opened.follows = self._trains() and self._newest <= self._newest_used
+        trains = self._thread_id is None or self._thread_id == thread_id
+        opened.follows = trains and self._newest <= self._newest_used
         if not opened.follows:
             for other in tuple(self._steps.values()):
                 other.follows &= other.is_used
@@ -190,7 +191,7 @@ class StepConductor:
         if is_last:
             self.meter.begin_last(done=opened.num_done, num_samples=opened.num_samples)
         opened.num_done += num_samples
-        opened.largest = max(opened.largest, num_samples)
+        opened.largest = max(opened.largest, part.size)
 
     def claim(
         self, step: int, *, speed: float | None = None, own: bool = False
@@ -216,7 +217,7 @@ class StepConductor:
         step.data_s += self.meter.resume()
 
     def found_limit(self, limit: int) -> None:
-        """Pass on, with every report from now on, how many samples one forward may have."""
+        """Pass on, with every report from now on, how large one forward may be."""
         self._reporter.limit = limit
         self._reporter.begin_step()  # the peak of what was tried, or failed, is no step's own
 
@@ -230,8 +231,7 @@ class StepConductor:
         if again:
             step.num_forwards = step.num_backwards = step.num_done = step.largest = 0
         else:
-            step.num_forwards -= 1
-            step.num_done -= num_samples
+            step.num_forwards, step.num_done = step.num_forwards - 1, step.num_done - num_samples
 
     def came_to_end(self) -> None:
         """Hear that a loop came to its end, and no error ended it: no forward may follow."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 from ..._planner import Phase
 from ._clock import AbstractClock
@@ -210,7 +209,7 @@ class LeadMeter(StepMeter):
 
     def take(self) -> PendingTime | None:
         time = super().take() if self._ran else None
-        return None if time is None else replace(time, scale=self._scale)
+        return None if time is None else time._replace(scale=self._scale)
 
 
 @final
@@ -223,8 +222,7 @@ class BlindMeter(StepMeter):
         """Return None."""
 
 
-@dataclass(frozen=True, slots=True)
-class PendingTime:
+class PendingTime(NamedTuple):
     """A step's compute time, known as soon as the device has got there.
 
     Attributes:

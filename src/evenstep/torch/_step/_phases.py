@@ -19,15 +19,14 @@ from torch.optim.optimizer import (
 from ..._planner import Phase, time_by_phase
 from ._clock import AbstractClock
 
-_MOST_UNREAD = 16  # steps that a device has not come to the end of
+_MOST_UNREAD = 64  # steps whose reports are held, or that a device has not come to the end of
 
 
 class _Window(NamedTuple):
-    """A step from its hand-out to the next one: a phase follows each mark but the last."""
+    """A step from its hand-out to the next one: marks, each with the phase that follows it."""
 
     step: int
-    marks: list[Any]
-    phases: list[Phase]
+    cuts: list[tuple[Any, Phase]]
 
 
 @final
@@ -56,8 +55,7 @@ class Timeline:
         self.mixes = mixes
         self._clock = clock
         self._step = -1  # before the first
-        self._marks: list[Any] = []
-        self._phases: list[Phase] = []
+        self._cuts: list[tuple[Any, Phase]] = []
         self._phase = Phase.REST  # apart from what is inside of a block
         self._block: Phase | None = None  # the outermost one
         self._depth = 0  # of blocks
@@ -69,9 +67,9 @@ class Timeline:
         """End the step before, and begin ``step``: it is handed out, or used."""
         mark = self._clock.mark()
         if self._step >= 0:
-            self._marks.append(mark)
-            self._unread.append(_Window(self._step, self._marks, self._phases))
-        self._step, self._marks, self._phases = step, [mark], [Phase.REST]
+            self._cuts.append((mark, Phase.REST))
+            self._unread.append(_Window(self._step, self._cuts))
+        self._step, self._cuts = step, [(mark, Phase.REST)]
         self._phase, self._block, self._depth = Phase.REST, None, 0
         self._thread_id = threading.get_ident()
 
@@ -85,20 +83,23 @@ class Timeline:
         if self.mixes and phase in (Phase.FORWARD, Phase.BACKWARD):
             phase = Phase.REST
         self._phase = phase
-        block = self._block if phase is Phase.REST else None
-        return self._set(phase if block is None else block, at)
+        if self._block is not None and phase is Phase.REST:
+            phase = self._block
+        cuts = self._cuts
+        cuts.append((self._clock.mark() if at is None else at, phase))
+        return len(cuts) - 1
 
     def met(self, begin: Any, end: Any) -> None:
         """Note that others were waited for between two marks, after all others."""
-        before = self._phases[-1] if self._phases else self._phase
-        self._set(Phase.MEETING, begin)
-        self._set(before, end)
+        before = self._cuts[-1][1] if self._cuts else self._phase
+        self._cuts += (begin, Phase.MEETING), (end, before)
 
     def met_since(self, cut: int) -> None:
         """Note that others were waited for in what was own computing since a mark."""
-        for at in range(cut, len(self._phases)):
-            if self._phases[at] in (Phase.FORWARD, Phase.REST):
-                self._phases[at] = Phase.MEETING
+        for at in range(cut, len(self._cuts)):
+            mark, phase = self._cuts[at]
+            if phase in (Phase.FORWARD, Phase.REST):
+                self._cuts[at] = mark, Phase.MEETING
 
     def fetched(self) -> None:
         """Note that the input is there."""
@@ -125,7 +126,7 @@ class Timeline:
         if self._depth > 1:
             return False
         self._block = phase
-        self._set(phase)
+        self._cuts.append((self._clock.mark(), phase))
         return True
 
     def leave(self) -> None:
@@ -135,7 +136,7 @@ class Timeline:
         self._depth -= 1
         if not self._depth:
             self._block = None
-            self._set(self._phase)
+            self._cuts.append((self._clock.mark(), self._phase))
 
     def take(self) -> list[tuple[int, tuple[int, ...]]]:
         """Return the steps whose end was reached since the last call, with their times.
@@ -144,12 +145,15 @@ class Timeline:
         """
         found = []
         while self._unread:
-            step, marks, phases = self._unread[0]
-            if self._clock.seconds(marks[0], marks[-1]) is None:
+            step, cuts = self._unread[0]
+            if self._clock.seconds(cuts[0][0], cuts[-1][0]) is None:
                 break
             self._unread.popleft()
-            lasted_s = [self._clock.seconds(*both) or 0.0 for both in pairwise(marks)]
+            lasted_s = [
+                self._clock.seconds(begin, end) or 0.0 for (begin, _), (end, _) in pairwise(cuts)
+            ]
             if min(lasted_s) >= 0:
+                phases = [phase for _, phase in cuts[:-1]]
                 found.append((step, time_by_phase(lasted_s, phases)))
         return found
 
@@ -157,11 +161,6 @@ class Timeline:
         """Hear of optimizers no more."""
         for hook in self._hooks:
             hook.remove()
-
-    def _set(self, phase: Phase, mark: Any = None) -> int:
-        self._marks.append(self._clock.mark() if mark is None else mark)
-        self._phases.append(phase)
-        return len(self._phases) - 1
 
 
 def _optimizer_hooks(timeline: weakref.ref[Timeline]) -> tuple[Any, Any]:

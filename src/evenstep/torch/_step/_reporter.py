@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Protocol, final
 
 from ..._exchange._exchange import Exchange
 from ..._exchange._internal import fault_in_words, log_fault
-from ..._exchange._message_kinds import Reduced, TimesTold
+from ..._exchange._message_kinds import Message, Reduced, StepReports, TimesTold
 from ..._planner import Report, blaming
 from ..._run._machine_reader import MachineReader
 from ..._run._step_under_way import StepUnderWay
@@ -83,8 +84,8 @@ class Reporter:
         exact: whether to wait for the device, so that nothing is late.
 
     Attributes:
-        limit: most samples that one forward of this rank may have; None if none failed. It goes
-            with every report, because a step that some rank could not time is never complete.
+        limit: the largest forward that this rank may have; None if none failed. It goes with
+            every report, because a step that some rank could not time is never complete.
     """
 
     def __init__(
@@ -115,28 +116,47 @@ class Reporter:
             self._give_up(None, error)
 
     def send(self, step: StepUnderWay, *, reduced: Sequence[Reduced] = ()) -> None:
-        """Send what is complete of this step, and of earlier ones that a device was late with.
+        """Report this step, with what a device was late with of earlier ones.
 
         Args:
             step: the one under way.
             reduced: what its gradients were made of.
         """
         step.reported = True
+        again: tuple[Report, ...] = ()
+        try:
+            time = self._meter.take() if step.has_begun and step.is_clear else None
+            if time is not None and not (step.again or self._watch.stalled):
+                self._pending.append((step, time, self._read()))
+            if step.again:
+                again = (self._report(step, 0.0, self._read() | {"peak_bytes": 0}),)
+        except Exception as error:
+            self._give_up(step.number, error)
+        is_urgent = bool(again or self._fault)
+        made: Callable[[], Sequence[Message]] = partial(self._made, step, reduced, again)
+        if self._meter.clock.is_late:
+            # Now: another thread that asks CUDA for an event breaks a graph's capture under way.
+            messages = made()
+            made = partial(tuple, messages)
+        self._exchange.report_by(step.number, made, is_urgent=is_urgent)
+
+    def _made(
+        self, step: StepUnderWay, reduced: Sequence[Reduced], again: tuple[Report, ...]
+    ) -> Sequence[Message]:
+        """Return the messages of a report."""
         times: list[TimesTold] = []
         try:
-            ready = self._complete(step)
+            ready = [*self._complete(), *again]
             times = [TimesTold(*one) for one in self._meter.timeline.take()]
         except Exception as error:
-            self._pending.clear()
             self._give_up(step.number, error)
+            ready = []
+        if self._fault and not ready:
             ready = [self._report(step, 0.0, {})]
-        self._exchange.report(step.number, ready, reduced=reduced, times=times)
+        return [*reduced, *times, StepReports(step.number, tuple(ready))]
 
-    def _complete(self, step: StepUnderWay) -> list[Report]:
+    def _complete(self) -> list[Report]:
         """Return what is complete."""
-        time = self._meter.take() if step.has_begun and step.is_clear else None
-        if time is not None and not (step.again or self._watch.stalled):
-            self._pending.append((step, time, self._read()))
         ready: list[Report] = []
         while self._pending:
             measured, pending, fields = self._pending[0]
@@ -145,8 +165,6 @@ class Reporter:
                 break
             del self._pending[0]
             ready.append(self._report(measured, compute_s, fields))
-        if step.again:
-            ready.append(self._report(step, 0.0, self._read() | {"peak_bytes": 0}))
         return ready
 
     def _read(self) -> dict[str, Any]:
@@ -163,6 +181,7 @@ class Reporter:
             )
             self._has_failed, self._fault = True, fault_in_words(error)
         self._measures = ()
+        self._pending.clear()
 
     def _report(self, step: StepUnderWay, compute_s: float, fields: dict[str, Any]) -> Report:
         fault, self._fault = self._fault, ""

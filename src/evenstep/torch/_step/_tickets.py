@@ -23,7 +23,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -91,8 +91,7 @@ class Ticket:
         return size in rows or any(number in (2 * size, 3 * size, 4 * size) for number in views)
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """What is known of a forward's batch.
 
     Attributes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import Thread
@@ -9,10 +10,11 @@ from typing import NamedTuple, final
 
 import numpy as np
 
-from ...._planner import Plan, SampleCosts, Work, of_lengths
+from ...._planner import Plan, SampleCosts, Work, assign, of_lengths
 from ...._types import IntArray
 from ....solve import Assignment
 
+_LOGGER = logging.getLogger("evenstep")
 _KEPT = 256  # assignments: more steps than loaders fetch ahead
 _LARGE = 1 << 13  # samples times ranks, from which on an assignment takes a millisecond or more
 
@@ -30,10 +32,13 @@ class Assigned(NamedTuple):
         work: what they cost, and would have cost otherwise; None where no costs are known.
         checksum: of who has what by cost, or of the plan where samples are counted: all ranks have
             it in common.
+        sizes: what each sample adds to the size of its forward, forward by forward; None where a
+            forward has as many as samples.
     """
 
     work: Work | None
     checksum: int
+    sizes: tuple[IntArray, ...] | None = None
 
 
 def counted(plan: Plan) -> Assigned:
@@ -60,18 +65,19 @@ class CostDeal:
         self._rank = rank
         self._world_size = world_size
         self._indices_of: Indices = lambda first, num_samples: None
-        self._equal_forwards = False
+        self._equal_forwards = self._whole = self._has_told = False
         self._known: dict[Key, Assignment] = {}
         self._under_way: dict[Key, Thread] = {}
 
-    def begin(self, indices_of: Indices, *, equal_forwards: bool) -> None:
+    def begin(self, indices_of: Indices, *, equal_forwards: bool, whole: bool = False) -> None:
         """Assign the steps of another order from now on.
 
         Args:
             indices_of: its indices in the data set.
             equal_forwards: whether all ranks make as many forwards, where samples suffice.
+            whole: whether every rank has a single one.
         """
-        self._indices_of, self._equal_forwards = indices_of, equal_forwards
+        self._indices_of, self._equal_forwards, self._whole = indices_of, equal_forwards, whole
         self._known, self._under_way = {}, {}
 
     def parts(self, plan: Plan, first: int, num_samples: int) -> tuple[IntArray, ...] | None:
@@ -127,7 +133,8 @@ class CostDeal:
             of = [tuple(one * len(some) // num for one in work.own) for some in (equal, counted)]
             work = Work(work.own, *of)
         found = None if plan.costs is None else self._assignment(plan, first, num_samples)
-        return Assigned(work, _of_plan(plan) if found is None else found.checksum)
+        checksum = _of_plan(plan) if found is None else found.checksum
+        return Assigned(work, checksum, tuple(map(self._costs.sizes, own)))
 
     def _assignment(self, plan: Plan, first: int, num_samples: int) -> Assignment | None:
         key = plan.epoch, first
@@ -150,6 +157,29 @@ class CostDeal:
             del known[next(iter(known))]
         assert plan.costs is not None
         features = self._costs.features(indices)
-        known[key] = self._costs.assign(
-            features, plan.costs.workers(), equal_forwards=self._equal_forwards
+        caps = plan.max_forward
+        if plan.costs.knows != self._costs.is_known:  # of samples, and lengths are known now
+            caps = None
+        known[key] = found = assign(
+            self._costs,
+            features,
+            plan.costs.workers(),
+            caps=caps,
+            whole=self._whole,
+            equal_forwards=self._equal_forwards,
         )
+        if caps is not None and not self._has_told:
+            own = [features[slots] for slots in found.samples(self._rank)]
+            largest = max((self._costs.total([one])[1] for one in own), default=0)
+            self._check(largest, caps[self._rank])
+
+    def _check(self, largest: int, cap: int) -> None:
+        """Say once where samples leave no way within what is known to fit."""
+        if largest <= cap:
+            return
+        self._has_told = True
+        remedy = "Cut longer samples, or leave them out."
+        if self._whole:
+            remedy = "A loop over `loader.steps()` takes a rank's part in several forwards."
+        text = "A forward of rank %d has a size of %d, and %d is known to fit. %s"
+        _LOGGER.warning(text, self._rank, largest, cap, remedy)

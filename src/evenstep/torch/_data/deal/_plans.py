@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,8 +18,7 @@ from ....solve._deal import Deal
 from ._by_cost import Assigned, CostDeal, counted
 
 
-@dataclass(frozen=True, slots=True)
-class StepSpan:
+class StepSpan(NamedTuple):
     """Where a step lies in the run and in its epoch's order.
 
     Attributes:
@@ -46,32 +47,34 @@ class Share:
             within each forward.
         forwards: how many of them each of its forwards gets, one after the other. Fewer than
             there are slots where the others are up for claims.
+        fetched: the slots to fetch: its own or, if it has none, the step's first to stand in.
+        begun: those of them that the forwards begin with.
+        places: where among those each forward's are; one without any has the stand-in.
     """
 
     slots: IntArray
     forwards: tuple[int, ...]
+    fetched: IntArray = field(init=False)
+    begun: IntArray = field(init=False)
+    places: tuple[slice, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        fetched = self.slots if len(self.slots) else np.zeros(1, np.int64)
+        ends = tuple(accumulate(self.forwards))
+        places = [
+            slice(end - size, end - size + max(size, 1))
+            for size, end in zip(self.forwards, ends, strict=True)
+        ]
+        object.__setattr__(self, "fetched", fetched)
+        num_begun = (ends[-1] if ends else 0) or len(self.forwards)
+        object.__setattr__(self, "begun", fetched[:num_begun])
+        object.__setattr__(self, "places", tuple(places))
 
     def equals(self, other: Share) -> bool:
         """Return whether it is the same samples in the same forwards."""
         return self.forwards == other.forwards and (
             self.slots is other.slots or np.array_equal(self.slots, other.slots)
         )
-
-    def fetched(self) -> IntArray:
-        """Return the slots to fetch: its own or, if it has none, the step's first to stand in."""
-        return self.slots if len(self.slots) else np.zeros(1, np.int64)
-
-    def begun(self) -> IntArray:
-        """Return those of them that the forwards begin with."""
-        return self.fetched()[: sum(self.forwards) or len(self.forwards)]
-
-    def places(self) -> list[slice]:
-        """Return where among those each forward's are; one without any has the stand-in."""
-        places, first = [], 0
-        for size in self.forwards:
-            places.append(slice(first, first + max(size, 1)))
-            first += size
-        return places
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -235,7 +238,7 @@ class PlanBook:
         """Return the slots of each of this rank's forwards in a step; none if it has no sample."""
         share = self.share(span, whole=whole)
         assert share is not None
-        return [share.slots[place] for place in share.places()] if len(share.slots) else []
+        return [share.slots[place] for place in share.places] if len(share.slots) else []
 
     def assigned(
         self, span: StepSpan, *, whole: bool, lengths: Sequence[IntArray] | None = None

@@ -35,13 +35,13 @@ class StepWork:
         self._asked = np.zeros(span.num_samples, np.bool_)
         self._here = np.zeros(span.num_samples, np.bool_)
         self._place: list[SamplePlace | None] = [None] * span.num_samples
-        self._todo = share.fetched()
+        self._todo = share.fetched
 
     def replan(self, share: Share) -> None:
         """Take over a newer plan's share."""
         if not share.equals(self.share):
             self.share = share
-            slots = share.fetched()
+            slots = share.fetched
             self._todo = slots[~self._asked[slots]]
 
     @property
@@ -72,7 +72,7 @@ class StepWork:
 
     def is_complete(self) -> bool:
         """Return whether every sample it owns is here."""
-        return self.has(self.share.fetched())
+        return self.has(self.share.fetched)
 
     def is_made(self) -> bool:
         """Return whether its batches are made, of the very samples it owns."""
@@ -80,8 +80,8 @@ class StepWork:
 
     def rows(self) -> list[list[ChunkRows]]:
         """Return where the samples of each of its forwards lie, in their order."""
-        slots = self.share.fetched().tolist()
-        return [self.rows_of(slots[place]) for place in self.share.places()]
+        slots = self.share.fetched.tolist()
+        return [self.rows_of(slots[place]) for place in self.share.places]
 
     def want(self, slots: IntArray) -> IntArray:
         """Return which of these slots were not asked for yet, which counts as having asked."""

@@ -90,7 +90,7 @@ class PrefetchSource:
             assert work.span == span
             self._wait_until(work.is_made)
             assert work.made is not None
-            self.counts.used += len(work.share.begun())
+            self.counts.used += len(work.share.begun)
             self._horizon.drop_first()
             work.handed_out = True
             self.replan()

@@ -111,10 +111,10 @@ class InlineSource:
             self.counts.used += len(fetched)
             return fetched
 
-        begun = samples(share.begun())
+        begun = samples(share.begun)
         parts = [
             MicroBatch(self._collated(begun[place]), size)
-            for place, size in zip(share.places(), share.forwards, strict=True)
+            for place, size in zip(share.places, share.forwards, strict=True)
         ]
         return parts, Feed(  # further ones come as soon as they are asked for
             request=lambda slots: True,

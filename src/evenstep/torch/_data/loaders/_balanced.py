@@ -18,7 +18,7 @@ from ...._planner import Cost, Plan
 from ...._types import IntArray
 from ....exceptions import invalid
 from .._loader_state import OrderedForm
-from .._step import KnownPortions, Portions, Step, with_units
+from .._step import KnownPortions, Portions, Step, with_sizes, with_units
 from ..deal._by_cost import Assigned, CostDeal
 from ..deal._plans import PlanBook, StepSpan, spans_of
 from ..deal._seen_lengths import SeenLengths
@@ -230,7 +230,7 @@ class BalancedLoader(AbstractStepLoader):
         if self._by_cost is not None:
             _check_forwards(self._context.cost, whole=whole)
             equal_forwards = not whole and self._context.equal_forwards()
-            self._by_cost.begin(indices_of, equal_forwards=equal_forwards)
+            self._by_cost.begin(indices_of, equal_forwards=equal_forwards, whole=whole)
         # The book's, as the source must not keep the loader alive.
         share_of = partial(self._book.share, whole=whole)
         self._source.begin(indices_of, self._spans(), share_of)
@@ -276,6 +276,8 @@ class BalancedLoader(AbstractStepLoader):
         lengths: list[IntArray] | None = None
         if self._seen is not None:
             parts, lengths = unpacked(parts)
+        assigned = self._assigned(span, lengths, whole=whole)
+        parts = with_sizes(parts, assigned.sizes)
         parts, units = with_units(parts, self._context.counter)
         portions: Portions = KnownPortions(parts)
         if not whole and (opened := self._book.open_step(span)) is not None:
@@ -286,7 +288,7 @@ class BalancedLoader(AbstractStepLoader):
             span.num_samples,
             data_s=data_s,
             units=units,
-            assigned=self._assigned(span, lengths, whole=whole),
+            assigned=assigned,
         )
 
     def _assigned(self, span: StepSpan, lengths: list[IntArray] | None, *, whole: bool) -> Assigned:

@@ -215,7 +215,7 @@ class AbstractStepLoader(AbstractLoader):
         )
         context.count.value = self._next_step = number + 1
         self._loops.steps.begin_step(
-            StepStart(number, step.num_samples, num_samples, data_s, units, *(assigned or ()))
+            StepStart(number, step.num_samples, num_samples, data_s, units, *(assigned or ())[:2])
         )
         return step
 
