@@ -1,5 +1,6 @@
 """Links lead somewhere, code runs, and the pages build."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -17,6 +18,14 @@ CODE = [
     pytest.param(page, code, marks=[pytest.mark.slow] * (page.name in SLOW), id=f"docs/{page.name}")
     for page in DOCS
     for code in blocks(page, "python")
+]
+
+# A recipe, by a word of its block, and the arguments that a user types to balance it.
+RECIPES = [
+    ("in-your-script.md", "OneCycleLR", 2),  # plain DDP
+    ("loops.md", "fully_shard", 2),  # accumulation, in micro-batches
+    ("checkpoints.md", "Drain", 8),  # elastic
+    ("sharding.md", "Network", 3),  # unequal links
 ]
 
 
@@ -212,3 +221,33 @@ def test_make_test_holds_every_promise():
 
     assert [line for line, tests in lines if not fast & set(tests)] == []
     assert [test for _, tests in lines for test in tests if test not in every] == []
+
+
+def num_arguments(code):
+    """How many arguments calls into evenstep have, and those of what they return."""
+    tree, total = ast.parse(code), 0
+    known = {"balancer", "loader", "checkpoint"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "evenstep":
+            known |= {alias.name for alias in node.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            owner = node.func.value if isinstance(node.func, ast.Attribute) else node.func
+            is_ours = isinstance(owner, ast.Name) and owner.id in known
+            total += is_ours * (len(node.args) + len(node.keywords))
+    return total
+
+
+@pytest.mark.parametrize(("page", "word", "most"), RECIPES, ids=[page for page, *_ in RECIPES])
+def test_a_recipe_asks_for_no_more_arguments_than_before(page, word, most):
+    """A new need finds a default, or a place in a value that has one."""
+    (code, *_) = [each for each in blocks(ROOT / "docs" / page, "python") if word in each]
+
+    assert num_arguments(code) <= most
+
+
+def test_a_trainer_is_balanced_without_an_argument():
+    """The mix-in is all that differs from a plain one."""
+    code = (ROOT / "examples" / "hf_trainer.py").read_text("utf-8")
+
+    assert num_arguments(code) == 0

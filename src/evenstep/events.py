@@ -45,11 +45,13 @@ class EstimatesRestored:
             ranks they had; ``"rehearsed"`` on the times of the workers, which have other ranks
             now; ``"anew"``, as some worker is new or the estimates were of no use.
         batch_size: local batch sizes to begin with, one per rank.
+        problem: why the policy could not start in the way before that; empty if nothing failed.
     """
 
     known: tuple[bool, ...]
     policy: str
     batch_size: tuple[int, ...]
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)

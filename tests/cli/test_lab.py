@@ -7,7 +7,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from evenstep.cli._lab import _hosts, _in_words
+from evenstep.cli._lab_command import _hosts, _in_words
 from evenstep.lab import Host, Lab, LabUnavailable, Trace
 from evenstep.lab._trace import Change
 

@@ -293,6 +293,7 @@ def test_a_broken_run_is_named_with_its_line(tmp_path):
 
     assert result.exit_code == 2
     assert "line 1" in re.sub(r"\s+", " ", result.stderr)
+    assert re.sub(r"\s+", "", result.stderr).count(tmp_path.name) == 1
 
 
 def test_a_folder_that_is_not_there_is_named_once(tmp_path):

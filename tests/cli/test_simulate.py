@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from evenstep import sim
-from evenstep.cli import _progress
+from evenstep.cli import _progress_bar
 from evenstep.testing import run_workers
 from tests._snippets import ROOT
 
@@ -270,9 +270,9 @@ def test_a_picture_without_matplotlib_is_refused_at_once(tmp_path, monkeypatch):
 def test_short_runs_are_quiet_and_long_ones_are_not():
     """A line now and then where nobody looks on; stdout is for the table alone."""
     quiet, said = io.StringIO(), io.StringIO()
-    with _progress.Progress(3, stream=quiet) as progress:
+    with _progress_bar.Progress(3, stream=quiet) as progress:
         progress.step()
-    with _progress.Progress(3, stream=said, quiet_s=0.0) as progress:
+    with _progress_bar.Progress(3, stream=said, quiet_s=0.0) as progress:
         progress.step()
 
     assert quiet.getvalue() == ""
@@ -282,7 +282,7 @@ def test_short_runs_are_quiet_and_long_ones_are_not():
 def test_a_terminal_is_left_clean():
     """The line is written over, and taken away in the end."""
     terminal = _Terminal()
-    with _progress.Progress(3, stream=terminal, quiet_s=0.0) as progress:
+    with _progress_bar.Progress(3, stream=terminal, quiet_s=0.0) as progress:
         progress.step()
 
     assert "\n" not in terminal.getvalue()
@@ -291,8 +291,8 @@ def test_a_terminal_is_left_clean():
 
 def test_what_is_left_is_said_in_words():
     """Seconds, and minutes past ninety of them."""
-    assert _progress.describe(2, 6, 5.0) == "evenstep: 2 of 6 runs, about 10 s left"
-    assert _progress.describe(1, 101, 6.0) == "evenstep: 1 of 101 runs, about 10 min left"
+    assert _progress_bar.describe(2, 6, 5.0) == "evenstep: 2 of 6 runs, about 10 s left"
+    assert _progress_bar.describe(1, 101, 6.0) == "evenstep: 1 of 101 runs, about 10 min left"
 
 
 def shown(share):

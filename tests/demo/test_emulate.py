@@ -8,7 +8,7 @@ import torch
 
 from evenstep.demo._emulate import Emulation
 from evenstep.demo._gpt import GPT, next_byte_loss
-from evenstep.demo._job import Size
+from evenstep.demo._training_job import Size
 
 TINY = Size(width=16, num_layers=1, num_heads=2, context=8, batch_size=2)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from evenstep.demo._job import Job, Size
 from evenstep.demo._launch import DemoFailed, Workers
 from evenstep.demo._recording import Follower
+from evenstep.demo._training_job import Size, TrainingJob
 
 TINY = Size(width=16, num_layers=1, num_heads=2, context=8, batch_size=4)
 
@@ -26,7 +26,7 @@ def job_of(**changes):
         "seconds_per_sample": 0.01,
         "seed": 0,
     }
-    return Job(**{**fields, **changes})
+    return TrainingJob(**{**fields, **changes})
 
 
 def processes_of(run_dir):
@@ -44,7 +44,7 @@ def test_a_job_is_read_as_it_was_written(tmp_path):
     """The worker does what the parent meant."""
     job_of().save(tmp_path)
 
-    assert Job.load(tmp_path) == job_of()
+    assert TrainingJob.load(tmp_path) == job_of()
 
 
 def work(run_dir, num_workers, look):

@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.demo import _measure
-from evenstep.demo._job import SMALL, Job
+from evenstep.demo._training_job import SMALL, TrainingJob
 from evenstep.testing import run_workers
 
 SPEEDS = st.lists(st.floats(0.05, 4.0), min_size=2, max_size=8)
 
 
 def job_of(speeds):
-    return Job(
+    return TrainingJob(
         size=SMALL,
         global_batch_size=SMALL.batch_size * len(speeds),
         policy="equal",

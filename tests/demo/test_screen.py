@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
+from evenstep.demo._print_report import print_report
 from evenstep.demo._recording import Recording
-from evenstep.demo._report import print_report
 from evenstep.demo._screen import Screen, run_table
 from evenstep.demo._summary import summarise
 

@@ -36,7 +36,7 @@ EXAMPLES = [
     m.StepsAsked((0, 1)),
     m.StepsTold((0, 1), (3,)),
     m.NotFiniteTold(3, is_half=True),
-    m.ProgressTold({"steps": 3, "gloo group 0": 7}, is_paused=True),
+    m.ProgressTold({"steps": 3, "gloo group 0": 7}, is_paused=True, awaited={"loader 0": 2}),
     m.PlaceAsked(),
     m.Place("at train.py:3", in_collective=True, compiling=False),
     m.SharesSeen(3, 1, math.inf, ((0, 1, 1e6, 0.5),), 0.1),
@@ -81,7 +81,7 @@ def test_all_messages_arrive_as_they_were_sent():
         ([["PlanTold", [1, 2, [3, "4"], None, None, None, "", None, None]]], "got [3, '4']"),
         ([["TimesTold", 3, [1.5] * 11]], "`TimesTold.spent_us`: must be"),
         ([["StepsAsked", [0]]], "`StepsAsked.key`"),
-        ([["ProgressTold", [], False]], "`ProgressTold.counts`: must be"),
+        ([["ProgressTold", [], False, {}, {}]], "`ProgressTold.counts`: must be"),
         ([["Reduced", 0, 1, {"x": 1.0}, [], 0]], "`Reduced.shares`"),
         ({"step": 3}, "is no list of known messages"),
         ([3], "is no list of known messages"),
@@ -101,4 +101,4 @@ def test_the_version_stands_for_what_travels():
     kinds = (*KINDS, Plan, PlanCosts, Report, Work, Claim)
     travels = {kind.__name__: list(kind.__annotations__.items()) for kind in kinds}
 
-    assert (PROTOCOL, zlib.crc32(repr(travels).encode())) == (7, 972526771)
+    assert (PROTOCOL, zlib.crc32(repr(travels).encode())) == (8, 2920934877)

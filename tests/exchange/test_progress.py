@@ -203,3 +203,53 @@ def test_without_a_limit_no_rank_hangs(place):
 
     assert watched.wait(10_000, r1=place) == (None, 10_000)
     assert watched.warnings == []
+
+
+def test_who_owes_the_message_that_others_wait_for_is_the_one_to_blame():
+    """Of rank 0 all wait, and rank 0 of each other one; who sent it before is not behind."""
+    waiting, sent = {"loader 0": 2}, {"loader 0": 1}
+    asks, owes = ProgressTold(awaited=waiting), ProgressTold(sent=sent)
+    cases = [([owes, asks, asks], 0), ([ProgressTold(), asks, asks], 0)]
+    cases += [([asks, ProgressTold(sent=waiting), owes], 2)]
+    for progress, culprit in cases:
+        watched = Watched()
+        for rank, told in enumerate(progress):
+            watched.watch.heard(rank, told)
+
+        (rank, problem), looks = watched.wait(200, **{f"r{culprit}": USERS})
+
+        assert rank == culprit
+        assert looks < 95
+        assert "it has not sent a message about loader 0 for 90 s while others wait" in problem
+        assert "at train.py:31 in forward" in problem
+
+
+def test_a_rank_that_owes_a_message_may_wait_for_a_step_itself():
+    """Rank 0 waits for rank 2, whose sizes the next plan needs, before it draws the next order."""
+    watched = Watched()
+    watched.watch.heard(0, ProgressTold({STEPS: 7}))
+    watched.watch.heard(1, ProgressTold({STEPS: 7}, awaited={"loader 0": 1}))
+    watched.watch.heard(2, ProgressTold({STEPS: 6}))
+
+    assert watched.wait(200)[0][0] == 2
+
+
+def test_messages_that_are_sent_ahead_keep_none_waiting():
+    """Ranks may read ahead by unlike numbers of steps, and all pause then."""
+    watched = Watched()
+    for rank in range(3):
+        watched.watch.heard(rank, ProgressTold(sent={"lengths of loader 0": 5 - rank}))
+
+    assert watched.wait(1000) == (None, 1000)
+
+
+def test_who_waits_for_a_rank_that_raised_need_not_wait_until_it_hangs():
+    """Three looks in the collective are enough, with the words of its goodbye."""
+    watched = Watched()
+    watched.come_to({WORLD: 5}, {WORLD: 4}, {WORLD: 5})
+    watched.watch.left(1, (1, "it raised ValueError: no label after step 7"))
+
+    assert watched.wait(100, r0=USERS, r2=USERS) == (None, 100)
+    hung, looks = watched.wait(100, r0=USERS, r2=WAITING)
+    assert hung == (1, "it raised ValueError: no label after step 7")
+    assert looks <= 3

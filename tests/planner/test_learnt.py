@@ -104,7 +104,8 @@ def test_a_policy_that_fails_on_what_is_known_begins_anew():
     now = Planner(Broken(), Job(4, 60))
     learnt = trained(Auto()).learnt() | {"policy": repr(Broken())}
 
-    assert now.restore(learnt, np.arange(4)).policy == "anew"
+    event = now.restore(learnt, np.arange(4))
+    assert (event.policy, event.problem) == ("anew", "ZeroDivisionError")
     assert now.plan.batch_size == (15,) * 4
 
 

@@ -83,6 +83,14 @@ def test_wrappers_nest():
     assert decision.batch_size.tolist() == [64, 32]
 
 
+def test_a_size_that_numpy_has_worked_out_is_as_good():
+    """A granularity may come from an array."""
+    cluster = Cluster(3, 100)
+
+    sizes = [RoundTo(Equal(), size).init(cluster).batch_size for size in (8, np.int64(8))]
+    assert sizes[0].tolist() == sizes[1].tolist()
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [

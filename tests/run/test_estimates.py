@@ -117,6 +117,22 @@ def test_a_policy_whose_state_cannot_be_written_costs_the_speeds_nothing():
     assert planner.plan.batch_size[0] > planner.plan.batch_size[2]
 
 
+class Broken(Auto):
+    """Cannot go on from anything."""
+
+    def update(self, cluster, timings, state):
+        raise ZeroDivisionError("no speed")
+
+
+def test_a_policy_that_fails_on_what_is_known_is_said_to():
+    """It starts anew, with equal sizes, and the warning has its error."""
+    planner = Planner(Broken(), Job(3, 30))
+    with pytest.warns(EvenstepWarning, match=r"starts anew, .*ZeroDivisionError: no speed"):
+        event = Estimates(WORKERS, learnt()).apply(planner, WORKERS)
+
+    assert (event.policy, event.batch_size) == ("anew", (10, 10, 10))
+
+
 def places_in(value, path=()):
     """Every place in a nested state."""
     yield path

@@ -237,3 +237,33 @@ def test_weaving_again_takes_the_place_of_what_was_woven():
 
     assert gradients[0].numpy().ravel().tolist() == [0.25, 0.25]
     assert [listener.num_applied for listener in listeners] == [0, 1]
+
+
+class Breaking:
+    """A reader of the machine that breaks in the second step."""
+
+    def __init__(self):
+        self.num_read = 0
+
+    def read(self):
+        self.num_read += 1
+        if self.num_read > 1:
+            raise OSError("no such counter")
+        return 0.5, 1000
+
+
+def test_a_reader_that_breaks_costs_the_balancing_and_not_the_training(caplog):
+    """Rank 0 hears of it once, with the reader's name, and it is read no more."""
+    clock, exchange, reader = Clock(), Written(), Breaking()
+    conducted = TrainingSteps(2, "mean", clock=clock)
+    conducted.begin(exchange, reader)
+    for _ in range(4):
+        step(conducted, clock)
+    conducted.end_epoch()
+
+    told = [report.fault for report in exchange.reports]
+    assert told == ["", "Breaking failed (OSError: no such counter)", "", ""]
+    assert [report.free_cpu for report in exchange.reports] == [0.5, None, None, None]
+    assert reader.num_read == 2
+    (record,) = caplog.records
+    assert "Step 1: Breaking failed (OSError: no such counter). All ranks go on" in record.message

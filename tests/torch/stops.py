@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import monotonic, sleep
 
 import torch
@@ -15,6 +16,7 @@ from evenstep.torch import Balancer, Runtime
 
 IMPATIENT = Runtime(deadline_s=1.5, heartbeat_s=0.2, hang_s=2.0, line_every=None)
 HANG = None  # in the place of a signal
+LINGER_S = 6.0
 
 
 def hang() -> None:
@@ -50,3 +52,29 @@ def struck(
     except WorkerLostError as error:
         told = str(error)
     return told, cleaned, monotonic() - began_s
+
+
+def lingering(rank: int, point: str, victim: int) -> tuple[str, float]:
+    """Return what a rank ended with, and in how many seconds; one raises, and does not leave.
+
+    At the point, one rank leaves the run by an error, and goes on with work of its own.
+    """
+    torch.manual_seed(0)
+    struck_s, told = monotonic(), "nothing happened"
+
+    def strike(here: str) -> None:
+        nonlocal struck_s
+        if here == point:
+            struck_s = monotonic()
+            if rank == victim:
+                raise ValueError("sample 17 has no label")
+
+    try:
+        with TemporaryDirectory() as folder, Balancer(bounds=BOUNDS, runtime=IMPATIENT) as balancer:
+            train(balancer, Path(folder), strike, buffers=True)
+    except ValueError:
+        sleep(LINGER_S)
+        told = "raised"
+    except WorkerLostError as error:
+        told = str(error)
+    return told, monotonic() - struck_s

@@ -95,3 +95,29 @@ def test_what_is_refused_half_way_changes_nothing(tmp_path, error):
     assert all(map(torch.equal, model.parameters(), before))
     assert not adam.state
     assert parts["kept"].held == 0
+
+
+class Hanging:
+    """A part whose state never loads, until it is interrupted."""
+
+    def __init__(self):
+        self.num_loads = 0
+
+    def state_dict(self):
+        return {"number": 1}
+
+    def load_state_dict(self, state):
+        self.num_loads += 1
+        raise KeyboardInterrupt
+
+
+def test_a_part_that_was_interrupted_is_not_loaded_again(tmp_path):
+    """It may have hung, and would hang once more."""
+    part = Hanging()
+    checkpoint = Checkpoint(tmp_path, model=plain_net(), others={"part": part})
+    checkpoint.save(0)
+
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.load()
+
+    assert part.num_loads == 1

@@ -18,7 +18,8 @@ from evenstep.torch import Balancer
 from evenstep.torch._exchange._sockets import break_off, own_addresses, ports_of_store
 
 from .._tiers import slow_but
-from .stops import HANG, IMPATIENT, struck
+from . import silent_orders
+from .stops import HANG, IMPATIENT, LINGER_S, lingering, struck
 
 pytestmark = pytest.mark.cluster
 POINTS = [
@@ -85,6 +86,21 @@ def test_a_rank_that_hangs_ends_all_ranks_itself_included(point, victim, tmp_pat
         assert seconds < IMPATIENT.hang_s + 5
 
 
+@pytest.mark.parametrize(
+    ("point", "victim"), slow_but([("barrier", 1)], [("barrier", 1), ("barrier", 0), ("step 1", 2)])
+)
+def test_who_waits_for_a_rank_that_raised_comes_out_while_that_still_runs(point, victim):
+    """Its goodbye has the error: the others do not wait in a collective until its process ends."""
+    found = run_workers(3, lingering, point, victim, timeout_s=40)
+
+    for rank, (told, seconds) in enumerate(found):
+        if rank != victim:
+            assert f"Rank {victim} on " in told
+            assert "it raised ValueError: sample 17 has no label" in told
+            assert seconds < LINGER_S
+    assert found[victim][0] == "raised"
+
+
 def spared(rank):
     """Break gloo's connections off beside one of Python's; return what still works."""
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -139,3 +155,19 @@ def test_a_rank_may_work_alone_for_long_if_it_says_so(paused):
         assert found == ["trained"] * 3
     else:
         assert all("Rank 0 on " in told and "in alone_for_long" in told for told in found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "victim"),
+    slow_but([("second epoch", 0)], [("second epoch", 0), ("first epoch", 0), ("stream", 2)]),
+)
+def test_a_rank_whose_sampler_or_stream_never_answers_is_named(kind, victim):
+    """The others wait for a message of it, which is no collective."""
+    found = run_workers(3, silent_orders.waited, kind, timeout_s=25, check=False)
+
+    for told, cleaned, seconds in found:
+        assert f"Rank {victim} on " in told
+        assert "it has not sent a message about" in told
+        assert told.count("in hang") == 1
+        assert cleaned
+        assert seconds < IMPATIENT.hang_s + 5

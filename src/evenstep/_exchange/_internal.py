@@ -6,6 +6,8 @@ import logging
 
 from .._planner import UserMistake, in_words
 
+ALL_EQUAL = "All ranks go on with equal batch sizes for the rest of the run."
+
 
 def log_fault(step: int | None, error: Exception, consequence: str) -> None:
     """Log with its traceback what failed.

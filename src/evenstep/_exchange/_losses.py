@@ -118,6 +118,10 @@ class Losses:
         """Who has ended its run, as far as this rank has heard."""
         return self._left.keys()
 
+    def failure_of(self, rank: int) -> tuple[int, str] | None:
+        """Return who is to blame that a rank has ended its run, and why; None if it just ended."""
+        return self._left[rank].failed
+
     def check(self) -> None:
         """Raise if a worker was lost.
 

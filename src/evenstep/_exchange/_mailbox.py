@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -32,6 +33,7 @@ class Mailbox:
         self._here: dict[MailKey, IntArray] = {}
         self._told: dict[MailKey, dict[int, Sequence[int]]] = {}  # on rank 0, until all have told
         self._awaited: set[MailKey] = set()
+        self._num_shared: dict[int, int] = {}
 
     def misses(self, rank: int) -> bool:
         """Return whether a thread here waits for a message of ``rank``."""
@@ -45,9 +47,13 @@ class Mailbox:
         Raises:
             WorkerLostError: a worker was lost before they came.
         """
+        name = _name(key)
+        count = self._num_shared[key[0]] = self._num_shared.get(key[0], 0) + 1
         if ints is None:
-            return self.take(key)
+            with self._waiting(name, count):
+                return self.take(key)
         self.post(key, ints)
+        self._router.sent[name] = count
         return ints
 
     def gather(self, key: MailKey, numbers: list[int]) -> Callable[[], list[list[int]]]:
@@ -56,7 +62,8 @@ class Mailbox:
         What is returned raises ``WorkerLostError`` if a worker was lost before it told its own.
         """
         self._router.to_leader(NumbersTold(key, tuple(numbers)))
-        return lambda: self.take(key).reshape(self._router.world_size, -1).tolist()
+        self._router.sent[_name(key)] = key[1]
+        return lambda: self._take_all(key).reshape(self._router.world_size, -1).tolist()
 
     def post(self, key: MailKey, ints: IntArray) -> None:
         """On rank 0: send integers to every other worker, in as few bytes each as they fit into."""
@@ -83,6 +90,19 @@ class Mailbox:
                 del self._here[old]
             return self._here.pop(key)
 
+    def _take_all(self, key: MailKey) -> IntArray:
+        with self._waiting(_name(key), key[1]):
+            return self.take(key)
+
+    @contextmanager
+    def _waiting(self, name: str, count: int) -> Iterator[None]:
+        """Have the watch on hangs know for what this rank waits within the block."""
+        self._router.awaited[name] = count
+        try:
+            yield
+        finally:
+            self._router.awaited.pop(name, None)  # two threads may have waited
+
     def received(self, peer: int, message: Message) -> None:
         """Take in integers of a rank, or for this one."""
         match message:
@@ -107,3 +127,8 @@ class Mailbox:
         with self._router.changed:
             self._here[key] = ints
             self._router.changed.notify_all()
+
+
+def _name(key: MailKey) -> str:
+    """Return what the watch on hangs calls the messages about one loader."""
+    return f"the order of loader {key[0]}" if key[0] >= 0 else f"the samples of loader {~key[0]}"

@@ -162,8 +162,7 @@ class Reduced:
         number: of the reduction, counted for each model.
         shares: by step, how much of the rank's batch went in: 1 is all of it once, 2 is twice;
             None where that is not known.
-        maybe: steps of which some went in; their batches weigh alike, so the rank cannot tell them
-            apart.
+        maybe: steps of which some went in, whose batches weigh alike: which ones is not known.
         checksum: of who has which sample of those steps; 0 where that is not known.
     """
 
@@ -204,10 +203,14 @@ class ProgressTold:
     Attributes:
         counts: what it has come to, by name: steps, unit sums, collectives of process groups.
         is_paused: whether it works alone for a while, as its script says.
+        sent: how many messages of each name it has sent that are no collective.
+        awaited: for which of them it waits: rank 0 for those of all, the others for rank 0's.
     """
 
     counts: Mapping[str, int] = field(default_factory=dict)
     is_paused: bool = False
+    sent: Mapping[str, int] = field(default_factory=dict)
+    awaited: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,10 +225,8 @@ class SharesSeen:
     Attributes:
         step: the step.
         plan_epoch: the plan of shares it ran under.
-        waited_s: from the end of its own backward until it had all sums; infinite for a server,
-            which has no backward.
-        rows: what came from whom, sender, receiver, bytes and seconds; None for plain all-reduce,
-            which does not tell.
+        waited_s: from the end of its own backward to the last sum; infinite for a server.
+        rows: sender, receiver, bytes and seconds of what came; None for plain all-reduce.
         lasted_s: from the first bytes that came to the last; 0 if nothing did.
         spent_s: from the plan point of the step to the end of its own backward.
     """

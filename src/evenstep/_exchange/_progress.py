@@ -3,7 +3,8 @@
 Every rank counts what it has come to: steps reported, unit sums told, and collectives begun in each
 process group, which go on counting while a thread waits in one. A rank that waits in a collective
 has begun it, and the one it waits for has not. So the rank that hangs is behind in a count, stands
-still in all of them, and is ahead of no one.
+still in all of them, and is ahead of no one. A rank that waits for a message says for which: the
+one that has not sent it is behind, too.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from ._router import Router
 # A rank that compiles lives; but compilers hang too.
 COMPILING_TIMES = 3
 _WARN_SHARE = 1 / 9
+_LEAST_LOOKS = 3  # without a move, until a rank is late
 
 STEPS, UNITS = "steps", "units"
 _OWN = {STEPS: "finished step {}", UNITS: "come to step {}"}  # all ranks count these alike
+_MAIL = "message about "
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,7 @@ class Finding:
         rank: who keeps others waiting.
         waiting: who may be waiting for it.
         warning: what a person should be told now.
-        hung: why it counts as hanging from now on; None if it does not.
+        hung: why it counts as lost from now on: it hangs, or has failed; None if it does not.
     """
 
     rank: int
@@ -74,6 +77,8 @@ class ProgressWatch:
         self._late_s = dict.fromkeys(range(len(hosts)), 0.0)  # behind, and without a move
         self._places: dict[int, Place] = {}
         self._warned: set[int] = set()
+        self._left: set[int] = set()
+        self._failed: dict[int, tuple[int, str]] = {}
 
     def heard(self, rank: int, progress: ProgressTold) -> None:
         """Take in how far a rank has come."""
@@ -85,9 +90,18 @@ class ProgressWatch:
         """Take in where a rank is that was asked."""
         self._places[rank] = place
 
-    def left(self, rank: int) -> None:
-        """Hear that a rank has ended its run: it is behind in nothing."""
-        self.heard(rank, ProgressTold())
+    def left(self, rank: int, failed: tuple[int, str] | None = None) -> None:
+        """Hear that a rank has ended its run: it is behind in nothing, unless it failed.
+
+        Args:
+            rank: which one.
+            failed: who is to blame, and why, if it was an error that ended its run.
+        """
+        if failed is None:
+            self.heard(rank, ProgressTold())
+            self._left.add(rank)
+        else:
+            self._failed[rank] = failed
 
     def look(self, now_s: float) -> Finding | None:
         """Return what there is to find; None while no rank waits for long.
@@ -105,9 +119,13 @@ class ProgressWatch:
             stands = rank in behind and rank not in self._moved
             self._late_s[rank] = late_s + passed_s if stands else 0.0
         self._moved.clear()
+        least_s = _LEAST_LOOKS * self._heartbeat_s
+        late = [rank for rank in behind if self._late_s[rank] >= least_s]
+        for rank in late:
+            if rank in self._failed:
+                return self._judge_failed(rank, behind[rank])
         if self._hang_s is None:
             return None
-        late = [rank for rank in behind if self._late_s[rank] >= 3 * self._heartbeat_s]
         cause = self._first_cause({rank: behind[rank] for rank in late})
         return None if cause is None else self._judge(cause, behind[cause], self._hang_s)
 
@@ -119,17 +137,32 @@ class ProgressWatch:
                 newest[name] = max(count, newest.get(name, count))
         behind = {
             rank: {name for name, count in progress.counts.items() if count < newest[name]}
+            | self._unsent(rank)
             for rank, progress in enumerate(self._progress)
+            if rank not in self._left
         }
         return {rank: names for rank, names in behind.items() if names}
+
+    def _unsent(self, rank: int) -> set[str]:
+        """Return what ``rank`` has not sent and others wait for: rank 0, and all for rank 0."""
+        sent = self._progress[rank].sent
+        waiting = self._progress[:1] if rank else self._progress[1:]
+        return {
+            _MAIL + name
+            for progress in waiting
+            for name, count in progress.awaited.items()
+            if sent.get(name, 0) < count
+        }
 
     def _first_cause(self, late: Mapping[int, set[str]]) -> int | None:
         """Return who is late and waits for no other: the others may be waiting for that one."""
         if not late:
             return None
-        in_groups = {rank: names - _OWN.keys() for rank, names in late.items()}
+        in_groups = {rank: {n for n in names if not _is_own(n)} for rank, names in late.items()}
         # Who has finished a step may be late for a collective after it, and hold up another's step.
-        candidates = [rank for rank in late if in_groups[rank]] or list(late)
+        # Who owes only a message may wait for a step itself.
+        in_steps = [rank for rank, names in late.items() if names & _OWN.keys()]
+        candidates = [rank for rank in late if in_groups[rank]] or in_steps or list(late)
         free = [
             rank
             for rank in candidates
@@ -143,20 +176,19 @@ class ProgressWatch:
 
     def _is_ahead(self, rank: int, other: int, names: set[str]) -> bool:
         ours, theirs = self._progress[rank].counts, self._progress[other].counts
-        return any(ours.get(name, theirs[name]) > theirs[name] for name in names)
+        return any(ours.get(name, count) > count for name, count in theirs.items() if name in names)
 
     def _is_waiting(self, rank: int) -> bool:
         place = self._places.get(rank)
         return place is not None and place.in_collective
 
     def _judge(self, rank: int, names: set[str], hang_s: float) -> Finding:
-        everyone = range(len(self._hosts))
-        waiting = tuple(other for other in everyone if self._is_ahead(other, rank, names))
+        waiting = self._ahead_of(rank, names)
         place, late_s = self._places.get(rank), self._late_s[rank]
         where = f"it is {place.text}" if place else "its position is unknown"
         waits = f"has not {self._next_of(rank, names)} for {late_s:.0f} s while others wait"
         limit_s = hang_s * (COMPILING_TIMES if place and place.compiling else 1)
-        is_certain = bool(names & _OWN.keys()) or any(map(self._is_waiting, waiting))
+        is_certain = any(map(_is_own, names)) or any(map(self._is_waiting, waiting))
         if late_s >= limit_s and is_certain:
             slow = "if it was only slow, raise `Runtime(hang_s=...)`"
             return Finding(rank, waiting, hung=f"it {waits}; {where} ({slow})")
@@ -170,9 +202,23 @@ class ProgressWatch:
             self._warned.add(rank)
         return Finding(rank, waiting, warning)
 
+    def _judge_failed(self, rank: int, names: set[str]) -> Finding:
+        """Return that a rank is lost which ended its run by an error, if one waits for it."""
+        waiting = self._ahead_of(rank, names)
+        culprit, problem = self._failed[rank]
+        return Finding(
+            culprit, waiting, hung=problem if any(map(self._is_waiting, waiting)) else None
+        )
+
+    def _ahead_of(self, rank: int, names: set[str]) -> tuple[int, ...]:
+        everyone = range(len(self._hosts))
+        return tuple(other for other in everyone if self._is_ahead(other, rank, names))
+
     def _next_of(self, rank: int, names: set[str]) -> str:
         """Return what a rank has not come to: a step, as people count, or a collective."""
         name = next((own for own in _OWN if own in names), min(names))
+        if name.startswith(_MAIL):
+            return f"sent a {name}"
         count = self._progress[rank].counts[name] + 1
         return _OWN.get(name, f"come to collective {{}} of {name}").format(count)
 
@@ -209,6 +255,7 @@ class Patrol:
         self._first = framework.num_collectives()
         self._own: dict[str, int] = {}
         self._told = ProgressTold()
+        self._num_still = 0  # looks since this rank has moved
         self._watch = ProgressWatch(hosts, hang_s=hang_s, heartbeat_s=heartbeat_s)
 
     def came_to(self, name: str, step: int) -> None:
@@ -225,15 +272,16 @@ class Patrol:
             self._is_paused = False
 
     def look(self) -> tuple[int, str] | None:
-        """Tell how far this rank is; on rank 0, look who hangs, and return that and why."""
+        """Tell how far this rank is; look for whom others wait in vain; return that and why."""
         progress = self._own_progress()
+        self._num_still += 1
         if progress != self._told:
-            self._told = progress
+            self._told, self._num_still = progress, 0
             self._router.to_leader(progress)
         if self._router.rank != 0:
-            return None
-        for rank in self._losses.left:
-            self._watch.left(rank)
+            return self._look_at_leader()
+        for rank in tuple(self._losses.left):
+            self._watch.left(rank, self._losses.failure_of(rank))
         finding = self._watch.look(monotonic())
         if finding is None:
             return None
@@ -242,6 +290,16 @@ class Patrol:
         if finding.warning:
             logging.getLogger("evenstep").warning("%s", finding.warning)
         return None if finding.hung is None else (finding.rank, finding.hung)
+
+    def _look_at_leader(self) -> tuple[int, str] | None:
+        """Return who is to blame if an error has ended rank 0's run and this rank waits for it.
+
+        Rank 0 sees to all other waits. Without it, there is no other step.
+        """
+        if self._num_still < _LEAST_LOOKS or 0 not in self._losses.left:
+            return None
+        waits = self._framework.place_of(self._losses.thread_id).in_collective
+        return self._losses.failure_of(0) if waits else None
 
     def received(self, peer: int, message: Message) -> None:
         """Take in how far a rank is, or where; or say where this one is."""
@@ -256,4 +314,10 @@ class Patrol:
     def _own_progress(self) -> ProgressTold:
         begun = self._framework.num_collectives()
         since = {name: count - self._first.get(name, 0) for name, count in begun.items()}
-        return ProgressTold(since | self._own, self._is_paused)
+        mail = dict(self._router.sent), dict(self._router.awaited)  # other threads change them
+        return ProgressTold(since | self._own, self._is_paused, *mail)
+
+
+def _is_own(name: str) -> bool:
+    """Tell whether a count is one of evenstep's own, and so exact."""
+    return name in _OWN or name.startswith(_MAIL)

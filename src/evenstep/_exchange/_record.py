@@ -61,8 +61,12 @@ def _check_number(kind: Any, values: Any) -> None:
 
 def short(value: Any) -> str:
     """Return a value as an error shows it."""
-    text = repr(value)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..."
+    return cut(repr(value), _LONGEST)
+
+
+def cut(text: str, longest: int) -> str:
+    """Return a text of at most ``longest`` characters: the beginning of a longer one."""
+    return text if len(text) <= longest else f"{text[: longest - 4]} ..."
 
 
 def _reader(hint: Any) -> Reader:

@@ -75,6 +75,8 @@ class Router:
     Attributes:
         owner: knows which workers are lost; set before the first message.
         changed: guards what parts wait for. A part that brings it about notifies all.
+        sent, awaited: how many messages of each name this rank has sent, and which one it waits
+            for: the watch on hangs tells rank 0.
     """
 
     owner: Owner
@@ -83,6 +85,8 @@ class Router:
         self.rank = rank
         self.world_size = world_size
         self.changed = threading.Condition()
+        self.sent: dict[str, int] = {}
+        self.awaited: dict[str, int] = {}
         self._channel = channel
         self._parts: dict[type[Message], Part] = {}
 

@@ -12,6 +12,8 @@ from itertools import pairwise
 from types import CodeType
 from typing import Any
 
+from ._record import cut
+
 Facts = Mapping[str, Mapping[str, str]]
 """What a rank states: for each part (``""``, ``"loader 2"``), name to value, both as shown."""
 
@@ -59,7 +61,7 @@ def refusal(name: str, values: Sequence[str | None], remedy: str, *, part: str =
     for rank, value in enumerate(values):
         if value is not None:
             ranks_of.setdefault(value, []).append(rank)
-    held = [f"{_short(value)} on {listed(ranks)}" for value, ranks in ranks_of.items()]
+    held = [f"{cut(value, _LONGEST)} on {listed(ranks)}" for value, ranks in ranks_of.items()]
     if len(held) > _MOST:
         held[_MOST - 1 :] = [f"{len(held) - _MOST + 1} other values on the other ranks"]
     got = f"{', '.join(held[:-1])} and {held[-1]}"
@@ -132,10 +134,6 @@ def _parts(code: CodeType) -> Iterator[str]:
             yield from _parts(const)
         else:
             yield described(const)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..."
 
 
 def listed(ranks: Sequence[int]) -> str:

@@ -104,10 +104,10 @@ Known = tuple[AffineTime, FloatArray]
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How a policy begins where something is known already: the way, and its first decision.
+    """How a policy begins where something is known already: the way, its first decision, a problem.
 
     Whatever goes wrong with what is known ends in the next simpler way: ``"resumed"``,
-    ``"rehearsed"``, ``"anew"``.
+    ``"rehearsed"``, ``"anew"``. The problem is what was raised; None if nothing was.
 
     Attributes:
         policy: decides.
@@ -119,7 +119,9 @@ class Start:
     cluster: Cluster
     check: Callable[[Decision[Any]], None]
 
-    def resumed(self, learnt: Learnt, known: Known | None) -> tuple[str, Decision[Any]]:
+    def resumed(
+        self, learnt: Learnt, known: Known | None
+    ) -> tuple[str, Decision[Any], Exception | None]:
         """Return the decision that was in force, of the same policy on the same workers."""
         decision = Decision(learnt["batch_size"], learnt["policy_state"], "as before the restart")
         try:
@@ -129,11 +131,12 @@ class Start:
                     self.cluster, self._step(known, decision.batch_size), decision.state
                 )
                 self.check(after)
-        except Exception:  # bounds may be others now, and the state of any policy
-            return self.rehearsed(known)
-        return "resumed", decision
+        except Exception as error:  # bounds may be others now, and the state of any policy
+            how, decision, problem = self.rehearsed(known)
+            return how, decision, problem or error
+        return "resumed", decision, None
 
-    def rehearsed(self, known: Known | None) -> tuple[str, Decision[Any]]:
+    def rehearsed(self, known: Known | None) -> tuple[str, Decision[Any], Exception | None]:
         r"""Return what the policy decides after being shown steps that were not run.
 
         Step $k$ takes $t_r(b_r) (1 \pm \nu_r)$ of worker $r$, with the sign changing from step to
@@ -141,15 +144,16 @@ class Start:
         taught that they are exact. So any policy can start from the times of workers it has never
         seen at these ranks, whatever its state looks like.
         """
+        problem: Exception | None = None
         try:
             if known is not None:
                 with np.errstate(all="raise"):
                     decision = self._rehearse(known)
                 self.check(decision)
-                return "rehearsed", decision
-        except Exception:  # a user's policy, and steps that never were
-            pass
-        return "anew", self.policy.init(self.cluster)
+                return "rehearsed", decision, None
+        except Exception as error:  # a user's policy, and steps that never were
+            problem = error
+        return "anew", self.policy.init(self.cluster), problem
 
     def _rehearse(self, known: Known) -> Decision[Any]:
         decision, calm = self.policy.init(self.cluster), 0

@@ -32,7 +32,7 @@ from ._plan import Outcome, Plan
 from ._readings import Reading, Readings
 from ._report import Report, apart, timings_of
 from ._tail import split_tail
-from ._user_mistake import UserMistake, blaming
+from ._user_mistake import UserMistake, blaming, in_words
 from ._whatif import WhatIf
 
 
@@ -190,10 +190,12 @@ class Planner(AbstractPlanner):
         known, start = self._what_if.known(), Start(self._policy, self._caps.cluster, self._check)
         asked = learnt["policy"], learnt["global_batch_size"]
         same &= asked == (repr(self._policy), self._job.global_batch_size)
-        how, decision = start.resumed(learnt, known) if same else start.rehearsed(known)
+        begun = start.resumed(learnt, known) if same else start.rehearsed(known)
+        how, decision, error = begun
+        problem = "" if error is None else in_words(error)
         self._adopt(decision)
         self.plan = self._make_plan(0, 0, decision)
-        return EstimatesRestored(tuple((former >= 0).tolist()), how, self.plan.batch_size)
+        return EstimatesRestored(tuple((former >= 0).tolist()), how, self.plan.batch_size, problem)
 
     def _read(self, reports: Sequence[Report], *, at_once: bool) -> Reading | None:
         """Take in a step; return the reading that it completes, if it does.

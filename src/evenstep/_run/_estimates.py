@@ -85,4 +85,12 @@ class Estimates:
         """Have ``planner`` go on from them, for the workers of now; None if there are none."""
         if self.learnt is None:
             return None
-        return planner.restore(self.learnt, places(self.workers, workers))
+        event = planner.restore(self.learnt, places(self.workers, workers))
+        if event.problem and event.policy == "anew":
+            warnings.warn(
+                f"The policy starts anew, since it failed on what was known of the workers "
+                f"({event.problem}). It measures their speeds again within some steps.",
+                EvenstepWarning,
+                stacklevel=2,
+            )
+        return event

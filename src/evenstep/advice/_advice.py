@@ -15,7 +15,7 @@ from ..timemodels._affine import AffineTime
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class PlannedSplit:
     """One way to share out the global batch, and what it costs.
 
     Attributes:
@@ -46,11 +46,11 @@ class Advice:
             the newcomer last.
     """
 
-    equal: Split
-    balanced: Split
-    best: Split
-    without: tuple[Split | None, ...]
-    more: tuple[Split, ...]
+    equal: PlannedSplit
+    balanced: PlannedSplit
+    best: PlannedSplit
+    without: tuple[PlannedSplit | None, ...]
+    more: tuple[PlannedSplit, ...]
 
     @property
     def worth_keeping(self) -> tuple[bool, ...]:
@@ -108,8 +108,8 @@ def advise(
     everybody = Cluster(times.world_size, global_batch_size, max_batch_size=max_batch_size)
     choice = Cluster(times.world_size, global_batch_size, 0, everybody.max_batch_size)
 
-    def split(batch_size: IntArray, of: AffineTime = times) -> Split:
-        return Split(tuple(batch_size.tolist()), makespan_s(of, batch_size) + overhead_s)
+    def split(batch_size: IntArray, of: AffineTime = times) -> PlannedSplit:
+        return PlannedSplit(tuple(batch_size.tolist()), makespan_s(of, batch_size) + overhead_s)
 
     without = [_without(times, choice, rank) for rank in range(times.world_size)]
     return Advice(

@@ -8,8 +8,8 @@ import typer
 
 from .. import __version__
 from ._demo import demo
-from ._lab import lab
-from ._plan import plan
+from ._lab_command import lab
+from ._plan_command import plan
 from ._simulate import simulate
 
 app = typer.Typer(

@@ -46,7 +46,7 @@ def demo(
         fail(f"The demo needs {' and '.join(missing)}: `{install_line('demo')}`.", 1)
 
     from ..demo._launch import DemoFailed
-    from ..demo._run import run_demo
+    from ..demo._run_demo import run_demo
     from ..demo._settings import choose
 
     if ":" in policy:

@@ -10,8 +10,8 @@ from typing import Any
 from .. import AffineTime
 from .._render._words import number, paragraph, percent, seconds, text_table
 from .._types import IntArray
-from ..advice._advice import Advice, Split
-from ..advice._run import RunTimes
+from ..advice._advice import Advice, PlannedSplit
+from ..advice._recorded_run import RunTimes
 
 ROUGH = 0.1
 """A speed with a larger standard error gets a word."""
@@ -91,7 +91,7 @@ def as_json(question: Question, advice: Advice, more: AffineTime) -> dict[str, A
     }
 
 
-def _split(split: Split) -> dict[str, Any]:
+def _split(split: PlannedSplit) -> dict[str, Any]:
     return {
         "batch_size": list(split.batch_size),
         "step_s": split.step_s,
@@ -135,7 +135,7 @@ def _workers(question: Question, advice: Advice, width: int | None) -> str:
     return text_table(header, rows, width=width)
 
 
-def _verdict(advice: Advice, rank: int, without: Split | None) -> tuple[str, str]:
+def _verdict(advice: Advice, rank: int, without: PlannedSplit | None) -> tuple[str, str]:
     """Return the step without a worker, and what that says of it."""
     brings = advice.brings(rank)
     if without is None or brings is None:

@@ -17,7 +17,7 @@ from ._board import Leaderboard, as_json, as_markdown, as_text
 from ._common import fail, import_from_here, refused
 from ._contest import Contest, check_jobs, contest_of
 from ._length_splits import HiddenSize, Lengths, Padded, check_lengths_alone
-from ._progress import Progress
+from ._progress_bar import Progress
 from ._simulate_lengths import LengthCase, length_cases, lengths_json, lengths_text
 from ._trials import play, play_all
 
@@ -130,7 +130,7 @@ def _run(contest: Contest, *, as_json_: bool, png: Path | None, markdown: Path |
     )
     try:
         if png is not None:
-            from ._picture import save_picture
+            from ._board_picture import save_picture
 
             save_picture(png, board)
         if markdown is not None:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ._job import Size
+from ._training_job import Size
 
 VOCABULARY = 256
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ._gpt import next_byte_loss
-from ._job import Job
+from ._training_job import TrainingJob
 
 _SHORTEST_STEP_S = 0.25  # long against what waking many workers on two cores costs: 10 ms
 _ROOM = 1.6  # emulated over real time per sample: room for what else the machine does
@@ -39,7 +39,7 @@ def communication_s(num_parameters: int, device: torch.device, *, repetitions: i
     return float(np.median(took_s))
 
 
-def contended_seconds_per_sample(model: nn.Module, job: Job) -> float:
+def contended_seconds_per_sample(model: nn.Module, job: TrainingJob) -> float:
     """Return the real time per sample while every worker computes its equal share at once."""
     size = job.size
     tokens = torch.zeros(size.batch_size, size.context + 1, dtype=torch.int64)
@@ -55,7 +55,7 @@ def contended_seconds_per_sample(model: nn.Module, job: Job) -> float:
     return float(slowest) / size.batch_size
 
 
-def choose_seconds_per_sample(job: Job, real_s: float) -> float:
+def choose_seconds_per_sample(job: TrainingJob, real_s: float) -> float:
     """Return the emulated cost of a sample at speed 1: the real computing must fit into it.
 
     A balanced step is to last ``_SHORTEST_STEP_S`` at least, and the fastest worker to have
@@ -66,7 +66,7 @@ def choose_seconds_per_sample(job: Job, real_s: float) -> float:
     return max(for_length, _ROOM * real_s * max(job.speeds))
 
 
-def choose_num_steps(job: Job, seconds_per_sample: float) -> int:
+def choose_num_steps(job: TrainingJob, seconds_per_sample: float) -> int:
     """Return how many steps of the equal and the balanced run fit in the job's budget."""
     assert job.speeds is not None
     share = job.global_batch_size / len(job.speeds)

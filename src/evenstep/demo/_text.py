@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 _FOREIGN = {"site-packages", "dist-packages"}
 
 
-class Text(Dataset[Tensor]):
+class Corpus(Dataset[Tensor]):
     """Pieces of ``context + 1`` bytes: each byte but the last is followed by what to predict.
 
     Args:

@@ -23,9 +23,9 @@ from ..torch import Balancer, Runtime
 from . import _measure
 from ._emulate import Emulation
 from ._gpt import GPT, next_byte_loss
-from ._job import Job
 from ._notes import Notebook
-from ._text import Text
+from ._text import Corpus
+from ._training_job import TrainingJob
 
 _LOSSES_AT_ONCE = 5  # one small all-reduce shares the losses of that many steps
 
@@ -33,7 +33,7 @@ _LOSSES_AT_ONCE = 5  # one small all-reduce shares the losses of that many steps
 def main(run_dir: Path) -> None:
     """Train as ``run_dir/job.json`` says."""
     gc.freeze()  # what was imported is no garbage: looking through it at the end takes 0.5 s
-    job = Job.load(run_dir)
+    job = TrainingJob.load(run_dir)
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     notes = Notebook(run_dir if rank == 0 else None)
     try:
@@ -50,7 +50,7 @@ def main(run_dir: Path) -> None:
         gc.collect()
 
 
-def _start(job: Job) -> torch.device:
+def _start(job: TrainingJob) -> torch.device:
     """Join the other workers and return this one's device."""
     if "RANK" not in os.environ:
         return torch.device(job.device)
@@ -64,10 +64,15 @@ def _start(job: Job) -> torch.device:
 
 
 def _train(
-    job: Job, device: torch.device, run_dir: Path, notes: Notebook, rank: int, world_size: int
+    job: TrainingJob,
+    device: torch.device,
+    run_dir: Path,
+    notes: Notebook,
+    rank: int,
+    world_size: int,
 ) -> None:
     notes.write("Phase", text="reading Python's standard library")
-    text = Text(job.size.context)
+    text = Corpus(job.size.context)
     torch.manual_seed(job.seed)
     gpt = GPT(job.size).to(device)
     num_steps, emulation = _prepare_machine(job, gpt, device, notes, rank)
@@ -96,7 +101,7 @@ def _train(
 
 
 def _prepare_machine(
-    job: Job, gpt: GPT, device: torch.device, notes: Notebook, rank: int
+    job: TrainingJob, gpt: GPT, device: torch.device, notes: Notebook, rank: int
 ) -> tuple[int, Emulation | None]:
     """Measure what has to be known beforehand; slow this worker down if the job asks for it."""
     if not dist.is_initialized():

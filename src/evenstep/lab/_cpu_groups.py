@@ -19,12 +19,14 @@ _PATIENCE_S = 5.0
 
 
 class AbstractCpuGroups(abc.ABC):
-    """Groups of processes right under one folder, each with a quota of its own."""
+    """Groups of processes right under one folder, each with a quota of its own.
 
-    @property
-    @abc.abstractmethod
-    def root(self) -> Path:
-        """The folder that the groups are made in."""
+    Args:
+        root: the folder, where a hierarchy with the CPU's controls is mounted.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
 
     @abc.abstractmethod
     def make(self, name: str) -> None:
@@ -37,26 +39,15 @@ class AbstractCpuGroups(abc.ABC):
 
 @final
 class CpuGroupsV1(AbstractCpuGroups):
-    """The first version: a hierarchy of its own for the CPU.
-
-    Args:
-        root: where the hierarchy with ``cpu`` is mounted.
-    """
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-
-    @property
-    def root(self) -> Path:
-        return self._root
+    """The first version: a hierarchy of its own for the CPU."""
 
     def make(self, name: str) -> None:
-        (self._root / name).mkdir()
-        _write(self._root / name / "cpu.cfs_period_us", str(PERIOD_US))
+        (self.root / name).mkdir()
+        _write(self.root / name / "cpu.cfs_period_us", str(PERIOD_US))
 
     def set_cpus(self, name: str, cpus: float | None) -> None:
         quota_us = -1 if cpus is None else round(cpus * PERIOD_US)
-        _write(self._root / name / "cpu.cfs_quota_us", str(quota_us))
+        _write(self.root / name / "cpu.cfs_quota_us", str(quota_us))
 
 
 @final
@@ -64,20 +55,10 @@ class CpuGroupsV2(AbstractCpuGroups):
     """The second version: one hierarchy, in which children get the CPU's controls if told so.
 
     That switch is turned on where it is off, as systemd does, and stays on: others may need it.
-
-    Args:
-        root: where the hierarchy is mounted.
     """
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
-
-    @property
-    def root(self) -> Path:
-        return self._root
-
     def make(self, name: str) -> None:
-        switch = self._root / "cgroup.subtree_control"
+        switch = self.root / "cgroup.subtree_control"
         try:
             if "cpu" not in switch.read_text(encoding="ascii").split():
                 _write(switch, "+cpu")
@@ -87,11 +68,11 @@ class CpuGroupsV2(AbstractCpuGroups):
                 f"container its own processes are in the way. Run on the machine itself."
             )
             raise LabUnavailable(message) from error
-        (self._root / name).mkdir()
+        (self.root / name).mkdir()
 
     def set_cpus(self, name: str, cpus: float | None) -> None:
         quota = "max" if cpus is None else str(round(cpus * PERIOD_US))
-        _write(self._root / name / "cpu.max", f"{quota} {PERIOD_US}")
+        _write(self.root / name / "cpu.max", f"{quota} {PERIOD_US}")
 
 
 def find_cpu_groups(mounts: str) -> AbstractCpuGroups | None:

@@ -42,7 +42,7 @@ class RoundTo(AbstractPolicy[Any]):
 
     def __post_init__(self) -> None:
         check_policy("RoundTo(policy=...)", self.policy)
-        if not isinstance(self.granularity, int) or self.granularity < 1:
+        if not isinstance(self.granularity, int | np.integer) or self.granularity < 1:
             raise invalid(
                 "RoundTo(granularity=...)",
                 "be an integer of at least 1",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from .._types import IntArray
-from ._report import SimReport
 from ._rounds import Round
+from ._sim_report import SimReport
 from ._workload import AbstractWorkload
 
 

@@ -15,9 +15,9 @@ from ._cost_decider import CostDecider
 from ._deciders import AbstractDecider, OracleDecider, PolicyDecider
 from ._floor import Floor
 from ._log import Log
-from ._report import SimReport
 from ._rounds import as_planned
 from ._sample_workload import SampleWorkload
+from ._sim_report import SimReport
 from ._workload import AbstractWorkload
 
 BSP = Bsp()

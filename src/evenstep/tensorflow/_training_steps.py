@@ -8,7 +8,8 @@ from time import perf_counter
 from typing import final
 
 from .._exchange._exchange import Exchange
-from .._planner import Plan, Report
+from .._exchange._internal import ALL_EQUAL, fault_in_words, log_fault
+from .._planner import Plan, Report, blaming
 from .._run._machine_reader import MachineReader
 from .._run._step_under_way import StepUnderWay
 
@@ -198,7 +199,7 @@ class TrainingSteps:
 
     def _report(self, step: StepUnderWay, exchange: Exchange) -> None:
         step.reported = True
-        free = None if self._machine is None else self._machine.read()
+        free, fault = self._free()
         free_cpu, free_memory_bytes = free or (None, 0)
         report = Report(
             step=step.number,
@@ -209,5 +210,18 @@ class TrainingSteps:
             wall_s=step.wall_s,
             free_cpu=free_cpu,
             free_memory_bytes=free_memory_bytes,
+            fault=fault,
         )
         exchange.report(step.number, [report])
+
+    def _free(self) -> tuple[tuple[float, int] | None, str]:
+        """Return what the machine has to spare; once, why it cannot be read, and never again."""
+        if self._machine is None:
+            return None, ""
+        try:
+            with blaming(self._machine):
+                return self._machine.read(), ""
+        except Exception as error:
+            self._machine = None
+            log_fault(self.num_steps, error, ALL_EQUAL)
+            return None, fault_in_words(error)

@@ -36,11 +36,6 @@ class FollowReport:
     plans: tuple[SharesInForce, ...]
     events: tuple[Event, ...]
 
-    @property
-    def num_plans(self) -> int:
-        """How often shares changed during the run."""
-        return len({plan.epoch for plan in self.plans}) - 1
-
 
 def play_exchange(
     aggregation: Aggregation,

@@ -143,7 +143,7 @@ class Checkpoint:
 
         Collective; before the first loop over the loader. A damaged one is skipped with a
         warning. What goes wrong on one rank is raised on all, and leaves model, optimizer and
-        parts as they were.
+        parts as they were. An interrupt, as by Ctrl+C, leaves them as far as they were loaded.
 
         Raises:
             CheckpointError: there are checkpoints and all are damaged, or the one found is of
@@ -245,7 +245,7 @@ class Checkpoint:
                 states = self._ranks.on_all(lambda: self._tensors.places(path), path)
                 self._ranks.on_all(lambda: self._load_parts(plain), path)
                 self._ranks.on_all(lambda: self._load_tensors(path, states), path)
-        except BaseException:
+        except Exception:  # an interrupt may be for a part that hangs: it is not called again
             for name, state in before.items():
                 with suppress(Exception):  # what matters is being raised already
                     self._plain[name].load_state_dict(state)

@@ -34,7 +34,7 @@ LARGE = Size(width=512, num_layers=8, num_heads=8, context=256, batch_size=64)
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TrainingJob:
     """One training run: the same text and weights as its siblings, its own policy.
 
     Attributes:
@@ -67,7 +67,7 @@ class Job:
         (run_dir / "job.json").write_text(json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
-    def load(cls, run_dir: Path) -> Job:
+    def load(cls, run_dir: Path) -> TrainingJob:
         """Return the job saved in ``run_dir``."""
         fields = json.loads((run_dir / "job.json").read_text())
         fields["size"] = Size(**fields["size"])

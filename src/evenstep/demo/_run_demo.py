@@ -11,13 +11,13 @@ from pathlib import Path
 from rich.console import Console
 
 from .._render._words import ratio
-from ._job import LARGE, SMALL, Job
 from ._launch import Workers
+from ._print_report import print_report
 from ._recording import Follower, Recording
-from ._report import print_report
 from ._screen import Screen
 from ._settings import Settings
 from ._summary import Summary, summarise
+from ._training_job import LARGE, SMALL, TrainingJob
 
 _LOOK_EVERY_S = 0.1
 _BUDGET_S = 54.0
@@ -70,9 +70,9 @@ def run_demo(settings: Settings, console: Console) -> Summary:
     return summary
 
 
-def _first_job(settings: Settings) -> Job:
+def _first_job(settings: Settings) -> TrainingJob:
     size = SMALL if settings.device == "cpu" else LARGE
-    return Job(
+    return TrainingJob(
         size=size,
         global_batch_size=size.batch_size * settings.num_workers,
         policy="equal",
@@ -88,7 +88,7 @@ def _first_job(settings: Settings) -> Job:
 def _run(
     screen: Screen,
     run_dir: Path,
-    job: Job,
+    job: TrainingJob,
     *,
     num_workers: int | None,
     title: str,

@@ -15,7 +15,7 @@ from .._render._words import terminal_width
 from .._types import IntArray
 from ..advice import advise, read_run
 from ..advice._advice import Advice
-from ..advice._run import RunTimes
+from ..advice._recorded_run import RunTimes
 from ._common import counts, fail, least, numbers, refused, spread
 from ._length_splits import HiddenSize, Lengths, Padded
 from ._plan_lengths import answer_lengths, lengths_text
@@ -127,10 +127,10 @@ def _recorded(speeds: str | None, run: Path | None, intercepts: str | None) -> R
         return read_run(run)
     except OSError as error:
         remedy = "Give what `Runtime(run_dir=...)` was given."
-        got = f"{run} ({error.strerror or error})"
+        got = f"{error.filename or run} ({error.strerror or error})"
         raise refused("plan", "--run", "name a recorded run", got, remedy) from error
     except ValueError as error:
-        raise ValueError(f"`evenstep plan --run {run}`: {error}") from error
+        raise ValueError(f"`evenstep plan --run`: {error}") from error
 
 
 def _question(
