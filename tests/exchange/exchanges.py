@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import Queue
@@ -14,7 +13,7 @@ import numpy as np
 from evenstep import Decision
 from evenstep._exchange._channel import StarChannel
 from evenstep._exchange._exchange import Exchange
-from evenstep._exchange._place import ENDED, Framework, Place, line_of_user
+from evenstep._exchange._place import ENDED, Framework, Place, frame_of, line_of_user
 from evenstep._planner import Job, Planner, Report
 from evenstep.policies import AbstractPolicy
 
@@ -23,7 +22,7 @@ from .channels import meet
 
 def place_of(thread_id):
     """Where a thread is, for a framework without collectives or a compiler."""
-    frame = sys._current_frames().get(thread_id)
+    frame = frame_of(thread_id)
     if frame is None:
         return ENDED
     return Place(line_of_user(frame), in_collective=False, compiling=False)

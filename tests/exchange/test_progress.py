@@ -1,9 +1,13 @@
 """Who keeps the others waiting is named in time, and a break that all take is not blamed on one."""
 
+import gc
+import sys
+import threading
+
 import pytest
 
 from evenstep._exchange._message_kinds import ProgressTold
-from evenstep._exchange._place import Place
+from evenstep._exchange._place import Place, frame_of
 from evenstep._exchange._progress import STEPS, UNITS, ProgressWatch
 
 USERS = Place("at train.py:31 in forward", in_collective=False, compiling=False)
@@ -253,3 +257,33 @@ def test_who_waits_for_a_rank_that_raised_need_not_wait_until_it_hangs():
     hung, looks = watched.wait(100, r0=USERS, r2=WAITING)
     assert hung == (1, "it raised ValueError: no label after step 7")
     assert looks <= 3
+
+
+def test_no_garbage_is_collected_while_frames_are_listed():
+    """A destructor that lets other threads run would stop the process for good."""
+    go_on, collected = threading.Event(), []
+    threads = [threading.Thread(target=go_on.wait) for _ in range(8)]
+    before = gc.get_threshold()
+
+    def hear(phase, info):
+        if phase == "start":
+            collected.append(sys._getframe(1).f_code.co_name)
+
+    for thread in threads:
+        thread.start()
+    gc.callbacks.append(hear)
+    gc.set_threshold(1)
+    try:
+        found = [frame_of(thread.ident) for thread in threads]
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(hear)
+        go_on.set()
+    for thread in threads:
+        thread.join()
+
+    assert None not in found
+    assert collected  # elsewhere
+    assert "frame_of" not in collected
+    assert frame_of(threads[0].ident) is None
+    assert gc.isenabled()

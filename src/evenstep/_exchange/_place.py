@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 import sysconfig
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -52,6 +54,23 @@ class Framework:
     restart: str
     training_thread: Callable[[], int] = threading.get_ident
     num_collectives: Callable[[], Mapping[str, int]] = dict
+
+
+def frame_of(thread_id: int) -> FrameType | None:
+    """Return the innermost frame of a thread; None once the thread has ended.
+
+    Without garbage collection. CPython 3.11 holds a lock of its runtime while it lists the frames.
+    If it collects garbage meanwhile, a destructor may let other threads run, as that of a loader
+    with workers does, and one that ends waits for the lock with Python's own: the process stands
+    still for good (cpython#106883).
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames().get(thread_id)
+    finally:
+        if collects:
+            gc.enable()
 
 
 def frames(innermost: FrameType | None) -> Iterator[FrameType]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 
-from .._exchange._place import ENDED, Framework, Place, file_of, line_of_user
+from .._exchange._place import ENDED, Framework, Place, file_of, frame_of, line_of_user
 
 _WAITING = "/tensorflow/python/eager/execute.py"  # where a call of a graph waits for its end
 
 
 def _place_of(thread_id: int) -> Place:
     """Return where a thread is: never in a collective, as who is asked has not reported by then."""
-    frame = sys._current_frames().get(thread_id)
+    frame = frame_of(thread_id)
     if frame is None:
         return ENDED
     return Place(line_of_user(frame), in_collective=False, compiling=False)
@@ -20,7 +19,7 @@ def _place_of(thread_id: int) -> Place:
 
 def _is_in_tensorflow(thread_id: int) -> bool:
     """Tell whether a thread waits for a graph of TensorFlow's, with a collective in it perhaps."""
-    frame = sys._current_frames().get(thread_id)
+    frame = frame_of(thread_id)
     return frame is not None and file_of(frame).endswith(_WAITING)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from ..._exchange._place import (
@@ -10,6 +9,7 @@ from ..._exchange._place import (
     Framework,
     Place,
     file_of,
+    frame_of,
     frames,
     frames_below_user,
     line_of_user,
@@ -36,7 +36,7 @@ def is_in_collective(thread_id: int) -> bool:
     Our own are the balancer's collectives outside of the steps. An error raised in there leaves no
     note that it is over, and its handler may be saving a checkpoint: that must not be ended.
     """
-    frame = sys._current_frames().get(thread_id)
+    frame = frame_of(thread_id)
     if frame is None or not file_of(frame).endswith(_ANYBODYS):
         return frame is not None and file_of(frame).endswith((*_COLLECTIVES, *_OWN))
     while frame is not None and _FSDP not in (file := file_of(frame)) and file not in _OWN:
@@ -46,7 +46,7 @@ def is_in_collective(thread_id: int) -> bool:
 
 def place_of(thread_id: int) -> Place:
     """Return where the thread is."""
-    frame = sys._current_frames().get(thread_id)
+    frame = frame_of(thread_id)
     if frame is None:
         return ENDED
     compiling = any(part in file_of(each) for each in frames(frame) for part in _COMPILERS)
