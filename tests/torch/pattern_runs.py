@@ -89,7 +89,9 @@ def attempt(name: str, trial: Trial, policy: object) -> dict:
 def attempts(rank: int, names: list[str], folder: str, trial: Trial, policy: object) -> None:
     """Try one pattern after the other, and write down what came of each.
 
-    A process that is in one pattern for too long is ended, and with it the cluster.
+    A process that is in one pattern for too long is ended, and with it the cluster. So it is after
+    an error: the others come out of a collective by connections that are shut, those of the default
+    group too.
     """
     with Path(folder, f"{rank}.jsonl").open("a", encoding="utf-8") as file:
         for name in names:
@@ -101,6 +103,8 @@ def attempts(rank: int, names: list[str], folder: str, trial: Trial, policy: obj
                 found = attempt(name, trial, policy)
             ending.cancel()
             print(json.dumps(found), file=file, flush=True)
+            if found["text"]:
+                return
 
 
 def table(
@@ -113,8 +117,8 @@ def table(
 ) -> dict[str, Outcome]:
     """Return what came of each pattern.
 
-    All run in one cluster. Where a pattern ends a process or hangs, a new cluster goes on with
-    those after it.
+    All run in one cluster. Where a pattern raises, ends a process or hangs, a new cluster goes on
+    with those after it.
     """
     found: dict[str, Outcome] = {}
     while left := [name for name in names if name not in found]:
@@ -125,7 +129,7 @@ def table(
         rows = [_rows(here / f"{rank}.jsonl") for rank in range(world_size)]
         for name in left:
             found[name] = _outcome([by_name.get(name) for by_name in rows])
-            if found[name].kind == "hanging":
+            if found[name].kind in ("refused", "hanging"):
                 break
     return found
 
