@@ -215,9 +215,10 @@ class AbstractStepLoader(AbstractLoader):
             attempts=self.attempts,
         )
         context.count.value = self._next_step = number + 1
-        self._loops.steps.begin_step(
-            StepStart(number, step.num_samples, num_samples, data_s, units, *(assigned or ())[:2])
-        )
+        start = StepStart(number, step.num_samples, num_samples, data_s, units)
+        if assigned is not None:
+            start = start._replace(work=assigned.work, checksum=assigned.checksum)
+        self._loops.steps.begin_step(start)
         return step
 
 
