@@ -15,6 +15,7 @@ OTHERS = {  # private names of other libraries, and of Python, in files that use
     "_loss_shifts_labels",  # the Trainer's
     "_prepare_inputs",  # likewise
     "_remove_dataloader",  # Accelerate's
+    "_replace",  # of named tuples
     "_sampler",  # Fabric's, of its own sampler
 }
 
