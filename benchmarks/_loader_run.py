@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from evenstep._planner import Phase, Plan
+from evenstep._diagnosis import Phase
+from evenstep._planner import Plan
 from evenstep._types import IntArray
 from evenstep.torch._data._protocols import MicroBatch, StepStart
 from evenstep.torch._data.deal._plans import PlanBook, StepSpan

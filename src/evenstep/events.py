@@ -133,6 +133,37 @@ class StepsAccounted:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitingDiagnosed:
+    """Who the others wait for, and why; the costliest cause first.
+
+    Attributes:
+        step: the newest of the steps that were looked at, from 0.
+        num_steps: how many were.
+        step_s: seconds of one, in the mean.
+        waiting_share: part of all ranks' time that is waiting for others, in [0, 1].
+        explained_share: part of the waiting that the causes explain, in [0, 1].
+        causes: such as ``"input"``; none where too little is explained, or little is lost.
+        ranks: whose each is; -1 for one that no rank has in particular.
+        lost_share: part of all ranks' time that each costs, in [0, 1].
+        evidence: what was measured that says so, a line for each.
+        remedy: what to do, a line for each.
+        no_verdict: why there is no cause, in words; empty where there are some.
+    """
+
+    step: int
+    num_steps: int
+    step_s: float
+    waiting_share: float
+    explained_share: float
+    causes: tuple[str, ...]
+    ranks: tuple[int, ...]
+    lost_share: tuple[float, ...]
+    evidence: tuple[str, ...]
+    remedy: tuple[str, ...]
+    no_verdict: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Rebalanced:
     """The batch sizes changed.
 
@@ -411,6 +442,7 @@ Event = (
     | EstimatesRestored
     | StepMeasured
     | StepsAccounted
+    | WaitingDiagnosed
     | Rebalanced
     | MeasurementRejected
     | PolicyFailed

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from evenstep._planner import Phase
+from evenstep._diagnosis import Phase
 from evenstep.torch import Balancer
 from evenstep.torch._step._clock import AbstractClock, AcceleratorClock, HostClock
 from evenstep.torch._step._compile_watch import CompileWatch

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from evenstep._planner import Phase
+from evenstep._diagnosis import Phase
 from evenstep.events import StepsAccounted
 from evenstep.torch import Balancer, Checkpoint, Runtime
 

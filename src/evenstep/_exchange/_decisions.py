@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import partial
 from time import monotonic
 
+from .._diagnosis import StepAccounts
 from .._planner import (
     AbstractPlanner,
     EqualSizes,
@@ -18,7 +19,6 @@ from .._planner import (
     Outcome,
     Plan,
     Report,
-    StepAccounts,
 )
 from ..events import BalancingStopped, Event, Hook, PolicySlow, WorkerUnhelpful
 from ._answers import Answers

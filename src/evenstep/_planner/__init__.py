@@ -16,10 +16,6 @@ from ._job import Job as Job
 from ._learnt import Learnt as Learnt
 from ._learnt import check_learnt as check_learnt
 from ._learnt import places as places
-from ._measured import Phase as Phase
-from ._measured import StepAccounts as StepAccounts
-from ._measured import accounted as accounted
-from ._measured import time_by_phase as time_by_phase
 from ._plan import Outcome as Outcome
 from ._plan import Plan as Plan
 from ._plan import PlanCosts as PlanCosts
@@ -46,16 +42,13 @@ __all__ = [
     "Job",
     "Learnt",
     "Outcome",
-    "Phase",
     "Plan",
     "PlanCosts",
     "Planner",
     "Report",
     "SampleCosts",
-    "StepAccounts",
     "UserMistake",
     "Work",
-    "accounted",
     "batch_lengths",
     "blaming",
     "check_learnt",
@@ -63,5 +56,4 @@ __all__ = [
     "of_lengths",
     "places",
     "sample_length",
-    "time_by_phase",
 ]

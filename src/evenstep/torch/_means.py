@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import nn
 
-from .._planner import Phase
+from .._diagnosis import Phase
 from .._private_torch import RunningNorm
 from ._exchange._startup import Alone, SideGroup
 from ._model._models import BalancedModel

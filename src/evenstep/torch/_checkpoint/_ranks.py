@@ -9,7 +9,7 @@ from typing import Any, TypeVar, final
 
 import torch.distributed as dist
 
-from ..._planner import Phase
+from ..._diagnosis import Phase
 from ...exceptions import CheckpointError
 from .._balancer import Balancer
 from .._exchange._crew import Crew

@@ -7,7 +7,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from ..._planner import Phase, Plan, Work
+from ..._diagnosis import Phase
+from ..._planner import Plan, Work
 from ..._types import IntArray
 from ...claims._step_claims import Claim
 

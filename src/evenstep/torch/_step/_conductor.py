@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
+from ..._diagnosis import Phase
 from ..._exchange._exchange import Exchange
 from ..._exchange._observer import StepObserver, heard_by
-from ..._planner import Phase, Plan
+from ..._planner import Plan
 from ..._run._step_under_way import StepUnderWay
 from ...claims._step_claims import Claim
 from .._data._protocols import MicroBatch, StepStart
@@ -426,8 +427,7 @@ class StepConductor:
         Of two batches with as many samples here, but of steps with different numbers of samples,
         some other rank has different numbers. Called in the backward.
         """
-        key = use.model, self._books.next_number(use.model)
-        steps = self._exchange.ways.steps_of(key)
+        steps = self._exchange.ways.steps_of((use.model, self._books.next_number(use.model)))
         found = tuple(one for one in use.match.tickets if one.step.number in steps)
         if len({one.key for one in found}) == 1:
             use.match = Match(found, found[0].weight, is_certain=len(found) == 1)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, NamedTuple, final
 
-from ..._planner import Phase
+from ..._diagnosis import Phase
 from ._clock import AbstractClock
 from ._phases import Timeline
 

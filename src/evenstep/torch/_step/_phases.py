@@ -16,7 +16,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from ..._planner import Phase, time_by_phase
+from ..._diagnosis import Phase, time_by_phase
 from ._clock import AbstractClock
 
 _MOST_UNREAD = 64  # steps whose reports are held, or that a device has not come to the end of

@@ -10,7 +10,8 @@ from typing import Any, final
 
 from torch.utils.data import DataLoader
 
-from ...._planner import Cost, Phase, Plan, SampleCosts
+from ...._diagnosis import Phase
+from ...._planner import Cost, Plan, SampleCosts
 from ....exceptions import invalid
 from .._protocols import LoaderRanks, LoaderSession, LoaderSteps, StepStart
 from .._step import Attempts, Portions, Step, StepCount

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
-from ...._planner import Cost, Phase
+from ...._diagnosis import Phase
+from ...._planner import Cost
 from ...._types import IntArray
 from ....exceptions import invalid
 from .._protocols import Collectives, LoaderSession

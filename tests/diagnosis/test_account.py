@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep._planner import Phase, StepAccounts, accounted, time_by_phase
+from evenstep._diagnosis import Phase, StepAccounts, accounted, time_by_phase
 
 PARTS = slice(3, None)  # of an event, past its step, number of steps and wall
 

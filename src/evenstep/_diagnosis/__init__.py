@@ -1,0 +1,23 @@
+"""Where the time of a step goes, who waits for whom, and why: times in, causes out."""
+
+from ._account import Phase as Phase
+from ._account import StepAccounts as StepAccounts
+from ._account import accounted as accounted
+from ._account import time_by_phase as time_by_phase
+from ._causes import Cause as Cause
+from ._causes import Diagnosis as Diagnosis
+from ._causes import FoundCause as FoundCause
+from ._clues import HostClues as HostClues
+from ._clues import StepClues as StepClues
+
+__all__ = [
+    "Cause",
+    "Diagnosis",
+    "FoundCause",
+    "HostClues",
+    "Phase",
+    "StepAccounts",
+    "StepClues",
+    "accounted",
+    "time_by_phase",
+]
