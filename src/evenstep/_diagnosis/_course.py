@@ -124,7 +124,7 @@ def _best_slope(y: FloatArray) -> tuple[float, float]:
     moment = course @ (y - y.mean())
     left = ((y - y.mean()) ** 2).sum() - moment**2 / squares
     best = int(np.argmin(left))
-    return float(_score(left[best], n, 4)), float(moment[best] / squares[best])
+    return float(_score(left[best], n, 3)), float(moment[best] / squares[best])
 
 
 def _two_levels(y: FloatArray) -> tuple[float, tuple[float, float]]:
