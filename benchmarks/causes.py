@@ -13,7 +13,8 @@ from time import process_time
 import numpy as np
 
 from benchmarks._common import Row, main, progress
-from benchmarks._injected import Injection, drawn, feed
+from benchmarks._injected import Injection
+from benchmarks._recorded_runs import drawn, feed
 from evenstep._diagnosis import Cause, Diagnoser, Diagnosis, Phase, StepClues
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks._injected import drawn, feed
+from benchmarks._recorded_runs import drawn, feed
 from evenstep._diagnosis import (
     Cause,
     Diagnoser,
