@@ -223,6 +223,12 @@ FSDP2_INIT = "init"
 FSDP2_ROOT_PRE_FORWARD = "_root_pre_forward"
 FSDP2_POST_FORWARD = "_post_forward"
 
+# What it gathers and reduces together, and where it waits for others: on a device that a stream
+# works for, gathering itself only asks for it. [test_watch_fsdp.py]
+FSDP2_GROUP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+FSDP2_GATHER = "unshard"
+FSDP2_WAITS = ("wait_for_unshard", "post_backward")
+
 
 def loader_iterators() -> Any:
     """Return the class of what a ``DataLoader`` is read by, in this process and in others.
@@ -262,5 +268,6 @@ def leave_uncompiled(function: Any) -> None:
     [test_watch_compiled.py]
     """
     module = sys.modules[EVAL_FRAME]
-    skip = getattr(module, "skip_code", None) or torch._C._dynamo.eval_frame.skip_code
+    of_old: Any = torch._C._dynamo.eval_frame
+    skip = getattr(module, "skip_code", None) or of_old.skip_code
     skip(function.__code__)

@@ -84,7 +84,8 @@ class Attachment:
         store = default_store()
         if hasattr(store, "clone"):  # a connection of its own, that no wait of the script's holds
             store = store.clone()
-        return dist.PrefixStore(f"evenstep_watch/{attempt}/{self._num_groups}", store)
+        prefixed: Any = dist.distributed_c10d.PrefixStore
+        return prefixed(f"evenstep_watch/{attempt}/{self._num_groups}", store)
 
     def _tell_launcher(self) -> None:
         folder = self._settings.launcher_dir

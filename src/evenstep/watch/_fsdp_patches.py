@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from .._private_torch import (
+    FSDP2_GATHER,
+    FSDP2_GROUP,
     FSDP2_INIT,
     FSDP2_POST_FORWARD,
     FSDP2_ROOT_PRE_FORWARD,
     FSDP2_STATE,
+    FSDP2_WAITS,
     fsdp2_device,
     fsdp2_is_root,
 )
 from ._call_sites import frames_from
-from ._torch_patches import Current, Patches, device_of, watched_forward
+from ._torch_patches import Current, Patches, device_of, meeting, watched_forward
 
 FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel"
 
@@ -30,8 +33,24 @@ def patch_fsdp(patches: Patches) -> None:
         patches.put(module.FullyShardedDataParallel, "__init__", _made_fsdp1)
         patches.put(module.FullyShardedDataParallel, "forward", watched_forward)
 
+    def waits(module: Any) -> None:
+        patches.put(module.FSDPParamGroup, FSDP2_GATHER, _gathering)
+        for name in FSDP2_WAITS:
+            patches.put(module.FSDPParamGroup, name, meeting)
+
     patches.when_loaded(FSDP2_STATE, fsdp2)
+    patches.when_loaded(FSDP2_GROUP, waits)
     patches.when_loaded(FSDP1, fsdp1)
+
+
+def _gathering(before: Any, current: Current) -> Any:
+    """Return a method that waits on a CPU alone."""
+    waiting = meeting(before, current)
+
+    def unshard(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return (waiting if self.device.type == "cpu" else before)(self, *args, **kwargs)
+
+    return unshard
 
 
 def _made(before: Any, current: Current) -> Any:

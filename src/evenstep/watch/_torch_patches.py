@@ -86,7 +86,7 @@ def patch_ddp(patches: Patches) -> None:
 
     patches.put(DistributedDataParallel, "__init__", made)
     patches.put(DistributedDataParallel, "forward", watched_forward)
-    patches.put(DistributedDataParallel, SYNC_BUFFERS, _meeting)
+    patches.put(DistributedDataParallel, SYNC_BUFFERS, meeting)
 
 
 def watched_forward(before: Any, current: Current) -> Any:
@@ -103,7 +103,7 @@ def watched_forward(before: Any, current: Current) -> Any:
     return forward
 
 
-def _meeting(before: Any, current: Current) -> Any:
+def meeting(before: Any, current: Current) -> Any:
     """Return a method in which others are waited for."""
 
     def met(self: Any, *args: Any, **kwargs: Any) -> Any:

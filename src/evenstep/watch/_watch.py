@@ -264,6 +264,6 @@ def device_in_words(device: torch.device) -> str:
 
 
 def _alloc_retries(device: torch.device) -> int:
-    if device.type != "cuda" or not torch.cuda.is_initialized():
+    if device.type != "cuda":
         return 0
     return int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0))
