@@ -16,7 +16,7 @@ import torch.distributed as dist
 from .._private_torch import default_store
 from ._call_sites import Frames
 from ._fsdp_patches import patch_fsdp
-from ._launch import SEEN, WatchSettings
+from ._launch import ALONE, SEEN, WatchSettings
 from ._leader import WatchLeader
 from ._mail import RankReader, RankSender
 from ._torch_patches import Patches, WhenLoaded, patch_ddp, patch_loaders, patch_saving
@@ -55,7 +55,7 @@ class Attachment:
         self._tell_launcher()
         rank, world_size = dist.get_rank(), dist.get_world_size()
         if world_size == 1:
-            print("evenstep watch: one process: nothing to wait for.", file=sys.stderr, flush=True)
+            print(ALONE, file=sys.stderr, flush=True)
             return
         store = self._store()
         leads = rank == 0

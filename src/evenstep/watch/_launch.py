@@ -20,6 +20,7 @@ PROCESS = "EVENSTEP_WATCH_PROCESS"  # the number of the process to be observed i
 SUMMARY = "summary.txt"
 SHOWN = "shown"
 SEEN = "seen"
+ALONE = "evenstep watch: one process: nothing to wait for."
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ def run(command: Sequence[str], *, every_s: float, run_dir: str) -> int:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-        _say_the_rest(Path(folder))
+        _say_the_rest(Path(folder), ended_well=status == 0)
     return status if status >= 0 else 128 - status
 
 
@@ -133,9 +134,10 @@ def _pass_on(child: subprocess.Popen[bytes], number: int) -> None:
         child.send_signal(number)
 
 
-def _say_the_rest(folder: Path) -> None:
+def _say_the_rest(folder: Path, *, ended_well: bool) -> None:
     """Say what no rank said itself."""
     if not (folder / SEEN).exists():
-        print("evenstep watch: one process: nothing to wait for.", file=sys.stderr)
+        if ended_well:
+            print(ALONE, file=sys.stderr)
     elif not (folder / SHOWN).exists() and (folder / SUMMARY).exists():
         print((folder / SUMMARY).read_text("utf-8"), end="", file=sys.stderr)

@@ -144,12 +144,14 @@ def _quietly(call: Callable[..., None], *args: Any) -> None:
 
 def _say_if_alone(watched: _Watched) -> None:
     """Say at the end of the process that was to be observed that there was nothing to see."""
-    is_launcher = "torch.distributed.run" in sys.modules or "accelerate.commands.launch" in (
-        sys.modules
+    others = (
+        "torch.distributed.run",  # torchrun, whose workers are the ones to see
+        "accelerate.commands.launch",
+        "multiprocessing.popen_spawn_posix",
     )
-    has_children = "multiprocessing.popen_spawn_posix" in sys.modules
-    alone = watched._attachment is None and not watched._broken
-    if alone and "torch" in sys.modules and not (is_launcher or has_children):
+    has_failed = watched._broken or hasattr(sys, "last_value")
+    trains = "torch" in sys.modules and not any(name in sys.modules for name in others)
+    if trains and watched._attachment is None and not has_failed:
         print("evenstep watch: one process: nothing to wait for.", file=sys.stderr, flush=True)
 
 
