@@ -67,6 +67,9 @@ def grouped(records: Sequence[StepRecord], size: int) -> tuple[list[StepRecord],
     done: list[StepRecord] = []
     left: list[StepRecord] = []
     for record in records:
+        if left and record.begin != left[-1].step + 1:  # one between them is not known
+            done.append(joined(left))
+            left = []
         left.append(record)
         if (record.step + 1) % size == 0:
             done.append(joined(left))
