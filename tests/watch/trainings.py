@@ -22,18 +22,22 @@ SLEEP_S = float(os.environ.get("SLEEP_S", "0.06"))
 class Small(nn.Module):
     """Sleeps as long as another device would compute."""
 
-    def __init__(self, norm=False, sleep_s=None):
+    def __init__(self, norm=False, sleeps=True):
         super().__init__()
         self.layers = nn.Sequential(
             nn.Linear(16, 32), nn.BatchNorm1d(32) if norm else nn.ReLU(), nn.Linear(32, 1)
         )
-        self.sleep_s = sleep_s
+        self.sleeps = sleeps
 
     def forward(self, inputs):
-        slow = (dist.get_rank() if dist.is_initialized() else 0) == SLOW
-        if self.training:
-            time.sleep(SLEEP_S if slow else SLEEP_S / 6)
+        if self.training and self.sleeps:
+            sleep()
         return self.layers(inputs)
+
+
+def sleep():
+    slow = (dist.get_rank() if dist.is_initialized() else 0) == SLOW
+    time.sleep(SLEEP_S if slow else SLEEP_S / 6)
 
 
 def data():
@@ -53,10 +57,12 @@ def batches(loader):
         yield from loader
 
 
-def train(model, loader, *, accumulate=1, optimizer=torch.optim.AdamW):
-    optimizer = optimizer(model.parameters(), lr=1e-2)
+def train(model, loader, *, accumulate=1, sleeps=False):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
     for number, (inputs, targets) in enumerate(batches(loader)):
+        if sleeps:
+            sleep()
         holds = (number + 1) % accumulate
         with model.no_sync() if holds else nullcontext():
             loss = nn.functional.mse_loss(model(inputs), targets)
@@ -114,9 +120,8 @@ def norms():
 def compiled():
     dist.init_process_group("gloo")
     torch.manual_seed(1)
-    model = torch.compile(DistributedDataParallel(Small()), backend="aot_eager")
-    model.no_sync = nullcontext
-    say(train(model, loader_of()))
+    model = torch.compile(DistributedDataParallel(Small(sleeps=False)), backend="aot_eager")
+    say(train(model, loader_of(), sleeps=True))
     dist.destroy_process_group()
 
 

@@ -19,7 +19,14 @@ from ._fsdp_patches import patch_fsdp
 from ._launch import ALONE, SEEN, WatchSettings
 from ._leader import WatchLeader
 from ._mail import RankReader, RankSender
-from ._torch_patches import Patches, WhenLoaded, patch_ddp, patch_loaders, patch_saving
+from ._torch_patches import (
+    Patches,
+    WhenLoaded,
+    patch_compiled,
+    patch_ddp,
+    patch_loaders,
+    patch_saving,
+)
 from ._watch import Watch
 
 
@@ -43,7 +50,7 @@ class Attachment:
         self._watch: Watch | None = None
         self._num_groups = 0
         patches = Patches(self._current, when_loaded)
-        for patch in (patch_ddp, patch_loaders, patch_saving, patch_fsdp):
+        for patch in (patch_ddp, patch_compiled, patch_loaders, patch_saving, patch_fsdp):
             patch(patches)
         atexit.register(self._end)
         os.register_at_fork(after_in_child=self._forget)

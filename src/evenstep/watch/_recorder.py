@@ -65,6 +65,7 @@ class StepRecorder:
         self._clues: dict[int, tuple[StepClues, int]] = {}  # by step, until its times are known
         self._size = self._num_samples = 0
         self._handed_out = -1  # the mark of the hand-out before the forward; -1 is none
+        self._depth = 0  # of forwards under way; one that raised ends with the next batch
         self._task = -1  # the engine's number of the backward under way
         self._num_backwards = 0  # since a step of an optimizer
         self._sees_optimizer = False
@@ -85,7 +86,7 @@ class StepRecorder:
 
     def input_begins(self) -> None:
         """Hear that a batch is asked for."""
-        self._handed_out = -1
+        self._handed_out, self._depth = -1, 0
         self._timeline.cut(Phase.EVALUATION if self._evaluates() else Phase.INPUT)
 
     def input_ends(self, *, is_there: bool) -> None:
@@ -100,7 +101,10 @@ class StepRecorder:
             self._handed_out = self._timeline.cut(Phase.REST)
 
     def forward_begins(self, module: nn.Module, inputs: Any) -> None:
-        """Hear that a model begins to compute."""
+        """Hear that a model begins to compute; one inside of another is part of it."""
+        self._depth += 1
+        if self._depth > 1:
+            return
         if not torch.is_grad_enabled():
             self._timeline.cut(Phase.EVALUATION)
             return
@@ -122,7 +126,8 @@ class StepRecorder:
         By hooks on the nodes of the graph, which change nothing in it and return None: no view,
         and nothing on the tensors themselves that a pickle would meet.
         """
-        if torch.is_grad_enabled():
+        self._depth = max(0, self._depth - 1)
+        if torch.is_grad_enabled() and not self._depth:
             for tensor in tensors_in(output):
                 if tensor.grad_fn is not None:
                     tensor.grad_fn.register_prehook(self._backward_entered)

@@ -23,6 +23,7 @@ from .._private_torch import (
     dataset_of,
     leave_uncompiled,
     loader_iterators,
+    original_of,
 )
 from ._call_sites import frames_from
 from ._watch import Watch
@@ -50,7 +51,6 @@ class Patches:
     def __init__(self, current: Current, when_loaded: WhenLoaded) -> None:
         self.current, self.when_loaded = current, when_loaded
         self._made: list[Any] = []
-        when_loaded(EVAL_FRAME, self._leave_uncompiled)
 
     def put(self, owner: Any, name: str, make: Callable[[Any, Current], Any]) -> None:
         """Put ``make(before, current)`` in the place of what ``owner`` calls ``name``."""
@@ -59,9 +59,10 @@ class Patches:
         setattr(owner, name, wraps(before)(made))
         self._made.append(made)
         if EVAL_FRAME in sys.modules:
-            leave_uncompiled(made)
+            self.leave_uncompiled()
 
-    def _leave_uncompiled(self, _: Any) -> None:
+    def leave_uncompiled(self) -> None:
+        """Have none of them compiled, now that torch's compiler is there."""
         for made in self._made:
             leave_uncompiled(made)
 
@@ -101,6 +102,28 @@ def watched_forward(before: Any, current: Current) -> Any:
         return output
 
     return forward
+
+
+def patch_compiled(patches: Patches) -> None:
+    """Have the forwards of a DDP heard of that is compiled as a whole.
+
+    DDP's own forward is in the graph then, where nothing of ours may be.
+    """
+
+    def called(before: Any, current: Current) -> Any:
+        heard = watched_forward(before, current)
+
+        def __call__(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+            is_ddp = isinstance(original_of(self), DistributedDataParallel)
+            return (heard if is_ddp else before)(self, *inputs, **kwargs)
+
+        return __call__
+
+    def loaded(module: Any) -> None:
+        patches.leave_uncompiled()
+        patches.put(module.OptimizedModule, "__call__", called)
+
+    patches.when_loaded(EVAL_FRAME, loaded)
 
 
 def meeting(before: Any, current: Current) -> Any:
