@@ -59,6 +59,7 @@ class WatchLeader:
         self._file: JsonLines | None = None
         self._has_started = False
         self._num_steps = 0
+        self._spent_s = 0.0  # of rank 0, in all steps
         self._spoken_s = now()
         self._last: set[int] = set()
 
@@ -85,6 +86,7 @@ class WatchLeader:
             self._rows.append(row)
             self._unwritten.append(row)
             self._num_steps = row[0].step + 1
+            self._spent_s += sum(row[0].spent_us) / 1e6
             self._diagnoser.add(
                 row[0].step,
                 [record.spent_us for record in row],
@@ -100,8 +102,14 @@ class WatchLeader:
             print(live_line(diagnosis, self._hosts), file=self._stream, flush=True)
             self._leave(SUMMARY, self._summary(self._diagnoser.diagnose(whole_run=True)))
 
-    def end(self, kind: str, sites: Sequence[CallSite]) -> None:
-        """Say what was seen in all, and close."""
+    def end(self, kind: str, sites: Sequence[CallSite], *, own_s: float) -> None:
+        """Say what was seen in all, and close.
+
+        Args:
+            kind: how gradients are exchanged.
+            sites: where the script made its model and its loader.
+            own_s: seconds that watching took of this rank.
+        """
         if not self._rows:
             text = f"evenstep watch: {_NO_TIME}.\n"
         else:
@@ -109,7 +117,10 @@ class WatchLeader:
             diagnosis = self._diagnoser.diagnose(whole_run=True)
             self._write(diagnosed(diagnosis))
             self._write(RunEnded(self._num_steps))
-            text = self._summary(diagnosis, self._notes(self.seen(kind, sites, diagnosis)))
+            share = 100 * own_s / max(self._spent_s, own_s)
+            notes = [f"watching took {share:.2g} % of rank 0's time"]
+            notes = [*self._notes(self.seen(kind, sites, diagnosis)), *notes]
+            text = self._summary(diagnosis, notes)
         self._stream.write(text)
         self._stream.flush()
         self._leave(SHOWN, "")
