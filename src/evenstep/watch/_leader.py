@@ -56,6 +56,7 @@ class WatchLeader:
         self._hellos = [RankHello("", "")] * world_size
         self._rows: deque[tuple[StepRecord, ...]] = deque(maxlen=_MOST_ROWS)
         self._unwritten: list[tuple[StepRecord, ...]] = []
+        self._unwritten_us = 0  # of rank 0
         self._file: JsonLines | None = None
         self._has_started = False
         self._num_steps = 0
@@ -84,7 +85,6 @@ class WatchLeader:
         """Go through what is complete; write a line if it is time."""
         for row in self._merger.take():
             self._rows.append(row)
-            self._unwritten.append(row)
             self._num_steps = row[0].step + 1
             self._spent_s += sum(row[0].spent_us) / 1e6
             self._diagnoser.add(
@@ -92,8 +92,11 @@ class WatchLeader:
                 [record.spent_us for record in row],
                 [record.clues for record in row],
             )
-            if sum(sum(rows[0].spent_us) for rows in self._unwritten) >= _LEAST_US:
-                self._write_steps()
+            if self._settings.run_dir:
+                self._unwritten.append(row)
+                self._unwritten_us += sum(row[0].spent_us)
+                if self._unwritten_us >= _LEAST_US:
+                    self._write_steps()
         every_s = self._settings.every_s
         if self._rows and every_s and self._now() - self._spoken_s >= every_s:
             self._spoken_s = self._now()
@@ -157,7 +160,7 @@ class WatchLeader:
             (folder / name).write_text(text, "utf-8")
 
     def _write_steps(self) -> None:
-        rows, self._unwritten = self._unwritten, []
+        rows, self._unwritten, self._unwritten_us = self._unwritten, [], 0
         if not rows:
             return
         spent_us = [[record.spent_us for record in row] for row in rows]
