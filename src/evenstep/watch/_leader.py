@@ -14,10 +14,10 @@ import numpy as np
 from .._diagnosis import Diagnoser, Diagnosis, Phase, accounted, diagnosed
 from .._telemetry._jsonl import JsonLines
 from ..events import Event, RunEnded, RunStarted, StepMeasured
-from ._launch import SHOWN, SUMMARY, WatchSettings
 from ._mail import RankHello
 from ._merge import RankMerger
 from ._spoken import live_line, summary
+from ._start_watch import SHOWN, SUMMARY, WatchSettings
 from ._step_records import RankTold, StepRecord
 from ._watched_run import CallSite, WatchedRun
 

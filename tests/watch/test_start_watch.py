@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import evenstep
-from evenstep.watch._launch import PROCESS, SETTINGS, SITE, WatchSettings, environment, run
+from evenstep.watch._start_watch import PROCESS, SETTINGS, SITE, WatchSettings, environment, run
 
 SOURCE = Path(evenstep.__file__).parents[1]
 
