@@ -1,72 +1,91 @@
-"""One run of `benchmarks.ticket_cost`: two workers of whichever evenstep `PYTHONPATH` names.
+"""One run of `benchmarks.ticket_cost`: two workers, which train with each checkout and without.
 
-Prints a JSON object.
+Prints a JSON object: the seconds of a step by block, and by whose it is.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 import sys
-from statistics import median
+from pathlib import Path
 from time import perf_counter, process_time
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-import evenstep
 from benchmarks._sleepers import loader_of, sleeper
-from evenstep.policies import Fixed
 from evenstep.testing import run_workers
-from evenstep.torch import Balancer, Runtime
 
 BATCH_SIZE, WIDTH = 10, 64
 BLOCK = 25  # steps of one kind in a row
-WARM_UP = 2  # blocks of each kind
+WARM_UP = 2  # turns
 
 
-def train(rank: int, num_rounds: int, step_s: float) -> dict[str, float]:
-    """Return mean seconds of plain and balanced steps, medians over blocks, and their CPU seconds.
+def package(name: str, src: Path) -> None:
+    """Import the evenstep of a checkout under another name: inside, it imports relatively."""
+    file = src / "evenstep" / "__init__.py"
+    spec = importlib.util.spec_from_file_location(
+        name, file, submodule_search_locations=[str(file.parent)]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
 
-    Kinds take turns block by block: work of other threads that goes on past the end of a step
-    falls on steps of the same kind. A mean, as most steps of this length take 6, 8 or 10 ms, by
-    how long a socket takes to wake a process: a median jumps between those.
+
+def balancer_of(name: str) -> Any:
+    """Return a balancer of a package that was imported under this name; it decides nothing."""
+    home, policies = (importlib.import_module(f"{name}.{room}") for room in ("torch", "policies"))
+    policy = policies.Fixed((BATCH_SIZE, BATCH_SIZE))
+    return home.Balancer(policy=policy, runtime=home.Runtime(line_every=None))
+
+
+def train(
+    rank: int, packages: dict[str, str], num_turns: int, step_s: float
+) -> dict[str, dict[str, list[float]]]:
+    """Return seconds and CPU seconds of a step, each a mean over a block.
+
+    All take turns block by block in the same processes: what falls on one run or moment falls on
+    all of them. A mean, as most steps of this length take 6, 8 or 10 ms, by how long a socket
+    takes to wake a process: a median jumps between those.
 
     CPU seconds are those of all threads of this process, and say something on a busy machine too.
     """
-    num_blocks = max(1, num_rounds // BLOCK) + WARM_UP
-    num_steps = num_blocks * BLOCK
-    models = [sleeper(0.0, step_s / BATCH_SIZE, width=WIDTH) for _ in range(2)]
-    plain = loader_of(num_steps, BATCH_SIZE, 1, width=WIDTH)
-    policy = Fixed((BATCH_SIZE, BATCH_SIZE))  # only what every step costs, no decisions
-    with Balancer(policy=policy, runtime=Runtime(line_every=None)) as balancer:
+    num_steps = (num_turns + WARM_UP) * BLOCK
+    names = ["plain", *packages]
+    models = {name: sleeper(0.0, step_s / BATCH_SIZE, width=WIDTH) for name in names}
+    batches = {"plain": iter(loader_of(num_steps, BATCH_SIZE, 1, width=WIDTH))}
+    balancers = []
+    for name, src in packages.items():
+        if name != "evenstep":
+            package(name, Path(src))
+        balancers.append(balancer_of(name))
         stock = loader_of(num_steps, BATCH_SIZE, 2, width=WIDTH)
-        models[1], balanced = balancer.prepare(models[1], stock)
-        optimizers = [torch.optim.SGD(model.parameters(), lr=0.0) for model in models]
-        batches = [iter(plain), iter(balanced)]
-        wall_s: tuple[list[float], list[float]] = ([], [])
-        cpu_s: tuple[list[float], list[float]] = ([], [])
-        for turn in range(num_blocks):
-            for index in (0, 1) if turn % 2 else (1, 0):
-                dist.barrier()
-                began_s, used_s = perf_counter(), process_time()
-                for _ in range(BLOCK):
-                    (x,) = next(batches[index])
-                    models[index](x).mean().backward()
-                    optimizers[index].step()
-                    optimizers[index].zero_grad()
-                if turn >= WARM_UP:
-                    wall_s[index].append((perf_counter() - began_s) / BLOCK)
-                    cpu_s[index].append((process_time() - used_s) / BLOCK)
-        batches.clear()
-    more_s = [ours - theirs for theirs, ours in zip(*wall_s, strict=True)]
-    return {
-        "plain_s": median(wall_s[0]),
-        "balanced_s": median(wall_s[1]),
-        "more_s": median(more_s),
-        "more_cpu_s": median(cpu_s[1]) - median(cpu_s[0]),
-    }
+        models[name], loader = balancers[-1].prepare(models[name], stock)
+        batches[name] = iter(loader)
+    optimizers = {name: torch.optim.SGD(models[name].parameters(), lr=0.0) for name in names}
+    found: dict[str, dict[str, list[float]]] = {name: {"wall_s": [], "cpu_s": []} for name in names}
+    for turn in range(num_turns + WARM_UP):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            dist.barrier()
+            began_s, used_s = perf_counter(), process_time()
+            for _ in range(BLOCK):
+                (x,) = next(batches[name])
+                models[name](x).mean().backward()
+                optimizers[name].step()
+                optimizers[name].zero_grad()
+            if turn >= WARM_UP:
+                found[name]["wall_s"].append((perf_counter() - began_s) / BLOCK)
+                found[name]["cpu_s"].append((process_time() - used_s) / BLOCK)
+    batches.clear()
+    for balancer in balancers:
+        balancer.close()
+    return found
 
 
 if __name__ == "__main__":
-    found = run_workers(2, train, int(sys.argv[1]), float(sys.argv[2]))[0]
-    print(json.dumps(found | {"file": evenstep.__file__}))
+    checkouts = json.loads(sys.argv[1])
+    print(json.dumps(run_workers(2, train, checkouts, int(sys.argv[2]), float(sys.argv[3]))[0]))

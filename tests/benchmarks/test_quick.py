@@ -29,7 +29,6 @@ LEFT_OUT = {
 """What takes more than a minute in short, or more than this machine: `make evidence` runs it."""
 SHORTER = {
     "soak": ("--steps", "500"),
-    "ticket_cost": ("--quick", "--rounds", "60"),
 }
 """What is shorter than ``--quick`` alone."""
 

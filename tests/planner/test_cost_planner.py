@@ -1,5 +1,7 @@
 """Plans by cost: learnt from reports, and back to counts where lengths tell nothing."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -138,6 +140,20 @@ def test_where_lengths_tell_nothing_plans_count():
     assert "lengths tell no more" in run.planner.plan.reason
     assert np.allclose(run.planner.plan.batch_size, 8 * SPEED, atol=1)
     assert np.median(run.over[60:]) <= 1.08
+
+
+@pytest.mark.parametrize("cost", [Cost([7] * 64), Cost(np.full((64, 2), 3))])
+def test_equal_samples_are_counted_from_the_start(cost):
+    """Nothing has to be learnt for that; caps of a forward need costs all the same."""
+    job, capped = Job(WORLD_SIZE, 16), replace(cost, max_samples=4)
+    plans = [
+        CostPlanner(job, one.table(range(64)), kinds=[0] * WORLD_SIZE).plan
+        for one in (cost, capped)
+    ]
+
+    assert plans[0].costs is None
+    assert plans[0].reason.startswith("by count, as lengths tell no more")
+    assert plans[1].costs is not None
 
 
 def test_where_lengths_matter_plans_do_not_come_back_to_counts():

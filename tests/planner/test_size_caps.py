@@ -6,6 +6,7 @@ import pytest
 from evenstep._planner import Cost, CostPlanner, Job, Planner, Report, Work, assign
 from evenstep.events import MemoryCapped, SizesHeld
 from evenstep.policies import Auto
+from evenstep.solve import WorkerCosts
 
 WORLD_SIZE, BATCH_SIZE = 3, 24
 SPEED = np.array([4.0, 1.0, 1.0])
@@ -244,8 +245,8 @@ def test_a_step_without_a_way_is_computed_all_the_same():
     """One forward, and more than all ranks hold: by an eighth at most above what it needs."""
     costs = Cost(np.full(12, 100), padded=False).table(range(12))
     features = costs.features(np.arange(12))
-    planner = CostPlanner(Job(3, 12), costs, kinds=[0] * 3)
-    found = assign(costs, features, planner.plan.costs.workers(), caps=[250] * 3, whole=True)
+    workers = WorkerCosts.equal(3, features)
+    found = assign(costs, features, workers, caps=[250] * 3, whole=True)
 
     assert found.num_forwards.tolist() == [1, 1, 1]
     assert np.bincount(found.owner).tolist() == [4, 4, 4]

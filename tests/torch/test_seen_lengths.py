@@ -9,10 +9,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from evenstep._planner import UNKNOWN, SampleCosts
+from evenstep._planner import UNKNOWN, Plan, PlanCosts, SampleCosts
 from evenstep.events import Rebalanced
 from evenstep.testing import run_workers
 from evenstep.torch import Balancer, Cost, Runtime
+from evenstep.torch._data.deal._by_cost import CostDeal
 
 from .cost_runs import BATCH_SIZE, LENGTH, NUM_SAMPLES, Masked, lengths_in, loader_of, loss_of
 
@@ -31,6 +32,22 @@ def test_unknown_lengths_count_as_the_mean_and_later_ones_as_no_more_than_twice_
     assert before.tolist() == [[1, 1, 1]] * 4
     assert first[:, 1].tolist() == [10, 30, 20, 20]
     assert costs.features(np.array([2]))[0, 1] == costs.most[1] == 60
+
+
+def test_a_step_planned_before_lengths_were_known_goes_by_them():
+    """As the first of the second epoch does; a worker of half the speed gets half of them."""
+    lengths = np.random.default_rng(0).integers(1, 1000, 64)
+    costs = SampleCosts(Cost(from_batch=lengths_in, padded=False), lengths.astype(np.int32))
+    by_count = PlanCosts(slope=((1 << 40, 0, 0), (1 << 41, 0, 0)), intercept=(0, 0), knows=False)
+    parts = []
+    for rank in range(2):
+        deal = CostDeal(costs, rank=rank, world_size=2)
+        deal.begin(lambda first, num: np.arange(first, first + num), equal_forwards=False)
+        parts.append(np.concatenate(deal.parts(Plan(0, 0, (43, 21), costs=by_count), 0, 64)))
+    fast, slow = (int(lengths[part].sum()) for part in parts)
+
+    assert sorted(np.concatenate(parts)) == list(range(64))
+    assert fast / slow == pytest.approx(2, rel=0.02)
 
 
 def _ahead(batches):

@@ -44,6 +44,7 @@ class CostChoice:
         by_speed: bool,
         always_by_cost: bool,
         knows: bool = True,
+        differ: bool = True,
     ) -> CostChoice:
         """Return what the next plan would go by, after this one.
 
@@ -52,7 +53,7 @@ class CostChoice:
         At first they differ by a factor alone, as a few noisy steps cannot tell what of a step is
         fixed: a rank that seemed to have only fixed costs would get next to nothing, and stay so.
         Samples are counted once features predict no better than counts, and assigned by cost again
-        once they do.
+        once they do. So they are from the start where all cost the same.
 
         Args:
             estimator: that has a model.
@@ -60,13 +61,15 @@ class CostChoice:
             by_speed: whether ranks may differ.
             always_by_cost: whether samples are never counted.
             knows: whether lengths are known. Reports tell them of what was computed, at any time.
+            differ: whether samples differ in what is known of them.
         """
         model, counted = estimator.model, estimator.by_count
         assert model is not None
         assert counted is not None
         is_judged = estimator.num_steps >= _LEAST_STEPS and not np.isnan(estimator.error)
         bar = estimator.error_by_count * (1 if self.by_cost else _BETTER)
-        by_cost = always_by_cost or not is_judged or estimator.error < bar
+        tells = differ or not knows
+        by_cost = always_by_cost or (tells and (not is_judged or estimator.error < bar))
         if not by_cost:
             model = _by_count(counted.intercept_s, counted.slope_s[:, 0], model)
         elif not knows:

@@ -93,8 +93,9 @@ class CostPlanner(AbstractPlanner):
         self._choice = self._first_choice()
         self._recent: deque[FloatArray] = deque(maxlen=_RECENT)
         equal = Equal().init(self._cluster).batch_size
+        model = None if self._counts(equal) else self._choice.model
         reason = f"{_how(self._choice)}, from equal speeds on"
-        self.plan = self._make_plan(0, 0, self._choice.model, equal, reason)
+        self.plan = self._make_plan(0, 0, model, equal, reason)
 
     def observe(self, reports: Sequence[Report], *, next_step: int, ask: bool = True) -> Outcome:
         """Return what follows from one step: mostly later, by ``catch_up``."""
@@ -208,7 +209,9 @@ class CostPlanner(AbstractPlanner):
     def _first_choice(self) -> CostChoice:
         slope = np.tile(self._costs.start() / 1.0, (self._job.world_size, 1))
         model = CostModel(np.zeros(self._job.world_size), slope)
-        return CostChoice(model, knows=self._costs.is_known)
+        knows = self._costs.is_known
+        by_cost = self._costs.cost.is_capped or self._costs.differ or not knows
+        return CostChoice(model, by_cost, knows)
 
     def _next_choice(self) -> CostChoice:
         return self._choice.next(
@@ -217,6 +220,7 @@ class CostPlanner(AbstractPlanner):
             by_speed=self._by_speed,
             always_by_cost=self._costs.cost.is_capped,
             knows=self._costs.is_known,
+            differ=self._costs.differ,
         )
 
     def _hold(self, reports: Sequence[Report], next_step: int) -> list[Event]:
@@ -246,6 +250,10 @@ class CostPlanner(AbstractPlanner):
             return told
         return [*told, *self._follow(self._choice, next_step)]
 
+    def _counts(self, sizes: IntArray) -> bool:
+        """Tell whether the choice is to count samples, and caps allow these sizes."""
+        return not self._choice.by_cost and self._may_count(sizes)
+
     def _may_count(self, sizes: IntArray) -> bool:
         """Tell whether so many samples of each rank keep to all caps, whichever they are."""
         return not self._costs.cost.is_capped and self._caps.hold(sizes)
@@ -254,8 +262,8 @@ class CostPlanner(AbstractPlanner):
         self._choice, model = choice, choice.model
         each_s = np.maximum(model.slope_s @ self._costs.mean, 1e-12)
         sizes = allocate(AffineTime(model.intercept_s, each_s), self._cluster)
-        reason = "by count, as lengths tell no more than counts do"
-        model_in_force = None if not choice.by_cost and self._may_count(sizes) else model
+        reason = _how(choice)
+        model_in_force = None if self._counts(sizes) else model
         if choice.by_cost:
             speed = each_s.max() / each_s
             some = ", ".join(f"{one:.2f}" for one in speed[:8]) + ", ..." * (len(speed) > 8)
@@ -312,4 +320,6 @@ def _features(reports: Sequence[Report], name: str) -> FloatArray:
 
 
 def _how(choice: CostChoice) -> str:
+    if not choice.by_cost:
+        return "by count, as lengths tell no more than counts do"
     return "by cost" if choice.knows else "by count until lengths are known"

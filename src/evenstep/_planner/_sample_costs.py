@@ -188,6 +188,7 @@ class SampleCosts:
         most, mean: the largest of each, and the mean one, ``(num_features,)``. Where lengths become
             known in time, the largest that ones to come are counted as.
         is_known: whether any length is known.
+        differ: whether samples differ in what is known of them.
     """
 
     def __init__(self, cost: Cost, table: IntArray) -> None:
@@ -195,7 +196,7 @@ class SampleCosts:
         self._table = table
         self._grows = not isinstance(cost.of, np.ndarray)  # lengths become known in time
         self.num_features = 3 if table.ndim == 1 else 1 + table.shape[1]
-        self.is_known = False
+        self.is_known = self.differ = False
         self.most, self.mean = np.ones(self.num_features, np.int64), np.ones(self.num_features)
         self._sum_up()
 
@@ -226,6 +227,7 @@ class SampleCosts:
         if not len(table):
             return
         top, mean = table.max(axis=0), table.mean(axis=0)
+        self.differ = bool(np.any(top != table.min(axis=0)))
         if table.ndim == 2:
             self.most, self.mean = np.array([1, *top], np.int64), np.array([1, *mean])
         else:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...._planner import Plan, SampleCosts, Work, assign, of_lengths
 from ...._types import IntArray
-from ....solve import Assignment
+from ....solve import Assignment, WorkerCosts
 
 _LOGGER = logging.getLogger("evenstep")
 _KEPT = 256  # assignments: more steps than loaders fetch ahead
@@ -157,13 +157,14 @@ class CostDeal:
             del known[next(iter(known))]
         assert plan.costs is not None
         features = self._costs.features(indices)
-        caps = plan.max_forward
+        workers, caps = plan.costs.workers(), plan.max_forward
         if plan.costs.knows != self._costs.is_known:  # of samples, and lengths are known now
             caps = None
+            workers = _by_length(workers, self._costs) if self._costs.is_known else workers
         known[key] = found = assign(
             self._costs,
             features,
-            plan.costs.workers(),
+            workers,
             caps=caps,
             whole=self._whole,
             equal_forwards=self._equal_forwards,
@@ -183,3 +184,14 @@ class CostDeal:
             remedy = "A loop over `loader.steps()` takes a rank's part in several forwards."
         text = "A forward of rank %d has a size of %d, and %d is known to fit. %s"
         _LOGGER.warning(text, self._rank, largest, cap, remedy)
+
+
+def _by_length(workers: WorkerCosts, costs: SampleCosts) -> WorkerCosts:
+    """Return workers to whom samples cost their length, and the mean one what all did by count.
+
+    For the first step after lengths became known: rank 0 planned it before. Sums of integers give
+    the same mean on all ranks.
+    """
+    slope = np.zeros_like(workers.slope)
+    slope[:, 1] = workers.slope[:, 0] // max(round(costs.mean[1]), 1)
+    return WorkerCosts(slope, workers.intercept)
