@@ -115,7 +115,7 @@ def feed(run: Recorded, *, with_clues: bool = True) -> Diagnoser:
     return diagnoser
 
 
-def drawn(seed: int, causes: Sequence[Cause]) -> Recorded:
+def draw_run(seed: int, causes: Sequence[Cause]) -> Drawn:
     """Return the run of a seed with these causes, on ranks of their own where there are enough."""
     rng = np.random.default_rng(seed)
     run = undisturbed(rng)
@@ -128,4 +128,9 @@ def drawn(seed: int, causes: Sequence[Cause]) -> Recorded:
             one = replace(one, rank=int(rng.choice(free)))
         taken += [] if one.rank is None else [one.rank]
         inject(rng, run, one)
-    return record(run)
+    return run
+
+
+def drawn(seed: int, causes: Sequence[Cause]) -> Recorded:
+    """Return the same run as it is recorded."""
+    return record(draw_run(seed, causes))

@@ -3,18 +3,23 @@
 In simulated runs of 2 to 4 ranks: each cause by turns, of 10 to 200 % of a step, on a rank and
 from a time on that a seed draws; two causes at once; and runs that are left alone, where ranks
 differ by chance. What a recorder would see of them is given to the diagnosis, second by second.
+Then other such runs are played by real processes, in steps of 60 ms and more that are mostly slept,
+and watched by `evenstep watch`: its last word counts.
 """
 
 import argparse
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import process_time
 
 import numpy as np
 
 from benchmarks._common import Row, main, progress
 from benchmarks._injected import Injection
-from benchmarks._recorded_runs import drawn, feed
+from benchmarks._played import play
+from benchmarks._recorded_runs import draw_run, drawn, feed
 from evenstep._diagnosis import Cause, Diagnoser, Diagnosis, Phase, StepClues
 
 
@@ -48,18 +53,40 @@ class Trial:
         return f"{self.name}: {done or 'left alone'}; said: {said or self.found.no_verdict}"
 
 
+def drawn_causes(seed: int, at: int, num_causes: int) -> tuple[int, list[Cause]]:
+    """Return the seed and the causes of a run: each cause by turns, or several that are drawn."""
+    own_seed = int(np.random.SeedSequence([seed, num_causes, at]).generate_state(1)[0])
+    every = list(Cause)
+    if num_causes == 1:
+        return own_seed, [every[at % len(every)]]
+    chosen = np.random.default_rng(own_seed).choice(len(every), num_causes, replace=False)
+    return own_seed, [every[one] for one in chosen]
+
+
 def simulated(seed: int, number: int, num_causes: int) -> Iterator[Trial]:
-    """Yield trials in simulated runs, each cause by turns, or several that are drawn."""
+    """Yield trials in simulated runs, with so many causes in each."""
     for at in range(number):
-        own_seed = int(np.random.SeedSequence([seed, num_causes, at]).generate_state(1)[0])
-        every = list(Cause)
-        causes = [every[at % len(every)]] if num_causes == 1 else []
-        if num_causes > 1:
-            chosen = np.random.default_rng(own_seed).choice(len(every), num_causes, replace=False)
-            causes = [every[one] for one in chosen]
+        own_seed, causes = drawn_causes(seed, at, num_causes)
         run = drawn(own_seed, causes)
         found = feed(run).diagnose(whole_run=True)
         yield Trial(f"seed {own_seed}", run.injections, run.waiting_share, found)
+
+
+def real(seed: int, numbers: Sequence[int]) -> list[list[Trial]]:
+    """Return trials in real processes under `evenstep watch`: so many with 0, 1, 2... causes."""
+    chosen = [
+        (num_causes, *drawn_causes(seed, at, num_causes))
+        for num_causes, number in enumerate(numbers)
+        for at in range(number)
+    ]
+    runs = [draw_run(own_seed, causes) for _, own_seed, causes in chosen]
+    with TemporaryDirectory() as folder:
+        seen = play(runs, Path(folder))
+    trials: list[list[Trial]] = [[] for _ in numbers]
+    for (num_causes, own_seed, _), run, one in zip(chosen, runs, seen, strict=True):
+        name, injected = f"seed {own_seed}", tuple(run.injections)
+        trials[num_causes].append(Trial(name, injected, one.waiting_share, one.found))
+    return trials
 
 
 def judged(
@@ -133,6 +160,8 @@ def rows(options: argparse.Namespace) -> Iterable[Row]:
         list(simulated(options.seed, 200 // part, 0)),
         list(simulated(options.seed, 80 // part, 2)),
     )
+    alone, single, double = real(options.seed, (2, 4, 2) if options.quick else (50, 60, 20))
+    yield from judged("real processes", single, alone, double)
     for world_size in (4, 64, 512):
         add_us, all_us = cost(world_size, 2000 // part if world_size < 512 else 100)
         yield Row(
