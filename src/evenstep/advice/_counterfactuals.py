@@ -103,7 +103,8 @@ def foresee(seen: WatchedSteps) -> Counterfactuals:
     seen = seen.since(_WARM_UP)
     lines = WorkLines.of(seen)
     slowest = int(np.argmax(seen.compute_s.mean(axis=0)))
-    worst = lines if lines.is_certain else lines.of_equal_slopes()
+    is_told = lines.is_certain or seen.is_slow_throughout
+    worst = lines if is_told else lines.of_equal_slopes()
     by_speed = _told(seen, lines, _by_speed(seen, lines), worst, _by_speed(seen, worst))
     by_length = _length_untold(seen, lines)
     by_both = by_speed

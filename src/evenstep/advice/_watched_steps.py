@@ -13,6 +13,8 @@ from .._types import FloatArray
 from ..exceptions import invalid
 
 _OWN = (Phase.INPUT, Phase.OPTIMIZER, Phase.EVALUATION, Phase.CHECKPOINT, Phase.REST)
+_LEAST_SHARE = 0.1  # of computing, for a phase that tells something
+_ONE_FACTOR = 1.25  # by which ratios of forward to backward differ at most
 
 
 @final
@@ -28,6 +30,8 @@ class WatchedSteps:
             optimizer, the rest of the loop; likewise.
         num_samples: of each rank's batch; likewise, 0 where that is not known.
         size: numbers or tokens in it; likewise.
+        is_slow_throughout: whether forward and backward of slow ranks are slower by one factor, as
+            with a slow device. Then so is what a step costs before its first sample.
     """
 
     wall_s: FloatArray
@@ -35,6 +39,7 @@ class WatchedSteps:
     other_s: FloatArray
     num_samples: FloatArray
     size: FloatArray
+    is_slow_throughout: bool = False
 
     def __post_init__(self) -> None:
         shape = np.shape(self.compute_s)
@@ -52,25 +57,36 @@ class WatchedSteps:
 
     @classmethod
     def of(
-        cls, spent_us: ArrayLike, *, num_samples: ArrayLike = 0, size: ArrayLike = 0
+        cls,
+        spent_us: ArrayLike,
+        *,
+        num_steps: ArrayLike = 1,
+        num_samples: ArrayLike = 0,
+        size: ArrayLike = 0,
     ) -> Self:
         """Return what times by phase say of steps.
 
-        Evaluation and checkpoints count as a rank's other time.
+        Evaluation and checkpoints count as a rank's other time. Of short steps that were summed up
+        in one row, their mean counts as a step.
 
         Args:
-            spent_us: as ``time_by_phase`` gives them, ``(num_steps, world_size, len(Phase))``.
-            num_samples: of each rank's batch, ``(num_steps, world_size)``; 0 where not known.
+            spent_us: as ``time_by_phase`` gives them, ``(num_rows, world_size, len(Phase))``.
+            num_steps: how many steps each row is the sum of, ``(num_rows,)``.
+            num_samples: of each rank's batch, ``(num_rows, world_size)``; 0 where not known.
             size: numbers or tokens in it; likewise.
         """
         spent_s = np.asarray(spent_us, np.float64) / 1e6
-        compute_s = spent_s[..., Phase.FORWARD] + spent_s[..., Phase.BACKWARD]
+        each = np.broadcast_to(num_steps, spent_s.shape[:1])[:, None]
+        spent_s = spent_s / each[..., None]
+        forward_s, backward_s = spent_s[..., Phase.FORWARD], spent_s[..., Phase.BACKWARD]
+        compute_s = forward_s + backward_s
         return cls(
             wall_s=spent_s.sum(axis=2).mean(axis=1),
             compute_s=np.maximum(compute_s, 1e-6),
             other_s=spent_s[..., _OWN].sum(axis=2),
-            num_samples=np.broadcast_to(num_samples, compute_s.shape),
-            size=np.broadcast_to(size, compute_s.shape),
+            num_samples=np.broadcast_to(num_samples, compute_s.shape) / each,
+            size=np.broadcast_to(size, compute_s.shape) / each,
+            is_slow_throughout=_alike(forward_s, backward_s),
         )
 
     @property
@@ -91,4 +107,14 @@ class WatchedSteps:
             self.other_s[first:],
             self.num_samples[first:],
             self.size[first:],
+            self.is_slow_throughout,
         )
+
+
+def _alike(forward_s: FloatArray, backward_s: FloatArray) -> bool:
+    """Return whether the forward has one share of computing on all ranks, neither all nor none."""
+    forward, backward = np.median(forward_s, axis=0), np.median(backward_s, axis=0)
+    share = forward / np.maximum(forward + backward, 1e-9)
+    return bool(share.min() > _LEAST_SHARE and share.max() < 1 - _LEAST_SHARE) and bool(
+        np.ptp(np.log(share / (1 - share))) < np.log(_ONE_FACTOR)
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, final
 
 import numpy as np
@@ -13,6 +13,7 @@ from ._watched_steps import WatchedSteps
 
 ALIKE: Final = 0.01  # relative deviation of the work, below which batches count as alike
 _CERTAIN = 0.1  # of a rank's time: the error of its fixed part, past which the fit is not used
+_CONVEX = 0.1  # of the time: the quadratic part that is more than noise
 _BLOCK = 50  # steps in which a rank keeps its pace
 
 
@@ -21,9 +22,11 @@ _BLOCK = 50  # steps in which a rank keeps its pace
 class WorkLines:
     r"""Own times $t_{kr} = p_{kr} \, \ell_{kr} \, (a_r + s_r x_{kr})$ of rank $r$ in step $k$.
 
-    $x$ is its work: the size of its batch, or the number of samples where sizes are not known. The
-    pace $p$ is the median of what is left in 50 steps, so it follows a rank that gets slower. Luck
-    $\ell$ is the rest.
+    $x$ is its work: $z + q z^2 / n$ from the size $z$ of its batch of $n$ samples, as attention
+    has it where batches are padded, or the number of samples where sizes are not known. The pace
+    $p$ is the median of what is left in 50 steps, so it follows a rank that gets slower. Luck
+    $\ell$ is the rest. If the quadratic part is more than a tenth of the time, a few long samples
+    cost more than many short ones of the same size; then luck counts as work.
 
     Attributes:
         work: $x$, ``(num_steps, world_size)``.
@@ -31,7 +34,7 @@ class WorkLines:
         slope_s: $s$, likewise.
         pace: $p$, ``(num_steps, world_size)``.
         luck: likewise.
-        is_size: whether the work is the size.
+        is_size: whether work comes from sizes.
         is_certain: whether $a$ and $s$ were told apart by the work. If not, all of the time is
             taken for work.
     """
@@ -51,20 +54,20 @@ class WorkLines:
         In plain training every rank has as many samples in nearly every step. So the fixed part
         $a_r$ is known where sizes differ enough: where the standard error of $s_r \bar x_r$ is at
         most a tenth of the rank's time, on every rank. Otherwise $a_r = 0$. What follows from it is
-        right whenever slow ranks are slower in the fixed part too: from $t_r = q_r (a + s x_r)$
-        follows that all end together at $(W a + s \sum_r x_r) / \sum_r 1 / q_r$, which is the same
-        for any share of $a$.
+        right whenever slow ranks are slower in the fixed part too: from $t_r = v_r (a + s x_r)$
+        follows that all end together at $(W a + s \sum_r x_r) / \sum_r 1 / v_r$, which depends on
+        the sum of fixed and other parts only, as long as no fixed part outlasts the step.
         """
         is_size = bool((seen.size > 0).all())
-        known = is_size or bool((seen.num_samples > 0).all())
-        work = seen.size if is_size else seen.num_samples if known else np.ones_like(seen.size)
         took = seen.compute_s
+        work, is_convex = _work(seen) if is_size else (np.maximum(seen.num_samples, 1.0), False)
         fit = fit_costs(work[..., None], took, [0] * seen.world_size)
         is_certain = _error(fit, work, took) <= _CERTAIN
         if not is_certain:
             proportional = np.median(took, axis=0) / np.median(work, axis=0)
             fit = CostModel(np.zeros(seen.world_size), proportional[:, None])
-        return _paced(fit, work, took, is_size=is_size, is_certain=is_certain)
+        lines = _paced(fit, work, took, is_size=is_size, is_certain=is_certain)
+        return lines.without_luck() if is_certain and is_convex else lines
 
     def of_equal_slopes(self) -> WorkLines:
         """Return the other extreme of what is not told: slow ranks are slower in ``a`` alone.
@@ -77,6 +80,12 @@ class WorkLines:
         slope = np.full_like(seconds, (seconds / typical).min())
         fit = CostModel(np.maximum(seconds - slope * typical, 0.0), slope[:, None])
         return _paced(fit, self.work, self.took_s, is_size=self.is_size, is_certain=False)
+
+    def without_luck(self) -> WorkLines:
+        """Return them with work that explains all of the times."""
+        seconds = self.took_s / self.pace
+        work = np.maximum((seconds - self.intercept_s) / self.slope_s, 1e-3 * self.work)
+        return replace(self, work=work, luck=np.ones_like(work))
 
     @property
     def took_s(self) -> FloatArray:
@@ -114,6 +123,17 @@ class WorkLines:
         return work
 
 
+def _work(seen: WatchedSteps) -> tuple[FloatArray, bool]:
+    """Return the work of sizes, and whether a good part of it is quadratic."""
+    size, num = seen.size, np.where(seen.num_samples > 0, seen.num_samples, 1.0)
+    features = np.stack([size, size**2 / num], axis=2)
+    fit = fit_costs(features, seen.compute_s, [0] * seen.world_size)
+    linear, quadratic = fit.slope_s.sum(axis=0) / fit.slope_s.sum()
+    work = linear * features[..., 0] + quadratic * features[..., 1]
+    curved = np.median(fit.slope_s[:, 1] * features[..., 1] / seen.compute_s)
+    return (work, True) if curved > _CONVEX else (size, False)
+
+
 def _paced(
     fit: CostModel, work: FloatArray, took: FloatArray, *, is_size: bool, is_certain: bool
 ) -> WorkLines:
@@ -127,7 +147,7 @@ def _paced(
 
 
 def _error(fit: CostModel, work: FloatArray, took: FloatArray) -> float:
-    """Return the standard error of the part that follows the work, of a rank's time; the largest."""
+    """Return the largest standard error of the part that follows the work, of a rank's time."""
     spread, mean = work.std(axis=0), work.mean(axis=0)
     if (spread < ALIKE * mean).any():
         return float("inf")
