@@ -211,3 +211,63 @@ def checkpoint_classes() -> tuple[Any, ...]:
     from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
     return _StorageInfo, _MEM_FORMAT_ENCODING
+
+
+# What DDP calls to broadcast its buffers before a forward: others are waited for in it.
+# [test_watch_ddp.py]
+SYNC_BUFFERS = "_sync_buffers"
+
+# FSDP2's state of a module: where a root's forward begins, and where it ends. [test_watch_fsdp.py]
+FSDP2_STATE = "torch.distributed.fsdp._fully_shard._fsdp_state"
+FSDP2_INIT = "init"
+FSDP2_ROOT_PRE_FORWARD = "_root_pre_forward"
+FSDP2_POST_FORWARD = "_post_forward"
+
+# What it gathers and reduces together, and where it waits for others: on a device that a stream
+# works for, gathering itself only asks for it. [test_watch_fsdp.py]
+FSDP2_GROUP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+FSDP2_GATHER = "unshard"
+FSDP2_WAITS = ("wait_for_unshard", "post_backward")
+
+
+def loader_iterators() -> Any:
+    """Return the class of what a ``DataLoader`` is read by, in this process and in others.
+
+    [test_watch_ddp.py]
+    """
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    return _BaseDataLoaderIter
+
+
+def dataset_of(iterator: Any) -> Any:
+    """Return the data set that such a one reads. [test_watch_ddp.py]"""
+    return iterator._dataset
+
+
+def fsdp2_device(state: Any) -> torch.device:
+    """Return where an FSDP2 layer computes, by its state. [test_watch_fsdp.py]"""
+    device: torch.device = state._device
+    return device
+
+
+def fsdp2_is_root(state: Any) -> bool:
+    """Tell whether a forward through the root with this state is under way. [test_watch_fsdp.py]"""
+    context = state._state_ctx
+    return context is not None and context.iter_forward_root is state
+
+
+# What is loaded with torch's compiler. [test_watch_compiled.py]
+EVAL_FRAME = "torch._dynamo.eval_frame"
+
+
+def leave_uncompiled(function: Any) -> None:
+    """Have ``torch.compile`` pass over a function of ours, as it does over torch's own.
+
+    What the function calls is compiled as before. For when ``EVAL_FRAME`` is loaded.
+    [test_watch_compiled.py]
+    """
+    module = sys.modules[EVAL_FRAME]
+    of_old: Any = torch._C._dynamo.eval_frame
+    skip = getattr(module, "skip_code", None) or of_old.skip_code
+    skip(function.__code__)

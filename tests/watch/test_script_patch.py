@@ -77,7 +77,7 @@ def test_lines_end_as_they_did(tmp_path):
 
 
 def test_a_line_of_one_layer_leads_to_the_whole_model():
-    """`fully_shard` of layers in a loop is part of what is prepared; the loop over steps is said."""
+    """`fully_shard` of layers in a loop is a part of it; that the loop changes as well is said."""
     shape = SHAPES["FSDP2"]
     layer = shape.line_of("fully_shard(layer")
 
@@ -111,7 +111,7 @@ UNCERTAIN = {
     "a branch on one line": "loader = DataLoader(data)\nif ddp: model = DDP(net)\n",
     "a loader in a branch": "if big:\n    loader = DataLoader(data)\nmodel = DDP(net)\n",
     "a function that is called twice": (
-        "def make(data):\n    return DataLoader(data)\n\na, b = 1, 2\none = make(a)\ntwo = make(b)\n"
+        "def make(data):\n    return DataLoader(data)\n\none = make(1)\ntwo = make(2)\n"
         "model = DDP(net)\n"
     ),
     "parts that never meet": (

@@ -9,9 +9,12 @@ from ._causes import Diagnosis as Diagnosis
 from ._causes import FoundCause as FoundCause
 from ._clues import HostClues as HostClues
 from ._clues import StepClues as StepClues
+from ._diagnoser import Diagnoser as Diagnoser
+from ._told import diagnosed as diagnosed
 
 __all__ = [
     "Cause",
+    "Diagnoser",
     "Diagnosis",
     "FoundCause",
     "HostClues",
@@ -19,5 +22,6 @@ __all__ = [
     "StepAccounts",
     "StepClues",
     "accounted",
+    "diagnosed",
     "time_by_phase",
 ]

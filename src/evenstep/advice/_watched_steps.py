@@ -97,7 +97,7 @@ class WatchedSteps:
     @property
     def world_size(self) -> int:
         """Number of ranks."""
-        return self.compute_s.shape[1]
+        return int(self.compute_s.shape[1])
 
     def since(self, first: int) -> WatchedSteps:
         """Return those from the step at this place on."""

@@ -101,6 +101,13 @@ class Timeline:
             if phase in (Phase.FORWARD, Phase.REST):
                 self._cuts[at] = mark, Phase.MEETING
 
+    def was(self, phase: Phase, cut: int) -> None:
+        """Note that what counted as the rest since a mark was ``phase``, as is known by now."""
+        for at in range(cut, len(self._cuts)):
+            mark, before = self._cuts[at]
+            if before is Phase.REST:
+                self._cuts[at] = mark, phase
+
     def fetched(self) -> None:
         """Note that the input is there."""
         if self._phase is Phase.INPUT:

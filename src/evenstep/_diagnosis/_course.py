@@ -1,0 +1,155 @@
+"""How a rank's slowness goes on in time: steady, growing, or coming and going."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import final
+
+import numpy as np
+
+from .._types import FloatArray
+
+_MOST_ROWS = 512  # that are kept of a run; of a longer one, each is the mean of several steps
+_BLOCKS = 40  # into which a course is cut to be looked at
+_FEWEST = 12  # steps in which a course can be told
+_LOW = 0.3  # of the high level: at most so much when it goes
+
+
+class Shape(StrEnum):
+    """What a course looks like from its beginning on."""
+
+    STEADY = "steady"
+    GROWING = "growing"
+    SPELLS = "spells"
+
+
+@final
+class Course:
+    """Keeps how much slower each rank was, over the newest steps and over the whole run.
+
+    In constant memory: once it is full, neighbours are merged, and a row is the mean of more steps.
+
+    Args:
+        world_size: number of ranks.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self._run = np.zeros((0, world_size))
+        self._stride = 1
+        self._left = np.zeros((0, world_size))  # not enough for a row yet
+        self._newest = np.zeros((0, world_size))
+
+    def add(self, slower: FloatArray) -> None:
+        """Take in some steps, ``(num_steps, world_size)``."""
+        self._newest = np.concatenate([self._newest, slower])[-_MOST_ROWS:]
+        self._left = np.concatenate([self._left, slower])
+        whole = len(self._left) // self._stride * self._stride
+        self._run = np.concatenate([self._run, _merged(self._left[:whole], self._stride)])
+        self._left = self._left[whole:]
+        while len(self._run) > _MOST_ROWS:
+            even = len(self._run) // 2 * 2
+            self._left = np.concatenate(  # the odd one out counts as the steps that it stands for
+                [np.repeat(self._run[even:], self._stride, axis=0), self._left]
+            )
+            self._run = _merged(self._run[:even], 2)
+            self._stride *= 2
+
+    def shape(self, rank: int) -> Shape:
+        """Return how a rank's slowness goes on: grows in the run, or comes and goes."""
+        run = self._run[:, rank]
+        found = shape_of(run)
+        if found is not Shape.STEADY or self._stride == 1:
+            return found
+        return Shape.SPELLS if shape_of(self._newest[:, rank]) is Shape.SPELLS else Shape.STEADY
+
+
+def _merged(rows: FloatArray, number: int) -> FloatArray:
+    merged: FloatArray = rows.reshape(-1, number, rows.shape[1]).mean(axis=1)
+    return merged
+
+
+def shape_of(slower: FloatArray) -> Shape:
+    r"""Return which of three courses fits best.
+
+    A step from one level to another; a slope between two levels, over a sixth of the time at least;
+    two levels that alternate. The best has the least $n \log(S / n) + 2 k \log n$, with $S$ the sum
+    of squares that it leaves of $n$ blocks and $k$ its parameters (Schwarz, Annals of Statistics 6,
+    1978, with twice the penalty, as neighbouring steps are no independent ones).
+
+    Args:
+        slower: own computing above the others', as a part of theirs, by step.
+    """
+    if len(slower) < _FEWEST:
+        return Shape.STEADY
+    y = np.array([part.mean() for part in np.array_split(slower, min(_BLOCKS, len(slower)))])
+    (step, low, high), (slope, rise) = _best_step(y), _best_slope(y)
+    two, levels = _two_levels(y)
+    best = min(step, slope, two)
+    if best == two and levels[0] < _LOW * levels[1]:
+        return Shape.SPELLS
+    if best == slope and rise > 0:
+        return Shape.GROWING
+    if high < _LOW * low:  # it went and did not come back
+        return Shape.SPELLS
+    return Shape.SPELLS if _alternates(slower) else Shape.STEADY
+
+
+def _score(left: FloatArray | float, num_blocks: int, num_parameters: int) -> FloatArray:
+    squares = np.maximum(left, 1e-12)
+    score: FloatArray = num_blocks * np.log(squares / num_blocks) + 2 * num_parameters * np.log(
+        num_blocks
+    )
+    return score
+
+
+def _best_step(y: FloatArray) -> tuple[float, float, float]:
+    """Return the score of the best step, and the levels before and after it."""
+    n = len(y)
+    at = np.arange(n)  # 0 is no step at all
+    before, total = np.concatenate([[0.0], np.cumsum(y)[:-1]]), y.sum()
+    low = before / np.maximum(at, 1)
+    high = (total - before) / (n - at)
+    left = (y**2).sum() - at * low**2 - (n - at) * high**2
+    best = int(np.argmin(left))
+    return float(_score(left[best], n, 3)), float(low[best] if best else 0.0), float(high[best])
+
+
+def _best_slope(y: FloatArray) -> tuple[float, float]:
+    """Return the score of the best slope between two levels, and by how much it rises."""
+    n = len(y)
+    begin, end = np.triu_indices(n, k=max(3, n // 6))
+    course = np.clip((np.arange(n) - begin[:, None]) / (end - begin)[:, None], 0.0, 1.0)
+    course -= course.mean(axis=1, keepdims=True)
+    squares = (course**2).sum(axis=1)
+    moment = course @ (y - y.mean())
+    left = ((y - y.mean()) ** 2).sum() - moment**2 / squares
+    best = int(np.argmin(left))
+    return float(_score(left[best], n, 4)), float(moment[best] / squares[best])
+
+
+def _two_levels(y: FloatArray) -> tuple[float, tuple[float, float]]:
+    """Return the score of two levels that alternate, and the levels; at least two changes."""
+    cut = (y.min() + y.max()) / 2
+    for _ in range(8):
+        is_high = y > cut
+        if is_high.all() or not is_high.any():
+            return np.inf, (0.0, 0.0)
+        low, high = y[~is_high].mean(), y[is_high].mean()
+        cut = (low + high) / 2
+    changes = int((is_high[1:] != is_high[:-1]).sum())
+    if changes < 2:
+        return np.inf, (low, high)
+    left = ((y - np.where(is_high, high, low)) ** 2).sum()
+    return float(_score(left, len(y), 2 + changes)), (low, high)
+
+
+def _alternates(slower: FloatArray) -> bool:
+    """Return whether single steps are of two kinds, too short to be seen in blocks."""
+    later = slower[np.argmax(slower > 0.5 * np.percentile(slower, 90)) :]
+    if len(later) < _FEWEST:
+        return False
+    cut = later.mean()
+    low, high = later[later <= cut], later[later > cut]
+    gap = high.mean() - low.mean() if len(high) else 0.0
+    noise = max(low.std(), high.std()) if len(high) else 0.0
+    return bool(gap > 4 * noise and low.mean() < _LOW * high.mean())

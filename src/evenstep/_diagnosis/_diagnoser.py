@@ -1,0 +1,121 @@
+"""Takes in what all ranks say of their steps, and answers at any time who waits for whom, and why.
+
+How to use it, on the one rank or in the one process that hears of all ranks:
+
+    diagnoser = Diagnoser(world_size)
+    diagnoser.add(step, spent_us, clues)  # for every step that all ranks have told of
+    diagnoser.add_host(rank, clues)  # whenever a rank has looked at its process and machine
+    diagnosed(diagnoser.diagnose())  # once a second or less: the event ``WaitingDiagnosed``
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import numpy as np
+
+from ._account import Phase
+from ._causes import Diagnosis
+from ._clues import HostClues, StepClues
+from ._course import Course
+from ._machines import Machines
+from ._size_fit import SizeFit
+from ._tally import Steps, Tally, tally
+from ._verdict import verdict
+
+_MOST_OPEN = 256  # steps that wait to be summed up; of very many ranks fewer
+_MOST_TIMES = 1 << 15  # steps times ranks that do
+
+
+@final
+class Diagnoser:
+    """Finds who the others wait for, and why, in constant memory.
+
+    Steps are kept until a diagnosis is asked for, or there are many; then they are summed up, all
+    at once. To take in a step costs next to nothing.
+
+    Args:
+        world_size: number of ranks.
+        window_s: how many of the newest seconds ``diagnose`` looks at: between half of them and
+            all.
+    """
+
+    def __init__(self, world_size: int, *, window_s: float = 60.0) -> None:
+        self._world_size = world_size
+        self._half_us = window_s / 2 * 1e6 * world_size
+        self._most_open = max(2, min(_MOST_OPEN, _MOST_TIMES // world_size))
+        self._none = [StepClues()] * world_size
+        self._open: list[Sequence[Sequence[int]]] = []  # the first was summed up before
+        self._clues: list[Sequence[StepClues]] = []
+        self._step = -1
+        self._run = self._older = self._newer = Tally.empty(world_size)
+        self._sizes = SizeFit(world_size)
+        self._course = Course(world_size)
+        self._machines = Machines(world_size, window_s)
+
+    def add(
+        self,
+        step: int,
+        spent_us: Sequence[Sequence[int]],
+        clues: Sequence[StepClues] | None = None,
+    ) -> None:
+        """Take in a step that all ranks have told of. Steps come in order; some may be missing.
+
+        A step lasts from its hand-out to the next one's, so what leads to a batch is in the step
+        before it. The first step, and one after a gap, only says what leads to the next.
+
+        Args:
+            step: its number.
+            spent_us: microseconds by rank and ``Phase``, as ``time_by_phase`` gives them.
+            clues: of each rank; None where there are none.
+        """
+        if step != self._step + 1:
+            self._sum_up()
+            self._open, self._clues = [], []
+        self._step = step
+        self._open.append(spent_us)
+        self._clues.append(self._none if clues is None else clues)
+        if len(self._open) > self._most_open:
+            self._sum_up()
+
+    def add_host(self, rank: int, clues: HostClues) -> None:
+        """Take in what a rank's process and machine did since the look before."""
+        self._machines.add(rank, clues)
+
+    def diagnose(self, *, whole_run: bool = False) -> Diagnosis:
+        """Return who the others wait for, and why, in the newest seconds or in the whole run."""
+        self._sum_up()
+        return verdict(
+            self._run if whole_run else self._older + self._newer,
+            step=self._step,
+            rates=self._machines.rates(whole_run=whole_run),
+            shape_of=self._course.shape,
+        )
+
+    def _sum_up(self) -> None:
+        """Add up the steps that are open; the last one leads to the next, and stays."""
+        if len(self._open) < 2:
+            return
+        steps = self._opened()
+        self._open, self._clues = self._open[-1:], self._clues[-1:]
+        computed = steps.spent[:, :, [Phase.FORWARD, Phase.BACKWARD]].sum(axis=2)
+        computed -= steps.collected + steps.compiled
+        self._sizes.add(steps.size[1:], computed[1:])
+        sums, slower = tally(steps, self._sizes.us_per_size())
+        self._course.add(slower)
+        self._run += sums
+        if self._newer.wall >= self._half_us:
+            self._older, self._newer = self._newer, sums
+        else:
+            self._newer += sums
+
+    def _opened(self) -> Steps:
+        spent = np.array(self._open, np.float64)
+        if all(clues is self._none for clues in self._clues):
+            return Steps(spent, *np.zeros((3, *spent.shape[:2])))
+        clues = np.array(
+            [[(one.gc_us, one.compile_us, one.size) for one in step] for step in self._clues],
+            np.float64,
+        )
+        return Steps(spent, *np.moveaxis(clues, 2, 0))

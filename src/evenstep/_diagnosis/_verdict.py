@@ -1,0 +1,212 @@
+"""From what ranks' times cost to causes: whose, of which kind, and whether to say anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from statistics import NormalDist
+from typing import NamedTuple
+
+import numpy as np
+
+from .._render._words import percent
+from .._types import FloatArray
+from ._causes import Cause, Diagnosis, FoundCause
+from ._course import Shape
+from ._evidence import Facts, told
+from ._machines import HostRates
+from ._tally import Family, Tally
+
+_LEAST_WAITING = 0.03  # of all ranks' time: below it, nothing is said
+_LEAST_CAUSE = 0.02  # likewise, of one cause
+_LEAST_EXPLAINED = 0.8  # of the waiting
+_LEAST_EXPOSED = 0.08  # of all ranks' time: communication from which on the network is named
+_LEAST_FED = 0.1  # likewise, waiting for input that all ranks have in common
+_CHANCE = 0.07  # of a step: one standard deviation that is taken for chance
+_LEAST_Z = {Family.COMPUTE: 3.0, Family.INPUT: 2.2, Family.LOOP: 2.2, Family.LENGTHS: 3.0}
+_LEAST_NUMBER = 8.0  # steps that count in what changes from step to step
+_LEAST_HELD = 0.03  # part of the time that a quota or the want of a core has to take
+_LEAST_FAULTS_PER_S = 20.0
+_ALONE = 0.3  # forward over backward, by how much they are slower: below, it is the backward alone
+
+_OF_FAMILY = {
+    Family.INPUT: Cause.INPUT,
+    Family.LOOP: Cause.LOGGING,
+    Family.CHECKPOINT: Cause.CHECKPOINT,
+    Family.COLLECTION: Cause.GARBAGE_COLLECTION,
+    Family.COMPILATION: Cause.COMPILATION,
+    Family.LENGTHS: Cause.LENGTHS,
+}
+_ANY_RANK = [Family.INPUT, Family.CHECKPOINT, Family.COLLECTION, Family.COMPILATION, Family.LENGTHS]
+_UNKNOWN = [Family.COMPUTE, Family.LOOP]
+
+
+class _Found(NamedTuple):
+    cause: Cause
+    rank: int | None
+    share: float
+    family: Family | None
+
+
+def verdict(
+    sums: Tally, *, step: int, rates: HostRates, shape_of: Callable[[int], Shape]
+) -> Diagnosis:
+    """Return who the others wait for, and why.
+
+    Args:
+        sums: of the steps that are looked at.
+        step: the newest of them.
+        rates: what processes and machines did in that time.
+        shape_of: how a rank's slowness goes on in time.
+    """
+    world_size = len(sums.waited)
+    wall = max(sums.wall, 1.0)
+    waited = float(sums.waited.sum())
+    waiting = waited / wall
+    matched = float(np.minimum(sums.waited, sums.accounted).sum())
+    explained = matched / waited if waited else 1.0
+    is_known = explained >= _LEAST_EXPLAINED or waiting < _LEAST_WAITING
+    found = [*_of_all(sums, wall)]
+    if is_known and sums.num_steps and world_size > 1:
+        found += _of_ranks(sums, rates, shape_of)
+    found.sort(key=lambda one: -one.share)
+    facts = Facts(sums, rates)
+    causes = tuple(
+        FoundCause(one.cause, one.rank, min(1.0, one.share), *told(one.cause, one.rank, facts))
+        for one in found
+    )
+    return Diagnosis(
+        step=step,
+        num_steps=int(sums.num_steps),
+        step_s=wall / world_size / max(sums.num_steps, 1.0) / 1e6,
+        waiting_share=waiting,
+        explained_share=explained,
+        found=causes,
+        no_verdict="" if causes else _why_not(sums, waiting, explained),
+    )
+
+
+def _why_not(sums: Tally, waiting: float, explained: float) -> str:
+    if not sums.num_steps:
+        return "no two steps of all ranks are known yet"
+    if len(sums.waited) == 1:
+        return "one rank waits for no other"
+    if waiting < _LEAST_WAITING:
+        return f"ranks wait for others in {percent(waiting)} % of their time, which is little"
+    if explained < _LEAST_EXPLAINED:
+        return (
+            f"ranks wait for others in {percent(waiting)} % of their time, but the times that they "
+            f"measured of themselves explain {percent(explained)} % of it, and not "
+            f"{percent(_LEAST_EXPLAINED)} %"
+        )
+    return (
+        f"ranks wait for others in {percent(waiting)} % of their time, by small differences that "
+        "change from step to step"
+    )
+
+
+def _of_all(sums: Tally, wall: float) -> Iterator[_Found]:
+    """Yield what all ranks lose alike."""
+    if len(sums.waited) > 1 and sums.exposed >= _LEAST_EXPOSED * wall:
+        yield _Found(Cause.NETWORK, None, sums.exposed / wall, None)
+    if sums.fed >= _LEAST_FED * wall:
+        yield _Found(Cause.INPUT, None, sums.fed / wall, None)
+
+
+def _of_ranks(sums: Tally, rates: HostRates, shape_of: Callable[[int], Shape]) -> Iterator[_Found]:
+    """Yield what one rank costs the others, and what changes from rank to rank."""
+    world_size = len(sums.waited)
+    scale = (world_size - 1) / max(sums.wall, 1.0)
+    if (accounted := float(sums.accounted.sum())) > 0:
+        scale *= min(1.0, float(sums.waited.sum()) / accounted)
+    cost = _gathered(sums, rates)
+    rest = cost.copy()
+    found = []
+    for family in Family:
+        for rank in range(world_size):
+            share = scale * _more_than_others(cost[:, family], rank)
+            if share >= _LEAST_CAUSE and _stands_out(sums, cost, rank, family):
+                cause = _OF_FAMILY.get(family) or _of_compute(sums, rates, rank, shape_of(rank))
+                found.append(_Found(cause, rank, share, family))
+                rest[rank, family] = 0.0
+    for family in _ANY_RANK:
+        share = scale * float(rest[:, family].sum())
+        if share >= _LEAST_CAUSE:
+            found.append(_Found(_OF_FAMILY[family], None, share, family))
+    unknown = float(rest[:, _UNKNOWN].sum())
+    number = unknown**2 / max(sums.spread_squared, 1e-9)
+    if scale * unknown >= _by_chance(world_size) and number >= _LEAST_NUMBER:
+        found.append(_Found(Cause.ROTATING, None, scale * unknown, Family.COMPUTE))
+    if sum(one.share for one in found) + 1e-12 >= _LEAST_WAITING:
+        yield from found
+
+
+def _by_chance(world_size: int) -> float:
+    """Return what the steps of equal ranks lose by chance: the largest of some normal deviates.
+
+    By Blom's approximation of their expected order (Statistical Estimates and Transformed
+    Beta-Variables, 1958), above the lower median.
+    """
+    middle = (world_size - 1) // 2 + 1
+    expected = [
+        NormalDist().inv_cdf((at - 0.375) / (world_size + 0.25)) for at in (middle, world_size)
+    ]
+    return _CHANCE * (expected[1] - expected[0]) * (world_size - 1) / world_size
+
+
+def _gathered(sums: Tally, rates: HostRates) -> FloatArray:
+    """Return costs, with what a slow rank takes longer in other families in its computing.
+
+    Where it computes slower by some factor, forward and backward alike, so it does all else. Where
+    its quota or the want of a core holds it back, all of it is that.
+    """
+    cost = sums.cost.copy()
+    slower = sums.stage_excess / np.maximum(sums.stage_usual, 1.0)
+    for rank in range(len(cost)):
+        by = max(0.0, float(slower[rank].min()))
+        held = _held_by(sums, rates, rank)
+        for family in (Family.INPUT, Family.LOOP):
+            expected = by * sums.usual[family] / max(sums.excess[rank, family], 1e-9)
+            moved = cost[rank, family] * (1.0 if held else min(1.0, expected))
+            cost[rank, family] -= moved
+            cost[rank, Family.COMPUTE] += moved
+    return cost
+
+
+def _more_than_others(values: FloatArray, rank: int) -> float:
+    """Return by how much a rank is above the median of the others, which is what chance costs."""
+    return float(values[rank] - np.median(np.delete(values, rank)))
+
+
+def _stands_out(sums: Tally, cost: FloatArray, rank: int, family: Family) -> bool:
+    """Return whether a rank costs so much more than the others that it is no chance."""
+    more = _more_than_others(cost[:, family], rank)
+    if more < 0.5 * cost[rank, family]:
+        return False
+    squared = sums.cost_squared[:, family]
+    deviation = np.sqrt(squared[rank] + np.delete(squared, rank).mean())
+    return more >= _LEAST_Z.get(family, 0.0) * float(deviation)
+
+
+def _held_by(sums: Tally, rates: HostRates, rank: int) -> Cause | None:
+    """Return what holds a rank back by what its machine says: a quota, or others on its cores."""
+    excess = float(sums.excess[rank].sum()) / max(sums.wall / len(sums.waited), 1.0)
+    least = max(_LEAST_HELD, 0.3 * excess)
+    if _more_than_others(rates.quota, rank) >= least:
+        return Cause.SLOW_WORKER
+    return Cause.CONTENTION if _more_than_others(rates.delay, rank) >= least else None
+
+
+def _of_compute(sums: Tally, rates: HostRates, rank: int, shape: Shape) -> Cause:
+    """Return why a rank computes longer than the others."""
+    faults = rates.faults_per_s
+    is_short = _more_than_others(faults, rank) >= max(_LEAST_FAULTS_PER_S, 0.5 * faults[rank])
+    if is_short or _more_than_others(rates.retries, rank) >= 1:
+        return Cause.MEMORY
+    if held := _held_by(sums, rates, rank):
+        return held
+    forward, backward = sums.stage_excess[rank] / np.maximum(sums.stage_usual, 1.0)
+    if backward > 0 and forward < _ALONE * backward:
+        return Cause.SLOW_BACKWARD
+    return {Shape.GROWING: Cause.THROTTLING, Shape.SPELLS: Cause.CONTENTION}.get(
+        shape, Cause.SLOW_WORKER
+    )

@@ -1,0 +1,7 @@
+"""``python -m evenstep.watch``: for clusters, where no console script is at hand."""
+
+import sys
+
+from ._launch import main
+
+main(sys.argv[1:])

@@ -1,0 +1,110 @@
+"""Attach a watch to this process, from the moment its process group is open."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from time import monotonic
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+
+from .._private_torch import default_store
+from ._call_sites import Frames
+from ._fsdp_patches import patch_fsdp
+from ._launch import ALONE, SEEN, WatchSettings
+from ._leader import WatchLeader
+from ._mail import RankReader, RankSender
+from ._torch_patches import (
+    Patches,
+    WhenLoaded,
+    patch_compiled,
+    patch_ddp,
+    patch_loaders,
+    patch_saving,
+)
+from ._watch import Watch
+
+
+@final
+class Attachment:
+    """Puts the patches there once, and has a watch for as long as a process group is open.
+
+    Made in the process's ``sitecustomize`` when the first group opens.
+
+    Args:
+        settings: as the launcher wrote them down.
+        when_loaded: has a call made when a module is loaded.
+        loaders: data sets' ids and frames of the loaders that were made; grows.
+    """
+
+    def __init__(
+        self, settings: str, when_loaded: WhenLoaded, loaders: Sequence[tuple[int, Frames]]
+    ) -> None:
+        self._settings = WatchSettings.read(settings)
+        self._loaders = loaders
+        self._watch: Watch | None = None
+        self._num_groups = 0
+        patches = Patches(self._current, when_loaded)
+        for patch in (patch_ddp, patch_compiled, patch_loaders, patch_saving, patch_fsdp):
+            patch(patches)
+        atexit.register(self._end)
+        os.register_at_fork(after_in_child=self._forget)
+
+    def group_opens(self) -> None:
+        """Hear that a default process group is open."""
+        self._end()
+        self._num_groups += 1
+        self._tell_launcher()
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        if world_size == 1:
+            print(ALONE, file=sys.stderr, flush=True)
+            return
+        store = self._store()
+        leads = rank == 0
+        self._watch = Watch(
+            sender=None if leads else RankSender(store, rank),
+            reader=RankReader(store, range(1, world_size)) if leads else None,
+            leader=WatchLeader(world_size, self._settings, now=monotonic) if leads else None,
+            rank=rank,
+            loaders=self._loaders,
+        )
+
+    def group_closes(self, group: Any) -> None:
+        """Hear that a group is about to be destroyed."""
+        if group is None or group is dist.group.WORLD:
+            self._end()
+
+    def _current(self) -> Watch | None:
+        watch = self._watch
+        if watch is None or not watch.is_on or torch.compiler.is_compiling():
+            return None
+        return watch
+
+    def _store(self) -> Any:
+        """Return the run's store, with a prefix of this group's own: a restart has another."""
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = default_store()
+        if hasattr(store, "clone"):  # a connection of its own, that no wait of the script's holds
+            store = store.clone()
+        prefixed: Any = dist.distributed_c10d.PrefixStore
+        return prefixed(f"evenstep_watch/{attempt}/{self._num_groups}", store)
+
+    def _tell_launcher(self) -> None:
+        folder = self._settings.launcher_dir
+        if folder and Path(folder).is_dir():
+            (Path(folder) / SEEN).touch()
+
+    def _end(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.close()
+
+    def _forget(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.forget()

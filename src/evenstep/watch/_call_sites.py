@@ -1,0 +1,54 @@
+"""Where a script made its model and its loader: frames in, lines of the user's own out."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+from ._watched_run import CallSite
+
+Frames = Sequence[tuple[str, int]]
+_MOST = 64
+_OURS = Path(__file__).parent.as_posix() + "/"
+_STDLIB = Path(sysconfig.get_path("stdlib")).as_posix() + "/"
+
+
+def frames_from(depth: int) -> Frames:
+    """Return files and lines of the frames from ``depth`` above the caller on, innermost first."""
+    frame = sys._getframe(depth + 1)
+    found: list[tuple[str, int]] = []
+    while frame is not None and len(found) < _MOST:
+        found.append((frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back  # type: ignore[assignment]
+    return found
+
+
+def site_of(made: str, frames: Frames) -> CallSite:
+    """Return where something was made.
+
+    Args:
+        made: what.
+        frames: files and lines on the way there, innermost first. Those of torch, of Python and of
+            this package are passed over.
+    """
+    library = ""
+    for file, line in frames:
+        path = file.replace("\\", "/")
+        package = _package_of(path)
+        if package is None:
+            return CallSite(made, file, line, library)
+        if package not in ("", "torch", "evenstep") and not library:
+            library = package
+    return CallSite(made, "", 0, library)
+
+
+def _package_of(path: str) -> str | None:
+    """Return which installed package a file is of, empty for Python's own; None for the user's."""
+    for folder in ("/site-packages/", "/dist-packages/"):
+        if folder in path:
+            return path.rpartition(folder)[2].partition("/")[0].removesuffix(".py")
+    if path.startswith(_OURS):
+        return "evenstep"
+    return "" if path.startswith(("<frozen", _STDLIB)) else None

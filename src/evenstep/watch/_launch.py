@@ -1,0 +1,143 @@
+"""Start a command under a watch, or this very process: an environment, and nothing else."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NoReturn
+
+SITE = Path(__file__).parent / "_site"
+SETTINGS = "EVENSTEP_WATCH"  # the settings, as JSON: read in every process
+PROCESS = "EVENSTEP_WATCH_PROCESS"  # the number of the process to be observed itself
+SUMMARY = "summary.txt"
+SHOWN = "shown"
+SEEN = "seen"
+ALONE = "evenstep watch: one process: nothing to wait for."
+
+
+@dataclass(frozen=True, slots=True)
+class WatchSettings:
+    """How a run is watched.
+
+    Attributes:
+        every_s: seconds between two lines on the standard error of rank 0; 0 writes none.
+        run_dir: folder for rank 0's ``events.jsonl``; empty writes none.
+        launcher_dir: folder in which the ranks on its machine tell the launcher that a group was
+            opened, and rank 0 the summary so far; empty where no launcher waits for the end.
+    """
+
+    every_s: float = 10.0
+    run_dir: str = ""
+    launcher_dir: str = ""
+
+    @classmethod
+    def read(cls, text: str) -> WatchSettings:
+        """Return what ``environment`` wrote down."""
+        return cls(**json.loads(text))
+
+
+def environment(settings: WatchSettings, before: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a process that is watched, and of all that it starts."""
+    paths = [str(SITE), *filter(None, [before.get("PYTHONPATH")])]
+    return {
+        **before,
+        "PYTHONPATH": os.pathsep.join(paths),
+        SETTINGS: json.dumps(asdict(settings)),
+    }
+
+
+def run(command: Sequence[str], *, every_s: float, run_dir: str) -> int:
+    """Run a command under a watch, and return its exit status as a shell has it.
+
+    Ctrl-C reaches the command by the terminal; other signals to end are passed on. What the
+    command could not say at its end, as where it was killed, is said here.
+    """
+    with TemporaryDirectory(prefix="evenstep-watch-") as folder:
+        settings = WatchSettings(every_s, _absolute(run_dir), folder)
+        child = subprocess.Popen(list(command), env=environment(settings, os.environ))
+        before = {number: signal.getsignal(number) for number in _signals()}
+        try:
+            for number in before:
+                signal.signal(number, lambda received, _: _pass_on(child, received))
+            status = child.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        _say_the_rest(Path(folder), ended_well=status == 0)
+    return status if status >= 0 else 128 - status
+
+
+def become(script: Sequence[str], *, every_s: float, run_dir: str) -> NoReturn:
+    """Become the Python that runs a script under a watch: the process keeps its number.
+
+    For a process that a cluster's manager started and sends its signals to.
+    """
+    settings = WatchSettings(every_s, _absolute(run_dir))
+    found = environment(settings, os.environ) | {PROCESS: str(os.getpid())}
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, [sys.executable, *script], found)
+
+
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Read a command line: ``[options] -- command`` or ``[options] script.py``."""
+    parser = argparse.ArgumentParser(
+        prog="python -m evenstep.watch",
+        description="Say who waits for whom in a training, and why; the script stays as it is.",
+        usage="%(prog)s [--every S] [--run-dir DIR] (-- COMMAND ... | [-m] SCRIPT ...)",
+    )
+    add_options(parser)
+    parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="SCRIPT ...")
+    given = list(arguments)
+    cut = given.index("--") if "--" in given else len(given)
+    known = parser.parse_args(given[:cut])
+    options = {"every_s": known.every, "run_dir": known.run_dir}
+    if known.command:  # the script's own arguments may hold a -- as well
+        module = ["-m"] if known.is_module else []
+        become([*module, *known.command, *given[cut:]], **options)
+    if not given[cut + 1 :]:
+        parser.error("name a command after --, or a script")
+    sys.exit(run(given[cut + 1 :], **options))
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a watch."""
+    parser.add_argument(
+        "--every", type=float, default=10.0, metavar="S", help="seconds between two lines; 0: none"
+    )
+    parser.add_argument(
+        "--run-dir", default="", metavar="DIR", help="folder for rank 0's events.jsonl"
+    )
+
+
+def _absolute(folder: str) -> str:
+    return str(Path(folder).absolute()) if folder else ""
+
+
+def _signals() -> list[signal.Signals]:
+    names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+    return [getattr(signal, name) for name in names if hasattr(signal, name)]
+
+
+def _pass_on(child: subprocess.Popen[bytes], number: int) -> None:
+    """Pass a signal on; a Ctrl-C has reached the command already."""
+    if number != signal.SIGINT or not sys.stdin.isatty():
+        child.send_signal(number)
+
+
+def _say_the_rest(folder: Path, *, ended_well: bool) -> None:
+    """Say what no rank said itself."""
+    if not (folder / SEEN).exists():
+        if ended_well:
+            print(ALONE, file=sys.stderr)
+    elif not (folder / SHOWN).exists() and (folder / SUMMARY).exists():
+        print((folder / SUMMARY).read_text("utf-8"), end="", file=sys.stderr)

@@ -1,0 +1,201 @@
+"""Rank 0's part: what all ranks tell, to rows, a diagnosis, events and lines."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TextIO, final
+
+import numpy as np
+
+from .._diagnosis import Diagnoser, Diagnosis, Phase, accounted, diagnosed
+from .._telemetry._jsonl import JsonLines
+from ..events import Event, RunEnded, RunStarted, StepMeasured
+from ._launch import SHOWN, SUMMARY, WatchSettings
+from ._mail import RankHello
+from ._merge import RankMerger
+from ._spoken import live_line, summary
+from ._step_records import RankTold, StepRecord
+from ._watched_run import CallSite, WatchedRun
+
+_LEAST_US = 100_000  # of rank 0 in one event
+_MOST_ROWS = 4096
+_NO_TIME = "too few steps were seen"
+
+Notes = Callable[[WatchedRun], Sequence[str]]
+
+
+@final
+class WatchLeader:
+    """Takes in what ranks tell; writes events, lines and the summary. In one thread at a time.
+
+    Args:
+        world_size: number of ranks.
+        settings: of the watch.
+        now: a monotonic clock in seconds.
+        stream: where lines go.
+        notes: what more is said at the end, from what was seen: lines.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        settings: WatchSettings,
+        *,
+        now: Callable[[], float],
+        stream: TextIO = sys.stderr,
+        notes: Notes = lambda run: (),
+    ) -> None:
+        self._world_size, self._settings = world_size, settings
+        self._now, self._stream, self._notes = now, stream, notes
+        self._merger = RankMerger(world_size)
+        self._diagnoser = Diagnoser(world_size)
+        self._hellos = [RankHello("", "")] * world_size
+        self._rows: deque[tuple[StepRecord, ...]] = deque(maxlen=_MOST_ROWS)
+        self._unwritten: list[tuple[StepRecord, ...]] = []
+        self._file: JsonLines | None = None
+        self._has_started = False
+        self._num_steps = 0
+        self._spoken_s = now()
+        self._last: set[int] = set()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all ranks have told their last."""
+        return len(self._last) == self._world_size
+
+    def meet(self, rank: int, hello: RankHello) -> None:
+        """Hear who a rank is."""
+        self._hellos[rank] = hello
+
+    def take(self, rank: int, told: RankTold) -> None:
+        """Take in what a rank tells."""
+        self._merger.add(rank, told.records)
+        if told.host is not None:
+            self._diagnoser.add_host(rank, told.host)
+        if told.is_last:
+            self._last.add(rank)
+
+    def work(self) -> None:
+        """Go through what is complete; write a line if it is time."""
+        for row in self._merger.take():
+            self._rows.append(row)
+            self._unwritten.append(row)
+            self._num_steps = row[0].step + 1
+            self._diagnoser.add(
+                row[0].step,
+                [record.spent_us for record in row],
+                [record.clues for record in row],
+            )
+            if sum(sum(rows[0].spent_us) for rows in self._unwritten) >= _LEAST_US:
+                self._write_steps()
+        every_s = self._settings.every_s
+        if self._rows and every_s and self._now() - self._spoken_s >= every_s:
+            self._spoken_s = self._now()
+            diagnosis = self._diagnoser.diagnose()
+            self._write(diagnosed(diagnosis))
+            print(live_line(diagnosis, self._hosts), file=self._stream, flush=True)
+            self._leave(SUMMARY, self._summary(self._diagnoser.diagnose(whole_run=True)))
+
+    def end(self, kind: str, sites: Sequence[CallSite]) -> None:
+        """Say what was seen in all, and close."""
+        if not self._rows:
+            text = f"evenstep watch: {_NO_TIME}.\n"
+        else:
+            self._write_steps()
+            diagnosis = self._diagnoser.diagnose(whole_run=True)
+            self._write(diagnosed(diagnosis))
+            self._write(RunEnded(self._num_steps))
+            text = self._summary(diagnosis, self._notes(self.seen(kind, sites, diagnosis)))
+        self._stream.write(text)
+        self._stream.flush()
+        self._leave(SHOWN, "")
+        if self._file is not None:
+            self._file.close()
+
+    def seen(self, kind: str, sites: Sequence[CallSite], diagnosis: Diagnosis | None) -> WatchedRun:
+        """Return what advice is given on."""
+        rows = self._rows
+        return WatchedRun(
+            hosts=self._hosts,
+            devices=tuple(hello.device for hello in self._hellos),
+            kind=kind,
+            sites=tuple(sites),
+            step=np.array([row[0].step for row in rows], np.int64),
+            num_steps=np.array([row[0].num_steps for row in rows], np.int64),
+            spent_us=np.array([[one.spent_us for one in row] for row in rows], np.int64),
+            num_samples=np.array([[one.num_samples for one in row] for row in rows], np.int64),
+            size=np.array([[one.clues.size for one in row] for row in rows], np.int64),
+            diagnosis=diagnosis,
+        )
+
+    @property
+    def _hosts(self) -> tuple[str, ...]:
+        return tuple(hello.host for hello in self._hellos)
+
+    def _summary(self, diagnosis: Diagnosis, notes: Sequence[str] = ()) -> str:
+        return summary(diagnosis, self._hosts, notes)
+
+    def _leave(self, name: str, text: str) -> None:
+        """Leave a file for the launcher, where one waits on this machine."""
+        folder = Path(self._settings.launcher_dir)
+        if self._settings.launcher_dir and folder.is_dir():
+            (folder / name).write_text(text, "utf-8")
+
+    def _write_steps(self) -> None:
+        rows, self._unwritten = self._unwritten, []
+        if not rows:
+            return
+        spent_us = [[record.spent_us for record in row] for row in rows]
+        num_steps = sum(row[0].num_steps for row in rows)
+        account = accounted([row[0].step for row in rows], spent_us)
+        self._write(replace(account, num_steps=num_steps))
+        self._write(_measured(rows, num_steps))
+
+    def _write(self, event: Event) -> None:
+        if not self._settings.run_dir:
+            return
+        if not self._has_started:
+            self._has_started = True
+            self._file = JsonLines(Path(self._settings.run_dir) / "events.jsonl")
+            self._file(self._started())
+        if self._file is not None:
+            self._file(event)
+
+    def _started(self) -> RunStarted:
+        return RunStarted(
+            world_size=self._world_size,
+            global_batch_size=sum(record.num_samples for record in self._rows[-1])
+            // self._rows[-1][0].num_steps,
+            num_steps=0,
+            policy="watched",
+            hosts=self._hosts,
+            devices=tuple(hello.device for hello in self._hellos),
+        )
+
+
+def _measured(rows: Sequence[tuple[StepRecord, ...]], num_steps: int) -> StepMeasured:
+    """Return the means of some steps as those of one: the newest."""
+    spent_s = (
+        np.array([[one.spent_us for one in row] for row in rows]).sum(axis=0) / 1e6 / num_steps
+    )
+    compute_s = np.maximum(spent_s[:, Phase.FORWARD] + spent_s[:, Phase.BACKWARD], 1e-6)
+    num_samples = np.array([[one.num_samples for one in row] for row in rows]).sum(axis=0)
+    slowest_s = float(compute_s.max())
+    idle_s = slowest_s - compute_s
+    return StepMeasured(
+        step=rows[-1][0].step,
+        plan_epoch=0,
+        batch_size=tuple(np.rint(num_samples / num_steps).astype(int).tolist()),
+        compute_s=tuple(compute_s.tolist()),
+        data_s=tuple(spent_s[:, Phase.INPUT].tolist()),
+        idle_s=tuple(idle_s.tolist()),
+        makespan_s=slowest_s,
+        idle_share=float(idle_s.mean() / slowest_s),
+        equal_split_s=None,
+        best_split_s=None,
+        wall_s=float(spent_s[0].sum()),
+    )

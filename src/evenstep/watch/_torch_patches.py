@@ -1,0 +1,205 @@
+"""What is put in the place of functions of torch, so that a watch hears of them.
+
+Classes are changed, and no object of the user's: none gets a hook, and whatever is copied or
+pickled is as it would be. What is put there calls what was there, and returns what it returns.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Protocol, final
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from .._diagnosis import Phase
+from .._private_torch import (
+    EVAL_FRAME,
+    SYNC_BUFFERS,
+    dataset_of,
+    leave_uncompiled,
+    loader_iterators,
+    original_of,
+)
+from ._call_sites import frames_from
+from ._watch import Watch
+
+Current = Callable[[], Watch | None]
+"""Returns the watch on this process; None while there is none, and inside of a compiler."""
+
+
+class WhenLoaded(Protocol):
+    """Has a call made when a module is loaded, or now if it is."""
+
+    def __call__(self, name: str, call: Callable[[Any], None]) -> None:
+        """Have ``call(module)`` called."""
+
+
+@final
+class Patches:
+    """Puts functions of ours in the place of others.
+
+    Args:
+        current: returns the watch on this process.
+        when_loaded: has a call made when a module is loaded.
+    """
+
+    def __init__(self, current: Current, when_loaded: WhenLoaded) -> None:
+        self.current, self.when_loaded = current, when_loaded
+        self._made: list[Any] = []
+
+    def put(self, owner: Any, name: str, make: Callable[[Any, Current], Any]) -> None:
+        """Put ``make(before, current)`` in the place of what ``owner`` calls ``name``."""
+        before = getattr(owner, name)
+        made = make(before, self.current)
+        setattr(owner, name, wraps(before)(made))
+        self._made.append(made)
+        if EVAL_FRAME in sys.modules:
+            self.leave_uncompiled()
+
+    def leave_uncompiled(self) -> None:
+        """Have none of them compiled, now that torch's compiler is there."""
+        for made in self._made:
+            leave_uncompiled(made)
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Return where a module computes, by its first parameter."""
+    first = next(module.parameters(), None)
+    return torch.device("cpu") if first is None else first.device
+
+
+def patch_ddp(patches: Patches) -> None:
+    """Have the forwards of ``DistributedDataParallel`` heard of, and the waits in them."""
+
+    def made(before: Any, current: Current) -> Any:
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+            before(self, *args, **kwargs)
+            if (watch := current()) is not None:
+                name = "DistributedDataParallel"
+                watch.model_made("DDP", name, device_of(self), frames_from(1))
+
+        return __init__
+
+    patches.put(DistributedDataParallel, "__init__", made)
+    patches.put(DistributedDataParallel, "forward", watched_forward)
+    patches.put(DistributedDataParallel, SYNC_BUFFERS, meeting)
+
+
+def watched_forward(before: Any, current: Current) -> Any:
+    """Return a forward that is heard of."""
+
+    def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        if (watch := current()) is None:
+            return before(self, *inputs, **kwargs)
+        watch.forward_begins(self, (inputs, kwargs))
+        output = before(self, *inputs, **kwargs)
+        watch.forward_ends(output)
+        return output
+
+    return forward
+
+
+def patch_compiled(patches: Patches) -> None:
+    """Have the forwards of a DDP heard of that is compiled as a whole.
+
+    DDP's own forward is in the graph then, where nothing of ours may be.
+    """
+
+    def called(before: Any, current: Current) -> Any:
+        heard = watched_forward(before, current)
+
+        def __call__(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+            is_ddp = isinstance(original_of(self), DistributedDataParallel)
+            return (heard if is_ddp else before)(self, *inputs, **kwargs)
+
+        return __call__
+
+    def loaded(module: Any) -> None:
+        patches.leave_uncompiled()
+        patches.put(module.OptimizedModule, "__call__", called)
+
+    patches.when_loaded(EVAL_FRAME, loaded)
+
+
+def meeting(before: Any, current: Current) -> Any:
+    """Return a method in which others are waited for."""
+
+    def met(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if (watch := current()) is None:
+            return before(self, *args, **kwargs)
+        begin = watch.mark()
+        result = before(self, *args, **kwargs)
+        watch.met(begin)
+        return result
+
+    return met
+
+
+def patch_loaders(patches: Patches) -> None:
+    """Have it heard of when a loader is opened, and when it is asked for a batch."""
+
+    def opened(before: Any, current: Current) -> Any:
+        def __iter__(self: Any) -> Any:
+            if (watch := current()) is None:
+                return before(self)
+            watch.input_begins()
+            try:
+                return before(self)
+            finally:
+                watch.input_ends(None, False)
+
+        return __iter__
+
+    def read(before: Any, current: Current) -> Any:
+        def __next__(self: Any) -> Any:
+            if (watch := current()) is None:
+                return before(self)
+            watch.input_begins()
+            is_there = False
+            try:
+                batch = before(self)
+                is_there = True
+                return batch
+            finally:
+                watch.input_ends(dataset_of(self), is_there)
+
+        return __next__
+
+    patches.put(DataLoader, "__iter__", opened)
+    patches.put(loader_iterators(), "__next__", read)
+
+
+def patch_saving(patches: Patches) -> None:
+    """Have it heard of when something is saved."""
+
+    def timed(before: Any, current: Current) -> Any:
+        def saved(*args: Any, **kwargs: Any) -> Any:
+            if (watch := current()) is None:
+                return before(*args, **kwargs)
+            watch.enter(Phase.CHECKPOINT)
+            try:
+                return before(*args, **kwargs)
+            finally:
+                watch.leave()
+
+        return saved
+
+    def each(names: tuple[str, ...]) -> Callable[[Any], None]:
+        def put(module: Any) -> None:
+            for name in names:
+                if hasattr(module, name):
+                    patches.put(module, name, timed)
+
+        return put
+
+    patches.put(torch.serialization, "save", timed)
+    torch.save = torch.serialization.save
+    patches.when_loaded(
+        "torch.distributed.checkpoint.state_dict_saver", each(("save", "async_save"))
+    )
+    patches.when_loaded("safetensors.torch", each(("save_file",)))

@@ -1,0 +1,269 @@
+"""One rank's watch: what the patches tell, a thread that sends it, and its end."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from time import monotonic
+from typing import Any, Concatenate, ParamSpec, final
+
+import torch
+from torch import nn
+
+from .._diagnosis import Phase
+from .._run._garbage_clock import GarbageClock
+from .._run._host_reader import HostReader
+from ..torch._step._clock import clock_of
+from ._call_sites import Frames, site_of
+from ._compile_clock import CompileClock
+from ._leader import WatchLeader
+from ._mail import RankHello, RankReader, RankSender
+from ._recorder import StepRecorder
+from ._step_records import RankTold, StepRecord, grouped
+from ._watched_run import CallSite
+
+_EVERY_S = 1.0
+_MOST_RECORDS = 64  # in one key
+_LAST_S = 1.0  # for which rank 0 waits at its end for what the others tell last
+
+_P = ParamSpec("_P")
+
+
+def _quiet(
+    method: Callable[Concatenate[Watch, _P], None],
+) -> Callable[Concatenate[Watch, _P], None]:
+    """Have a fault of the watch's own switch it off, whatever is under way."""
+
+    def quiet(self: Watch, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
+        if self.is_on:
+            try:
+                method(self, *args, **kwargs)
+            except Exception as error:
+                self.switch_off(error)
+
+    return quiet
+
+
+@final
+class Watch:
+    """Watches the steps of this process, from its first model until its group closes.
+
+    Args:
+        sender: carries what this rank tells; None on rank 0, which tells itself.
+        reader: what the others tell; on rank 0.
+        leader: makes something of it; on rank 0.
+        rank: this process's.
+        loaders: data sets' ids and frames of the loaders that were made; grows.
+
+    Attributes:
+        is_on: whether it still watches.
+    """
+
+    def __init__(
+        self,
+        *,
+        sender: RankSender | None,
+        reader: RankReader | None,
+        leader: WatchLeader | None,
+        rank: int,
+        loaders: Sequence[tuple[int, Frames]],
+    ) -> None:
+        self.is_on = True
+        self._sender, self._reader, self._leader = sender, reader, leader
+        self._rank = rank
+        self._loaders = loaders
+        self._kind = ""
+        self._sites: dict[str, CallSite] = {}
+        self._recorder: StepRecorder | None = None
+        self._left: list[StepRecord] = []  # short steps whose group is not complete
+        self._group_size = 1
+        self._garbage = GarbageClock()
+        self._compiling = CompileClock()
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @_quiet
+    def model_made(self, kind: str, made: str, device: torch.device, frames: Frames) -> None:
+        """Hear that a model was wrapped, and begin to watch if it is the first."""
+        self._kind = kind
+        self._sites.setdefault(made, site_of(made, frames))
+        if self._recorder is None:
+            self._begin(device)
+
+    @_quiet
+    def mixes(self) -> None:
+        """Hear that computing and waiting cannot be told apart in the model."""
+        if self._recorder is not None:
+            self._recorder.mixes()
+
+    @_quiet
+    def input_begins(self) -> None:
+        """Hear that a loader is asked for a batch; other threads do not count."""
+        if (recorder := self._recorder) is not None and recorder.on_thread:
+            recorder.input_begins()
+
+    @_quiet
+    def input_ends(self, dataset: Any, is_there: bool) -> None:
+        """Hear that it came, or that there is none any more."""
+        if (recorder := self._recorder) is not None and recorder.on_thread:
+            recorder.input_ends(is_there=is_there)
+            if recorder.step < 2 and is_there:
+                self._note_loader(dataset)
+
+    @_quiet
+    def forward_begins(self, module: nn.Module, inputs: Any) -> None:
+        """Hear that a model begins to compute."""
+        if (recorder := self._recorder) is not None and recorder.on_thread:
+            self._compiling.listen()
+            recorder.forward_begins(module, inputs)
+
+    @_quiet
+    def forward_ends(self, output: Any) -> None:
+        """Hear that it is done."""
+        if (recorder := self._recorder) is not None and recorder.on_thread:
+            recorder.forward_ends(output)
+
+    @_quiet
+    def met(self, begin: Any) -> None:
+        """Hear that others were waited for, since a mark."""
+        if (recorder := self._recorder) is not None and begin is not None:
+            recorder.met(begin, recorder.clock.mark())
+
+    def mark(self) -> Any:
+        """Return a mark for ``met``; None where nothing is watched."""
+        recorder = self._recorder
+        return None if recorder is None or not self.is_on else recorder.clock.mark()
+
+    @_quiet
+    def enter(self, phase: Phase) -> None:
+        """Hear that something else begins, such as a checkpoint."""
+        if self._recorder is not None:
+            self._recorder.enter(phase)
+
+    @_quiet
+    def leave(self) -> None:
+        """Hear that it is over."""
+        if self._recorder is not None:
+            self._recorder.leave()
+
+    @_quiet
+    def close(self) -> None:
+        """Send the last, and on rank 0 say what was seen."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join(2.0)
+        if self._recorder is None or (self._thread is not None and self._thread.is_alive()):
+            self._stop()
+            return
+        self._tell(is_last=True)
+        if self._leader is not None:
+            until = monotonic() + _LAST_S
+            while not self._leader.is_complete and monotonic() < until:
+                threading.Event().wait(0.01)
+                self._listen()
+            self._leader.end(self._kind, tuple(self._sites.values()))
+        self._stop()
+
+    def switch_off(self, error: BaseException) -> None:
+        """Watch no more, say so in a line, and let the training go on."""
+        if not self.is_on:
+            return
+        self._stop()
+        with suppress(Exception):
+            print(
+                f"evenstep watch: off on rank {self._rank}, training goes on "
+                f"({type(error).__name__}: {error})",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def forget(self) -> None:
+        """Watch no more, as in a process that was forked from one that trains."""
+        self.is_on = False
+        self._garbage.close()
+
+    def _stop(self) -> None:
+        self.is_on = False
+        self._over.set()
+        with suppress(Exception):
+            self._garbage.close()
+            self._compiling.close()
+            if self._recorder is not None:
+                self._recorder.close()
+
+    def _begin(self, device: torch.device) -> None:
+        self._garbage.open()
+        self._recorder = StepRecorder(
+            clock_of(device),
+            gc_s=lambda: self._garbage.total_s,
+            compile_s=lambda: self._compiling.total_s,
+            guard=self._guard,
+        )
+        self._host = HostReader(alloc_retries=lambda: _alloc_retries(device))
+        self._hello = RankHello(socket.gethostname(), device_in_words(device))
+        if self._leader is not None:
+            self._leader.meet(self._rank, self._hello)
+        self._thread = threading.Thread(target=self._run, name="evenstep-watch", daemon=True)
+        self._thread.start()
+
+    def _guard(self, call: Callable[[], None]) -> None:
+        if self.is_on:
+            try:
+                call()
+            except Exception as error:
+                self.switch_off(error)
+
+    def _note_loader(self, dataset: Any) -> None:
+        for number, frames in self._loaders:
+            if number == id(dataset):
+                self._sites["DataLoader"] = site_of("DataLoader", frames)
+
+    def _run(self) -> None:
+        """Tell once a second what is there; the thread's own life."""
+        try:
+            if self._sender is not None:
+                self._sender.hello(self._hello)
+            while not self._over.wait(_EVERY_S):
+                self._tell()
+        except Exception as error:
+            self.switch_off(error)
+
+    def _tell(self, *, is_last: bool = False) -> None:
+        recorder = self._recorder
+        assert recorder is not None
+        new: list[StepRecord] = []
+        while recorder.records:
+            new.append(recorder.records.popleft())
+        while len(new) > _MOST_RECORDS * self._group_size:
+            self._group_size *= 2
+        done, self._left = grouped([*self._left, *new], self._group_size)
+        told = RankTold(tuple(done), self._host.read(recorder.step), is_last=is_last)
+        if self._sender is not None:
+            self._sender.send(told)
+        if self._leader is not None:
+            self._leader.take(self._rank, told)
+            self._listen()
+
+    def _listen(self) -> None:
+        if self._leader is not None and self._reader is not None:
+            for rank, hello in self._reader.hellos():
+                self._leader.meet(rank, hello)
+            for rank, told in self._reader.read():
+                self._leader.take(rank, told)
+            self._leader.work()
+
+
+def device_in_words(device: torch.device) -> str:
+    """Return a device with its name, as events have it."""
+    if device.type != "cuda":
+        return str(device)
+    return f"{device} {torch.cuda.get_device_name(device)}"
+
+
+def _alloc_retries(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 0
+    return int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0))

@@ -1,0 +1,53 @@
+"""Start trainings with and without a watch, and read what they say."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).with_name("trainings.py")
+ROOT = Path(__file__).parents[2]
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+
+
+def start(arguments, **env):
+    """Run Python with this tree on its path; environment variables of a cluster are left out."""
+    kept = {name: value for name, value in os.environ.items() if "EVENSTEP" not in name}
+    kept |= {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=kept | env,
+        timeout=150,
+    )
+
+
+def torchrun(kind, *arguments, ranks=2):
+    """The arguments of Python that start a training on some ranks."""
+    return [*TORCHRUN, ranks, SCRIPT, kind, *arguments]
+
+
+def watched(command, *, run_dir="", every=0, **env):
+    """Run Python's arguments ``command`` under a watch."""
+    options = ["--every", every, *(["--run-dir", run_dir] if run_dir else [])]
+    return start(["-m", "evenstep.watch", *options, "--", sys.executable, *command], **env)
+
+
+def losses(done):
+    """What each rank printed of its losses, bit by bit."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    return dict(re.findall(r"^LOSSES (\d+) (.*)$", done.stdout, re.MULTILINE))
+
+
+def said(done):
+    """The lines of the watch, without its name."""
+    return re.findall(r"^evenstep watch: (.*)$", done.stderr, re.MULTILINE)
+
+
+def events(run_dir, name):
+    """Events of a kind that a watch wrote."""
+    lines = (Path(run_dir) / "events.jsonl").read_text("utf-8").splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == name]

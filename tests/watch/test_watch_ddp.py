@@ -1,0 +1,97 @@
+"""Scripts under a watch: the same losses, and who is waited for."""
+
+import pytest
+
+from .runs import SCRIPT, events, losses, said, start, torchrun, watched
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+def waiting(run_dir):
+    """Parts of each rank's time that are waiting, in all steps together."""
+    accounts = events(run_dir, "StepsAccounted")
+    wall_s = sum(sum(account["wall_s"]) for account in accounts)
+    each_s = zip(*(account["waiting_s"] for account in accounts), strict=True)
+    return [sum(waited_s) / wall_s for waited_s in each_s]
+
+
+def test_a_slow_rank_is_named_and_no_loss_changes(tmp_path):
+    """DDP: rank 1's forward takes six times as long, so that rank 0 waits for it."""
+    alone = start(torchrun("ddp"), SLOW="1")
+    done = watched(torchrun("ddp"), run_dir=tmp_path, every=1, SLOW="1")
+
+    assert losses(done) == losses(alone)
+    assert "for rank 1 (" in said(done)[-3]
+    assert "because of compute" in said(done)[-3]
+    assert any(line.startswith("step ") for line in said(done))
+    assert [event["world_size"] for event in events(tmp_path, "RunStarted")] == [2]
+    assert events(tmp_path, "StepMeasured")[-1]["batch_size"] == [8, 8]
+    assert len(events(tmp_path, "RunEnded")) == 1
+    of_rank_0, of_rank_1 = waiting(tmp_path)
+    assert 0.3 < of_rank_0 < 0.48
+    assert of_rank_1 < 0.1
+
+
+def test_micro_batches_are_one_step(tmp_path):
+    """`no_sync` on two of three: the steps are those of the optimizer, and losses are the same."""
+    env = {"SLOW": "1", "STEPS": "72", "SLEEP_S": "0.03"}
+    alone = start(torchrun("accumulating"), **env)
+    done = watched(torchrun("accumulating"), run_dir=tmp_path, **env)
+
+    assert losses(done) == losses(alone)
+    assert "for rank 1 (" in said(done)[0]
+    measured = events(tmp_path, "StepMeasured")
+    assert {tuple(event["batch_size"]) for event in measured} == {(24, 24)}
+    assert measured[-1]["step"] == 72 // 3 - 2
+
+
+def test_buffers_evaluation_and_checkpoint(tmp_path):
+    """The wait for DDP's broadcast of buffers is no computing, and an evaluation is none either."""
+    alone = start(torchrun("norms"), SLOW="1")
+    done = watched(torchrun("norms"), run_dir=tmp_path, SLOW="1")
+
+    assert losses(done) == losses(alone)
+    assert "for rank 1 (" in said(done)[0]
+    accounts = events(tmp_path, "StepsAccounted")
+    assert sum(account["evaluation_s"][0] for account in accounts) > 0
+    assert sum(account["checkpoint_s"][0] for account in accounts) > 0
+    assert sum(account["checkpoint_s"][1] for account in accounts) == 0
+
+
+def test_workers_of_loaders_say_nothing():
+    """They never open a process group: nothing of theirs is told, and nothing of them fails."""
+    alone = start(torchrun("workers"))
+    done = watched(torchrun("workers"))
+
+    assert losses(done) == losses(alone)
+    assert len(said(done)) >= 1
+    assert "off" not in done.stderr
+    assert "nothing to wait for" not in done.stderr
+
+
+def test_spawned_processes_are_watched():
+    """`torch.multiprocessing.spawn` starts fresh interpreters: the environment reaches them."""
+    done = watched([SCRIPT, "spawn"], SLOW="0")
+
+    assert losses(done) == losses(start([SCRIPT, "spawn"], SLOW="0"))
+    assert "for rank 0 (" in said(done)[0]
+
+
+def test_a_fault_of_the_watch_is_a_line_and_nothing_more(tmp_path):
+    """Its file cannot be written: the watch is off on rank 0, and the losses are the same."""
+    (tmp_path / "file").write_text("in the way")
+    alone = start(torchrun("ddp"), STEPS="60")
+    done = watched(torchrun("ddp"), run_dir=tmp_path / "file", every=1, STEPS="60")
+
+    assert losses(done) == losses(alone)
+    (line,) = said(done)
+    assert line.startswith("off on rank 0, training goes on (")
+
+
+def test_an_error_of_the_users_comes_with_the_summary():
+    """The script fails: its error is told as ever, its status stays, and the summary is there."""
+    done = watched(torchrun("fails"), SLOW="1")
+
+    assert done.returncode == 1
+    assert "RuntimeError: of the user's" in done.stderr
+    assert any("for rank 1 (" in line for line in said(done))
