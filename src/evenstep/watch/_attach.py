@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from .._private_torch import default_store
+from ._advice_text import advice_notes
 from ._call_sites import Frames
 from ._fsdp_patches import patch_fsdp
 from ._launch import ALONE, SEEN, WatchSettings
@@ -66,10 +67,11 @@ class Attachment:
             return
         store = self._store()
         leads = rank == 0
+        leader = WatchLeader(world_size, self._settings, now=monotonic, notes=advice_notes)
         self._watch = Watch(
             sender=None if leads else RankSender(store, rank),
             reader=RankReader(store, range(1, world_size)) if leads else None,
-            leader=WatchLeader(world_size, self._settings, now=monotonic) if leads else None,
+            leader=leader if leads else None,
             rank=rank,
             loaders=self._loaders,
         )
