@@ -104,19 +104,12 @@ def _speed_ups(foreseen: Counterfactuals) -> str:
     text = f"balanced {', '.join(parts)}"
     if foreseen.without_slowest.factor is not None:
         text += f"; without rank {foreseen.slowest} {_times(foreseen.without_slowest)}"
-    if length.reason:
-        text += f" (by length: {length.reason})"
-    if speed.reason:
-        text += f" (a range: {speed.reason})"
-    return text
+    return text + (f" (by length: {length.reason})" if length.reason else "")
 
 
 def _times(one: SpeedUp) -> str:
-    assert one.factor is not None
-    assert one.least is not None
-    if one.least < 0.95 * one.factor:
-        return f"{one.least:.2f}x to {one.factor:.2f}x"
-    return f"{one.factor:.2f}x"
+    bound = f" (at least {one.least:.2f}x, as {one.reason})" if one.reason else ""
+    return f"{one.factor:.2f}x{bound}"
 
 
 def _beside(foreseen: Counterfactuals) -> Iterator[str]:
