@@ -7,10 +7,10 @@ from evenstep._diagnosis import Phase
 from evenstep.watch._advice_text import advice_on
 from evenstep.watch._watched_run import CallSite, WatchedRun
 
-from ._scripts import NANOGPT, SHAPES
+from ._scripts import BY_NAME, NANOGPT
 
 NUM_STEPS = 60
-SCRIPT = SHAPES["mnist"]
+SCRIPT = BY_NAME["mnist"]
 
 
 def run(times_ms, *, size=0, sites=(), kind="DDP", num_steps=NUM_STEPS, rest_ms=0):
@@ -89,7 +89,7 @@ def test_inside_a_library_the_recipe_is_named(library, page):
 
 def test_a_loader_that_another_library_makes_is_the_users_line():
     """Such as timm's: what the user called is what changes."""
-    shape = SHAPES["timm"]
+    shape = BY_NAME["timm_train"]
     made = [
         site("DistributedDataParallel", shape.line_of(shape.model)),
         site("DataLoader", shape.line_of(shape.loader), library="timm"),
@@ -100,9 +100,10 @@ def test_a_loader_that_another_library_makes_is_the_users_line():
 
 def test_without_a_loader_it_says_so():
     """nanoGPT's loop draws its batches itself."""
-    line = next(n for n, line in enumerate(NANOGPT.splitlines(), 1) if "= DDP(" in line)
+    text = NANOGPT.read_text("utf-8")
+    line = next(n for n, line in enumerate(text.splitlines(), 1) if "= DDP(" in line)
 
-    told = advice(run([100, 300], sites=[site("DistributedDataParallel", line)]), NANOGPT)
+    told = advice(run([100, 300], sites=[site("DistributedDataParallel", line)]), text)
 
     assert told.diff == ""
     assert "no DataLoader was seen" in told.to_do[-1]

@@ -10,15 +10,14 @@ import pytest
 
 from evenstep.watch._script_patch import patched
 
-from ._scripts import SHAPES
+from ._scripts import BY_NAME, SHAPES
 
 ROOT = Path(__file__).parents[2]
 
 
 def patch_of(shape):
     """The change of a script, with the lines of its parts as a watch gives them."""
-    lines = {"model_line": shape.line_of(shape.model), "loader_line": shape.line_of(shape.loader)}
-    return patched(shape.text, "train.py", **lines)
+    return patched(shape.text, "train.py", **shape.lines)
 
 
 def changed(text, diff, folder):
@@ -38,11 +37,9 @@ def between(text, *, model, loader):
     return patched(text, "train.py", model_line=first[model], loader_line=first[loader])
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_three_lines_come_in_the_right_places(name, tmp_path):
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.file)
+def test_three_lines_come_in_the_right_places(shape, tmp_path):
     """Scripts as they are published: three lines more, none changed, after both parts are made."""
-    shape = SHAPES[name]
-
     after = changed(shape.text, patch_of(shape).diff, tmp_path)
 
     ast.parse(after)
@@ -59,7 +56,9 @@ def test_three_lines_come_in_the_right_places(name, tmp_path):
 
 def test_a_name_that_is_taken_stays_the_users(tmp_path):
     """A script with a `balancer` of its own gets another one."""
-    after = changed(SHAPES["functions"].text, patch_of(SHAPES["functions"]).diff, tmp_path)
+    shape = BY_NAME["loader_functions"]
+
+    after = changed(shape.text, patch_of(shape).diff, tmp_path)
 
     assert "evenstep_balancer = Balancer()" in after
     assert 'balancer = "a name that is taken"' in after
@@ -67,18 +66,29 @@ def test_a_name_that_is_taken_stays_the_users(tmp_path):
 
 def test_lines_end_as_they_did(tmp_path):
     """A script from Windows stays one."""
-    shape = SHAPES["mnist"]
+    shape = BY_NAME["mnist"]
     text = shape.text.replace("\n", "\r\n")
-    lines = {"model_line": shape.line_of(shape.model), "loader_line": shape.line_of(shape.loader)}
 
-    after = changed(text, patched(text, "train.py", **lines).diff, tmp_path)
+    after = changed(text, patched(text, "train.py", **shape.lines).diff, tmp_path)
 
     assert after.count("\n") == after.count("\r\n") == text.count("\n") + 3
 
 
+def test_tabs_and_a_missing_last_newline_stay(tmp_path):
+    """What is added looks like what is there."""
+    shape = BY_NAME["experiment_class"]
+    text = shape.text.replace("    ", "\t").rstrip("\n")
+
+    after = changed(text, patched(text, "train.py", **shape.lines).diff, tmp_path)
+
+    ast.parse(after)
+    assert "\n\t\tself.balancer = Balancer()\n" in after
+    assert not after.endswith("\n")
+
+
 def test_a_line_of_one_layer_leads_to_the_whole_model():
     """`fully_shard` of layers in a loop is a part of it; that the loop changes as well is said."""
-    shape = SHAPES["FSDP2"]
+    shape = BY_NAME["fsdp2"]
     layer = shape.line_of("fully_shard(layer")
 
     patch = patched(shape.text, "t.py", model_line=layer, loader_line=shape.line_of(shape.loader))
@@ -163,10 +173,10 @@ def test_a_script_that_is_balanced_already_is_left_alone():
 
 @pytest.mark.slow
 @pytest.mark.cluster
-@pytest.mark.parametrize("name", [name for name, shape in SHAPES.items() if shape.launcher])
+@pytest.mark.parametrize("name", [shape.file for shape in SHAPES if shape.launcher])
 def test_the_changed_script_trains(name, tmp_path):
-    """Under torchrun, on two ranks; two epochs of six steps, and rank 0 says what it balanced."""
-    shape = SHAPES[name]
+    """As it was started before, on two ranks, to its end."""
+    shape = BY_NAME[name]
     after = changed(shape.text, patch_of(shape).diff, tmp_path)
     prepared = f"{shape.prepared} = "
     assert prepared in after
