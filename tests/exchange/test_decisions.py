@@ -328,8 +328,8 @@ def test_where_the_time_went_is_told_when_all_have_said_it():
         assert len(ranks.events) == step
         decisions.received(1, TimesTold(step, tuple(row)))
     assert [event.step for event in ranks.events] == [0]
-    decisions.tell_times()
-    decisions.tell_times()
+    decisions.end_times()
+    decisions.end_times()
 
     assert [event.step for event in ranks.events] == [0, 1]
     assert ranks.events[0].input_s == (0.1, 0.1)

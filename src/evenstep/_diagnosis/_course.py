@@ -10,7 +10,8 @@ import numpy as np
 from .._types import FloatArray
 
 _MOST_ROWS = 512  # that are kept of a run; of a longer one, each is the mean of several steps
-_BLOCKS = 40  # into which a course is cut to be looked at
+_BLOCKS = 120  # into which a course is cut to be looked at
+_BENDS = 30  # where a slope may begin or end
 _FEWEST = 12  # steps in which a course can be told
 _LOW = 0.3  # of the high level: at most so much when it goes
 
@@ -117,14 +118,18 @@ def _best_step(y: FloatArray) -> tuple[float, float, float]:
 def _best_slope(y: FloatArray) -> tuple[float, float]:
     """Return the score of the best slope between two levels, and by how much it rises."""
     n = len(y)
-    begin, end = np.triu_indices(n, k=max(3, n // 6))
+    bends = np.unique(np.linspace(0, n - 1, _BENDS).round().astype(int))
+    at, until = np.triu_indices(len(bends), k=1)
+    begin, end = bends[at], bends[until]
+    is_long = end - begin >= max(3, n // 6)
+    begin, end = begin[is_long], end[is_long]
     course = np.clip((np.arange(n) - begin[:, None]) / (end - begin)[:, None], 0.0, 1.0)
     course -= course.mean(axis=1, keepdims=True)
     squares = (course**2).sum(axis=1)
     moment = course @ (y - y.mean())
     left = ((y - y.mean()) ** 2).sum() - moment**2 / squares
     best = int(np.argmin(left))
-    return float(_score(left[best], n, 4)), float(moment[best] / squares[best])
+    return float(_score(left[best], n, 3)), float(moment[best] / squares[best])
 
 
 def _two_levels(y: FloatArray) -> tuple[float, tuple[float, float]]:

@@ -23,8 +23,8 @@ _REMEDY = {
     Cause.SLOW_WORKER: "give it fewer samples, as evenstep's balancing does, or a faster device",
     Cause.THROTTLING: "look at the temperature and the clock of its device, and at its cooling and "
     "power limits; balancing follows its speed meanwhile",
-    Cause.CONTENTION: "find what else runs on its machine, and move it away or give this rank cores "
-    "of its own; balancing follows its speed meanwhile",
+    Cause.CONTENTION: "find what else runs on its machine, and move it away, or give this rank "
+    "cores of its own; balancing follows its speed meanwhile",
     Cause.SLOW_BACKWARD: "look for what its backward does and the others' do not: hooks on "
     "gradients, a branch that is computed there alone, recomputed activations, or swapping",
     Cause.INPUT: "give its loader more workers, a faster disk, or data that is prepared beforehand",
@@ -126,8 +126,7 @@ def _of_all(cause: Cause, sums: Tally) -> str:
     if cause is Cause.LENGTHS:
         more = _a_step(float(sums.cost[:, Family.LENGTHS].sum()), sums)
         return (
-            f"computing goes with the size of the inputs, and the longest take {more} more than "
-            "usual, on one rank or another"
+            f"computing goes with the size of the inputs; the longest take {more} more than usual"
         )
     family, what = _IN_FAMILY[cause]
     more = _a_step(float(sums.cost[:, family].sum()), sums)

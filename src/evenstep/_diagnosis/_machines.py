@@ -58,4 +58,5 @@ class Machines:
         """Return what was seen."""
         sums = self._run if whole_run else self._older + self._newer
         lasted_s = np.maximum(sums[0], 1e-9)
-        return HostRates(*(sums[1:4] / lasted_s), sums[4].copy())
+        quota, delay, faults_per_s = sums[1:4] / lasted_s
+        return HostRates(quota, delay, faults_per_s, retries=sums[4].copy())

@@ -4,12 +4,13 @@ Ranks meet in each step. Between two meetings, the rank that takes longest is th
 others wait for it. Which own time lies between which meetings is known by where it stands in the
 step; ranks' clocks are compared with nothing.
 
-What a rank took above the others is, in each family of causes, its time less the lower median of
-all ranks: with two ranks, less the other's if that is shorter. Let $e_r \ge 0$ be the sum over
-families. Without any of it, a stretch would be shorter by $\max_r e_r$. That is dealt out as if
-each rank had asked for a runway of length $e_r$ (Shapley's value of the airport game; Littlechild
-and Owen, Management Science 20, 1973): what one rank alone takes is its own, what $n$ take is
-shared by these. So a rank behind which another one hides gets its part as well.
+What a rank took above the others is, in each family of causes, its time less what is usual: the
+lower median of all ranks; with two or three ranks the shortest, so that two slow ranks are seen.
+Let $e_r \ge 0$ be the sum over families. Without any of it, a stretch would be shorter by
+$\max_r e_r$. That is dealt out as if each rank had asked for a runway of length $e_r$ (Shapley's
+value of the airport game; Littlechild and Owen, Management Science 20, 1973): what one rank alone
+takes is its own, what $n$ take is shared by these. So a rank that hides behind another one gets its
+part as well.
 """
 
 from __future__ import annotations
@@ -82,12 +83,11 @@ class Tally:
         accounted: the waiting that own times make expect, likewise.
         cost: what the cluster's steps are longer by, ``(world_size, num_families)``.
         cost_squared: summed over the squares of each step's, likewise.
-        spread_squared: the same of all ranks and of the families of no direct clue together.
         excess: own time above the others', likewise; negative parts left out.
         num_seen: steps in which that is more than a twentieth of the step, likewise.
-        usual: the lower median of all ranks, ``(num_families,)``.
+        usual: what is usual on all ranks, ``(num_families,)``.
         stage_excess: forward and backward above the others', ``(world_size, 2)``.
-        stage_usual: their lower median, ``(2,)``.
+        stage_usual: what is usual of these, ``(2,)``.
     """
 
     num_steps: float
@@ -98,7 +98,6 @@ class Tally:
     accounted: FloatArray
     cost: FloatArray
     cost_squared: FloatArray
-    spread_squared: float
     excess: FloatArray
     num_seen: FloatArray
     usual: FloatArray
@@ -123,7 +122,6 @@ class Tally:
             accounted=ranks,
             cost=by_family,
             cost_squared=by_family,
-            spread_squared=0.0,
             excess=by_family,
             num_seen=by_family,
             usual=np.zeros(len(Family)),
@@ -162,15 +160,14 @@ def tally(steps: Steps, us_per_size: FloatArray) -> Tallied:
     shortest = met.min(axis=1, keepdims=True)
     waits = met - shortest
     stretches = _between_meetings(groups, waits)
-    usual = _lower_median(stretches)
+    usual = _usual(stretches)
     above = stretches - usual[:, :, None]
     cost = _dealt(above)
     total = stretches.sum(axis=-1)
     wall = steps.spent[1:].sum(axis=2)
-    stage_usual = _lower_median(stages[None])[0]
+    stage_usual = _usual(stages[None])[0]
     stage_above = stages - stage_usual[:, None]
     of_step = cost.sum(axis=0)
-    indirect = of_step[:, :, [Family.COMPUTE, Family.LOOP]].sum(axis=(1, 2))
     computing = stage_usual.sum(axis=1)[:, None]
     sums = Tally(
         num_steps=float(len(wall)),
@@ -181,7 +178,6 @@ def tally(steps: Steps, us_per_size: FloatArray) -> Tallied:
         accounted=(total.max(axis=2, keepdims=True) - total).sum(axis=(0, 1)),
         cost=of_step.sum(axis=0),
         cost_squared=(of_step**2).sum(axis=0),
-        spread_squared=float((indirect**2).sum()),
         excess=np.maximum(above, 0.0).sum(axis=(0, 1)),
         num_seen=(above.sum(axis=0) > 0.05 * wall.mean(axis=1)[:, None, None]).sum(axis=0) * 1.0,
         usual=usual.sum(axis=(0, 1)),
@@ -202,7 +198,7 @@ def _without_clues(steps: Steps) -> tuple[FloatArray, list[FloatArray]]:
         if not clue.any():
             direct.append(np.zeros_like(own))
             continue
-        above = np.maximum(own - _lower_median(own[None])[0][:, None], 0.0)
+        above = np.maximum(own - _usual(own[None])[0][:, None], 0.0)
         above = np.where(above.sum(axis=2, keepdims=True) > 0, above, own)
         part = above / np.maximum(above.sum(axis=2, keepdims=True), 1e-9)
         taken = np.minimum(clue[:, :, None] * part, own)
@@ -222,7 +218,7 @@ def _of_lengths(steps: Steps, own: FloatArray, us_per_size: FloatArray) -> Float
     computed = own[1:][:, :, _COMPUTE].sum(axis=2)
     if not us_per_size.any():
         return np.zeros_like(computed)
-    than_others = (size - _lower_median(size[None, :, :, None])[0]) * us_per_size
+    than_others = (size - _usual(size[None, :, :, None])[0]) * us_per_size
     than_mean = (size - size.mean(axis=0)) * us_per_size
 
     def left(lengths: FloatArray) -> float:
@@ -283,9 +279,13 @@ def _is_met(own: FloatArray, waits: FloatArray) -> FloatArray:
     return met
 
 
-def _lower_median(times: FloatArray) -> FloatArray:
-    """Return the lower median over ranks, which is the third axis of four."""
-    at = (times.shape[2] - 1) // 2
+def _usual(times: FloatArray) -> FloatArray:
+    """Return what most ranks reach, over ranks, which are the third axis of four.
+
+    The lower median; of three ranks, and of other odd numbers, the one below it, so that it is
+    right with two slow ranks.
+    """
+    at = max(0, times.shape[2] // 2 - 1)
     median: FloatArray = np.partition(times, at, axis=2)[:, :, at]
     return median
 

@@ -21,12 +21,13 @@ _LEAST_CAUSE = 0.02  # likewise, of one cause
 _LEAST_EXPLAINED = 0.8  # of the waiting
 _LEAST_EXPOSED = 0.08  # of all ranks' time: communication from which on the network is named
 _LEAST_FED = 0.1  # likewise, waiting for input that all ranks have in common
-_CHANCE = 0.07  # of a step: one standard deviation that is taken for chance
+_CHANCE = 0.075  # of a step: one standard deviation that is taken for chance
 _LEAST_Z = {Family.COMPUTE: 3.0, Family.INPUT: 2.2, Family.LOOP: 2.2, Family.LENGTHS: 3.0}
+_LEAST_Z_ALONE = 1.7  # as with three pauses of equal length
 _LEAST_NUMBER = 8.0  # steps that count in what changes from step to step
 _LEAST_HELD = 0.03  # part of the time that a quota or the want of a core has to take
 _LEAST_FAULTS_PER_S = 20.0
-_ALONE = 0.3  # forward over backward, by how much they are slower: below, it is the backward alone
+_ALONE = 0.4  # forward over backward, by how much they are slower: below, it is the backward alone
 
 _OF_FAMILY = {
     Family.INPUT: Cause.INPUT,
@@ -44,7 +45,6 @@ class _Found(NamedTuple):
     cause: Cause
     rank: int | None
     share: float
-    family: Family | None
 
 
 def verdict(
@@ -106,10 +106,17 @@ def _why_not(sums: Tally, waiting: float, explained: float) -> str:
 
 def _of_all(sums: Tally, wall: float) -> Iterator[_Found]:
     """Yield what all ranks lose alike."""
-    if len(sums.waited) > 1 and sums.exposed >= _LEAST_EXPOSED * wall:
-        yield _Found(Cause.NETWORK, None, sums.exposed / wall, None)
-    if sums.fed >= _LEAST_FED * wall:
-        yield _Found(Cause.INPUT, None, sums.fed / wall, None)
+    usual = _usual_wall(sums)
+    if len(sums.waited) > 1 and sums.exposed >= _LEAST_EXPOSED * usual:
+        yield _Found(Cause.NETWORK, None, sums.exposed / wall)
+    if sums.fed >= _LEAST_FED * usual:
+        yield _Found(Cause.INPUT, None, sums.fed / wall)
+
+
+def _usual_wall(sums: Tally) -> float:
+    """Return the time of all ranks were there no cause at all: small ones count against this."""
+    world_size = len(sums.waited)
+    return max(sums.wall - world_size * float(sums.cost.sum()), 0.1 * sums.wall, 1.0)
 
 
 def _of_ranks(sums: Tally, rates: HostRates, shape_of: Callable[[int], Shape]) -> Iterator[_Found]:
@@ -118,35 +125,40 @@ def _of_ranks(sums: Tally, rates: HostRates, shape_of: Callable[[int], Shape]) -
     scale = (world_size - 1) / max(sums.wall, 1.0)
     if (accounted := float(sums.accounted.sum())) > 0:
         scale *= min(1.0, float(sums.waited.sum()) / accounted)
+    least = _LEAST_CAUSE * _usual_wall(sums) / max(sums.wall, 1.0)
     cost = _gathered(sums, rates)
-    rest = cost.copy()
-    found = []
+    rest = scale * cost
     for family in Family:
         for rank in range(world_size):
             share = scale * _more_than_others(cost[:, family], rank)
-            if share >= _LEAST_CAUSE and _stands_out(sums, cost, rank, family):
+            if share >= least and _stands_out(sums, cost, rank, family):
                 cause = _OF_FAMILY.get(family) or _of_compute(sums, rates, rank, shape_of(rank))
-                found.append(_Found(cause, rank, share, family))
-                rest[rank, family] = 0.0
+                yield _Found(cause, rank, share)
+                rest[rank, family] -= share  # what is left is as on the others
     for family in _ANY_RANK:
-        share = scale * float(rest[:, family].sum())
-        if share >= _LEAST_CAUSE:
-            found.append(_Found(_OF_FAMILY[family], None, share, family))
-    unknown = float(rest[:, _UNKNOWN].sum())
-    number = unknown**2 / max(sums.spread_squared, 1e-9)
-    if scale * unknown >= _by_chance(world_size) and number >= _LEAST_NUMBER:
-        found.append(_Found(Cause.ROTATING, None, scale * unknown, Family.COMPUTE))
-    if sum(one.share for one in found) + 1e-12 >= _LEAST_WAITING:
-        yield from found
+        if (share := float(rest[:, family].sum())) >= least:
+            yield _Found(_OF_FAMILY[family], None, share)
+    if (share := _rotating(sums, rest)) >= least / _LEAST_CAUSE * _by_chance(world_size):
+        waiting = float(sums.waited.sum()) / max(sums.wall, 1.0)
+        yield _Found(Cause.ROTATING, None, min(share, waiting))
+
+
+def _rotating(sums: Tally, rest: FloatArray) -> float:
+    """Return what changes from step to step without a reason, unless few steps are all of it."""
+    unknown = np.where(rest > 0, sums.cost, 0.0)[:, _UNKNOWN].sum()
+    squared = np.where(rest > 0, sums.cost_squared, 0.0)[:, _UNKNOWN].sum()
+    if unknown**2 < _LEAST_NUMBER * squared:
+        return 0.0
+    return float(rest[:, _UNKNOWN].sum())
 
 
 def _by_chance(world_size: int) -> float:
     """Return what the steps of equal ranks lose by chance: the largest of some normal deviates.
 
     By Blom's approximation of their expected order (Statistical Estimates and Transformed
-    Beta-Variables, 1958), above the lower median.
+    Beta-Variables, 1958), above what is usual.
     """
-    middle = (world_size - 1) // 2 + 1
+    middle = max(0, world_size // 2 - 1) + 1
     expected = [
         NormalDist().inv_cdf((at - 0.375) / (world_size + 0.25)) for at in (middle, world_size)
     ]
@@ -173,8 +185,9 @@ def _gathered(sums: Tally, rates: HostRates) -> FloatArray:
 
 
 def _more_than_others(values: FloatArray, rank: int) -> float:
-    """Return by how much a rank is above the median of the others, which is what chance costs."""
-    return float(values[rank] - np.median(np.delete(values, rank)))
+    """Return by how much a rank is above the lower median of the others: what chance costs."""
+    others = np.sort(np.delete(values, rank))
+    return float(values[rank] - others[(len(others) - 1) // 2])
 
 
 def _stands_out(sums: Tally, cost: FloatArray, rank: int, family: Family) -> bool:
@@ -184,7 +197,10 @@ def _stands_out(sums: Tally, cost: FloatArray, rank: int, family: Family) -> boo
         return False
     squared = sums.cost_squared[:, family]
     deviation = np.sqrt(squared[rank] + np.delete(squared, rank).mean())
-    return more >= _LEAST_Z.get(family, 0.0) * float(deviation)
+    least = _LEAST_Z.get(family, 0.0)
+    if more >= 0.9 * cost[rank, family]:  # the others have nothing of it
+        least = min(least, _LEAST_Z_ALONE)
+    return more >= least * float(deviation)
 
 
 def _held_by(sums: Tally, rates: HostRates, rank: int) -> Cause | None:

@@ -11,7 +11,6 @@ from contextlib import suppress
 from functools import partial
 from time import monotonic
 
-from .._diagnosis import StepAccounts
 from .._planner import (
     AbstractPlanner,
     EqualSizes,
@@ -24,6 +23,7 @@ from ..events import BalancingStopped, Event, Hook, PolicySlow, WorkerUnhelpful
 from ._answers import Answers
 from ._internal import fault_in_words, log_fault
 from ._message_kinds import Message, PlanAsked, StepReports, TimesTold
+from ._time_books import TimeBooks
 
 # Everybody waits for a decision. A policy that takes longer is asked so rarely that it costs a
 # twentieth of the time; but never less often than once a minute, as speeds change.
@@ -78,7 +78,7 @@ class Decisions:
         self._lock = threading.RLock()  # books are kept under it too, at once in a single process
         self._arrived: defaultdict[int, set[int]] = defaultdict(set)
         self._measured: defaultdict[int, dict[int, Report]] = defaultdict(dict)
-        self._accounts = StepAccounts(world_size)
+        self._times = TimeBooks(world_size, emit=emit, clock=clock)
         self._first: Plan | None = None
         self._in_force: dict[int, Plan] = {}  # by step, from the first that was published on
         self._unkept: deque[tuple[list[Report], Plan, tuple[Event, ...]]] = deque()
@@ -99,17 +99,12 @@ class Decisions:
             case PlanAsked(index):
                 self.answer(index)
             case TimesTold(step, spent_us):
-                with self._lock:
-                    is_enough = self._accounts.add(peer, step, spent_us)
-                if is_enough:
-                    self._answers.later(self.tell_times)
+                if self._times.add(peer, step, spent_us):
+                    self._answers.later(self._times.tell)
 
-    def tell_times(self) -> None:
-        """Tell where the time went in the steps that all ranks are through with."""
-        with self._lock:
-            event = self._accounts.take()
-        if event is not None:
-            self._emit(event)
+    def end_times(self) -> None:
+        """Tell where the time went in all steps that are left, and who waited for whom."""
+        self._times.end()
 
     def take(self, rank: int, step: int, reports: Sequence[Report]) -> None:
         """Take in a rank's message for ``step``, and decide if it is the last."""

@@ -265,7 +265,7 @@ class Exchange:
             self._router.to_everyone(self.losses.goodbye(self.num_loops))
             self._router.close()
             self._channel = None
-        self.decisions.tell_times()
+        self.decisions.end_times()
         self.not_finite.end(self.last_step)
 
     def received(self, peer: int, message: Any) -> None:

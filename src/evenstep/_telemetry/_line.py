@@ -8,8 +8,16 @@ from itertools import pairwise
 from statistics import fmean
 from typing import TextIO
 
-from ..events import BalancingStopped, Event, RunStarted, StepMeasured, StepsAccounted
+from ..events import (
+    BalancingStopped,
+    Event,
+    RunStarted,
+    StepMeasured,
+    StepsAccounted,
+    WaitingDiagnosed,
+)
 from ._news import news
+from ._waiting import named, waiting_news
 
 PARTS = tuple(field.name.removesuffix("_s") for field in fields(StepsAccounted)[3:])
 
@@ -20,7 +28,7 @@ class ProgressLine:
     Usage:
         evenstep step 150: batch 32 16 11 5, step 0.212 s, computing 0.194 s of it (idle 2 %), equal
         split 0.594 s: saves 64 %; time: forward 31 %, backward 58 %, communication 4 %, waiting
-        2 %, optimizer 4 %, rest 1 %
+        2 %, optimizer 4 %, rest 1 %; lost by rank 3@node7: input 5 %
 
     All in one line. The figures are means over the steps since the last line. "step" is rank 0's
     time from one batch of a loop to the next: waiting for data, the exchange, the optimizer and all
@@ -32,7 +40,8 @@ class ProgressLine:
     the best split would save. What a step takes is known when the next one begins, so that the
     newest is in the next line. "time" is where the time of all workers went, in percent of all of
     it; what is below one half of a percent is left out. An evaluation or a checkpoint between two
-    loops is in it too.
+    loops is in it too. "lost by" says who the others wait for and why, in percent of all time,
+    as long as there is something to say.
 
     Args:
         stream: where to, such as ``sys.stderr``.
@@ -45,6 +54,8 @@ class ProgressLine:
         self._before: tuple[StepMeasured, ...] = ()  # the newest step of the last line
         self._since: list[StepMeasured] = []
         self._accounts: list[StepsAccounted] = []
+        self._hosts: tuple[str, ...] = ()
+        self._lost_by = ""
         self._is_equal = False
         self._is_off = False
 
@@ -55,6 +66,9 @@ class ProgressLine:
         self._is_off |= isinstance(event, BalancingStopped)
         if isinstance(event, RunStarted):
             self._is_equal = event.policy.startswith("Equal(")
+            self._hosts = event.hosts
+        elif isinstance(event, WaitingDiagnosed):
+            self._diagnosed(event)
         elif isinstance(event, StepsAccounted):
             self._accounts.append(event)
         elif isinstance(event, StepMeasured):
@@ -62,10 +76,17 @@ class ProgressLine:
             if len(self._since) >= self._num_steps:
                 off = ", balancing is off" if self._is_off else ""
                 text = describe((*self._before, *self._since), is_equal=self._is_equal) + off
-                print(text + spent(self._accounts), file=self._stream, flush=True)
+                text += spent(self._accounts) + self._lost_by
+                print(text, file=self._stream, flush=True)
                 self._before = (event,)
                 self._since.clear()
                 self._accounts.clear()
+
+    def _diagnosed(self, event: WaitingDiagnosed) -> None:
+        causes = named(event, self._hosts)
+        self._lost_by = f"; lost by {causes}" if causes else ""
+        if text := waiting_news(event, self._hosts):
+            print(f"evenstep {text}", file=self._stream, flush=True)
 
 
 def describe(steps: tuple[StepMeasured, ...], *, is_equal: bool = False) -> str:

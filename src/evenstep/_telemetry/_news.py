@@ -15,6 +15,7 @@ from ..events import (
     PolicySlow,
     SharesPlanned,
     SizesHeld,
+    WaitingDiagnosed,
     WorkerDropped,
     WorkerKept,
     WorkerUnhelpful,
@@ -51,6 +52,7 @@ _FAULTS: dict[type[Event], str] = {
     LossNotFinite: "From step {0.step} on losses are NaN or infinite, first on {whose}: check the "
     "batch and the loss there. Averaged gradients spread it to the parameters of all ranks for "
     "good: restart from a checkpoint of an earlier step.",
+    WaitingDiagnosed: "Step {0.step}: input is the limit, {input}.",
 }
 
 
@@ -69,7 +71,7 @@ def news(event: Event) -> str:
 
 
 class FaultLog:
-    """Logs a warning for the policy's first failure and rest, each rank's measurements, and NaN.
+    """Warns of the policy's first failure and rest, each rank's measurements, NaN, and slow input.
 
     Not for each: a policy that fails once mostly fails at every step, and the events have them
     all. Goes through the logger ``evenstep``, which reaches standard error unless it is set up
@@ -84,12 +86,23 @@ class FaultLog:
         kind = type(event), event.rank if isinstance(event, MeasurementRejected) else None
         if type(event) not in _FAULTS or kind in self._told:
             return
+        if isinstance(event, WaitingDiagnosed) and not _input(event):
+            return
         self._told.add(kind)
         ranks = event.ranks if isinstance(event, LossNotFinite) else ()
         whose = " and ".join(f"rank {rank}" for rank in ranks)
-        text = _FAULTS[type(event)].format(event, whose=whose)
+        fed = _input(event) if isinstance(event, WaitingDiagnosed) else ""
+        text = _FAULTS[type(event)].format(event, whose=whose, input=fed)
         words = "%s Training continues; this warning is given once."
         logging.getLogger("evenstep").warning(words, text)
+
+
+def _input(event: WaitingDiagnosed) -> str:
+    """Return what is said of input where it is what costs most; nothing otherwise."""
+    if event.causes[:1] != ("input",):
+        return ""
+    where = f"on rank {event.ranks[0]} alone: " if event.ranks[0] >= 0 else ""
+    return f"{where}{event.evidence[0]}. What to do: {event.remedy[0]}"
 
 
 def _shares(event: SharesPlanned) -> str:

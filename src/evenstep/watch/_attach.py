@@ -41,6 +41,9 @@ class Attachment:
         settings: as the launcher wrote them down.
         when_loaded: has a call made when a module is loaded.
         loaders: data sets' ids and frames of the loaders that were made; grows.
+
+    Attributes:
+        watch: the one on this process; None while no group is open.
     """
 
     def __init__(
@@ -48,7 +51,7 @@ class Attachment:
     ) -> None:
         self._settings = WatchSettings.read(settings)
         self._loaders = loaders
-        self._watch: Watch | None = None
+        self.watch: Watch | None = None
         self._num_groups = 0
         patches = Patches(self._current, when_loaded)
         for patch in (patch_ddp, patch_compiled, patch_loaders, patch_saving, patch_fsdp):
@@ -68,7 +71,7 @@ class Attachment:
         store = self._store()
         leads = rank == 0
         leader = WatchLeader(world_size, self._settings, now=monotonic, notes=advice_notes)
-        self._watch = Watch(
+        self.watch = Watch(
             sender=None if leads else RankSender(store, rank),
             reader=RankReader(store, range(1, world_size)) if leads else None,
             leader=leader if leads else None,
@@ -82,7 +85,7 @@ class Attachment:
             self._end()
 
     def _current(self) -> Watch | None:
-        watch = self._watch
+        watch = self.watch
         if watch is None or not watch.is_on or torch.compiler.is_compiling():
             return None
         return watch
@@ -102,11 +105,11 @@ class Attachment:
             (Path(folder) / SEEN).touch()
 
     def _end(self) -> None:
-        watch, self._watch = self._watch, None
+        watch, self.watch = self.watch, None
         if watch is not None:
             watch.close()
 
     def _forget(self) -> None:
-        watch, self._watch = self._watch, None
+        watch, self.watch = self.watch, None
         if watch is not None:
             watch.forget()

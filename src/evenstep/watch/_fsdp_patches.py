@@ -67,7 +67,7 @@ def _entered(before: Any, current: Current) -> Any:
         watch, was_root = current(), fsdp2_is_root(self)
         result = before(self, module, args, kwargs)
         if watch is not None and not was_root and fsdp2_is_root(self):
-            watch.forward_begins(module, (args, kwargs))
+            watch.forward_begins(module, (args, kwargs) if kwargs else args)
         return result
 
     return root_pre_forward

@@ -56,9 +56,11 @@ class WatchLeader:
         self._hellos = [RankHello("", "")] * world_size
         self._rows: deque[tuple[StepRecord, ...]] = deque(maxlen=_MOST_ROWS)
         self._unwritten: list[tuple[StepRecord, ...]] = []
+        self._unwritten_us = 0  # of rank 0
         self._file: JsonLines | None = None
         self._has_started = False
         self._num_steps = 0
+        self._spent_s = 0.0  # of rank 0, in all steps
         self._spoken_s = now()
         self._last: set[int] = set()
 
@@ -83,15 +85,18 @@ class WatchLeader:
         """Go through what is complete; write a line if it is time."""
         for row in self._merger.take():
             self._rows.append(row)
-            self._unwritten.append(row)
             self._num_steps = row[0].step + 1
+            self._spent_s += sum(row[0].spent_us) / 1e6
             self._diagnoser.add(
                 row[0].step,
                 [record.spent_us for record in row],
                 [record.clues for record in row],
             )
-            if sum(sum(rows[0].spent_us) for rows in self._unwritten) >= _LEAST_US:
-                self._write_steps()
+            if self._settings.run_dir:
+                self._unwritten.append(row)
+                self._unwritten_us += sum(row[0].spent_us)
+                if self._unwritten_us >= _LEAST_US:
+                    self._write_steps()
         every_s = self._settings.every_s
         if self._rows and every_s and self._now() - self._spoken_s >= every_s:
             self._spoken_s = self._now()
@@ -100,8 +105,14 @@ class WatchLeader:
             print(live_line(diagnosis, self._hosts), file=self._stream, flush=True)
             self._leave(SUMMARY, self._summary(self._diagnoser.diagnose(whole_run=True)))
 
-    def end(self, kind: str, sites: Sequence[CallSite]) -> None:
-        """Say what was seen in all, and close."""
+    def end(self, kind: str, sites: Sequence[CallSite], *, own_s: float) -> None:
+        """Say what was seen in all, and close.
+
+        Args:
+            kind: how gradients are exchanged.
+            sites: where the script made its model and its loader.
+            own_s: seconds that watching took of this rank.
+        """
         if not self._rows:
             text = f"evenstep watch: {_NO_TIME}.\n"
         else:
@@ -109,7 +120,10 @@ class WatchLeader:
             diagnosis = self._diagnoser.diagnose(whole_run=True)
             self._write(diagnosed(diagnosis))
             self._write(RunEnded(self._num_steps))
-            text = self._summary(diagnosis, self._notes(self.seen(kind, sites, diagnosis)))
+            share = 100 * own_s / max(self._spent_s, own_s)
+            notes = [f"watching took {share:.2g} % of rank 0's time"]
+            notes = [*self._notes(self.seen(kind, sites, diagnosis)), *notes]
+            text = self._summary(diagnosis, notes)
         self._stream.write(text)
         self._stream.flush()
         self._leave(SHOWN, "")
@@ -146,7 +160,7 @@ class WatchLeader:
             (folder / name).write_text(text, "utf-8")
 
     def _write_steps(self) -> None:
-        rows, self._unwritten = self._unwritten, []
+        rows, self._unwritten, self._unwritten_us = self._unwritten, [], 0
         if not rows:
             return
         spent_us = [[record.spent_us for record in row] for row in rows]

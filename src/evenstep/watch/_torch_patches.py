@@ -96,7 +96,7 @@ def watched_forward(before: Any, current: Current) -> Any:
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
         if (watch := current()) is None:
             return before(self, *inputs, **kwargs)
-        watch.forward_begins(self, (inputs, kwargs))
+        watch.forward_begins(self, (inputs, kwargs) if kwargs else inputs)
         output = before(self, *inputs, **kwargs)
         watch.forward_ends(output)
         return output

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from time import monotonic
+from time import monotonic, perf_counter, thread_time
 from typing import Any, Concatenate, ParamSpec, final
 
 import torch
@@ -39,10 +39,12 @@ def _quiet(
 
     def quiet(self: Watch, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
         if self.is_on:
+            begin = perf_counter()
             try:
                 method(self, *args, **kwargs)
             except Exception as error:
                 self.switch_off(error)
+            self.inline_s += perf_counter() - begin
 
     return quiet
 
@@ -60,6 +62,8 @@ class Watch:
 
     Attributes:
         is_on: whether it still watches.
+        inline_s: seconds that it took of the thread that trains, so far.
+        thread_s: CPU seconds of its own thread, so far.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class Watch:
         loaders: Sequence[tuple[int, Frames]],
     ) -> None:
         self.is_on = True
+        self.inline_s = self.thread_s = 0.0
         self._sender, self._reader, self._leader = sender, reader, leader
         self._rank = rank
         self._loaders = loaders
@@ -84,6 +89,11 @@ class Watch:
         self._compiling = CompileClock()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes sent so far; none on rank 0, which tells itself."""
+        return 0 if self._sender is None else self._sender.num_bytes
 
     @_quiet
     def model_made(self, kind: str, made: str, device: torch.device, frames: Frames) -> None:
@@ -164,7 +174,9 @@ class Watch:
             while not self._leader.is_complete and monotonic() < until:
                 threading.Event().wait(0.01)
                 self._listen()
-            self._leader.end(self._kind, tuple(self._sites.values()))
+            self._leader.end(
+                self._kind, tuple(self._sites.values()), own_s=self.inline_s + self.thread_s
+            )
         self._stop()
 
     def switch_off(self, error: BaseException) -> None:
@@ -211,10 +223,12 @@ class Watch:
 
     def _guard(self, call: Callable[[], None]) -> None:
         if self.is_on:
+            begin = perf_counter()
             try:
                 call()
             except Exception as error:
                 self.switch_off(error)
+            self.inline_s += perf_counter() - begin
 
     def _note_loader(self, dataset: Any) -> None:
         for number, frames in self._loaders:
@@ -228,6 +242,7 @@ class Watch:
                 self._sender.hello(self._hello)
             while not self._over.wait(_EVERY_S):
                 self._tell()
+                self.thread_s = thread_time()
         except Exception as error:
             self.switch_off(error)
 

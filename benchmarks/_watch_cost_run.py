@@ -1,0 +1,83 @@
+"""One rank of ``watch_cost``: steps that sleep, with a watch and without in turn."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+from evenstep.watch._attach import Attachment
+
+NUM_WARM_UP = 3
+
+
+class Sleeper(nn.Module):
+    """Takes as long as a device would, and hardly any CPU."""
+
+    def __init__(self, step_s: float) -> None:  # the class says it
+        super().__init__()
+        self.step_s, self.layer = step_s, nn.Linear(16, 1)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return one number for each sample."""
+        time.sleep(self.step_s)
+        out: torch.Tensor = self.layer(inputs)
+        return out
+
+
+def when_loaded(name: str, call: Callable[[Any], None]) -> None:
+    """Call at once for what is there; nothing else is loaded in this process."""
+    if name in sys.modules:
+        call(sys.modules[name])
+
+
+def train(num_steps: int, step_s: float) -> float:
+    """Return the CPU seconds of a step, of all threads of this process."""
+    model = DistributedDataParallel(Sleeper(step_s))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    data = TensorDataset(torch.randn(8 * (num_steps + NUM_WARM_UP), 16))
+    begin_s = 0.0
+    for number, (inputs,) in enumerate(DataLoader(data, batch_size=8)):
+        if number == NUM_WARM_UP:
+            dist.barrier()
+            gc.collect()
+            begin_s = time.process_time()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return (time.process_time() - begin_s) / num_steps
+
+
+def main(num_rounds: int, num_steps: int, step_s: float) -> None:
+    """Print what was measured, as JSON, from each rank in one line."""
+    dist.init_process_group("gloo")
+    attachment = Attachment(json.dumps({"every_s": 10.0}), when_loaded, [])
+    found: dict[str, list[float]] = {"plain": [], "watched": [], "own": [], "bytes": []}
+    for number in range(num_rounds):
+        for kind in ("plain", "watched")[:: 1 if number % 2 else -1]:
+            if kind == "watched":
+                attachment.group_opens()
+            watch = attachment.watch
+            found[kind].append(train(num_steps, step_s))
+            if watch is not None:
+                took = watch.inline_s + watch.thread_s
+                found["own"].append(took / (num_steps + NUM_WARM_UP))
+                attachment.group_closes(None)
+                found["bytes"].append(watch.num_bytes / (num_steps + NUM_WARM_UP))
+            dist.barrier()
+    os.write(1, (json.dumps({"rank": dist.get_rank(), **found}) + "\n").encode())
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))

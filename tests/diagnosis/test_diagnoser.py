@@ -1,0 +1,277 @@
+"""Who the others wait for, and why: each cause in runs that are disturbed, none in others."""
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks._injected import drawn, feed
+from evenstep._diagnosis import (
+    Cause,
+    Diagnoser,
+    HostClues,
+    Phase,
+    StepClues,
+    diagnosed,
+)
+from evenstep.events import to_record
+
+BASE = {"FORWARD": 30_000, "BACKWARD": 60_000, "OPTIMIZER": 5_000, "INPUT": 2_000, "REST": 1_000}
+LATE = ("OPTIMIZER", "EVALUATION", "CHECKPOINT", "REST", "INPUT")
+
+
+def steps(num_steps, world_size, *, late=None, seed=0, exchange=2_000):
+    """Return times of ranks that meet in the reduction alone, and differ by two percent.
+
+    ``late(step, rank)`` are microseconds by phase that a rank takes longer.
+    """
+    rng = np.random.default_rng(seed)
+    before, found = [0] * world_size, []
+    for step in range(num_steps):
+        rows = []
+        for rank in range(world_size):
+            row = [0] * len(Phase)
+            more = late(step, rank) if late else {}
+            for name in BASE | more:
+                mean = BASE.get(name, 0)
+                row[Phase[name]] = int(mean * rng.normal(1, 0.02) + more.get(name, 0))
+            rows.append(row)
+        came = [
+            b + row[Phase.FORWARD] + row[Phase.BACKWARD] + row[Phase.MEETING]
+            for b, row in zip(before, rows, strict=True)
+        ]
+        for row, at in zip(rows, came, strict=True):
+            row[Phase.REDUCTION] = max(came) - at + exchange
+        before = [sum(row[Phase[name]] for name in LATE) for row in rows]
+        found.append(rows)
+    return found
+
+
+def shown(found, *, clues=None, ask_every=None, **settings):
+    """Return a diagnoser that was shown these steps."""
+    diagnoser = Diagnoser(len(found[0]), **settings)
+    for step, spent_us in enumerate(found):
+        diagnoser.add(step, spent_us, clues(step) if clues else None)
+        if ask_every and step % ask_every == 0:
+            diagnoser.diagnose()
+    return diagnoser
+
+
+def names(found):
+    return [(one.cause, one.rank) for one in found.found]
+
+
+@pytest.mark.parametrize("cause", list(Cause))
+@pytest.mark.parametrize("seed", [3, 5])
+def test_a_cause_is_named_first_with_its_rank(cause, seed):
+    """In simulated runs with noise, whatever their length, model and severity."""
+    run = drawn(seed, [cause])
+    (injected,) = run.injections
+    found = feed(run).diagnose()
+
+    assert names(found)[0] == (cause, injected.rank)
+    assert found.found[0].evidence
+    assert found.found[0].remedy
+    assert found.no_verdict == ""
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_nothing_is_named_where_ranks_differ_by_chance(seed):
+    """And it says why."""
+    found = feed(drawn(seed, [])).diagnose()
+
+    assert found.found == ()
+    assert "wait for others in" in found.no_verdict
+
+
+@pytest.mark.parametrize("whole_run", [False, True])
+def test_the_waiting_share_is_what_ranks_truly_wait(whole_run):
+    """Half of the time one of two ranks waits 40 ms of 140: a seventh of all ranks' time."""
+    slow = steps(100, 2, late=lambda step, rank: {"BACKWARD": 40_000 * rank})
+    found = shown(slow).diagnose(whole_run=whole_run)
+
+    assert found.waiting_share == pytest.approx(20 / 140, abs=0.01)
+    assert found.explained_share == pytest.approx(1.0, abs=0.01)
+    assert found.step_s == pytest.approx(0.140, rel=0.01)
+    assert names(found) == [(Cause.SLOW_BACKWARD, 1)]
+    assert found.found[0].lost_share == pytest.approx(20 / 140, abs=0.01)
+
+
+def test_a_rank_that_hides_behind_another_one_gets_its_part():
+    """Rank 1 is late by 60 ms and rank 2 by 40: 20 are rank 1's, and the 40 are shared."""
+
+    def late(step, rank):
+        return {"INPUT": 60_000} if rank == 1 else {"REST": 40_000} if rank == 2 else {}
+
+    found = shown(steps(100, 4, late=late)).diagnose()
+
+    assert names(found) == [(Cause.INPUT, 1), (Cause.LOGGING, 2)]
+    first, second = (one.lost_share for one in found.found)
+    assert first / second == pytest.approx(2.0, rel=0.1)  # 20 + 20 to 20
+    assert first + second == pytest.approx(0.75 * 60 / 160, abs=0.01)
+
+
+def test_what_a_wait_before_the_input_has_levelled_is_not_counted_again():
+    """Ranks meet in a mean after each step: what came before it cannot make them late later."""
+    found = steps(100, 2)
+    for step, rows in enumerate(found):
+        saves = 100_000 * (step % 5 == 0)
+        rows[0][Phase.CHECKPOINT] += saves
+        rows[1][Phase.MEAN] += saves
+    told = shown(found).diagnose()
+
+    assert names(told) == [(Cause.CHECKPOINT, 0)]
+    assert told.found[0].lost_share == pytest.approx(10 / 120, abs=0.01)
+
+
+def test_waiting_that_no_own_time_explains_leaves_no_verdict():
+    """Ranks are alike in all that they measured, and wait for a third of the time."""
+    found = steps(60, 2)
+    for step, rows in enumerate(found):
+        rows[step % 2][Phase.REDUCTION] += 100_000
+    told = shown(found).diagnose()
+
+    assert told.waiting_share > 0.2
+    assert told.explained_share < 0.8
+    assert told.found == ()
+    assert "not 80 %" in told.no_verdict
+
+
+def test_input_and_network_are_named_where_no_rank_waits_for_another():
+    """All wait alike: no rank is to blame."""
+
+    def late(step, rank):
+        return {"INPUT": 100_000}
+
+    found = shown(steps(60, 3, late=late, exchange=60_000)).diagnose()
+
+    assert names(found) == [(Cause.INPUT, None), (Cause.NETWORK, None)]
+    assert found.waiting_share < 0.03
+
+
+def test_a_quota_and_the_want_of_a_core_are_told_apart_by_the_machine():
+    """Both look like a slow worker; with equal times the one or the other is named."""
+    slow = steps(
+        100, 2, late=lambda step, rank: {"FORWARD": 30_000 * rank, "BACKWARD": 60_000 * rank}
+    )
+    for field, cause, word in (
+        ("throttled_s", Cause.SLOW_WORKER, "quota"),
+        ("run_delay_s", Cause.CONTENTION, "core"),
+        ("major_faults", Cause.MEMORY, "disk"),
+    ):
+        diagnoser = shown(slow)
+        amount = 500 if field == "major_faults" else 0.5
+        for second in range(10):
+            diagnoser.add_host(0, HostClues(second, 1.0))
+            diagnoser.add_host(1, HostClues(second, 1.0, **{field: amount}))
+        (found,) = diagnoser.diagnose().found
+
+        assert (found.cause, found.rank) == (cause, 1)
+        assert word in found.evidence
+
+
+def test_sizes_that_differ_on_purpose_are_no_lengths():
+    """A rank half as fast has half the samples, and that changes with the plan."""
+    sizes = [(40, 20) if step % 20 < 10 else (36, 18) for step in range(100)]
+
+    def late(step, rank):
+        per_sample = (1_500, 3_000)[rank]
+        return {"FORWARD": sizes[step][rank] * per_sample, "INPUT": 50_000 * (rank == 0)}
+
+    clues = [[StepClues(size=size) for size in both] for both in sizes]
+    found = shown(steps(100, 2, late=late), clues=clues.__getitem__).diagnose()
+
+    assert names(found) == [(Cause.INPUT, 0)]
+
+
+def test_how_often_it_is_asked_changes_nothing():
+    """Steps are summed up in pieces; of the sums nothing is lost."""
+    slow = steps(90, 3, late=lambda step, rank: {"INPUT": 30_000 * (rank == 2)})
+    once, often = shown(slow).diagnose(), shown(slow, ask_every=7).diagnose()
+
+    assert names(once) == names(often) == [(Cause.INPUT, 2)]
+    assert once.num_steps == often.num_steps == 89
+    assert once.found[0].lost_share == pytest.approx(often.found[0].lost_share, rel=1e-9)
+
+
+def test_ranks_by_other_numbers_have_the_same_causes():
+    """A rank is a name."""
+
+    def late(step, rank):
+        return {"INPUT": 40_000} if rank == 0 else {"REST": 30_000} if rank == 1 else {}
+
+    found = steps(60, 4, late=late)
+    turned = [rows[::-1] for rows in found]
+
+    told, other = shown(found).diagnose(), shown(turned).diagnose()
+    assert names(other) == [(cause, 3 - rank) for cause, rank in names(told)]
+    assert len(names(told)) == 2
+
+
+def test_what_is_over_leaves_the_window_and_stays_in_the_run():
+    """A rank was slow in the first third of the run, half a minute ago."""
+    found = steps(900, 2, late=lambda step, rank: {"INPUT": 50_000 * rank * (step < 300)})
+    diagnoser = shown(found, ask_every=10, window_s=30.0)
+
+    assert diagnoser.diagnose().found == ()
+    assert names(diagnoser.diagnose(whole_run=True)) == [(Cause.INPUT, 1)]
+
+
+def test_a_step_that_is_missing_is_left_out():
+    """What leads to the step after it is not known; two steps in a row are enough to begin."""
+    found = steps(60, 2, late=lambda step, rank: {"REST": 30_000 * rank})
+    diagnoser = Diagnoser(2)
+    assert "no two steps" in diagnoser.diagnose().no_verdict
+    for step, spent_us in enumerate(found):
+        if step % 10 != 9:
+            diagnoser.add(step, spent_us)
+    told = diagnoser.diagnose()
+
+    assert told.num_steps == 6 * 8
+    assert names(told) == [(Cause.LOGGING, 1)]
+
+
+def test_memory_stays_the_same_however_long_the_run():
+    """By what a copy of it takes, after 3,000 steps and after 12,000."""
+    found = steps(100, 2)
+    diagnoser, sizes = Diagnoser(2, window_s=1.0), []
+    for step in range(12_000):
+        diagnoser.add(step, found[step % 100])
+        if step in (2_999, 11_999):
+            sizes.append(len(pickle.dumps(diagnoser)))
+
+    assert sizes[1] <= 1.3 * sizes[0]
+
+
+TIMES = st.lists(st.integers(0, 10**9), min_size=len(Phase), max_size=len(Phase))
+CLUES = st.builds(StepClues, *[st.integers(0, 10**9)] * 3)
+
+
+@given(st.integers(1, 5), st.integers(1, 6), st.data())
+def test_whatever_is_measured_shares_stay_shares(world_size, num_steps, data):
+    """No division by zero, no share above all, and an event that can be written."""
+    diagnoser = Diagnoser(world_size)
+    for step in range(num_steps):
+        spent_us = [data.draw(TIMES) for _ in range(world_size)]
+        diagnoser.add(step, spent_us, [data.draw(CLUES) for _ in range(world_size)])
+    found = diagnoser.diagnose(whole_run=data.draw(st.booleans()))
+    shares = [found.waiting_share, found.explained_share, *[one.lost_share for one in found.found]]
+
+    assert all(0.0 <= share <= 1.0 for share in shares)
+    assert bool(found.found) != bool(found.no_verdict)
+    assert to_record(diagnosed(found))["step"] == num_steps - 1
+
+
+def test_the_event_says_what_was_found():
+    """In columns, as files and sinks want it; -1 where no rank has the cause."""
+    late = shown(steps(60, 2, late=lambda step, rank: {"INPUT": 50_000 * rank}, exchange=40_000))
+    found = late.diagnose()
+    event = diagnosed(found)
+
+    assert event.causes == ("network", "input")
+    assert event.ranks == (-1, 1)
+    assert event.lost_share == tuple(one.lost_share for one in found.found)
+    assert event.evidence == tuple(one.evidence for one in found.found)
+    assert (event.step, event.num_steps, event.no_verdict) == (59, 59, "")

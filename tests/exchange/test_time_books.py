@@ -1,0 +1,120 @@
+"""What rank 0 tells of waiting: when that changes, calmly, and at the end; and never an error."""
+
+import pytest
+
+from evenstep._diagnosis import Phase
+from evenstep._exchange._time_books import TimeBooks
+from evenstep.events import StepsAccounted, WaitingDiagnosed
+
+
+class Clock:
+    """Says the time that it is told."""
+
+    now_s = 0.0
+
+    def __call__(self):
+        return self.now_s
+
+
+def row(*, input_us=0, waited_us=0):
+    """One rank's times in a step of 100 ms."""
+    found = [0] * len(Phase)
+    found[Phase.BACKWARD] = 100_000
+    found[Phase.INPUT], found[Phase.REDUCTION] = input_us, waited_us
+    return tuple(found)
+
+
+def run(books, clock, steps, *, late):
+    """Run steps in which rank ``late`` waits for input, and the other for it; None is neither."""
+    for step in steps:
+        clock.now_s += 0.15
+        for rank in (0, 1):
+            waits = late is not None and rank != late
+            us = {"waited_us": 50_000} if waits else {"input_us": 50_000 * (rank == late)}
+            is_enough = books.add(rank, step, row(**us))
+        if is_enough:
+            books.tell()
+
+
+@pytest.fixture
+def told():
+    return []
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def books(told, clock):
+    return TimeBooks(2, emit=told.append, clock=clock)
+
+
+def diagnoses(told):
+    return [event for event in told if isinstance(event, WaitingDiagnosed)]
+
+
+def test_a_cause_is_told_once_as_long_as_it_lasts(books, told, clock):
+    """Steps are accounted for as before; the diagnosis comes with the first look."""
+    run(books, clock, range(600), late=1)
+    (only,) = diagnoses(told)
+
+    assert (only.causes, only.ranks) == (("input",), (1,))
+    assert 60 <= only.step <= 80
+    assert sum(isinstance(event, StepsAccounted) for event in told) == 600
+
+
+def test_another_cause_is_told_but_not_at_once(books, told, clock):
+    """Two diagnoses are half a minute apart at least, and the last word is had at the end."""
+    run(books, clock, range(100), late=1)
+    run(books, clock, range(100, 1000), late=0)
+    books.end()
+    found = diagnoses(told)
+
+    assert found[0].ranks == (1,)
+    assert found[-2].ranks == (0,)
+    assert found[1].step - found[0].step >= 190  # of 0.15 s
+    assert found[-1].num_steps == 999
+
+
+def test_the_end_says_it_where_there_is_nothing_to_say(books, told, clock):
+    """Of a run of a few steps alone it does not; and it does once."""
+    run(books, clock, range(5), late=None)
+    books.end()
+    assert diagnoses(told) == []
+
+    again = TimeBooks(2, emit=told.append, clock=clock)
+    run(again, clock, range(50), late=None)
+    again.end()
+    again.end()
+    (only,) = diagnoses(told)
+
+    assert only.causes == ()
+    assert "which is little" in only.no_verdict
+
+
+def test_one_rank_waits_for_no_other(told, clock):
+    """No diagnosis of it."""
+    books = TimeBooks(1, emit=told.append, clock=clock)
+    for step in range(50):
+        books.add(0, step, row())
+    books.end()
+
+    assert diagnoses(told) == []
+    assert len(told) == 1
+
+
+def test_a_diagnosis_that_raises_is_logged_once_and_the_account_goes_on(books, told, clock, caplog):
+    """Here by times that no recorder writes: the account counts what the diagnosis cannot read."""
+    run(books, clock, range(50), late=1)
+    books.add(0, 50, (*row(), 7))
+    books.add(1, 50, (*row(), 7))
+    books.tell()
+    run(books, clock, range(51, 400), late=1)
+    books.end()
+
+    assert diagnoses(told) == []
+    assert told[-1].step == 399
+    (record,) = caplog.records
+    assert "who waits for whom is not told any more" in record.getMessage()
