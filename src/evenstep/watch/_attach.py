@@ -69,12 +69,13 @@ class Attachment:
             print(ALONE, file=sys.stderr, flush=True)
             return
         store = self._store()
-        leads = rank == 0
-        leader = WatchLeader(world_size, self._settings, now=monotonic, notes=advice_notes)
+        leads, leader = rank == 0, None
+        if leads:
+            leader = WatchLeader(world_size, self._settings, now=monotonic, notes=advice_notes)
         self.watch = Watch(
             sender=None if leads else RankSender(store, rank),
             reader=RankReader(store, range(1, world_size)) if leads else None,
-            leader=leader if leads else None,
+            leader=leader,
             rank=rank,
             loaders=self._loaders,
         )
