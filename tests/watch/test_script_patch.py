@@ -86,6 +86,15 @@ def test_tabs_and_a_missing_last_newline_stay(tmp_path):
     assert not after.endswith("\n")
 
 
+def test_a_last_line_without_an_end_is_no_obstacle(tmp_path):
+    """Not even where it is in the diff, or what the change follows."""
+    text = "model = DDP(net)\nloader = DataLoader(data)\ngo(loader)"
+
+    for script in (text, text.removesuffix("\ngo(loader)")):
+        after = changed(script, between(script, model="DDP(", loader="DataLoader(").diff, tmp_path)
+        assert "\nbalancer = Balancer()\nmodel, loader = " in after
+
+
 def test_a_line_of_one_layer_leads_to_the_whole_model():
     """`fully_shard` of layers in a loop is a part of it; that the loop changes as well is said."""
     shape = BY_NAME["fsdp2"]
@@ -123,6 +132,10 @@ UNCERTAIN = {
     "a function that is called twice": (
         "def make(data):\n    return DataLoader(data)\n\none = make(1)\ntwo = make(2)\n"
         "model = DDP(net)\n"
+    ),
+    "a class that is made twice": (
+        "class T:\n    def __init__(self, data):\n        self.data = data\n"
+        "        self.model = DDP(net)\n\nloader = DataLoader(data)\nT(loader)\nT(other)\n"
     ),
     "parts that never meet": (
         "def one():\n    model = DDP(net)\n\ndef two():\n    loader = DataLoader(data)\n"
