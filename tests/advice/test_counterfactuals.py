@@ -94,18 +94,34 @@ def test_sizes_that_differ_tell_a_delay_from_a_slow_device():
 
 @pytest.mark.parametrize("speeds", [(1, 1, 1, 1), (1, 1, 2, 4)])
 @pytest.mark.parametrize("curve", [0, 1 / 200])
-@pytest.mark.parametrize("padded", [False, True])
-def test_by_both_all_end_together_in_each_step(speeds, curve, padded):
+@pytest.mark.parametrize("kind", ["packed", "rows", "padded"])
+def test_by_both_all_end_together_in_each_step(speeds, curve, kind):
     """Packed or padded, linear or with attention: within 3 % of what costs and speeds say."""
     tokens, speed = lengths(), np.array(speeds)
-    if padded:
+    if kind == "padded":
         tokens = np.broadcast_to(tokens.max(axis=2, keepdims=True), tokens.shape)
     cost = (tokens + curve * tokens**2).sum(axis=2)
     rng = np.random.default_rng(1)
-    seen = watched((0.005 + UNIT_S * cost) / speed * rng.normal(1, 0.01, cost.shape), tokens.sum(2))
+    took, size = (0.005 + UNIT_S * cost) / speed * rng.normal(1, 0.01, cost.shape), tokens.sum(2)
+    seen = watched(took, size, num_samples=size if kind == "packed" else NUM_SAMPLES)
     level = (4 * 0.005 + UNIT_S * cost.sum(axis=1)) / speed.sum()
 
     assert foresee(seen).by_both.factor == pytest.approx(steps_over(seen, level), rel=0.03)
+
+
+def test_a_short_last_batch_is_no_length():
+    """Samples of one size stay so where an epoch ends; and it shows what a fixed delay is."""
+    num = np.full((NUM_STEPS, 4), 160)
+    num[20::21] = 40
+    seen = watched(0.001 * num + [0.1, 0, 0, 0], 100 * num, num_samples=num)
+
+    told = foresee(seen)
+
+    assert told.by_length.reason == "all samples have the same size"
+    assert told.by_speed.least == told.by_speed.factor
+    assert told.by_speed.factor == pytest.approx(
+        steps_over(seen, 0.001 * num[:, 0] + 0.1 / 4), rel=0.03
+    )
 
 
 def test_by_length_the_slowest_rank_has_its_share_of_the_tokens():

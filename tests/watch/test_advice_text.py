@@ -73,7 +73,7 @@ def test_the_users_own_file_gets_a_diff():
     ("library", "page"),
     [
         ("transformers", "docs/huggingface.md"),
-        ("accelerate", "docs/huggingface.md#accelerate"),
+        ("accelerate", "docs/huggingface.md"),
         ("lightning", "docs/loops.md#fabric-and-lightning"),
     ],
 )

@@ -106,7 +106,7 @@ def foresee(seen: WatchedSteps) -> Counterfactuals:
     is_told = lines.is_certain or seen.is_slow_throughout
     worst = lines if is_told else lines.of_equal_slopes()
     by_speed = _told(seen, lines, _by_speed(seen, lines), worst, _by_speed(seen, worst))
-    by_length = _length_untold(seen, lines)
+    by_length = _length_untold(lines)
     by_both = by_speed
     if by_length is None:
         by_length = _told(seen, lines, _by_length(lines))
@@ -182,14 +182,11 @@ def _shared(work: FloatArray, share: FloatArray) -> FloatArray:
     return np.where(share > 0, drawn, 0.0)
 
 
-def _length_untold(seen: WatchedSteps, lines: WorkLines) -> SpeedUp | None:
+def _length_untold(lines: WorkLines) -> SpeedUp | None:
     """Return why nothing is said of lengths; None if something is."""
     if not lines.is_size:
         return SpeedUp.untold("the sizes of the batches are not known")
-    by_sample = seen.num_samples.all() and float(
-        np.std(seen.size / seen.num_samples) / np.mean(seen.size / seen.num_samples)
-    )
-    if lines.spread < ALIKE or (seen.num_samples.all() and by_sample < ALIKE):
+    if lines.spread < ALIKE:
         return SpeedUp(1.0, 1.0, "all samples have the same size")
     return None
 

@@ -94,8 +94,8 @@ class WorkLines:
 
     @property
     def spread(self) -> float:
-        """Relative standard deviation of the work of one rank, median over ranks."""
-        return float(np.median(self.work.std(axis=0) / self.work.mean(axis=0)))
+        """Relative deviation of the work of one rank, rare short batches left out."""
+        return spread_of(self.work)
 
     def with_work(self, work: FloatArray) -> FloatArray:
         r"""Return own times with other work in the same steps; none for a rank without.
@@ -123,10 +123,18 @@ class WorkLines:
         return work
 
 
+def spread_of(values: FloatArray) -> float:
+    """Return the relative deviation of a column as medians see it; the median of all columns."""
+    usual = np.median(values, axis=0)
+    return float(np.median(1.4826 * np.median(abs(values - usual), axis=0) / usual))
+
+
 def _work(seen: WatchedSteps) -> tuple[FloatArray, bool]:
     """Return the work of sizes, and whether a good part of it is quadratic."""
-    size, num = seen.size, np.where(seen.num_samples > 0, seen.num_samples, 1.0)
-    features = np.stack([size, size**2 / num], axis=2)
+    size, num = seen.size, seen.num_samples
+    # Tokens in one row have as many "samples": how many there are is not known then.
+    is_known = (num > 0).all() and spread_of(num) < ALIKE
+    features = np.stack([size, size**2 / (num if is_known else 1.0)], axis=2)
     fit = fit_costs(features, seen.compute_s, [0] * seen.world_size)
     linear, quadratic = fit.slope_s.sum(axis=0) / fit.slope_s.sum()
     work = linear * features[..., 0] + quadratic * features[..., 1]

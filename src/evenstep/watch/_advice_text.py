@@ -20,7 +20,7 @@ _LOADER = "DataLoader"
 _RECIPES = {
     "transformers": "docs/huggingface.md",
     "trl": "docs/huggingface.md",
-    "accelerate": "docs/huggingface.md#accelerate",
+    "accelerate": "docs/huggingface.md",  # or what uses it, such as `Trainer`: on one page
     "lightning": "docs/loops.md#fabric-and-lightning",
     "pytorch_lightning": "docs/loops.md#fabric-and-lightning",
     "lightning_fabric": "docs/loops.md#fabric-and-lightning",
@@ -75,6 +75,9 @@ def advice_on(
         folder: what paths are shown relative to.
         source_of: the text of a file; None where it cannot be read.
     """
+    if run.kind == "FSDP1":
+        told = "what another split would bring cannot be told of FSDP1, nor can it be balanced"
+        return WatchAdvice(told, ("FSDP2 (`fully_shard`) can: docs/loops.md#fsdp2",))
     foreseen = foresee(
         WatchedSteps.of(
             run.spent_us, num_steps=run.num_steps, num_samples=run.num_samples, size=run.size
@@ -88,9 +91,6 @@ def advice_on(
             f"balancing is not worth it here: it would bring {foreseen.best:.2f}x, and below "
             f"{WORTH:.2f}x the script is better left as it is (docs/worth-it.md)"
         )
-        return WatchAdvice(told, (line,))
-    if run.kind == "FSDP1":
-        line = "FSDP1 cannot be balanced; FSDP2 (`fully_shard`) can: docs/loops.md#fsdp2"
         return WatchAdvice(told, (line,))
     change = _change(run, folder, source_of)
     return WatchAdvice(told, (*_beside(foreseen), *change.by_hand), change.diff)
