@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from .._private_torch import default_store
+from ._advice_text import advice_notes
 from ._call_sites import Frames
 from ._fsdp_patches import patch_fsdp
 from ._leader import WatchLeader
@@ -68,11 +69,13 @@ class Attachment:
             print(ALONE, file=sys.stderr, flush=True)
             return
         store = self._store()
-        leads = rank == 0
+        leads, leader = rank == 0, None
+        if leads:
+            leader = WatchLeader(world_size, self._settings, now=monotonic, notes=advice_notes)
         self.watch = Watch(
             sender=None if leads else RankSender(store, rank),
             reader=RankReader(store, range(1, world_size)) if leads else None,
-            leader=WatchLeader(world_size, self._settings, now=monotonic) if leads else None,
+            leader=leader,
             rank=rank,
             loaders=self._loaders,
         )

@@ -1,0 +1,163 @@
+"""What to do about the waiting that was seen, in words and as a change to the script."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, final
+
+from ..advice._counterfactuals import Counterfactuals, SpeedUp, foresee
+from ..advice._watched_steps import WatchedSteps
+from ._script_patch import ScriptPatch, by_hand, patched
+from ._watched_run import CallSite, WatchedRun
+
+WORTH: Final = 1.05
+"""Speed-up below which balancing is not advised: a run of 20 hours would end an hour earlier."""
+
+_LOADER = "DataLoader"
+_RECIPES = {
+    "transformers": "docs/huggingface.md",
+    "trl": "docs/huggingface.md",
+    "accelerate": "docs/huggingface.md",  # or what uses it, such as `Trainer`: on one page
+    "lightning": "docs/loops.md#fabric-and-lightning",
+    "pytorch_lightning": "docs/loops.md#fabric-and-lightning",
+    "lightning_fabric": "docs/loops.md#fabric-and-lightning",
+    "keras": "docs/tensorflow.md",
+    "tensorflow": "docs/tensorflow.md",
+}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class WatchAdvice:
+    """What to do about what was seen.
+
+    Attributes:
+        speed_ups: what other splits would bring, or why that cannot be told.
+        to_do: what to do, a line each.
+        diff: the change to the user's own file; empty where there is none, or none is certain.
+    """
+
+    speed_ups: str
+    to_do: tuple[str, ...]
+    diff: str = ""
+
+    def notes(self) -> tuple[str, ...]:
+        """Return it as lines; the diff is one, with all of its own."""
+        change = (f"the change, for `git apply`:\n{self.diff}",) if self.diff else ()
+        return (self.speed_ups, *self.to_do, *change)
+
+
+def advice_notes(run: WatchedRun) -> tuple[str, ...]:
+    """Return what a watch says at its end, on scripts of this machine."""
+    try:
+        return advice_on(run, folder=os.getcwd(), source_of=_text_of).notes()
+    except Exception as error:  # what was seen is worth saying without advice
+        return (f"no advice, by a fault of evenstep's own: {error!r}",)
+
+
+def _text_of(file: str) -> str | None:
+    try:
+        return Path(file).read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def advice_on(
+    run: WatchedRun, *, folder: str, source_of: Callable[[str], str | None]
+) -> WatchAdvice:
+    """Return what to do about a run that was watched.
+
+    Args:
+        run: what was seen.
+        folder: what paths are shown relative to.
+        source_of: the text of a file; None where it cannot be read.
+    """
+    if run.kind == "FSDP1":
+        told = "what another split would bring cannot be told of FSDP1, nor can it be balanced"
+        return WatchAdvice(told, ("FSDP2 (`fully_shard`) can: docs/loops.md#fsdp2",))
+    foreseen = foresee(
+        WatchedSteps.of(
+            run.spent_us, num_steps=run.num_steps, num_samples=run.num_samples, size=run.size
+        )
+    )
+    told = _speed_ups(foreseen)
+    if foreseen.by_speed.factor is None:
+        return WatchAdvice(told, ())
+    if foreseen.best < WORTH:
+        line = (
+            f"balancing is not worth it here: it would bring {foreseen.best:.2f}x, and below "
+            f"{WORTH:.2f}x the script is better left as it is (docs/worth-it.md)"
+        )
+        return WatchAdvice(told, (line,))
+    change = _change(run, folder, source_of)
+    return WatchAdvice(told, (*_beside(foreseen), *change.by_hand), change.diff)
+
+
+def _speed_ups(foreseen: Counterfactuals) -> str:
+    speed = foreseen.by_speed
+    if speed.factor is None:
+        return f"what another split would bring cannot be told: {speed.reason}"
+    parts = [f"by speed {_times(speed)}"]
+    length = foreseen.by_length
+    if length.factor is not None and not length.reason:
+        parts += [f"by length {_times(length)}", f"by both {_times(foreseen.by_both)}"]
+    text = f"balanced {', '.join(parts)}"
+    if foreseen.without_slowest.factor is not None:
+        text += f"; without rank {foreseen.slowest} {_times(foreseen.without_slowest)}"
+    return text + (f" (by length: {length.reason})" if length.reason else "")
+
+
+def _times(one: SpeedUp) -> str:
+    bound = f" (at least {one.least:.2f}x, as {one.reason})" if one.reason else ""
+    return f"{one.factor:.2f}x{bound}"
+
+
+def _beside(foreseen: Counterfactuals) -> Iterator[str]:
+    """Yield what to consider beside the change of the script."""
+    speed, both = foreseen.by_speed.factor, foreseen.by_both.factor
+    without = foreseen.without_slowest.factor
+    assert speed is not None
+    if both is not None and both >= WORTH * speed:
+        yield (
+            f"lengths matter: `Balancer(cost=lengths)`, with the length of each sample, brings "
+            f"{both:.2f}x where `Balancer()` brings {speed:.2f}x: docs/lengths.md"
+        )
+    if without is not None and without > WORTH * foreseen.best:
+        yield f"faster than any split: train without rank {foreseen.slowest}"
+
+
+def _change(run: WatchedRun, folder: str, source_of: Callable[[str], str | None]) -> ScriptPatch:
+    model = next((site for site in run.sites if site.made != _LOADER), None)
+    loader = next((site for site in run.sites if site.made == _LOADER), None)
+    for site in (model, loader):
+        if site is not None and site.library in _RECIPES:
+            page = _RECIPES[site.library]
+            return ScriptPatch("", (f"{site.library} makes the {_part(site)}: see {page}",))
+    if model is None or not model.file:
+        return ScriptPatch("", ("the recipe for loops of your own: docs/in-your-script.md",))
+    if loader is None or not loader.file:
+        at = _shown(model, folder)
+        line = f"no DataLoader was seen, and evenstep balances one: docs/data.md (model: {at})"
+        return ScriptPatch("", (line,))
+    source = source_of(model.file) if model.file == loader.file else None
+    if source is None:
+        return ScriptPatch("", by_hand(_shown(model, folder), _shown(loader, folder)))
+    path = _path(model.file, folder)
+    return patched(source, path, model_line=model.line, loader_line=loader.line)
+
+
+def _part(site: CallSite) -> str:
+    return "loader" if site.made == _LOADER else "model"
+
+
+def _shown(site: CallSite, folder: str) -> str:
+    return f"{_path(site.file, folder)}:{site.line}"
+
+
+def _path(file: str, folder: str) -> str:
+    """Return a path as it is shown: relative, where it is in the folder."""
+    inside = os.path.normpath(file).startswith(os.path.join(os.path.normpath(folder), ""))
+    return os.path.relpath(file, folder) if inside else file

@@ -1,0 +1,164 @@
+"""What a watch says at its end: speed-ups, what to do, and when to do nothing."""
+
+import numpy as np
+import pytest
+
+from evenstep._diagnosis import Phase
+from evenstep.watch._advice_text import advice_on
+from evenstep.watch._watched_run import CallSite, WatchedRun
+
+from ._scripts import BY_NAME, NANOGPT
+
+NUM_STEPS = 60
+SCRIPT = BY_NAME["mnist"]
+
+
+def run(times_ms, *, size=0, sites=(), kind="DDP", num_steps=NUM_STEPS, rest_ms=0):
+    """A run in which every rank's forward and backward take so long."""
+    times_us = 1000 * np.array(times_ms, float)
+    times_us = np.broadcast_to(times_us, (num_steps, times_us.shape[-1]))
+    spent = np.zeros((*times_us.shape, len(Phase)), np.int64)
+    spent[..., Phase.FORWARD] = times_us / 3
+    spent[..., Phase.BACKWARD] = times_us - spent[..., Phase.FORWARD]
+    spent[..., Phase.REDUCTION] = times_us.max(axis=1, keepdims=True) - times_us + 1000
+    spent[..., Phase.REST] = 1000 * rest_ms
+    return WatchedRun(
+        hosts=tuple(f"node{rank}" for rank in range(times_us.shape[1])),
+        devices=(),
+        kind=kind,
+        sites=tuple(sites),
+        step=np.arange(num_steps),
+        num_steps=np.ones(num_steps, np.int64),
+        spent_us=spent,
+        num_samples=np.full(times_us.shape, 16),
+        size=np.broadcast_to(size, times_us.shape),
+        diagnosis=None,
+    )
+
+
+def site(made, line, file="/home/me/train.py", library=""):
+    """Where something was made."""
+    return CallSite(made, file, line, library)
+
+
+OWN = (
+    site("DistributedDataParallel", SCRIPT.line_of(SCRIPT.model)),
+    site("DataLoader", SCRIPT.line_of(SCRIPT.loader)),
+)
+
+
+def advice(watched, source=SCRIPT.text):
+    """What is said of it."""
+    return advice_on(watched, folder="/home/me", source_of=lambda file: source)
+
+
+def test_each_speed_up_is_said():
+    """By speed, by length, by both, and without the slowest rank."""
+    size = np.random.default_rng(0).gamma(16, 100, (NUM_STEPS, 2))
+    told = advice(run(0.1 * size * [1, 3], size=size, sites=OWN))
+
+    for words in ("balanced by speed 1.7", "by length 1.0", "by both 2.0", "without rank 1 1.5"):
+        assert words in told.speed_ups
+
+
+def test_the_users_own_file_gets_a_diff():
+    """With its path as seen from the folder."""
+    told = advice(run([100, 300], sites=OWN))
+
+    assert told.diff.startswith("--- a/train.py\n+++ b/train.py\n")
+    assert told.notes()[-1].endswith(f":\n{told.diff}")
+
+
+@pytest.mark.parametrize(
+    ("library", "page"),
+    [
+        ("transformers", "docs/huggingface.md"),
+        ("accelerate", "docs/huggingface.md"),
+        ("lightning", "docs/loops.md#fabric-and-lightning"),
+    ],
+)
+def test_inside_a_library_the_recipe_is_named(library, page):
+    """No diff: its own lines stand on its page."""
+    made = [site("DistributedDataParallel", 3, library=library), OWN[1]]
+
+    told = advice(run([100, 300], sites=made))
+
+    assert told.diff == ""
+    assert page in told.to_do[-1]
+
+
+def test_a_loader_that_another_library_makes_is_the_users_line():
+    """Such as timm's: what the user called is what changes."""
+    shape = BY_NAME["timm_train"]
+    made = [
+        site("DistributedDataParallel", shape.line_of(shape.model)),
+        site("DataLoader", shape.line_of(shape.loader), library="timm"),
+    ]
+
+    assert "+    model, loader_train" in advice(run([1000, 300], sites=made), shape.text).diff
+
+
+def test_without_a_loader_it_says_so():
+    """nanoGPT's loop draws its batches itself."""
+    text = NANOGPT.read_text("utf-8")
+    line = next(n for n, line in enumerate(text.splitlines(), 1) if "= DDP(" in line)
+
+    told = advice(run([100, 300], sites=[site("DistributedDataParallel", line)]), text)
+
+    assert told.diff == ""
+    assert "no DataLoader was seen" in told.to_do[-1]
+
+
+def test_parts_in_two_files_are_named():
+    """Which lines to change, where a diff of one file cannot."""
+    made = [OWN[0], site("DataLoader", 7, file="/home/me/data.py")]
+
+    told = advice(run([100, 300], sites=made))
+
+    assert told.diff == ""
+    assert f"train.py:{OWN[0].line}" in told.to_do[-1]
+    assert "data.py:7" in told.to_do[-1]
+
+
+def test_a_file_that_cannot_be_read_is_named():
+    """It may be on another machine."""
+    told = advice(run([100, 300], sites=OWN), source=None)
+
+    assert told.diff == ""
+    assert f"train.py:{OWN[1].line}" in told.to_do[-1]
+
+
+def test_what_is_not_worth_it_is_said_plainly():
+    """Two percent are not worth a changed line."""
+    told = advice(run([100, 102], rest_ms=100, sites=OWN))
+
+    assert told.diff == ""
+    assert "not worth it" in told.to_do[0]
+
+
+def test_too_few_steps_give_no_advice():
+    """It says how many it takes."""
+    told = advice(run([100, 300], num_steps=12, sites=OWN))
+
+    assert "only 12 steps were seen" in told.speed_ups
+    assert told.diff == ""
+
+
+def test_lengths_that_matter_are_said_beside_the_diff():
+    """`Balancer(cost=...)` where it brings more than `Balancer()`."""
+    size = np.random.default_rng(0).gamma(4, 400, (NUM_STEPS, 4))
+
+    told = advice(run(0.1 * size, size=size, sites=OWN))
+
+    assert "Balancer(cost=lengths)" in told.to_do[0]
+    assert told.diff
+
+
+def test_fsdp1_is_sent_to_fsdp2():
+    """It cannot be balanced, and a diff would fail."""
+    made = [site("FullyShardedDataParallel", 3), OWN[1]]
+
+    told = advice(run([100, 300], kind="FSDP1", sites=made))
+
+    assert told.diff == ""
+    assert "docs/loops.md#fsdp2" in told.to_do[0]
