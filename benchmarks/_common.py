@@ -40,6 +40,7 @@ def main(
 ) -> None:
     """Parse ``--json`` and ``--quick``, run ``rows`` and print each as it is ready.
 
+    With ``--json`` to standard error: standard output gets one object at the end.
     Exits with 1 if a bar was missed, so that a script can tell.
     """
     parser = argparse.ArgumentParser(description=description)
@@ -52,10 +53,10 @@ def main(
     with _printing_elsewhere() if options.json else nullcontext():
         for row in rows(options):
             done.append(row)
-            if not options.json:
-                mark = {True: "met   ", False: "MISSED", None: "      "}[row.met]
-                figures = ", ".join(f"{key} {_short(value)}" for key, value in row.measured.items())
-                print(f"{mark}  {row.what}  [{row.bar}]\n        {figures}", flush=True)
+            mark = {True: "met   ", False: "MISSED", None: "      "}[row.met]
+            figures = ", ".join(f"{key} {_short(value)}" for key, value in row.measured.items())
+            told = sys.stderr if options.json else sys.stdout
+            print(f"{mark}  {row.what}  [{row.bar}]\n        {figures}", file=told, flush=True)
     if options.json:
         told = {"machine": _machine(), "rows": [asdict(row) for row in done]}
         print(json.dumps(told, indent=1, default=_plain))

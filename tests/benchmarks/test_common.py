@@ -27,3 +27,15 @@ def test_a_missed_bar_is_the_status(monkeypatch, capsys, met, status, kind):
         "measured": {"count": 3, "seconds": [0.5, 1.0]},
         "met": met,
     }
+
+
+def test_each_row_is_told_as_it_is_measured(monkeypatch, capsys):
+    """With ``--json`` too, on standard error: a benchmark that is broken off has told something."""
+    monkeypatch.setattr(sys, "argv", ["benchmark", "--json"])
+
+    def rows(options):
+        yield Row("the first", "at most 2", {"count": 3}, met=False)
+        assert capsys.readouterr() == ("", "MISSED  the first  [at most 2]\n        count 3\n")
+
+    with pytest.raises(SystemExit):
+        main("", rows)

@@ -13,6 +13,7 @@ import numpy as np
 from evenstep import Decision
 from evenstep._exchange._channel import StarChannel
 from evenstep._exchange._exchange import Exchange
+from evenstep._exchange._message_kinds import StepReports
 from evenstep._exchange._place import ENDED, Framework, Place, frame_of, line_of_user
 from evenstep._planner import Job, Planner, Report
 from evenstep.policies import AbstractPolicy
@@ -49,6 +50,13 @@ class Shifting(AbstractPolicy[int]):
 def reports_of(rank, step, size):
     """Return one rank's report of one step."""
     return [Report(step, size, 16, compute_s=0.1 * (rank + 1), data_s=0.0)]
+
+
+def report(exchange, step, reports):
+    """Report a step, with what was measured by then."""
+    messages = (StepReports(step, tuple(reports)),)
+    is_urgent = any(one.again or one.fault for one in reports)
+    exchange.report(step, lambda: messages, is_urgent=is_urgent)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from evenstep._planner._claim_switch import ClaimSwitch
 from evenstep.claims import Hybrid
 from evenstep.claims._step_claims import Claim
 
-from .exchanges import pairs, reports_of
+from .exchanges import pairs, report, reports_of
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_a_rank_behind_claims_by_the_plan_of_its_step(star, first_step):
     both = star(lag=1)
     for step in range(first_step, first_step + 6):
         sizes = [both[rank].at(step).batch_size for rank in (0, 1)]
-        both[0].report(step, reports_of(0, step, sizes[0][0]))
+        report(both[0], step, reports_of(0, step, sizes[0][0]))
         both[0].at(step + 1)
 
         thread, counts = in_thread(lambda step=step: all_claims(both[1], step))
@@ -56,7 +56,7 @@ def test_a_rank_behind_claims_by_the_plan_of_its_step(star, first_step):
 
         assert sizes[0] == sizes[1]
         assert counts == [16 - sum(size // 2 for size in sizes[1])]
-        both[1].report(step, reports_of(1, step, sizes[1][1]))
+        report(both[1], step, reports_of(1, step, sizes[1][1]))
 
 
 def test_rank_0_answers_to_the_end_of_the_last_step(star):
@@ -65,7 +65,7 @@ def test_rank_0_answers_to_the_end_of_the_last_step(star):
     for exchange in both:
         exchange.at(0)
     mine = all_claims(both[0], 0)
-    both[0].report(0, [])
+    report(both[0], 0, [])
     closing, _ = in_thread(both[0].close)
     closing.join(0.2)
     theirs = all_claims(both[1], 0)

@@ -27,12 +27,13 @@ class Ranks:
 
     def __init__(self):
         self.plans, self.answered, self.events = [], [], []
+        self.newest_done = -1
 
     def announce(self, plan):
         if not self.plans or self.plans[-1].epoch != plan.epoch:
             self.plans.append(plan)
 
-    def publish(self, index, through):
+    def publish(self, index, through, *, done):
         self.answered += range(index, through + 1)
 
     def completed(self, step): ...

@@ -13,7 +13,7 @@ from evenstep._planner import Job, Planner, Report
 from evenstep.events import MeasurementRejected, StepMeasured
 from evenstep.exceptions import WorkerLostError
 
-from .exchanges import Shifting, alone, pairs, reports_of
+from .exchanges import Shifting, alone, pairs, report, reports_of
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def play(both, num_steps, *, reports=reports_of):
         for step in range(num_steps):
             plan = both[rank].at(step)
             told[rank].append(plan.batch_size)
-            both[rank].report(step, reports(rank, step, plan.batch_size[rank]))
+            report(both[rank], step, reports(rank, step, plan.batch_size[rank]))
         told[rank].append(both[rank].at(num_steps).batch_size)
         both[rank].hear_out(limit_s=10.0)
 
@@ -63,7 +63,7 @@ def test_a_resumed_run_counts_on(star):
     for step in range(57, 60):
         for rank in (0, 1):
             plan = both[rank].at(step)
-            both[rank].report(step, reports_of(rank, step, plan.batch_size[rank]))
+            report(both[rank], step, reports_of(rank, step, plan.batch_size[rank]))
         told.append(plan.batch_size)
 
     assert told == [(8, 8), (8, 8), (7, 9)]
@@ -88,7 +88,7 @@ def test_a_rank_that_looks_ahead_waits_for_no_report(star):
     }
     for step in range(8):
         for rank in (0, 1):
-            both[rank].report(step, reports_of(rank, step, told[rank][step][rank]))
+            report(both[rank], step, reports_of(rank, step, told[rank][step][rank]))
         for rank in (1, 0):
             told[rank].append(both[rank].at(step + 3, may_look_ahead=True).batch_size)
 
@@ -105,10 +105,10 @@ def test_a_plan_never_changes_a_step_that_was_answered(star):
         both[rank].subscribe(heard[rank].append)
     ahead = [both[1].at(step, may_look_ahead=True) for step in range(6)]
     for step in range(6):
-        both[1].report(step, reports_of(1, step, ahead[step].batch_size[1]))
+        report(both[1], step, reports_of(1, step, ahead[step].batch_size[1]))
         plan = both[0].at(step, may_look_ahead=True)
         assert plan.batch_size == ahead[step].batch_size
-        both[0].report(step, reports_of(0, step, plan.batch_size[0]))
+        report(both[0], step, reports_of(0, step, plan.batch_size[0]))
     both[0].at(6, may_look_ahead=True)
 
     changed = [plan for plan in heard[0] if plan.epoch]
@@ -150,11 +150,11 @@ def test_late_measurements_are_planned_by_all_at_once(star):
     both[1].subscribe(lambda plan: heard.append(plan.epoch))
     for rank in (0, 1):
         both[rank].at(0)
-        both[rank].report(0, [])
-        both[rank].report(1, [])
+        report(both[rank], 0, [])
+        report(both[rank], 1, [])
     for rank in (0, 1):
-        both[rank].report(2, [*reports_of(rank, 0, 8), *reports_of(rank, 1, 8)])
-        both[rank].report(3, reports_of(rank, 2, 8))
+        report(both[rank], 2, [*reports_of(rank, 0, 8), *reports_of(rank, 1, 8)])
+        report(both[rank], 3, reports_of(rank, 2, 8))
 
     plan = both[1].at(5)
 
@@ -167,8 +167,8 @@ def test_a_step_that_one_rank_did_not_measure_is_left_out(star):
     both, _ = star()
     both[1].at(0)
     for step in range(3):
-        both[0].report(step, reports_of(0, step, 8))
-        both[1].report(step, [] if step == 1 else reports_of(1, step, 8))
+        report(both[0], step, reports_of(0, step, 8))
+        report(both[1], step, [] if step == 1 else reports_of(1, step, 8))
 
     assert both[1].at(2).batch_size == (8, 8)
     assert both[1].at(3).batch_size == (7, 9)
@@ -179,8 +179,8 @@ def test_times_that_cannot_be_travel_and_are_told(star):
     both, emitted = star()
     for step, seconds in enumerate((0.2, 0.2, float("nan"), float("inf"), -1.0, 0.2)):
         plans = [both[rank].at(step) for rank in (0, 1)]
-        both[0].report(step, reports_of(0, step, plans[0].batch_size[0]))
-        both[1].report(step, [Report(step, plans[1].batch_size[1], 16, seconds, data_s=0.0)])
+        report(both[0], step, reports_of(0, step, plans[0].batch_size[0]))
+        report(both[1], step, [Report(step, plans[1].batch_size[1], 16, seconds, data_s=0.0)])
     plans = [both[rank].at(6).batch_size for rank in (0, 1)]
     both[0].close()
     rejected = [e.step for e in list(emitted.queue) if isinstance(e, MeasurementRejected)]
@@ -258,7 +258,7 @@ def test_a_rank_that_ends_waits_until_all_have_reported_its_last_step(star):
     step = 12
     for rank in (0, 1):
         both[rank].at(step)
-    both[0].report(step, short(0, step, 8))
+    report(both[0], step, short(0, step, 8))
     ended = threading.Event()
 
     def end():
@@ -268,7 +268,7 @@ def test_a_rank_that_ends_waits_until_all_have_reported_its_last_step(star):
     thread = threading.Thread(target=end)
     thread.start()
     assert not ended.wait(0.2)
-    both[1].report(step, short(1, step, 8))
+    report(both[1], step, short(1, step, 8))
     assert ended.wait(10)
     thread.join()
 
@@ -277,7 +277,7 @@ def test_a_rank_that_ends_waits_for_no_answer_of_one_that_has_left(star):
     """Rank 0 leaves once it knows all reports, perhaps before it is asked for them."""
     both, _ = star()
     for rank in (0, 1):
-        both[rank].report(0, reports_of(rank, 0, both[rank].at(0).batch_size[rank]))
+        report(both[rank], 0, reports_of(rank, 0, both[rank].at(0).batch_size[rank]))
     both[0].hear_out(limit_s=10.0)
     both[0].close()
     begin_s = monotonic()
@@ -296,6 +296,28 @@ def test_a_loss_names_a_step_that_is_done_where_later_ones_are_answered(star):
             both[loser].losses.check()
 
 
+@pytest.mark.parametrize("teller", [0, 1])
+def test_a_loss_names_no_step_that_some_rank_is_still_in(star, teller):
+    """Answers that are asked for ahead say nothing of it; rank 0 tells what it knows."""
+    both, _ = star()
+    ahead = [[both[rank].at(step, may_look_ahead=True) for step in range(2)] for rank in (0, 1)]
+    for step in range(5):
+        for rank in (0, 1):
+            ahead[rank].append(both[rank].at(step + 2, may_look_ahead=True))
+            size = ahead[rank][step].batch_size[rank]
+            if (rank, step) != (0, 4):
+                report(both[rank], step, reports_of(rank, step, size))
+    while both[0].newest_done < 3:
+        pass
+    both[teller].lost(1 - teller, "it is gone")
+    while not both[1].losses.is_broken:  # pytest's own limit ends it
+        pass
+
+    for rank in {teller, 1}:
+        with pytest.raises(WorkerLostError, match=r"complete on all ranks is 3\."):
+            both[rank].losses.check()
+
+
 def test_rank_0_misses_a_rank_that_left_while_its_own_reports_are_held(star):
     """It is in a step that the other has not done, though no message says so yet."""
     both, _ = star(planner=gathering())
@@ -309,7 +331,7 @@ def test_rank_0_misses_a_rank_that_left_while_its_own_reports_are_held(star):
         for step in range(12, 24):  # more than are answered ahead
             begun.append(step)
             both[0].at(step)
-            both[0].report(step, short(0, step, 8))
+            report(both[0], step, short(0, step, 8))
             both[0].losses.check()
 
     with pytest.raises(WorkerLostError, match=r"Rank 1.* complete on all ranks is 11\."):

@@ -7,7 +7,7 @@ from evenstep._planner import Job, Planner, Report
 from evenstep.events import BalancingStopped, PolicyFailed, StepMeasured
 from evenstep.exceptions import WorkerLostError
 
-from .exchanges import Shifting, pairs, reports_of
+from .exchanges import Shifting, pairs, report, reports_of
 from .test_decisions import Ranks
 from .test_exchange import play
 
@@ -114,8 +114,8 @@ def test_a_rank_that_cannot_measure_has_all_go_on_with_equal_sizes(star, lag):
         told.append([plan.batch_size for plan in plans])
         fails = step == FAILS_AT
         (one,) = reports_of(1, step, plans[1].batch_size[1])
-        both[0].report(step, [] if fails else reports_of(0, step, plans[0].batch_size[0]))
-        both[1].report(step, [one._replace(fault="no clock") if fails else one])
+        report(both[0], step, [] if fails else reports_of(0, step, plans[0].batch_size[0]))
+        report(both[1], step, [one._replace(fault="no clock") if fails else one])
     both[0].close()
     stopped = [event for event in list(emitted.queue) if isinstance(event, BalancingStopped)]
 
@@ -150,7 +150,7 @@ def test_a_loader_that_cannot_follow_a_plan_ends_the_run(star, caplog, failing):
     for step in (0, 1):
         for rank in (0, 1):  # the later one, so rank 0 decides on its channel's thread
             both[rank].at(step)
-            both[rank].report(step, reports_of(rank, step, 8))
+            report(both[rank], step, reports_of(rank, step, 8))
 
     for rank in (0, 1):
         with pytest.raises(WorkerLostError, match=rf"Rank {failing} on .* internal fault .*sample"):

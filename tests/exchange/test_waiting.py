@@ -13,7 +13,7 @@ from evenstep._planner import Job, Planner
 from evenstep.events import WorkerLost
 from evenstep.exceptions import WorkerLostError
 
-from .exchanges import PLAIN, Shifting, alone, pairs, reports_of
+from .exchanges import PLAIN, Shifting, alone, pairs, report, reports_of
 
 STUCK = replace(PLAIN, is_stuck=lambda thread_id: True)
 
@@ -34,7 +34,7 @@ def test_a_lost_worker_is_an_error_for_everybody_who_waits():
     exchange.start()
     exchange.lead(Planner(Shifting(), Job(2, 16)))
     exchange.at(0)
-    exchange.report(0, reports_of(0, 0, 8))
+    report(exchange, 0, reports_of(0, 0, 8))
     other.close()
 
     with pytest.raises(WorkerLostError, match=r"Rank 1 on b was lost.*last checkpoint") as caught:
@@ -111,7 +111,7 @@ def test_a_rank_that_hangs_is_an_error_where_it_is_waited_for(star):
     both, emitted = star(hang_s=0.5)
     for rank in (0, 1):
         both[rank].at(0)
-    both[0].report(0, reports_of(0, 0, 8))
+    report(both[0], 0, reports_of(0, 0, 8))
 
     with pytest.raises(
         WorkerLostError, match=r"Rank 1 on b.*not finished step 0.*hang_s"
@@ -130,7 +130,7 @@ def test_nobody_hangs_while_nobody_waits(star):
     both, _ = star(hang_s=0.15)
     for rank in (0, 1):
         both[rank].at(0)
-        both[rank].report(0, reports_of(rank, 0, 8))
+        report(both[rank], 0, reports_of(rank, 0, 8))
     looks = Queue()
     look, both[0]._patrol.look = both[0]._patrol.look, lambda: looks.put(look())
     found = [looks.get(timeout=5) for _ in range(10)]
@@ -151,11 +151,11 @@ def test_a_policy_that_never_comes_back_is_noticed(star):
 
     def lead():
         both[0].at(0)
-        both[0].report(0, reports_of(0, 0, 8))
+        report(both[0], 0, reports_of(0, 0, 8))
 
     planner.observe = never
     both[1].at(0)
-    both[1].report(0, reports_of(1, 0, 8))
+    report(both[1], 0, reports_of(1, 0, 8))
     wait_for(lambda: both[0].decisions.newest == 0)
     leading = threading.Thread(target=lead)
     leading.start()

@@ -9,12 +9,14 @@ from evenstep._planner import Cost, CostPlanner, EqualSizes, Job, Report, Work, 
 from evenstep.events import MeasurementRejected, MemoryCapped, Rebalanced, SizesHeld
 from evenstep.solve import partition
 
+from .playing import Playing
+
 SPEED = np.array([1.0, 1.0, 2.0, 4.0])
 WORLD_SIZE, BATCH_SIZE = 4, 64
 LENGTH = np.clip(np.random.default_rng(0).lognormal(5, 1, 4096), 8, 1000).astype(int)
 
 
-class Run:
+class Run(Playing):
     """Steps whose true times are known, as the ranks of a run would report them.
 
     Args:
@@ -44,15 +46,15 @@ class Run:
         seen_cost = Cost(from_batch="length", padded=False)
         self.costs = seen_cost.table(range(len(length))) if seen else self.true_costs
         job = Job(WORLD_SIZE, BATCH_SIZE)
-        self.planner = CostPlanner(job, self.costs, kinds=[0] * WORLD_SIZE, **settings)
+        super().__init__(CostPlanner(job, self.costs, kinds=[0] * WORLD_SIZE, **settings))
         self.true, self.noise, self.speed = np.array(true), noise, SPEED
         self.pauses, self.fixed_s, self.shares = pauses, fixed_s, []
         self.rng = np.random.default_rng(1)
-        self.plans, self.over, self.events = [self.planner.plan], [], []
+        self.over = []
 
     def step(self, step, **changed):
         """Run a step; note its time over the bound."""
-        plan = next(plan for plan in reversed(self.plans) if plan.first_step <= step)
+        plan = self.plan_of(step)
         indices = self.rng.integers(0, len(LENGTH), BATCH_SIZE)
         features = self.true_costs.features(indices)
         owner = np.repeat(np.arange(WORLD_SIZE), plan.batch_size)
@@ -71,15 +73,7 @@ class Run:
             Report(step, int(n), BATCH_SIZE, float(s), 0.0, work=w, **changed)
             for n, s, w in zip(np.bincount(owner, minlength=WORLD_SIZE), took, work, strict=True)
         ]
-        outcome = self.planner.observe(reports, next_step=step + 1)
-        self.events += [*outcome.events, *self.planner.catch_up(next_step=step + 2).events]
-        if self.planner.plan.epoch != self.plans[-1].epoch:
-            self.plans.append(self.planner.plan)
-
-    def run(self, num_steps, first=0):
-        for step in range(first, first + num_steps):
-            self.step(step)
-        return self
+        self.show(reports)
 
 
 def test_it_learns_speeds_and_lengths_within_twenty_steps():

@@ -8,13 +8,15 @@ from evenstep.events import MemoryCapped, SizesHeld
 from evenstep.policies import Auto
 from evenstep.solve import WorkerCosts
 
+from .playing import Playing
+
 WORLD_SIZE, BATCH_SIZE = 3, 24
 SPEED = np.array([4.0, 1.0, 1.0])
 FIXED, EACH = 2_000_000, 1000  # bytes of a model, and of a token
 LENGTH = np.clip(np.random.default_rng(0).lognormal(5, 1, 4096), 8, 1500).astype(int)
 
 
-class Run:
+class Run(Playing):
     """Steps of ranks whose memory and speeds are known.
 
     Args:
@@ -48,12 +50,12 @@ class Run:
         self.true, self.speed = np.array(true), np.array(speed)
         self.rng = np.random.default_rng(1)
         job = Job(WORLD_SIZE, BATCH_SIZE, cuts=not whole)
-        self.planner = CostPlanner(job, self.costs, kinds=[0] * WORLD_SIZE)
-        self.plans, self.num_forwards = [self.planner.plan], np.zeros(WORLD_SIZE, int)
-        self.events, self.largest, self.peaks, self.caps = [], [], [], []
+        super().__init__(CostPlanner(job, self.costs, kinds=[0] * WORLD_SIZE))
+        self.num_forwards = np.zeros(WORLD_SIZE, int)
+        self.largest, self.peaks, self.caps = [], [], []
 
     def step(self, step, **changed):
-        plan = next(plan for plan in reversed(self.plans) if plan.first_step <= step)
+        plan = self.plan_of(step)
         indices = self.rng.integers(0, len(LENGTH), BATCH_SIZE)
         features = self.true_costs.features(indices)
         if plan.costs is None:
@@ -92,15 +94,7 @@ class Run:
             )
             for rank, own in enumerate(forwards)
         ]
-        outcome = self.planner.observe(reports, next_step=step + 1)
-        self.events += [*outcome.events, *self.planner.catch_up(next_step=step + 2).events]
-        if self.planner.plan.epoch != self.plans[-1].epoch:
-            self.plans.append(self.planner.plan)
-
-    def run(self, num_steps, first=0):
-        for step in range(first, first + num_steps):
-            self.step(step)
-        return self
+        self.show(reports)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.01])
@@ -284,3 +278,17 @@ def test_equal_forwards_keep_to_caps():
 
     assert len(set(found.num_forwards.tolist())) == 1
     assert [max(own) <= cap for own, cap in zip(sizes, caps, strict=True)] == [True, True]
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_equal_forwards_leave_room_for_unlike_numbers_of_samples(padded):
+    """Two on each rank, none larger than an equal split's; ranks are nearly level all the same."""
+    costs = Cost(LENGTH[:24], padded=padded).table(range(24))
+    features = costs.features(np.arange(24))
+    workers = CostPlanner(Job(3, 24), costs, kinds=[0] * 3).plan.costs.workers()
+    found = assign(costs, features, workers, equal_forwards=True)
+    largest = max(len(one) for rank in range(3) for one in found.samples(rank))
+
+    assert found.num_forwards.tolist() == [2, 2, 2]
+    assert largest <= 7
+    assert found.load.max() <= (1.45 if padded else 1.01) * found.bound

@@ -148,7 +148,7 @@ def train(
             seen.append(mine)
         if checkpoint is not None:
             checkpoint.save(len(seen))
-    values = [_whole(p).flatten() for p in model.parameters()]
+    values = [whole(p).flatten() for p in model.parameters()]
     plans = [event.batch_size for event in events if isinstance(event, Rebalanced)]
     return torch.cat(values), seen, plans
 
@@ -157,6 +157,6 @@ def _steps(loader: Any, kind: str) -> Any:
     return loader.steps() if kind != "plain" else ([batch] for batch in loader)
 
 
-def _whole(parameter: torch.Tensor) -> torch.Tensor:
+def whole(parameter: torch.Tensor) -> torch.Tensor:
     full = getattr(parameter, "full_tensor", None)
     return (parameter if full is None else full()).detach()

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from evenstep.torch import Balancer, Cost
+from evenstep.torch import Balancer, Checkpoint, Cost
 
-from .cost_runs import BATCH_SIZE, NUM_SAMPLES, Batch, Masked, Series, loss_of, padded
+from .cost_runs import BATCH_SIZE, NUM_SAMPLES, Batch, Masked, Series, loss_of, padded, whole
 from .stream_runs import QUIET, gradient
 
 Sample = dict[str, Any]
@@ -102,6 +105,54 @@ def _steps(cost: Cost, num_workers: int, cuts: bool) -> dict[str, Any]:
             theirs = reference([number for part in everybody for number in part])
             errors.append(float((gradient(ddp) - theirs).norm() / theirs.norm()))
     return {"steps": found, "error": max(errors), "largest": max(sizes)}
+
+
+def train(
+    rank: int, *, sharded: bool = False, folder: Path | None = None, stop_after: int | None = None
+) -> tuple[torch.Tensor, list[list[list[int]]]]:
+    """Train on the stream once; return parameters, and this rank's forwards of each step.
+
+    Args:
+        rank: this process.
+        sharded: whether the model is sharded by FSDP2.
+        folder: of a checkpoint that is loaded, and saved after the last step.
+        stop_after: steps, where not all are trained.
+    """
+    module: Any = model()
+    if sharded:
+        fully_shard(module)
+    size = BATCH_SIZE // dist.get_world_size()
+    stock = DataLoader(Stream(), batch_size=size, collate_fn=together)
+    with Balancer(cost=Cost("x", padded=True), runtime=QUIET) as balancer:
+        net, loader = balancer.prepare(module, stock, stream="same")
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+        parts = {"model": net, "optimizer": optimizer, "loader": loader}
+        checkpoint = None if folder is None else Checkpoint(folder, **parts)
+        if checkpoint is not None:
+            checkpoint.load()
+        seen: list[list[list[int]]] = []
+        for step in islice(loader.steps(), stop_after):
+            optimizer.zero_grad()
+            forwards = []
+            for batch in step:
+                loss_of(net, batch, tokens=False).backward()
+                forwards.append(batch[0].tolist())
+            optimizer.step()
+            seen.append(forwards if balancer.num_samples else [])
+        if checkpoint is not None:
+            checkpoint.save(len(seen))
+    return torch.cat([whole(value).flatten() for value in net.parameters()]), seen
+
+
+def alone() -> torch.Tensor:
+    """Return the parameters after the same steps in one process without a balancer."""
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    for batch in DataLoader(Stream(), batch_size=BATCH_SIZE, collate_fn=together):
+        optimizer.zero_grad()
+        loss_of(net, batch, tokens=False).backward()
+        optimizer.step()
+    return torch.cat([value.detach().flatten() for value in net.parameters()])
 
 
 class Cropped(Stream):

@@ -284,7 +284,7 @@ def test_a_device_is_asked_on_the_thread_that_trains(is_late):
     class Line:
         """Holds what makes a report."""
 
-        def report_by(self, step, made, *, is_urgent=False):
+        def report(self, step, made, *, is_urgent=False):
             sent.append(made)
 
     Clock.is_late = is_late

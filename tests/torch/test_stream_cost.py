@@ -7,8 +7,8 @@ import pytest
 from evenstep.testing import run_workers
 
 from .._tiers import Groups, slow_but
-from .cost_runs import BATCH_SIZE
-from .stream_cost_runs import CAP, CASES, order, refusals, steps, unlike
+from .cost_runs import BATCH_SIZE, NUM_SAMPLES
+from .stream_cost_runs import CAP, CASES, alone, order, refusals, steps, train, unlike
 
 pytestmark = pytest.mark.cluster
 RUNS = [(name, world_size) for name in CASES for world_size in (2, 3)]
@@ -50,6 +50,52 @@ def test_ranks_get_unlike_numbers_of_samples_by_their_lengths(runs, name, world_
     assert any(len(some) > 1 for some in counts)
     if CASES[name][0].max_size is not None:
         assert max(rank["largest"] for rank in ranks) <= CAP
+
+
+def trained(world_size, **settings):
+    """Train on some ranks; return each one's parameters, and its forwards of each step."""
+    return run_workers(world_size, _train, settings, timeout_s=120)
+
+
+def _train(rank, settings):
+    return train(rank, **settings)
+
+
+def assert_as_alone(ranks):
+    """All ranks have the parameters of one process, within 1e-12."""
+    theirs = alone()
+    for parameters, _ in ranks:
+        assert float((parameters - theirs).norm() / theirs.norm()) <= 1e-12
+
+
+def steps_of(ranks):
+    """The samples of each step, sorted."""
+    each = zip(*(seen for _, seen in ranks), strict=True)
+    return [sorted(i for rank in step for forward in rank for i in forward) for step in each]
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_other_ranks(tmp_path):
+    """Three ranks, then two: each sample once, in its step, and the parameters of one process."""
+    before = trained(3, folder=tmp_path, stop_after=3)
+    after = trained(2, folder=tmp_path)
+
+    assert steps_of(before) + steps_of(after) == [
+        list(range(first, min(first + BATCH_SIZE, NUM_SAMPLES)))
+        for first in range(0, NUM_SAMPLES, BATCH_SIZE)
+    ]
+    assert_as_alone(after)
+
+
+@pytest.mark.slow
+def test_a_sharded_model_makes_as_many_forwards_on_all_ranks():
+    """Of unlike numbers of samples; the short last step has fewer samples than ranks."""
+    ranks = trained(3, sharded=True)
+    steps = list(zip(*(seen for _, seen in ranks), strict=True))[:-1]
+
+    assert all(len(set(map(len, step))) == 1 for step in steps)
+    assert any(len({sum(map(len, rank)) for rank in step}) > 1 for step in steps)
+    assert_as_alone(ranks)
 
 
 def test_ranks_that_find_other_lengths_hear_of_it_before_the_step():

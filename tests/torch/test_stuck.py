@@ -5,8 +5,10 @@ import traceback
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from evenstep.torch._exchange._stuck import is_in_collective, place_of
+from evenstep.testing import run_workers
+from evenstep.torch._exchange._stuck import is_in_collective, num_collectives, place_of
 
 
 def test_a_place_is_the_users_own_line():
@@ -88,3 +90,17 @@ def test_a_compiled_model_that_runs_is_not_compiling(backend):
     compiled(torch.ones(3))
 
     assert [place.compiling for place in seen] == [False, False]
+
+
+@pytest.mark.cluster
+def test_a_group_is_known_by_what_its_maker_calls_it_or_by_its_ranks():
+    """A warning names it: "undefined" would help no person."""
+    for names in run_workers(2, _groups):
+        assert [name.split(" (")[1] for name in names] == ["default_pg)", "ranks 0, 1)", "halves)"]
+
+
+def _groups(rank):
+    groups = dist.new_group([0, 1]), dist.new_group([0, 1], group_desc="halves")
+    found = [name for name in num_collectives() if name.startswith("gloo group")]
+    assert len(groups) == 2
+    return found

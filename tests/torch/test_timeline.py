@@ -60,6 +60,16 @@ def test_each_phase_of_a_plain_step_is_known(watch):
     assert told(meter.timeline) == []
 
 
+def test_no_step_is_lost_whose_report_is_held(watch):
+    """A step's account is read with its report: 32 may be held (`test_held_reports.py`)."""
+    meter = StepMeter(HostClock(watch))
+    for step in range(32 + 2):  # those, the one before, and the one under way
+        meter.timeline.begin(step)
+        plain_step(meter, watch)
+
+    assert [step for step, _ in told(meter.timeline)] == list(range(33))
+
+
 def test_micro_batches_add_up(watch):
     """What comes between one backward and the next forward is own computing, as in its time."""
     meter = StepMeter(HostClock(watch))

@@ -64,7 +64,7 @@ class Idle:
         self.losses = self
         self.reports = []
 
-    def report_by(self, step, made, *, is_urgent):
+    def report(self, step, made, *, is_urgent):
         self.reports += made()[-1].reports
 
     def check_way(self):

@@ -35,7 +35,7 @@ class Answers:
         newest: the newest step that was answered; -1 is the plan before all steps, -2 none.
         known_until: the newest step whose answer was known before it was measured.
         newest_done: the newest step that all ranks have reported, as far as this rank has heard.
-            An answer says nothing of that: plans are known ahead, or asked for ahead.
+            That a step is answered says nothing of it: plans are known, or asked for, ahead.
         listeners: told of every new plan, on whichever thread learns of it.
         riders: told before each answer, on rank 0.
     """
@@ -65,10 +65,16 @@ class Answers:
         self._router.later(self._tell, delay_s=0.0)
         self._hear(plan)
 
-    def publish(self, index: int, through: int) -> None:
-        """Let the newest plan be the answer to the steps from ``index`` to ``through``."""
+    def publish(self, index: int, through: int, *, done: int) -> None:
+        """Let the newest plan be the answer to the steps from ``index`` to ``through``.
+
+        Args:
+            index: the first step that is answered.
+            through: the last one.
+            done: the newest step that all ranks have reported.
+        """
         self._keep(index, through)  # claims need it before others know
-        answer = self._stop.answer(index, through)
+        answer = self._stop.answer(index, through, done)
         for rider in self.riders:
             rider.answers(through)
         self._tell(answer)
@@ -115,8 +121,9 @@ class Answers:
         match message:
             case PlanTold(plan):
                 self._hear(plan)
-            case Answer(index, through):
+            case Answer(index, through, done):
                 self._stop.hear(message)
+                self.newest_done = max(self.newest_done, done)
                 self._keep(index, through)
                 self._publish(index, through)
             case DoneAsked(step):

@@ -122,15 +122,15 @@ class Decisions:
         """Answer to step ``index`` with the newest plan, before all ranks have reported it."""
         with self._lock:
             if index > self._answered:
-                self._publish(index, index)
+                self._publish(index, index, done=self._answers.newest_done)
 
-    def _publish(self, index: int, through: int) -> None:
-        """Answer to the steps from ``index`` to ``through``."""
+    def _publish(self, index: int, through: int, *, done: int) -> None:
+        """Answer to the steps from ``index`` to ``through``, once all have reported ``done``."""
         assert self.planner is not None
         self._answered = through
         for answered in range(index, through + 1):
             self._in_force[answered + 1 + self._lag] = self.planner.plan
-        self._answers.publish(index, through)
+        self._answers.publish(index, through, done=done)
 
     def _num_ahead(self) -> int:
         """Return for how many more steps the newest plan is known to stay, within a moment."""
@@ -170,7 +170,7 @@ class Decisions:
             for index in [index for index in books_of if index < step - 8]:
                 del books_of[index]  # a rank had no measurement of it, and never will
         if step > self._answered:
-            self._publish(step, step + self._num_ahead())
+            self._publish(step, step + self._num_ahead(), done=step)
         self._answers.completed(step)
         if self._unkept and not self._keeps_soon:
             self._keeps_soon = True

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from .._planner import AbstractPlanner, Plan, Report
+from .._planner import AbstractPlanner, Plan
 from ..events import Hook
 from ._answers import Answers
 from ._channel import StarChannel
@@ -20,8 +20,6 @@ from ._message_kinds import (
     DoneAsked,
     Message,
     PlanAsked,
-    Reduced,
-    StepReports,
     StopAsked,
 )
 from ._not_finite import NotFinite
@@ -151,29 +149,13 @@ class Exchange:
         self.decisions.planner = planner
         self.claims.scheme = None if planner.claims is None else planner.claims.scheme
         self._answers.announce(planner.plan)
-        self._answers.publish(-1, -1)
+        self._answers.publish(-1, -1, done=-1)
 
     def subscribe(self, listener: Callable[[Plan], None]) -> None:
         """Have ``listener`` called with every new plan, from whichever thread learns of it."""
         self._answers.listeners.append(listener)
 
     def report(
-        self, step: int, reports: Sequence[Report], *, reduced: Sequence[Reduced] = ()
-    ) -> None:
-        """Send this rank's report of ``step``, or hold it while no plan waits for it.
-
-        Args:
-            step: the step under way.
-            reports: the measurements that are complete.
-            reduced: what its gradients were made of.
-        """
-        self.report_by(
-            step,
-            lambda: (*reduced, StepReports(step, tuple(reports))),
-            is_urgent=any(one.again or one.fault for one in reports),
-        )
-
-    def report_by(
         self, step: int, made: Callable[[], Sequence[Message]], *, is_urgent: bool = False
     ) -> None:
         """Send this rank's report of ``step``, or have it made when a plan waits for it.
@@ -295,14 +277,11 @@ class Exchange:
     def newest_done(self) -> int:
         """The newest step that all ranks have done, as far as this rank can know.
 
-        Rank 0 does, once it has made the reports that it holds.
+        Rank 0 does, once it has made the reports that it holds. Others have heard of an older one
+        where answers come ahead, but have passed all steps before the newest that they reported.
         """
-        if self._router.rank == 0:
-            return self._answers.newest_done
-        answered, reported = self._answers.newest, self.last_step
-        if answered <= self._answers.known_until:  # ahead: others may still be in this one
-            reported -= 1
-        return max(min(answered, reported), self._answers.newest_done)
+        heard = self._answers.newest_done
+        return heard if self._router.rank == 0 else max(heard, self.last_step - 1)
 
     def waits_for(self, rank: int) -> int | None:
         """Return the step that waits for what only ``rank`` could send; None if none does."""

@@ -9,7 +9,8 @@ from typing import final
 from ._message_kinds import HoldNothing, Message
 from ._router import Router
 
-_MOST_HELD = 32  # steps; the account of a step keeps twice as many (`Timeline`)
+MOST_HELD = 32
+"""Steps whose reports may be held."""
 
 
 @final
@@ -51,7 +52,7 @@ class HeldReports:
         """
         with self._lock:
             self._held.append(made)
-            if not (may_wait and self._holds and len(self._held) < _MOST_HELD):
+            if not (may_wait and self._holds and len(self._held) < MOST_HELD):
                 self._flush()
 
     def flush(self) -> None:

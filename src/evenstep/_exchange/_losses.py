@@ -154,18 +154,26 @@ class Losses:
                 at = ahead if waiting is None else waiting
                 self._blame(rank, goodbye, f"others are at {at}")
 
-    def lose(self, rank: int, problem: str) -> None:
-        """Have a rank count as lost, on all ranks."""
+    def lose(self, rank: int, problem: str, *, done: int | None = None) -> None:
+        """Have a rank count as lost, on all ranks.
+
+        Args:
+            rank: who is lost.
+            problem: how that was noticed.
+            done: the newest step that all have done, as rank 0 says; None if it has not said.
+        """
         if self.is_broken:
             return
         if self._router.rank == 0:
             self._steps.report_all()
-        host, done = self._hosts[rank], self._steps.newest_done
+        host = self._hosts[rank]
+        if done is None:
+            done = self._steps.newest_done
         error = lost_worker(rank, host, problem, done=done, restart=self._framework.restart)
         if self._router.rank == 0:
             # Before anything else: once the main thread knows, this process may end at any time,
             # and the others would take rank 0 for the one that was lost.
-            self._router.to_everyone(RankLost(rank, problem))
+            self._router.to_everyone(RankLost(rank, problem, done))
             self._emit(WorkerLost(done, rank, host, problem))
         self._end_by(error, hangs=rank == self._router.rank)
 
@@ -185,8 +193,8 @@ class Losses:
     def received(self, peer: int, message: Message) -> None:
         """Take in a loss or a goodbye."""
         match message:
-            case RankLost(rank, problem):
-                self.lose(rank, problem)
+            case RankLost(rank, problem, done):
+                self.lose(rank, problem, done=done)
             case RanksDiverged():
                 self.diverge(message)
             case CollectiveBroke():

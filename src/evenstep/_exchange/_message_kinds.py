@@ -61,12 +61,14 @@ class Answer:
     Attributes:
         index: the first step that is answered.
         through: the last one.
+        done: the newest step that all ranks have reported; -1 if there is none.
         stops: whether all ranks stop as of this answer.
         leaving: the rank that leaves the run with that stop, if one does.
     """
 
     index: int
     through: int
+    done: int = -1
     stops: bool = False
     leaving: int | None = None
 
@@ -255,10 +257,18 @@ class CollectiveBroke:
 
 @dataclass(frozen=True, slots=True)
 class RankLost:
-    """To rank 0 and from it: a rank was lost, with the reason."""
+    """To rank 0 and from it: a rank was lost.
+
+    Attributes:
+        rank: who was.
+        problem: the reason.
+        done: the newest step that all ranks have done, as rank 0 knows it, so that all say the
+            same; None from another rank.
+    """
 
     rank: int
     problem: str
+    done: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,13 +34,13 @@ def assign(
         whole: whether every worker has a single forward.
         equal_forwards: whether all workers make as many forwards, where samples suffice.
     """
-    num_samples, world_size, half = len(features), workers.world_size, None
+    num_samples, world_size, fewer = len(features), workers.world_size, None
     equal = equal_forwards and num_samples >= 2 * world_size
-    if equal:  # of two forwards at least, as the last one's time is not known
-        half = -(-num_samples // (2 * world_size))
+    if equal:  # in one forward each they do not fit: the last one's time is not known
+        fewer = -(-num_samples // world_size) - 1
     fitting = workers.fitting(features)  # rounded for another data set, perhaps
     split = partial(partition, features, fitting, padded=bool(costs.cost.padded))
-    forwards = partial(costs.forwards, features, most=half)
+    forwards = partial(costs.forwards, features, most=fewer)
     sizes = features[:, 1]
     most = costs.cost.max_size or num_samples * int(sizes.max())
     for room in () if caps is None else _rooms(np.array(caps), most, sizes):

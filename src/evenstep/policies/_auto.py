@@ -15,6 +15,7 @@ from ..solve._apportion import apportion
 from ..timemodels._affine import AffineTime
 from ._bank import Bank
 from ._base import READING_S, AbstractPolicy
+from ._proof import no_proof, proved, rests
 from ._splits import LEAST_SAVING_S, equal_split, errors_by_chance, refit, within_reach
 
 _MOST_APART = 0.1  # past that, noise or not, it is looked into at once
@@ -49,6 +50,9 @@ class Auto(AbstractPolicy[dict[str, Any]]):
     first if earlier changes were permanent.
     A step in which all workers end within the noise changes nothing by itself.
     Load that follows the clock is predicted after one and a half periods, up to 256 steps.
+    Where a larger share costs more than in proportion, as with samples padded to the longest one,
+    and times vary by chance, unequal sizes can take longer than equal ones. Steps show that after
+    8 to 30 readings, and the equal split then rests for a while (see ``proved``).
     In the long run, nothing is worse than any one forecast, or than the equal split, by more than
     the bound in ``Bank``.
     Wrong where no line fits (see ``AffineFilter``).
@@ -103,6 +107,7 @@ class Auto(AbstractPolicy[dict[str, Any]]):
             "bank": self.bank.init(cluster),
             "level": self.min_saving,
             "resize_s": 0.0,
+            "proof": no_proof(),
         }
         return Decision(equal, state, "equal: nothing measured yet", self.min_saving)
 
@@ -117,16 +122,21 @@ class Auto(AbstractPolicy[dict[str, Any]]):
         )
         held, equal = refit(state["held"], cluster), equal_split(cluster)
         times, bank = self.filter.times(fitted), state["bank"]
-        resize_s = self._resize_s(timings, state)
+        resize_s, proof = self._resize_s(timings, state), state["proof"]
         if times is None:
             rank = int(np.argmin(fitted["num_steps"]))
             wanted, reason = held, f"held: rank {rank} was given no samples so far"
         else:
             bank = self._learn(bank, cluster, timings, times, fitted)
             foreseen = self.bank.forecast(bank, times)
+            proof = proved(proof, timings, times, equal)
             choose = self._leave_equal if np.array_equal(held, equal) else self._go_on
             pays = max(self.min_saving, resize_s / self.horizon / makespan_s(foreseen, held))
-            wanted, reason = choose(foreseen, held, equal, cluster, fitted, pays)
+            if rests(proof):
+                wanted = self._on_the_way_back(held, equal, cluster)
+                reason = "equal: following times that vary by chance cost more than it saved"
+            else:
+                wanted, reason = choose(foreseen, held, equal, cluster, fitted, pays)
         level = self._level(fitted, bank)
         if timings.apart <= state["level"] and held is state["held"]:
             if not np.array_equal(wanted, held):  # the next step has to confirm it
@@ -138,6 +148,7 @@ class Auto(AbstractPolicy[dict[str, Any]]):
             "bank": bank,
             "level": level,
             "resize_s": resize_s,
+            "proof": proof,
         }
         return Decision(wanted, state, reason, level)
 
@@ -213,10 +224,13 @@ class Auto(AbstractPolicy[dict[str, Any]]):
         if makespan_s(times, held) > 0.9 * equal_s:
             needed = 0.5 * (self.min_saving + self._noise(times, equal, fitted))
             if not ends_within(times, cluster, (1 - needed) * equal_s):
-                near = within_reach(held, cluster, self.reach)
-                back = apportion(equal.astype(np.float64), near)
+                back = self._on_the_way_back(held, equal, cluster)
                 return back, f"equal: nothing is sure to save {needed:.1%} against it"
         return self._better(times, held, cluster, needed=pays)
+
+    def _on_the_way_back(self, held: IntArray, equal: IntArray, cluster: Cluster) -> IntArray:
+        """Return the equal split, or what lies within reach on the way to it."""
+        return apportion(equal.astype(np.float64), within_reach(held, cluster, self.reach))
 
     def _better(
         self, times: AffineTime, held: IntArray, cluster: Cluster, *, needed: float

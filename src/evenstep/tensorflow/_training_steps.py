@@ -9,6 +9,7 @@ from typing import final
 
 from .._exchange._exchange import Exchange
 from .._exchange._internal import ALL_EQUAL, fault_in_words, log_fault
+from .._exchange._message_kinds import StepReports
 from .._planner import Plan, Report, blaming
 from .._run._machine_reader import MachineReader
 from .._run._step_under_way import StepUnderWay
@@ -212,7 +213,8 @@ class TrainingSteps:
             free_memory_bytes=free_memory_bytes,
             fault=fault,
         )
-        exchange.report(step.number, [report])
+        messages = (StepReports(step.number, (report,)),)
+        exchange.report(step.number, lambda: messages, is_urgent=bool(fault))
 
     def _free(self) -> tuple[tuple[float, int] | None, str]:
         """Return what the machine has to spare; once, why it cannot be read, and never again."""

@@ -13,7 +13,7 @@ from evenstep.network._messages import Shares, SharesSeen
 from evenstep.testing import run_workers
 from evenstep.torch import Balancer, Network
 
-from ...exchange.exchanges import pairs, reports_of
+from ...exchange.exchanges import pairs, report, reports_of
 from .networks import (
     NUM_STEPS,
     DrawnShares,
@@ -136,7 +136,7 @@ def play(both, shared, num_steps):
             plan = both[rank].at(step)
             shares = shared[rank].at(step)
             told[rank].append(None if shares is None else shares.epoch)
-            both[rank].report(step, reports_of(rank, step, plan.batch_size[rank]))
+            report(both[rank], step, reports_of(rank, step, plan.batch_size[rank]))
             rows = ((1 - rank, rank, 1e6, 0.5),)
             epoch = 0 if shares is None else shares.epoch
             shared[rank].note(SharesSeen(step, epoch, 0.5 + rank, rows, 0.0, 2.0 - rank))

@@ -75,10 +75,13 @@ class ServerWatch:
 
     def _take(self, peer: int, message: Message) -> None:
         match message:
-            case RankLost(rank, problem) | Goodbye(failed=(rank, problem)):
+            case RankLost(rank, problem, done):
+                self._done = self._done if done is None else done
                 self._lose(rank, problem)
-            case Answer(index):
-                self._done = index
+            case Goodbye(failed=(rank, problem)):
+                self._lose(rank, problem)
+            case Answer(done=done):
+                self._done = done
             case Goodbye(num_loops=num_loops):
                 with self._changed:
                     self._num_loops, self._ended_s = num_loops, monotonic()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch.distributed as dist
+
 from ..._exchange._place import (
     ENDED,
     Framework,
@@ -14,11 +16,13 @@ from ..._exchange._place import (
     frames_below_user,
     line_of_user,
 )
+from ..._exchange._world_check import listed
 from ..._private_torch import backends_of, process_groups
 
 _COLLECTIVES = ("torch/autograd/graph.py", "torch/nn/parallel/distributed.py")
 _ANYBODYS = "torch/distributed/distributed_c10d.py"
 _FSDP = "/torch/distributed/fsdp/_fully_shard/"
+_UNNAMED = "undefined"  # how torch describes a group whose maker does not
 _OWN = tuple(Path(__file__).with_name(name).as_posix() for name in ("_startup.py", "_peers.py"))
 # Only what runs while something is compiled: other files of the compilers, such as `eval_frame.py`,
 # are on the stack whenever a compiled model runs.
@@ -63,10 +67,17 @@ def num_collectives() -> dict[str, int]:
     has counted it. Gloo counts a send or a receive as well.
     """
     return {
-        f"{name} group {group.group_name} ({group.group_desc})": count
+        f"{name} group {group.group_name} ({_told_of(group)})": count
         for group in process_groups()
         for name, count in backends_of(group)
     }
+
+
+def _told_of(group: dist.ProcessGroup) -> str:
+    """Return what a person may know a group by: what its maker calls it, or else its ranks."""
+    if group.group_desc not in ("", _UNNAMED):
+        return group.group_desc
+    return listed(sorted(dist.get_process_group_ranks(group)))
 
 
 TORCH = Framework(

@@ -24,7 +24,7 @@ from ._compile_watch import CompileWatch
 from ._finite import FiniteWatch
 from ._meter import StepMeter
 from ._reporter import Measure, Reporter
-from ._tickets import Match, Ticket, Tickets, known
+from ._tickets import Match, Ticket, Tickets
 from ._uses import ForwardUse, UseBooks, Weights
 
 _NUM_PEEKED = 4  # first batches of a loop, before it shows whether it fetches ahead
@@ -278,7 +278,7 @@ class StepConductor:
         self._thread_id = threading.get_ident()
         use = self._newest_use = ForwardUse.of(match, model, reduces=reduces)
         if match.is_open and reduces:
-            use.weight = partial(self._weight_by_others, use)
+            use.weight = partial(self._weights.by_others, use, self._books)
         step = use.ticket.step
         if step is not self._step:
             self._go_to(step)
@@ -420,20 +420,6 @@ class StepConductor:
 
     def _trains(self) -> bool:
         return self._thread_id is None or self._thread_id == threading.get_ident()
-
-    def _weight_by_others(self, use: ForwardUse) -> float:
-        """Return the weight of a forward of which other ranks know the step.
-
-        Of two batches with as many samples here, but of steps with different numbers of samples,
-        some other rank has different numbers. Called in the backward.
-        """
-        steps = self._exchange.ways.steps_of((use.model, self._books.next_number(use.model)))
-        found = tuple(one for one in use.match.tickets if one.step.number in steps)
-        if len({one.key for one in found}) == 1:
-            use.match = Match(found, found[0].weight, is_certain=len(found) == 1)
-            use.weight = found[0].weight
-            return known(use.weight)
-        return known(use.match.weight)  # which raises
 
     def _go_to(self, step: StepUnderWay) -> None:
         """Have ``step`` be the one under way."""

@@ -17,9 +17,10 @@ from torch.optim.optimizer import (
 )
 
 from ..._diagnosis import Phase, time_by_phase
+from ..._exchange._held_reports import MOST_HELD
 from ._clock import AbstractClock
 
-_MOST_UNREAD = 64  # steps whose reports are held, or that a device has not come to the end of
+_MOST_UNREAD = 2 * MOST_HELD  # steps: their reports are held, or a device is not through yet
 
 
 class _Window(NamedTuple):

@@ -138,7 +138,7 @@ class Reporter:
             # Now: another thread that asks CUDA for an event breaks a graph's capture under way.
             messages = made()
             made = partial(tuple, messages)
-        self._exchange.report_by(step.number, made, is_urgent=is_urgent)
+        self._exchange.report(step.number, made, is_urgent=is_urgent)
 
     def _made(
         self, step: StepUnderWay, reduced: Sequence[Reduced], again: tuple[Report, ...]

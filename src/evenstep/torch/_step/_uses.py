@@ -16,7 +16,7 @@ from ..._run._step_under_way import StepUnderWay
 from ...exceptions import EvenstepWarning
 from ._finite import Look
 from ._meter import StepMeter
-from ._tickets import Match, Ticket, Weight
+from ._tickets import Match, Ticket, Weight, known
 
 
 @dataclass(eq=False, slots=True)
@@ -60,7 +60,7 @@ class Weights:
     loss is a mean over other units. A sum is left as it is.
 
     Args:
-        exchange: sums units over ranks.
+        exchange: sums units over ranks, and tells which steps other ranks know.
         meter: leaves out the wait for other ranks' units.
         world_size: number of workers.
         loss_reduction: ``"mean"`` or ``"sum"``, what the user's loss does over samples.
@@ -84,6 +84,24 @@ class Weights:
         else:
             weight = num_samples * self._world_size / step.global_num_samples
         return weight, weight
+
+    def by_others(self, use: ForwardUse, books: UseBooks) -> float:
+        """Return the weight of a forward of which other ranks know the step.
+
+        Of two batches with as many samples here, but of steps with different numbers of samples,
+        some other rank has different numbers. Called in the backward.
+
+        Args:
+            use: the forward, which has the batch from then on.
+            books: of the model's reductions.
+        """
+        steps = self._exchange.ways.steps_of((use.model, books.next_number(use.model)))
+        found = tuple(one for one in use.match.tickets if one.step.number in steps)
+        if len({one.key for one in found}) == 1:
+            use.match = Match(found, found[0].weight, is_certain=len(found) == 1)
+            use.weight = found[0].weight
+            return known(use.weight)
+        return known(use.match.weight)  # which raises
 
     def _by_units(self, unit_sum: UnitSum, units: float) -> float:
         """Return the weight of a forward with ``units``, when all ranks have told theirs.

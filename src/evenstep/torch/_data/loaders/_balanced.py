@@ -27,7 +27,7 @@ from ..fetch._sources import BatchSource, FetchCounts
 from ..fetch._with_lengths import measuring, unpacked
 from ..order._global_order import EpochOrder, GlobalOrder, checked_num_steps
 from ..order._samplers import tell_epoch
-from ._base import AbstractStepLoader, Loops, StepContext, check_forwards
+from ._base import AbstractStepLoader, Loops, StepContext
 from ._claimed import Claimed
 
 
@@ -228,8 +228,7 @@ class BalancedLoader(AbstractStepLoader):
         self._advance(next(self._spans(), None))
         indices_of = self._at.order.blocks.indices
         if self._by_cost is not None:
-            check_forwards(self._context.cost, whole=whole)
-            equal_forwards = not whole and self._context.equal_forwards()
+            equal_forwards = self._equal_forwards(whole=whole)
             self._by_cost.begin(indices_of, equal_forwards=equal_forwards, whole=whole)
         # The book's, as the source must not keep the loader alive.
         share_of = partial(self._book.share, whole=whole)

@@ -187,6 +187,23 @@ class AbstractStepLoader(AbstractLoader):
         self._next_step = self._context.count.value
         self._read_on(whole=whole)
 
+    def _equal_forwards(self, *, whole: bool) -> bool:
+        """Return whether all ranks make as many forwards in a loop by cost that begins.
+
+        Raises:
+            ValueError: one forward may be too small for what a rank gets, and is all it has.
+        """
+        cost = self._context.cost
+        if whole and cost is not None and cost.is_capped:
+            raise invalid(
+                "Cost(max_size=..., max_samples=...)",
+                "be used in a loop over `loader.steps()`, which may make several forwards",
+                "`for batch in loader`",
+                "Loop over the steps and their micro-batches: `for step in loader.steps(): for "
+                "batch in step: ...`.",
+            )
+        return not whole and self._context.equal_forwards()
+
     def _plan_of_next(self) -> Plan:
         """Return the plan of the next step: the plan point."""
         self._context.count.begun = True
@@ -277,15 +294,3 @@ class Loops:
         if number <= self._cut_off:
             raise RuntimeError("the loader was closed, so this iteration cannot go on")
         return number == self.current
-
-
-def check_forwards(cost: Cost | None, *, whole: bool) -> None:
-    """Raise where one forward may be too small for what a rank gets, and is all it has."""
-    if whole and cost is not None and cost.is_capped:
-        raise invalid(
-            "Cost(max_size=..., max_samples=...)",
-            "be used in a loop over `loader.steps()`, which may make several forwards",
-            "`for batch in loader`",
-            "Loop over the steps and their micro-batches: `for step in loader.steps(): for batch "
-            "in step: ...`.",
-        )

@@ -25,7 +25,7 @@ from ..deal._stream_terms import StreamKind, StreamStock, terms_of
 from ..fetch._stream_reader import StreamReader
 from ..fetch._torch_loader import pinner_of
 from ..order._samplers import check_iterates, tell_epoch
-from ._base import AbstractStepLoader, Loops, StepContext, check_forwards
+from ._base import AbstractStepLoader, Loops, StepContext
 
 _LARGEST = 1 << 63
 
@@ -148,9 +148,7 @@ class StreamLoader(AbstractStepLoader):
 
     def _read_on(self, *, whole: bool) -> None:
         if self._by_cost is not None:
-            check_forwards(self._context.cost, whole=whole)
-            equal_forwards = not whole and self._context.equal_forwards()
-            self._by_cost.begin(equal_forwards=equal_forwards)
+            self._by_cost.begin(equal_forwards=self._equal_forwards(whole=whole))
         self._reader.skip(self._at.passed[self._ranks.rank])
         self._read_ahead(-(-self._size // self._ranks.world_size))
 
