@@ -62,10 +62,17 @@ def news(event: Event) -> str:
         case SharesPlanned(step=step):
             return f"step {step}: from now on, {_shares(event)}"
         case MemoryCapped(step, rank, most, unit=unit):
-            what = _FITS[unit].format(most)
+            what = _FITS.get(unit, "{}, in a unit of another version").format(most)
             return f"step {step}: rank {rank} fits at most {what}"
         case _:
             return _NEWS.get(type(event), "").format(event)
+
+
+def fault(event: Event) -> str:
+    """Return a sentence on a fault that training goes on after; nothing for another event."""
+    ranks = event.ranks if isinstance(event, LossNotFinite) else ()
+    whose = " and ".join(f"rank {rank}" for rank in ranks)
+    return _FAULTS.get(type(event), "").format(event, whose=whose)
 
 
 class FaultLog:
@@ -85,18 +92,15 @@ class FaultLog:
         if type(event) not in _FAULTS or kind in self._told:
             return
         self._told.add(kind)
-        ranks = event.ranks if isinstance(event, LossNotFinite) else ()
-        whose = " and ".join(f"rank {rank}" for rank in ranks)
-        text = _FAULTS[type(event)].format(event, whose=whose)
         words = "%s Training continues; this warning is given once."
-        logging.getLogger("evenstep").warning(words, text)
+        logging.getLogger("evenstep").warning(words, fault(event))
 
 
 def _shares(event: SharesPlanned) -> str:
     """Return who sums the gradients from now on and why, as a sentence."""
     if event.parts is None:
         return f"gradients are summed by {event.reason}"  # which begins with how
-    whole = sum(event.parts)
+    whole = sum(event.parts) or 1
     shares = [f"{100 * part / whole:.0f}" for part in event.parts]
     if len(shares) > 16:
         number = sum(part > 0 for part in event.parts)

@@ -11,6 +11,7 @@ from ._demo import demo
 from ._lab_command import lab
 from ._plan_command import plan
 from ._simulate import simulate
+from ._top_command import top
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -43,3 +44,4 @@ app.command("demo", short_help="Equal shares against balanced ones, live.")(demo
 app.command("lab", short_help="A script on hosts that this machine plays.")(lab)
 app.command("simulate", short_help="Policies on simulated workers, compared.")(simulate)
 app.command("plan", short_help="What a step takes, who is worth keeping.")(plan)
+app.command("top", short_help="A run in the terminal, while it goes on.")(top)
