@@ -41,7 +41,7 @@ def test_everything_is_on_one_page():
     page = text(told(*RUN), remark="2 damaged lines are left out")
 
     for words in (
-        "evenstep top runs/mine   Auto()   4 workers, 128 samples a step",
+        "evenstep top runs/mine   Auto   4 workers, 128 samples a step",
         "step 9 (10 of 100 of its epoch, 0:29 left)   320 ms a step   idle 33 %",
         "saved 0:01 (24 %) since step 0",
         "forward 33 %, backward 33 %, waiting 33 %",

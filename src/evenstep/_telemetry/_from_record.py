@@ -142,15 +142,15 @@ def _one(value: Any, of: type, kinds: frozenset[type]) -> Any:
 
 def _tuple(values: Any, of: type, kinds: frozenset[type], *, least: float) -> tuple[Any, ...]:
     # Whole lists at once: a file has hundreds of megabytes of them.
-    if type(values) is not list or not kinds.issuperset(map(type, values)):
+    types = set(map(type, values)) if type(values) is list else {None}
+    if not types <= kinds:
         raise ValueError(f"be a list, each {_FACES[of]}")
     if of is str:
         for text in values:
             _check_text(text)
-        return tuple(values)
-    if values and not (least <= min(values) and max(values) < _MOST and sum(values) < _MOST):
+    elif values and not (least <= min(values) and sum(values) < _MOST):  # nor is NaN
         raise ValueError(f"hold numbers of at least {least:.0f}, together below 2^53")
-    return tuple(map(float, values)) if of is float else tuple(values)
+    return tuple(values) if types <= {of} else tuple(map(of, values))
 
 
 def _check_text(text: str) -> None:

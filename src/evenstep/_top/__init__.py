@@ -2,10 +2,10 @@
 
 from ._live_run import LiveRun as LiveRun
 from ._live_run import RankFigures as RankFigures
-from ._sources import FileSource as FileSource
-from ._sources import Source as Source
-from ._sources import StreamSource as StreamSource
+from ._refreshing import watch as watch
+from ._run_sources import FileSource as FileSource
+from ._run_sources import Source as Source
+from ._run_sources import StreamSource as StreamSource
 from ._top_view import TopView as TopView
-from ._watching import watch as watch
 
 __all__ = ["FileSource", "LiveRun", "RankFigures", "Source", "StreamSource", "TopView", "watch"]

@@ -26,6 +26,7 @@ from ..events import (
 WINDOW = 32
 """Steps that the figures of now are about."""
 _PLANS, _NEWS = 3, 4  # the newest of each that are kept
+_LEAST_S = 1e-9  # nothing is computed in less
 _LONGEST = 400  # characters of a text: reasons and problems have any length
 
 
@@ -176,13 +177,13 @@ class LiveRun:
         lost_s = _lost_s(own_s)
         waiting_s = self._waiting_s()
         causes = self._causes()
-        computed_s = compute_s.sum(axis=0)
+        speed = sizes.sum(axis=0) / np.maximum(compute_s.sum(axis=0), _LEAST_S)
         order = np.lexsort((-own_s.mean(axis=0), -lost_s))
         return [
             RankFigures(
                 rank=rank,
                 batch_size=self.last.batch_size[rank],
-                speed=sizes[:, rank].sum() / computed_s[rank] if computed_s[rank] > 0 else None,
+                speed=float(speed[rank]) if speed[rank] > 0 else None,
                 compute_s=float(compute_s[:, rank].mean()),
                 input_s=float(input_s[:, rank].mean()),
                 waiting_s=float(waiting_s[rank]),

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import final
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.table import Table
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.text import Text
 
 from .._render._words import clock, number, percent, seconds
@@ -55,9 +54,7 @@ class TopView:
         shown = ranks
         if self.fits:
             shown = ranks[: max(_LEAST_ROWS, (options.height or console.height) - used - 1)]
-        table: list[RenderableType] = []
-        if ranks:
-            table = [Text(), _table(self.run, shown, width)]
+        table = [Text(), *_table(self.run, shown, width)] if ranks else []
         if num_more := len(ranks) - len(shown):
             table.append(Text(f"and {num_more} more ranks, for which less is lost", "dim"))
         yield Group(*above, *table, *below)
@@ -66,7 +63,7 @@ class TopView:
         parts = [Text.assemble(("evenstep top ", "bold"), _printable(self.title))]
         if (start := self.run.start) is not None:
             workers = f"{start.world_size} workers, {start.global_batch_size} samples a step"
-            parts += [Text(_printable(start.policy), "dim"), Text(workers, "dim")]
+            parts += [Text(_printable(start.policy.partition("(")[0]), "dim"), Text(workers, "dim")]
         return _flow(parts, width)
 
     def _state(self, width: int) -> list[Text]:
@@ -96,7 +93,7 @@ def _flow(parts: list[Text], width: int, between: str = "   ") -> list[Text]:
 
 def _progress(run: LiveRun) -> Text:
     assert run.last is not None
-    text = Text(f"step {run.last.step}", "bold")
+    text = Text.assemble((f"step {run.last.step}", "bold"))
     if run.start is not None and run.start.num_steps:
         done = run.last.step % run.start.num_steps + 1
         left = "" if run.left_s is None else f", {clock(run.left_s)} left"
@@ -118,7 +115,7 @@ def _saved(run: LiveRun) -> Text:
     return Text(f"{verb} {_long(abs(saved_s))} ({share} %) since step {run.first_step}")
 
 
-def _table(run: LiveRun, ranks: list[RankFigures], width: int) -> Table:
+def _table(run: LiveRun, ranks: list[RankFigures], width: int) -> list[Text]:
     """Return the figures of ``ranks``, as many columns as there is room for."""
     columns = _columns(run, ranks)
     columns["where"] = [Text(_where(run, one.rank)) for one in ranks]
@@ -134,12 +131,27 @@ def _table(run: LiveRun, ranks: list[RankFigures], width: int) -> Table:
         most_s = max(max(one.own_s) for one in ranks)
         newest = min(room, _MOST_TREND)
         columns["trend"] = [Text(_sparkline(one.own_s[-newest:], most_s)) for one in ranks]
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
-    for name in columns:
-        table.add_column(name, justify="left" if name in _WORDS else "right", no_wrap=True)
-    for row in zip(*columns.values(), strict=True):
-        table.add_row(*row)
-    return table
+    return _aligned(columns)
+
+
+def _aligned(columns: dict[str, list[Text]]) -> list[Text]:
+    """Return a line for the names and one for each row: a table of rich's takes ten times as long.
+
+    Args:
+        columns: cells by name, at least one column, as many cells in each.
+    """
+    widths = {name: max(len(name), *map(len, cells)) for name, cells in columns.items()}
+    heads = [Text(name, "dim") for name in columns]
+    lines = []
+    for row in (heads, *zip(*columns.values(), strict=True)):
+        line = Text(no_wrap=True, overflow="crop")
+        for name, cell in zip(columns, row, strict=True):
+            gap = " " * (widths[name] - len(cell))
+            line.append_text(cell) if name in _WORDS else line.append(gap).append_text(cell)
+            line.append(gap + " " if name in _WORDS else " ")
+        line.rstrip()
+        lines.append(line)
+    return lines
 
 
 def _columns(run: LiveRun, ranks: list[RankFigures]) -> dict[str, list[Text]]:

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from .._top import FileSource, Source, StreamSource, TopView, watch
-from .._top._watching import quit_key
+from .._top._refreshing import quit_key
 from ._common import fail, refused
 
 _LEAST_S = 0.1

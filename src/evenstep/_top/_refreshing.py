@@ -12,10 +12,10 @@ from time import monotonic, sleep
 from rich.console import Console
 from rich.live import Live
 
-from ._sources import Source
+from ._run_sources import Source
 from ._top_view import TopView
 
-READ_S = 0.05
+READ_S = 0.03
 """Seconds of reading between two drawings, at most: a long file is caught up with bit by bit."""
 
 Wait = Callable[[float], bool]
