@@ -128,6 +128,16 @@ def test_several_runs_may_follow_each_other(file):
     assert list(read_events(file)) == [*RUN, alone, Rebalanced(0, 0, (8,), "equal")]
 
 
+@pytest.mark.parametrize("change", [{"idle_s": []}, {"batch_size": [1] * 3}])
+def test_without_a_start_all_lists_of_an_event_are_as_long(tmp_path, change):
+    """The first event says how many ranks there are."""
+    (tmp_path / "events.jsonl").write_text("".join(
+        json.dumps(line) + "\n" for line in (record(STEP, **change), record(STEP))
+    ))  # fmt: skip
+
+    assert list(read_events(tmp_path)) == [STEP]
+
+
 def test_after_a_damaged_start_the_ranks_are_those_of_the_lines(file):
     """Another cluster's steps are not held against the ranks of the run before."""
     insert(file, {"event": "Schema", "version": 1}, b"{", record(Rebalanced(0, 0, (8,), "")), at=99)
