@@ -22,7 +22,7 @@ TAIL = 1 << 22
 """Bytes of a long file that are read at first: a hundred steps of 64 ranks and more."""
 _SEARCHED = 1 << 28  # bytes from the end in which the newest start is looked for: 0.1 s
 _BLOCK = 1 << 20
-_WAITING = 256  # lines of a stream
+_WAITING = 64  # lines of a stream
 _BEGIN = b'\n{"event": "Schema"'  # the line before a run's start
 
 
