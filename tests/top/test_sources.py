@@ -3,6 +3,7 @@
 import io
 import os
 import threading
+import time
 
 import pytest
 
@@ -100,6 +101,32 @@ def test_a_file_of_something_else_is_refused(tmp_path):
 
     with pytest.raises(ValueError, match="must hold the events of a run"):
         FileSource(tmp_path / "other").update(within_s=5.0)
+
+
+def test_a_run_that_is_silent_is_known_by_the_age_of_its_file(tmp_path):
+    """Until something is added: then its own clock counts."""
+    path, now = tmp_path / "events.jsonl", [1000.0]
+    path.write_bytes(lines(events(3)))
+    os.utime(path, (time.time() - 65,) * 2)
+    source = FileSource(path, clock=lambda: now[0])
+    assert source.silent_s == 0.0
+    caught_up(source)
+    now[0] += 5.0
+    assert 70 <= source.silent_s < 130
+    append(path, lines([measured(3)]))
+    caught_up(source)
+    now[0] += 5.0
+
+    assert source.silent_s == 5.0
+
+
+def test_an_empty_file_is_as_silent_as_it_is_old(tmp_path):
+    """A run that has not begun."""
+    (tmp_path / "events.jsonl").touch()
+    source = FileSource(tmp_path)
+    caught_up(source)
+
+    assert source.silent_s < 60
 
 
 def test_reading_stops_when_its_time_is_over(tmp_path):

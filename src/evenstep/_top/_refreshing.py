@@ -49,17 +49,17 @@ def watch(
     Raises:
         ValueError: what is read is no run, or a newer evenstep's.
     """
-    new_s, view = clock(), TopView(source.run, title)
+    view = TopView(source.run, title)
     with Live(view, console=console, screen=True, auto_refresh=False) as live:
         while not source.is_over:
             began_s = clock()
             remark = ""
             try:
-                new_s = clock() if source.update(within_s=READ_S) else new_s
+                source.update(within_s=READ_S)
             except OSError as error:
                 remark = f"not to be read now: {error.strerror or error}"
             remark = "; ".join(filter(None, (source.remark, remark)))
-            view = TopView(source.run, title, remark, clock() - new_s)
+            view = TopView(source.run, title, remark, source.silent_s)
             live.update(view, refresh=True)
             if wait(max(0.0, refresh_s - (clock() - began_s))):
                 break

@@ -10,7 +10,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from queue import Empty, Queue
-from time import monotonic
+from time import monotonic, time
 from types import EllipsisType
 from typing import BinaryIO, Protocol, final
 
@@ -41,6 +41,10 @@ class Source(Protocol):
     def is_over(self) -> bool:
         """Whether nothing can come any more."""
 
+    @property
+    def silent_s(self) -> float:
+        """Seconds since something was added, as far as is known."""
+
     def update(self, *, within_s: float) -> bool:
         """Read for so long at most; return whether something was new.
 
@@ -70,7 +74,8 @@ class FileSource:
         self._clock = clock
         self._pending: deque[Line] = deque()
         self._num_replaced = 0
-        self._is_cut = False
+        self._is_cut = self._is_caught_up = False
+        self._new_s = self._age_s = 0.0
         self._anew()
 
     def _anew(self) -> None:
@@ -84,6 +89,10 @@ class FileSource:
             told.append(left_out)
         return "; ".join(told)
 
+    @property
+    def silent_s(self) -> float:
+        return self._clock() - self._new_s if self._is_caught_up else 0.0
+
     def update(self, *, within_s: float) -> bool:
         if self._file is None:
             self._file = self._begun(events_file(self._path))
@@ -95,6 +104,12 @@ class FileSource:
                 break
         else:
             self._lines.check_end()
+            if not self._is_caught_up:
+                self._is_caught_up = True
+                self._new_s = self._clock() - self._age_s
+                return is_new
+        if is_new:
+            self._new_s = self._clock()
         return is_new
 
     def _read(self, file: FollowedFile) -> bool:
@@ -109,6 +124,8 @@ class FileSource:
     def _begun(self, path: Path) -> FollowedFile:
         followed = FollowedFile(path)
         with path.open("rb") as file:
+            # A machine with another clock is off by as much, until something is added.
+            self._age_s = max(0.0, time() - os.fstat(file.fileno()).st_mtime)
             size = file.seek(0, os.SEEK_END)
             if size > 2 * TAIL:
                 start, tail = _newest_start(file, size), size - TAIL
@@ -136,6 +153,11 @@ class StreamSource:
         self._lines = EventLines("standard input")
         self._queue: Queue[Line | EllipsisType] = Queue(_WAITING)  # a full one slows the writer
         self._thread: threading.Thread | None = None
+        self._new_s: float | None = None
+
+    @property
+    def silent_s(self) -> float:
+        return 0.0 if self._new_s is None else self._clock() - self._new_s
 
     @property
     def remark(self) -> str:
@@ -157,6 +179,8 @@ class StreamSource:
             else:
                 is_new = True
                 _take(line, self._lines, self.run)
+        if is_new:
+            self._new_s = self._clock()
         return is_new
 
     def _pass_on(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -36,12 +37,10 @@ def top(
         if once or not console.is_terminal:
             console.print(_now(source, run))
             return
-        try:
-            with quit_key() as wait:
-                watch(source, console, title=run, refresh_s=refresh, wait=wait)
-        except KeyboardInterrupt:
-            pass
-        console.print(TopView(source.run, run, source.remark))  # what is left on the screen
+        with suppress(KeyboardInterrupt), quit_key() as wait:
+            watch(source, console, title=run, refresh_s=refresh, wait=wait)
+        # What is left on the screen.
+        console.print(TopView(source.run, run, source.remark, source.silent_s))
     except OSError as error:
         fail(_unread(run, error), 2)
     except ValueError as error:
@@ -59,7 +58,7 @@ def _now(source: Source, run: str) -> TopView:
     while not source.is_over:
         if not source.update(within_s=1.0) and isinstance(source, FileSource):
             break  # it is read up to its end, and a stream ends by itself
-    return TopView(source.run, run, source.remark, fits=False)
+    return TopView(source.run, run, source.remark, source.silent_s, fits=False)
 
 
 def _unread(run: str, error: OSError) -> str:
