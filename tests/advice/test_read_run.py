@@ -1,13 +1,14 @@
 """A recorded run tells what its workers need, or says why it does not."""
 
 import json
+import logging
 
 import numpy as np
 import pytest
 
 from evenstep._telemetry import JsonLines
 from evenstep.advice import read_run
-from evenstep.events import MemoryCapped, RunStarted, StepMeasured
+from evenstep.events import MemoryCapped, RunStarted, StepMeasured, to_record
 
 INTERCEPT_S, SLOPE_S = np.array([0.05, 0.1, 0.02]), np.array([0.001, 0.002, 0.008])
 
@@ -123,21 +124,27 @@ def test_a_run_without_steps_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"compute_s": [0.1, 0.1, -1.0]}, "positive times"),
-        ({"compute_s": [0.1, 0.1]}, "as many workers"),
-        ({"batch_size": [1, 2, 3, 4], "compute_s": [0.1] * 4}, "as many workers"),
-        ({"batch_size": None}, "batch sizes and times"),
+        ({"compute_s": [0.1, 0.1, -1.0]}, "at least 0"),
+        ({"compute_s": [0.1, 0.1, 0.0]}, "positive for"),
+        ({"compute_s": [0.1, 0.1]}, "speak of 3 ranks, got 2"),
+        ({"batch_size": [1, 2, 3, 4], "compute_s": [0.1] * 4}, "speak of 3 ranks, got 4"),
+        ({"batch_size": None}, "each an integer, got None"),
     ],
 )
-def test_steps_that_cannot_be_are_refused(tmp_path, change, words):
-    """Rather than estimated from."""
+def test_steps_that_cannot_be_are_left_out(tmp_path, caplog, change, words):
+    """With a word on the first; the others are estimated from."""
     file = write(tmp_path, started(), *steps(PLANS)) / "events.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     lines[-1] |= change
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
-    with pytest.raises(ValueError, match=words):
-        read_run(file)
+    with caplog.at_level(logging.WARNING, logger="evenstep"):
+        found = read_run(file)
+
+    assert found.num_steps == len(PLANS) - 2
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "1 damaged line is left out (line 13: " in said
+    assert words in said
 
 
 def test_a_worker_that_never_had_samples_is_named(tmp_path):
@@ -146,11 +153,22 @@ def test_a_worker_that_never_had_samples_is_named(tmp_path):
         read_run(write(tmp_path, started(), *steps([(90, 6, 0)] * 3)))
 
 
-@pytest.mark.parametrize("line", ["[1]", '{"step": 3}', "3"])
-def test_what_is_no_event_is_named_by_its_line(tmp_path, line):
-    """Somebody gives another file of JSON lines."""
-    file = write(tmp_path, started()) / "events.jsonl"
-    file.write_text(file.read_text() + line + "\n")
+@pytest.mark.parametrize("line", ["[1]", '{"step": 3}', "3", "\x1f\x8b\x08\x00"])
+def test_a_file_of_something_else_is_named(tmp_path, line):
+    """It may be another program's, or packed."""
+    file = tmp_path / "other.jsonl"
+    file.write_text((line + "\n") * 5)
 
-    with pytest.raises(ValueError, match="line 3"):
+    with pytest.raises(ValueError, match=r"`read_run\(path=...\)`: .*other.jsonl must hold the ev"):
         read_run(file)
+
+
+@pytest.mark.slow
+def test_the_newest_of_very_many_steps_count(tmp_path):
+    """A long run has more of them than fit into memory."""
+    line = json.dumps(to_record(measured(0, PLANS[0]))) + "\n"
+    file = write(tmp_path, started()) / "events.jsonl"
+    with file.open("a") as lines:
+        lines.write(line * 20_010)
+
+    assert read_run(file).num_steps == 20_000 - 1

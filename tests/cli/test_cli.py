@@ -39,6 +39,7 @@ OPTIONS = {
         "--trace",
         "--world-size",
     ],
+    "top": ["--help", "--once", "--refresh"],
     "plan": [
         "--add",
         "--chunks",

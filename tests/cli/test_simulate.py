@@ -111,7 +111,7 @@ def test_a_run_that_was_trained_is_a_trace(tmp_path):
         assert regret["equal"] > 2
 
 
-def test_damaged_events_are_named_with_their_line(tmp_path):
+def test_events_that_are_all_damaged_are_named_with_their_line(tmp_path):
     """In the words of the option."""
     (tmp_path / "events.jsonl").write_text('{"event": "Schema", "version": 1}\nnothing\n')
     result = simulate("--trace", tmp_path)

@@ -19,7 +19,6 @@ from evenstep.events import (
     Rebalanced,
     RunEnded,
     SharesPlanned,
-    StepMeasured,
     WorkerUnhelpful,
     to_record,
 )
@@ -36,11 +35,7 @@ def test_what_is_written_can_be_read_back(tmp_path):
         sink(event)
     sink.close()
 
-    records = list(read_events(tmp_path / "run" / "events.jsonl"))
-
-    assert [record["event"] for record in records] == ["Rebalanced", "StepMeasured", "RunEnded"]
-    assert records[0]["batch_size"] == [40, 24]
-    assert set(records[1]) == {"event", *(field.name for field in fields(StepMeasured))}
+    assert list(read_events(tmp_path / "run")) == [REBALANCED, measured(4), RunEnded(num_steps=5)]
 
 
 def test_a_line_that_was_cut_short_is_left_out(tmp_path):
@@ -51,18 +46,18 @@ def test_a_line_that_was_cut_short_is_left_out(tmp_path):
     sink.close()
     path.write_text(path.read_text() + '{"event": "StepMea')
 
-    assert [record["event"] for record in read_events(path)] == ["Rebalanced"]
+    assert list(read_events(path)) == [REBALANCED]
 
 
 def test_a_resumed_run_goes_on_after_a_line_that_was_cut_short(tmp_path):
     """What was left of it is taken off, and the file stays readable."""
     path = tmp_path / "events.jsonl"
-    path.write_text('{"event": "RunStarted"}\n{"event": "StepMea')
+    path.write_text('{"event": "RunEnded", "num_steps": 3}\n{"event": "StepMea')
     sink = JsonLines(path)
     sink(REBALANCED)
     sink.close()
 
-    assert [record["event"] for record in read_events(path)] == ["RunStarted", "Rebalanced"]
+    assert list(read_events(path)) == [RunEnded(num_steps=3), REBALANCED]
 
 
 def test_a_file_from_the_future_is_refused(tmp_path):
@@ -71,15 +66,6 @@ def test_a_file_from_the_future_is_refused(tmp_path):
     path.write_text(json.dumps({"event": "Schema", "version": events.SCHEMA_VERSION + 1}) + "\n")
 
     with pytest.raises(ValueError, match="Upgrade evenstep"):
-        list(read_events(path))
-
-
-def test_a_line_that_is_no_json_is_named(tmp_path):
-    """With its number."""
-    path = tmp_path / "events.jsonl"
-    path.write_text('{"event": "RunEnded"}\nnonsense\n')
-
-    with pytest.raises(ValueError, match="line 2"):
         list(read_events(path))
 
 
@@ -155,7 +141,7 @@ def test_a_full_disk_is_an_error_and_leaves_whole_lines(tmp_path):
             fill(sink)
         sink.close()  # has nothing left to write, and does not raise
 
-        steps = [record["step"] for record in read_events(disk / "events.jsonl")]
+        steps = [event.step for event in read_events(disk)]
 
     assert len(steps) > 10
     assert steps == list(range(len(steps)))

@@ -1,7 +1,12 @@
 """Where events go: a file, the progress line, a hook of the user's."""
 
+from ._event_file import EventFile as EventFile
+from ._event_file import read_events as read_events
+from ._event_lines import EventLines as EventLines
+from ._event_lines import Line as Line
+from ._followed_file import FollowedFile as FollowedFile
+from ._from_record import from_record as from_record
 from ._jsonl import JsonLines as JsonLines
-from ._jsonl import read_events as read_events
 from ._line import ProgressLine as ProgressLine
 from ._news import FaultLog as FaultLog
 from ._open import open_outlets as open_outlets
@@ -10,12 +15,17 @@ from ._outlet import Outlet as Outlet
 from ._outlet import close_all as close_all
 
 __all__ = [
+    "EventFile",
+    "EventLines",
     "Fanout",
     "FaultLog",
+    "FollowedFile",
     "JsonLines",
+    "Line",
     "Outlet",
     "ProgressLine",
     "close_all",
+    "from_record",
     "open_outlets",
     "read_events",
 ]

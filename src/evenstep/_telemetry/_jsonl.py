@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,37 +79,3 @@ def _drop_cut_line(path: Path) -> None:
                 break
             end = first
         file.truncate(end)
-
-
-def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file that ``JsonLines`` wrote, without its schema lines.
-
-    A last line that is cut short (the writer was killed, or is writing) is left out.
-
-    Raises:
-        ValueError: the file was written by a newer schema, or a line inside it is no event.
-    """
-    return (record for _, record in numbered_events(path))
-
-
-def numbered_events(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield what ``read_events`` does, each with the number of its line, from 1."""
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.endswith("\n"):
-                return
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}, line {number}: no JSON ({error}).") from error
-            if not isinstance(record, dict) or "event" not in record:
-                raise ValueError(f"{path}, line {number}: no event, an object with its name.")
-            if record["event"] != "Schema":
-                yield number, record
-            elif not isinstance(version := record.get("version"), int):
-                raise ValueError(f"{path}, line {number}: a schema of version {version!r}.")
-            elif version > SCHEMA_VERSION:
-                raise ValueError(
-                    f"{path}, line {number}: schema {version}, this evenstep reads up to "
-                    f"{SCHEMA_VERSION}. Upgrade evenstep."
-                )

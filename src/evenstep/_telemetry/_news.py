@@ -64,10 +64,20 @@ def news(event: Event) -> str:
         case SharesPlanned(step=step):
             return f"step {step}: from now on, {_shares(event)}"
         case MemoryCapped(step, rank, most, unit=unit):
-            what = _FITS[unit].format(most)
+            what = _FITS.get(unit, "{}, in a unit of another version").format(most)
             return f"step {step}: rank {rank} fits at most {what}"
         case _:
             return _NEWS.get(type(event), "").format(event)
+
+
+def fault(event: Event) -> str:
+    """Return a sentence on a fault that training goes on after; nothing for another event."""
+    ranks = event.ranks if isinstance(event, LossNotFinite) else ()
+    whose = " and ".join(f"rank {rank}" for rank in ranks)
+    fed = _input(event) if isinstance(event, WaitingDiagnosed) else ""
+    if isinstance(event, WaitingDiagnosed) and not fed:
+        return ""
+    return _FAULTS.get(type(event), "").format(event, whose=whose, input=fed)
 
 
 class FaultLog:
@@ -84,15 +94,9 @@ class FaultLog:
     def __call__(self, event: Event) -> None:
         """Log ``event`` if it is the first of its kind; of measurements, the first of its rank."""
         kind = type(event), event.rank if isinstance(event, MeasurementRejected) else None
-        if type(event) not in _FAULTS or kind in self._told:
-            return
-        if isinstance(event, WaitingDiagnosed) and not _input(event):
+        if kind in self._told or not (text := fault(event)):
             return
         self._told.add(kind)
-        ranks = event.ranks if isinstance(event, LossNotFinite) else ()
-        whose = " and ".join(f"rank {rank}" for rank in ranks)
-        fed = _input(event) if isinstance(event, WaitingDiagnosed) else ""
-        text = _FAULTS[type(event)].format(event, whose=whose, input=fed)
         words = "%s Training continues; this warning is given once."
         logging.getLogger("evenstep").warning(words, text)
 
@@ -109,7 +113,7 @@ def _shares(event: SharesPlanned) -> str:
     """Return who sums the gradients from now on and why, as a sentence."""
     if event.parts is None:
         return f"gradients are summed by {event.reason}"  # which begins with how
-    whole = sum(event.parts)
+    whole = sum(event.parts) or 1
     shares = [f"{100 * part / whole:.0f}" for part in event.parts]
     if len(shares) > 16:
         number = sum(part > 0 for part in event.parts)

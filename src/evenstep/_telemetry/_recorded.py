@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+from collections import deque
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
-from typing import Any, NoReturn
 
+from ..events import Event, MemoryCapped, RunStarted, StepMeasured
 from ..exceptions import invalid
-from ._jsonl import numbered_events
-
-Record = dict[str, Any]
+from ._event_file import EventFile
 
 WARM_UP = 1
 """Steps at the start that readers pass over, as training does: kernels are chosen, memory is found.
 """
+MOST_STEPS = 20_000
+"""The newest steps that are kept, at most: 64 ranks take 200 MB for them."""
+
+_WANTED = frozenset({"StepMeasured", "MemoryCapped"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +27,14 @@ class Recorded:
     Attributes:
         file: the file.
         start: its ``RunStarted``; None where that was not recorded.
-        steps: every ``StepMeasured`` with the line that says so, at least one, all of as many
-            workers, with times and sizes that can be.
+        steps: the newest ``StepMeasured``, each with the line that says so, at least one, all of
+            as many workers, with times and sizes that can be.
         caps: the last known largest batch of a rank, where there was one.
     """
 
     file: Path
-    start: Record | None
-    steps: list[tuple[int, Record]]
+    start: RunStarted | None
+    steps: list[tuple[int, StepMeasured]]
     caps: dict[int, int]
 
     @classmethod
@@ -39,78 +42,54 @@ class Recorded:
         """Return what a run's folder, or its ``events.jsonl``, says.
 
         From the last start in the file on, if training began more than once: earlier workers may
-        have been others.
+        have been others. What is damaged is left out, with a warning of the logger ``evenstep``.
 
         Args:
             path: the folder or the file.
             caller: the function that was given it, for errors.
 
         Raises:
-            ValueError: there is no measured step, or one that cannot be.
+            ValueError: there is no measured step, or nothing is an event.
             OSError: the file cannot be read.
         """
-        file = Path(path)
-        file = file / "events.jsonl" if file.is_dir() else file
-        start: Record | None = None
-        steps: list[tuple[int, Record]] = []
+        start: RunStarted | None = None
+        steps: deque[tuple[int, StepMeasured]] = deque(maxlen=MOST_STEPS)
         caps: dict[int, int] = {}
+        events = EventFile(path, wanted=_WANTED, check=_check)
         try:
-            for line, record in numbered_events(file):
-                match record:
-                    case {"event": "RunStarted"}:
-                        _check_start(record, caller, f"line {line} of {file}")
-                        start, steps, caps = record, [], {}
-                    case {"event": "StepMeasured"}:
-                        num_before = len(steps[0][1]["batch_size"]) if steps else None
-                        _check(record, num_before, caller, f"line {line} of {file}")
-                        steps.append((line, record))
-                    case {"event": "MemoryCapped", "rank": int(rank), "max_batch_size": int(most)}:
-                        if record.get("unit", "samples") == "samples":
-                            caps[rank] = most
-        except UnicodeDecodeError as error:
-            raise invalid(
-                f"{caller}(path=...)", "be text in UTF-8", f"{file} ({error})", "Give its events."
-            ) from error
+            for line, event in events:
+                match event:
+                    case RunStarted():
+                        start, caps = event, {}
+                        steps.clear()
+                    case StepMeasured():
+                        steps.append((line, event))
+                    case MemoryCapped(rank=rank, max_batch_size=most, unit="samples"):
+                        caps[rank] = most
+        except ValueError as error:
+            raise ValueError(f"`{caller}(path=...)`: {error}") from error
+        file, left_out = events.path, str(events.left_out)
         if not steps:
+            got = f"none in {file}" + (f" ({left_out})" if left_out else "")
             remedy = "Train with `Runtime(run_dir=...)`, a few steps are enough."
-            raise invalid(f"{caller}(path=...)", "hold a measured step", f"none in {file}", remedy)
-        return cls(file, start, steps, caps)
+            raise invalid(f"{caller}(path=...)", "hold a measured step", got, remedy)
+        if left_out:
+            logging.getLogger("evenstep").warning("%s: %s. The rest is used.", file, left_out)
+        return cls(file, start, list(steps), caps)
 
     @property
     def global_batch_size(self) -> int:
         """Samples of a full step; those of the newest step where no start was recorded."""
         if self.start is None:
-            return sum(self.steps[-1][1]["batch_size"])
-        return int(self.start["global_batch_size"])
+            return sum(self.steps[-1][1].batch_size)
+        return self.start.global_batch_size
 
 
-def _check_start(record: Record, caller: str, where: str) -> None:
-    """Raise unless it says what a run is of."""
-    hosts: Any = record.get("hosts")
-    devices: Any = record.get("devices")
-    total = record.get("global_batch_size")
-    lists = isinstance(hosts, list) and isinstance(devices, list)
-    if not (type(total) is int and total >= 1 and lists and len(hosts) == len(devices)):
-        got = f"{total}, {hosts} and {devices}"
-        _refuse(caller, "give a global batch, hosts and devices at the start", got, where)
-
-
-def _check(record: Record, world_size: int | None, caller: str, where: str) -> None:
-    """Raise unless sizes and times of a step can be."""
-    sizes, seconds = record.get("batch_size"), record.get("compute_s")
-    if not (isinstance(sizes, list) and isinstance(seconds, list) and sizes):
-        _refuse(caller, "give batch sizes and times", f"{sizes} and {seconds}", where)
-    if len(sizes) != len(seconds) or world_size not in (None, len(sizes)):
-        got = f"{len(sizes)} sizes and {len(seconds)} times"
-        _refuse(caller, "speak of as many workers in each step", got, where)
-    if not all(type(size) is int and size >= 0 for size in sizes):
-        _refuse(caller, "hold whole samples", f"{sizes}", where)
-    for size, second in zip(sizes, seconds, strict=True):
-        is_time = type(second) in (int, float) and isfinite(second) and second > 0
-        if size and not is_time:
-            _refuse(caller, "hold positive times", f"{second} for {size} samples", where)
-
-
-def _refuse(caller: str, rule: str, got: str, where: str) -> NoReturn:
-    remedy = "The file is damaged there: leave the line out."
-    raise invalid(f"{caller}(path=...)", rule, f"{got} in {where}", remedy)
+def _check(event: Event) -> None:
+    """Raise for a step in which a worker computed in no time, of which nothing can be learnt."""
+    if not isinstance(event, StepMeasured):
+        return
+    for rank, (size, second) in enumerate(zip(event.batch_size, event.compute_s, strict=True)):
+        if size and not second > 0:
+            name = "`StepMeasured(compute_s=...)`"
+            raise ValueError(f"{name} must be positive for {size} samples, got 0 of rank {rank}")

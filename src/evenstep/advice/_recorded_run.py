@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .._telemetry._recorded import WARM_UP, Recorded
 from .._types import FloatArray, IntArray
+from ..events import StepMeasured
 from ..exceptions import invalid
 from ..prediction._affine_filter import AffineFilter
 from ..timemodels._affine import AffineTime
-
-Record = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +70,14 @@ def read_run(path: str | Path) -> RunTimes:
     """Return what the workers of a recorded run need for any batch.
 
     From the last start in the file on, if training began more than once: earlier workers may
-    have been others. The first step is passed over where there are more.
+    have been others. The first step is passed over where there are more; of more than 20,000,
+    the newest count. Damaged lines are left out, with a warning of the logger ``evenstep``.
 
     Args:
         path: a run's folder, as given to ``Runtime(run_dir=...)``, or its ``events.jsonl``.
 
     Raises:
-        ValueError: there is no measured step, or one that cannot be.
+        ValueError: there is no measured step.
         OSError: the file cannot be read.
     """
     return _estimated(Recorded.of(path, caller="read_run"))
@@ -87,8 +86,8 @@ def read_run(path: str | Path) -> RunTimes:
 def _estimated(run: Recorded) -> RunTimes:
     steps = [step for _, step in run.steps]
     shown = steps[WARM_UP:] or steps
-    sizes = np.array([step["batch_size"] for step in shown], np.int64)
-    seconds = np.array([step["compute_s"] for step in shown], np.float64)
+    sizes = np.array([step.batch_size for step in shown], np.int64)
+    seconds = np.array([step.compute_s for step in shown], np.float64)
     estimator = AffineFilter()
     state = estimator.after(sizes, seconds)
     times = estimator.times(state)
@@ -98,7 +97,7 @@ def _estimated(run: Recorded) -> RunTimes:
         remedy = "Record a run in which each has samples."
         raise invalid("read_run(path=...)", rule, f"nothing of rank {rank} in {run.file}", remedy)
     total, start = run.global_batch_size, run.start
-    names = () if start is None else tuple(zip(start["hosts"], start["devices"], strict=True))
+    names = () if start is None else tuple(zip(start.hosts, start.devices, strict=True))
     return RunTimes(
         times=times,
         global_batch_size=total,
@@ -110,26 +109,26 @@ def _estimated(run: Recorded) -> RunTimes:
         time_error=estimator.uncertainty(state),
         is_line_known=sizes.max(axis=0) > np.where(sizes > 0, sizes, sizes.max()).min(axis=0),
         num_steps=len(shown),
-        step_s=float(np.median([step["makespan_s"] for step in shown])),
+        step_s=float(np.median([step.makespan_s for step in shown])),
         by_cost=_by_cost(shown),
     )
 
 
-def _by_cost(steps: Iterable[Record]) -> RecordedSplits | None:
+def _by_cost(steps: Iterable[StepMeasured]) -> RecordedSplits | None:
     names = ("makespan_s", "equal_split_s", "speed_split_s", "cost_split_s")
-    rows = [[step.get(name) for name in names] for step in steps]
+    rows = [[getattr(step, name) for name in names] for step in steps]
     known = np.array([row for row in rows if None not in row], np.float64)
     return RecordedSplits(*known.mean(axis=0).tolist()) if len(known) else None
 
 
-def _overhead_s(steps: Iterable[Record]) -> float:
+def _overhead_s(steps: Iterable[StepMeasured]) -> float:
     """Return the median of what a step took past its computing; ``wall_s`` is of the one before."""
-    before: Record | None = None
+    before: StepMeasured | None = None
     past_s: list[float] = []
     for step in steps:
-        follows = before is not None and step["step"] == before["step"] + 1
-        if before is not None and follows and step["wall_s"] is not None:
-            past_s.append(step["wall_s"] - before["makespan_s"])
+        follows = before is not None and step.step == before.step + 1
+        if before is not None and follows and step.wall_s is not None:
+            past_s.append(step.wall_s - before.makespan_s)
         before = step
     return max(float(np.median(past_s)), 0.0) if past_s else 0.0
 

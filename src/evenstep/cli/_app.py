@@ -11,6 +11,7 @@ from ._demo import demo
 from ._lab_command import lab
 from ._plan_command import plan
 from ._simulate import simulate
+from ._top_command import top
 from ._watch_command import watch
 
 app = typer.Typer(
@@ -49,3 +50,4 @@ app.command(
     short_help="A training as it is: who waits for whom, and why.",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )(watch)
+app.command("top", short_help="A run in the terminal, while it goes on.")(top)

@@ -7,13 +7,17 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
+from .._telemetry import Line
+from .._telemetry._event_file import whole_lines
 from .._telemetry._recorded import WARM_UP, Recorded
 from ..exceptions import invalid
 
 COLUMNS = ("step", "worker", "seconds", "samples")
+_FIRST = 10  # lines that are looked at
 _ONE_OBJECT = "Write one object with named columns per line."
 
 
@@ -59,25 +63,29 @@ def read_rows(file: Path) -> Iterator[Row]:
 
 
 def is_run(file: Path) -> bool:
-    """Tell whether a file, or a folder, holds the events of a run."""
+    """Tell whether a file, or a folder, holds the events of a run; some lines may be damaged."""
     if file.is_dir():
         return True
     if file.suffix != ".jsonl":
         return False
     with file.open("rb") as lines:
-        try:
-            entry = json.loads(lines.readline())
-        except ValueError:
-            return False
+        return any(_is_event(line) for line in islice(whole_lines(lines), _FIRST))
+
+
+def _is_event(line: Line) -> bool:
+    try:
+        entry = json.loads(line or b"")
+    except (ValueError, RecursionError):
+        return False
     return isinstance(entry, dict) and "event" in entry
 
 
 def _of_run(run: Recorded) -> Iterator[Row]:
     """Yield what workers did in full steps, numbered anew: the first warms up, as in training."""
     full = [
-        (line, step["batch_size"], step["compute_s"])
+        (line, step.batch_size, step.compute_s)
         for line, step in run.steps[WARM_UP:]
-        if sum(step["batch_size"]) == run.global_batch_size and all(step["batch_size"])
+        if sum(step.batch_size) == run.global_batch_size and all(step.batch_size)
     ]
     if not full:
         rule = f"hold a step of {run.global_batch_size} samples, some for each worker, after the"
@@ -119,8 +127,8 @@ def _json_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 continue
             try:
                 entry = json.loads(text)
-            except json.JSONDecodeError as error:
-                refuse(file, number, "hold JSON in every line", repr(error.msg), _ONE_OBJECT)
+            except (ValueError, RecursionError) as error:
+                refuse(file, number, "hold JSON in every line", repr(str(error)), _ONE_OBJECT)
             if not isinstance(entry, dict):
                 refuse(file, number, "hold JSON objects alone", text.strip(), _ONE_OBJECT)
             yield number, entry

@@ -1,0 +1,217 @@
+"""What is known of a run while it goes on: events in, figures out, in constant memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import final
+
+import numpy as np
+
+from .._telemetry._news import fault, news
+from .._types import FloatArray
+from ..events import (
+    Event,
+    LinksMeasured,
+    Rebalanced,
+    RunEnded,
+    RunStarted,
+    StepMeasured,
+    StepsAccounted,
+    WaitingDiagnosed,
+    WorkerLost,
+)
+
+WINDOW = 32
+"""Steps that the figures of now are about."""
+_PLANS, _NEWS = 3, 4  # the newest of each that are kept
+_LEAST_S = 1e-9  # nothing is computed in less
+_LONGEST = 400  # characters of a text: reasons and problems have any length
+
+
+@dataclass(frozen=True, slots=True)
+class RankFigures:
+    """One rank in the newest steps.
+
+    Attributes:
+        rank: which one.
+        batch_size: samples of its newest step.
+        speed: samples per second of own computing; None where it computed nothing.
+        compute_s: seconds of own computing of a step, in the mean.
+        input_s: seconds of waiting for its batch.
+        waiting_s: seconds of waiting for other ranks.
+        lost_s: seconds of a step that the others wait for it: what it takes more than the median
+            rank wherever it is the slowest, in the mean of all steps.
+        own_s: its computing and waiting for input, step by step, the newest last.
+        cause: why others wait for it, as last diagnosed; empty where that is not known.
+    """
+
+    rank: int
+    batch_size: int
+    speed: float | None
+    compute_s: float
+    input_s: float
+    waiting_s: float
+    lost_s: float
+    own_s: tuple[float, ...]
+    cause: str
+
+
+@final
+class LiveRun:
+    """Takes the events of a run one by one; what is known is read from its attributes.
+
+    Its memory is that of the newest steps, plans and news, however long the run is. A file may
+    hold several runs: the newest counts. Steps that go back are a run that began again, too.
+
+    Attributes:
+        start: the newest ``RunStarted``; None where it was not seen.
+        last: the newest step; None before the first.
+        first_step: the first step of this run that was seen.
+        num_measured: steps that were seen of this run.
+        wall_s, equal_s: seconds of the steps whose equal split is known, as they were, and as
+            they would have been with it.
+        diagnosis: the newest one.
+        ended: the event at the end; None while the run goes on.
+        plans: the newest changes of batch sizes.
+        news: the newest step and text of what a person has to know.
+    """
+
+    def __init__(self) -> None:
+        self.start: RunStarted | None = None
+        self._clear()
+
+    def _clear(self) -> None:
+        self.last: StepMeasured | None = None
+        self.first_step = 0
+        self.num_measured = 0
+        self.wall_s = self.equal_s = 0.0
+        self.diagnosis: WaitingDiagnosed | None = None
+        self.ended: RunEnded | None = None
+        self.plans: deque[Rebalanced] = deque(maxlen=_PLANS)
+        self.news: deque[str] = deque(maxlen=_NEWS)
+        self._steps: deque[StepMeasured] = deque(maxlen=WINDOW)
+        self._walls_s: deque[float] = deque(maxlen=WINDOW)
+        self._accounts: deque[StepsAccounted] = deque(maxlen=WINDOW)
+
+    def add(self, event: Event) -> None:
+        """Take in the next event."""
+        match event:
+            case RunStarted():
+                self._clear()
+                self.start = event
+            case StepMeasured():
+                self._measured(event)
+            case StepsAccounted():
+                self._accounts.append(event)
+            case WaitingDiagnosed():
+                self.diagnosis = event
+            case Rebalanced():
+                self.plans.append(replace(event, reason=event.reason[:_LONGEST]))
+            case RunEnded():
+                self.ended = event
+            case LinksMeasured():
+                pass
+            case _:
+                self._tell(event)
+
+    def _measured(self, step: StepMeasured) -> None:
+        if self.last is not None and (
+            step.step <= self.last.step or len(step.batch_size) != len(self.last.batch_size)
+        ):
+            self._clear()
+        before = self.last
+        self.first_step = step.step if before is None else self.first_step
+        if before is not None and step.wall_s is not None and step.step == before.step + 1:
+            self._walls_s.append(step.wall_s)
+            if before.equal_split_s is not None:
+                self.wall_s += step.wall_s
+                self.equal_s += step.wall_s + before.equal_split_s - before.makespan_s
+        self.last = step
+        self.num_measured += 1
+        self._steps.append(step)
+
+    def _tell(self, event: Event) -> None:
+        text = news(event) or fault(event)
+        if isinstance(event, WorkerLost):
+            text = f"rank {event.rank} on {event.host} was lost after step {event.step}: "
+            text += event.problem
+        if text:
+            self.news.append(text[:_LONGEST])
+
+    @property
+    def accounts(self) -> tuple[StepsAccounted, ...]:
+        """Where the time of the newest steps went."""
+        return tuple(self._accounts)
+
+    @property
+    def step_s(self) -> float | None:
+        """Seconds of one of the newest steps, in the mean; the slowest rank's alone if need be."""
+        if self._walls_s:
+            return fmean(self._walls_s)
+        return fmean(step.makespan_s for step in self._steps) if self._steps else None
+
+    @property
+    def idle_share(self) -> float | None:
+        """Part of all ranks' time that is waiting for others, in the newest steps."""
+        if wall_s := sum(sum(one.wall_s) for one in self._accounts):
+            return sum(sum(one.waiting_s) for one in self._accounts) / wall_s
+        return fmean(step.idle_share for step in self._steps) if self._steps else None
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds to the end of the epoch, at the pace of the newest steps."""
+        if self.ended or not (self.start and self.last and self.step_s and self.start.num_steps):
+            return None
+        return self.step_s * (self.start.num_steps - 1 - self.last.step % self.start.num_steps)
+
+    def ranks(self) -> list[RankFigures]:
+        """Return the figures of all ranks, by what the others wait for them, the most first."""
+        if self.last is None:
+            return []
+        sizes = np.array([step.batch_size for step in self._steps], np.float64)
+        compute_s = np.array([step.compute_s for step in self._steps])
+        input_s = np.array([step.data_s for step in self._steps])
+        own_s = compute_s + input_s
+        lost_s = _lost_s(own_s)
+        waiting_s = self._waiting_s()
+        causes = self._causes()
+        speed = sizes.sum(axis=0) / np.maximum(compute_s.sum(axis=0), _LEAST_S)
+        order = np.lexsort((-own_s.mean(axis=0), -lost_s))
+        return [
+            RankFigures(
+                rank=rank,
+                batch_size=self.last.batch_size[rank],
+                speed=float(speed[rank]) if speed[rank] > 0 else None,
+                compute_s=float(compute_s[:, rank].mean()),
+                input_s=float(input_s[:, rank].mean()),
+                waiting_s=float(waiting_s[rank]),
+                lost_s=float(lost_s[rank]),
+                own_s=tuple(own_s[:, rank].tolist()),
+                cause=causes.get(rank, ""),
+            )
+            for rank in order.tolist()
+        ]
+
+    def _waiting_s(self) -> FloatArray:
+        if num_steps := sum(one.num_steps for one in self._accounts):
+            total: FloatArray = np.sum([one.waiting_s for one in self._accounts], axis=0)
+            return total / num_steps
+        mean: FloatArray = np.mean([step.idle_s for step in self._steps], axis=0)
+        return mean
+
+    def _causes(self) -> dict[int, str]:
+        """Return the costliest cause of each rank that has one."""
+        if self.diagnosis is None:
+            return {}
+        pairs = list(zip(self.diagnosis.ranks, self.diagnosis.causes, strict=True))
+        return dict(reversed(pairs))
+
+
+def _lost_s(own_s: FloatArray) -> FloatArray:
+    """Return what each rank costs the others in a step, from ``(num_steps, world_size)``."""
+    slowest = own_s.argmax(axis=1)
+    more_s = own_s.max(axis=1) - np.median(own_s, axis=1)
+    lost_s: FloatArray = np.bincount(slowest, more_s, minlength=own_s.shape[1]) / len(own_s)
+    return lost_s

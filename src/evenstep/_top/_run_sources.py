@@ -1,0 +1,209 @@
+"""Where the events of a run come from while it goes on: its file, or a stream."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from queue import Empty, Queue
+from time import monotonic, time
+from types import EllipsisType
+from typing import BinaryIO, Protocol, final
+
+from .._telemetry import EventLines, FollowedFile, Line
+from .._telemetry._event_file import events_file, whole_lines
+from ._live_run import LiveRun
+
+TAIL = 1 << 22
+"""Bytes of a long file that are read at first: a hundred steps of 64 ranks and more."""
+_SEARCHED = 1 << 28  # bytes from the end in which the newest start is looked for: 0.1 s
+_BLOCK = 1 << 20
+_WAITING = 64  # lines of a stream
+_BEGIN = b'\n{"event": "Schema"'  # the line before a run's start
+
+
+class Source(Protocol):
+    """A run that is read a little at a time."""
+
+    @property
+    def run(self) -> LiveRun:
+        """What is known of it."""
+
+    @property
+    def remark(self) -> str:
+        """What of it was not read, as a sentence; nothing where all was."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing can come any more."""
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since something was added, as far as is known."""
+
+    def update(self, *, within_s: float) -> bool:
+        """Read for so long at most; return whether something was new.
+
+        Raises:
+            ValueError: a newer evenstep wrote the lines, or none did.
+            OSError: they cannot be read.
+        """
+
+
+@final
+class FileSource:
+    """The file of a run; it is read from its end at first where it is long.
+
+    Then all that is added is. The newest start is looked for in the last 256 MiB, and else at the
+    beginning. A file that is replaced by another one is begun anew.
+
+    Args:
+        path: a run's folder or its ``events.jsonl``, which need not exist yet.
+        clock: seconds, from any moment on.
+    """
+
+    is_over = False
+
+    def __init__(self, path: Path, *, clock: Callable[[], float] = monotonic) -> None:
+        self._path = path
+        self._file: FollowedFile | None = None
+        self._clock = clock
+        self._pending: deque[Line] = deque()
+        self._num_replaced = 0
+        self._is_cut = self._is_caught_up = False
+        self._new_s = self._age_s = 0.0
+        self._anew()
+
+    def _anew(self) -> None:
+        self.run = LiveRun()
+        self._lines = EventLines(str(self._path))
+
+    @property
+    def remark(self) -> str:
+        told = [f"only the last {TAIL >> 20} MiB were read at first"] if self._is_cut else []
+        if left_out := str(self._lines.left_out):
+            told.append(left_out)
+        return "; ".join(told)
+
+    @property
+    def silent_s(self) -> float:
+        return self._clock() - self._new_s if self._is_caught_up else 0.0
+
+    def update(self, *, within_s: float) -> bool:
+        if self._file is None:
+            self._file = self._begun(events_file(self._path))
+        until_s, is_new = self._clock() + within_s, False
+        while self._pending or self._read(self._file):
+            is_new = True
+            _take(self._pending.popleft(), self._lines, self.run)
+            if self._clock() >= until_s:
+                break
+        else:
+            self._lines.check_end()
+            if not self._is_caught_up:
+                self._is_caught_up = True
+                self._new_s = self._clock() - self._age_s
+                return is_new
+        if is_new:
+            self._new_s = self._clock()
+        return is_new
+
+    def _read(self, file: FollowedFile) -> bool:
+        lines = file.read()
+        if file.num_replaced != self._num_replaced:
+            self._num_replaced = file.num_replaced
+            self._is_cut = False
+            self._anew()
+        self._pending.extend(lines)
+        return bool(lines)
+
+    def _begun(self, path: Path) -> FollowedFile:
+        followed = FollowedFile(path)
+        with path.open("rb") as file:
+            # A machine with another clock is off by as much, until something is added.
+            self._age_s = max(0.0, time() - os.fstat(file.fileno()).st_mtime)
+            size = file.seek(0, os.SEEK_END)
+            if size > 2 * TAIL:
+                start, tail = _newest_start(file, size), size - TAIL
+                if start < tail:
+                    file.seek(start)
+                    self._pending.extend(islice(whole_lines(file), 2))
+                    self._is_cut = True
+                followed.begin_at(max(start, tail))
+        return followed
+
+
+@final
+class StreamSource:
+    """A stream of lines, such as standard input from another machine; a thread reads it.
+
+    Args:
+        stream: opened, to be read to its end.
+        clock: seconds, from any moment on.
+    """
+
+    def __init__(self, stream: BinaryIO, *, clock: Callable[[], float] = monotonic) -> None:
+        self.run = LiveRun()
+        self.is_over = False
+        self._stream, self._clock = stream, clock
+        self._lines = EventLines("standard input")
+        self._queue: Queue[Line | EllipsisType] = Queue(_WAITING)  # a full one slows the writer
+        self._thread: threading.Thread | None = None
+        self._new_s: float | None = None
+
+    @property
+    def silent_s(self) -> float:
+        return 0.0 if self._new_s is None else self._clock() - self._new_s
+
+    @property
+    def remark(self) -> str:
+        return str(self._lines.left_out)
+
+    def update(self, *, within_s: float) -> bool:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._pass_on, name="evenstep-top", daemon=True)
+            self._thread.start()
+        until_s, is_new = self._clock() + within_s, False
+        while not self.is_over and (left_s := until_s - self._clock()) > 0:
+            try:
+                line = self._queue.get(timeout=left_s)
+            except Empty:
+                break
+            if isinstance(line, EllipsisType):
+                self.is_over = True
+                self._lines.check_end()
+            else:
+                is_new = True
+                _take(line, self._lines, self.run)
+        if is_new:
+            self._new_s = self._clock()
+        return is_new
+
+    def _pass_on(self) -> None:
+        with suppress(OSError):
+            for line in whole_lines(self._stream):
+                self._queue.put(line)
+        self._queue.put(...)
+
+
+def _take(line: Line, lines: EventLines, run: LiveRun) -> None:
+    event = lines.read(line)
+    if event is not None:
+        run.add(event)
+
+
+def _newest_start(file: BinaryIO, size: int) -> int:
+    """Return where the newest run begins; the beginning of the file if that is far off."""
+    end = size
+    while end > max(size - _SEARCHED, 0):
+        first = max(end - _BLOCK, 0)
+        file.seek(first)
+        at = file.read(end - first + len(_BEGIN)).rfind(_BEGIN)
+        if at >= 0:
+            return first + at + 1
+        end = first
+    return 0

@@ -1,0 +1,113 @@
+"""``evenstep top`` shows a run, or says what it was given."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from evenstep.events import Rebalanced, RunStarted, StepMeasured, to_record
+
+from . import app
+
+pty = pytest.importorskip("pty", reason="terminals are played by pty, which Windows lacks")
+
+
+def top(*arguments, stdin=None):
+    return CliRunner().invoke(app, ["top", *map(str, arguments)], input=stdin)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Two workers and three steps."""
+    told = [RunStarted(2, 64, 10, "Auto()", ("a", "b"), ("cpu", "cuda:0 NVIDIA H200"))]
+    told += [Rebalanced(0, 0, (40, 24), "equal")]
+    told += [
+        StepMeasured(step, 0, (40, 24), (0.2, 0.1), (0.0, 0.0), (0.0, 0.1), 0.2, 0.25, 0.3, None, 1)
+        for step in range(3)
+    ]
+    records = [{"event": "Schema", "version": 1}, *map(to_record, told)]
+    file = tmp_path / "mine" / "events.jsonl"
+    file.parent.mkdir()
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return file
+
+
+def test_one_view_is_plain_text(run):
+    """By folder and file, and where the output is no terminal anyway."""
+    pages = [top(run.parent, "--once").output, top(run, "--once").output, top(run.parent).output]
+
+    assert pages[0] == pages[2]
+    for page in pages:
+        assert "2 workers, 64 samples a step" in page
+        assert "step 2 (3 of 10 of its epoch" in page
+        assert "\x1b" not in page
+
+
+def test_standard_input_is_a_run_too(run):
+    """``ssh host cat run/events.jsonl | evenstep top -``."""
+    done = subprocess.run(
+        [sys.executable, "-m", "evenstep.cli", "top", "-"],
+        input=run.read_bytes(),
+        capture_output=True,
+        check=True,
+    )
+
+    assert "step 2 (3 of 10 of its epoch" in done.stdout.decode()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "name a run that can be read"),
+        (b"\x1f\x8b" + b"\xab\n" * 9, "must hold the events of a run"),
+        (b'{"event": "Schema", "version": 9}\n', "Upgrade evenstep"),
+    ],
+    ids=["missing", "packed", "newer"],
+)
+def test_what_is_no_run_is_an_error(tmp_path, content, words):
+    """With its remedy, and code 2."""
+    if content is not None:
+        (tmp_path / "events.jsonl").write_bytes(content)
+    result = top(tmp_path, "--once")
+
+    assert result.exit_code == 2
+    assert words in result.output
+
+
+def test_a_pace_that_no_terminal_keeps_is_refused(run):
+    """Rather than a processor kept busy."""
+    result = top(run, "--refresh", 0.001)
+
+    assert result.exit_code == 2
+    assert "must be at least 0.1 s, got 0.001" in result.output
+
+
+@pytest.mark.parametrize("key", [b"q", b"\x03"], ids=["q", "Ctrl-C"])
+def test_in_a_terminal_it_ends_calmly_and_leaves_the_last_view(run, key):
+    """With what was typed, code 0 and the terminal as it was."""
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "evenstep.cli", "top", str(run.parent)]
+    process = subprocess.Popen(
+        command, stdin=follower, stdout=follower, stderr=follower, start_new_session=True,
+        preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
+    )  # fmt: skip
+    os.close(follower)
+    seen = io.BytesIO()
+    while b"step 2" not in seen.getvalue():
+        seen.write(os.read(leader, 1 << 16))
+    os.write(leader, key)
+    try:
+        while piece := os.read(leader, 1 << 16):
+            seen.write(piece)
+    except OSError:  # the other end is closed
+        pass
+
+    assert process.wait() == 0
+    after = seen.getvalue().partition(b"\x1b[?1049l")[2]  # back from the alternate screen
+    assert b"step 2" in after
+    assert b"Traceback" not in after
+    os.close(leader)

@@ -1,0 +1,262 @@
+"""Whatever is in a file of events: its good part is used, or an error says what the file is."""
+
+import json
+import os
+import re
+import threading
+from dataclasses import fields
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenstep import events
+from evenstep._telemetry import EventFile, JsonLines, from_record, read_events
+from evenstep.events import Rebalanced, RunEnded, RunStarted, WaitingDiagnosed
+
+from .steps import measured
+
+STARTED = RunStarted(2, 64, 100, "Auto()", ("a", "b"), ("cpu", "cpu"))
+REBALANCED = Rebalanced(step=3, plan_epoch=1, batch_size=(40, 24), reason="rank 1 is slow")
+DIAGNOSED = WaitingDiagnosed(9, 9, 0.2, 0.1, 0.9, ("input",), (1,), (0.1,), ("why",), ("what",))
+RUN = [STARTED, REBALANCED, *(measured(step, wall_s=0.3) for step in range(4)), DIAGNOSED]
+
+
+@pytest.fixture
+def file(tmp_path):
+    sink = JsonLines(tmp_path / "events.jsonl")
+    for event in RUN:
+        sink(event)
+    sink.close()
+    return tmp_path / "events.jsonl"
+
+
+def record(event, **changes):
+    return {**events.to_record(event), **changes}
+
+
+def insert(file, *lines, at=5):
+    """Put ``lines`` of bytes or records before a line of the file, counted from 1."""
+    told = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines]
+    before = file.read_bytes().splitlines()
+    file.write_bytes(b"\n".join([*before[: at - 1], *told, *before[at - 1 :], b""]))
+
+
+STEP = measured(9)
+DAMAGED = {
+    "bytes of no text": (b"\xff\xfe{", "no text in UTF-8"),
+    "zeros, as after a power cut": (b"\0" * 4096, "no JSON"),
+    "half a line": (b'{"event": "StepMeas', "no JSON"),
+    "nested deeply": (b"[" * 100_000, "no JSON"),
+    "a number of thousands of digits": (b"1" * 5000, "no JSON"),
+    "another program's": ({"level": "info"}, "no event, an object"),
+    "a list": (b"[1]", "no event, an object"),
+    "a name that is none": ({"event": ["StepMeasured"]}, "no event, an object"),
+    "longer than any": (b'{"event": "' + b"x" * (5 << 20) + b'"}', "longer than 4 MiB"),
+    "a field missing": ({"event": "StepMeasured", "step": 3}, "`StepMeasured(plan_epoch=...)` is"),
+    "text for a number": (record(STEP, step="9"), "`StepMeasured(step=...)` must be an integer"),
+    "half a step": (record(STEP, step=9.5), "must be an integer, got 9.5"),
+    "true for a number": (record(STEP, step=True), "must be an integer, got True"),
+    "NaN": (record(STEP, makespan_s=float("nan")), "must be a number below 2^53, got nan"),
+    "NaN in a list": (record(STEP, compute_s=[0.1, float("nan")]), "hold numbers of at least 0"),
+    "infinite": (record(STEP, idle_s=[float("inf"), 0.1]), "hold numbers of at least 0"),
+    "below zero": (record(STEP, data_s=[-0.1, 0.1]), "hold numbers of at least 0"),
+    "a huge integer": (record(STEP, batch_size=[2**70, 1]), "hold numbers of at least 0"),
+    "a list in a list": (record(STEP, compute_s=[[0.1], 0.1]), "be a list, each a number"),
+    "no list": (record(STEP, compute_s=0.1), "be a list, each a number"),
+    "half a character": (record(REBALANCED, reason="\ud800"), "be text in Unicode"),
+    "other ranks": (record(STEP, compute_s=[0.1] * 3), "must speak of 2 ranks, got 3"),
+    "a rank too many": (
+        {"event": "MeasurementRejected", "step": 1, "rank": 2, "problem": ""},
+        "must name ranks below 2",
+    ),
+    "causes without ranks": (record(DIAGNOSED, ranks=[]), "as many entries for each cause"),
+    "a start of nothing": (record(STARTED, global_batch_size=0), "must have ranks and samples"),
+    "a start of others": (record(STARTED, world_size=3), "must speak of 3 ranks, got 2"),
+    "a version that is none": ({"event": "Schema", "version": "1"}, "a schema of version '1'"),
+}
+
+
+@pytest.mark.parametrize(("line", "words"), DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_line_is_left_out_and_counted(file, line, words):
+    """The rest is used, and the first damage is said with its line."""
+    insert(file, line, at=5)
+    insert(file, line, at=7)
+    found = EventFile(file)
+
+    assert [event for _, event in found] == RUN
+    assert found.left_out.num_damaged == 2
+    assert str(found.left_out).startswith("2 damaged lines are left out (line 5: ")
+    assert words in str(found.left_out)
+
+
+def test_what_a_newer_evenstep_adds_is_passed_over(file):
+    """Events by their names, and fields; what it added to a field's meaning is another schema."""
+    insert(file, {"event": "MoonRisen", "step": 3}, record(STEP, colour="red"))
+    found = EventFile(file)
+
+    assert [event for _, event in found] == [*RUN[:3], STEP, *RUN[3:]]
+    assert str(found.left_out) == "1 event is of a kind unknown to this evenstep"
+
+
+def test_what_an_older_evenstep_left_out_has_its_default(file):
+    """A file of last year is read with the fields of this one."""
+    old = record(STEP)
+    del old["speed_split_s"], old["cost_split_s"]
+    insert(file, old)
+
+    assert list(read_events(file))[3] == STEP
+
+
+def test_a_newer_schema_is_an_error(file):
+    """Its fields may have other meanings."""
+    insert(file, {"event": "Schema", "version": events.SCHEMA_VERSION + 1})
+
+    with pytest.raises(ValueError, match=r"events\.jsonl, line 5: schema 2, .*Upgrade evenstep"):
+        list(read_events(file))
+
+
+def test_several_runs_may_follow_each_other(file):
+    """Each of as many ranks as it says; steps begin again."""
+    alone = RunStarted(1, 8, 10, "Equal()", ("a",), ("cpu",))
+    sink = JsonLines(file)
+    sink(alone)
+    sink(Rebalanced(0, 0, (8,), "equal"))
+    sink.close()
+
+    assert list(read_events(file)) == [*RUN, alone, Rebalanced(0, 0, (8,), "equal")]
+
+
+@pytest.mark.parametrize("change", [{"idle_s": []}, {"batch_size": [1] * 3}])
+def test_without_a_start_all_lists_of_an_event_are_as_long(tmp_path, change):
+    """The first event says how many ranks there are."""
+    (tmp_path / "events.jsonl").write_text("".join(
+        json.dumps(line) + "\n" for line in (record(STEP, **change), record(STEP))
+    ))  # fmt: skip
+
+    assert list(read_events(tmp_path)) == [STEP]
+
+
+def test_after_a_damaged_start_the_ranks_are_those_of_the_lines(file):
+    """Another cluster's steps are not held against the ranks of the run before."""
+    insert(file, {"event": "Schema", "version": 1}, b"{", record(Rebalanced(0, 0, (8,), "")), at=99)
+    found = EventFile(file)
+
+    assert [event for _, event in found][-1] == Rebalanced(0, 0, (8,), "")
+    assert found.left_out.num_damaged == 1
+
+
+@pytest.mark.parametrize("end", [b"", b"\r\n", b"\n\n \n"])
+def test_how_the_last_line_ends_is_all_the_same(file, end):
+    """One without a newline is whole if its object is."""
+    file.write_bytes(file.read_bytes().rstrip(b"\n") + end)
+    found = EventFile(file)
+
+    assert [event for _, event in found] == RUN
+    assert str(found.left_out) == ""
+
+
+FOREIGN = {
+    "a picture": b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 100,
+    "packed": b"\x1f\x8b\x08\x00" + b"\xab\x00\n" * 1000,
+    "text": b"It was a dark and stormy night.\n" * 3,
+    "a table": b"step,worker,seconds\n0,0,1.5\n",
+    "one line of everything": b"a" * (9 << 20),
+    "another program's": b'{"level": "info"}\n' * 10,
+}
+
+
+@pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
+def test_a_file_of_something_else_is_an_error(tmp_path, content):
+    """Which says what to give instead."""
+    (tmp_path / "other").write_bytes(content)
+
+    with pytest.raises(ValueError, match=r"must hold the events of a run, got none \(line 1: .*un"):
+        list(EventFile(tmp_path / "other"))
+
+
+def test_a_huge_file_of_something_else_is_not_read_to_its_end(tmp_path):
+    """A thousand lines are enough to tell."""
+    (tmp_path / "log").write_bytes(b"x\n" * 2000)
+    found = EventFile(tmp_path / "log")
+
+    with pytest.raises(ValueError, match="must hold the events of a run"):
+        list(found)
+    assert found.left_out.num_damaged == 1000
+
+
+def test_what_is_no_file_is_an_error(tmp_path):
+    """A folder without events, one in the place of the file, and what has no end."""
+    with pytest.raises(FileNotFoundError):
+        list(EventFile(tmp_path))
+    (tmp_path / "events.jsonl").mkdir()
+    with pytest.raises(IsADirectoryError):
+        list(EventFile(tmp_path))
+    with pytest.raises(ValueError, match="be a file or a pipe, got /dev/zero"):
+        list(EventFile("/dev/zero"))
+
+
+def test_a_pipe_is_read_as_a_file(tmp_path, file):
+    """Such as a shell's ``<(zcat events.jsonl.gz)``."""
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(file.read_bytes(),))
+    writer.start()
+
+    assert list(read_events(tmp_path / "pipe")) == RUN
+    writer.join()
+
+
+def test_events_that_are_not_wanted_are_not_read(file):
+    """Nor is what is damaged in them; starts always are, as they say who the ranks are."""
+    insert(file, record(REBALANCED, batch_size="?"), record(RunEnded(3)))
+    found = EventFile(file, wanted=frozenset({"RunEnded"}))
+
+    assert [event for _, event in found] == [STARTED, RunEnded(3)]
+    assert str(found.left_out) == ""
+
+
+@given(data=st.data())
+def test_random_damage_gives_events_or_the_error(tmp_path_factory, data):
+    """Bytes that are changed, lost, doubled or added anywhere: never another exception."""
+    whole = b"".join(json.dumps(record(event)).encode() + b"\n" for event in RUN)
+    whole = b'{"event": "Schema", "version": 1}\n' + whole
+    damaged = bytearray(whole)
+    for _ in range(data.draw(st.integers(1, 6))):
+        at = data.draw(st.integers(0, len(damaged)))
+        end = min(len(damaged), at + data.draw(st.sampled_from((0, 1, 1, 2, 40, 2000))))
+        new = data.draw(st.one_of(st.binary(max_size=8), st.just(bytes(damaged[at:end]) * 2)))
+        damaged[at:end] = new
+    path = tmp_path_factory.mktemp("damaged") / "events.jsonl"
+    path.write_bytes(damaged)
+
+    found, error = [], ""
+    try:
+        found = list(read_events(path))
+    except ValueError as refused:
+        error = str(refused)
+
+    assert all(isinstance(event, events.Event) for event in found)
+    assert not error or re.search(r"must hold the events of a run|Upgrade evenstep", error)
+
+
+PLAIN = {
+    "int": st.integers(0, 1),
+    "float": st.floats(0, 1e6),
+    "str": st.text(max_size=9),
+    "bool": st.booleans(),
+}
+
+
+@given(data=st.data(), kind=st.sampled_from(get_args(events.Event)))
+def test_every_event_comes_back_as_it_was(data, kind):
+    """Of every kind, with every field, through JSON."""
+    values = {}
+    for field in fields(kind):
+        plain = PLAIN[re.search(r"int|float|str|bool", field.type)[0]]
+        value = st.tuples(plain, plain) if "tuple" in field.type else plain
+        value = st.none() | value if "None" in field.type else value
+        values[field.name] = data.draw(value)
+    event = kind(**values)
+
+    assert from_record(json.loads(json.dumps(events.to_record(event)))) == event
