@@ -55,11 +55,12 @@ class Trial:
 
 def drawn_causes(seed: int, at: int, num_causes: int) -> tuple[int, list[Cause]]:
     """Return the seed and the causes of a run: each cause by turns, or several that are drawn."""
-    own_seed = int(np.random.SeedSequence([seed, num_causes, at]).generate_state(1)[0])
+    states = np.random.SeedSequence([seed, num_causes, at]).generate_state(2)
+    own_seed, of_causes = map(int, states)
     every = list(Cause)
     if num_causes == 1:
         return own_seed, [every[at % len(every)]]
-    chosen = np.random.default_rng(own_seed).choice(len(every), num_causes, replace=False)
+    chosen = np.random.default_rng(of_causes).choice(len(every), num_causes, replace=False)
     return own_seed, [every[one] for one in chosen]
 
 
