@@ -58,6 +58,7 @@ OPTIONS = {
         "--run",
         "--speeds",
     ],
+    "watch": ["--every", "--help", "--run-dir"],
 }
 
 
