@@ -8,6 +8,7 @@ import typer
 
 from .. import __version__
 from ._demo import demo
+from ._doctor_command import doctor
 from ._lab_command import lab
 from ._plan_command import plan
 from ._simulate import simulate
@@ -43,3 +44,4 @@ app.command("demo", short_help="Equal shares against balanced ones, live.")(demo
 app.command("lab", short_help="A script on hosts that this machine plays.")(lab)
 app.command("simulate", short_help="Policies on simulated workers, compared.")(simulate)
 app.command("plan", short_help="What a step takes, who is worth keeping.")(plan)
+app.command("doctor", short_help="What is wrong with machines and links.")(doctor)

@@ -1,0 +1,54 @@
+"""All findings on a checkup, in the order of their causes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ._facts import Checkup
+from ._findings import Ailment, Finding
+from ._judge_links import judge_links
+from ._judge_machines import in_words, judge_machines
+from ._judge_speeds import judge_speeds
+
+
+def judge(checkup: Checkup) -> tuple[Finding, ...]:
+    """Return what is wrong, or costs time; nothing where all is well.
+
+    What is found on several ranks with the same remedy is one finding, with the evidence of the
+    first.
+    """
+    found = (*judge_machines(checkup), *judge_links(checkup), *judge_speeds(checkup))
+    return _merged(_without_doubles(found))
+
+
+def _without_doubles(found: Iterable[Finding]) -> list[Finding]:
+    """Leave out that a quota holds a rank back, where the quota itself is named."""
+    found = list(found)
+    named = [each.ranks for each in found if each.ailment is Ailment.QUOTA_BELOW_THREADS]
+    held = {rank for ranks in named for rank in ranks}
+    return [
+        each
+        for each in found
+        if each.ailment is not Ailment.QUOTA_THROTTLES or not held.issuperset(each.ranks)
+    ]
+
+
+def _merged(found: Iterable[Finding]) -> tuple[Finding, ...]:
+    groups: dict[tuple[Ailment, str], list[Finding]] = {}
+    for each in found:
+        groups.setdefault((each.ailment, each.remedy), []).append(each)
+    return tuple(_one(group) for group in groups.values())
+
+
+def _one(group: list[Finding]) -> Finding:
+    first, *others = group
+    if not others:
+        return first
+    ranks = tuple(sorted({rank for each in group for rank in each.ranks}))
+    more = [rank for rank in ranks if rank not in first.ranks]
+    if more:
+        evidence = f"{first.evidence} Likewise {in_words(more)}."
+    else:
+        evidence = f"{first.evidence} {len(others)} more of these."
+    return replace(first, ranks=ranks, evidence=evidence)
