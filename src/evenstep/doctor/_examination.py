@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -29,6 +30,8 @@ from ._torch_facts import device_for, facts_of
 from ._workload import REFERENCE, Reference, Step, load_step
 
 SAMPLES_PER_RANK = 32
+GO, SKIP = "go", "skip"
+FAREWELL_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +42,20 @@ class Patience:
         arrive_s: until all have told their facts.
         links_s: what measuring links may take in all.
         turn_s: one turn of it, with a connection that does not come about.
-        steps_s: until all have timed their steps, beyond the time that these have.
+        timing_s: for which steps are timed.
+        steps_s: until all have timed their steps, beyond that.
     """
 
     arrive_s: float = 30.0
     links_s: float = 20.0
     turn_s: float = TURN_S + 5.0
+    timing_s: float = BUDGET_S
     steps_s: float = 60.0
 
     @property
     def all_s(self) -> float:
         """What a rank waits for rank 0 to get through everything."""
-        return self.arrive_s + 2 * self.links_s + self.turn_s + self.steps_s + BUDGET_S
+        return self.arrive_s + 2 * self.links_s + self.turn_s + self.timing_s + self.steps_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +116,25 @@ def examine(
     with LinkServer(token) as server:
         facts = facts_of(desk.rank, device, limits, environ=os.environ, port=server.port)
         desk.leave("facts", json.dumps(asdict(facts)))
-        member = _Member(desk, limits, token, load)
+        member = _Member(desk, limits, token, load, patience)
         if desk.rank:
-            member.follow(patience)
+            member.follow()
             return None
         name = REFERENCE if step is None else step
-        return _Leader(member, line, patience).checkup(total, name)
+        return _Leader(member, line).checkup(total, name)
 
 
 def _own(step: str) -> Step:
     return load_step(step)
+
+
+def _pairs_in(turns: Iterable[Iterable[tuple[int, ...]]]) -> set[frozenset[int]]:
+    """Return the pairs of some turns, whichever way."""
+    return {frozenset(pair) for turn in turns for pair in turn}
+
+
+def _ends(link: LinkSpeed) -> frozenset[int]:
+    return frozenset((link.receiver, link.sender))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,26 +145,27 @@ class _Member:
     limits: CgroupLimits
     token: str
     load: Callable[[], Step]
+    patience: Patience
 
-    def follow(self, patience: Patience) -> None:
+    def follow(self) -> None:
         """Take part until rank 0 says that it is over."""
-        told = self.desk.wait("orders", patience.all_s)
+        told = self.desk.wait("orders", self.patience.all_s)
         if told is None:
             raise LeftOut("Rank 0 told no plan: it may have ended.")
         orders = from_record(Orders, json.loads(told))
         if self.desk.rank not in orders.ranks:
             raise LeftOut(
                 f"Rank {self.desk.rank} came too late: the others began after "
-                f"{patience.arrive_s:g} s."
+                f"{self.patience.arrive_s:g} s."
             )
         for at, turn in enumerate(orders.turns):
             mine = [pair for pair in turn if pair[0] == self.desk.rank]
-            if mine:
-                self._heard(f"turn-{at}", patience)
+            if mine and self._heard(f"turn-{at}") == GO:
                 self.measure(at, mine, orders)
-        self._heard("steps", patience)
+        self._heard("steps")
         self.time(orders)
-        self._heard("end", patience)
+        self._heard("end")
+        self.desk.leave("bye", "")
 
     def measure(self, at: int, pairs: Iterable[tuple[int, ...]], orders: Orders) -> None:
         """Measure what comes from others in one turn."""
@@ -160,12 +175,15 @@ class _Member:
 
     def time(self, orders: Orders) -> None:
         """Time steps."""
-        pace = time_steps(self.desk.rank, self.load, orders.sizes, self.limits)
+        budget_s = self.patience.timing_s
+        pace = time_steps(self.desk.rank, self.load, orders.sizes, self.limits, budget_s=budget_s)
         self.desk.leave("pace", json.dumps(asdict(pace)))
 
-    def _heard(self, topic: str, patience: Patience) -> None:
-        if self.desk.wait(topic, patience.all_s) is None:
+    def _heard(self, topic: str) -> str:
+        told = self.desk.wait(topic, self.patience.all_s)
+        if told is None:
             raise LeftOut(f"Rank 0 did not go on to `{topic}`: it may have ended.")
+        return told
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,17 +192,17 @@ class _Leader:
 
     member: _Member
     line: StageLine
-    patience: Patience
 
     def checkup(self, global_batch_size: int, workload: str) -> Checkup:
         """Return what all ranks said and measured; the rest goes on without those that do not."""
         desk = self.member.desk
         self.line.say("waiting for all ranks")
-        told = desk.fetch("facts", range(desk.world_size), self.patience.arrive_s)
+        patience = self.member.patience
+        told = desk.fetch("facts", range(desk.world_size), patience.arrive_s)
         ranks = tuple(from_record(RankFacts, json.loads(told[rank])) for rank in sorted(told))
         checkup = Checkup(desk.world_size, global_batch_size, workload, ranks)
         hosts = [[facts.rank for facts in group] for group in checkup.machines.values()]
-        plan = schedule(hosts, turn_s=TURN_S, budget_s=self.patience.links_s)
+        plan = schedule(hosts, turn_s=TURN_S, budget_s=patience.links_s)
         orders = Orders(
             ranks=tuple(sorted(told)),
             addresses={str(f.rank): (f.network.address, str(f.network.port)) for f in ranks},
@@ -195,22 +213,29 @@ class _Leader:
         links = self._links(orders)
         paces = self._paces(orders)
         desk.leave("end", "")
+        others = [pace.rank for pace in paces if pace.rank and pace.seconds]
+        desk.fetch("bye", others, FAREWELL_S)  # this process may hold the store
+        planned, measured = _pairs_in(orders.turns), {_ends(link) for link in links}
         return Checkup(
             *(desk.world_size, global_batch_size, workload, ranks),
             links=links,
             paces=paces,
-            skipped_pairs=plan.skipped,
+            skipped_pairs=plan.skipped + len(planned - measured),
         )
 
     def _links(self, orders: Orders) -> tuple[LinkSpeed, ...]:
         desk, found = self.member.desk, list[LinkSpeed]()
         silent: set[int] = set()
+        until_s = time.monotonic() + 1.5 * self.member.patience.links_s  # dead links take longer
         for at, turn in enumerate(orders.turns):
             self.line.say("measuring links", f", {at + 1} of {len(orders.turns)}")
+            if time.monotonic() > until_s:
+                desk.leave(f"turn-{at}", SKIP)
+                continue
             awaited = {pair[0]: pair[1] for pair in turn if pair[0] not in silent}
-            desk.leave(f"turn-{at}", "")
+            desk.leave(f"turn-{at}", GO)
             self.member.measure(at, [pair for pair in turn if pair[0] == 0], orders)
-            told = desk.fetch(f"link-{at}", awaited, self.patience.turn_s)
+            told = desk.fetch(f"link-{at}", awaited, self.member.patience.turn_s)
             for receiver, sender in awaited.items():
                 if receiver in told:
                     found.append(from_record(LinkSpeed, json.loads(told[receiver])))
@@ -221,10 +246,10 @@ class _Leader:
 
     def _paces(self, orders: Orders) -> tuple[Pace, ...]:
         desk = self.member.desk
-        self.line.say("timing steps", f", {BUDGET_S:g} s")
+        self.line.say("timing steps", f", {self.member.patience.timing_s:g} s")
         desk.leave("steps", "")
         self.member.time(orders)
-        within_s = self.patience.steps_s
+        within_s = self.member.patience.steps_s
         told = desk.fetch("pace", orders.ranks, within_s)
         late = f"no times {within_s:g} s after rank 0 had its own"
         return tuple(

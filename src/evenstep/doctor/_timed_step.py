@@ -51,7 +51,8 @@ def time_steps(
     error = ""
     try:
         step = load()
-        repeats = [_repeats(step, size, clock) for size in sizes]
+        block_s = min(BLOCK_S, budget_s / 10)
+        repeats = [_repeats(step, size, clock, block_s) for size in sizes]
         held_s, began_s = limits.throttled_s(), clock()
         until_s = began_s + budget_s
         while len(taken) < len(sizes) or (clock() < until_s and len(taken) < MOST_STEPS):
@@ -64,10 +65,10 @@ def time_steps(
     return Pace(rank, used, tuple(taken), min(max(share, 0.0), 1.0), error)
 
 
-def _repeats(step: Step, size: int, clock: Callable[[], float]) -> int:
-    """Return how many steps take ``BLOCK_S``, after one to warm up."""
+def _repeats(step: Step, size: int, clock: Callable[[], float], block_s: float) -> int:
+    """Return how many steps take ``block_s``, after one to warm up."""
     _timed(step, size, 1, clock)
-    return max(1, math.ceil(BLOCK_S / _timed(step, size, 1, clock)))
+    return max(1, math.ceil(block_s / _timed(step, size, 1, clock)))
 
 
 def _timed(step: Step, size: int, repeats: int, clock: Callable[[], float]) -> float:
