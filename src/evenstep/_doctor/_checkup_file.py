@@ -45,7 +45,8 @@ def read_checkup(path: str | Path) -> Checkup:
     version = record.get("version")
     if type(version) is not int or not 1 <= version <= VERSION:
         rule = f"be of a version from 1 to {VERSION}"
-        raise invalid(name, rule, repr(version)[:60], "Upgrade evenstep, or run doctor again.")
+        newer = "Upgrade evenstep, or write it again by `evenstep doctor --out`."
+        raise invalid(name, rule, repr(version)[:60], newer)
     try:
         checkup = from_record(Checkup, record.get("checkup"), "checkup")
         _check(checkup)

@@ -116,7 +116,7 @@ def _interface(facts: RankFacts, ranks: tuple[int, ...]) -> Iterator[Finding]:
 def _slow(checkup: Checkup) -> Iterator[Finding]:
     """Yield hosts whose own link is slow, and the worst pair that is far away."""
     by_host = host_mbit(checkup)
-    for name, mbit in by_host.items():
+    for name, mbit in sorted(by_host.items(), key=lambda item: item[1]):
         others = [value for other, value in by_host.items() if other != name]
         usual = float(np.median(others)) if len(others) > 1 else mbit
         if mbit >= SLOW_MBIT and mbit >= SLOW_SHARE * usual:

@@ -71,6 +71,9 @@ def _check(options: argparse.Namespace) -> None:
     """
     if options.step is not None:
         check_step(options.step)
+    if options.out is not None and not options.out.parent.is_dir():
+        remedy = f"Make it first: `mkdir -p {options.out.parent}`."
+        raise invalid("evenstep doctor --out", "be in a folder that is there", options.out, remedy)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     total = options.global_batch_size
     if total is not None and total < ranks:
