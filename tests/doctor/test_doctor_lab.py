@@ -47,13 +47,12 @@ def test_shaped_links_are_measured_within_a_tenth(tmp_path):
             best[pair] = max(best.get(pair, 0.0), link.mbit)
         if all(rate >= 0.9 * min(rates[a], rates[b]) for (a, b), rate in best.items()):
             break
-    slow = [each for each in judge(found) if each.ailment == "link-slow"]
+    slow = [each.ranks for each in judge(found) if each.ailment == "link-slow"]
 
     assert len(best) == 6
     for (a, b), mbit in best.items():
         assert mbit == pytest.approx(PAYLOAD * min(rates[a], rates[b]), rel=0.1), (a, b)
-    assert slow[0].ranks == (0, 1, 2)
-    assert slow[0].evidence.startswith("The link of lab-h2 carries")
+    assert slow == [(2,), (1,), (0,)]  # the slowest first
 
 
 def test_a_quota_and_too_many_threads_are_found(tmp_path):

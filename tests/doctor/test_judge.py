@@ -180,6 +180,7 @@ def test_the_same_on_many_hosts_is_one_finding():
 
     assert finding.ranks == tuple(range(9))
     assert finding.evidence.endswith("Likewise ranks 1, 2, 3, 4, 5, 6 and 2 more.")
+    assert len(judge(checkup(*hosts[:3]))) == 3
 
 
 def test_a_quota_is_named_once():
@@ -221,6 +222,17 @@ def test_waste_and_speeds_are_in_the_text():
 
     assert "64 ms with equal shares, 43 ms balanced" in text
     assert "wastes 33 % of its time" in text
+
+
+def test_noise_is_not_taken_for_waste():
+    """Nor is a difference that is too small for the number of measurements."""
+    equal = replace(healthy(2), paces=(pace(0), pace(1, speed=990)))
+    times = (pace(0, noise=0.2), pace(1, speed=930, noise=0.2))
+    few = tuple(replace(p, sizes=p.sizes[:4], seconds=p.seconds[:4]) for p in times)
+    noisy = replace(equal, paces=few)
+
+    assert "gains nothing to speak of" in as_text(equal, ())
+    assert "% only, so both may be equal" in as_text(noisy, ())
 
 
 def test_many_links_are_shown_by_the_slowest():

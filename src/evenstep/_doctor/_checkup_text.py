@@ -17,6 +17,9 @@ from ._paces import run_times, usable
 MOST_IN_MATRIX = 8
 """Ranks that measured links; past them, the slowest links are listed instead."""
 
+LITTLE = 0.03
+"""What balancing saves below this is nothing to speak of."""
+
 
 def as_text(checkup: Checkup, findings: Sequence[Finding], width: int | None = None) -> str:
     """Return all that is to be said, for a terminal of ``width`` columns or of any."""
@@ -49,7 +52,8 @@ def _ranks(checkup: Checkup, width: int | None) -> str:
         found = run_times(checkup)
         for at, pace in enumerate(paces):
             slope_s = float(found.times.slope_s[at])
-            speed = number(1 / slope_s) if slope_s else "-"
+            error = max(1, round(100 * min(float(found.speed_error[at]), 1.0)))
+            speed = f"{number(1 / slope_s)} ± {error} %" if slope_s else "-"
             fixed = seconds(float(found.times.intercept_s[at]))
             speeds[pace.rank] = [speed, fixed, f"{percent(spread_of(pace))} %"]
     for facts, row in zip(checkup.ranks, rows, strict=True):
@@ -101,14 +105,16 @@ def _waste(checkup: Checkup) -> list[str]:
     found = run_times(checkup)
     advice = advise(found.times, found.global_batch_size)
     equal_s, balanced_s = advice.equal.step_s, advice.balanced.step_s
-    rough = float(found.time_error.max() + found.noise.max())
+    error = 2 * float(found.time_error.max())
     text = (
         f"A step of {found.global_batch_size} samples ({checkup.workload}, exchange not counted): "
         f"{seconds(equal_s)} with equal shares, {seconds(balanced_s)} balanced"
     )
     saved = 1 - balanced_s / equal_s
-    if saved < max(0.03, rough):
+    if saved < LITTLE:
         return [f"{text}. Balancing gains nothing to speak of."]
+    if saved < error:
+        return [f"{text}. The times are known to {percent(error)} % only, so both may be equal."]
     return [f"{text}. Plain training wastes {percent(saved)} % of its time on waiting."]
 
 

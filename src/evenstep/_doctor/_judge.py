@@ -11,12 +11,14 @@ from ._judge_links import judge_links
 from ._judge_machines import in_words, judge_machines
 from ._judge_speeds import judge_speeds
 
+MOST_ALIKE = 3
+
 
 def judge(checkup: Checkup) -> tuple[Finding, ...]:
     """Return what is wrong, or costs time; nothing where all is well.
 
-    What is found on several ranks with the same remedy is one finding, with the evidence of the
-    first.
+    What is found more than three times with the same remedy is one finding, with the evidence of
+    the first: a list of a hundred hosts is not read.
     """
     found = (*judge_machines(checkup), *judge_links(checkup), *judge_speeds(checkup))
     return _merged(_without_doubles(found))
@@ -38,17 +40,15 @@ def _merged(found: Iterable[Finding]) -> tuple[Finding, ...]:
     groups: dict[tuple[Ailment, str], list[Finding]] = {}
     for each in found:
         groups.setdefault((each.ailment, each.remedy), []).append(each)
-    return tuple(_one(group) for group in groups.values())
+    merged: list[Finding] = []
+    for group in groups.values():
+        merged += group if len(group) <= MOST_ALIKE else [_one(group)]
+    return tuple(merged)
 
 
 def _one(group: list[Finding]) -> Finding:
-    first, *others = group
-    if not others:
-        return first
+    first = group[0]
     ranks = tuple(sorted({rank for each in group for rank in each.ranks}))
     more = [rank for rank in ranks if rank not in first.ranks]
-    if more:
-        evidence = f"{first.evidence} Likewise {in_words(more)}."
-    else:
-        evidence = f"{first.evidence} {len(others)} more of these."
-    return replace(first, ranks=ranks, evidence=evidence)
+    alike = f"Likewise {in_words(more)}." if more else f"{len(group) - 1} more like this."
+    return replace(first, ranks=ranks, evidence=f"{first.evidence} {alike}")

@@ -46,7 +46,7 @@ class Patience:
         steps_s: until all have timed their steps, beyond that.
     """
 
-    arrive_s: float = 30.0
+    arrive_s: float = 60.0
     links_s: float = 20.0
     turn_s: float = TURN_S + 5.0
     timing_s: float = BUDGET_S
