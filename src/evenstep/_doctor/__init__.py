@@ -2,21 +2,21 @@
 
 from ._cgroup_limits import CgroupLimits as CgroupLimits
 from ._cgroup_limits import read_cgroups as read_cgroups
+from ._checkup_facts import Checkup as Checkup
+from ._checkup_facts import CpuFacts as CpuFacts
+from ._checkup_facts import Device as Device
+from ._checkup_facts import LinkSpeed as LinkSpeed
+from ._checkup_facts import NetworkFacts as NetworkFacts
+from ._checkup_facts import Pace as Pace
+from ._checkup_facts import RankFacts as RankFacts
+from ._checkup_facts import RoomFacts as RoomFacts
 from ._checkup_file import from_record as from_record
 from ._checkup_file import read_checkup as read_checkup
 from ._checkup_file import to_json as to_json
 from ._checkup_text import as_text as as_text
 from ._checkup_text import mbit_by_rank as mbit_by_rank
-from ._facts import Checkup as Checkup
-from ._facts import CpuFacts as CpuFacts
-from ._facts import Device as Device
-from ._facts import LinkSpeed as LinkSpeed
-from ._facts import NetworkFacts as NetworkFacts
-from ._facts import Pace as Pace
-from ._facts import RankFacts as RankFacts
-from ._facts import RoomFacts as RoomFacts
 from ._findings import Ailment as Ailment
-from ._findings import Finding as Finding
+from ._findings import FoundAilment as FoundAilment
 from ._judge import judge as judge
 from ._link_probe import TURN_S as TURN_S
 from ._link_probe import LinkServer as LinkServer
@@ -37,7 +37,7 @@ __all__ = [
     "Checkup",
     "CpuFacts",
     "Device",
-    "Finding",
+    "FoundAilment",
     "LinkServer",
     "LinkSpeed",
     "NetworkFacts",

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ..exceptions import invalid
-from ._facts import Checkup
-from ._findings import Finding
+from ._checkup_facts import Checkup
+from ._findings import FoundAilment
 
 SCHEMA = "evenstep.doctor"
 VERSION = 1
@@ -20,7 +20,7 @@ VERSION = 1
 Value = TypeVar("Value")
 
 
-def to_json(checkup: Checkup, findings: Sequence[Finding]) -> str:
+def to_json(checkup: Checkup, findings: Sequence[FoundAilment]) -> str:
     """Return it as indented text; times in seconds, rates in bytes per second."""
     record = {"schema": SCHEMA, "version": VERSION, "checkup": asdict(checkup)}
     record["findings"] = [asdict(finding) for finding in findings]

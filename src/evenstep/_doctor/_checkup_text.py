@@ -8,8 +8,8 @@ import numpy as np
 
 from .._render._words import number, paragraph, percent, seconds, text_table
 from ..advice import advise
-from ._facts import Checkup, RankFacts
-from ._findings import Finding
+from ._checkup_facts import Checkup, RankFacts
+from ._findings import FoundAilment
 from ._judge_links import between_hosts, host_mbit
 from ._judge_speeds import spread_of
 from ._paces import run_times, usable
@@ -21,7 +21,7 @@ LITTLE = 0.03
 """What balancing saves below this is nothing to speak of."""
 
 
-def as_text(checkup: Checkup, findings: Sequence[Finding], width: int | None = None) -> str:
+def as_text(checkup: Checkup, findings: Sequence[FoundAilment], width: int | None = None) -> str:
     """Return all that is to be said, for a terminal of ``width`` columns or of any."""
     parts = [
         paragraph(_head(checkup), width),
@@ -118,7 +118,7 @@ def _waste(checkup: Checkup) -> list[str]:
     return [f"{text}. Plain training wastes {percent(saved)} % of its time on waiting."]
 
 
-def _found(findings: Sequence[Finding], width: int | None) -> list[str]:
+def _found(findings: Sequence[FoundAilment], width: int | None) -> list[str]:
     if not findings:
         return ["Nothing is misconfigured, as far as this can see."]
     count = f"{len(findings)} finding{'s' if len(findings) != 1 else ''}:"

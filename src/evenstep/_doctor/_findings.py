@@ -36,7 +36,7 @@ class Ailment(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class FoundAilment:
     """Something that is wrong, or costs time.
 
     Attributes:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from .._render._words import number, seconds
-from ._facts import Checkup, LinkSpeed, RankFacts
-from ._findings import Ailment, Finding
+from ._checkup_facts import Checkup, LinkSpeed, RankFacts
+from ._findings import Ailment, FoundAilment
 from ._judge_machines import numbers
 
 SLOW_SHARE = 0.5
@@ -18,7 +18,7 @@ SLOW_MBIT = 500.0
 LONG_ROUND_TRIP_S = 0.005
 
 
-def judge_links(checkup: Checkup) -> Iterator[Finding]:
+def judge_links(checkup: Checkup) -> Iterator[FoundAilment]:
     """Yield what is wrong with names, interfaces and links."""
     if len(checkup.machines) > 1:
         for facts in checkup.ranks:
@@ -27,7 +27,7 @@ def judge_links(checkup: Checkup) -> Iterator[Finding]:
         yield from _interface(ranks[0], numbers(ranks))
     for link in checkup.links:
         if link.error:
-            yield Finding(
+            yield FoundAilment(
                 Ailment.LINK_UNREACHABLE,
                 (link.receiver, link.sender),
                 f"{checkup.of(link.receiver).name} does not reach {checkup.of(link.sender).name} "
@@ -67,13 +67,13 @@ def host_mbit(checkup: Checkup) -> dict[str, float]:
     return found
 
 
-def _name(facts: RankFacts) -> Iterator[Finding]:
+def _name(facts: RankFacts) -> Iterator[FoundAilment]:
     network = facts.network
     if network.interface:
         return
     if not network.resolved or network.resolved.startswith("127.") or network.resolved == "::1":
         to = f"to {network.resolved}" if network.resolved else "to no address"
-        yield Finding(
+        yield FoundAilment(
             Ailment.HOSTNAME_LOOPBACK,
             (facts.rank,),
             f"The name of {facts.host} resolves {to} on {facts.name}, and gloo tells the other "
@@ -88,12 +88,12 @@ def _suggested(facts: RankFacts) -> str:
     return f" to {max(known, key=lambda name: known[name])}" if known else ""
 
 
-def _interface(facts: RankFacts, ranks: tuple[int, ...]) -> Iterator[Finding]:
+def _interface(facts: RankFacts, ranks: tuple[int, ...]) -> Iterator[FoundAilment]:
     chosen, known = facts.network.interface, facts.network.interfaces
     if not chosen or known is None or chosen == "lo":
         return
     if chosen not in known:
-        yield Finding(
+        yield FoundAilment(
             Ailment.INTERFACE_MISSING,
             ranks,
             f"`GLOO_SOCKET_IFNAME={chosen}` on {facts.host}, where no such interface is up with "
@@ -104,7 +104,7 @@ def _interface(facts: RankFacts, ranks: tuple[int, ...]) -> Iterator[Finding]:
         return
     fastest = max(known, key=lambda name: known[name])
     if 0 < known[chosen] <= SLOW_SHARE * known[fastest]:
-        yield Finding(
+        yield FoundAilment(
             Ailment.INTERFACE_SLOW,
             ranks,
             f"`GLOO_SOCKET_IFNAME={chosen}` on {facts.host} has {known[chosen]} Mbit/s, "
@@ -113,7 +113,7 @@ def _interface(facts: RankFacts, ranks: tuple[int, ...]) -> Iterator[Finding]:
         )
 
 
-def _slow(checkup: Checkup) -> Iterator[Finding]:
+def _slow(checkup: Checkup) -> Iterator[FoundAilment]:
     """Yield hosts whose own link is slow, and the worst pair that is far away."""
     by_host = host_mbit(checkup)
     for name, mbit in sorted(by_host.items(), key=lambda item: item[1]):
@@ -124,7 +124,7 @@ def _slow(checkup: Checkup) -> Iterator[Finding]:
         ranks = checkup.machines[name]
         is_behind = mbit < SLOW_SHARE * usual
         beside = f", those of the others {number(usual)} in the median" if is_behind else ""
-        yield Finding(
+        yield FoundAilment(
             Ailment.LINK_SLOW,
             numbers(ranks),
             f"The link of {ranks[0].host} carries {number(mbit)} Mbit/s{beside}: 100 MB of "
@@ -135,7 +135,7 @@ def _slow(checkup: Checkup) -> Iterator[Finding]:
     far = [link for link in between_hosts(checkup) if link.round_trip_s > LONG_ROUND_TRIP_S]
     if far:
         worst = max(far, key=lambda link: link.round_trip_s)
-        yield Finding(
+        yield FoundAilment(
             Ailment.LATENCY_HIGH,
             (worst.receiver, worst.sender),
             f"A small message from {checkup.of(worst.receiver).name} to "

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from ._facts import Checkup, RankFacts
-from ._findings import Ailment, Finding
+from ._checkup_facts import Checkup, RankFacts
+from ._findings import Ailment, FoundAilment
 
 GIB = 2**30
 LEAST_SHARED_BYTES = GIB // 2
@@ -30,7 +30,7 @@ SLOWING = {
 """Variables that cost time, the values that do, and what they bring about."""
 
 
-def judge_machines(checkup: Checkup) -> Iterator[Finding]:
+def judge_machines(checkup: Checkup) -> Iterator[FoundAilment]:
     """Yield what is wrong with ranks and their machines."""
     yield from _missing(checkup)
     yield from _versions(checkup)
@@ -56,9 +56,9 @@ def in_words(ranks: Sequence[int]) -> str:
     return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
 
 
-def _missing(checkup: Checkup) -> Iterator[Finding]:
+def _missing(checkup: Checkup) -> Iterator[FoundAilment]:
     if missing := checkup.missing:
-        yield Finding(
+        yield FoundAilment(
             Ailment.RANK_MISSING,
             missing,
             f"No answer from {in_words(missing)} of {checkup.world_size}.",
@@ -67,7 +67,7 @@ def _missing(checkup: Checkup) -> Iterator[Finding]:
         )
 
 
-def _versions(checkup: Checkup) -> Iterator[Finding]:
+def _versions(checkup: Checkup) -> Iterator[FoundAilment]:
     names = sorted({name for facts in checkup.ranks for name in facts.versions})
     for name in names:
         told = [facts for facts in checkup.ranks if name in facts.versions]
@@ -78,7 +78,7 @@ def _versions(checkup: Checkup) -> Iterator[Finding]:
             continue  # a package that only some have is told by their devices
         said = "; ".join(f"{version} on {in_words(ranks)}" for version, ranks in found.items())
         fewest = min(found.values(), key=len)
-        yield Finding(
+        yield FoundAilment(
             Ailment.VERSIONS_DIFFER,
             tuple(fewest),
             f"Versions of {name} differ: {said}.",
@@ -91,7 +91,7 @@ def _compared(name: str, version: str) -> str:
     return ".".join(version.split(".")[:2]) if name == "Python" else version.partition("+")[0]
 
 
-def _cores(ranks: Sequence[RankFacts]) -> Iterator[Finding]:
+def _cores(ranks: Sequence[RankFacts]) -> Iterator[FoundAilment]:
     """Yield whether the threads of one machine's ranks have a core each."""
     crowded = _crowded(ranks)
     if crowded:
@@ -109,7 +109,7 @@ def _cores(ranks: Sequence[RankFacts]) -> Iterator[Finding]:
         remedy = f"Raise the quota to {_count(threads, 'core')}"
         if each * len(members) < threads:
             remedy += f", or set `OMP_NUM_THREADS={each}`"
-        yield Finding(
+        yield FoundAilment(
             Ailment.QUOTA_BELOW_THREADS,
             numbers(members),
             f"{_threads(threads)} of {in_words(numbers(members))} under a quota of {quota:g} "
@@ -120,7 +120,7 @@ def _cores(ranks: Sequence[RankFacts]) -> Iterator[Finding]:
         yield from _idle(ranks)
 
 
-def _crowded(ranks: Sequence[RankFacts]) -> Finding | None:
+def _crowded(ranks: Sequence[RankFacts]) -> FoundAilment | None:
     """Return the worst set of cores that has more threads than cores."""
     worst, excess = None, 1.0
     sets = {frozenset(facts.cpu.affinity) for facts in ranks}
@@ -141,7 +141,7 @@ def _crowded(ranks: Sequence[RankFacts]) -> Finding | None:
     if each * len(members) > len(cores):
         remedy = "Start fewer ranks there"
     remedy += ", or let the ranks run on more cores" if pinned else ""
-    return Finding(
+    return FoundAilment(
         Ailment.THREADS_OVERSUBSCRIBED,
         numbers(members),
         f"{_threads(threads)} of {in_words(numbers(members))} share "
@@ -150,13 +150,13 @@ def _crowded(ranks: Sequence[RankFacts]) -> Finding | None:
     )
 
 
-def _idle(ranks: Sequence[RankFacts]) -> Iterator[Finding]:
+def _idle(ranks: Sequence[RankFacts]) -> Iterator[FoundAilment]:
     """Yield that more than half of the cores have no thread, as torchrun sets one a rank."""
     cores = len(frozenset().union(*(facts.cpu.affinity for facts in ranks)))
     threads = sum(facts.cpu.num_threads for facts in ranks)
     each = cores // len(ranks)
     if each > 1 and 2 * threads < cores:
-        yield Finding(
+        yield FoundAilment(
             Ailment.CORES_IDLE,
             numbers(ranks),
             f"{_threads(threads)} of {in_words(numbers(ranks))} on {cores} cores of "
@@ -165,19 +165,19 @@ def _idle(ranks: Sequence[RankFacts]) -> Iterator[Finding]:
         )
 
 
-def _machine(ranks: Sequence[RankFacts]) -> Iterator[Finding]:
+def _machine(ranks: Sequence[RankFacts]) -> Iterator[FoundAilment]:
     """Yield what a machine lacks; its first rank speaks for all."""
     first, everyone = ranks[0], numbers(ranks)
     cpu = first.cpu
     if (busy := _busy(ranks)) is not None:
-        yield Finding(
+        yield FoundAilment(
             Ailment.OTHERS_BUSY,
             everyone,
             f"{first.host} is busy with something else: {busy}.",
             "Look at `top` there, and end it or leave the host to it.",
         )
     if cpu.governor in ("powersave", "conservative") and cpu.governor_driver not in OWN_GOVERNORS:
-        yield Finding(
+        yield FoundAilment(
             Ailment.GOVERNOR_SLOW,
             everyone,
             f"The CPU governor of {first.host} is `{cpu.governor}` ({cpu.governor_driver}).",
@@ -198,10 +198,10 @@ def _busy(ranks: Sequence[RankFacts]) -> str | None:
     return None
 
 
-def _room(first: RankFacts, everyone: tuple[int, ...]) -> Iterator[Finding]:
+def _room(first: RankFacts, everyone: tuple[int, ...]) -> Iterator[FoundAilment]:
     room, host = first.room, first.host
     if room.available_bytes is not None and room.available_bytes < LEAST_MEMORY_BYTES:
-        yield Finding(
+        yield FoundAilment(
             Ailment.MEMORY_LOW,
             everyone,
             f"{room.available_bytes / GIB:.2g} GiB of memory are left on {host}.",
@@ -209,14 +209,14 @@ def _room(first: RankFacts, everyone: tuple[int, ...]) -> Iterator[Finding]:
         )
     elif room.memory_pressure is not None and room.memory_pressure > BUSY:
         share = 100 * room.memory_pressure
-        yield Finding(
+        yield FoundAilment(
             Ailment.MEMORY_LOW,
             everyone,
             f"In {share:.0f} % of the last minute something on {host} waited for memory.",
             "Free some, or start fewer ranks there.",
         )
     if room.shared_bytes is not None and room.shared_bytes < LEAST_SHARED_BYTES:
-        yield Finding(
+        yield FoundAilment(
             Ailment.SHARED_MEMORY_LOW,
             everyone,
             f"/dev/shm of {host} has {room.shared_bytes / 2**20:.0f} MiB; loader workers hand "
@@ -225,7 +225,7 @@ def _room(first: RankFacts, everyone: tuple[int, ...]) -> Iterator[Finding]:
         )
     if room.open_files is not None and room.open_files < LEAST_OPEN_FILES:
         ceiling = room.open_files_ceiling or LEAST_OPEN_FILES
-        yield Finding(
+        yield FoundAilment(
             Ailment.OPEN_FILES_LOW,
             everyone,
             f"A process on {host} may open {room.open_files} files.",
@@ -233,13 +233,13 @@ def _room(first: RankFacts, everyone: tuple[int, ...]) -> Iterator[Finding]:
         )
 
 
-def _cards(checkup: Checkup) -> Iterator[Finding]:
+def _cards(checkup: Checkup) -> Iterator[FoundAilment]:
     by_uuid: dict[str, list[RankFacts]] = {}
     for facts in checkup.ranks:
         if facts.device.uuid:
             by_uuid.setdefault(facts.device.uuid, []).append(facts)
         if facts.unused_gpus and facts.device.kind == "cpu":
-            yield Finding(
+            yield FoundAilment(
                 Ailment.GPU_UNUSED,
                 (facts.rank,),
                 f"{facts.name} computes on the CPU, beside {_count(facts.unused_gpus, 'GPU')} "
@@ -249,7 +249,7 @@ def _cards(checkup: Checkup) -> Iterator[Finding]:
             )
     for uuid, sharing in by_uuid.items():
         if len(sharing) > 1:
-            yield Finding(
+            yield FoundAilment(
                 Ailment.GPU_SHARED,
                 numbers(sharing),
                 f"{in_words(numbers(sharing)).capitalize()} compute on one {sharing[0].device.name}"
@@ -259,7 +259,7 @@ def _cards(checkup: Checkup) -> Iterator[Finding]:
             )
 
 
-def _variables(checkup: Checkup) -> Iterator[Finding]:
+def _variables(checkup: Checkup) -> Iterator[FoundAilment]:
     for name, (values, effect) in SLOWING.items():
         found = [
             facts
@@ -268,7 +268,7 @@ def _variables(checkup: Checkup) -> Iterator[Finding]:
         ]
         if found:
             setting = f"{name}={found[0].variables[name]}"
-            yield Finding(
+            yield FoundAilment(
                 Ailment.DEBUG_VARIABLE,
                 numbers(found),
                 f"`{setting}` on {in_words(numbers(found))}: {effect}.",

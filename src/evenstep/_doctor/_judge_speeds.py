@@ -8,8 +8,8 @@ import numpy as np
 
 from .._render._words import number, percent, seconds
 from ..advice import advise
-from ._facts import Checkup, Pace
-from ._findings import Ailment, Finding
+from ._checkup_facts import Checkup, Pace
+from ._findings import Ailment, FoundAilment
 from ._paces import run_times, usable
 
 NOISY = 0.25
@@ -19,7 +19,7 @@ SLOW_SHARE = 0.75
 THROTTLED_SHARE = 0.05
 
 
-def judge_speeds(checkup: Checkup) -> Iterator[Finding]:
+def judge_speeds(checkup: Checkup) -> Iterator[FoundAilment]:
     """Yield what timed steps tell."""
     for pace in checkup.paces:
         yield from _one(checkup, pace)
@@ -37,10 +37,10 @@ def spread_of(pace: Pace) -> float:
     return float(np.median(abs(ratios - 1)))
 
 
-def _one(checkup: Checkup, pace: Pace) -> Iterator[Finding]:
+def _one(checkup: Checkup, pace: Pace) -> Iterator[FoundAilment]:
     name = checkup.of(pace.rank).name
     if pace.error:
-        yield Finding(
+        yield FoundAilment(
             Ailment.STEP_FAILED,
             (pace.rank,),
             f"{name} could not time {checkup.workload}: {pace.error}.",
@@ -49,7 +49,7 @@ def _one(checkup: Checkup, pace: Pace) -> Iterator[Finding]:
     if not pace.seconds:
         return
     if pace.throttled_share > THROTTLED_SHARE:
-        yield Finding(
+        yield FoundAilment(
             Ailment.QUOTA_THROTTLES,
             (pace.rank,),
             f"A CPU quota held {name} back for {percent(pace.throttled_share)} % of the time in "
@@ -57,7 +57,7 @@ def _one(checkup: Checkup, pace: Pace) -> Iterator[Finding]:
             "Raise the quota of its container, or give its samples to others: `Balancer` does.",
         )
     elif (spread := spread_of(pace)) > NOISY:
-        yield Finding(
+        yield FoundAilment(
             Ailment.SPEED_NOISY,
             (pace.rank,),
             f"Steps of {name} take {percent(spread)} % more or less than their median.",
@@ -65,7 +65,7 @@ def _one(checkup: Checkup, pace: Pace) -> Iterator[Finding]:
         )
 
 
-def _slow(checkup: Checkup) -> Iterator[Finding]:
+def _slow(checkup: Checkup) -> Iterator[FoundAilment]:
     """Yield ranks that are slower than others with the same device."""
     paces = [pace for pace in usable(checkup)]
     if len(paces) < 3:
@@ -80,7 +80,7 @@ def _slow(checkup: Checkup) -> Iterator[Finding]:
         usual = float(np.median([speed[rank] for rank in ranks]))
         for rank in ranks:
             if speed[rank] < (SLOW_SHARE - noise[rank]) * usual:
-                yield Finding(
+                yield FoundAilment(
                     Ailment.RANK_SLOW,
                     (rank,),
                     f"{checkup.of(rank).name} does {number(speed[rank])} samples/s, "
@@ -96,14 +96,14 @@ def _speed(pace: Pace) -> float:
     return float(sizes.max() / np.median(times[sizes == sizes.max()]))
 
 
-def _worth(checkup: Checkup) -> Iterator[Finding]:
+def _worth(checkup: Checkup) -> Iterator[FoundAilment]:
     if len(paces := usable(checkup)) < 2:
         return
     found = run_times(checkup)
     advice = advise(found.times, found.global_batch_size)
     for at, keep in enumerate(advice.worth_keeping):
         if not keep:
-            yield Finding(
+            yield FoundAilment(
                 Ailment.NOT_WORTH_KEEPING,
                 (paces[at].rank,),
                 f"{checkup.of(paces[at].rank).name} needs longer for one sample than the others "

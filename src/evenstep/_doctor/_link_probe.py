@@ -11,7 +11,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self, final
 
-from ._facts import LinkSpeed
+from ._checkup_facts import LinkSpeed
 
 CONNECT_S = 2.0
 SETTLE_S = 0.15
@@ -29,7 +29,7 @@ _MOST_AT_ONCE = 16
 class LinkServer:
     """Answers the others' measurements, from ``with`` to its end.
 
-    Whoever does not know the token is not answered.
+    A connection without the token is not answered.
 
     Args:
         token: what all ranks know.

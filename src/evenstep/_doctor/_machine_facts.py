@@ -10,7 +10,7 @@ from pathlib import Path
 
 from .._exchange._listening import LOOPBACK, interface_address
 from ._cgroup_limits import CgroupLimits
-from ._facts import CpuFacts, NetworkFacts, RoomFacts
+from ._checkup_facts import CpuFacts, NetworkFacts, RoomFacts
 from ._judge_machines import SLOWING
 
 VARIABLES = (

@@ -7,7 +7,7 @@ import numpy as np
 from ..advice._recorded_run import RunTimes
 from ..exceptions import invalid
 from ..prediction._affine_filter import AffineFilter
-from ._facts import Checkup, Pace
+from ._checkup_facts import Checkup, Pace
 
 
 def usable(checkup: Checkup) -> tuple[Pace, ...]:

@@ -50,7 +50,7 @@ def schedule(hosts: Sequence[Sequence[int]], *, turn_s: float, budget_s: float) 
 
 
 def _tournament(players: Sequence[int]) -> list[tuple[Pair, ...]]:
-    """Return rounds in which each meets each once, and nobody is in two pairs of a round."""
+    """Return rounds in which each meets each once; no rank is in two pairs of a round."""
     ring: list[int | None] = [*players, *([None] if len(players) % 2 else [])]
     half, rounds = len(ring) // 2, []
     for _ in range(len(ring) - 1):

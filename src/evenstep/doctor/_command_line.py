@@ -13,8 +13,8 @@ from .._render._words import terminal_width
 from ..exceptions import invalid
 from ._desk import open_desk
 from ._examination import LeftOut, Patience, examine
+from ._reference_step import check_step
 from ._stage_line import StageLine
-from ._workload import check_step
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

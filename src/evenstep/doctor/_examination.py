@@ -24,10 +24,10 @@ from .._doctor import (
     schedule,
 )
 from ._desk import Desk
+from ._reference_step import REFERENCE, Reference, Step, load_step
 from ._stage_line import StageLine
 from ._timed_step import BUDGET_S, sizes_for, time_steps
 from ._torch_facts import device_for, facts_of
-from ._workload import REFERENCE, Reference, Step, load_step
 
 SAMPLES_PER_RANK = 32
 GO, SKIP = "go", "skip"
@@ -59,7 +59,7 @@ class Patience:
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class DoctorOrders:
     """What rank 0 tells all before links are measured.
 
     Attributes:
@@ -152,7 +152,7 @@ class _Member:
         told = self.desk.wait("orders", self.patience.all_s)
         if told is None:
             raise LeftOut("Rank 0 told no plan: it may have ended.")
-        orders = from_record(Orders, json.loads(told))
+        orders = from_record(DoctorOrders, json.loads(told))
         if self.desk.rank not in orders.ranks:
             raise LeftOut(
                 f"Rank {self.desk.rank} came too late: the others began after "
@@ -167,13 +167,13 @@ class _Member:
         self._heard("end")
         self.desk.leave("bye", "")
 
-    def measure(self, at: int, pairs: Iterable[tuple[int, ...]], orders: Orders) -> None:
+    def measure(self, at: int, pairs: Iterable[tuple[int, ...]], orders: DoctorOrders) -> None:
         """Measure what comes from others in one turn."""
         for receiver, sender in pairs:
             link = measure_link(receiver, sender, orders.address(sender), self.token)
             self.desk.leave(f"link-{at}", json.dumps(asdict(link)))
 
-    def time(self, orders: Orders) -> None:
+    def time(self, orders: DoctorOrders) -> None:
         """Time steps."""
         budget_s = self.patience.timing_s
         pace = time_steps(self.desk.rank, self.load, orders.sizes, self.limits, budget_s=budget_s)
@@ -203,7 +203,7 @@ class _Leader:
         checkup = Checkup(desk.world_size, global_batch_size, workload, ranks)
         hosts = [[facts.rank for facts in group] for group in checkup.machines.values()]
         plan = schedule(hosts, turn_s=TURN_S, budget_s=patience.links_s)
-        orders = Orders(
+        orders = DoctorOrders(
             ranks=tuple(sorted(told)),
             addresses={str(f.rank): (f.network.address, str(f.network.port)) for f in ranks},
             turns=plan.turns,
@@ -223,7 +223,7 @@ class _Leader:
             skipped_pairs=plan.skipped + len(planned - measured),
         )
 
-    def _links(self, orders: Orders) -> tuple[LinkSpeed, ...]:
+    def _links(self, orders: DoctorOrders) -> tuple[LinkSpeed, ...]:
         desk, found = self.member.desk, list[LinkSpeed]()
         silent: set[int] = set()
         until_s = time.monotonic() + 1.5 * self.member.patience.links_s  # dead links take longer
@@ -244,7 +244,7 @@ class _Leader:
                     found.append(LinkSpeed(receiver, sender, 0.0, 0.0, "it stopped answering"))
         return tuple(found)
 
-    def _paces(self, orders: Orders) -> tuple[Pace, ...]:
+    def _paces(self, orders: DoctorOrders) -> tuple[Pace, ...]:
         desk = self.member.desk
         self.line.say("timing steps", f", {self.member.patience.timing_s:g} s")
         desk.leave("steps", "")

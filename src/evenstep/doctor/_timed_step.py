@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from .._doctor import CgroupLimits, Pace
-from ._workload import Step
+from ._reference_step import Step
 
 BUDGET_S = 4.0
 BLOCK_S = 0.2
