@@ -1,13 +1,21 @@
 """What is written can be read again, and what is damaged is refused with the remedy."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 
-from evenstep._doctor import judge, mbit_by_rank, read_checkup, run_times, to_json
+from evenstep._doctor import (
+    RankFacts,
+    from_record,
+    judge,
+    mbit_by_rank,
+    read_checkup,
+    run_times,
+    to_json,
+)
 
 from .facts import checkup, healthy, healthy_checkups, links, pace, rank
 
@@ -76,6 +84,20 @@ def test_bytes_that_are_no_text_are_refused(tmp_path):
     (tmp_path / "doctor.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="must be JSON"):
         read_checkup(tmp_path / "doctor.json")
+
+
+def test_facts_of_another_version_can_be_read():
+    """Ranks with unlike versions are to be named, not to end in an error."""
+    record = json.loads(json.dumps(asdict(rank(3))))
+    record |= {"feeling": "well", "cpu": record["cpu"] | {"sockets": 2}}
+    del record["unused_gpus"], record["cpu"]["pressure"]
+
+    assert from_record(RankFacts, record, lenient=True) == rank(3)
+    with pytest.raises(ValueError, match="feeling"):
+        from_record(RankFacts, record)
+    del record["versions"]
+    with pytest.raises(ValueError, match="versions"):
+        from_record(RankFacts, record, lenient=True)
 
 
 def test_times_become_fixed_cost_and_speed():

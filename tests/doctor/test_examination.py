@@ -4,7 +4,7 @@ import json
 import socket
 import sys
 import threading
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -14,6 +14,8 @@ from evenstep._doctor import judge
 from evenstep.doctor._desk import Desk, open_desk
 from evenstep.doctor._examination import LeftOut, Patience, examine
 from evenstep.doctor._stage_line import StageLine
+
+from .facts import rank
 
 HASTY = Patience(arrive_s=1.0, links_s=20.0, turn_s=3.0, timing_s=0.05, steps_s=10.0)
 
@@ -96,6 +98,21 @@ def test_a_rank_that_does_not_come_is_named(quick_step):
     assert [each.ranks for each in judge(found) if each.ailment == "rank-missing"] == [(2,)]
 
 
+def test_ranks_of_unlike_versions_are_named(quick_step):
+    """Also where a newer one says more than this one knows, or something else altogether."""
+    store = dist.HashStore()
+    newer = asdict(rank(1, "b", versions={"evenstep": "9.0", "torch": "3.0"})) | {"mood": "good"}
+    Desk(store, 1, 3).leave("facts", json.dumps(newer))
+    Desk(store, 2, 3).leave("facts", json.dumps({"rank": 2}))
+    short = Patience(arrive_s=5.0, turn_s=0.1, timing_s=0.05, steps_s=0.1)
+    found = examine(Desk(store, 0, 3), quiet(), step=quick_step, patience=short)
+    by_name = {each.ailment: each for each in judge(found)}
+
+    assert found.missing == (2,)
+    assert "9.0 on rank 1" in " ".join(e.evidence for e in judge(found))
+    assert "versions-differ" in by_name
+
+
 def test_a_rank_that_stops_answering_is_named(quick_step):
     """It told its facts, and neither measures nor times."""
     half = Patience(arrive_s=5.0, turn_s=0.5, timing_s=0.05, steps_s=0.5)
@@ -110,11 +127,11 @@ def test_a_rank_that_stops_answering_is_named(quick_step):
     store = dist.HashStore()
     results = {}
 
-    def rank(number):
+    def take_part(number):
         desk = Desk(store, number, 3)
         results[number] = examine(desk, quiet(), step=quick_step, patience=half)
 
-    threads = [threading.Thread(target=rank, args=(number,)) for number in (0, 1)]
+    threads = [threading.Thread(target=take_part, args=(number,)) for number in (0, 1)]
     leader = threading.Thread(target=leave_facts, args=(store,))
     for thread in (*threads, leader):
         thread.start()
@@ -134,11 +151,11 @@ def test_links_that_take_too_long_are_left_out(quick_step):
     store, found = dist.HashStore(), {}
     hurried = replace(HASTY, links_s=0.0)
 
-    def rank(number):
+    def take_part(number):
         desk = Desk(store, number, 2)
         found[number] = examine(desk, quiet(), step=quick_step, patience=hurried)
 
-    threads = [threading.Thread(target=rank, args=(number,)) for number in (0, 1)]
+    threads = [threading.Thread(target=take_part, args=(number,)) for number in (0, 1)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -186,8 +203,12 @@ def test_what_is_left_is_found_and_waiting_is_bounded():
     desk = Desk(store, 0, 3, clock=lambda: now_s, sleep=sleep)
     Desk(store, 2, 3).leave("topic", "said")
 
-    assert desk.fetch("topic", range(3), 5.0) == {2: "said"}
+    waited = []
+    found = desk.fetch("topic", range(3), 5.0, meanwhile=lambda: waited.append(now_s))
+
+    assert found == {2: "said"}
     assert 5.0 <= now_s < 5.1
+    assert len(waited) > 100
     assert desk.wait("topic", 0.0) is None
 
 

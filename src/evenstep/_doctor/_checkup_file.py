@@ -6,7 +6,7 @@ import json
 import math
 import types
 from collections.abc import Sequence
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -55,14 +55,35 @@ def read_checkup(path: str | Path) -> Checkup:
     return checkup
 
 
-def from_record(kind: type[Value], record: Any, where: str = "") -> Value:
+def from_record(kind: type[Value], record: Any, where: str = "", *, lenient: bool = False) -> Value:
     """Return the value of a dataclass from what JSON made of it.
+
+    Args:
+        kind: the dataclass.
+        record: objects, lists and plain values.
+        where: what it is called in errors.
+        lenient: whether a rank of another version may have sent it. Fields that are unknown are
+            passed over then, and those that are missing take their defaults.
 
     Raises:
         ValueError: a field is missing, unknown or of another type; the message says where.
     """
-    made: Value = _value(kind, record, where or kind.__name__)
+    named = where or kind.__name__
+    made: Value = _value(kind, _known(kind, record) if lenient else record, named)
     return made
+
+
+def _known(kind: Any, given: Any) -> Any:
+    """Return a record with the fields that a dataclass has, and with its defaults."""
+    if not (is_dataclass(kind) and isinstance(given, dict)):
+        return given
+    hints, known = get_type_hints(kind), {}
+    for field in fields(kind):
+        if field.name in given:
+            known[field.name] = _known(hints[field.name], given[field.name])
+        elif field.default is not MISSING:
+            known[field.name] = field.default
+    return known
 
 
 def _value(kind: Any, given: Any, where: str) -> Any:

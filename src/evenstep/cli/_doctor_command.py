@@ -20,7 +20,9 @@ StepName = Annotated[
     str | None,
     typer.Option("--step", help="Your own step: MODULE:FUNCTION or FILE.py:FUNCTION of a number."),
 ]
-Total = Annotated[int | None, typer.Option(help="Samples per step of all ranks; 32 for each.")]
+Total = Annotated[
+    int | None, typer.Option(help="Samples per step of all ranks; 32 for each, 512 on GPUs.")
+]
 Out = Annotated[Path | None, typer.Option(help="File for `evenstep plan --doctor`.")]
 
 

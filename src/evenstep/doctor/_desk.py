@@ -54,14 +54,26 @@ class Desk:
         """Have the others find ``text`` under this topic and the own rank."""
         self._store.set(_key(topic, self.rank), text)
 
-    def fetch(self, topic: str, ranks: Iterable[int], within_s: float) -> dict[int, str]:
-        """Return what ranks left, by rank; those that left nothing in time are missing."""
+    def fetch(
+        self,
+        topic: str,
+        ranks: Iterable[int],
+        within_s: float,
+        *,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> dict[int, str]:
+        """Return what ranks left, by rank; those that left nothing in time are missing.
+
+        ``meanwhile`` is called again and again while others are waited for.
+        """
         waiting = {rank: _key(topic, rank) for rank in ranks}
         until_s = self._clock() + within_s
         # All at once: a question for each would be many for a large cluster.
         while waiting and not self._store.check(list(waiting.values())):
             if self._clock() >= until_s:
                 break
+            if meanwhile is not None:
+                meanwhile()
             self._sleep(_POLL_S)
         there = (rank for rank, key in waiting.items() if self._store.check([key]))
         return {rank: self._store.get(waiting[rank]).decode() for rank in there}

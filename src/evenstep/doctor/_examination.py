@@ -7,8 +7,10 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+
+import torch
 
 from .._doctor import (
     TURN_S,
@@ -29,7 +31,7 @@ from ._stage_line import StageLine
 from ._timed_step import BUDGET_S, sizes_for, time_steps
 from ._torch_facts import device_for, facts_of
 
-SAMPLES_PER_RANK = 32
+SAMPLES_PER_RANK = {"cpu": 32, "cuda": 512}
 GO, SKIP = "go", "skip"
 FAREWELL_S = 5.0
 
@@ -98,14 +100,15 @@ def examine(
         desk: through which they talk.
         line: where rank 0 says how far it is.
         step: the user's own step, as ``load_step`` takes it; None is the reference.
-        global_batch_size: samples per step; None is 32 for each rank.
+        global_batch_size: samples per step; None is 32 for each rank, 512 if all have cards.
         patience: how long to wait for others.
 
     Raises:
         LeftOut: rank 0 did not answer, or gave this rank up.
     """
-    total = global_batch_size or SAMPLES_PER_RANK * desk.world_size
     device = device_for(int(os.environ.get("LOCAL_RANK", 0)))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # steps are waited for on the current one
     limits = read_cgroups()
     load: Callable[[], Step] = partial(Reference, device) if step is None else partial(_own, step)
     if desk.rank == 0:
@@ -121,7 +124,7 @@ def examine(
             member.follow()
             return None
         name = REFERENCE if step is None else step
-        return _Leader(member, line).checkup(total, name)
+        return _Leader(member, line).checkup(global_batch_size, name)
 
 
 def _own(step: str) -> Step:
@@ -131,6 +134,14 @@ def _own(step: str) -> Step:
 def _pairs_in(turns: Iterable[Iterable[tuple[int, ...]]]) -> set[frozenset[int]]:
     """Return the pairs of some turns, whichever way."""
     return {frozenset(pair) for turn in turns for pair in turn}
+
+
+def _read(told: str) -> RankFacts | None:
+    """Return what a rank said of itself; None if its evenstep is too far from this one."""
+    try:
+        return from_record(RankFacts, json.loads(told), lenient=True)
+    except ValueError:
+        return None
 
 
 def _ends(link: LinkSpeed) -> frozenset[int]:
@@ -193,18 +204,22 @@ class _Leader:
     member: _Member
     line: StageLine
 
-    def checkup(self, global_batch_size: int, workload: str) -> Checkup:
+    def checkup(self, given: int | None, workload: str) -> Checkup:
         """Return what all ranks said and measured; the rest goes on without those that do not."""
-        desk = self.member.desk
-        self.line.say("waiting for all ranks")
-        patience = self.member.patience
-        told = desk.fetch("facts", range(desk.world_size), patience.arrive_s)
-        ranks = tuple(from_record(RankFacts, json.loads(told[rank])) for rank in sorted(told))
+        desk, patience = self.member.desk, self.member.patience
+        told = desk.fetch(
+            *("facts", range(desk.world_size), patience.arrive_s),
+            meanwhile=partial(self.line.say, "waiting for all ranks"),
+        )
+        ranks = tuple(facts for rank in sorted(told) if (facts := _read(told[rank])) is not None)
+        kinds = {facts.device.kind for facts in ranks}
+        each = SAMPLES_PER_RANK["cuda" if kinds == {"cuda"} else "cpu"]
+        global_batch_size = given or each * desk.world_size
         checkup = Checkup(desk.world_size, global_batch_size, workload, ranks)
         hosts = [[facts.rank for facts in group] for group in checkup.machines.values()]
         plan = schedule(hosts, turn_s=TURN_S, budget_s=patience.links_s)
         orders = DoctorOrders(
-            ranks=tuple(sorted(told)),
+            ranks=tuple(facts.rank for facts in ranks),
             addresses={str(f.rank): (f.network.address, str(f.network.port)) for f in ranks},
             turns=plan.turns,
             sizes=sizes_for(global_batch_size, desk.world_size),
@@ -216,8 +231,8 @@ class _Leader:
         others = [pace.rank for pace in paces if pace.rank and pace.seconds]
         desk.fetch("bye", others, FAREWELL_S)  # this process may hold the store
         planned, measured = _pairs_in(orders.turns), {_ends(link) for link in links}
-        return Checkup(
-            *(desk.world_size, global_batch_size, workload, ranks),
+        return replace(
+            checkup,
             links=links,
             paces=paces,
             skipped_pairs=plan.skipped + len(planned - measured),

@@ -32,7 +32,7 @@ class StageLine:
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock
         self._from_s = clock() + QUIET_S
-        self._width, self._stage = 0, ""
+        self._width, self._stage, self._text = 0, "", ""
 
     def __enter__(self) -> Self:
         return self
@@ -52,6 +52,9 @@ class StageLine:
         if not self._shows or self._clock() < self._from_s:
             return
         text = f"evenstep doctor: {stage}{detail}"
+        if text == self._text:
+            return
+        self._text = text
         if self._stream.isatty():
             self._stream.write(f"\r{text:<{self._width}}")
             self._width = max(self._width, len(text))
