@@ -183,6 +183,22 @@ def test_the_same_on_many_hosts_is_one_finding():
     assert len(judge(checkup(*hosts[:3]))) == 3
 
 
+def test_a_quota_of_as_many_cores_as_threads_is_right():
+    """A core each."""
+    assert judge(cpu(quota_cores=4.0, quota_file="/q")) == ()
+
+
+def test_a_link_is_slow_if_it_is_in_one_direction():
+    """As by a half-duplex port: what host c sends is a tenth of what it receives."""
+    one_way = tuple(
+        replace(link, bytes_per_s=link.bytes_per_s / 10) if link.sender == 2 else link
+        for link in links(3)
+    )
+    (finding,) = judge(replace(healthy(), links=one_way))
+
+    assert (finding.ailment, finding.ranks) == ("link-slow", (2,))
+
+
 def test_a_quota_is_named_once():
     """That it holds the rank back as well is no news."""
     case = cpu(**LIMITED)
