@@ -18,6 +18,14 @@ from . import app
 OPTIONS = {
     "": ["--help", "--version"],
     "demo": ["--device", "--help", "--out", "--policy", "--speeds", "--steps", "--workers"],
+    "doctor": [
+        "--global-batch-size",
+        "--help",
+        "--json",
+        "--nproc-per-node",
+        "--out",
+        "--step",
+    ],
     "lab": ["--clean", "--cpus", "--delay-ms", "--help", "--mbit", "--trace"],
     "simulate": [
         "--global-batch-size",
@@ -43,6 +51,7 @@ OPTIONS = {
     "plan": [
         "--add",
         "--chunks",
+        "--doctor",
         "--global-batch-size",
         "--help",
         "--hidden-size",

@@ -219,7 +219,7 @@ def test_what_is_typed_beats_what_was_recorded(tmp_path):
         ([*TYPED, "--overhead", "-1"], "--overhead"),
         ([*TYPED, "--overhead", "nan"], "--overhead"),
         ([*TYPED, "--add", "quick"], "--add"),
-        ([*TYPED, "--run", "x"], "one of the two"),
+        ([*TYPED, "--run", "x"], "be given, one of them, got --speeds and --run"),
         (["--run", "/no/such/run"], "/no/such/run"),
         (["--run", "x", "--intercepts", "1"], "left out with --run"),
         ([*TYPED, "--mbit", "100"], "be given together"),

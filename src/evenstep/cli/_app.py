@@ -8,6 +8,7 @@ import typer
 
 from .. import __version__
 from ._demo import demo
+from ._doctor_command import doctor
 from ._lab_command import lab
 from ._plan_command import plan
 from ._simulate import simulate
@@ -51,3 +52,4 @@ app.command(
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )(watch)
 app.command("top", short_help="A run in the terminal, while it goes on.")(top)
+app.command("doctor", short_help="What is wrong with machines and links.")(doctor)

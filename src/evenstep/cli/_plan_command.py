@@ -11,6 +11,7 @@ import numpy as np
 import typer
 
 from .. import AffineTime
+from .._doctor import Checkup, mbit_by_rank, read_checkup, run_times
 from .._render._words import terminal_width
 from .._types import IntArray
 from ..advice import advise, read_run
@@ -35,7 +36,9 @@ Run = Annotated[
     Path | None,
     typer.Option(help="Instead: a run's folder, Runtime(run_dir=...), or its events.jsonl."),
 ]
-
+Doctor = Annotated[
+    Path | None, typer.Option(help="Instead: what `evenstep doctor --out FILE` wrote.")
+]
 Samples = Annotated[
     int | None, typer.Option(help="Samples per step; that of the run where one is given.")
 ]
@@ -60,6 +63,7 @@ Added = Annotated[
 def plan(
     speeds: Speeds = None,
     run: Run = None,
+    doctor: Doctor = None,
     global_batch_size: Samples = None,
     intercepts: Intercepts = None,
     overhead: Overhead = None,
@@ -76,7 +80,8 @@ def plan(
 ) -> None:
     """Say how long a step takes, equal and balanced, who is worth keeping, what one more brings."""
     try:
-        recorded = _recorded(speeds, run, intercepts)
+        checkup = None if doctor is None else _checkup(doctor)
+        recorded = _recorded(speeds, run, checkup, intercepts)
         question = _question(
             recorded,
             speeds=speeds,
@@ -90,7 +95,7 @@ def plan(
         links = answer_links(
             question,
             advice.balanced.batch_size,
-            mbit=mbit,
+            mbit=_measured_mbit(checkup) if mbit is None and model_mb is not None else mbit,
             model_mb=model_mb,
             chunks=chunks,
             overlap=overlap,
@@ -112,17 +117,26 @@ def plan(
     typer.echo("\n\n".join(parts))
 
 
-def _recorded(speeds: str | None, run: Path | None, intercepts: str | None) -> RunTimes | None:
-    """Return what a run tells, if that is what was asked for."""
-    if (speeds is None) == (run is None):
-        got = "neither" if run is None else "both"
-        remedy = "Write `--speeds 100,80,20 --global-batch-size 256`, or `--run DIR`."
-        raise refused("plan", "--speeds, --run", "be given, one of the two", got, remedy)
-    if run is None:
+def _recorded(
+    speeds: str | None, run: Path | None, checkup: Checkup | None, intercepts: str | None
+) -> RunTimes | None:
+    """Return what a run or a checkup tells, if that is what was asked for."""
+    options = {"--speeds": speeds, "--run": run, "--doctor": checkup}
+    given = [name for name, value in options.items() if value is not None]
+    if len(given) != 1:
+        got = " and ".join(given) or "neither"
+        remedy = (
+            "Write `--speeds 100,80,20 --global-batch-size 256`, `--run DIR` or `--doctor FILE`."
+        )
+        raise refused("plan", ", ".join(options), "be given, one of them", got, remedy)
+    if speeds is not None:
         return None
     if intercepts is not None:
         remedy = "They are estimated; leave it out."
-        raise refused("plan", "--intercepts", "be left out with --run", intercepts, remedy)
+        raise refused("plan", "--intercepts", f"be left out with {given[0]}", intercepts, remedy)
+    if checkup is not None:
+        return run_times(checkup)
+    assert run is not None
     try:
         return read_run(run)
     except OSError as error:
@@ -131,6 +145,24 @@ def _recorded(speeds: str | None, run: Path | None, intercepts: str | None) -> R
         raise refused("plan", "--run", "name a recorded run", got, remedy) from error
     except ValueError as error:
         raise ValueError(f"`evenstep plan --run`: {error}") from error
+
+
+def _checkup(path: Path) -> Checkup:
+    """Return what `evenstep doctor` wrote."""
+    try:
+        return read_checkup(path)
+    except OSError as error:
+        remedy = "Write it by `evenstep doctor --out FILE`."
+        got = f"{path} ({error.strerror or error})"
+        raise refused("plan", "--doctor", "name a file that can be read", got, remedy) from error
+    except ValueError as error:
+        raise ValueError(f"`evenstep plan --doctor`: {error}") from error
+
+
+def _measured_mbit(checkup: Checkup | None) -> str | None:
+    """Return the links that a checkup measured, as they would be typed; None if it has none."""
+    found = None if checkup is None else mbit_by_rank(checkup)
+    return None if found is None else ",".join(f"{mbit:.6g}" for mbit in found)
 
 
 def _question(

@@ -1,0 +1,137 @@
+"""A checkup in words and tables, for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .._render._words import number, paragraph, percent, seconds, text_table
+from ..advice import advise
+from ._checkup_facts import Checkup, RankFacts
+from ._findings import FoundAilment
+from ._judge_links import between_hosts, host_mbit
+from ._judge_speeds import spread_of
+from ._paces import run_times, usable
+
+MOST_IN_MATRIX = 8
+"""Ranks that measured links; past them, the slowest links are listed instead."""
+
+LITTLE = 0.03
+"""What balancing saves below this is nothing to speak of."""
+
+
+def as_text(checkup: Checkup, findings: Sequence[FoundAilment], width: int | None = None) -> str:
+    """Return all that is to be said, for a terminal of ``width`` columns or of any."""
+    parts = [
+        paragraph(_head(checkup), width),
+        _ranks(checkup, width),
+        *_links(checkup, width),
+        *(paragraph(text, width) for text in _waste(checkup)),
+        *_found(findings, width),
+    ]
+    return "\n\n".join(parts)
+
+
+def _head(checkup: Checkup) -> str:
+    hosts = len({facts.machine for facts in checkup.ranks})
+    count = f"{checkup.world_size} rank{'s' if checkup.world_size != 1 else ''}"
+    first = checkup.ranks[0].versions if checkup.ranks else {}
+    said = ", ".join(f"{name} {version}" for name, version in first.items())
+    return f"evenstep doctor: {count} on {hosts} host{'s' if hosts != 1 else ''}; {said}"
+
+
+def _ranks(checkup: Checkup, width: int | None) -> str:
+    rows = [
+        [str(facts.rank), facts.host, facts.device.name or facts.device.kind, *_cpu(facts)]
+        for facts in checkup.ranks
+    ]
+    paces = usable(checkup)
+    speeds: dict[int, list[str]] = {}
+    if paces:
+        found = run_times(checkup)
+        for at, pace in enumerate(paces):
+            slope_s = float(found.times.slope_s[at])
+            error = max(1, round(100 * min(float(found.speed_error[at]), 1.0)))
+            speed = f"{number(1 / slope_s)} ± {error} %" if slope_s else "-"
+            fixed = seconds(float(found.times.intercept_s[at]))
+            speeds[pace.rank] = [speed, fixed, f"{percent(spread_of(pace))} %"]
+    for facts, row in zip(checkup.ranks, rows, strict=True):
+        row += speeds.get(facts.rank, ["-", "-", "-"])
+    head = ["rank", "host", "device", "cores", "quota", "threads", "samples/s", "fixed", "spread"]
+    return text_table(head, rows, left=3, width=width)
+
+
+def _cpu(facts: RankFacts) -> list[str]:
+    cpu = facts.cpu
+    quota = "-" if cpu.quota_cores is None else f"{cpu.quota_cores:.3g}"
+    return [str(len(cpu.affinity)), quota, str(cpu.num_threads)]
+
+
+def _links(checkup: Checkup, width: int | None) -> list[str]:
+    good = [link for link in checkup.links if not link.error]
+    ends = sorted({rank for link in good for rank in (link.receiver, link.sender)})
+    if not ends:
+        return []
+    by_pair = {(link.receiver, link.sender): link for link in good}
+    if len(ends) <= MOST_IN_MATRIX:
+        rows = []
+        for receiver in ends:
+            row = [f"to rank {receiver}"]
+            for sender in ends:
+                link = by_pair.get((receiver, sender))
+                told = "" if link is None else f"{number(link.mbit)}, {seconds(link.round_trip_s)}"
+                row.append(told)
+            rows.append(row)
+        head = ["Mbit/s, round trip", *(f"from {rank}" for rank in ends)]
+        return [text_table(head, rows, width=width)]
+    slowest = sorted(between_hosts(checkup) or good, key=lambda link: link.mbit)[:MOST_IN_MATRIX]
+    rows = [
+        [f"{link.sender} to {link.receiver}", number(link.mbit), seconds(link.round_trip_s)]
+        for link in slowest
+    ]
+    usual = number(float(np.median([link.mbit for link in good])))
+    skipped = f"; no time for {checkup.skipped_pairs} pairs" if checkup.skipped_pairs else ""
+    text = f"{len(good)} links measured, {usual} Mbit/s in the median{skipped}. The slowest:"
+    return [
+        paragraph(text, width),
+        text_table(["link", "Mbit/s", "round trip"], rows, width=width),
+    ]
+
+
+def _waste(checkup: Checkup) -> list[str]:
+    if len(usable(checkup)) < 2:
+        return []
+    found = run_times(checkup)
+    advice = advise(found.times, found.global_batch_size)
+    equal_s, balanced_s = advice.equal.step_s, advice.balanced.step_s
+    error = 2 * float(found.time_error.max())
+    text = (
+        f"A step of {found.global_batch_size} samples ({checkup.workload}, exchange not counted): "
+        f"{seconds(equal_s)} with equal shares, {seconds(balanced_s)} balanced"
+    )
+    saved = 1 - balanced_s / equal_s
+    if saved < LITTLE:
+        return [f"{text}. Balancing gains nothing to speak of."]
+    if saved < error:
+        return [f"{text}. The times are known to {percent(error)} % only, so both may be equal."]
+    return [f"{text}. Plain training wastes {percent(saved)} % of its time on waiting."]
+
+
+def _found(findings: Sequence[FoundAilment], width: int | None) -> list[str]:
+    if not findings:
+        return ["Nothing is misconfigured, as far as this can see."]
+    count = f"{len(findings)} finding{'s' if len(findings) != 1 else ''}:"
+    parts = [count]
+    for finding in findings:
+        text = f"{finding.ailment}: {finding.evidence} {finding.remedy}"
+        parts.append(paragraph(text, width))
+    return parts
+
+
+def mbit_by_rank(checkup: Checkup) -> tuple[float, ...] | None:
+    """Return what the link of each rank's host carries, for ranks with times; None if unknown."""
+    by_host = host_mbit(checkup)
+    found = [by_host.get(checkup.of(pace.rank).machine) for pace in usable(checkup)]
+    known = [mbit for mbit in found if mbit is not None]
+    return tuple(known) if known and len(known) == len(found) else None

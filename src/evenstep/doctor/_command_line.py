@@ -1,0 +1,94 @@
+"""What ``python -m evenstep.doctor`` takes, and what it prints."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from .._doctor import Checkup, as_text, judge, to_json
+from .._render._words import terminal_width
+from ..exceptions import invalid
+from ._desk import open_desk
+from ._examination import LeftOut, Patience, examine
+from ._reference_step import check_step
+from ._stage_line import StageLine
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Examine this rank, and on rank 0 say what was found on all; return the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        _check(options)
+    except ValueError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 2
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)  # a step of the user's own is found there
+    patience = Patience()
+    try:
+        desk = open_desk(os.environ, timeout_s=patience.arrive_s)
+        with StageLine(desk.rank == 0) as line:
+            checkup = examine(
+                desk,
+                line,
+                step=options.step,
+                global_batch_size=options.global_batch_size,
+                patience=patience,
+            )
+        return 0 if checkup is None else _say(checkup, options)
+    except (LeftOut, RuntimeError, ValueError) as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 1
+
+
+def _say(checkup: Checkup, options: argparse.Namespace) -> int:
+    findings = judge(checkup)
+    record = to_json(checkup, findings)
+    if options.out is not None:
+        try:
+            options.out.write_text(record, encoding="utf-8")
+        except OSError as error:
+            print(f"Error: {options.out} cannot be written: {error.strerror}", file=sys.stderr)
+            return 1
+    if options.json:
+        print(record, end="")
+        return 0
+    print(as_text(checkup, findings, terminal_width()))
+    if options.out is not None:
+        print(f"\nWritten to {options.out}: `evenstep plan --doctor {options.out}` reads it.")
+    return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Refuse what no rank could do.
+
+    Raises:
+        ValueError: an option is out of range.
+    """
+    if options.step is not None:
+        check_step(options.step)
+    if options.out is not None and not options.out.parent.is_dir():
+        remedy = f"Make it first: `mkdir -p {options.out.parent}`."
+        raise invalid("evenstep doctor --out", "be in a folder that is there", options.out, remedy)
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    total = options.global_batch_size
+    if total is not None and total < ranks:
+        rule = f"be at least {ranks}, a sample for each rank"
+        raise invalid("evenstep doctor --global-batch-size", rule, total, "Raise it.")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="evenstep.doctor",
+        description="Say what is wrong with the machines and links of a cluster, in a minute.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--step", help="MODULE:FUNCTION or FILE.py:FUNCTION of one step.")
+    parser.add_argument("--global-batch-size", type=int, help="Samples per step of all ranks.")
+    parser.add_argument("--out", type=Path, help="File for `evenstep plan --doctor`.")
+    parser.add_argument("--json", action="store_true", help="Print JSON instead.")
+    return parser

@@ -1,0 +1,117 @@
+"""``evenstep doctor`` starts its ranks, says what it finds, and feeds ``evenstep plan``."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from evenstep._doctor import read_checkup, to_json
+from tests.doctor.facts import changed, checkup, links, pace, rank
+
+from . import app
+
+
+@pytest.fixture(autouse=True)
+def as_started_by_hand(monkeypatch, tmp_path):
+    """No variable of torchrun's, in a folder of its own."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [*map(str, arguments)])
+
+
+def two_hosts(folder):
+    """A checkup of a fast and a slow rank, with links of 200 and 100 Mbit/s, in a file."""
+    ranks = [changed(rank(0), "cpu"), rank(1, "b")]
+    found = checkup(*ranks, links=links(2, mbit=100.0), paces=(pace(0, 300), pace(1, 100)))
+    (folder / "doctor.json").write_text(to_json(found, ()))
+    return folder / "doctor.json"
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_two_ranks_are_started_and_looked_at(tmp_path):
+    """On this machine, by one command, with a step of one's own; the file is what was found."""
+    (tmp_path / "train.py").write_text("import time\ndef step(n):\n    time.sleep(n * 0.001)\n")
+    command = [sys.executable, "-m", "evenstep.cli", "doctor", "--nproc-per-node", "2"]
+    options = ["--step", "train.py:step", "--global-batch-size", "16", "--out", "found.json"]
+    done = subprocess.run(
+        [*command, *options], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = read_checkup(tmp_path / "found.json")
+
+    assert "2 ranks on 1 host" in done.stdout
+    assert "evenstep plan --doctor found.json" in done.stdout
+    assert (found.world_size, found.missing, found.workload) == (2, (), "train.py:step")
+    assert {size for pace in found.paces for size in pace.sizes} == {2, 8}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--nproc-per-node", "0"], "must be at least 1, got 0"),
+        (["--step", "train"], "MODULE:FUNCTION or FILE:FUNCTION, got train"),
+        (["--global-batch-size", "1", "--nproc-per-node", "2"], "must be at least 2, got 1"),
+        (["--global-batch-size", "0"], "must be at least 1, got 0"),
+        (["--out", "gone/doctor.json"], "gone/doctor.json"),
+    ],
+)
+def test_a_wrong_option_ends_with_the_remedy(options, words):
+    """Code 2, before anything is measured."""
+    result = run("doctor", *options)
+
+    assert result.exit_code == 2
+    assert words in re.sub(r"\s+", " ", result.output)
+
+
+def test_plan_reads_the_file(tmp_path):
+    """Speeds, names and samples per step."""
+    result = run("plan", "--doctor", two_hosts(tmp_path), "--json")
+    found = json.loads(result.stdout)
+
+    assert [each["samples_per_s"] for each in found["workers"]] == pytest.approx([300, 100])
+    assert [each["name"] for each in found["workers"]] == ["0 a some CPU", "1 b some CPU"]
+    assert found["balanced"]["batch_size"] == [48, 16]
+
+
+def test_plan_takes_the_links_as_well(tmp_path):
+    """Where the size of gradients is given; what is typed goes first."""
+    file = two_hosts(tmp_path)
+    measured = json.loads(run("plan", "--doctor", file, "--model-mb", "8", "--json").stdout)
+    typed = json.loads(
+        run("plan", "--doctor", file, "--model-mb", "8", "--mbit", "7", "--json").stdout
+    )
+
+    assert measured["links"]["mbit"] == pytest.approx([100, 100])
+    assert typed["links"]["mbit"] == [7, 7]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--doctor", "gone.json"], "must name a file that can be read, got gone.json"),
+        (["--doctor", "."], "must name a file that can be read"),
+        (["--doctor", "bad.json"], "must be JSON"),
+        (["--doctor", "doctor.json", "--speeds", "1,2"], "got --speeds and --doctor"),
+        (["--doctor", "doctor.json", "--intercepts", "1"], "be left out with --doctor"),
+        (["--doctor", "unlinked.json", "--model-mb", "8"], "--mbit, --model-mb"),
+    ],
+)
+def test_plan_refuses_what_is_no_checkup(tmp_path, options, words):
+    """With the remedy, and without a traceback."""
+    file = two_hosts(tmp_path)
+    record = json.loads(file.read_text())
+    record["checkup"]["links"] = []
+    (tmp_path / "unlinked.json").write_text(json.dumps(record))
+    (tmp_path / "bad.json").write_text("nonsense")
+    result = run("plan", *options)
+
+    assert result.exit_code == 2
+    assert words in re.sub(r"\s+", " ", result.output)

@@ -1,0 +1,1 @@
+"""Tests of the checkup: facts, findings, and how they are gathered."""
