@@ -5,13 +5,21 @@ they compute. What plain DDP took in each phase says what `Balancer()` and `Bala
 would take. Then both train on the same samples, and their steps are measured. The first 30 steps of
 each are left out, in which evenstep learns. All take turns in two rounds, as the machine may be
 slower for some minutes.
+
+Rows that begin with "watched" run a script as it is under `evenstep watch`, read what that says at
+its end, and run the script with the change: two ranks, of which one is a third as fast.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -23,6 +31,10 @@ from evenstep.testing import run_workers
 
 LEARNT = 30  # steps
 BAR = "predicted within 5 % of measured"
+ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "benchmarks" / "_watch_advice_script.py"
+PATHS = (str(ROOT / "src"), os.environ.get("PYTHONPATH", ""))
+KINDS = ("DDP", "FSDP2", "Trainer", "Accelerate")
 CELLS = (
     Cell("equal", "equal"),
     Cell("1:1:2:4", "equal"),
@@ -77,10 +89,62 @@ def measured(cell: Cell, num_steps: int, num_rounds: int) -> Row:
     return Row(str(cell), BAR, figures | checks, good)
 
 
+def watched(kind: str, num_rounds: int) -> Row:
+    """Return the row of a script that is watched, and then changed."""
+    progress(f"watched, {kind}: {num_rounds} rounds")
+    plain_s = predicted_s = took_s = 0.0
+    load = os.getloadavg()[0]
+    for _ in range(num_rounds):
+        said = script(kind, "plain", under=["-m", "evenstep.watch", "--every", "0", "--"])
+        as_it_is_s = step_of(said)
+        found = re.search(r"balanced by speed ([0-9.]+)x", said)
+        if found is None:
+            raise RuntimeError(f"nothing was predicted of {kind}:\n{said[-4000:]}")
+        plain_s += as_it_is_s
+        predicted_s += as_it_is_s / float(found[1])
+        took_s += step_of(script(kind, "balanced"))
+    error = predicted_s / took_s - 1
+    figures = {
+        "plain_s": plain_s / num_rounds,
+        "by_speed_predicted": plain_s / predicted_s,
+        "by_speed_measured": plain_s / took_s,
+        "by_speed_error_of_step": error,
+        "load_average": [load, os.getloadavg()[0]],
+    }
+    return Row(f"watched, {kind}, speeds 1:3", BAR, figures, abs(error) <= 0.05)
+
+
+def script(kind: str, how: str, under: list[str] | None = None) -> str:
+    """Return what the script prints, started by torchrun."""
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [sys.executable, *(under or []), *([sys.executable] if under else []), "-m"]
+    with TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [*command, *torchrun, str(SCRIPT), kind, how],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in PATHS if path)},
+            text=True,
+            capture_output=True,
+            timeout=300,
+        )
+    if done.returncode:
+        raise RuntimeError(f"{kind}, {how}:\n{done.stderr[-4000:]}")
+    return done.stdout + done.stderr
+
+
+def step_of(said: str) -> float:
+    """Return the seconds of a step that the script printed."""
+    found = re.search(r"^step_s ([0-9.]+)$", said, re.M)
+    assert found is not None, said[-4000:]
+    return float(found[1])
+
+
 def rows(options: argparse.Namespace) -> Iterator[Row]:
     """Yield a row for each cell."""
     for cell in CELLS[:2] if options.quick else CELLS:
         yield measured(cell, LEARNT + (20 if options.quick else 60), 1 if options.quick else 2)
+    for kind in () if options.quick else KINDS:
+        yield watched(kind, 2)
 
 
 if __name__ == "__main__":
