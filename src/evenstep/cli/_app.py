@@ -10,6 +10,7 @@ from .. import __version__
 from ._demo import demo
 from ._lab_command import lab
 from ._plan_command import plan
+from ._report_command import report
 from ._simulate import simulate
 
 app = typer.Typer(
@@ -43,3 +44,4 @@ app.command("demo", short_help="Equal shares against balanced ones, live.")(demo
 app.command("lab", short_help="A script on hosts that this machine plays.")(lab)
 app.command("simulate", short_help="Policies on simulated workers, compared.")(simulate)
 app.command("plan", short_help="What a step takes, who is worth keeping.")(plan)
+app.command("report", short_help="A recorded run as one HTML page.")(report)

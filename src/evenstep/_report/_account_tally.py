@@ -1,0 +1,55 @@
+"""Accounts of steps, added up by stretch and by rank."""
+
+from __future__ import annotations
+
+from typing import final
+
+import numpy as np
+
+from ._event_rows import PARTS, AccountedRow, Block
+from ._run_figures import AccountFigures
+from ._step_bins import StepBins, over
+
+
+@final
+class AccountTally:
+    """Adds up ``StepsAccounted``, blocks of them at a time.
+
+    One on several short steps counts in the stretch of its newest.
+
+    Attributes:
+        num_steps: steps that were accounted for.
+    """
+
+    def __init__(self, bins: StepBins) -> None:
+        self.num_steps = 0
+        self._bins = bins
+        self._part_s, self._rank_steps = bins.sums(), bins.sums()
+        self._waiting_s, self._wall_s = bins.sums(), bins.sums()
+        self._by_rank = bins.sums()  # one after the other: all parts of a rank, then the next
+
+    def add(self, block: Block[AccountedRow]) -> None:
+        """Add the accounts of a block, in their order."""
+        if not block.rows:
+            return
+        num = np.array([row.num_steps for row in block.rows], np.float64)
+        at = self._bins.at(np.array([row.step for row in block.rows], np.int64))
+        part_s = block.times_s
+        wall_s = part_s.sum(axis=1)
+        self._part_s.add(at, part_s.sum(axis=2))
+        self._rank_steps.add(at, num[:, None] * wall_s.shape[1])
+        self._waiting_s.add(at, part_s[:, PARTS.index("waiting_s")])
+        self._wall_s.add(at, wall_s)
+        self._by_rank.add(at, part_s.transpose(0, 2, 1).reshape(len(num), -1))
+        self.num_steps += int(num.sum())
+
+    def figures(self, num_stretches: int) -> AccountFigures:
+        """Return all of it, by so many stretches."""
+        part_s, num = self._part_s.values[:num_stretches], self._rank_steps.values[:num_stretches]
+        waiting = over(self._waiting_s.values, self._wall_s.values)[:num_stretches]
+        return AccountFigures(
+            part_s=over(part_s, np.broadcast_to(num, part_s.shape)),
+            waiting_share=waiting,
+            rank_part_s=self._by_rank.values.sum(axis=0).reshape(-1, len(PARTS)),
+            num_steps=self.num_steps,
+        )
