@@ -122,10 +122,10 @@ def wider(values: FloatArray, factor: int) -> FloatArray:
     return over(np.nansum(groups, axis=1), (~np.isnan(groups)).sum(axis=1).astype(np.float64))
 
 
-def highest(values: FloatArray) -> float:
+def highest(*tables: FloatArray) -> float:
     """Return the largest of the values that are known; 1 where that is 0, or none is."""
-    known = values[~np.isnan(values)]
-    return float(known.max(initial=0.0)) or 1.0
+    found = [float(values[~np.isnan(values)].max(initial=0.0)) for values in tables]
+    return max(found) or 1.0
 
 
 def lowest(values: FloatArray) -> float:

@@ -41,9 +41,9 @@ def step_times(run: RunFigures, key: str) -> Drawn:
     steps = run.steps
     known = {
         "whole step": ("--c0", steps.wall_s),
-        "computing, slowest rank": ("--c1", steps.makespan_s),
-        "equal split, predicted": ("--c4", steps.equal_s),
-        "best split, predicted": ("--c2", steps.best_s),
+        "computing of the slowest rank": ("--c1", steps.makespan_s),
+        "equal split (predicted)": ("--c4", steps.equal_s),
+        "best split (predicted)": ("--c2", steps.best_s),
     }
     series = {name: one for name, one in known.items() if not np.isnan(one[1]).all()}
     words = (

@@ -123,9 +123,9 @@ class RowReader:
         if texts is None:
             return None
         if sizes != self._sizes_text:
-            self._sizes_text = sizes
-            self._sizes = np.array(json.loads(b"[" + sizes + b"]"), np.int64)
+            self._sizes = np.array([_count(size) for size in json.loads(b"[" + sizes + b"]")])
             self._sizes.flags.writeable = False
+            self._sizes_text = sizes
         if texts[0].count(b",") + 1 != len(self._sizes):
             return None
         numbers = json.loads(start + b"}") | json.loads(b"{" + rest[2:])

@@ -34,13 +34,13 @@ _TEXTS: dict[type[Event], str] = {
     WorkerKept: "Could not be dropped: {0.obstacle}",
     BalancingStopped: "Balancing stopped, and sizes were equal from then on: {0.problem}",
     SizesHeld: "Batch sizes stayed as they were: {0.problem}",
-    MemoryCapped: "At most {0.max_batch_size} {0.unit} fit into {0.capacity_bytes} bytes.",
+    MemoryCapped: "At most {0.max_batch_size} {0.unit} fit into {capacity_gib:.3g} GiB.",
     MeasurementRejected: "Invalid measurement, and the plan stayed: {0.problem}",
     PolicyFailed: "The policy {0.policy} failed, and the last good plan stayed: {0.problem}",
     PolicySlow: "The policy took {0.decide_s:.3g} s to decide, and was left out for "
     "{0.rest_s:.0f} s.",
-    LossNotFinite: "Losses became NaN or infinite, first on ranks {0.ranks}.",
-    ClaimsSwitched: "Claims within a step: {0.on}.",
+    LossNotFinite: "Losses became NaN or infinite, first on the ranks {0.ranks}.",
+    ClaimsSwitched: "Claims during a step were switched (on: {0.on}).",
 }
 _OFTEN = (MeasurementRejected, PolicyFailed, PolicySlow, MemoryCapped, SizesHeld, WorkerUnhelpful)
 """Told once for each rank, with their number: one that fails does so at every step."""
@@ -73,7 +73,8 @@ class Mishaps:
         if before is None and len(self._found) >= _MOST:
             self.num_more += 1
             return
-        text = words.format(event)[:_MOST_CHARACTERS]
+        capacity_gib = getattr(event, "capacity_bytes", 0) / 2**30
+        text = words.format(event, capacity_gib=capacity_gib)[:_MOST_CHARACTERS]
         num = 1 if before is None else before.num + 1
         self._found[key] = Mishap(kind, self._step, rank, text, num)
 

@@ -26,7 +26,7 @@ def page(runs: Sequence[RunFigures], *, version: str, made: str) -> str:
         made: when it is written, as text.
     """
     names = _names(runs)
-    high = max(highest(waiting_shares(run)) for run in runs) if len(runs) > 1 else None
+    high = highest(*map(waiting_shares, runs)) if len(runs) > 1 else None
     parts = [Section("compare", "The two runs", *_compared(runs, names))] if len(runs) > 1 else []
     for key, name, run in zip(_LETTERS, names, runs, strict=False):
         begin = f"{name}: " if len(runs) > 1 else ""

@@ -122,8 +122,7 @@ class _Reading:
         )
 
     def _check(self) -> None:
-        if self._lines.left_out.num_damaged and not self._lines.num_known:
-            raise self._lines.foreign()
+        self._lines.check_end()
         if not self._steps.num_steps:
             remedy = "Train with `Runtime(run_dir=...)`, a few steps are enough."
             got = f"none in {self._file}"

@@ -29,7 +29,7 @@ def lasting(value: float) -> str:
         return f"{number(value / 3600)} hours"
     if size >= 60:
         return f"{number(value / 60)} minutes"
-    return seconds(value) if size >= 1e-3 or not size else f"{number(1e6 * value)} \u00b5s"
+    return seconds(value) if size else "0 s"
 
 
 def headline(run: RunFigures) -> str:

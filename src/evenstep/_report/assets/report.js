@@ -44,7 +44,7 @@
     const look = { stroke: ink, grid, font, ticks: { show: false } };
     return [
       { ...look, grid: { show: false }, size: 32, space: 80, values: (u, at) => at.map((v) => (v % 1 ? "" : whole.format(v))) },
-      { ...look, size: 64, values: (u, at) => at.map((v) => digits.format(v)) },
+      { ...look, size: 64, values: (u, at) => at.map((v) => digits.format(v) + (chart.unit === "s" ? " s" : "")) },
     ];
   }
 
