@@ -18,6 +18,7 @@ _QUIET = (  # it looks for updates otherwise
     "--disable-sync",
     "--no-first-run",
 )
+_DRAWN = "[...document.querySelectorAll('[data-chart]')].every(box => box.querySelector('canvas'))"
 SERIOUS = ("serious", "critical")
 
 
@@ -72,15 +73,24 @@ def opened(
         )
         start = perf_counter()
         page.goto(address)
-        page.wait_for_function(
-            "[...document.querySelectorAll('[data-chart]')].every(box => "
-            "box.querySelector('canvas'))"
-        )
+        until(page, _DRAWN)
         seen.opened_s = perf_counter() - start
         try:
             yield page, seen
         finally:
             browser.close()
+
+
+def until(page: Any, condition: str, *, timeout_s: float = 30.0) -> None:
+    """Wait until a condition in JavaScript is true.
+
+    Playwright's own way to wait is refused by pages that forbid to run text as a program.
+    """
+    end = perf_counter() + timeout_s
+    while not page.evaluate(condition):
+        if perf_counter() > end:
+            raise TimeoutError(f"never true within {timeout_s} s: {condition}")
+        page.wait_for_timeout(20)
 
 
 def violations(page: Any) -> list[str]:

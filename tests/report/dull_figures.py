@@ -1,6 +1,7 @@
 """What a run comes to, step by step in plain Python: slow, and plainly right."""
 
 from collections import defaultdict
+from itertools import pairwise
 from statistics import fmean
 
 from evenstep.events import StepMeasured, StepsAccounted
@@ -27,7 +28,7 @@ def whole_steps(events):
     steps = steps_of(events)
     return [
         (step, after.wall_s)
-        for step, after in zip(steps, steps[1:], strict=False)
+        for step, after in pairwise(steps)
         if after.step == step.step + 1 and after.wall_s is not None
     ]
 

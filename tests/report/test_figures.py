@@ -1,6 +1,7 @@
 """The figures of a report are those of every step, however long the run."""
 
 import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -134,7 +135,7 @@ def test_the_largest_changes_are_kept_and_all_are_counted(tmp_path):
 def moved_by(plans):
     """The part of the samples that each plan moves, the first from equal sizes."""
     sizes = [(8, 8), *(plan.batch_size for plan in plans)]
-    return [abs(now[0] - was[0]) / 16 for was, now in zip(sizes, sizes[1:], strict=False)]
+    return [abs(now[0] - was[0]) / 16 for was, now in pairwise(sizes)]
 
 
 def test_causes_are_added_up_over_diagnoses(tmp_path):

@@ -4,6 +4,7 @@ import base64
 import json
 import re
 from html.parser import HTMLParser
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -128,7 +129,7 @@ def test_a_screen_reader_finds_landmarks_headings_and_tables(full):
 
 def test_every_section_says_what_the_run_tells(full):
     """Savings, causes, plans, links, faults and settings, in words."""
-    words = " ".join(sum(Outline(shown(full)).texts.values(), []))
+    words = " ".join(chain.from_iterable(Outline(shown(full)).texts.values()))
 
     for told in (
         "against the equal split",

@@ -135,12 +135,13 @@ class RowReader:
         head, *lists, end = line.split(b"]")
         start, wall = _split_at(head, _WALL)
         texts = _after(lists, _SPENT)
-        num_commas = wall.count(b",")
-        if texts is None or end != b"}" or any(t.count(b",") != num_commas for t in texts):
+        num_ranks = wall.count(b",") + 1
+        num_commas = (1 + len(PARTS)) * num_ranks + 2  # in every list and behind it, and in front
+        if texts is None or end != b"}" or line.count(b",") != num_commas:
             return None
         known = json.loads(start + b"}")
         step, num_steps = _count(known["step"]), _count(known["num_steps"])
-        return AccountedRow(number, step, num_steps, num_commas + 1, tuple(texts))
+        return AccountedRow(number, step, num_steps, num_ranks, tuple(texts))
 
 
 def block_of(rows: Sequence[AnyRow], reject: Callable[[int, str], None]) -> Block[AnyRow]:
@@ -156,11 +157,13 @@ def block_of(rows: Sequence[AnyRow], reject: Callable[[int, str], None]) -> Bloc
         kept = tuple(row for row, found in each if found is not None)
         for row, found in each:
             if found is None:
-                reject(row.line, "a time that is no number")
+                reject(row.line, "a time that is no number, or one too many")
         times_s = np.concatenate([found for _, found in each if found is not None] or [_none()])
-    is_good = ((times_s >= 0) & (times_s < _LARGEST)).reshape(len(kept), -1).all(axis=1)
-    for at in np.flatnonzero(~is_good).tolist():
-        reject(kept[at].line, "times that are no finite numbers of at least 0")
+    can_be = (times_s >= 0) & (times_s < _LARGEST)
+    is_good = [bool(each.all()) for each in can_be]
+    for row, is_kept in zip(kept, is_good, strict=True):
+        if not is_kept:
+            reject(row.line, "times that are no finite numbers of at least 0")
     good = tuple(row for row, is_kept in zip(kept, is_good, strict=True) if is_kept)
     return Block(good, times_s[is_good])
 
@@ -180,9 +183,9 @@ def _times(rows: Sequence[AnyRow]) -> FloatArray | None:
         if told:
             try:
                 numbers = decimals(b", ".join([text for _, text in told]))
-            except ValueError:
+                times_s[[index for index, _ in told], at] = numbers.reshape(-1, world_size)
+            except ValueError:  # no number, or another number of them than there are ranks
                 return None
-            times_s[[index for index, _ in told], at] = numbers.reshape(-1, world_size)
     return times_s
 
 

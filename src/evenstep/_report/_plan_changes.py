@@ -7,6 +7,7 @@ from typing import final
 
 import numpy as np
 
+from .._types import IntArray
 from ..events import Rebalanced
 from ._run_figures import Change
 from ._step_bins import StepBins
@@ -48,9 +49,10 @@ class PlanChanges:
         """Return those that were kept, in their order."""
         return tuple(change for _, _, change in sorted(self._largest, key=lambda one: -one[1]))
 
-    def by_stretch(self, num_stretches: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    def by_stretch(self, num_stretches: int) -> IntArray:
         """Return how many there were in each stretch."""
-        return self._by_stretch.values[:num_stretches].sum(axis=1).astype(np.int64)
+        nums: IntArray = self._by_stretch.values[:num_stretches].sum(axis=1).astype(np.int64)
+        return nums
 
 
 def _moved(before: tuple[int, ...] | None, after: tuple[int, ...]) -> float:

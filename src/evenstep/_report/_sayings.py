@@ -117,20 +117,21 @@ def differences(first: RunFigures, second: RunFigures) -> list[str]:
     told.append(
         f"Ranks wait {percent(waiting[1])} % of their time against {percent(waiting[0])} %."
     )
-    for name, of in _COMPARED.items():
-        values = [of(run) for run in (first, second)]
-        if values[0] != values[1]:
-            told.append(f"{name}: {values[1]} against {values[0]}.")
+    before, after = _settings(first), _settings(second)
+    told += [
+        f"{name}: {after[name]} against {before[name]}."
+        for name in before
+        if before[name] != after[name]
+    ]
     return told
 
 
-_COMPARED = {
-    "Ranks": lambda run: str(run.world_size),
-    "Samples of a step": lambda run: str(run.start.global_batch_size if run.start else "unknown"),
-    "Policy": lambda run: run.start.policy if run.start else "unknown",
-    "Costliest cause": lambda run: (
-        f"{run.diagnosed.causes[0].cause} on {rank_name(run, run.diagnosed.causes[0].rank)}"
-        if run.diagnosed and run.diagnosed.causes
-        else "none named"
-    ),
-}
+def _settings(run: RunFigures) -> dict[str, str]:
+    """Return what two runs are compared by, besides their times."""
+    cause = run.diagnosed.causes[0] if run.diagnosed and run.diagnosed.causes else None
+    return {
+        "Ranks": f"{run.world_size}",
+        "Samples of a step": f"{run.start.global_batch_size:,}" if run.start else "unknown",
+        "Policy": run.start.policy if run.start else "unknown",
+        "Costliest cause": f"{cause.cause} on {rank_name(run, cause.rank)}" if cause else "none",
+    }

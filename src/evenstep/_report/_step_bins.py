@@ -78,9 +78,9 @@ class BinnedSums:
         if missing > 0:
             self.values = np.pad(self.values, ((0, 0), (0, missing)))
         starts = _runs(at)
-        np.add.at(
-            self.values, (at[starts], slice(values.shape[1])), np.add.reduceat(values, starts)
-        )
+        sums = np.add.reduceat(values, starts)
+        for stretch, row in zip(at[starts].tolist(), sums, strict=True):
+            self.values[stretch, : len(row)] += row
 
     def halve(self) -> None:
         """Make one stretch of two."""
@@ -121,4 +121,5 @@ def _runs(at: IntArray) -> Any:
 
 def over(sums: FloatArray, by: FloatArray) -> FloatArray:
     """Return ``sums / by``, NaN where nothing is known."""
-    return np.divide(sums, by, out=np.full(sums.shape, np.nan), where=by > 0)
+    quotients: FloatArray = np.divide(sums, by, out=np.full(sums.shape, np.nan), where=by > 0)
+    return quotients

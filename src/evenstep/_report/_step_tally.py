@@ -141,7 +141,8 @@ class _Mean:
 
     @property
     def num(self) -> FloatArray:
-        return self._nums.values[:, :1].sum(axis=1)
+        nums: FloatArray = self._nums.values[:, :1].sum(axis=1)
+        return nums
 
     @property
     def mean(self) -> FloatArray:
