@@ -77,12 +77,13 @@ def accounts(events, width):
     for event in events:
         if not isinstance(event, StepsAccounted):
             continue
-        at = event.step // width
-        for rank, own_s in enumerate(event.wall_s):
-            num[at] += event.num_steps
-            waited_s[at, rank] += event.waiting_s[rank]
-            wall_s[at, rank] += own_s
-            for part in PARTS:
-                spent_s[at, part] += getattr(event, part)[rank]
+        for step in range(event.step - event.num_steps + 1, event.step + 1):
+            at = step // width
+            for rank, own_s in enumerate(event.wall_s):
+                num[at] += 1
+                waited_s[at, rank] += event.waiting_s[rank] / event.num_steps
+                wall_s[at, rank] += own_s / event.num_steps
+                for part in PARTS:
+                    spent_s[at, part] += getattr(event, part)[rank] / event.num_steps
     means = {key: spent_s[key] / num[key[0]] for key in spent_s}
     return means, {key: waited_s[key] / wall_s[key] for key in wall_s}

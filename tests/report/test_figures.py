@@ -80,7 +80,7 @@ def test_accounts_are_added_up_by_part_and_by_rank(run):
     events, figures = run
     means, waiting = dull.accounts(events, figures.width)
 
-    for at in range(len(figures.edges)):
+    for at in {at for at, _ in waiting}:
         for column, part in enumerate(PARTS):
             assert figures.accounts.part_s[at, column] == pytest.approx(means[at, part])
         for rank in range(3):

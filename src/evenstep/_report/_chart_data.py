@@ -12,7 +12,7 @@ import numpy as np
 
 from .._types import FloatArray
 from ._markup import DASHES
-from ._run_figures import RunFigures
+from ._run_figures import ReportFigures
 from ._step_bins import over
 
 _MOST_CELLS = 1 << 17  # of a heat map: 350 kB of text
@@ -21,7 +21,7 @@ Spec = dict[str, Any]
 
 
 def lines(
-    run: RunFigures,
+    run: ReportFigures,
     key: str,
     series: Mapping[str, tuple[str, FloatArray]],
     *,
@@ -52,7 +52,7 @@ def lines(
     return _on_steps(run, key) | spec | _focus([values for _, values in series.values()])
 
 
-def areas(run: RunFigures, key: str, series: Mapping[str, tuple[str, FloatArray]]) -> Spec:
+def areas(run: ReportFigures, key: str, series: Mapping[str, tuple[str, FloatArray]]) -> Spec:
     """Return a chart of seconds on top of each other."""
     found = [
         {"label": label, "color": color, "values": rounded(values)}
@@ -73,7 +73,7 @@ def _focus(series: Sequence[FloatArray]) -> Spec:
 
 
 def heat(
-    run: RunFigures,
+    run: ReportFigures,
     key: str,
     values: FloatArray,
     *,
@@ -145,11 +145,11 @@ def as_script(charts: Mapping[str, Spec]) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def every(run: RunFigures, most: int = 20) -> Sequence[int]:
+def every(run: ReportFigures, most: int = 20) -> Sequence[int]:
     """Return stretches for a table: at most so many, with the same distance."""
     step = math.ceil(len(run.edges) / most)
     return range(0, len(run.edges), step)
 
 
-def _on_steps(run: RunFigures, key: str) -> Spec:
+def _on_steps(run: ReportFigures, key: str) -> Spec:
     return {"run": key, "x": run.edges.tolist(), "width": run.width}

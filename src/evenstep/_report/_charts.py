@@ -13,7 +13,7 @@ from .._types import FloatArray
 from ._chart_data import Spec, areas, every, heat, highest, lines, lowest
 from ._event_rows import PARTS
 from ._markup import chart, table
-from ._run_figures import LinkFigures, RunFigures
+from ._run_figures import LinkFigures, ReportFigures
 from ._sayings import LABELS, rank_name
 
 MOST_ROWS = 32
@@ -36,7 +36,7 @@ class Drawn:
     spec: Spec
 
 
-def step_times(run: RunFigures, key: str) -> Drawn:
+def step_times(run: ReportFigures, key: str) -> Drawn:
     """Return the chart of measured step times against those that are predicted."""
     steps = run.steps
     known = {
@@ -65,7 +65,7 @@ def step_times(run: RunFigures, key: str) -> Drawn:
     return Drawn(name, html, spec)
 
 
-def account(run: RunFigures, key: str) -> Drawn | None:
+def account(run: ReportFigures, key: str) -> Drawn | None:
     """Return the chart of where the time of a step goes; None without accounts."""
     if run.accounts is None:
         return None
@@ -85,7 +85,7 @@ def account(run: RunFigures, key: str) -> Drawn | None:
     return Drawn(name, html, areas(run, key, series))
 
 
-def waiting(run: RunFigures, key: str, high: float | None = None) -> Drawn:
+def waiting(run: ReportFigures, key: str, high: float | None = None) -> Drawn:
     """Return the heat map of waiting.
 
     Args:
@@ -109,12 +109,12 @@ def waiting(run: RunFigures, key: str, high: float | None = None) -> Drawn:
     return Drawn(name, html, spec)
 
 
-def waiting_shares(run: RunFigures) -> FloatArray:
+def waiting_shares(run: ReportFigures) -> FloatArray:
     """Return the part of its time that each rank waits, by accounts where there are some."""
     return run.steps.idle_share if run.accounts is None else run.accounts.waiting_share
 
 
-def of_ranks(run: RunFigures, key: str) -> Iterator[Drawn]:
+def of_ranks(run: ReportFigures, key: str) -> Iterator[Drawn]:
     """Yield the charts of local batch sizes and of speeds."""
     yield _ranks(
         run, f"{key}-sizes", key, "Local batch sizes", "Samples of a step that each rank "
@@ -126,7 +126,7 @@ def of_ranks(run: RunFigures, key: str) -> Iterator[Drawn]:
     )  # fmt: skip
 
 
-def exchanges(run: RunFigures, links: LinkFigures, key: str) -> Drawn | None:
+def exchanges(run: ReportFigures, links: LinkFigures, key: str) -> Drawn | None:
     """Return the chart of exchanges on unequal links; None if none was measured."""
     if np.isnan(links.exchange_s).all():
         return None
@@ -149,7 +149,7 @@ def exchanges(run: RunFigures, links: LinkFigures, key: str) -> Drawn | None:
     return Drawn(name, html, lines(run, key, series, unit="s", extent=extent))
 
 
-def overlaid(runs: Mapping[str, RunFigures]) -> Drawn | None:
+def overlaid(runs: Mapping[str, ReportFigures]) -> Drawn | None:
     """Return both runs' step times in one chart; None where neither has any."""
     first = max(runs.values(), key=lambda run: len(run.edges) * run.width)
     colors = ("--c0", "--c1")
@@ -170,7 +170,7 @@ def overlaid(runs: Mapping[str, RunFigures]) -> Drawn | None:
     return Drawn("both-step-time", html, lines(first, "both", series, unit="s"))
 
 
-def _onto(target: RunFigures, run: RunFigures, values: FloatArray) -> FloatArray:
+def _onto(target: ReportFigures, run: ReportFigures, values: FloatArray) -> FloatArray:
     """Return values of ``run`` at the stretches of ``target``, NaN past its end."""
     past = target.edges - target.first_step
     at = past // run.width
@@ -179,7 +179,7 @@ def _onto(target: RunFigures, run: RunFigures, values: FloatArray) -> FloatArray
 
 
 def _ranks(
-    run: RunFigures, name: str, key: str, title: str, words: str, values: FloatArray, unit: str
+    run: ReportFigures, name: str, key: str, title: str, words: str, values: FloatArray, unit: str
 ) -> Drawn:
     tables = _by_rank(run, f"{title} ({unit})", values)
     if run.world_size > _MOST_LINES:
@@ -202,7 +202,7 @@ def _scale(extent: tuple[float, float], unit: str) -> str:
     return f"{low} to {high} {unit}; gray where nothing is known"
 
 
-def _plan_notes(run: RunFigures, width: int) -> dict[int, str]:
+def _plan_notes(run: ReportFigures, width: int) -> dict[int, str]:
     """Return what is to be said of the plans, by stretches of ``width`` steps."""
     reasons = {
         (change.event.step - run.first_step) // width: change.event.reason for change in run.changes
@@ -218,7 +218,7 @@ def _plan_notes(run: RunFigures, width: int) -> dict[int, str]:
     }
 
 
-def _over_time(run: RunFigures, caption: str, columns: Mapping[str, FloatArray]) -> str:
+def _over_time(run: ReportFigures, caption: str, columns: Mapping[str, FloatArray]) -> str:
     """Return a table over the steps: some stretches of many, at equal distances."""
     shown = every(run)
     if len(shown) < len(run.edges):
@@ -233,7 +233,7 @@ def _over_time(run: RunFigures, caption: str, columns: Mapping[str, FloatArray])
     return table(caption, ["Steps", *names], rows)
 
 
-def _by_rank(run: RunFigures, caption: str, values: FloatArray) -> str:
+def _by_rank(run: ReportFigures, caption: str, values: FloatArray) -> str:
     """Return a table by rank: its mean, least and most over the stretches."""
     with np.errstate(invalid="ignore"):
         known = ~np.isnan(values)

@@ -71,7 +71,7 @@ AnyRow = TypeVar("AnyRow", MeasuredRow, AccountedRow)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Block(Generic[AnyRow]):
+class RowBlock(Generic[AnyRow]):
     """Rows of as many ranks each, with what their text says.
 
     Attributes:
@@ -144,7 +144,7 @@ class RowReader:
         return AccountedRow(number, step, num_steps, num_ranks, tuple(texts))
 
 
-def block_of(rows: Sequence[AnyRow], reject: Callable[[int, str], None]) -> Block[AnyRow]:
+def block_of(rows: Sequence[AnyRow], reject: Callable[[int, str], None]) -> RowBlock[AnyRow]:
     """Return what ``rows`` say; one whose times cannot be is left out.
 
     Args:
@@ -165,7 +165,7 @@ def block_of(rows: Sequence[AnyRow], reject: Callable[[int, str], None]) -> Bloc
         if not is_kept:
             reject(row.line, "times that are no finite numbers of at least 0")
     good = tuple(row for row, is_kept in zip(kept, is_good, strict=True) if is_kept)
-    return Block(good, times_s[is_good])
+    return RowBlock(good, times_s[is_good])
 
 
 def _none() -> FloatArray:

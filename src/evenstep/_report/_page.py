@@ -10,14 +10,14 @@ from string import Template
 from ._chart_data import as_script, highest
 from ._charts import Drawn, overlaid, waiting_shares
 from ._markup import table, text
-from ._run_figures import RunFigures
+from ._run_figures import ReportFigures
 from ._sayings import differences, lasting, waiting_share
 from ._sections import Section, sections
 
 _LETTERS = ("a", "b")
 
 
-def page(runs: Sequence[RunFigures], *, version: str, made: str) -> str:
+def page(runs: Sequence[ReportFigures], *, version: str, made: str) -> str:
     """Return the page.
 
     Args:
@@ -61,14 +61,14 @@ def _section(part: Section) -> str:
     )
 
 
-def _names(runs: Sequence[RunFigures]) -> list[str]:
+def _names(runs: Sequence[ReportFigures]) -> list[str]:
     names = [run.name or "run" for run in runs]
     if len(set(names)) < len(names):
         return [f"{name} ({letter})" for name, letter in zip(names, "AB", strict=True)]
     return names
 
 
-def _compared(runs: Sequence[RunFigures], names: Sequence[str]) -> tuple[str, tuple[Drawn, ...]]:
+def _compared(runs: Sequence[ReportFigures], names: Sequence[str]) -> tuple[str, tuple[Drawn, ...]]:
     first, second = runs
     told = "".join(text("li", line) for line in differences(first, second))
     rows = [

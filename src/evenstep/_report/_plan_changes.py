@@ -9,7 +9,7 @@ import numpy as np
 
 from .._types import IntArray
 from ..events import Rebalanced
-from ._run_figures import Change
+from ._run_figures import PlanChange
 from ._step_bins import StepBins
 
 MOST_CHANGES = 50
@@ -27,7 +27,7 @@ class PlanChanges:
         self.num = 0
         self._bins = bins
         self._by_stretch = bins.sums()
-        self._largest: list[tuple[float, int, Change]] = []
+        self._largest: list[tuple[float, int, PlanChange]] = []
         self._sizes: tuple[int, ...] | None = None
 
     def add(self, event: Rebalanced) -> None:
@@ -36,7 +36,7 @@ class PlanChanges:
         if before is not None and len(before) != len(event.batch_size):
             before = None
         self._sizes = event.batch_size
-        change = Change(event, before, _moved(before, event.batch_size))
+        change = PlanChange(event, before, _moved(before, event.batch_size))
         entry = (change.moved_share, -self.num, change)
         if len(self._largest) < MOST_CHANGES:
             heapq.heappush(self._largest, entry)
@@ -45,7 +45,7 @@ class PlanChanges:
         self.num += 1
         self._by_stretch.add(self._bins.at(np.array([event.step], np.int64)), np.ones((1, 1)))
 
-    def largest(self) -> tuple[Change, ...]:
+    def largest(self) -> tuple[PlanChange, ...]:
         """Return those that were kept, in their order."""
         return tuple(change for _, _, change in sorted(self._largest, key=lambda one: -one[1]))
 

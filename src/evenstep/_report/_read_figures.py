@@ -28,14 +28,14 @@ from ._event_rows import AccountedRow, MeasuredRow, RowReader, block_of
 from ._link_tally import LinkTally
 from ._mishaps import Mishaps
 from ._plan_changes import PlanChanges
-from ._run_figures import RunFigures
+from ._run_figures import ReportFigures
 from ._step_bins import StepBins
 from ._step_tally import StepTally
 
 _BLOCK_NUMBERS = 1 << 14  # in one list of all rows together: they stay in a processor's cache
 
 
-def read_figures(path: str | Path) -> RunFigures:
+def read_figures(path: str | Path) -> ReportFigures:
     """Return what a recorded run comes to.
 
     All starts in the file count. Where a later one has other ranks, each rank is shown as one,
@@ -91,14 +91,14 @@ class _Reading:
         elif event is not None:
             self._add(event)
 
-    def figures(self) -> RunFigures:
+    def figures(self) -> ReportFigures:
         """Return the figures, after the last line."""
         self._flush()
         self._check()
         steps, bins = self._steps, self._bins
         first = bins.first or 0
         num = int((steps.last_step - first) // bins.width) + 1
-        return RunFigures(
+        return ReportFigures(
             name=_name_of(self._file),
             start=self._start,
             num_starts=self._num_starts,

@@ -126,7 +126,7 @@ class Diagnosed:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class PlanChange:
     """Other batch sizes.
 
     Attributes:
@@ -184,7 +184,7 @@ class LinkFigures:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RunFigures:
+class ReportFigures:
     """All that is told of a run.
 
     Attributes:
@@ -223,7 +223,7 @@ class RunFigures:
     accounts: AccountFigures | None
     savings: Savings
     diagnosed: Diagnosed | None
-    changes: tuple[Change, ...]
+    changes: tuple[PlanChange, ...]
     num_changes: int
     changes_by_stretch: IntArray
     mishaps: tuple[Mishap, ...]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .._render._words import number, percent, seconds
 from ._event_rows import PARTS
-from ._run_figures import RunFigures
+from ._run_figures import ReportFigures
 
 LABELS = {
     "input_s": "input",
@@ -32,7 +32,7 @@ def lasting(value: float) -> str:
     return seconds(value) if size else "0 s"
 
 
-def headline(run: RunFigures) -> str:
+def headline(run: ReportFigures) -> str:
     """Return what was saved, in a sentence."""
     savings = run.savings
     if savings.saved_share is None:
@@ -52,7 +52,7 @@ def headline(run: RunFigures) -> str:
     )
 
 
-def still_lost(run: RunFigures) -> str:
+def still_lost(run: ReportFigures) -> str:
     """Return what is still lost, and why, as sentences."""
     waiting = waiting_share(run)
     told = [f"Ranks wait for each other {percent(waiting)} % of their time."]
@@ -85,7 +85,7 @@ def still_lost(run: RunFigures) -> str:
 _EXPOSED = ("input_s", "communication_s", "evaluation_s", "checkpoint_s")
 
 
-def waiting_share(run: RunFigures) -> float:
+def waiting_share(run: ReportFigures) -> float:
     """Return the part of all ranks' time that they wait: of accounts, or else of computing."""
     if run.accounts is None:
         return run.savings.idle_share
@@ -93,14 +93,14 @@ def waiting_share(run: RunFigures) -> float:
     return float(spent[PARTS.index("waiting_s")] / spent.sum()) if spent.sum() else 0.0
 
 
-def rank_name(run: RunFigures, rank: int) -> str:
+def rank_name(run: ReportFigures, rank: int) -> str:
     """Return a rank with its host, where that is known."""
     if run.start is None or not 0 <= rank < len(run.start.hosts):
         return f"rank {rank}"
     return f"rank {rank} ({run.start.hosts[rank]})"
 
 
-def differences(first: RunFigures, second: RunFigures) -> list[str]:
+def differences(first: ReportFigures, second: ReportFigures) -> list[str]:
     """Return how the second run differs from the first, a sentence each."""
     told = []
     steps = [run.savings.elapsed_s / run.num_steps for run in (first, second)]
@@ -126,7 +126,7 @@ def differences(first: RunFigures, second: RunFigures) -> list[str]:
     return told
 
 
-def _settings(run: RunFigures) -> dict[str, str]:
+def _settings(run: ReportFigures) -> dict[str, str]:
     """Return what two runs are compared by, besides their times."""
     cause = run.diagnosed.causes[0] if run.diagnosed and run.diagnosed.causes else None
     return {

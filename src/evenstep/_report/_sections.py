@@ -20,7 +20,7 @@ from ._charts import (
 )
 from ._event_rows import PARTS
 from ._markup import key_figures, table, text
-from ._run_figures import LinkFigures, RunFigures
+from ._run_figures import LinkFigures, ReportFigures
 from ._sayings import LABELS, headline, lasting, rank_name, still_lost, waiting_share
 
 
@@ -41,7 +41,7 @@ class Section:
     charts: tuple[Drawn, ...] = ()
 
 
-def sections(run: RunFigures, key: str, *, high: float | None = None) -> Iterator[Section]:
+def sections(run: ReportFigures, key: str, *, high: float | None = None) -> Iterator[Section]:
     """Yield what is told of a run.
 
     Args:
@@ -66,7 +66,7 @@ def _of_charts(name: str, title: str, drawn: Sequence[Drawn], rest: str = "") ->
     return Section(name, title, "".join(one.html for one in drawn) + rest, tuple(drawn))
 
 
-def _summary(run: RunFigures) -> str:
+def _summary(run: ReportFigures) -> str:
     savings = run.savings
     share = savings.saved_share
     figures = {
@@ -90,7 +90,7 @@ def _summary(run: RunFigures) -> str:
     return told + text("p", headline(run), kind="headline") + key_figures(figures)
 
 
-def _lost(run: RunFigures) -> str:
+def _lost(run: ReportFigures) -> str:
     html = text("p", still_lost(run))
     if run.accounts is not None:
         spent = run.accounts.rank_part_s.sum(axis=0)
@@ -104,7 +104,7 @@ def _lost(run: RunFigures) -> str:
     return html + _causes(run)
 
 
-def _causes(run: RunFigures) -> str:
+def _causes(run: ReportFigures) -> str:
     found = run.diagnosed
     if found is None:
         return text("p", "No causes of waiting were looked for in this run.", kind="quiet")
@@ -135,7 +135,7 @@ def _causes(run: RunFigures) -> str:
     return html + table(caption, header, rows, left=4)
 
 
-def _plans(run: RunFigures) -> str:
+def _plans(run: ReportFigures) -> str:
     if not run.num_changes:
         return text("p", "The batch sizes never changed.")
     caption = "Changes of the batch sizes"
@@ -166,7 +166,7 @@ def _sizes(now: Sequence[int], before: Sequence[int] | None) -> str:
     return told if num <= 3 else f"{told}; {num} ranks changed"
 
 
-def _ranks(run: RunFigures) -> str:
+def _ranks(run: ReportFigures) -> str:
     steps = run.steps
     order = np.arange(run.world_size)
     caption = "Ranks"
@@ -181,7 +181,7 @@ def _ranks(run: RunFigures) -> str:
     return table(caption, header, rows, left=2)
 
 
-def _rank(run: RunFigures, rank: int) -> list[str]:
+def _rank(run: ReportFigures, rank: int) -> list[str]:
     steps = run.steps
     devices = run.start.devices if run.start else ()
     computing_s = float(steps.rank_compute_s[rank])
@@ -197,11 +197,11 @@ def _rank(run: RunFigures, rank: int) -> list[str]:
     ]
 
 
-def _links(run: RunFigures, links: LinkFigures) -> str:
+def _links(run: ReportFigures, links: LinkFigures) -> str:
     return _measured_links(run, links) + _shares(links)
 
 
-def _measured_links(run: RunFigures, links: LinkFigures) -> str:
+def _measured_links(run: ReportFigures, links: LinkFigures) -> str:
     if links.first is None or links.last is None:
         return ""
     ways = [(one.up_bytes_per_s, one.down_bytes_per_s) for one in (links.first, links.last)]
@@ -248,7 +248,7 @@ def _parts(parts: Sequence[int] | None) -> str:
     return " ".join(shares) if len(shares) <= 16 else f"{len(shares)} ranks"
 
 
-def _faults(run: RunFigures) -> str:
+def _faults(run: ReportFigures) -> str:
     if not run.mishaps:
         return text("p", "None was recorded.")
     rows = [
@@ -265,7 +265,7 @@ def _faults(run: RunFigures) -> str:
     return table("What went wrong, or was limited; the newest of each kind", header, rows, left=4)
 
 
-def _settings(run: RunFigures) -> str:
+def _settings(run: ReportFigures) -> str:
     start = run.start
     if start is None:
         return text("p", "The start of the run was not recorded.")

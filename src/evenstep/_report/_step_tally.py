@@ -8,7 +8,7 @@ from typing import final
 import numpy as np
 
 from .._types import FloatArray, IntArray
-from ._event_rows import Block, MeasuredRow
+from ._event_rows import MeasuredRow, RowBlock
 from ._run_figures import Savings, StepFigures
 from ._step_bins import StepBins, over
 
@@ -37,7 +37,7 @@ class StepTally:
         self._elapsed_s = self._saved_s = self._left_s = 0.0
         self._compared_s = self._compared_more_s = 0.0
 
-    def add(self, block: Block[MeasuredRow]) -> None:
+    def add(self, block: RowBlock[MeasuredRow]) -> None:
         """Add the steps of a block, in their order."""
         if not block.rows:
             return
@@ -149,7 +149,7 @@ class _Mean:
         return over(self._sums.values[:, :1].sum(axis=1), self.num)
 
 
-def _column(block: Block[MeasuredRow], name: str) -> FloatArray:
+def _column(block: RowBlock[MeasuredRow], name: str) -> FloatArray:
     """Return a field of every step, NaN where it is not known, or cannot be."""
     values = [row.rest.get(name) for row in block.rows]
     return np.array([value if _is_time(value) else math.nan for value in values], np.float64)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from .._report import RunFigures, page, read_figures
+from .._report import ReportFigures, page, read_figures
 from ._common import fail, refused
 
 Run = Annotated[
@@ -42,7 +42,7 @@ def report(run: Run, compare: Other = None, output: Output = None) -> None:
     typer.echo(f"{path} ({len(text.encode()) / 1e6:.1f} MB)")
 
 
-def _read(run: Path, argument: str) -> RunFigures:
+def _read(run: Path, argument: str) -> ReportFigures:
     try:
         return read_figures(run)
     except OSError as error:

@@ -18,7 +18,7 @@
   };
 
   // What a reader has pointed at, in words: by mouse, by touch, or with the slider's keys.
-  function reader(box, chart, words) {
+  function reader(box, chart, words, values) {
     const notes = chart.notes || {};
     const slider = box.parentNode.querySelector("input[type=range]");
     const output = box.parentNode.querySelector("output");
@@ -32,9 +32,9 @@
       told.forEach((tell) => tell(at));
     };
     slider.max = chart.x.length - 1;
-    slider.value = slider.max;
+    const last = values ? values.findLastIndex((value) => value != null) : -1;
     slider.addEventListener("input", () => show(Number(slider.value)));
-    show(chart.x.length - 1);
+    show(last < 0 ? chart.x.length - 1 : last);
     return { show, moved: (tell) => told.push(tell) };
   }
 
@@ -84,7 +84,7 @@
     const at = (name) => chart.series.findIndex((one) => one.role === name);
     const shown = chart.series.filter((one) => !one.role);
     const read = reader(box, chart, (x) =>
-      shown.map((one) => `${one.label} ${said(one.values[x], chart.unit)}`).join("; "));
+      shown.map((one) => `${one.label} ${said(one.values[x], chart.unit)}`).join("; "), shown[0].values);
     const series = () => chart.series.map((one) => ({
       stroke: one.role ? "transparent" : color(one.color),
       width: one.role ? 0 : 2,
@@ -108,7 +108,7 @@
     const read = reader(box, chart, (x) =>
       chart.series.filter((one) => one.values[x] > 0)
         .sort((a, b) => b.values[x] - a.values[x])
-        .map((one) => `${one.label} ${said(one.values[x], chart.unit)}`).join("; ") || "nothing is known");
+        .map((one) => `${one.label} ${said(one.values[x], chart.unit)}`).join("; ") || "nothing is known", chart.series[0].values);
     const series = () => colors.map((name) => ({
       stroke: color("--paper"), width: 1, fill: color(name), points: { show: false },
       paths: uPlot.paths.stepped({ align: 1 }),
