@@ -111,6 +111,14 @@ def test_it_asks_the_network_for_nothing(full):
     assert any("default-src 'none'" in policy for policy in policies)
 
 
+def test_what_it_draws_with_has_its_licence_in_it(full):
+    """As the MIT licence asks of every copy."""
+    text = shown(full)
+
+    assert "Copyright (c) 2022 Leon Sorokin" in text
+    assert "Permission is hereby granted" in text
+
+
 def test_a_screen_reader_finds_landmarks_headings_and_tables(full):
     """Every chart has a name and a table, every table a caption, every link a target."""
     outline = Outline(shown(full))

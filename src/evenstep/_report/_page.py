@@ -49,7 +49,7 @@ def page(runs: Sequence[ReportFigures], *, version: str, made: str) -> str:
         body="".join(map(_section, parts)),
         footer=escape(f"Made by evenstep {version}, {made}. Charts: uPlot 1.6.32, MIT licence."),
         charts=as_script(charts),
-        script=asset("uPlot.iife.min.js") + asset("report.js"),
+        script=f"/*\n{asset('uPlot-LICENSE')}*/\n{asset('uPlot.iife.min.js')}{asset('report.js')}",
     )
 
 

@@ -110,7 +110,7 @@
         .sort((a, b) => b.values[x] - a.values[x])
         .map((one) => `${one.label} ${said(one.values[x], chart.unit)}`).join("; ") || "nothing is known", chart.series[0].values);
     const series = () => colors.map((name) => ({
-      stroke: color("--paper"), width: 1, fill: color(name), points: { show: false },
+      width: 0, fill: color(name), points: { show: false },
       paths: uPlot.paths.stepped({ align: 1 }),
     }));
     return plot(box, chart, [chart.x, ...sums], series, () => [], read);
