@@ -130,7 +130,8 @@ def test_a_screen_reader_finds_landmarks_headings_and_tables(full):
     assert all(attrs["href"][1:] in ids for attrs in outline.all("a"))
     assert len(plots) == 6
     assert all(attrs["role"] == "img" and attrs["aria-label"] for attrs in plots)
-    assert len(outline.all("summary")) == len(plots) == len(outline.all("output"))
+    assert len(outline.all("figure")) == len(plots) == len(outline.all("output"))
+    assert outline.texts["summary"].count("Figures of this chart as a table") == len(plots)
     assert len(outline.all("caption")) == len(outline.all("table"))
     assert all(attrs["aria-labelledby"] in ids for attrs in outline.all("section"))
 

@@ -49,7 +49,11 @@ def lines(
         roles = zip(("least", "most"), extent, strict=True)
         found += [{"role": role, "values": rounded(values)} for role, values in roles]
     spec = {"kind": "lines", "unit": unit, "series": found}
-    return _on_steps(run, key) | spec | _focus([values for _, values in series.values()])
+    return (
+        _on_steps(run, key)
+        | spec
+        | _focus([values for _, values in series.values()], () if extent is None else extent)
+    )
 
 
 def areas(run: ReportFigures, key: str, series: Mapping[str, tuple[str, FloatArray]]) -> Spec:
@@ -63,13 +67,14 @@ def areas(run: ReportFigures, key: str, series: Mapping[str, tuple[str, FloatArr
     return _on_steps(run, key) | spec | _focus([total])
 
 
-def _focus(series: Sequence[FloatArray]) -> Spec:
+def _focus(series: Sequence[FloatArray], extent: Sequence[FloatArray] = ()) -> Spec:
     """Return where the axis ends at first: a few peaks would press all else to the bottom."""
     known = np.concatenate([values[~np.isnan(values)] for values in series])
     if not len(known):
         return {}
     usual = 1.5 * float(np.quantile(known, 0.97))
-    return {"focus": rounded(np.array([usual]))[0]} if 0 < usual < known.max() / 1.2 else {}
+    has_peaks = 0 < usual < highest(*series, *extent) / 1.2
+    return {"focus": rounded(np.array([usual]))[0]} if has_peaks else {}
 
 
 def heat(

@@ -46,6 +46,11 @@ def table(caption: str, header: Cells, rows: Iterable[Cells], *, left: int = 1) 
     )
 
 
+def folded(summary: str, html: str) -> str:
+    """Return what is shown when it is asked for."""
+    return f"<details><summary>{escape(summary)}</summary>{html}</details>"
+
+
 def key_figures(figures: Mapping[str, str]) -> str:
     """Return a few figures in large print."""
     pairs = (
@@ -88,8 +93,7 @@ def chart(
         f'<input type=range id="{name}-at" min=0 max=1 value=0 aria-label="{escape(title)}: step">'
         f'<output for="{name}-at"></output>'
         f"<label class=peaks hidden><input type=checkbox> Show the highest peaks</label></div>"
-        f"<details><summary>Figures of this chart as a table</summary>{alternative}</details>"
-        "</figure>"
+        f"{folded('Figures of this chart as a table', alternative)}</figure>"
     )
 
 

@@ -19,7 +19,7 @@ from ._charts import (
     waiting,
 )
 from ._event_rows import PARTS
-from ._markup import key_figures, table, text
+from ._markup import folded, key_figures, table, text
 from ._run_figures import LinkFigures, ReportFigures
 from ._sayings import LABELS, headline, lasting, rank_name, still_lost, waiting_share
 
@@ -151,7 +151,13 @@ def _plans(run: ReportFigures) -> str:
         for change in run.changes
     ]
     header = ["Step", "reason", "sizes", "samples moved"]
-    return table(caption, header, rows, left=3)
+    most = max(run.changes, key=lambda change: change.moved_share)
+    words = (
+        f"The batch sizes changed {run.num_changes:,} times. The largest change, at step "
+        f"{most.event.step:,}, moved {share_cell(most.moved_share)} of the samples: "
+        f"{most.event.reason}."
+    )
+    return text("p", words) + folded(caption, table(caption, header, rows, left=3))
 
 
 def _sizes(now: Sequence[int], before: Sequence[int] | None) -> str:

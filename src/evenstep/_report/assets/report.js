@@ -180,7 +180,8 @@
       pen.textAlign = "left"; pen.fillText(whole.format(chart.x[0]), left, height + 16);
       pen.textAlign = "center"; pen.fillText("step", left + width / 2, height + 16);
       pen.textAlign = "right"; pen.fillText(whole.format(last), left + width, height + 16);
-      for (const at of Object.keys(chart.notes || {})) {
+      const noted = Object.keys(chart.notes || {});
+      for (const at of noted.length > columns / 4 ? [] : noted) { // of more, none would stand out
         pen.fillRect(left + ((Number(at) + 0.5) * width) / columns - 0.5, -6, 1, 5);
       }
       pen.strokeStyle = color("--ink");
