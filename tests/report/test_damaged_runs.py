@@ -79,6 +79,12 @@ def test_a_file_of_something_else_is_refused_by_name(tmp_path, content):
     assert "Runtime(run_dir=...)" in str(refused.value)
 
 
+def test_a_device_without_an_end_is_refused():
+    """At once, and not after it filled the memory."""
+    with pytest.raises(ValueError, match="must be a file or a pipe, got /dev/zero"):
+        read_figures("/dev/zero")
+
+
 def test_a_newer_schema_is_refused(tmp_path, lines):
     """Fields may have other meanings there."""
     with pytest.raises(ValueError, match="Upgrade evenstep"):

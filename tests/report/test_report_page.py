@@ -94,6 +94,7 @@ def test_no_text_of_a_run_becomes_part_of_the_page(full):
     assert len(outline.all("script")) == 2
     assert outline.all("img") == []
     assert "<script>alert" not in text
+    assert "<" not in re.search(r'id="chart-data">(.*?)</script>', text, re.DOTALL)[1]
     assert any(EVIL in cell for cell in outline.texts["td"])
     assert charts_of(text)["a-waiting"]["rows"] == [EVIL] * 3
 

@@ -151,7 +151,7 @@ def exchanges(run: ReportFigures, links: LinkFigures, key: str) -> Drawn | None:
 
 def overlaid(runs: Mapping[str, ReportFigures]) -> Drawn | None:
     """Return both runs' step times in one chart; None where neither has any."""
-    first = max(runs.values(), key=lambda run: len(run.edges) * run.width)
+    first = max(runs.values(), key=lambda run: run.last_step - run.first_step)
     colors = ("--c0", "--c1")
     series = {}
     for color, (label, run) in zip(colors, runs.items(), strict=True):

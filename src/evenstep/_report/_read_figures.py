@@ -49,6 +49,8 @@ def read_figures(path: str | Path) -> ReportFigures:
         OSError: the file cannot be read.
     """
     file = events_file(path)
+    if file.exists() and not (file.is_file() or file.is_fifo()):  # such as /dev/zero, without end
+        raise invalid("read_figures(path=...)", "be a file or a pipe", file, "Give a run's.")
     reading = _Reading(file)
     with file.open("rb", 1 << 20) as lines:
         for line in whole_lines(lines):
