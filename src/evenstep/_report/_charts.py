@@ -117,13 +117,22 @@ def waiting_shares(run: ReportFigures) -> FloatArray:
 def of_ranks(run: ReportFigures, key: str) -> Iterator[Drawn]:
     """Yield the charts of local batch sizes and of speeds."""
     yield _ranks(
-        run, f"{key}-sizes", key, "Local batch sizes", "Samples of a step that each rank "
-        "computes, means over the steps of a stretch.", run.steps.batch_size, "samples",
-    )  # fmt: skip
+        run,
+        key,
+        ("sizes", "Local batch sizes"),
+        "Samples of a step that each rank computes, means over the steps of a stretch. Where plans "
+        "changed seldom, ticks above say when.",
+        run.steps.batch_size,
+        unit="samples",
+    )
     yield _ranks(
-        run, f"{key}-speeds", key, "Speeds", "Samples of each rank by the seconds that it computed "
-        "them in, its waiting left out.", run.steps.samples_per_s, "samples/s",
-    )  # fmt: skip
+        run,
+        key,
+        ("speeds", "Speeds"),
+        "Samples of each rank by the seconds that it computed them in, its waiting left out.",
+        run.steps.samples_per_s,
+        unit="samples/s",
+    )
 
 
 def exchanges(run: ReportFigures, links: LinkFigures, key: str) -> Drawn | None:
@@ -179,8 +188,24 @@ def _onto(target: ReportFigures, run: ReportFigures, values: FloatArray) -> Floa
 
 
 def _ranks(
-    run: ReportFigures, name: str, key: str, title: str, words: str, values: FloatArray, unit: str
+    run: ReportFigures,
+    key: str,
+    names: tuple[str, str],
+    words: str,
+    values: FloatArray,
+    *,
+    unit: str,
 ) -> Drawn:
+    """Return a line for each of a few ranks, or a map of many.
+
+    Args:
+        run, key: whose.
+        names: short, and as the title.
+        words: below the title.
+        values: ``(stretches, world_size)``.
+        unit: of them.
+    """
+    name, title = f"{key}-{names[0]}", names[1]
     tables = _by_rank(run, f"{title} ({unit})", values)
     if run.world_size > _MOST_LINES:
         extent = (lowest(values), highest(values))

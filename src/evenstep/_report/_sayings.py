@@ -32,6 +32,11 @@ def lasting(value: float) -> str:
     return seconds(value) if size else "0 s"
 
 
+def ended(words: str) -> str:
+    """Return words with a full stop at their end."""
+    return words if words.endswith((".", "!", "?")) else f"{words}."
+
+
 def headline(run: ReportFigures) -> str:
     """Return what was saved, in a sentence."""
     savings = run.savings
@@ -59,9 +64,9 @@ def still_lost(run: ReportFigures) -> str:
     if run.diagnosed and run.diagnosed.causes:
         worst = run.diagnosed.causes[0]
         whose = f" on {rank_name(run, worst.rank)}" if worst.rank >= 0 else ""
-        told.append(f"The costliest cause is {worst.cause}{whose}: {worst.evidence}.")
+        told.append(f"The costliest cause is {worst.cause}{whose}: {ended(worst.evidence)}")
     elif run.diagnosed and run.diagnosed.no_verdict:
-        told.append(f"No cause is named: {run.diagnosed.no_verdict}.")
+        told.append(f"No cause is named: {ended(run.diagnosed.no_verdict)}")
     elif run.steps.caused_s.sum() > 0:
         rank = int(run.steps.caused_s.argmax())
         share = run.steps.caused_s[rank] / run.steps.caused_s.sum()

@@ -21,7 +21,7 @@ from ._charts import (
 from ._event_rows import PARTS
 from ._markup import folded, key_figures, table, text
 from ._run_figures import LinkFigures, ReportFigures
-from ._sayings import LABELS, headline, lasting, rank_name, still_lost, waiting_share
+from ._sayings import LABELS, ended, headline, lasting, rank_name, still_lost, waiting_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def _summary(run: ReportFigures) -> str:
     }
     notes = []
     if run.left_out:
-        notes.append(f"Not all of the file could be used: {run.left_out}.")
+        notes.append(f"Not all of the file could be used: {ended(run.left_out)}")
     if not run.is_ended:
         notes.append("The run has no end in this file: it is still training, or was stopped.")
     told = "".join(f'<p class="note">{text("span", note)}</p>' for note in notes)
@@ -110,7 +110,8 @@ def _causes(run: ReportFigures) -> str:
         return text("p", "No causes of waiting were looked for in this run.", kind="quiet")
     html = ""
     if found.num_without:
-        words = f"{found.num_without} of {found.num} diagnoses give no verdict: {found.no_verdict}."
+        why = ended(found.no_verdict)
+        words = f"{found.num_without} of {found.num} diagnoses give no verdict: {why}"
         html += text("p", words, kind="quiet")
     if not found.causes:
         return html
@@ -155,7 +156,7 @@ def _plans(run: ReportFigures) -> str:
     words = (
         f"The batch sizes changed {run.num_changes:,} times. The largest change, at step "
         f"{most.event.step:,}, moved {share_cell(most.moved_share)} of the samples: "
-        f"{most.event.reason}."
+        f"{ended(most.event.reason)}"
     )
     return text("p", words) + folded(caption, table(caption, header, rows, left=3))
 

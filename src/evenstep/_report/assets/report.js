@@ -17,6 +17,12 @@
     return from === to ? `Step ${whole.format(from)}` : `Steps ${whole.format(from)} to ${whole.format(to)}`;
   };
 
+  // Stretches with new plans, which get a tick; of more, none would stand out.
+  const marked = (chart) => {
+    const noted = Object.keys(chart.notes || {});
+    return noted.length > chart.x.length / 4 ? [] : noted.map(Number);
+  };
+
   // What a reader has pointed at, in words: by mouse, by touch, or with the slider's keys.
   function reader(box, chart, words, values) {
     const notes = chart.notes || {};
@@ -63,6 +69,13 @@
       series: [{}, ...series()],
       bands: bands(),
       hooks: {
+        draw: [(u) => {
+          u.ctx.fillStyle = color("--quiet");
+          for (const at of marked(chart)) {
+            const { top: above } = u.bbox, ratio = window.devicePixelRatio || 1;
+            u.ctx.fillRect(u.valToPos(chart.x[at], "x", true), above, ratio, 6 * ratio);
+          }
+        }],
         setCursor: [(u) => { if (u.cursor.idx != null && u.cursor.left >= 0 && u.cursor.event) read.show(u.cursor.idx); }],
       },
     });
@@ -180,9 +193,8 @@
       pen.textAlign = "left"; pen.fillText(whole.format(chart.x[0]), left, height + 16);
       pen.textAlign = "center"; pen.fillText("step", left + width / 2, height + 16);
       pen.textAlign = "right"; pen.fillText(whole.format(last), left + width, height + 16);
-      const noted = Object.keys(chart.notes || {});
-      for (const at of noted.length > columns / 4 ? [] : noted) { // of more, none would stand out
-        pen.fillRect(left + ((Number(at) + 0.5) * width) / columns - 0.5, -6, 1, 5);
+      for (const at of marked(chart)) {
+        pen.fillRect(left + ((at + 0.5) * width) / columns - 0.5, -6, 1, 5);
       }
       pen.strokeStyle = color("--ink");
       pen.strokeRect(left + ((pointed + 0.5) * width) / columns, 0, 0.1, height);
