@@ -63,7 +63,7 @@ def train(rank: int, folder: str) -> None:
 def take(path: Path) -> None:
     """Write the pictures of a page."""
     views: dict[str, dict[str, Any]] = {
-        "report": {"width": 1000, "height": 2000},
+        "report": {"width": 1000, "height": 2480},
         "report-phone": {"width": 390, "height": 1200, "dark": True},
     }
     for name, view in views.items():

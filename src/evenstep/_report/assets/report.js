@@ -150,11 +150,11 @@
       known.sort((a, b) => b[0] - a[0]);
       const most = known.slice(0, 3).map(([v, y]) => `${name(y)} ${said(v, chart.unit)}`);
       return most.length ? (rows > 3 ? "highest are " : "") + most.join(", ") : "nothing is known";
-    });
+    }, chart.x.map((_, x) => (chart.rows.some((_, y) => value(x, y) != null) ? x : null)));
     const canvas = document.createElement("canvas");
     box.append(canvas);
     const left = 40, top = 8, bottom = 22;
-    let pointed = columns - 1;
+    let pointed = Number(box.parentNode.querySelector("input[type=range]").value);
     const size = () => {
       const width = Math.max(box.clientWidth, 200) - left;
       return { width, height: rows <= 32 ? Math.max(rows * 16, 64) : 512 };
