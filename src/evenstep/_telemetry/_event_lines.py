@@ -140,12 +140,13 @@ class EventLines:
             return None
         if isinstance(event, RunStarted):
             _check_start(event)
-        size = world_size_of(event) if isinstance(event, RunStarted) else self._world_size
+        known = None if isinstance(event, RunStarted) else self._world_size
+        size = world_size_of(event) if known is None else known
         if size is not None:
             check_ranks(event, size)
         if self._check is not None:
             self._check(event)
-        self._world_size = world_size_of(event) if size is None else size
+        self._world_size = size
         return event
 
     def _check_schema(self, version: Any) -> None:

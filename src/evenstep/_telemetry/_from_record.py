@@ -63,7 +63,9 @@ def from_record(record: Mapping[str, Any]) -> Event | None:
 
 
 def check_ranks(event: Event, world_size: int) -> None:
-    """Raise ValueError unless ``event`` can be one of so many ranks."""
+    """Raise ValueError unless ``event`` can be one of so many ranks, at least one."""
+    if world_size < 1:
+        raise ValueError(f"`{type(event).__name__}` must speak of a rank at least, got none")
     form = _forms()[type(event).__name__]
     for field in form.per_rank:
         values = getattr(event, field)
