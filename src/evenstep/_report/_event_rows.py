@@ -128,7 +128,7 @@ class RowReader:
             self._sizes_text = sizes
         if texts[0].count(b",") + 1 != len(self._sizes):
             return None
-        numbers = json.loads(start + b"}") | json.loads(b"{" + rest[2:])
+        numbers = json.loads((start + rest).decode())  # decoded: it need not find out from what
         return MeasuredRow(number, _count(numbers["step"]), self._sizes, (texts[0],), numbers)
 
     def _accounted(self, line: bytes, number: int) -> AccountedRow | None:
@@ -139,7 +139,7 @@ class RowReader:
         num_commas = (1 + len(PARTS)) * num_ranks + 2  # in every list and behind it, and in front
         if texts is None or end != b"}" or line.count(b",") != num_commas:
             return None
-        known = json.loads(start + b"}")
+        known = json.loads((start + end).decode())
         step, num_steps = _count(known["step"]), _count(known["num_steps"])
         return AccountedRow(number, step, num_steps, num_ranks, tuple(texts))
 
