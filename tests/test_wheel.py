@@ -56,7 +56,7 @@ def lend_numpy(site):
 
 
 def test_it_holds_the_package_and_nothing_else(wheel):
-    """Type marker, licence and README are in, tests and benchmarks are not."""
+    """Type marker, licences, README and the files of a page are in, tests and benchmarks not."""
     info = f"{'-'.join(wheel.name.split('-')[:2])}.dist-info"
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -65,6 +65,9 @@ def test_it_holds_the_package_and_nothing_else(wheel):
     assert {name.split("/")[0] for name in names} == {"evenstep", info}
     assert "evenstep/py.typed" in names
     assert f"{info}/licenses/LICENSE" in names
+    assets = {name.rpartition("/")[2] for name in names if "/_report/assets/" in name}
+    assert assets == {path.name for path in (ROOT / "src/evenstep/_report/assets").iterdir()}
+    assert f"{info}/licenses/src/evenstep/_report/assets/uPlot-LICENSE" in names
     assert "Description-Content-Type: text/markdown" in metadata
     assert metadata.count("\n# evenstep\n") == 1
 
@@ -85,7 +88,7 @@ def test_it_installs_and_decides_with_numpy_alone(clean):
     script = """
 import numpy as np
 import evenstep, evenstep._planner, evenstep.events, evenstep.solve, evenstep.policies
-import evenstep.prediction, evenstep._telemetry, evenstep.timemodels
+import evenstep.prediction, evenstep._telemetry, evenstep._report, evenstep.timemodels
 times = evenstep.AffineTime(intercept_s=np.zeros(2), slope_s=np.array([0.01, 0.03]))
 print(evenstep.__version__, evenstep.allocate(times, evenstep.Cluster(2, 96)).tolist())
 """

@@ -11,6 +11,7 @@ from ._demo import demo
 from ._doctor_command import doctor
 from ._lab_command import lab
 from ._plan_command import plan
+from ._report_command import report
 from ._simulate import simulate
 from ._top_command import top
 from ._watch_command import watch
@@ -53,3 +54,4 @@ app.command(
 )(watch)
 app.command("top", short_help="A run in the terminal, while it goes on.")(top)
 app.command("doctor", short_help="What is wrong with machines and links.")(doctor)
+app.command("report", short_help="A recorded run as one HTML page.")(report)

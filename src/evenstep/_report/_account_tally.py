@@ -1,0 +1,79 @@
+"""Accounts of steps, added up by stretch and by rank."""
+
+from __future__ import annotations
+
+from typing import final
+
+import numpy as np
+
+from .._types import FloatArray, IntArray
+from ._event_rows import PARTS, AccountedRow, RowBlock
+from ._run_figures import AccountFigures
+from ._step_bins import StepBins, over
+
+
+@final
+class AccountTally:
+    """Adds up ``StepsAccounted``, blocks of them at a time.
+
+    The time of several short steps that were told together is spread evenly over them.
+
+    Attributes:
+        num_steps: steps that were accounted for.
+    """
+
+    def __init__(self, bins: StepBins) -> None:
+        self.num_steps = 0
+        self._bins = bins
+        self._part_s, self._rank_steps = bins.sums(), bins.sums()
+        self._waiting_s, self._wall_s = bins.sums(), bins.sums()
+        self._by_rank = bins.sums()  # one after the other: all parts of a rank, then the next
+
+    def add(self, block: RowBlock[AccountedRow]) -> None:
+        """Add the accounts of a block, in their order."""
+        if not block.rows:
+            return
+        num = np.array([row.num_steps for row in block.rows], np.int64)
+        last = np.array([row.step for row in block.rows], np.int64)
+        row, at, weight = self._spread(last, num)
+        part_s = block.times_s[row] * weight[:, None, None]
+        wall_s = part_s.sum(axis=1)
+        self._part_s.add(at, part_s.sum(axis=2))
+        self._rank_steps.add(at, (num[row] * weight)[:, None] * wall_s.shape[1])
+        self._waiting_s.add(at, part_s[:, PARTS.index("waiting_s")])
+        self._wall_s.add(at, wall_s)
+        self._by_rank.add(at, part_s.transpose(0, 2, 1).reshape(len(row), -1))
+        self.num_steps += int(num.sum())
+
+    def figures(self, num_stretches: int) -> AccountFigures:
+        """Return all of it, by so many stretches."""
+        part_s, num = self._part_s.values[:num_stretches], self._rank_steps.values[:num_stretches]
+        waiting = over(self._waiting_s.values, self._wall_s.values)[:num_stretches]
+        return AccountFigures(
+            part_s=over(part_s, np.broadcast_to(num, part_s.shape)),
+            waiting_share=waiting,
+            rank_part_s=self._by_rank.values.sum(axis=0).reshape(-1, len(PARTS)),
+            num_steps=self.num_steps,
+        )
+
+    def _spread(self, last: IntArray, num: IntArray) -> tuple[IntArray, IntArray, FloatArray]:
+        """Return the stretches that accounts reach into, and the part of each that is there.
+
+        Args:
+            last: newest step of each account.
+            num: its steps.
+
+        Returns:
+            An index of an account, a stretch and a part in [0, 1], each as often as accounts reach
+            into stretches.
+        """
+        end = self._bins.at(last)
+        begin = np.minimum(self._bins.at(np.maximum(last - num + 1, 0)), end)
+        reach = end - begin + 1
+        row = np.repeat(np.arange(len(last)), reach)
+        at = begin[row] + np.arange(len(row)) - np.repeat(np.cumsum(reach) - reach, reach)
+        start = (self._bins.first or 0) + at * self._bins.width
+        until = np.minimum(start + self._bins.width, last[row] + 1)
+        overlap = np.maximum(until - np.maximum(start, last[row] - num[row] + 1), 0)
+        total = np.bincount(row, overlap, len(last))[row]
+        return row, at, np.where(total > 0, overlap / np.maximum(total, 1), 1 / reach[row])

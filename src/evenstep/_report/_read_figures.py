@@ -1,0 +1,183 @@
+"""A run's file of events in, its figures out, in memory that does not grow with the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import final
+
+import numpy as np
+
+from .._telemetry._event_file import events_file, whole_lines
+from .._telemetry._event_lines import EventLines, Line
+from ..events import (
+    Event,
+    ExchangeMeasured,
+    LinksMeasured,
+    Rebalanced,
+    RunEnded,
+    RunStarted,
+    SharesPlanned,
+    StepMeasured,
+    StepsAccounted,
+    WaitingDiagnosed,
+)
+from ..exceptions import invalid
+from ._account_tally import AccountTally
+from ._cause_tally import CauseTally
+from ._event_rows import AccountedRow, MeasuredRow, RowReader, block_of
+from ._link_tally import LinkTally
+from ._mishaps import Mishaps
+from ._plan_changes import PlanChanges
+from ._run_figures import ReportFigures
+from ._step_bins import StepBins
+from ._step_tally import StepTally
+
+_BLOCK_NUMBERS = 1 << 14  # in one list of all rows together: they stay in a processor's cache
+
+
+def read_figures(path: str | Path) -> ReportFigures:
+    """Return what a recorded run comes to.
+
+    All starts in the file count. Where a later one has other ranks, each rank is shown as one,
+    under the name that it had last.
+
+    Args:
+        path: a run's folder, as given to ``Runtime(run_dir=...)``, or its ``events.jsonl``.
+
+    Raises:
+        ValueError: the file holds no measured step, or was written by a newer evenstep.
+        OSError: the file cannot be read.
+    """
+    file = events_file(path)
+    if file.exists() and not (file.is_file() or file.is_fifo()):  # such as /dev/zero, without end
+        raise invalid("read_figures(path=...)", "be a file or a pipe", file, "Give a run's.")
+    reading = _Reading(file)
+    with file.open("rb", 1 << 20) as lines:
+        for line in whole_lines(lines):
+            reading.take(line)
+    return reading.figures()
+
+
+@final
+class _Reading:
+    """Takes in one line after the other."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._lines = EventLines(str(file))
+        self._rows = RowReader()
+        self._measured: list[MeasuredRow] = []
+        self._accounted: list[AccountedRow] = []
+        bins = self._bins = StepBins()
+        self._steps, self._accounts = StepTally(bins), AccountTally(bins)
+        self._links = LinkTally(bins)
+        self._changes, self._causes, self._mishaps = PlanChanges(bins), CauseTally(), Mishaps()
+        self._start: RunStarted | None = None
+        self._num_starts = self._world_size = self._largest = 0
+        self._is_ended = False
+
+    def take(self, line: Line) -> None:
+        """Take in the next line."""
+        row = None if line is None else self._rows.read(line, self._lines.num_lines + 1)
+        if row is not None:
+            self._lines.num_lines += 1
+            self._lines.num_known += 1
+            self._add_row(row)
+            return
+        event = self._lines.read(line)
+        if isinstance(event, (StepMeasured, StepsAccounted)):
+            try:
+                self._add_row(self._rows.again(event, self._lines.num_lines))
+            except ValueError as error:
+                self._lines.damaged(str(error))
+        elif event is not None:
+            self._add(event)
+
+    def figures(self) -> ReportFigures:
+        """Return the figures, after the last line."""
+        self._flush()
+        self._check()
+        steps, bins = self._steps, self._bins
+        first = bins.first or 0
+        num = int((steps.last_step - first) // bins.width) + 1
+        return ReportFigures(
+            name=_name_of(self._file),
+            start=self._start,
+            num_starts=self._num_starts,
+            is_ended=self._is_ended,
+            world_size=self._largest,
+            num_steps=steps.num_steps,
+            first_step=first,
+            last_step=steps.last_step,
+            edges=first + bins.width * np.arange(num),
+            width=bins.width,
+            steps=steps.figures(num),
+            accounts=self._accounts.figures(num) if self._accounts.num_steps else None,
+            savings=steps.savings(),
+            diagnosed=self._causes.result(),
+            changes=self._changes.largest(),
+            num_changes=self._changes.num,
+            changes_by_stretch=self._changes.by_stretch(num),
+            mishaps=self._mishaps.all(),
+            links=self._links.figures(num),
+            left_out=str(self._lines.left_out),
+        )
+
+    def _check(self) -> None:
+        self._lines.check_end()
+        if not self._steps.num_steps:
+            remedy = "Train with `Runtime(run_dir=...)`, a few steps are enough."
+            got = f"none in {self._file}"
+            raise invalid("read_figures(path=...)", "hold a measured step", got, remedy)
+
+    def _add_row(self, row: MeasuredRow | AccountedRow) -> None:
+        if row.world_size != self._world_size:
+            if self._world_size and self._start is not None:
+                self._reject(row.line, f"a step of {row.world_size} ranks among others")
+                return
+            self._flush()
+            self._world_size = row.world_size
+            self._largest = max(self._largest, row.world_size)
+        self._bins.begin(row.step)
+        if isinstance(row, MeasuredRow):
+            self._measured.append(row)
+        else:
+            self._accounted.append(row)
+        if max(len(self._measured), len(self._accounted)) * row.world_size >= _BLOCK_NUMBERS:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Turn the rows into numbers, and add those up."""
+        if self._measured:
+            self._steps.add(block_of(self._measured, self._reject))
+        if self._accounted:
+            self._accounts.add(block_of(self._accounted, self._reject))
+        self._measured, self._accounted = [], []
+
+    def _reject(self, line: int, problem: str) -> None:
+        left_out = self._lines.left_out
+        left_out.num_damaged += 1
+        left_out.first = left_out.first or f"line {line}: {problem}"
+
+    def _add(self, event: Event) -> None:
+        self._mishaps.add(event, is_first=self._num_starts == 0)
+        match event:
+            case RunStarted():
+                self._flush()
+                self._start, self._is_ended = event, False
+                self._num_starts += 1
+                self._world_size = event.world_size
+                self._largest = max(self._largest, event.world_size)
+            case RunEnded():
+                self._is_ended = True
+            case Rebalanced():
+                self._changes.add(event)
+            case WaitingDiagnosed():
+                self._causes.add(event)
+            case LinksMeasured() | SharesPlanned() | ExchangeMeasured():
+                self._links.add(event)
+
+
+def _name_of(file: Path) -> str:
+    """Return the name of a run: its folder's, or the file's where that is called otherwise."""
+    return file.absolute().parent.name if file.name == "events.jsonl" else file.stem

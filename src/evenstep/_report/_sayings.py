@@ -1,0 +1,142 @@
+"""What the figures of a run mean, in sentences."""
+
+from __future__ import annotations
+
+from .._render._words import number, percent, seconds
+from ._event_rows import PARTS
+from ._run_figures import ReportFigures
+
+LABELS = {
+    "input_s": "input",
+    "forward_s": "forward",
+    "backward_s": "backward",
+    "communication_s": "communication",
+    "waiting_s": "waiting for others",
+    "optimizer_s": "optimizer",
+    "evaluation_s": "evaluation",
+    "checkpoint_s": "checkpoints",
+    "rest_s": "rest of the loop",
+}
+"""What a part of a step is called."""
+
+assert tuple(LABELS) == PARTS
+
+
+def lasting(value: float) -> str:
+    """Return a long time in the unit that suits it."""
+    size = abs(value)
+    if size >= 3600:
+        return f"{number(value / 3600)} hours"
+    if size >= 60:
+        return f"{number(value / 60)} minutes"
+    return seconds(value) if size else "0 s"
+
+
+def ended(words: str) -> str:
+    """Return words with a full stop at their end."""
+    return words if words.endswith((".", "!", "?")) else f"{words}."
+
+
+def headline(run: ReportFigures) -> str:
+    """Return what was saved, in a sentence."""
+    savings = run.savings
+    if savings.saved_share is None:
+        return (
+            "What the equal split would have taken is not known: the times of the workers were "
+            "not fitted in this run."
+        )
+    if run.start is not None and run.start.policy.startswith("Equal("):
+        return (
+            "The split was equal, so nothing was saved. The best split would have saved "
+            f"{lasting(savings.left_s)} of computing."
+        )
+    verb = "saved" if savings.saved_s >= 0 else "cost"
+    return (
+        f"Balancing {verb} {lasting(abs(savings.saved_s))} against the equal split: "
+        f"{percent(abs(savings.saved_share))} % of the time that it would have taken."
+    )
+
+
+def still_lost(run: ReportFigures) -> str:
+    """Return what is still lost, and why, as sentences."""
+    waiting = waiting_share(run)
+    told = [f"Ranks wait for each other {percent(waiting)} % of their time."]
+    if run.diagnosed and run.diagnosed.causes:
+        worst = run.diagnosed.causes[0]
+        whose = f" on {rank_name(run, worst.rank)}" if worst.rank >= 0 else ""
+        told.append(f"The costliest cause is {worst.cause}{whose}: {ended(worst.evidence)}")
+    elif run.diagnosed and run.diagnosed.no_verdict:
+        told.append(f"No cause is named: {ended(run.diagnosed.no_verdict)}")
+    elif run.steps.caused_s.sum() > 0:
+        rank = int(run.steps.caused_s.argmax())
+        share = run.steps.caused_s[rank] / run.steps.caused_s.sum()
+        told.append(
+            f"{percent(share)} % of the waiting for computing is for {rank_name(run, rank)}."
+        )
+    if run.accounts is not None:
+        spent = run.accounts.rank_part_s.sum(axis=0)
+        other = {PARTS[at]: spent[at] / spent.sum() for at in range(len(PARTS)) if spent.sum()}
+        parts = [
+            f"{LABELS[name]} {percent(other[name])} %" for name in _EXPOSED if other[name] > 0.01
+        ]
+        if parts:
+            told.append(f"Besides, {', '.join(parts)}.")
+    left = run.savings.left_s
+    if left > 0.01 * run.savings.elapsed_s:
+        told.append(f"A perfect split of every step would have saved another {lasting(left)}.")
+    return " ".join(told)
+
+
+_EXPOSED = ("input_s", "communication_s", "evaluation_s", "checkpoint_s")
+
+
+def waiting_share(run: ReportFigures) -> float:
+    """Return the part of all ranks' time that they wait: of accounts, or else of computing."""
+    if run.accounts is None:
+        return run.savings.idle_share
+    spent = run.accounts.rank_part_s.sum(axis=0)
+    return float(spent[PARTS.index("waiting_s")] / spent.sum()) if spent.sum() else 0.0
+
+
+def rank_name(run: ReportFigures, rank: int) -> str:
+    """Return a rank with its host, where that is known."""
+    if run.start is None or not 0 <= rank < len(run.start.hosts):
+        return f"rank {rank}"
+    return f"rank {rank} ({run.start.hosts[rank]})"
+
+
+def differences(first: ReportFigures, second: ReportFigures) -> list[str]:
+    """Return how the second run differs from the first, a sentence each."""
+    told = []
+    steps = [run.savings.elapsed_s / run.num_steps for run in (first, second)]
+    ratio = steps[1] / steps[0] if steps[0] else 1.0
+    if abs(ratio - 1) < 0.01:
+        told.append(f"A step takes as long in both, {seconds(steps[0])}.")
+    else:
+        word = "shorter" if ratio < 1 else "longer"
+        told.append(
+            f"A step of {second.name} is {percent(abs(1 - ratio))} % {word}: {seconds(steps[1])} "
+            f"against {seconds(steps[0])}."
+        )
+    waiting = [waiting_share(run) for run in (first, second)]
+    told.append(
+        f"Ranks wait {percent(waiting[1])} % of their time against {percent(waiting[0])} %."
+    )
+    before, after = _settings(first), _settings(second)
+    told += [
+        f"{name}: {after[name]} against {before[name]}."
+        for name in before
+        if before[name] != after[name]
+    ]
+    return told
+
+
+def _settings(run: ReportFigures) -> dict[str, str]:
+    """Return what two runs are compared by, besides their times."""
+    cause = run.diagnosed.causes[0] if run.diagnosed and run.diagnosed.causes else None
+    return {
+        "Ranks": f"{run.world_size}",
+        "Samples of a step": f"{run.start.global_batch_size:,}" if run.start else "unknown",
+        "Policy": run.start.policy if run.start else "unknown",
+        "Costliest cause": f"{cause.cause} on {rank_name(run, cause.rank)}" if cause else "none",
+    }

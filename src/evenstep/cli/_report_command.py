@@ -1,0 +1,60 @@
+"""``evenstep report``: a recorded run, or two of them, as one page."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .. import __version__
+from .._report import ReportFigures, page, read_figures
+from ._common import fail, refused
+
+Run = Annotated[
+    Path,
+    typer.Argument(
+        help="A run's folder, Runtime(run_dir=...), or its events.jsonl.", metavar="RUN"
+    ),
+]
+Other = Annotated[
+    Path | None, typer.Option("--compare", help="Another run, shown beside it.", metavar="RUN2")
+]
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", help="The page; report.html in the run's folder.")
+]
+
+
+def report(run: Run, compare: Other = None, output: Output = None) -> None:
+    """Write one HTML page on a recorded run, which needs no network and no server."""
+    path = output or (run if run.is_dir() else run.parent) / "report.html"
+    try:
+        runs = [_read(run, "RUN")] + ([] if compare is None else [_read(compare, "--compare")])
+        made = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M")
+        text = page(runs, version=__version__, made=made)
+        _write(path, text)
+    except ValueError as error:
+        fail(str(error), 2)
+    for one in runs:
+        if one.left_out:
+            typer.echo(f"{one.name}: {one.left_out}.", err=True)
+    typer.echo(f"{path} ({len(text.encode()) / 1e6:.1f} MB)")
+
+
+def _read(run: Path, argument: str) -> ReportFigures:
+    try:
+        return read_figures(run)
+    except OSError as error:
+        remedy = "Give what `Runtime(run_dir=...)` was given."
+        got = f"{error.filename or run} ({error.strerror or error})"
+        raise refused("report", argument, "name a recorded run", got, remedy) from error
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        remedy = "Give another one: `--output report.html`."
+        got = f"{path} ({error.strerror or error})"
+        raise refused("report", "--output", "be a file to write", got, remedy) from error

@@ -1,0 +1,67 @@
+"""``evenstep report`` writes a page, or says what is wrong with a run."""
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.report.recorded import trained, written
+
+from . import app
+
+
+def report(*arguments):
+    return CliRunner().invoke(app, ["report", *map(str, arguments)])
+
+
+@pytest.fixture
+def run(tmp_path):
+    return written(tmp_path / "mine", trained(5, 2))
+
+
+def test_a_page_is_written_beside_the_run(run):
+    """Given the folder or the file, under a name that it prints."""
+    assert report(run).exit_code == 0
+    (run / "report.html").unlink()
+    result = report(run / "events.jsonl")
+
+    assert result.exit_code == 0, result.output
+    assert str(run / "report.html") in result.output
+    assert "<title>Report: mine</title>" in (run / "report.html").read_text("utf-8")
+
+
+def test_two_runs_make_one_page(run, tmp_path):
+    """Where it is to be written is an option."""
+    other = written(tmp_path / "other", trained(5, 2, seed=1))
+    result = report(run, "--compare", other, "--output", tmp_path / "both.html")
+
+    assert result.exit_code == 0, result.output
+    assert "Report: mine and other" in (tmp_path / "both.html").read_text("utf-8")
+
+
+def test_what_was_left_out_is_said(run):
+    """On standard error, and the page is made all the same."""
+    with (run / "events.jsonl").open("ab") as file:
+        file.write(b"garbage\n")
+    result = report(run)
+
+    assert result.exit_code == 0
+    assert "1 damaged line" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["nothing", "empty"])
+def test_no_run_is_an_error_with_a_name(tmp_path, name):
+    """Never a traceback."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "events.jsonl").write_bytes(b"")
+    result = report(tmp_path / name)
+
+    assert result.exit_code == 2
+    assert "Runtime(run_dir=...)" in result.stderr
+    assert isinstance(result.exception, SystemExit)
+
+
+def test_a_page_that_cannot_be_written_is_an_error_with_a_name(run, tmp_path):
+    """The option is named."""
+    result = report(run, "--output", tmp_path / "no" / "such" / "folder.html")
+
+    assert result.exit_code == 2
+    assert "--output" in result.stderr
