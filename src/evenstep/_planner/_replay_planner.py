@@ -42,7 +42,7 @@ def planner_of(
             another run, or goes with something that records have not.
     """
     if not isinstance(policy, Replay):
-        inner = policy
+        inner: AbstractPolicy[Any] | None = policy
         while (inner := getattr(inner, "policy", None)) is not None:
             if isinstance(inner, Replay):
                 rule = "have `Replay` by itself: a wrapper would change what is repeated"
