@@ -39,6 +39,7 @@ OPTIONS = {
         "--trace",
         "--world-size",
     ],
+    "trace": ["--help", "--output", "--steps"],
     "plan": [
         "--add",
         "--chunks",

@@ -11,6 +11,7 @@ from ._demo import demo
 from ._lab_command import lab
 from ._plan_command import plan
 from ._simulate import simulate
+from ._trace_command import trace
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -42,4 +43,5 @@ def evenstep(
 app.command("demo", short_help="Equal shares against balanced ones, live.")(demo)
 app.command("lab", short_help="A script on hosts that this machine plays.")(lab)
 app.command("simulate", short_help="Policies on simulated workers, compared.")(simulate)
+app.command("trace", short_help="A recorded run, to be opened in Perfetto.")(trace)
 app.command("plan", short_help="What a step takes, who is worth keeping.")(plan)
