@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from ..events import SCHEMA_VERSION
 from ..exceptions import invalid
@@ -37,24 +38,40 @@ class RecordedPlan:
     tail: Sizes | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@final
 class PlanRecord:
-    """All plans of a run, from its first step on.
+    """All plans of a run, from its first step on; never changed.
 
-    Attributes:
+    Its ``repr`` is a checksum, by which ranks compare what each of them has read.
+
+    Args:
         world_size: number of workers.
         global_batch_size: samples of a full step.
-        first_step: the first that was reported.
-        last_step: the last one.
+        steps: the first and the last step that was reported.
         plans: in order. Several may begin with the same step: the last of them is in force, but
             each has moved samples from rank to rank.
+
+    Attributes:
+        world_size, global_batch_size, plans: likewise.
+        first_step: the first that was reported.
+        last_step: the last one.
     """
 
-    world_size: int
-    global_batch_size: int
-    first_step: int
-    last_step: int
-    plans: tuple[RecordedPlan, ...]
+    def __init__(
+        self,
+        world_size: int,
+        global_batch_size: int,
+        steps: tuple[int, int],
+        plans: tuple[RecordedPlan, ...],
+    ) -> None:
+        self.world_size, self.global_batch_size = world_size, global_batch_size
+        self.first_step, self.last_step = steps
+        self.plans = plans
+
+    def __repr__(self) -> str:
+        checksum = zlib.crc32(repr(self.plans).encode())
+        of_what = f"{self.world_size} workers, steps {self.first_step} to {self.last_step}"
+        return f"<{len(self.plans)} plans of {of_what}, checksum {checksum:08x}>"
 
     def in_force(self, step: int) -> RecordedPlan:
         """Return the plan of ``step``: the first one before all, the last one after."""
@@ -208,6 +225,5 @@ class _Reading:
         if self._steps is None or self._first is None:
             remedy = "Train with `Runtime(run_dir=...)`."
             raise _refused("hold a step that was measured", f"none in {self._file}", remedy)
-        first, last = self._steps
-        opening = RecordedPlan(first, self._first, tail=self._first_tail)
-        return PlanRecord(self._world_size, self._total, first, last, (opening, *self._plans))
+        opening = RecordedPlan(self._steps[0], self._first, tail=self._first_tail)
+        return PlanRecord(self._world_size, self._total, self._steps, (opening, *self._plans))

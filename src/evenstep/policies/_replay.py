@@ -46,7 +46,7 @@ class Replay(AbstractPolicy[int]):
     name: ClassVar[str] = "replay"
 
     run: str | Path
-    record: PlanRecord = field(init=False, repr=False)
+    record: PlanRecord = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "record", read_plans(self.run))
