@@ -54,7 +54,7 @@ class Metric(NamedTuple):
     help: str
 
 
-class Sample(NamedTuple):
+class MetricValue(NamedTuple):
     """One value of a metric."""
 
     name: str
@@ -93,7 +93,7 @@ COUNTERS: Final = (
 """Those that only grow."""
 
 
-def gauges_of(event: Event, *, most_ranks: int = MOST_RANKS) -> Iterator[Sample]:
+def gauges_of(event: Event, *, most_ranks: int = MOST_RANKS) -> Iterator[MetricValue]:
     """Yield what is true as of ``event``.
 
     Args:
@@ -102,48 +102,50 @@ def gauges_of(event: Event, *, most_ranks: int = MOST_RANKS) -> Iterator[Sample]
     """
     match event:
         case RunStarted():
-            yield Sample("evenstep.run.world_size", event.world_size)
-            yield Sample("evenstep.run.global_batch_size", event.global_batch_size)
+            yield MetricValue("evenstep.run.world_size", event.world_size)
+            yield MetricValue("evenstep.run.global_batch_size", event.global_batch_size)
         case StepMeasured():
             for name in ("wall_s", "makespan_s", "equal_split_s", "best_split_s", "idle_share"):
                 if (value := getattr(event, name)) is not None:
-                    yield Sample(f"evenstep.step.{name}", value)
+                    yield MetricValue(f"evenstep.step.{name}", value)
             for name in ("batch_size", "compute_s", "data_s", "idle_s"):
                 yield from _by_rank(name, getattr(event, name), most_ranks)
         case ExchangeMeasured():
-            yield Sample("evenstep.step.exchange_s", event.exchange_s)
+            yield MetricValue("evenstep.step.exchange_s", event.exchange_s)
         case WaitingDiagnosed():
-            yield Sample("evenstep.step.waiting_share", event.waiting_share)
+            yield MetricValue("evenstep.step.waiting_share", event.waiting_share)
 
 
-def counts_of(event: Event) -> Iterator[Sample]:
+def counts_of(event: Event) -> Iterator[MetricValue]:
     """Yield by how much ``event`` makes counters grow."""
     match event:
         case StepMeasured():
-            yield Sample("evenstep.steps", 1)
-            yield Sample("evenstep.samples", sum(event.batch_size))
+            yield MetricValue("evenstep.steps", 1)
+            yield MetricValue("evenstep.samples", sum(event.batch_size))
         case StepsAccounted():
             for field in event.__match_args__:
                 if field.endswith("_s") and field != "wall_s":
                     phase = (("phase", field.removesuffix("_s")),)
-                    yield Sample("evenstep.phase_s", sum(getattr(event, field)), phase)
+                    yield MetricValue("evenstep.phase_s", sum(getattr(event, field)), phase)
         case Rebalanced():
-            yield Sample("evenstep.plans", 1)
+            yield MetricValue("evenstep.plans", 1)
         case _ if isinstance(event, _FAULTS):
-            yield Sample("evenstep.faults", 1, (("kind", type(event).__name__),))
+            yield MetricValue("evenstep.faults", 1, (("kind", type(event).__name__),))
 
 
-def _by_rank(name: str, values: Sequence[float], most_ranks: int) -> Iterator[Sample]:
+def _by_rank(name: str, values: Sequence[float], most_ranks: int) -> Iterator[MetricValue]:
     """Yield a value for each rank; of many ranks, quantiles and the largest values."""
     ranks: Sequence[int] = range(len(values))
     if len(values) > most_ranks:
         order = sorted(ranks, key=values.__getitem__)
         for quantile in _QUANTILES:
             at = order[round(quantile * (len(order) - 1))]
-            yield Sample(f"evenstep.ranks.{name}", values[at], (("quantile", f"{quantile:g}"),))
+            yield MetricValue(
+                f"evenstep.ranks.{name}", values[at], (("quantile", f"{quantile:g}"),)
+            )
         ranks = order[-_WORST:]
     for rank in ranks:
-        yield Sample(f"evenstep.rank.{name}", values[rank], (("rank", str(rank)),))
+        yield MetricValue(f"evenstep.rank.{name}", values[rank], (("rank", str(rank)),))
 
 
 @final
@@ -164,12 +166,12 @@ class Newest:
             key = name, labels
             self._totals[key] = self._totals.get(key, 0.0) + value
 
-    def samples(self) -> Iterator[Sample]:
+    def samples(self) -> Iterator[MetricValue]:
         """Yield all metrics, from any thread."""
         for event in self._events.copy().values():
             yield from gauges_of(event)
         for (name, labels), total in self._totals.copy().items():
-            yield Sample(name, total, labels)
+            yield MetricValue(name, total, labels)
 
 
 def check_has(argument: str, value: object, method: str, example: str) -> None:
