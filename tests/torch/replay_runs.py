@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +30,15 @@ class Loop:
         num_workers: processes that fetch ahead.
         num_loaders: that take turns, one epoch each.
         cut_at: steps after which the script ends; None is never.
+        saves, loads: where the state is written to at the end, and read from at the beginning.
     """
 
     by_steps: bool = False
     num_workers: int = 0
     num_loaders: int = 1
     cut_at: int | None = None
+    saves: str | None = None
+    loads: str | None = None
 
 
 def train(
@@ -59,21 +64,29 @@ def train(
     with Balancer(policy=policy, bounds=bounds, runtime=runtime) as balancer:
         model, first = balancer.prepare(plain, _stock(loop, 1))
         others = [balancer.prepare(_stock(loop, 2 + n)) for n in range(loop.num_loaders - 1)]
-        loaders = [first, *others]
-        for epoch in range(NUM_EPOCHS):
-            loader = loaders[epoch % len(loaders)]
-            for parts in loader.steps() if loop.by_steps else ([batch] for batch in loader):
-                for x, y in parts:
-                    nn.functional.mse_loss(model(x), y).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                sizes.append(balancer.batch_sizes)
-                if len(sizes) == loop.cut_at:
-                    break
-            if len(sizes) == loop.cut_at:
-                break
+        stateful = {"model": model, "optimizer": optimizer, "loader": first, "balancer": balancer}
+        if loop.loads is not None:
+            state = torch.load(f"{loop.loads}-{rank}", weights_only=True)
+            for name, part in stateful.items():
+                part.load_state_dict(state[name])
+        for parts in islice(_steps(loop, [first, *others]), loop.cut_at):
+            for x, y in parts:
+                nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            sizes.append(balancer.batch_sizes)
+        if loop.saves is not None:
+            state = {name: part.state_dict() for name, part in stateful.items()}
+            torch.save(state, f"{loop.saves}-{rank}")
     bits = torch.cat([parameter.detach().flatten() for parameter in plain.parameters()])
     return sizes, bits.numpy().tobytes()
+
+
+def _steps(loop: Loop, loaders: list[Any]) -> Iterator[Any]:
+    """Yield the batches of every step."""
+    for epoch in range(NUM_EPOCHS):
+        loader = loaders[epoch % len(loaders)]
+        yield from loader.steps() if loop.by_steps else ([batch] for batch in loader)
 
 
 def _stock(loop: Loop, seed: int) -> DataLoader[Any]:

@@ -88,6 +88,20 @@ def test_a_record_that_ends_early_keeps_its_last_sizes_and_says_so(tmp_path):
 
 
 @pytest.mark.cluster
+@pytest.mark.slow
+def test_a_run_that_was_resumed_is_repeated_from_the_same_checkpoint(tmp_path):
+    """Its first sizes are those that were restored; from the beginning it is refused."""
+    run(tmp_path / "begun", Loop(cut_at=8, saves=str(tmp_path / "state")))
+    resumed = Loop(loads=str(tmp_path / "state"))
+    first = run(tmp_path / "resumed", resumed)
+
+    assert events(tmp_path / "resumed", "EstimatesRestored")
+    assert run(tmp_path / "again", resumed, replayed=tmp_path / "resumed") == first
+    with pytest.raises(WorkerFailed, match="from step 0 on, where this run begins, got one from s"):
+        run(tmp_path / "refused", Loop(), replayed=tmp_path / "resumed")
+
+
+@pytest.mark.cluster
 def test_a_record_of_other_workers_is_refused_by_name_on_every_rank(tmp_path):
     """Before the first step, so that none waits for another."""
     three = recorded(tmp_path / "three", (8, 8, 8))
