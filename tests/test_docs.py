@@ -13,7 +13,7 @@ from ._snippets import ROOT, blocks, printed, promised
 
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [*sorted(ROOT.glob("*.md")), *DOCS]
-SLOW = ("compile.md", "tensorflow.md")  # they compile, or start TensorFlow, for seconds each
+SLOW = ("compile.md", "export.md", "tensorflow.md")  # they compile, or load TensorFlow, for seconds
 CODE = [
     pytest.param(page, code, marks=[pytest.mark.slow] * (page.name in SLOW), id=f"docs/{page.name}")
     for page in DOCS

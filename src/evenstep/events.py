@@ -172,12 +172,15 @@ class Rebalanced:
         plan_epoch: number of the plan.
         batch_size: local batch sizes, one per rank.
         reason: the policy's own words.
+        max_forward: most samples of one forward, one per rank, in loops that take micro-batches;
+            None is no limit.
     """
 
     step: int
     plan_epoch: int
     batch_size: tuple[int, ...]
     reason: str
+    max_forward: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ OPTIONS = {
         "--world-size",
     ],
     "top": ["--help", "--once", "--refresh"],
+    "trace": ["--help", "--output", "--steps"],
     "plan": [
         "--add",
         "--chunks",

@@ -97,6 +97,16 @@ def test_a_trace_brings_workers_steps_and_global_batch(trace):
     assert fixed["runs"][0]["seed"] is None
 
 
+def test_a_trace_is_compared_with_what_was_recorded(trace):
+    """The mean of its slowest workers' times; not where the samples of a step are others."""
+    told = simulate("--trace", trace, "--policy", "equal")
+    others = answer("--trace", trace, "--policy", "equal", "--global-batch-size", "30")
+
+    assert "As recorded, a step of lab took 0.06 s in the mean, 82 % above" in told.stdout
+    assert answer("--trace", trace, "--policy", "equal")["recorded_step_s"] == {"lab": 0.06}
+    assert others["recorded_step_s"] == {"lab": None}
+
+
 @pytest.mark.cluster
 def test_a_run_that_was_trained_is_a_trace(tmp_path):
     """By its folder or its events: policies on what its own workers took, ten times apart."""

@@ -1,231 +1,159 @@
-"""A forward that does not fit is made smaller, and the step keeps its samples and its gradient."""
+"""A recorded run is repeated bit by bit: every plan in the step it was for."""
 
-from contextlib import nullcontext
+import json
 
 import pytest
 import torch
-from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from evenstep.torch._data._protocols import MicroBatch
-from evenstep.torch._memory._layout import Layout
-from evenstep.torch._memory._oom import is_out_of_memory
-from evenstep.torch._memory._replay import Replay
+from evenstep.events import RunStarted, StepMeasured, to_record
+from evenstep.policies import Deadband, Replay
+from evenstep.testing import WorkerFailed, run_workers
+from evenstep.torch import Balancer, Bounds, Runtime
 
+from .replay_runs import NUM_EPOCHS, WORLD_SIZE, Loop, train
 
-class Memory:
-    """Runs out at forwards of more than ``most`` samples."""
-
-    def __init__(self, most):
-        self.most, self.sizes = most, []
-
-    def check(self, size):
-        self.sizes.append(size)
-        if size > self.most:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+LOOPS = {
+    "a plain loop": Loop(),
+    "micro-batches": Loop(by_steps=True),
+    "fetched ahead": Loop(num_workers=1),
+    "two loaders": Loop(num_loaders=2),
+}
 
 
-class Weights:
-    """Stands where the conductor does: weights every forward by its share of the step."""
-
-    def __init__(self, total):
-        self.total, self.weight, self.limits, self.again = total, 0.0, [], 0
-
-    def begin_forward(self, step, part, *, is_last):
-        self.weight = part.num_samples / self.total
-
-    def found_limit(self, limit):
-        self.limits.append(limit)
-
-    def ran_out_of_memory(self, limit, *, num_samples, again):
-        self.limits.append(limit)
-        self.again += again
+def run(folder, loop, *, replayed=None, seed=0):
+    """Return sizes of every step and the bits of all parameters, the same on all ranks."""
+    record = None if replayed is None else str(replayed)
+    results = run_workers(WORLD_SIZE, train, loop, str(folder), record, seed, timeout_s=100)
+    assert len({bits for _, bits in results}) == 1
+    return results[0]
 
 
-class Models:
-    """One plain module, of which we say that it synchronises."""
-
-    can_run_again, synchronise = True, True
-
-    def __init__(self, module):
-        self.module, self.no_sync, self.forgotten = module, nullcontext, 0
-
-    def modules(self):
-        return [self.module]
-
-    def parameters(self):
-        return self.module.parameters()
-
-    expects_reduction = False
-
-    def expect_forward(self): ...
-
-    def end_forward(self): ...
-
-    def forget_forward(self):
-        self.forgotten += 1
+def events(folder, kind):
+    """The events of one kind in a run's file."""
+    lines = (folder / "events.jsonl").read_text().splitlines()
+    return [record for record in map(json.loads, lines) if record["event"] == kind]
 
 
-def replay(memory):
-    """Return a model and 12 samples, and what runs them in the memory that there is."""
-    torch.manual_seed(0)
-    model, weights = nn.Linear(4, 2).double(), Weights(12)
-    x = torch.randn(12, 4, dtype=torch.float64)
-    attempts = Replay(Models(model), weights, layout=lambda: Layout(torch.ones))
-
-    def closure(batch):
-        memory.check(len(batch))
-        return model(batch).square().mean()
-
-    def through(loss):
-        (loss * weights.weight).backward()
-
-    return model, x, weights, attempts, closure, through
+def recorded(folder, sizes, *, first_step=0):
+    """Return a folder with the record of a run that never changed its sizes."""
+    folder.mkdir()
+    names = ("a",) * len(sizes)
+    step = StepMeasured(
+        first_step, 0, sizes, *[(0.1,) * len(sizes)] * 3, 0.1, 0.0, None, None, None
+    )
+    told = [RunStarted(len(sizes), sum(sizes), 5, "Auto()", names, names), step]
+    lines = "".join(json.dumps(to_record(event)) + "\n" for event in told)
+    (folder / "events.jsonl").write_text(lines)
+    return folder
 
 
-def expected(model, x):
-    loss = model(x).square().mean()
-    return torch.autograd.grad(loss, list(model.parameters())), loss.detach()
+@pytest.mark.cluster
+def test_a_replayed_run_has_the_same_parameters_bit_by_bit(tmp_path):
+    """Though sizes changed after every step."""
+    sizes, bits = run(tmp_path / "first", Loop())
+
+    assert len(set(sizes)) > len(sizes) / 2
+    assert run(tmp_path / "again", Loop(), replayed=tmp_path / "first") == (sizes, bits)
 
 
-@pytest.mark.parametrize("most", [1, 2, 5, 11, 12])
-def test_the_gradient_is_that_of_the_whole_batch(most):
-    """Whatever fits, the parts that ran add up to the same gradient and the same mean loss."""
-    memory = Memory(most)
-    model, x, weights, attempts, closure, through = replay(memory)
-    wanted, mean = expected(model, x)
+@pytest.mark.cluster
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_replay_of_a_replay_is_the_same_too(tmp_path, name):
+    """In all kinds of loops; other sizes give other bits."""
+    loop = LOOPS[name]
+    sizes, bits = run(tmp_path / "first", loop)
+    _, other = run(tmp_path / "other", loop, seed=1)
 
-    loss = attempts.run(0, [MicroBatch(x, 12)], closure, through)
-
-    for parameter, grad in zip(model.parameters(), wanted, strict=True):
-        torch.testing.assert_close(parameter.grad, grad, rtol=1e-12, atol=1e-15)
-    torch.testing.assert_close(loss, mean)
-    assert all(limit <= max(most, 1) for limit in weights.limits[-1:])
-
-
-def test_a_size_that_went_well_goes_straight():
-    """A new size is followed by a stand-in that synchronises; the same size again is not."""
-    memory = Memory(100)
-    _, x, _, attempts, closure, through = replay(memory)
-
-    attempts.run(0, [MicroBatch(x, 12)], closure, through)
-    attempts.run(0, [MicroBatch(x, 12)], closure, through)
-    attempts.run(0, [MicroBatch(x[:7], 7)], closure, through)
-
-    assert memory.sizes == [12, 1, 12, 7]
+    assert other != bits
+    assert run(tmp_path / "again", loop, replayed=tmp_path / "first") == (sizes, bits)
+    assert run(tmp_path / "third", loop, replayed=tmp_path / "again") == (sizes, bits)
+    assert events(tmp_path / "third", "SizesHeld") == []
 
 
-def test_the_limit_stays():
-    """The step after one that ran out begins with parts that fit."""
-    memory = Memory(5)
-    _, x, _, attempts, closure, through = replay(memory)
-    attempts.run(0, [MicroBatch(x, 12)], closure, through)
-    memory.sizes.clear()
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_a_record_that_ends_early_keeps_its_last_sizes_and_says_so(tmp_path):
+    """All steps that it has are repeated; the rest go on."""
+    short, _ = run(tmp_path / "short", Loop(cut_at=8))
+    sizes, _ = run(tmp_path / "long", Loop(), replayed=tmp_path / "short")
 
-    attempts.run(0, [MicroBatch(x, 12)], closure, through)
-
-    assert max(memory.sizes) <= 5
-    assert sum(memory.sizes) == 12
-
-
-def test_a_backward_that_broke_off_is_taken_back():
-    """Half a gradient of a failed part does not stay: the whole step runs again."""
-    model = nn.Linear(4, 2).double()
-    x = torch.randn(12, 4, dtype=torch.float64)
-    wanted, _ = expected(model, x)
-    weights = Weights(12)
-    attempts = Replay(Models(model), weights, layout=lambda: Layout(torch.ones))
-    broken = []
-
-    def through(loss):
-        if not broken:
-            broken.append(True)
-            (0.3 * loss).backward()
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        (loss * weights.weight).backward()
-
-    attempts.run(0, [MicroBatch(x, 12)], lambda batch: model(batch).square().mean(), through)
-
-    assert weights.again == 1
-    for parameter, grad in zip(model.parameters(), wanted, strict=True):
-        torch.testing.assert_close(parameter.grad, grad, rtol=1e-12, atol=1e-15)
+    assert sizes[:8] == short
+    assert len(sizes) == 6 * NUM_EPOCHS
+    (held,) = events(tmp_path / "long", "SizesHeld")
+    assert held["step"] == 8
+    assert "ends with step 7" in held["problem"]
+    assert len({size for size in sizes[9:] if sum(size) == sum(sizes[0])}) == 1
 
 
-def test_gradients_of_earlier_steps_cannot_be_put_back():
-    """A backward that broke off over accumulated gradients is an error with the remedy."""
-    model = nn.Linear(4, 2)
-    model(torch.ones(1, 4)).sum().backward()
-    attempts = Replay(Models(model), Weights(4), layout=lambda: Layout(torch.ones))
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_a_run_that_was_resumed_is_repeated_from_the_same_checkpoint(tmp_path):
+    """Its first sizes are those that were restored; from the beginning it is refused."""
+    run(tmp_path / "begun", Loop(cut_at=8, saves=str(tmp_path / "state")))
+    resumed = Loop(loads=str(tmp_path / "state"))
+    first = run(tmp_path / "resumed", resumed)
 
-    def through(loss):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    with pytest.raises(RuntimeError, match="zero_grad"):
-        attempts.run(
-            0, [MicroBatch(torch.ones(4, 4), 4)], lambda batch: model(batch).sum(), through
-        )
-
-
-def test_what_cannot_be_made_smaller_is_an_error():
-    """A single sample that does not fit says what else to do, and keeps the cause."""
-    _, x, _, attempts, closure, through = replay(Memory(0))
-
-    with pytest.raises(RuntimeError, match="no smaller one is possible") as caught:
-        attempts.run(0, [MicroBatch(x, 12)], closure, through)
-
-    assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
+    assert events(tmp_path / "resumed", "EstimatesRestored")
+    assert run(tmp_path / "again", resumed, replayed=tmp_path / "resumed") == first
+    with pytest.raises(WorkerFailed, match="from step 0 on, where this run begins, got one from s"):
+        run(tmp_path / "refused", Loop(), replayed=tmp_path / "resumed")
 
 
-def test_other_errors_pass():
-    """An error of the user's own is not taken for a lack of memory."""
-    _, x, _, attempts, _, through = replay(Memory(100))
+@pytest.mark.cluster
+def test_a_record_of_other_workers_is_refused_by_name_on_every_rank(tmp_path):
+    """Before the first step, so that none waits for another."""
+    three = recorded(tmp_path / "three", (8, 8, 8))
+    failed = run_workers(2, train, Loop(), str(tmp_path / "two"), str(three), check=False)
 
-    def closure(batch):
-        raise RuntimeError("shapes do not match")
-
-    with pytest.raises(RuntimeError, match="shapes do not match"):
-        attempts.run(0, [MicroBatch(x, 12)], closure, through)
+    assert all(isinstance(each, WorkerFailed) for each in failed)
+    rule = "`Replay(run=...)` must be of 2 workers and a global batch of 16, got 3 workers and 24"
+    assert all(rule in str(each) for each in failed)
 
 
 @pytest.mark.parametrize(
-    ("error", "wanted"),
+    ("size", "first_step", "settings", "words"),
     [
-        (torch.OutOfMemoryError("CUDA out of memory"), True),
-        (RuntimeError("MPS backend out of memory (MPS allocated: 5 GB)"), True),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried ..."), True),
-        (RuntimeError("expected scalar type Float"), False),
-        (KeyError("out of memory"), False),
+        (4, 0, {}, r"global batch of 8, got 1 workers and 4"),
+        (8, 5, {}, r"record from step 0 on, where this run begins, got one from step 5 on"),
+        (8, 0, {"wrap": True}, r"`Replay` by itself.*Use `Replay\(run="),
+        (8, 0, {"cost": len}, r"`Balancer\(policy=...\)` must be left out where samples are assig"),
     ],
+    ids=["another batch", "another begin", "wrapped", "by cost"],
 )
-def test_what_counts_as_a_lack_of_memory(error, wanted):
-    """Torch's own error and what backends without one say."""
-    assert is_out_of_memory(error) is wanted
+def test_what_cannot_be_repeated_is_refused(tmp_path, size, first_step, settings, words):
+    """With what would do, rather than repeated in another way."""
+    replay = Replay(recorded(tmp_path / "run", (size,), first_step=first_step))
+    policy = Deadband(replay, 0.1) if settings.pop("wrap", False) else replay
+    samples = TensorDataset(torch.randn(16, 4))
+
+    def begin():
+        with Balancer(policy=policy, runtime=Runtime(line_every=None), **settings) as balancer:
+            _, loader = balancer.prepare(torch.nn.Linear(4, 4), DataLoader(samples, batch_size=8))
+            next(iter(loader))
+
+    with pytest.raises(ValueError, match=words):
+        begin()
 
 
-def test_one_failure_does_not_cap_at_what_happened_to_be_seen():
-    """Small steps that went well before are no reason for a limit below the half."""
-    memory = Memory(100)
-    _, x, weights, attempts, closure, through = replay(memory)
-    attempts.run(0, [MicroBatch(x[:3], 3)], closure, through)
-    attempts.run(0, [MicroBatch(x, 12)], closure, through)
-    memory.most = 8
+def test_caps_of_forwards_are_repeated_too(tmp_path):
+    """As they were, though nothing of memory is known now."""
+    folder = recorded(tmp_path / "run", (8,))
+    file = folder / "events.jsonl"
+    changed = {"event": "Rebalanced", "step": 1, "plan_epoch": 1, "batch_size": [8], "reason": ""}
+    start, first = file.read_text().splitlines()
+    change = json.dumps({**changed, "max_forward": [3]})
+    second = json.dumps({**json.loads(first), "step": 1})
+    file.write_text("".join(f"{line}\n" for line in (start, first, change, second)))
+    samples = TensorDataset(torch.randn(16, 4))
+    runtime, cuts = Runtime(line_every=None), []
+    with Balancer(policy=Replay(folder), bounds=Bounds(max=5), runtime=runtime) as balancer:
+        model, loader = balancer.prepare(torch.nn.Linear(4, 4), DataLoader(samples, batch_size=8))
+        for step in loader.steps():
+            cuts.append([])
+            for (x,) in step:
+                model(x).mean().backward()
+                cuts[-1].append(len(x))
 
-    attempts.run(0, [MicroBatch(x, 12)], closure, through)
-
-    assert weights.limits == [6]
-
-
-@pytest.mark.parametrize("most", [3, 100])
-def test_a_sum_is_added_up(most):
-    """The loss of a step does not depend on how it was cut."""
-    model, weights = nn.Linear(4, 2), Weights(12)
-    attempts = Replay(
-        Models(model), weights, loss_reduction="sum", layout=lambda: Layout(torch.ones)
-    )
-
-    def closure(batch):
-        Memory(most).check(len(batch))
-        return model(batch).sum() * 0 + len(batch)
-
-    loss = attempts.run(0, [MicroBatch(torch.ones(12, 4), 12)], closure, lambda loss: None)
-
-    assert float(loss) == 12.0
+    assert cuts == [[4, 4], [3, 3, 2]]

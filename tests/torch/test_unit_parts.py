@@ -13,7 +13,7 @@ from evenstep.torch import Balancer, Bounds
 from evenstep.torch._data._protocols import MicroBatch, StepStart
 from evenstep.torch._data._step import with_units
 from evenstep.torch._memory._layout import Layout
-from evenstep.torch._memory._replay import Replay
+from evenstep.torch._memory._retries import Retries
 from evenstep.torch._model._prepared import PreparedModels
 from evenstep.torch._model._units import UnitCounter
 from evenstep.torch._model._weighting import Backward, scale
@@ -160,7 +160,7 @@ def test_what_is_cut_for_memory_is_weighted_by_units_still():
     """Each part by its own, and the mean loss of the step as well."""
     batch = torch.tensor([1.0, 0.0, 5.0, 0.0, 0.0, 3.0])
     forwards = Forwards()
-    replay = Replay(PreparedModels(), forwards, layout=lambda: Layout(torch.ones))
+    replay = Retries(PreparedModels(), forwards, layout=lambda: Layout(torch.ones))
     parts, _ = with_units([MicroBatch(batch, 6)], UnitCounter(lambda x: (x != 0).sum()))
 
     loss = replay.run(0, parts, forwards.loss, lambda loss: None)

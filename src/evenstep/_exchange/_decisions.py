@@ -122,7 +122,14 @@ class Decisions:
         """Answer to step ``index`` with the newest plan, before all ranks have reported it."""
         with self._lock:
             if index > self._answered:
+                self._come_to(index)
                 self._publish(index, index, done=self._answers.newest_done)
+
+    def _come_to(self, index: int) -> None:
+        """Tell the plans that are known already of what step ``index`` is answered with."""
+        assert self.planner is not None
+        for plan in self.planner.due(index + 1 + self._lag):
+            self._answers.announce(plan)
 
     def _publish(self, index: int, through: int, *, done: int) -> None:
         """Answer to the steps from ``index`` to ``through``, once all have reported ``done``."""
@@ -170,6 +177,7 @@ class Decisions:
             for index in [index for index in books_of if index < step - 8]:
                 del books_of[index]  # a rank had no measurement of it, and never will
         if step > self._answered:
+            self._come_to(step)
             self._publish(step, step + self._num_ahead(), done=step)
         self._answers.completed(step)
         if self._unkept and not self._keeps_soon:

@@ -20,6 +20,7 @@ from ._plan import Outcome as Outcome
 from ._plan import Plan as Plan
 from ._plan import PlanCosts as PlanCosts
 from ._planner import Planner as Planner
+from ._replay_planner import planner_of as planner_of
 from ._report import Report as Report
 from ._report import Work as Work
 from ._sample_costs import UNKNOWN as UNKNOWN
@@ -55,5 +56,6 @@ __all__ = [
     "in_words",
     "of_lengths",
     "places",
+    "planner_of",
     "sample_length",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from .._types import IntArray, StepTimings
 from ..events import (
@@ -41,6 +41,14 @@ class AbstractPlanner(abc.ABC):
             next_step: the first step that can still use a new plan.
             ask: whether to ask the policy; if not, the plan stays.
         """
+
+    def due(self, step: int) -> Iterable[Plan]:
+        """Have ``plan`` be what is planned for ``step`` already, and yield the plans up to it.
+
+        Only a planner that knows of steps to come has any. Called before a step is answered,
+        measured or not.
+        """
+        return ()
 
     @property
     @abc.abstractmethod

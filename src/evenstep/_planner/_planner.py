@@ -26,12 +26,12 @@ from ._base import AbstractPlanner, held, rejected
 from ._claim_switch import ClaimSwitch
 from ._job import Job
 from ._learnt import BY_COST, Learnt, Start, columns
+from ._make_plan import make_plan
 from ._measured import measured
 from ._memory_caps import MemoryCaps
 from ._plan import Outcome, Plan
 from ._readings import Reading, Readings
 from ._report import Report, apart, timings_of
-from ._tail import split_tail
 from ._user_mistake import UserMistake, blaming, in_words
 from ._whatif import WhatIf
 
@@ -259,7 +259,8 @@ class Planner(AbstractPlanner):
         if (plan.batch_size, plan.max_forward) == (self.plan.batch_size, self.plan.max_forward):
             return []
         self.plan = plan
-        return [Rebalanced(plan.first_step, plan.epoch, plan.batch_size, plan.reason)]
+        sizes = plan.batch_size, plan.reason, plan.max_forward
+        return [Rebalanced(plan.first_step, plan.epoch, *sizes)]
 
     def _follow_switch(self, step: int, next_step: int) -> list[Event]:
         """Put the samples of the steps to come up for claims, or no longer."""
@@ -294,25 +295,13 @@ class Planner(AbstractPlanner):
         return int(timings.batch_size.sum()) == self._job.global_batch_size
 
     def _make_plan(self, epoch: int, first_step: int, decision: Decision[Any]) -> Plan:
-        caps = self._caps.caps
-        tail = None
-        if self._job.tail_size:
-            limit = None if self._job.cuts else caps
-            tail = split_tail(
-                decision.batch_size,
-                self._job.tail_size,
-                limit,
-                smallest=self._job.tail_smallest,
-                granularity=self._job.tail_granularity,
-            )
-        max_forward = self._job.max_forward(decision.batch_size, caps)
-        plan = Plan(
+        plan = make_plan(
+            self._job,
+            decision.batch_size,
             epoch=epoch,
             first_step=first_step,
-            batch_size=tuple(decision.batch_size.tolist()),
-            tail=None if tail is None else tuple(tail.tolist()),
-            max_forward=None if max_forward is None else tuple(max_forward.tolist()),
-            granularity=tuple(self._caps.cluster.granularity.tolist()) if self._job.cuts else None,
+            cluster=self._caps.cluster,
+            caps=self._caps.caps,
             reason=str(decision.reason),
         )
         return plan if self.claims is None else self.claims.marked(plan)

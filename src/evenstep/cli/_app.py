@@ -14,6 +14,7 @@ from ._plan_command import plan
 from ._report_command import report
 from ._simulate import simulate
 from ._top_command import top
+from ._trace_command import trace
 from ._watch_command import watch
 
 app = typer.Typer(
@@ -46,6 +47,7 @@ def evenstep(
 app.command("demo", short_help="Equal shares against balanced ones, live.")(demo)
 app.command("lab", short_help="A script on hosts that this machine plays.")(lab)
 app.command("simulate", short_help="Policies on simulated workers, compared.")(simulate)
+app.command("trace", short_help="A recorded run, to be opened in Perfetto.")(trace)
 app.command("plan", short_help="What a step takes, who is worth keeping.")(plan)
 app.command(
     "watch",

@@ -105,6 +105,9 @@ def as_json(board: Leaderboard) -> dict[str, Any]:
         "command": board.contest.command,
         "standings": [asdict(line) for line in board.lines],
         "runs": [asdict(run) for run in board.runs],
+        "recorded_step_s": {
+            case.name: case.recorded_s for case in board.contest.cases if case.trace is not None
+        },
     }
 
 
@@ -147,6 +150,13 @@ def _setting(case: Case, cases: Sequence[Case]) -> str:
 
 
 def _notes(board: Leaderboard) -> Iterator[str]:
+    for case in board.contest.cases:
+        if case.recorded_s is not None:
+            best_s = next(run.best_step_s for run in board.runs if run.scenario == case.name)
+            yield (
+                f"As recorded, a step of {case.name} took {number(case.recorded_s)} s in the mean, "
+                f"{percent(case.recorded_s / best_s - 1)} % above the oracle's."
+            )
     if set(board.contest.schemes) != {"bsp"}:
         yield (
             "The oracle's plan is carried out as it is (`bsp`): a scheme that moves "

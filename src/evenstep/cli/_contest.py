@@ -13,7 +13,7 @@ from ..policies import by_name
 from ..policies._by_name import without_settings
 from ..sim._scenarios import scenario_names
 from ._common import least, names, numbers, refused, spread
-from ._trials import Case, Task, recorded_batch, scheme_by_name
+from ._trials import Case, Task, recorded_steps, scheme_by_name
 
 EIGHT = scenario_names()[:8]
 """What policies are compared on."""
@@ -135,8 +135,10 @@ def _recorded(
             each = fixed
             if fixed is not None:
                 each = spread("simulate", "--intercepts", fixed, given.world_size, like=file.name)
-            total = recorded_batch(file) if global_batch_size is None else global_batch_size
-            cases.append(Case(given.name, total, trace=file, intercept_s=each))
+            total, step_s = recorded_steps(file)
+            if global_batch_size not in (None, total):
+                total, step_s = global_batch_size, None
+            cases.append(Case(given.name, total, file, each, recorded_s=step_s))
             cases[-1].given()
         except OSError as error:
             remedy = "Give a .csv or a .jsonl file, or the folder of a run."

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
+from statistics import fmean
 from typing import Any, TypeVar
 
 import numpy as np
@@ -39,6 +40,8 @@ class Case:
         trace: the file; None if the scenario is drawn.
         intercept_s: fixed costs in a trace, one number or one each; None where none were given.
         world_size, num_steps, seed: of a scenario that is drawn.
+        recorded_s: mean seconds of a step as it was recorded; None where there is none, or where
+            it had other samples.
     """
 
     name: str
@@ -48,6 +51,7 @@ class Case:
     world_size: int = 8
     num_steps: int = 600
     seed: int | None = None
+    recorded_s: float | None = None
 
     def given(self) -> Scenario:
         """Return the workers and their times."""
@@ -169,12 +173,19 @@ def _prepared(case: Case) -> tuple[Scenario, FloatArray]:
     return given, sim.oracle(given.cluster(case.global_batch_size), given.workload)
 
 
-def recorded_batch(trace: Path) -> int:
-    """Return the samples of most steps of a trace, its global batch."""
+def recorded_steps(trace: Path) -> tuple[int, float | None]:
+    """Return the samples of most steps of a trace, its global batch, and the mean seconds of one.
+
+    The latter is None where steps have other samples, and so say little of each other.
+    """
     samples: Counter[int] = Counter()
+    slowest_s: defaultdict[int, float] = defaultdict(float)
     for row in read_rows(trace):
         samples[row.step] += row.samples
-    return Counter(samples.values()).most_common(1)[0][0]
+        slowest_s[row.step] = max(slowest_s[row.step], row.seconds)
+    totals = Counter(samples.values())
+    step_s = fmean(slowest_s.values()) if len(totals) == 1 else None
+    return totals.most_common(1)[0][0], step_s
 
 
 def _leave_interrupts() -> None:

@@ -26,7 +26,7 @@ from ._exchange._startup import Alone, SideGroup
 from ._fabric import FabricLoader, as_wrapped, still_wrapped, wrapped_loader, wrapped_model
 from ._loader_mail import LoaderMail
 from ._memory._layout import layout_by
-from ._memory._replay import Replay
+from ._memory._retries import Retries
 from ._model._compiled import check_compiled, ddp_of
 from ._model._models import (
     BalancedModel,
@@ -166,7 +166,7 @@ class Parts:
         if self.service is not None:
             self.loaders.append(prepared)
             return ServerLoader(prepared, self.service.loop)
-        prepared.attempts = Replay(
+        prepared.attempts = Retries(
             self.models,
             self.steps,
             layout=layout_by(loader, prepared),

@@ -38,7 +38,7 @@ def probe(
 
     Right where memory grows with the number of samples, whatever is in them. Wrong where it
     depends on their lengths: probe on the longest, or set `Bounds(max=...)`. Optimizer state that
-    is made in the first step comes on top: what then runs out is cut by ``Replay``.
+    is made in the first step comes on top: what then runs out is cut by ``Retries``.
 
     Args:
         part: a micro-batch of real samples.

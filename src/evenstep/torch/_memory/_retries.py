@@ -21,7 +21,7 @@ from ._oom import attempt, free_memory
 from ._probe import Closure, probe
 
 
-class Replay:
+class Retries:
     r"""Runs forward and backward of every micro-batch, and survives running out of memory.
 
     What did not fit is cut into smaller parts and run again: the step keeps its samples, and the
