@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -18,6 +19,7 @@ from benchmarks._common import progress
 from benchmarks._injected import Drawn
 from evenstep._diagnosis import Cause, Diagnosis, FoundCause
 from evenstep._telemetry import read_events
+from evenstep.events import RunEnded, WaitingDiagnosed
 
 ROOT = Path(__file__).parents[1]
 STEP_US = 60_000.0  # of a step without a disturbance: ten times what Python and gloo take of it
@@ -101,22 +103,25 @@ def arrays(run: Drawn) -> dict[str, Any]:
 def diagnoses(path: Path) -> list[Diagnosis]:
     """Return the last diagnosis of every run in a file of events."""
     found: list[Diagnosis] = []
-    last: dict[str, Any] = {}
-    for record in read_events(path):
-        if record["event"] == "WaitingDiagnosed":
-            last = record
-        elif record["event"] == "RunEnded":
-            causes = zip(
-                *(last[name] for name in ("causes", "ranks", "lost_share", "evidence", "remedy")),
-                strict=True,
+    last: WaitingDiagnosed | None = None
+    for event in read_events(path):
+        if isinstance(event, WaitingDiagnosed):
+            last = event
+        elif isinstance(event, RunEnded):
+            assert last is not None
+            ranks = [None if rank < 0 else rank for rank in last.ranks]
+            told = map(Cause, last.causes), ranks, last.lost_share, last.evidence, last.remedy
+            found.append(
+                Diagnosis(
+                    step=last.step,
+                    num_steps=last.num_steps,
+                    step_s=last.step_s,
+                    waiting_share=last.waiting_share,
+                    explained_share=last.explained_share,
+                    found=tuple(starmap(FoundCause, zip(*told, strict=True))),
+                    no_verdict=last.no_verdict,
+                )
             )
-            said = [
-                FoundCause(Cause(cause), None if rank < 0 else rank, *rest)
-                for cause, rank, *rest in causes
-            ]
-            numbers = [last[name] for name in ("step", "num_steps", "step_s")]
-            shares = [last[name] for name in ("waiting_share", "explained_share")]
-            found.append(Diagnosis(*numbers, *shares, tuple(said), last["no_verdict"]))
     return found
 
 

@@ -47,6 +47,7 @@ OPTIONS = {
         "--trace",
         "--world-size",
     ],
+    "report": ["--compare", "--help", "--output"],
     "top": ["--help", "--once", "--refresh"],
     "trace": ["--help", "--output", "--steps"],
     "plan": [
