@@ -118,13 +118,8 @@ class StepAccounts:
             del self._open[next(iter(self._open))]
         return self._lasted_us >= self._least_us
 
-    def take_steps(self) -> list[tuple[int, list[Sequence[int]]]]:
+    def take(self) -> list[tuple[int, list[Sequence[int]]]]:
         """Return all steps that are complete, with the times of all ranks."""
         whole, self._whole, self._lasted_us = self._whole, [], 0
         ranks = range(self._world_size)
         return [(step, [known[rank] for rank in ranks]) for step, known in whole]
-
-    def take(self) -> StepsAccounted | None:
-        """Return the event on all steps that are complete; None if there is none."""
-        whole = self.take_steps()
-        return accounted(*zip(*whole, strict=True)) if whole else None

@@ -6,6 +6,7 @@ How to use it, on the one rank or in the one process that hears of all ranks:
     diagnoser.add(step, spent_us, clues)  # for every step that all ranks have told of
     diagnoser.add_host(rank, clues)  # whenever a rank has looked at its process and machine
     diagnosed(diagnoser.diagnose())  # once a second or less: the event ``WaitingDiagnosed``
+    diagnoser.diagnose(whole_run=True)  # at the end
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class TimeBooks:
         found = None
         with self._telling:
             with self._lock:
-                steps = self._accounts.take_steps()
+                steps = self._accounts.take()
             if self._diagnoser is not None:
                 try:
                     for step, spent_us in steps:
