@@ -13,7 +13,8 @@ from time import process_time
 import numpy as np
 
 from benchmarks._common import Row, main, progress
-from benchmarks._injected import Injection, drawn, feed
+from benchmarks._injected import Injection
+from benchmarks._recorded_runs import drawn, feed
 from evenstep._diagnosis import Cause, Diagnoser, Diagnosis, Phase, StepClues
 
 
@@ -50,11 +51,12 @@ class Trial:
 def simulated(seed: int, number: int, num_causes: int) -> Iterator[Trial]:
     """Yield trials in simulated runs, each cause by turns, or several that are drawn."""
     for at in range(number):
-        own_seed = int(np.random.SeedSequence([seed, num_causes, at]).generate_state(1)[0])
+        states = np.random.SeedSequence([seed, num_causes, at]).generate_state(2)
+        own_seed, of_causes = map(int, states)
         every = list(Cause)
         causes = [every[at % len(every)]] if num_causes == 1 else []
         if num_causes > 1:
-            chosen = np.random.default_rng(own_seed).choice(len(every), num_causes, replace=False)
+            chosen = np.random.default_rng(of_causes).choice(len(every), num_causes, replace=False)
             causes = [every[one] for one in chosen]
         run = drawn(own_seed, causes)
         found = feed(run).diagnose(whole_run=True)

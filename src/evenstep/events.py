@@ -144,7 +144,8 @@ class WaitingDiagnosed:
         explained_share: part of the waiting that the causes explain, in [0, 1].
         causes: such as ``"input"``; none where too little is explained, or little is lost.
         ranks: whose each is; -1 for one that no rank has in particular.
-        lost_share: part of all ranks' time that each costs, in [0, 1].
+        lost_share: part of all ranks' time that is lost by each, in [0, 1]: others wait, or would
+            if no slower rank hid this one.
         evidence: what was measured that says so, a line for each.
         remedy: what to do, a line for each.
         no_verdict: why there is no cause, in words; empty where there are some.

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks._injected import drawn, feed
+from benchmarks._recorded_runs import drawn, feed
 from evenstep._diagnosis import (
     Cause,
     Diagnoser,
@@ -114,23 +114,25 @@ def test_a_rank_that_hides_behind_another_one_gets_its_part():
 
 
 def test_what_a_wait_before_the_input_has_levelled_is_not_counted_again():
-    """Ranks meet in a mean after each step: what came before it cannot make them late later."""
+    """Rank 0 saves before a mean in which rank 1 waits; then rank 1 is late by its input."""
     found = steps(100, 2)
     for step, rows in enumerate(found):
-        saves = 100_000 * (step % 5 == 0)
-        rows[0][Phase.CHECKPOINT] += saves
-        rows[1][Phase.MEAN] += saves
+        rows[0][Phase.CHECKPOINT] += 50_000
+        rows[1][Phase.MEAN] += 50_000
+        rows[1][Phase.INPUT] += 50_000
+        rows[0][Phase.REDUCTION] += 50_000 * (step > 0)  # for the input that led to this step
     told = shown(found).diagnose()
 
-    assert names(told) == [(Cause.CHECKPOINT, 0)]
-    assert told.found[0].lost_share == pytest.approx(10 / 120, abs=0.01)
+    assert told.explained_share == pytest.approx(1.0, abs=0.05)
+    assert sorted(names(told)) == [(Cause.CHECKPOINT, 0), (Cause.INPUT, 1)]
+    assert [one.lost_share for one in told.found] == pytest.approx([25 / 200] * 2, abs=0.01)
 
 
 def test_waiting_that_no_own_time_explains_leaves_no_verdict():
-    """Ranks are alike in all that they measured, and wait for a third of the time."""
-    found = steps(60, 2)
-    for step, rows in enumerate(found):
-        rows[step % 2][Phase.REDUCTION] += 100_000
+    """One is late by its input; but they wait for much longer, and nothing says why."""
+    found = steps(60, 2, late=lambda step, rank: {"INPUT": 30_000 * rank})
+    for rows in found:
+        rows[0][Phase.REDUCTION] += 100_000
     told = shown(found).diagnose()
 
     assert told.waiting_share > 0.2

@@ -40,7 +40,8 @@ class FoundCause:
     Attributes:
         cause: what it is.
         rank: whose; None where it is no rank's in particular.
-        lost_share: part of all ranks' time that they wait because of it, in [0, 1].
+        lost_share: part of all ranks' time that others lose by it, in [0, 1]: they wait, or would
+            if no slower rank hid this one. Of a cause without a rank: part of all ranks' time.
         evidence: what was measured that says so, one line.
         remedy: what to do, one line.
     """

@@ -6,6 +6,7 @@ How to use it, on the one rank or in the one process that hears of all ranks:
     diagnoser.add(step, spent_us, clues)  # for every step that all ranks have told of
     diagnoser.add_host(rank, clues)  # whenever a rank has looked at its process and machine
     diagnosed(diagnoser.diagnose())  # once a second or less: the event ``WaitingDiagnosed``
+    diagnoser.diagnose(whole_run=True)  # at the end
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from ._account import Phase
 from ._causes import Diagnosis
 from ._clues import HostClues, StepClues
 from ._course import Course
+from ._frontier import FrontierSums, RankSteps, frontier
 from ._machines import Machines
 from ._size_fit import SizeFit
-from ._tally import Steps, Tally, tally
 from ._verdict import verdict
 
 _MOST_OPEN = 256  # steps that wait to be summed up; of very many ranks fewer
@@ -51,7 +52,7 @@ class Diagnoser:
         self._clues: list[Sequence[StepClues]] = []
         self._step = -1
         self._num_settling = _SETTLING
-        self._run = self._older = self._newer = Tally.empty(world_size)
+        self._run = self._older = self._newer = FrontierSums.empty(world_size)
         self._sizes = SizeFit(world_size)
         self._course = Course(world_size)
         self._machines = Machines(world_size, window_s)
@@ -106,7 +107,7 @@ class Diagnoser:
         computed = steps.spent[:, :, [Phase.FORWARD, Phase.BACKWARD]].sum(axis=2)
         computed -= steps.collected + steps.compiled
         self._sizes.add(steps.size[1:], computed[1:])
-        sums, slower = tally(steps, self._sizes.us_per_size())
+        sums, slower = frontier(steps, self._sizes.us_per_size())
         self._course.add(slower)
         self._run += sums
         if self._newer.wall >= self._half_us:
@@ -114,12 +115,12 @@ class Diagnoser:
         else:
             self._newer += sums
 
-    def _opened(self) -> Steps:
+    def _opened(self) -> RankSteps:
         spent = np.array(self._open, np.float64)
         if all(clues is self._none for clues in self._clues):
-            return Steps(spent, *np.zeros((3, *spent.shape[:2])))
+            return RankSteps(spent, *np.zeros((3, *spent.shape[:2])))
         clues = np.array(
             [[(one.gc_us, one.compile_us, one.size) for one in step] for step in self._clues],
             np.float64,
         )
-        return Steps(spent, *np.moveaxis(clues, 2, 0))
+        return RankSteps(spent, *np.moveaxis(clues, 2, 0))

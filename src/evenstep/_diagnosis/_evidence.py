@@ -8,14 +8,14 @@ import numpy as np
 
 from .._render._words import number, percent, seconds
 from ._causes import Cause
+from ._frontier import Family, FrontierSums
 from ._machines import HostRates
-from ._tally import Family, Tally
 
 
 class Facts(NamedTuple):
     """What there is to cite: sums over steps, and what machines did."""
 
-    sums: Tally
+    sums: FrontierSums
     rates: HostRates
 
 
@@ -76,11 +76,11 @@ _SHAPES = {
 }
 
 
-def _a_step(us: float, sums: Tally) -> str:
+def _a_step(us: float, sums: FrontierSums) -> str:
     return f"{seconds(us / 1e6 / max(sums.num_steps, 1.0))} a step"
 
 
-def _of_family(cause: Cause, rank: int, sums: Tally) -> str:
+def _of_family(cause: Cause, rank: int, sums: FrontierSums) -> str:
     family, what = _IN_FAMILY[cause]
     more = _a_step(float(sums.excess[rank, family]), sums)
     num_seen = int(sums.num_seen[rank, family])
@@ -112,14 +112,14 @@ def _of_computing(cause: Cause, rank: int, facts: Facts) -> str:
     return text + _SHAPES.get(cause, ", throughout")
 
 
-def _of_all(cause: Cause, sums: Tally) -> str:
+def _of_all(cause: Cause, sums: FrontierSums) -> str:
     wall = max(sums.wall, 1.0)
     if cause is Cause.NETWORK:
         return (
             f"all ranks wait together for what is exchanged, {percent(sums.exposed / wall)} % "
             "of their time"
         )
-    if cause is Cause.INPUT and sums.fed >= 0.1 * wall:
+    if cause is Cause.INPUT and sums.fed >= float(sums.cost[:, Family.INPUT].sum()):
         return f"all ranks wait for input, {percent(sums.fed / wall)} % of their time"
     if cause is Cause.ROTATING:
         return "the slowest rank changes from step to step, and nothing that is measured says why"

@@ -13,8 +13,8 @@ from .._types import FloatArray
 from ._causes import Cause, Diagnosis, FoundCause
 from ._course import Shape
 from ._evidence import Facts, told
+from ._frontier import Family, FrontierSums
 from ._machines import HostRates
-from ._tally import Family, Tally
 
 _LEAST_WAITING = 0.03  # of all ranks' time: below it, nothing is said
 _LEAST_CAUSE = 0.02  # likewise, of one cause
@@ -49,7 +49,7 @@ class _Found(NamedTuple):
 
 
 def verdict(
-    sums: Tally, *, step: int, rates: HostRates, shape_of: Callable[[int], Shape]
+    sums: FrontierSums, *, step: int, rates: HostRates, shape_of: Callable[[int], Shape]
 ) -> Diagnosis:
     """Return who the others wait for, and why.
 
@@ -68,7 +68,9 @@ def verdict(
     is_known = explained >= _LEAST_EXPLAINED or waiting < _LEAST_WAITING
     found = [*_of_all(sums, wall)]
     if is_known and sums.num_steps and world_size > 1:
-        found += _of_ranks(sums, rates, shape_of)
+        named = {(one.cause, one.rank) for one in found}
+        others = _of_ranks(sums, rates, shape_of)
+        found += [one for one in others if (one.cause, one.rank) not in named]
     found.sort(key=lambda one: -one.share)
     facts = Facts(sums, rates)
     causes = tuple(
@@ -86,7 +88,7 @@ def verdict(
     )
 
 
-def _why_not(sums: Tally, waiting: float, explained: float) -> str:
+def _why_not(sums: FrontierSums, waiting: float, explained: float) -> str:
     if not sums.num_steps:
         return "no two steps of all ranks are known yet"
     if len(sums.waited) == 1:
@@ -105,7 +107,7 @@ def _why_not(sums: Tally, waiting: float, explained: float) -> str:
     )
 
 
-def _of_all(sums: Tally, wall: float) -> Iterator[_Found]:
+def _of_all(sums: FrontierSums, wall: float) -> Iterator[_Found]:
     """Yield what all ranks lose alike."""
     usual = _usual_wall(sums)
     if len(sums.waited) > 1 and sums.exposed >= _LEAST_EXPOSED * usual:
@@ -114,13 +116,15 @@ def _of_all(sums: Tally, wall: float) -> Iterator[_Found]:
         yield _Found(Cause.INPUT, None, sums.fed / wall)
 
 
-def _usual_wall(sums: Tally) -> float:
+def _usual_wall(sums: FrontierSums) -> float:
     """Return the time of all ranks were there no cause at all: small ones count against this."""
     world_size = len(sums.waited)
     return max(sums.wall - world_size * float(sums.cost.sum()), 0.1 * sums.wall, 1.0)
 
 
-def _of_ranks(sums: Tally, rates: HostRates, shape_of: Callable[[int], Shape]) -> Iterator[_Found]:
+def _of_ranks(
+    sums: FrontierSums, rates: HostRates, shape_of: Callable[[int], Shape]
+) -> Iterator[_Found]:
     """Yield what one rank costs the others, and what changes from rank to rank."""
     world_size = len(sums.waited)
     scale = (world_size - 1) / max(sums.wall, 1.0)
@@ -144,7 +148,7 @@ def _of_ranks(sums: Tally, rates: HostRates, shape_of: Callable[[int], Shape]) -
         yield _Found(Cause.ROTATING, None, min(share, waiting))
 
 
-def _rotating(sums: Tally, rest: FloatArray) -> float:
+def _rotating(sums: FrontierSums, rest: FloatArray) -> float:
     """Return what changes from step to step without a reason, unless few steps are all of it."""
     unknown = np.where(rest > 0, sums.cost, 0.0)[:, _UNKNOWN].sum()
     squared = np.where(rest > 0, sums.cost_squared, 0.0)[:, _UNKNOWN].sum()
@@ -166,7 +170,7 @@ def _by_chance(world_size: int) -> float:
     return _CHANCE * (expected[1] - expected[0]) * (world_size - 1) / world_size
 
 
-def _gathered(sums: Tally, rates: HostRates) -> FloatArray:
+def _gathered(sums: FrontierSums, rates: HostRates) -> FloatArray:
     """Return costs, with what a slow rank takes longer in other families in its computing.
 
     Where it computes slower by some factor, forward and backward alike, so it does all else. Where
@@ -191,7 +195,7 @@ def _more_than_others(values: FloatArray, rank: int) -> float:
     return float(values[rank] - others[(len(others) - 1) // 2])
 
 
-def _stands_out(sums: Tally, cost: FloatArray, rank: int, family: Family) -> bool:
+def _stands_out(sums: FrontierSums, cost: FloatArray, rank: int, family: Family) -> bool:
     """Return whether a rank costs so much more than the others that it is no chance."""
     more = _more_than_others(cost[:, family], rank)
     if more < 0.5 * cost[rank, family]:
@@ -204,7 +208,7 @@ def _stands_out(sums: Tally, cost: FloatArray, rank: int, family: Family) -> boo
     return more >= least * float(deviation)
 
 
-def _held_by(sums: Tally, rates: HostRates, rank: int) -> Cause | None:
+def _held_by(sums: FrontierSums, rates: HostRates, rank: int) -> Cause | None:
     """Return what holds a rank back by what its machine says: a quota, or others on its cores."""
     excess = float(sums.excess[rank].sum()) / max(sums.wall / len(sums.waited), 1.0)
     least = max(_LEAST_HELD, 0.3 * excess)
@@ -213,7 +217,7 @@ def _held_by(sums: Tally, rates: HostRates, rank: int) -> Cause | None:
     return Cause.CONTENTION if _more_than_others(rates.delay, rank) >= least else None
 
 
-def _of_compute(sums: Tally, rates: HostRates, rank: int, shape: Shape) -> Cause:
+def _of_compute(sums: FrontierSums, rates: HostRates, rank: int, shape: Shape) -> Cause:
     """Return why a rank computes longer than the others."""
     faults = rates.faults_per_s
     is_short = _more_than_others(faults, rank) >= max(_LEAST_FAULTS_PER_S, 0.5 * faults[rank])

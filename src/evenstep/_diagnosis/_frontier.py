@@ -54,7 +54,7 @@ _COMPUTE = [Phase.FORWARD, Phase.BACKWARD]
 _STRETCHES = (_LATE, [Phase.INPUT], [Phase.FORWARD], [Phase.BACKWARD])  # in their order
 
 
-class Steps(NamedTuple):
+class RankSteps(NamedTuple):
     """Steps of all ranks in microseconds, the first one only for what leads to the second.
 
     Attributes:
@@ -71,7 +71,7 @@ class Steps(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tally:
+class FrontierSums:
     """Sums over steps, in microseconds; those of several stretches of time add up.
 
     Attributes:
@@ -104,12 +104,12 @@ class Tally:
     stage_excess: FloatArray
     stage_usual: FloatArray
 
-    def __add__(self, other: Tally) -> Tally:
+    def __add__(self, other: FrontierSums) -> FrontierSums:
         names = [field.name for field in fields(self)]
-        return Tally(*[getattr(self, name) + getattr(other, name) for name in names])
+        return FrontierSums(*[getattr(self, name) + getattr(other, name) for name in names])
 
     @classmethod
-    def empty(cls, world_size: int) -> Tally:
+    def empty(cls, world_size: int) -> FrontierSums:
         """Return the sums over no step."""
         by_family = np.zeros((world_size, len(Family)))
         ranks = np.zeros(world_size)
@@ -130,7 +130,7 @@ class Tally:
         )
 
 
-class Tallied(NamedTuple):
+class Frontier(NamedTuple):
     """The sums over some steps, and how much slower each rank computed in each of them.
 
     Attributes:
@@ -138,11 +138,11 @@ class Tallied(NamedTuple):
         slower: own computing above the others', as a part of theirs, ``(num_steps, world_size)``.
     """
 
-    sums: Tally
+    sums: FrontierSums
     slower: FloatArray
 
 
-def tally(steps: Steps, us_per_size: FloatArray) -> Tallied:
+def frontier(steps: RankSteps, us_per_size: FloatArray) -> Frontier:
     """Return what the ranks' times above the others' cost in these steps.
 
     Args:
@@ -169,7 +169,7 @@ def tally(steps: Steps, us_per_size: FloatArray) -> Tallied:
     stage_above = stages - stage_usual[:, None]
     of_step = cost.sum(axis=0)
     computing = stage_usual.sum(axis=1)[:, None]
-    sums = Tally(
+    sums = FrontierSums(
         num_steps=float(len(wall)),
         wall=float(wall.sum()),
         exposed=float(shortest[1:].sum() * wall.shape[1]),
@@ -184,10 +184,10 @@ def tally(steps: Steps, us_per_size: FloatArray) -> Tallied:
         stage_excess=stage_above.sum(axis=0),
         stage_usual=stage_usual.sum(axis=0),
     )
-    return Tallied(sums, stage_above.sum(axis=2) / np.maximum(computing, 1e-9))
+    return Frontier(sums, stage_above.sum(axis=2) / np.maximum(computing, 1e-9))
 
 
-def _without_clues(steps: Steps) -> tuple[FloatArray, list[FloatArray]]:
+def _without_clues(steps: RankSteps) -> tuple[FloatArray, list[FloatArray]]:
     """Return own times less what direct clues explain, and that, each by phase.
 
     A clue does not say in which phase it was: it is taken from those above the others' time.
@@ -207,7 +207,7 @@ def _without_clues(steps: Steps) -> tuple[FloatArray, list[FloatArray]]:
     return own, direct
 
 
-def _of_lengths(steps: Steps, own: FloatArray, us_per_size: FloatArray) -> FloatArray:
+def _of_lengths(steps: RankSteps, own: FloatArray, us_per_size: FloatArray) -> FloatArray:
     """Return how much longer each rank computed as its samples were longer than others'.
 
     Longer than those of the median rank in the same step; or, where ranks have samples of unlike
