@@ -83,6 +83,22 @@ def test_the_end_says_all_and_hands_over_what_was_seen(run):
     assert seen.size.tolist() == [[40, 40]] * 80
 
 
+def test_a_fault_in_what_is_advised_leaves_the_summary(run):
+    """It is told in its place."""
+    run.leader = WatchLeader(2, WatchSettings(), now=lambda: 0.0, stream=run.stream, notes=fails)
+    run.tell(range(80))
+    run.leader.end("DDP", [], own_s=0.0)
+
+    lines = run.stream.getvalue().splitlines()
+    assert "because of compute." in lines[0]
+    assert "evenstep watch: no advice (ZeroDivisionError: division by zero)" in lines
+
+
+def fails(run):
+    """Advice that goes wrong."""
+    return 1 / 0
+
+
 def test_events_are_those_of_a_run(run, tmp_path):
     """In the order in which a balanced run has them."""
     run.tell(range(3))

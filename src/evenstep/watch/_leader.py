@@ -121,9 +121,9 @@ class WatchLeader:
             self._write(diagnosed(diagnosis))
             self._write(RunEnded(self._num_steps))
             share = 100 * own_s / max(self._spent_s, own_s)
-            notes = [f"watching took {share:.2g} % of rank 0's time"]
-            notes = [*self._notes(self.seen(kind, sites, diagnosis)), *notes]
-            text = self._summary(diagnosis, notes)
+            took = f"watching took {share:.2g} % of rank 0's time"
+            advice = self._advice(self.seen(kind, sites, diagnosis))
+            text = self._summary(diagnosis, [*advice, took])
         self._stream.write(text)
         self._stream.flush()
         self._leave(SHOWN, "")
@@ -145,6 +145,13 @@ class WatchLeader:
             size=np.array([[one.clues.size for one in row] for row in rows], np.int64),
             diagnosis=diagnosis,
         )
+
+    def _advice(self, run: WatchedRun) -> Sequence[str]:
+        """Return what more is said; the summary is there without it too."""
+        try:
+            return tuple(self._notes(run))
+        except Exception as error:
+            return (f"no advice ({type(error).__name__}: {error})",)
 
     @property
     def _hosts(self) -> tuple[str, ...]:
