@@ -178,7 +178,7 @@ def test_the_reference_covers_every_public_package():
     packages = {
         ".".join(file.parent.relative_to(source).parts) for file in source.rglob("__init__.py")
     }
-    programs = {"evenstep.cli", "evenstep.demo"}
+    programs = {"evenstep.cli", "evenstep.demo", "evenstep.watch"}
     public = {package for package in packages - programs if "._" not in package}
     named = set(
         re.findall(r"^::: (.*)$", (ROOT / "docs" / "reference.md").read_text("utf-8"), re.M)

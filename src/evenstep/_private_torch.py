@@ -257,17 +257,5 @@ def fsdp2_is_root(state: Any) -> bool:
     return context is not None and context.iter_forward_root is state
 
 
-# What is loaded with torch's compiler. [test_watch_compiled.py]
+# Where `torch.compile` has the class of the modules that it makes. [test_watch_compiled.py]
 EVAL_FRAME = "torch._dynamo.eval_frame"
-
-
-def leave_uncompiled(function: Any) -> None:
-    """Have ``torch.compile`` pass over a function of ours, as it does over torch's own.
-
-    What the function calls is compiled as before. For when ``EVAL_FRAME`` is loaded.
-    [test_watch_compiled.py]
-    """
-    module = sys.modules[EVAL_FRAME]
-    of_old: Any = torch._C._dynamo.eval_frame
-    skip = getattr(module, "skip_code", None) or of_old.skip_code
-    skip(function.__code__)

@@ -57,6 +57,7 @@ OPTIONS = {
         "--run",
         "--speeds",
     ],
+    "watch": ["--every", "--help", "--run-dir"],
 }
 
 

@@ -75,7 +75,7 @@ def test_another_cause_is_told_but_not_at_once(books, told, clock):
     assert found[0].ranks == (1,)
     assert found[-2].ranks == (0,)
     assert found[1].step - found[0].step >= 190  # of 0.15 s
-    assert found[-1].num_steps == 999
+    assert found[-1].num_steps == 997
 
 
 def test_the_end_says_it_where_there_is_nothing_to_say(books, told, clock):

@@ -12,16 +12,33 @@ ROOT = Path(__file__).parents[2]
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 
-def start(arguments, **env):
-    """Run Python with this tree on its path; environment variables of a cluster are left out."""
+def environment(env):
+    """This tree on the path of Python; environment variables of a cluster are left out."""
     kept = {name: value for name, value in os.environ.items() if "EVENSTEP" not in name}
-    kept |= {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    return kept | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"} | env
+
+
+def start(arguments, **env):
+    """Run Python to its end."""
     return subprocess.run(
         [sys.executable, *map(str, arguments)],
         capture_output=True,
         text=True,
-        env=kept | env,
+        env=environment(env),
         timeout=150,
+    )
+
+
+def begun(command, **env):
+    """Begin to run Python's arguments ``command`` under a watch, in a session of its own."""
+    options = ["--every", "2", "--", sys.executable]
+    return subprocess.Popen(
+        [sys.executable, "-m", "evenstep.watch", *options, *map(str, command)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(env),
+        start_new_session=True,
     )
 
 

@@ -1,8 +1,11 @@
 """Scripts under a watch: the same losses, and who is waited for."""
 
+import os
+import signal
+
 import pytest
 
-from .runs import SCRIPT, events, losses, said, start, torchrun, watched
+from .runs import SCRIPT, begun, events, losses, said, start, torchrun, watched
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -21,8 +24,9 @@ def test_a_slow_rank_is_named_and_no_loss_changes(tmp_path):
     done = watched(torchrun("ddp"), run_dir=tmp_path, every=1, SLOW="1")
 
     assert losses(done) == losses(alone)
-    assert "for rank 1 (" in said(done)[-3]
-    assert "because of compute" in said(done)[-3]
+    (verdict,) = (line for line in said(done) if " steps, " in line)
+    assert "for rank 1 (" in verdict
+    assert "because of compute" in verdict
     assert any(line.startswith("step ") for line in said(done))
     assert [event["world_size"] for event in events(tmp_path, "RunStarted")] == [2]
     assert events(tmp_path, "StepMeasured")[-1]["batch_size"] == [8, 8]
@@ -95,3 +99,15 @@ def test_an_error_of_the_users_comes_with_the_summary():
     assert done.returncode == 1
     assert "RuntimeError: of the user's" in done.stderr
     assert any("for rank 1 (" in line for line in said(done))
+
+
+def test_ctrl_c_ends_with_the_summary():
+    """All processes get it, as from a terminal, once the first line is there."""
+    process = begun(torchrun("ddp"), SLOW="1", STEPS="100000")
+    assert any("evenstep watch: step " in line for line in process.stderr)
+
+    os.killpg(process.pid, signal.SIGINT)
+    lines = process.communicate(timeout=90)[1].splitlines()
+
+    assert process.returncode != 0
+    assert any(" steps, " in line and "for rank 1 (" in line for line in lines)

@@ -26,6 +26,7 @@ from ._verdict import verdict
 
 _MOST_OPEN = 256  # steps that wait to be summed up; of very many ranks fewer
 _MOST_TIMES = 1 << 15  # steps times ranks that do
+_SETTLING = 3  # steps: buckets, allocators and caches are set up, on some ranks for longer
 
 
 @final
@@ -49,6 +50,7 @@ class Diagnoser:
         self._open: list[Sequence[Sequence[int]]] = []  # the first was summed up before
         self._clues: list[Sequence[StepClues]] = []
         self._step = -1
+        self._num_settling = _SETTLING
         self._run = self._older = self._newer = Tally.empty(world_size)
         self._sizes = SizeFit(world_size)
         self._course = Course(world_size)
@@ -63,16 +65,18 @@ class Diagnoser:
         """Take in a step that all ranks have told of. Steps come in order; some may be missing.
 
         A step lasts from its hand-out to the next one's, so what leads to a batch is in the step
-        before it. The first step, and one after a gap, only says what leads to the next.
+        before it. The first three steps are left out, and one after a gap: they only say what leads
+        to the next.
 
         Args:
             step: its number.
             spent_us: microseconds by rank and ``Phase``, as ``time_by_phase`` gives them.
             clues: of each rank; None where there are none.
         """
-        if step != self._step + 1:
+        if step != self._step + 1 or self._num_settling:
             self._sum_up()
             self._open, self._clues = [], []
+            self._num_settling = max(0, self._num_settling - 1)
         self._step = step
         self._open.append(spent_us)
         self._clues.append(self._none if clues is None else clues)

@@ -34,8 +34,7 @@ _REMEDY = {
     "in the same step: `gc.disable()`, then `gc.collect()` every thousand steps or so",
     Cause.CHECKPOINT: "save more rarely, or from a copy in a thread of its own, or on all ranks "
     "at the same time, each a part",
-    Cause.LOGGING: "do on all ranks what is to be done, or less of it and more rarely, or in a "
-    "thread of its own",
+    Cause.LOGGING: "do it more rarely, in a thread of its own, or split over all ranks",
     Cause.LENGTHS: "deal the samples of a step to the ranks by length, as "
     "`prepare(..., cost=...)` does; or group samples of like length into a batch",
     Cause.ROTATING: "look at what changes from step to step on the ranks' machines: other "
@@ -84,8 +83,9 @@ def _a_step(us: float, sums: Tally) -> str:
 def _of_family(cause: Cause, rank: int, sums: Tally) -> str:
     family, what = _IN_FAMILY[cause]
     more = _a_step(float(sums.excess[rank, family]), sums)
-    number_seen = int(sums.num_seen[rank, family])
-    seen = f", mostly in {number_seen} of {sums.num_steps:.0f} steps" if number_seen else ""
+    num_seen = int(sums.num_seen[rank, family])
+    is_some = 0 < num_seen < 0.9 * sums.num_steps
+    seen = f", mostly in {num_seen} of {sums.num_steps:.0f} steps" if is_some else ""
     return f"{what} {more} more than on the others{seen}"
 
 

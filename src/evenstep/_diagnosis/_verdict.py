@@ -28,6 +28,7 @@ _LEAST_NUMBER = 8.0  # steps that count in what changes from step to step
 _LEAST_HELD = 0.03  # part of the time that a quota or the want of a core has to take
 _LEAST_FAULTS_PER_S = 20.0
 _ALONE = 0.4  # forward over backward, by how much they are slower: below, it is the backward alone
+_MOSTLY = 0.75  # of what a rank computes longer: at least so much is in the backward then
 
 _OF_FAMILY = {
     Family.INPUT: Cause.INPUT,
@@ -220,8 +221,9 @@ def _of_compute(sums: Tally, rates: HostRates, rank: int, shape: Shape) -> Cause
         return Cause.MEMORY
     if held := _held_by(sums, rates, rank):
         return held
-    forward, backward = sums.stage_excess[rank] / np.maximum(sums.stage_usual, 1.0)
-    if backward > 0 and forward < _ALONE * backward:
+    excess = sums.stage_excess[rank]
+    forward, backward = excess / np.maximum(sums.stage_usual, 1.0)
+    if forward < _ALONE * backward and excess[1] >= _MOSTLY * excess.sum():
         return Cause.SLOW_BACKWARD
     return {Shape.GROWING: Cause.THROTTLING, Shape.SPELLS: Cause.CONTENTION}.get(
         shape, Cause.SLOW_WORKER

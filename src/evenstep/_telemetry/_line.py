@@ -56,6 +56,7 @@ class ProgressLine:
         self._accounts: list[StepsAccounted] = []
         self._hosts: tuple[str, ...] = ()
         self._lost_by = ""
+        self._known: set[tuple[str, int]] = set()  # causes and ranks of the newest diagnosis
         self._is_equal = False
         self._is_off = False
 
@@ -85,7 +86,8 @@ class ProgressLine:
     def _diagnosed(self, event: WaitingDiagnosed) -> None:
         causes = named(event, self._hosts)
         self._lost_by = f"; lost by {causes}" if causes else ""
-        if text := waiting_news(event, self._hosts):
+        known, self._known = self._known, {*zip(event.causes, event.ranks, strict=True)}
+        if self._known != known and (text := waiting_news(event, self._hosts)):
             print(f"evenstep {text}", file=self._stream, flush=True)
 
 

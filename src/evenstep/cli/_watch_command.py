@@ -20,6 +20,6 @@ def watch(
     ] = None,
 ) -> None:
     """Run a training and say who waits for whom in it, and why. Nothing in it changes."""
-    from ..watch._launch import run
+    from ..watch._start_watch import run
 
     raise typer.Exit(run(command, every_s=every, run_dir="" if run_dir is None else str(run_dir)))

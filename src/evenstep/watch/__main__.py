@@ -2,6 +2,6 @@
 
 import sys
 
-from ._launch import main
+from ._start_watch import main
 
 main(sys.argv[1:])

@@ -17,9 +17,9 @@ from .._private_torch import default_store
 from ._advice_text import advice_notes
 from ._call_sites import Frames
 from ._fsdp_patches import patch_fsdp
-from ._launch import ALONE, SEEN, WatchSettings
 from ._leader import WatchLeader
 from ._mail import RankReader, RankSender
+from ._start_watch import ALONE, SEEN, WatchSettings
 from ._torch_patches import (
     Patches,
     WhenLoaded,
@@ -86,10 +86,10 @@ class Attachment:
             self._end()
 
     def _current(self) -> Watch | None:
-        watch = self.watch
-        if watch is None or not watch.is_on or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():  # first: a constant there, so that nothing is guarded
             return None
-        return watch
+        watch = self.watch
+        return None if watch is None or not watch.is_on else watch
 
     def _store(self) -> Any:
         """Return the run's store, with a prefix of this group's own: a restart has another."""

@@ -14,10 +14,10 @@ import numpy as np
 from .._diagnosis import Diagnoser, Diagnosis, Phase, accounted, diagnosed
 from .._telemetry._jsonl import JsonLines
 from ..events import Event, RunEnded, RunStarted, StepMeasured
-from ._launch import SHOWN, SUMMARY, WatchSettings
 from ._mail import RankHello
 from ._merge import RankMerger
 from ._spoken import live_line, summary
+from ._start_watch import SHOWN, SUMMARY, WatchSettings
 from ._step_records import RankTold, StepRecord
 from ._watched_run import CallSite, WatchedRun
 
@@ -121,9 +121,9 @@ class WatchLeader:
             self._write(diagnosed(diagnosis))
             self._write(RunEnded(self._num_steps))
             share = 100 * own_s / max(self._spent_s, own_s)
-            notes = [f"watching took {share:.2g} % of rank 0's time"]
-            notes = [*self._notes(self.seen(kind, sites, diagnosis)), *notes]
-            text = self._summary(diagnosis, notes)
+            took = f"watching took {share:.2g} % of rank 0's time"
+            advice = self._advice(self.seen(kind, sites, diagnosis))
+            text = self._summary(diagnosis, [*advice, took])
         self._stream.write(text)
         self._stream.flush()
         self._leave(SHOWN, "")
@@ -145,6 +145,13 @@ class WatchLeader:
             size=np.array([[one.clues.size for one in row] for row in rows], np.int64),
             diagnosis=diagnosis,
         )
+
+    def _advice(self, run: WatchedRun) -> Sequence[str]:
+        """Return what more is said; the summary is there without it too."""
+        try:
+            return tuple(self._notes(run))
+        except Exception as error:
+            return (f"no advice ({type(error).__name__}: {error})",)
 
     @property
     def _hosts(self) -> tuple[str, ...]:

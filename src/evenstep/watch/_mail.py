@@ -14,7 +14,7 @@ _NUM_SLOTS = 16  # keys of a rank that rank 0 may be late with
 _NUMBER = struct.Struct("<Q")
 
 
-class Store(Protocol):
+class MailStore(Protocol):
     """What a mail needs of a ``torch.distributed.Store``. None of it waits for a key."""
 
     def set(self, key: str, value: bytes) -> None:
@@ -59,7 +59,7 @@ class RankSender:
         num_bytes: sent so far.
     """
 
-    def __init__(self, store: Store, rank: int) -> None:
+    def __init__(self, store: MailStore, rank: int) -> None:
         self._store, self._rank = store, rank
         self._number = 0
         self.num_bytes = 0
@@ -86,7 +86,7 @@ class RankReader:
         ranks: the senders.
     """
 
-    def __init__(self, store: Store, ranks: range) -> None:
+    def __init__(self, store: MailStore, ranks: range) -> None:
         self._store = store
         self._next = dict.fromkeys(ranks, 0)
         self._strangers = list(ranks)

@@ -1,12 +1,12 @@
 """What is put in the place of functions of torch, so that a watch hears of them.
 
 Classes are changed, and no object of the user's: none gets a hook, and whatever is copied or
-pickled is as it would be. What is put there calls what was there, and returns what it returns.
+pickled is as it would be. What is put there calls what was there, and returns what it returns. In
+a compiler it is nothing else, so that graphs and their breaks stay the same.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, Protocol, final
@@ -21,7 +21,6 @@ from .._private_torch import (
     EVAL_FRAME,
     SYNC_BUFFERS,
     dataset_of,
-    leave_uncompiled,
     loader_iterators,
     original_of,
 )
@@ -50,21 +49,11 @@ class Patches:
 
     def __init__(self, current: Current, when_loaded: WhenLoaded) -> None:
         self.current, self.when_loaded = current, when_loaded
-        self._made: list[Any] = []
 
     def put(self, owner: Any, name: str, make: Callable[[Any, Current], Any]) -> None:
         """Put ``make(before, current)`` in the place of what ``owner`` calls ``name``."""
         before = getattr(owner, name)
-        made = make(before, self.current)
-        setattr(owner, name, wraps(before)(made))
-        self._made.append(made)
-        if EVAL_FRAME in sys.modules:
-            self.leave_uncompiled()
-
-    def leave_uncompiled(self) -> None:
-        """Have none of them compiled, now that torch's compiler is there."""
-        for made in self._made:
-            leave_uncompiled(made)
+        setattr(owner, name, wraps(before)(make(before, self.current)))
 
 
 def device_of(module: nn.Module) -> torch.device:
@@ -119,11 +108,9 @@ def patch_compiled(patches: Patches) -> None:
 
         return __call__
 
-    def loaded(module: Any) -> None:
-        patches.leave_uncompiled()
-        patches.put(module.OptimizedModule, "__call__", called)
-
-    patches.when_loaded(EVAL_FRAME, loaded)
+    patches.when_loaded(
+        EVAL_FRAME, lambda module: patches.put(module.OptimizedModule, "__call__", called)
+    )
 
 
 def meeting(before: Any, current: Current) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import evenstep
-from evenstep.watch._launch import PROCESS, SETTINGS, SITE, WatchSettings, environment, run
+from evenstep.watch._start_watch import PROCESS, SETTINGS, SITE, WatchSettings, environment, run
 
 SOURCE = Path(evenstep.__file__).parents[1]
 
@@ -88,6 +88,15 @@ def test_the_status_of_the_command_is_that_of_the_watch(status, capfd):
 
     assert run(command, every_s=0, run_dir="") == status
     assert ("nothing to wait for" in capfd.readouterr().err) == (status == 0)
+
+
+def test_the_console_script_is_the_same():
+    """Options before `--` are the watch's, all after it are the command's."""
+    command = [sys.executable, "-c", "import sys; sys.exit(len(sys.argv))", "--every", "x"]
+    watch = [sys.executable, "-m", "evenstep.cli", "watch", "--every", "0", "--", *command]
+    env = os.environ | {"PYTHONPATH": str(SOURCE)}
+
+    assert subprocess.run(watch, env=env, capture_output=True).returncode == 3
 
 
 def test_a_command_that_was_killed_has_the_status_of_a_shell(capfd):

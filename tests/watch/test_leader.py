@@ -1,0 +1,122 @@
+"""Rank 0's part of a watch: what ranks tell, in lines, events and what advice is given on."""
+
+import io
+import json
+
+import pytest
+
+from evenstep._diagnosis import Phase, StepClues
+from evenstep.watch._leader import WatchLeader
+from evenstep.watch._mail import RankHello
+from evenstep.watch._start_watch import WatchSettings
+from evenstep.watch._step_records import RankTold, StepRecord
+from evenstep.watch._watched_run import CallSite
+
+
+def record(step, compute_us, waited_us):
+    """A step of a rank, with four samples."""
+    spent_us = [0] * len(Phase)
+    spent_us[Phase.FORWARD], spent_us[Phase.REDUCTION] = compute_us, waited_us
+    return StepRecord(step, 1, tuple(spent_us), StepClues(size=40), 4)
+
+
+class Run:
+    """Two ranks, of which the second computes three times as long."""
+
+    def __init__(self, settings):
+        self.now_s, self.stream, self.seen = 0.0, io.StringIO(), []
+        self.leader = WatchLeader(
+            2, settings, now=lambda: self.now_s, stream=self.stream, notes=self.notes
+        )
+        for rank, host in enumerate(("ann", "bob")):
+            self.leader.meet(rank, RankHello(host, "cpu"))
+
+    def notes(self, run):
+        self.seen.append(run)
+        return ["change this line"]
+
+    def tell(self, steps, *, is_last=False):
+        for rank, (compute_us, waited_us) in enumerate([(50_000, 100_000), (150_000, 0)]):
+            told = tuple(record(step, compute_us, waited_us) for step in steps)
+            self.leader.take(rank, RankTold(told, None, is_last=is_last))
+        self.leader.work()
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Run(WatchSettings(5.0, str(tmp_path / "run"), str(tmp_path)))
+
+
+def test_a_line_every_few_seconds_names_the_rank(tmp_path):
+    """Not before its time; and the launcher is left a summary meanwhile."""
+    run = Run(WatchSettings(5.0, "", str(tmp_path)))
+    run.tell(range(60))
+    assert run.stream.getvalue() == ""
+
+    run.now_s = 6.0
+    run.tell(range(60, 120))
+
+    assert run.stream.getvalue() == (
+        "evenstep watch: step 119, 0.15 s a step: 33 % of the time is waiting, for rank 1 (bob), "
+        "because of compute.\n"
+    )
+    assert "for rank 1 (bob)" in (tmp_path / "summary.txt").read_text("utf-8")
+
+
+def test_the_end_says_all_and_hands_over_what_was_seen(run):
+    """The summary has the notes, and these are made of the steps of all ranks."""
+    site = CallSite("DataLoader", "train.py", 3, "")
+    run.tell(range(80), is_last=True)
+    run.leader.end("DDP", [site], own_s=0.0012)
+
+    assert run.leader.is_complete
+    first, *others = run.stream.getvalue().splitlines()
+    assert "33 % of the time is waiting, for rank 1 (bob), because of compute." in first
+    assert others[-2:] == [
+        "evenstep watch: change this line",
+        "evenstep watch: watching took 0.01 % of rank 0's time",
+    ]
+    (seen,) = run.seen
+    assert (seen.hosts, seen.kind, seen.sites) == (("ann", "bob"), "DDP", (site,))
+    assert seen.spent_us.shape == (80, 2, len(Phase))
+    assert seen.num_samples.tolist() == [[4, 4]] * 80
+    assert seen.size.tolist() == [[40, 40]] * 80
+
+
+def test_a_fault_in_what_is_advised_leaves_the_summary(run):
+    """It is told in its place."""
+    run.leader = WatchLeader(2, WatchSettings(), now=lambda: 0.0, stream=run.stream, notes=fails)
+    run.tell(range(80))
+    run.leader.end("DDP", [], own_s=0.0)
+
+    lines = run.stream.getvalue().splitlines()
+    assert "because of compute." in lines[0]
+    assert "evenstep watch: no advice (ZeroDivisionError: division by zero)" in lines
+
+
+def fails(run):
+    """Advice that goes wrong."""
+    return 1 / 0
+
+
+def test_events_are_those_of_a_run(run, tmp_path):
+    """In the order in which a balanced run has them."""
+    run.tell(range(3))
+    run.leader.end("DDP", [], own_s=0.0)
+
+    lines = (tmp_path / "run" / "events.jsonl").read_text("utf-8").splitlines()
+    events = [json.loads(line) for line in lines]
+    kinds = [event["event"] for event in events]
+    assert kinds[:2] == ["Schema", "RunStarted"]
+    assert kinds[2:8] == ["StepsAccounted", "StepMeasured"] * 3
+    assert kinds[8:] == ["WaitingDiagnosed", "RunEnded"]
+    assert events[1]["global_batch_size"] == 8
+    assert events[3]["compute_s"] == [0.05, 0.15]
+
+
+def test_too_few_steps_are_told():
+    """A run that ended before any step was whole has no diagnosis."""
+    run = Run(WatchSettings())
+    run.leader.end("", [], own_s=0.0)
+
+    assert run.stream.getvalue() == "evenstep watch: too few steps were seen.\n"
