@@ -84,7 +84,7 @@ def test_the_policy_that_was_recorded_makes_about_the_recorded_steps(tmp_path, s
     ran = sim.run(policy, drawn.cluster(256), drawn.workload)
     events = [started(256, 4)]
     for step, (sizes, seconds) in enumerate(zip(ran.batch_size, ran.compute_s, strict=True)):
-        one = measured(step, (20, 20))
+        one = replace(measured(step, (20, 20)), data_s=(0.0,) * 4, idle_s=(0.0,) * 4)
         events.append(
             replace(one, batch_size=tuple(sizes.tolist()), compute_s=tuple(seconds.tolist()))
         )

@@ -2,6 +2,7 @@ import torch
 from torch.distributed import destroy_process_group, init_process_group
 
 init_process_group("gloo")
+torch.manual_seed(0)
 data = torch.utils.data.TensorDataset(torch.randn(48, 8), torch.zeros(48, 1))
 
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
