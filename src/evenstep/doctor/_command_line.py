@@ -12,7 +12,7 @@ from .._doctor import Checkup, as_text, judge, to_json
 from .._render._words import terminal_width
 from ..exceptions import invalid
 from ._desk import open_desk
-from ._examination import LeftOut, Patience, examine
+from ._examination import Patience, examine
 from ._reference_step import check_step
 from ._stage_line import StageLine
 
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 patience=patience,
             )
         return 0 if checkup is None else _say(checkup, options)
-    except (LeftOut, RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError) as error:
         print(f"Error: {error}", file=sys.stderr)
         return 1
 

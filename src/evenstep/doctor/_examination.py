@@ -82,7 +82,7 @@ class DoctorOrders:
         return host, int(port)
 
 
-class LeftOut(RuntimeError):
+class NotExamined(RuntimeError):
     """Rank 0 was not heard, or began without this rank; the message says which."""
 
 
@@ -104,7 +104,7 @@ def examine(
         patience: how long to wait for others.
 
     Raises:
-        LeftOut: rank 0 did not answer, or gave this rank up.
+        NotExamined: rank 0 did not answer, or gave this rank up.
     """
     device = device_for(int(os.environ.get("LOCAL_RANK", 0)))
     if device.type == "cuda":
@@ -115,7 +115,7 @@ def examine(
         desk.leave("token", secrets.token_hex(16))
     token = desk.wait("token", patience.arrive_s)
     if token is None:
-        raise LeftOut(f"Rank 0 was not heard within {patience.arrive_s:g} s.")
+        raise NotExamined(f"Rank 0 was not heard within {patience.arrive_s:g} s.")
     with LinkServer(token) as server:
         facts = facts_of(desk.rank, device, limits, environ=os.environ, port=server.port)
         desk.leave("facts", json.dumps(asdict(facts)))
@@ -162,10 +162,10 @@ class _Member:
         """Take part until rank 0 says that it is over."""
         told = self.desk.wait("orders", self.patience.all_s)
         if told is None:
-            raise LeftOut("Rank 0 told no plan: it may have ended.")
+            raise NotExamined("Rank 0 told no plan: it may have ended.")
         orders = from_record(DoctorOrders, json.loads(told))
         if self.desk.rank not in orders.ranks:
-            raise LeftOut(
+            raise NotExamined(
                 f"Rank {self.desk.rank} came too late: the others began after "
                 f"{self.patience.arrive_s:g} s."
             )
@@ -193,7 +193,7 @@ class _Member:
     def _heard(self, topic: str) -> str:
         told = self.desk.wait(topic, self.patience.all_s)
         if told is None:
-            raise LeftOut(f"Rank 0 did not go on to `{topic}`: it may have ended.")
+            raise NotExamined(f"Rank 0 did not go on to `{topic}`: it may have ended.")
         return told
 
 
