@@ -62,6 +62,19 @@ def test_buffers_evaluation_and_checkpoint(tmp_path):
     assert sum(account["checkpoint_s"][1] for account in accounts) == 0
 
 
+def test_waits_in_collectives_of_the_script_are_waits(tmp_path):
+    """An `all_reduce` for the log, and a barrier: rank 0 waits there, and does nothing itself."""
+    alone = start(torchrun("reporting"), SLOW="1")
+    done = watched(torchrun("reporting"), run_dir=tmp_path, SLOW="1")
+
+    assert losses(done) == losses(alone)
+    assert "for rank 1 (" in said(done)[0]
+    assert "because of logging" in said(done)[0]
+    of_rank_0, of_rank_1 = waiting(tmp_path)
+    assert 0.3 < of_rank_0 < 0.48
+    assert of_rank_1 < 0.1
+
+
 def test_workers_of_loaders_say_nothing():
     """They never open a process group: nothing of theirs is told, and nothing of them fails."""
     alone = start(torchrun("workers"))

@@ -117,6 +117,27 @@ def norms():
     dist.destroy_process_group()
 
 
+def reporting():
+    """Rank ``SLOW`` writes a log after each step; then all meet, in collectives of the script's."""
+    dist.init_process_group("gloo")
+    torch.manual_seed(1)
+    model = DistributedDataParallel(Small(sleeps=False))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    losses = []
+    for _, (inputs, targets) in zip(range(STEPS), batches(loader_of()), strict=False):
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        sleep()
+        mean = loss.detach().clone()
+        dist.all_reduce(mean)
+        dist.barrier()
+        losses.append(mean.item())
+    say(losses)
+    dist.destroy_process_group()
+
+
 def compiled():
     dist.init_process_group("gloo")
     torch.manual_seed(1)

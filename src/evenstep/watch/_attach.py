@@ -23,6 +23,7 @@ from ._start_watch import ALONE, SEEN, WatchSettings
 from ._torch_patches import (
     Patches,
     WhenLoaded,
+    patch_collectives,
     patch_compiled,
     patch_ddp,
     patch_loaders,
@@ -54,7 +55,14 @@ class Attachment:
         self.watch: Watch | None = None
         self._num_groups = 0
         patches = Patches(self._current, when_loaded)
-        for patch in (patch_ddp, patch_compiled, patch_loaders, patch_saving, patch_fsdp):
+        for patch in (
+            patch_collectives,
+            patch_ddp,
+            patch_compiled,
+            patch_loaders,
+            patch_saving,
+            patch_fsdp,
+        ):
             patch(patches)
         atexit.register(self._end)
         os.register_at_fork(after_in_child=self._forget)

@@ -12,6 +12,7 @@ from functools import wraps
 from typing import Any, Protocol, final
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
@@ -120,11 +121,20 @@ def meeting(before: Any, current: Current) -> Any:
         if (watch := current()) is None:
             return before(self, *args, **kwargs)
         begin = watch.mark()
-        result = before(self, *args, **kwargs)
-        watch.met(begin)
-        return result
+        try:
+            return before(self, *args, **kwargs)
+        finally:
+            watch.met(begin)
 
     return met
+
+
+def patch_collectives(patches: Patches) -> None:
+    """Have the waits in the script's own collectives heard of, such as a barrier.
+
+    All of them wait for their work in Python; DDP waits for its own in C++.
+    """
+    patches.put(dist.Work, "wait", meeting)
 
 
 def patch_loaders(patches: Patches) -> None:

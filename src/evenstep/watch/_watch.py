@@ -83,6 +83,7 @@ class Watch:
         self._kind = ""
         self._sites: dict[str, CallSite] = {}
         self._recorder: StepRecorder | None = None
+        self._meets = False  # whether others are waited for
         self._left: list[StepRecord] = []  # short steps whose group is not complete
         self._group_size = 1
         self._garbage = GarbageClock()
@@ -140,12 +141,16 @@ class Watch:
     def met(self, begin: Any) -> None:
         """Hear that others were waited for, since a mark."""
         if (recorder := self._recorder) is not None and begin is not None:
+            self._meets = False
             recorder.met(begin, recorder.clock.mark())
 
     def mark(self) -> Any:
-        """Return a mark for ``met``; None where nothing is watched."""
+        """Return a mark for ``met``; None where nothing is watched, or in another such wait."""
         recorder = self._recorder
-        return None if recorder is None or not self.is_on else recorder.clock.mark()
+        if recorder is None or not self.is_on or self._meets or not recorder.on_thread:
+            return None
+        self._meets = True
+        return recorder.clock.mark()
 
     @_quiet
     def enter(self, phase: Phase) -> None:
