@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from evenstep.watch._attach import Attachment
+from evenstep.watch._watch import Watch
 
 NUM_WARM_UP = 3
 
@@ -41,21 +43,27 @@ def when_loaded(name: str, call: Callable[[Any], None]) -> None:
         call(sys.modules[name])
 
 
-def train(num_steps: int, step_s: float) -> float:
-    """Return the CPU seconds of a step, of all threads of this process."""
+def train(num_steps: int, step_s: float, own_s: Callable[[], float]) -> tuple[float, float]:
+    """Return CPU seconds of a step, of all threads of this process, and what ``own_s`` grows."""
     model = DistributedDataParallel(Sleeper(step_s))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     data = TensorDataset(torch.randn(8 * (num_steps + NUM_WARM_UP), 16))
-    begin_s = 0.0
+    begin_s = begin_own_s = 0.0
     for number, (inputs,) in enumerate(DataLoader(data, batch_size=8)):
         if number == NUM_WARM_UP:
             dist.barrier()
             gc.collect()
-            begin_s = time.process_time()
+            begin_s, begin_own_s = time.process_time(), own_s()
         model(inputs).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    return (time.process_time() - begin_s) / num_steps
+    took_s = time.process_time() - begin_s
+    return took_s / num_steps, (own_s() - begin_own_s) / num_steps
+
+
+def own_seconds(watch: Watch | None) -> float:
+    """Return what a watch has taken so far, by its own account."""
+    return 0.0 if watch is None else watch.inline_s + watch.thread_s
 
 
 def main(num_rounds: int, num_steps: int, step_s: float) -> None:
@@ -68,10 +76,10 @@ def main(num_rounds: int, num_steps: int, step_s: float) -> None:
             if kind == "watched":
                 attachment.group_opens()
             watch = attachment.watch
-            found[kind].append(train(num_steps, step_s))
+            took_s, own_s = train(num_steps, step_s, partial(own_seconds, watch))
+            found[kind].append(took_s)
             if watch is not None:
-                took = watch.inline_s + watch.thread_s
-                found["own"].append(took / (num_steps + NUM_WARM_UP))
+                found["own"].append(own_s)
                 attachment.group_closes(None)
                 found["bytes"].append(watch.num_bytes / (num_steps + NUM_WARM_UP))
             dist.barrier()
