@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -86,6 +87,15 @@ def test_a_pace_that_no_terminal_keeps_is_refused(run):
     assert "must be at least 0.1 s, got 0.001" in result.output
 
 
+def _own_terminal():
+    """Have keys reach a process; Ctrl-C too, where what started the tests ignores it."""
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("key", [b"q", b"\x03"], ids=["q", "Ctrl-C"])
 def test_in_a_terminal_it_ends_calmly_and_leaves_the_last_view(run, key):
     """With what was typed, code 0 and the terminal as it was."""
@@ -93,7 +103,7 @@ def test_in_a_terminal_it_ends_calmly_and_leaves_the_last_view(run, key):
     command = [sys.executable, "-m", "evenstep.cli", "top", str(run.parent)]
     process = subprocess.Popen(
         command, stdin=follower, stdout=follower, stderr=follower, start_new_session=True,
-        preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
+        preexec_fn=_own_terminal,
     )  # fmt: skip
     os.close(follower)
     seen = io.BytesIO()

@@ -69,6 +69,9 @@ class Restless:
     def catch_up(self, *, next_step: int, ask: bool = True) -> Any:
         return SimpleNamespace(plan=self.plan, events=())
 
+    def due(self, step: int) -> tuple[()]:
+        return ()
+
     def account(self, reports: Any, plan: Any) -> None:
         return None
 

@@ -31,7 +31,7 @@ def told(facts, *, least=1, stop=None, **others):
         **{"has_peers": False, **others},
     )
     dropping(UNHELPFUL)
-    return events, stop.answer(101, 101)
+    return events, stop.answer(101, 101, 100)
 
 
 def test_a_worker_with_a_torchrun_of_its_own_is_sent_away():
@@ -87,9 +87,9 @@ def test_all_ranks_agree_on_who_leaves():
     """A notice that was answered before stays as it was said: a stop of all."""
     first, other = Stop(), Stop()
     first.ask()
-    other.hear(first.answer(5, 5))
+    other.hear(first.answer(5, 5, 5))
     first.send_away(1)
-    other.hear(first.answer(6, 6))
+    other.hear(first.answer(6, 6, 6))
 
     assert first.leaving is other.leaving is None
     assert not other.is_known(4)
