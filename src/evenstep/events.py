@@ -25,6 +25,7 @@ class RunStarted:
         policy: the policy and its settings, as text.
         hosts: host name of every rank.
         devices: device of every rank, such as ``"cpu"`` or ``"cuda:0 NVIDIA H200"``.
+        versions: of evenstep, Python and the framework on rank 0, such as ``"torch 2.13.0"``.
     """
 
     world_size: int
@@ -33,6 +34,7 @@ class RunStarted:
     policy: str
     hosts: tuple[str, ...]
     devices: tuple[str, ...]
+    versions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

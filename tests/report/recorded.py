@@ -15,8 +15,8 @@ def started(world_size, **changed):
     """The start of a run."""
     names = tuple(f"node{rank}" for rank in range(world_size))
     devices = tuple("cpu" for _ in names)
-    told = {"policy": "Auto()", "hosts": names, "devices": devices} | changed
-    return RunStarted(world_size, 8 * world_size, 100, **told)
+    told = {"policy": "Auto()", "hosts": names, "devices": devices, "versions": ("torch 2.0",)}
+    return RunStarted(world_size, 8 * world_size, 100, **(told | changed))
 
 
 def measured(step, sizes, compute_s, **told):

@@ -151,6 +151,7 @@ def test_every_section_says_what_the_run_tells(full):
         "At most 3 samples fit into 1 GiB.",
         "Samples of a step",
         "evenstep 1.2.3",
+        "torch 2.0",
     ):
         assert told in words, told
 

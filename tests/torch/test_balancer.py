@@ -86,6 +86,7 @@ def test_a_run_leaves_its_events(tmp_path):
     assert sum(record.get("num_steps", 0) for record in records[2:-1]) == 2
     assert records[1]["global_batch_size"] == 8
     assert records[1]["num_steps"] == 3
+    assert f"torch {torch.__version__}" in records[1]["versions"]
     assert records[-1]["num_steps"] == 3
     assert len([event for event in heard if isinstance(event, StepMeasured)]) == 3
 

@@ -283,6 +283,7 @@ def _settings(run: ReportFigures) -> str:
         ["Ranks", f"{start.world_size}"],
         ["Hosts", f"{len(set(start.hosts))}"],
         ["Devices", _counted(start.devices)],
+        *([["Versions", ", ".join(start.versions)]] if start.versions else []),
         ["Starts", f"{run.num_starts}"],
         ["Steps measured", f"{run.num_steps:,}, from {run.first_step:,} to {run.last_step:,}"],
         ["Steps in a stretch of the charts", f"{run.width:,}"],

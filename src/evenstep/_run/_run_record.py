@@ -13,6 +13,7 @@ from ..events import Hook, RunEnded, RunStarted
 from ..policies import AbstractPolicy
 from ._estimates import Estimates
 from ._runtime import AbstractRuntime
+from ._versions_here import versions_here
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ def lead(
             policy=repr(settings.policy),
             hosts=tuple(hosts),
             devices=tuple(devices),
+            versions=versions_here(),
         )
     )
     restored = settings.estimates.apply(planner, workers)

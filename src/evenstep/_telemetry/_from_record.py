@@ -21,6 +21,9 @@ Read = Callable[[Any], Any]
 _BY_CAUSE = ("causes", "ranks", "lost_share", "evidence", "remedy")
 """Tuples of ``WaitingDiagnosed``, with an entry for each cause instead of each rank."""
 
+_NOT_BY_RANK = ("ranks", "versions")
+"""Of ``LossNotFinite`` and ``RunStarted``."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Form:
@@ -96,7 +99,7 @@ def _forms() -> dict[str, _Form]:
 
 def _form(kind: type[Event]) -> _Form:
     hints = get_type_hints(kind)
-    of_its_own = _BY_CAUSE if kind is WaitingDiagnosed else ("ranks",)  # of `LossNotFinite`
+    of_its_own = _BY_CAUSE if kind is WaitingDiagnosed else _NOT_BY_RANK
     per_rank = tuple(
         field.name
         for field in fields(kind)

@@ -12,6 +12,7 @@ from typing import TextIO, final
 import numpy as np
 
 from .._diagnosis import Diagnoser, Diagnosis, Phase, accounted, diagnosed
+from .._run._versions_here import versions_here
 from .._telemetry._jsonl import JsonLines
 from ..events import Event, RunEnded, RunStarted, StepMeasured
 from ._mail import RankHello
@@ -195,6 +196,7 @@ class WatchLeader:
             policy="watched",
             hosts=self._hosts,
             devices=tuple(hello.device for hello in self._hellos),
+            versions=versions_here(),
         )
 
 
