@@ -203,7 +203,8 @@ def rank_0(pipe: Connection, world_size: int) -> None:
                 for step in range(step, step + number):  # noqa: B020  # the range is made before
                     size = exchange.at(step).batch_size[0]
                     report = Report(step, size, _PER_RANK * world_size, 0.1, 0.001)
-                    exchange.report(step, [report])
+                    told = (StepReports(step, (report,)),)
+                    exchange.report(step, partial(tuple, told))
                 exchange.at(step := step + 1)
                 planning_s = planner.cpu_s - planning_s
                 pipe.send(((process_time() - cpu_s) / number, planning_s / number))

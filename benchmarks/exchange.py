@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from functools import partial
 from statistics import median, quantiles
 from time import perf_counter, sleep
 
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from benchmarks._common import Row, main, progress
 from benchmarks._sleepers import loader_of, sleeper
 from evenstep._exchange._exchange import Exchange
+from evenstep._exchange._message_kinds import StepReports
 from evenstep._planner import Bounds, Job, Plan, Planner, Report
 from evenstep._run._open_channel import open_channel
 from evenstep.policies import by_name
@@ -45,7 +47,8 @@ def bare(rank: int, policy: str, num_steps: int) -> list[float]:
         dist.barrier()
         began_s = perf_counter()
         compute_s = 0.001 * size * (1 + 0.02 * ((step * 7 + rank * 3) % 5))
-        exchange.report(step, [Report(step, size, 32 * side.world_size, compute_s, 0.0)])
+        report = Report(step, size, 32 * side.world_size, compute_s, 0.0)
+        exchange.report(step, partial(tuple, [StepReports(step, (report,))]))
         plan = exchange.at(step + 1)
         seconds.append(perf_counter() - began_s)
     dist.barrier()
