@@ -64,9 +64,9 @@ def pairs():
     """Makes two exchanges over a pair of sockets, with what rank 0 emitted."""
     opened = []
 
-    def make(lag=0, claims=None, planner=None, **settings):
+    def make(lag=0, claims=None, planner=None, heartbeat_s=0.05, **settings):
         one, other = socket.socketpair()
-        watch = {"heartbeat_s": 0.05, "deadline_s": 5.0}
+        watch = {"heartbeat_s": heartbeat_s, "deadline_s": 100 * heartbeat_s}
         emitted = Queue()
         both = [
             Exchange(
@@ -76,7 +76,7 @@ def pairs():
                 framework=PLAIN,
                 lag=lag,
                 emit=emit,
-                heartbeat_s=0.05,
+                heartbeat_s=heartbeat_s,
                 **settings,
             )
             for rank, end, emit in ((0, one, emitted.put), (1, other, None))

@@ -318,6 +318,25 @@ def test_a_loss_names_no_step_that_some_rank_is_still_in(star, teller):
             both[rank].losses.check()
 
 
+def test_no_rank_waits_for_the_plan_after_those_that_were_known(star):
+    """The report of the last of them asks for more, a step before any rank needs one."""
+    both, _ = star(planner=gathering(), heartbeat_s=60.0)
+    play(both, 12, reports=short)
+    last = both[0]._answers.known_until
+    told = [[], []]
+    for step in range(12, last + 1):
+        for rank in (0, 1):
+            told[rank].append(both[rank].at(step).batch_size)
+            report(both[rank], step, short(rank, step, told[rank][-1][rank]))
+    for step in (last + 1, last + 2):  # of which neither has reported the first
+        for rank in (0, 1):
+            told[rank].append(both[rank].at(step).batch_size)
+
+    assert len(told[0]) >= 3
+    assert told[0] == told[1]
+    assert both[0].newest_done == last
+
+
 def test_rank_0_misses_a_rank_that_left_while_its_own_reports_are_held(star):
     """It is in a step that the other has not done, though no message says so yet."""
     both, _ = star(planner=gathering())

@@ -59,13 +59,13 @@ def test_unlike_workers_are_balanced_all_the_same():
     "policy", [Auto(), Equal(), Every(Auto(), 7)], ids=["auto", "equal", "every"]
 )
 def test_sizes_that_are_known_beforehand_stay(policy, noise):
-    """Whatever the steps are like, unlike workers and changing speeds included."""
+    """Whatever the steps are like; the last of them is the one by which a plan trails."""
     factors = NOISES[noise](np.random.default_rng(0)) * np.repeat([[1, 1, 1], [1, 3, 1]], 300, 0)
 
     sizes, known = run(policy, 1e-3, np.array([5e-5, 1e-4, 2e-4]), factors)
 
     for step, keeps_for in enumerate(known):
-        assert len(set(sizes[step + 1 : step + 2 + keeps_for])) == 1
+        assert len(set(sizes[step + 1 : step + 1 + keeps_for])) <= 1
     assert sum(keeps_for > 0 for keeps_for in known) > len(known) / 2
 
 

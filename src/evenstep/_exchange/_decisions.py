@@ -140,7 +140,7 @@ class Decisions:
         self._answers.publish(index, through, done=done)
 
     def _num_ahead(self) -> int:
-        """Return for how many more steps the newest plan is known to stay, within a moment."""
+        """Return to how many more steps the newest plan is the answer, within a moment."""
         assert self.planner is not None
         if self._world_size == 1 or not self.looks_ahead:  # no rank to spare a message
             return 0
@@ -176,13 +176,24 @@ class Decisions:
         for books_of in (self._measured, self._in_force):
             for index in [index for index in books_of if index < step - 8]:
                 del books_of[index]  # a rank had no measurement of it, and never will
-        if step > self._answered:
-            self._come_to(step)
-            self._publish(step, step + self._num_ahead(), done=step)
+        self._answer_from(step)
         self._answers.completed(step)
         if self._unkept and not self._keeps_soon:
             self._keeps_soon = True
             self._answers.later(self._keep_all_books)
+
+    def _answer_from(self, step: int) -> None:
+        """Answer to ``step``, which is complete, and to those after it that can be answered.
+
+        If it was the last one that was answered ahead, to those after it: no rank waits for them
+        yet.
+        """
+        index = max(step, self._answered + 1)
+        if index > step + 1:
+            return
+        self._come_to(index)
+        if index <= (through := step + self._num_ahead()):
+            self._publish(index, through, done=step)
 
     def _next_step(self, step: int) -> int:
         """Return the first step that can use what is decided after ``step``, or later."""

@@ -169,7 +169,7 @@ class Exchange:
         first: list[Message] = [StopAsked()] if self.stop.asked else []
         for rider in self._answers.riders:
             first += rider.along()
-        may_wait = step <= self._answers.known_until and not (is_urgent or self.stop.asked)
+        may_wait = step < self._answers.known_until and not (is_urgent or self.stop.asked)
         self._reports.add((lambda: (*first, *made())) if first else made, may_wait=may_wait)
         self.losses.check_left()
         self._patrol.came_to(STEPS, self.last_step)

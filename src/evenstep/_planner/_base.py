@@ -53,7 +53,7 @@ class AbstractPlanner(abc.ABC):
     @property
     @abc.abstractmethod
     def keeps_for(self) -> float:
-        """How many more steps leave the plan as it is, unless one of them moves a cap."""
+        """For how many more steps the plan holds, unless one of them moves a cap."""
 
     @property
     def is_behind(self) -> bool:

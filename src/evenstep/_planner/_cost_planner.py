@@ -112,7 +112,7 @@ class CostPlanner(AbstractPlanner):
 
     @property
     def keeps_for(self) -> float:
-        return max(0, self._readings.num_left - 1)
+        return self._readings.keeps_for
 
     def _account(self, reports: Sequence[Report], plan: Plan, timings: StepTimings) -> StepMeasured:
         known = self._estimator.model is not None

@@ -132,7 +132,7 @@ class Planner(AbstractPlanner):
 
     @property
     def keeps_for(self) -> float:
-        return 0 if self.claims is not None else max(0, self._readings.num_left - 1)
+        return 0 if self.claims is not None else self._readings.keeps_for
 
     def _account(self, reports: Sequence[Report], plan: Plan, timings: StepTimings) -> StepMeasured:
         costs = None

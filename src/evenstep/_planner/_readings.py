@@ -102,6 +102,15 @@ class Readings(Generic[Step]):
         self._steps, self._took_s = [], []
         return reading
 
+    @property
+    def keeps_for(self) -> int:
+        """For how many more steps the plan may hold.
+
+        Where a reading takes several, one more than it takes: a plan that follows from it trails by
+        a short step then, and no rank waits for it.
+        """
+        return self.num_left if self.num_left > 1 else 0
+
     def _num_missing(self) -> int:
         """Return how many more steps it takes, if they are like those so far."""
         step_s = max(median(self._took_s), 1e-9)
