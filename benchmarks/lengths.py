@@ -62,7 +62,7 @@ def blocks_of(
     """Return the blocks of all rounds: in each the same samples for all, and another order."""
     blocks, length = [], text(equal_lengths=cell.equal_lengths).lengths
     num_steps = options.warm_up + options.steps
-    more = 4 if cell.equal_lengths and not options.quick else 1  # half a percent is looked for
+    more = 16 if cell.equal_lengths and not options.quick else 1  # half a percent is looked for
     for number in range(more * options.rounds):
         rng = np.random.default_rng(number)
         order = rng.permutation(len(length))[: num_steps * BATCH].reshape(num_steps, BATCH)

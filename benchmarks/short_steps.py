@@ -22,7 +22,8 @@ from evenstep.testing import run_workers
 from evenstep.torch import Balancer, Runtime
 
 BATCH_SIZE, BLOCK = 32, 50
-CASES = (2, 4096), (3, 2048)  # workers and hidden units: about 5 ms a step on two cores
+NUM_WORKERS = 2, 3
+STEP_S = 0.005  # of plain DDP
 NAMES = ("equal", "auto")
 Blocks = list[tuple[float, float]]
 
@@ -46,6 +47,32 @@ def train(
             blocks.append((plain_s, ours_s))
             sizes += more
         return blocks, sizes
+
+
+def width_of_steps(world_size: int) -> int:
+    """Return the hidden units with which a step of plain DDP takes about ``STEP_S`` here."""
+    few, many = 1024, 4096
+    took_s = run_workers(world_size, plain_steps_s, (few, many))[0]
+    slope_s = max((took_s[1] - took_s[0]) / (many - few), 1e-8)
+    return int(min(max(few + (STEP_S - took_s[0]) / slope_s, 256), 1 << 15))
+
+
+def plain_steps_s(rank: int, widths: tuple[int, ...]) -> list[float]:
+    """Return the median seconds of a step of plain DDP, by hidden units."""
+    torch.set_num_threads(1)
+    data = TensorDataset(torch.randn(1 << 14, 64), torch.randint(0, 10, (1 << 14,)))
+    found = []
+    for width in widths:
+        sampler = DistributedSampler(data)
+        loader = DataLoader(data, batch_size=BATCH_SIZE, sampler=sampler)
+        step = stepper(DistributedDataParallel(model_of(width)), loader)
+        took_s = []
+        for _ in range(150):
+            began_s = perf_counter()
+            step()
+            took_s.append(perf_counter() - began_s)
+        found.append(median(took_s[20:]))
+    return found
 
 
 def model_of(width: int) -> Any:
@@ -81,7 +108,9 @@ def block(step: Callable[[], int]) -> tuple[float, list[int]]:
 def rows(options: argparse.Namespace) -> Iterator[Row]:
     """Compare blocks side by side."""
     num_runs, num_blocks = (1, 12) if options.quick else (options.runs, options.blocks)
-    for world_size, width in CASES:
+    for world_size in NUM_WORKERS:
+        progress(f"{world_size} workers: how large a model takes {1e3 * STEP_S:.0f} ms")
+        width = width_of_steps(world_size)
         found: dict[str, Blocks] = {name: [] for name in NAMES}
         near_equal: list[bool] = []
         for number in range(num_runs):
@@ -103,6 +132,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
                 "middle_half": (auto[len(auto) // 4], auto[3 * len(auto) // 4]),
                 "equal_over_plain": median(ratios["equal"]),
                 "num_pairs": len(auto),
+                "hidden_units": width,
             },
             met=share >= 0.95 and median(auto) <= 1.10,
         )
