@@ -73,7 +73,7 @@ def test_the_lead_stands_for_the_whole(watch):
     watch.pass_by(2.0)
     meter.end()
     meter.waited()
-    meter.begin_last(done=5, num_samples=8)
+    meter.begin_last(done=5, size=8)
     watch.pass_by(50.0)
     begin = meter.clock.mark()
     watch.pass_by(50.0)
@@ -92,7 +92,7 @@ def test_a_wait_within_the_lead_is_left_out_of_it(watch):
     begin = meter.clock.mark()
     watch.pass_by(7.0)
     meter.exclude(begin, meter.clock.mark())
-    meter.begin_last(done=4, num_samples=8)
+    meter.begin_last(done=4, size=8)
     meter.end()
 
     assert meter.take().seconds() == pytest.approx(2.0)
@@ -128,12 +128,12 @@ def test_a_single_micro_batch_has_no_time(watch):
     """Nor has a step without a backward, nor one after a step that had both."""
     meter = LeadMeter(HostClock(watch))
     meter.begin()
-    meter.begin_last(done=4, num_samples=8)
+    meter.begin_last(done=4, size=8)
     without_backward = meter.take()
     meter.end()
     both = meter.take()
     meter.begin()
-    meter.begin_last(done=0, num_samples=8)
+    meter.begin_last(done=0, size=8)
     meter.end()
 
     assert without_backward is None

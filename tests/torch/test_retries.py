@@ -36,7 +36,7 @@ class Weights:
     def found_limit(self, limit):
         self.limits.append(limit)
 
-    def ran_out_of_memory(self, limit, *, num_samples, again):
+    def ran_out_of_memory(self, limit, *, size, again):
         self.limits.append(limit)
         self.again += again
 

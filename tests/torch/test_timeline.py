@@ -189,7 +189,7 @@ def test_where_computing_and_waiting_mix_it_goes_to_the_rest(kind, lead):
         watch.pass_by(4.0)
         meter.waited()
         meter.open_gap()
-        meter.begin_last(done=4, num_samples=8)
+        meter.begin_last(done=4, size=8)
         watch.pass_by(8.0)
         meter.close_gap(Phase.BACKWARD)
         watch.pass_by(16.0)

@@ -117,7 +117,7 @@ class Retries:
             self._check(error, part, fresh=fresh, again=again, is_last=is_last)
             self._lower(part.size)
             self._steps.ran_out_of_memory(
-                self.limit or 1, num_samples=part.num_samples, again=again
+                self.limit or 1, size=part.size, again=again
             )
             if again:
                 for parameter in self._models.parameters():

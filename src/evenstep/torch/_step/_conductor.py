@@ -190,8 +190,8 @@ class StepConductor:
         if opened.num_forwards == 1 and (self._cuts or opened.follows):
             self._start(opened)
         if is_last:
-            self.meter.begin_last(done=opened.num_done, num_samples=opened.num_samples)
-        opened.num_done += num_samples
+            self.meter.begin_last(done=opened.size_done, size=opened.size_done + part.size)
+        opened.size_done += part.size
         opened.largest = max(opened.largest, part.size)
 
     def claim(
@@ -222,17 +222,17 @@ class StepConductor:
         self._reporter.limit = limit
         self._reporter.begin_step()  # the peak of what was tried, or failed, is no step's own
 
-    def ran_out_of_memory(self, limit: int, *, num_samples: int, again: bool) -> None:
-        """Take a forward back that did not fit, or with ``again`` all of the step so far."""
+    def ran_out_of_memory(self, limit: int, *, size: int, again: bool) -> None:
+        """Take a forward of this size back that did not fit, or with ``again`` all of the step so far."""
         self.found_limit(limit)
         step = self._step
         assert step is not None
         step.again = True
         self._tickets.retire(lambda ticket: ticket.step is step and not ticket.num_backwards)
         if again:
-            step.num_forwards = step.num_backwards = step.num_done = step.largest = 0
+            step.num_forwards = step.num_backwards = step.size_done = step.largest = 0
         else:
-            step.num_forwards, step.num_done = step.num_forwards - 1, step.num_done - num_samples
+            step.num_forwards, step.size_done = step.num_forwards - 1, step.size_done - size
 
     def came_to_end(self) -> None:
         """Hear that a loop came to its end, and no error ended it: no forward may follow."""

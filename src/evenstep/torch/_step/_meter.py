@@ -54,12 +54,12 @@ class StepMeter:
         self._wait_after = self._newest_grad = self._fetch = None
         self._open_gap(self._begin)
 
-    def begin_last(self, *, done: int, num_samples: int) -> None:
+    def begin_last(self, *, done: int, size: int) -> None:
         """Hear that the last forward's batch is about to be handed out.
 
         Args:
-            done: samples of the forwards before it.
-            num_samples: samples of the step on this rank.
+            done: size of the forwards before it.
+            size: of all forwards of the step on this rank.
         """
 
     def pause(self) -> None:
@@ -174,9 +174,9 @@ class LeadMeter(StepMeter):
 
     For models whose last backward waits for others in many places, as FSDP2's does, and whose
     other micro-batches wait nowhere: $t = t_{lead} \, n / n_{lead}$, with $t_{lead}$ from the
-    hand-out of the first micro-batch to that of the last, $n_{lead}$ the samples in between and
-    $n$ all of the step's. Exact for micro-batches of one size, a fixed cost of each included. A
-    step of one micro-batch has no time.
+    hand-out of the first micro-batch to that of the last, $n_{lead}$ the size of those in between
+    and $n$ of all of the step's: samples, or with ``cost`` what their lengths add up to. Exact for
+    micro-batches of one size, a fixed cost of each included. A step of one micro-batch has no time.
     """
 
     def __init__(self, clock: AbstractClock, count: Callable[[], int] | None = None) -> None:
@@ -189,11 +189,11 @@ class LeadMeter(StepMeter):
         super().begin()
         self._ran = False
 
-    def begin_last(self, *, done: int, num_samples: int) -> None:
+    def begin_last(self, *, done: int, size: int) -> None:
         self.timeline.mixes = True
         self.timeline.go(Phase.REST)
         if done:
-            self._end, self._scale = self.clock.mark(), num_samples / done
+            self._end, self._scale = self.clock.mark(), size / done
 
     def end(self) -> None:
         self._ran = True
