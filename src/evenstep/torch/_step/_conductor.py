@@ -223,7 +223,7 @@ class StepConductor:
         self._reporter.begin_step()  # the peak of what was tried, or failed, is no step's own
 
     def ran_out_of_memory(self, limit: int, *, size: int, again: bool) -> None:
-        """Take a forward of this size back that did not fit, or with ``again`` all of the step so far."""
+        """Take back a forward of this size that did not fit; ``again`` is all of the step."""
         self.found_limit(limit)
         step = self._step
         assert step is not None
