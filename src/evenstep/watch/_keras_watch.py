@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from time import monotonic, perf_counter
@@ -92,7 +93,7 @@ class KerasWatch(tf.keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         self._workers = workers = cluster_of(strategy)
         if workers.world_size == 1:
             self._is_on = False
-            print(ALONE, flush=True)
+            print(ALONE, file=sys.stderr, flush=True)
             return
         if strategy.num_replicas_in_sync != workers.world_size:
             raise ValueError("several replicas in one worker cannot be told apart")
