@@ -49,7 +49,7 @@ def workers_of(strategy: Any) -> StrategyWorkers:
             "Give `tf.distribute.MultiWorkerMirroredStrategy()`.",
         )
     num_named = _check_environment(os.environ)
-    workers = _cluster(strategy)
+    workers = cluster_of(strategy)
     world_size = workers.world_size
     if strategy.num_replicas_in_sync != world_size:
         raise invalid(
@@ -69,7 +69,7 @@ def workers_of(strategy: Any) -> StrategyWorkers:
     return workers
 
 
-def _cluster(strategy: tf.distribute.Strategy) -> StrategyWorkers:
+def cluster_of(strategy: tf.distribute.Strategy) -> StrategyWorkers:
     """Return the hosts and this process' place among them."""
     resolver = strategy.cluster_resolver
     spec = {} if resolver is None else resolver.cluster_spec().as_dict()

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import socket
-import sys
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from time import monotonic, perf_counter, thread_time
+from time import perf_counter
 from typing import Any, Concatenate, ParamSpec, final
 
 import torch
@@ -19,15 +17,11 @@ from .._run._host_reader import HostReader
 from ..torch._step._clock import clock_of
 from ._call_sites import Frames, site_of
 from ._compile_clock import CompileClock
+from ._courier import Courier, say_off
 from ._leader import WatchLeader
 from ._mail import RankHello, RankReader, RankSender
 from ._recorder import StepRecorder
-from ._step_records import RankTold, StepRecord, grouped
 from ._watched_run import CallSite
-
-_EVERY_S = 1.0
-_MOST_RECORDS = 64  # in one key
-_LAST_S = 1.0  # for which rank 0 waits at its end for what the others tell last
 
 _P = ParamSpec("_P")
 
@@ -63,7 +57,6 @@ class Watch:
     Attributes:
         is_on: whether it still watches.
         inline_s: seconds that it took of the thread that trains, so far.
-        thread_s: CPU seconds of its own thread, so far.
     """
 
     def __init__(
@@ -76,7 +69,7 @@ class Watch:
         loaders: Sequence[tuple[int, Frames]],
     ) -> None:
         self.is_on = True
-        self.inline_s = self.thread_s = 0.0
+        self.inline_s = 0.0
         self._sender, self._reader, self._leader = sender, reader, leader
         self._rank = rank
         self._loaders = loaders
@@ -84,12 +77,14 @@ class Watch:
         self._sites: dict[str, CallSite] = {}
         self._recorder: StepRecorder | None = None
         self._meets = False  # whether others are waited for
-        self._left: list[StepRecord] = []  # short steps whose group is not complete
-        self._group_size = 1
         self._garbage = GarbageClock()
         self._compiling = CompileClock()
-        self._over = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._courier: Courier | None = None
+
+    @property
+    def thread_s(self) -> float:
+        """CPU seconds of its own thread, so far."""
+        return 0.0 if self._courier is None else self._courier.thread_s
 
     @property
     def num_bytes(self) -> int:
@@ -167,20 +162,9 @@ class Watch:
     @_quiet
     def close(self) -> None:
         """Send the last, and on rank 0 say what was seen."""
-        self._over.set()
-        if self._thread is not None:
-            self._thread.join(2.0)
-        if self._recorder is None or (self._thread is not None and self._thread.is_alive()):
-            self._stop()
-            return
-        self._tell(is_last=True)
-        if self._leader is not None:
-            until = monotonic() + _LAST_S
-            while not self._leader.is_complete and monotonic() < until:
-                threading.Event().wait(0.01)
-                self._listen()
-            self._leader.end(
-                self._kind, tuple(self._sites.values()), own_s=self.inline_s + self.thread_s
+        if self._courier is not None:
+            self._courier.close(
+                self._kind, tuple(self._sites.values()), own_s=lambda: self.inline_s + self.thread_s
             )
         self._stop()
 
@@ -189,13 +173,7 @@ class Watch:
         if not self.is_on:
             return
         self._stop()
-        with suppress(Exception):
-            print(
-                f"evenstep watch: off on rank {self._rank}, training goes on "
-                f"({type(error).__name__}: {error})",
-                file=sys.stderr,
-                flush=True,
-            )
+        say_off(self._rank, error)
 
     def forget(self) -> None:
         """Watch no more, as in a process that was forked from one that trains."""
@@ -204,7 +182,8 @@ class Watch:
 
     def _stop(self) -> None:
         self.is_on = False
-        self._over.set()
+        if self._courier is not None:
+            self._courier.stop()
         with suppress(Exception):
             self._garbage.close()
             self._compiling.close()
@@ -219,12 +198,17 @@ class Watch:
             compile_s=lambda: self._compiling.total_s,
             guard=self._guard,
         )
-        self._host = HostReader(alloc_retries=lambda: _alloc_retries(device))
-        self._hello = RankHello(socket.gethostname(), device_in_words(device))
-        if self._leader is not None:
-            self._leader.meet(self._rank, self._hello)
-        self._thread = threading.Thread(target=self._run, name="evenstep-watch", daemon=True)
-        self._thread.start()
+        self._courier = Courier(
+            self._recorder,
+            RankHello(socket.gethostname(), device_in_words(device)),
+            HostReader(alloc_retries=lambda: _alloc_retries(device)),
+            sender=self._sender,
+            reader=self._reader,
+            leader=self._leader,
+            rank=self._rank,
+            on_fault=self.switch_off,
+        )
+        self._courier.open()
 
     def _guard(self, call: Callable[[], None]) -> None:
         if self.is_on:
@@ -239,41 +223,6 @@ class Watch:
         for number, frames in self._loaders:
             if number == id(dataset):
                 self._sites["DataLoader"] = site_of("DataLoader", frames)
-
-    def _run(self) -> None:
-        """Tell once a second what is there; the thread's own life."""
-        try:
-            if self._sender is not None:
-                self._sender.hello(self._hello)
-            while not self._over.wait(_EVERY_S):
-                self._tell()
-                self.thread_s = thread_time()
-        except Exception as error:
-            self.switch_off(error)
-
-    def _tell(self, *, is_last: bool = False) -> None:
-        recorder = self._recorder
-        assert recorder is not None
-        new: list[StepRecord] = []
-        while recorder.records:
-            new.append(recorder.records.popleft())
-        while len(new) > _MOST_RECORDS * self._group_size:
-            self._group_size *= 2
-        done, self._left = grouped([*self._left, *new], self._group_size)
-        told = RankTold(tuple(done), self._host.read(recorder.step), is_last=is_last)
-        if self._sender is not None:
-            self._sender.send(told)
-        if self._leader is not None:
-            self._leader.take(self._rank, told)
-            self._listen()
-
-    def _listen(self) -> None:
-        if self._leader is not None and self._reader is not None:
-            for rank, hello in self._reader.hellos():
-                self._leader.meet(rank, hello)
-            for rank, told in self._reader.read():
-                self._leader.take(rank, told)
-            self._leader.work()
 
 
 def device_in_words(device: torch.device) -> str:

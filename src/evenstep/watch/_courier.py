@@ -1,0 +1,149 @@
+"""Carries what one rank records to rank 0, once a second, in a thread of its own."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from time import monotonic, thread_time
+from typing import Protocol, final
+
+from .._run._host_reader import HostReader
+from ._leader import WatchLeader
+from ._mail import RankHello, RankReader, RankSender
+from ._step_records import RankTold, StepRecord, grouped
+from ._watched_run import CallSite
+
+_EVERY_S = 1.0
+_MOST_RECORDS = 64  # in one key
+_LAST_S = 1.0  # for which rank 0 waits at its end for what the others tell last
+
+
+class RecordedSteps(Protocol):
+    """What records a rank's steps.
+
+    Attributes:
+        step: the one under way, from 0.
+        records: of steps that are over, for the courier to take.
+    """
+
+    step: int
+    records: deque[StepRecord]
+
+
+@final
+class Courier:
+    """Tells rank 0 of this rank's steps; on rank 0, has the leader hear of all ranks.
+
+    Args:
+        steps: of this rank.
+        hello: who this rank is.
+        host: reads what this process goes through.
+        sender: carries what this rank tells; None on rank 0, which tells itself.
+        reader: what the others tell; on rank 0.
+        leader: makes something of it; on rank 0.
+        rank: this process's.
+        on_fault: called with what was raised in the thread.
+
+    Attributes:
+        thread_s: CPU seconds of the thread, so far.
+    """
+
+    def __init__(
+        self,
+        steps: RecordedSteps,
+        hello: RankHello,
+        host: HostReader,
+        *,
+        sender: RankSender | None,
+        reader: RankReader | None,
+        leader: WatchLeader | None,
+        rank: int,
+        on_fault: Callable[[BaseException], None],
+    ) -> None:
+        self.thread_s = 0.0
+        self._steps, self._hello, self._host = steps, hello, host
+        self._sender, self._reader, self._leader = sender, reader, leader
+        self._rank, self._on_fault = rank, on_fault
+        self._left: list[StepRecord] = []  # short steps whose group is not complete
+        self._group_size = 1
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def open(self) -> None:
+        """Begin to tell."""
+        if self._leader is not None:
+            self._leader.meet(self._rank, self._hello)
+        self._thread = threading.Thread(target=self._run, name="evenstep-watch", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Tell no more."""
+        self._over.set()
+
+    def close(self, kind: str, sites: Sequence[CallSite], *, own_s: Callable[[], float]) -> None:
+        """Tell the last, and on rank 0 say what was seen.
+
+        Args:
+            kind: how gradients are exchanged.
+            sites: where the script made its model and its loader.
+            own_s: seconds that watching took of this rank.
+        """
+        self.stop()
+        if self._thread is not None:
+            self._thread.join(2.0)
+            if self._thread.is_alive():
+                return
+        self._tell(is_last=True)
+        if self._leader is not None:
+            until = monotonic() + _LAST_S
+            while not self._leader.is_complete and monotonic() < until:
+                threading.Event().wait(0.01)
+                self._listen()
+            self._leader.end(kind, sites, own_s=own_s())
+
+    def _run(self) -> None:
+        """Tell once a second what is there; the thread's own life."""
+        try:
+            if self._sender is not None:
+                self._sender.hello(self._hello)
+            while not self._over.wait(_EVERY_S):
+                self._tell()
+                self.thread_s = thread_time()
+        except Exception as error:
+            self._on_fault(error)
+
+    def _tell(self, *, is_last: bool = False) -> None:
+        new: list[StepRecord] = []
+        while self._steps.records:
+            new.append(self._steps.records.popleft())
+        while len(new) > _MOST_RECORDS * self._group_size:
+            self._group_size *= 2
+        done, self._left = grouped([*self._left, *new], self._group_size)
+        told = RankTold(tuple(done), self._host.read(self._steps.step), is_last=is_last)
+        if self._sender is not None:
+            self._sender.send(told)
+        if self._leader is not None:
+            self._leader.take(self._rank, told)
+            self._listen()
+
+    def _listen(self) -> None:
+        if self._leader is not None and self._reader is not None:
+            for rank, hello in self._reader.hellos():
+                self._leader.meet(rank, hello)
+            for rank, told in self._reader.read():
+                self._leader.take(rank, told)
+            self._leader.work()
+
+
+def say_off(rank: int | None, error: BaseException) -> None:
+    """Say that a fault has switched a watch off."""
+    where = "" if rank is None else f" on rank {rank}"
+    with suppress(Exception):
+        print(
+            f"evenstep watch: off{where}, training goes on ({type(error).__name__}: {error})",
+            file=sys.stderr,
+            flush=True,
+        )
