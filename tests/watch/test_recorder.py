@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 from evenstep._diagnosis import Phase
+from evenstep.torch._step._containers import measured
 from evenstep.watch._call_sites import site_of
-from evenstep.watch._recorder import StepRecorder, measured
+from evenstep.watch._recorder import StepRecorder
 from evenstep.watch._watched_run import CallSite
 
 

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from time import monotonic, perf_counter, thread_time
 from typing import Any, Concatenate, ParamSpec, final
 
@@ -16,9 +17,10 @@ from torch import nn
 from .._diagnosis import Phase
 from .._run._garbage_clock import GarbageClock
 from .._run._host_reader import HostReader
+from ..torch._memory_reader import alloc_retries
 from ..torch._step._clock import clock_of
+from ..torch._step._compile_clock import CompileClock
 from ._call_sites import Frames, site_of
-from ._compile_clock import CompileClock
 from ._leader import WatchLeader
 from ._mail import RankHello, RankReader, RankSender
 from ._recorder import StepRecorder
@@ -219,7 +221,7 @@ class Watch:
             compile_s=lambda: self._compiling.total_s,
             guard=self._guard,
         )
-        self._host = HostReader(alloc_retries=lambda: _alloc_retries(device))
+        self._host = HostReader(alloc_retries=partial(alloc_retries, device))
         self._hello = RankHello(socket.gethostname(), device_in_words(device))
         if self._leader is not None:
             self._leader.meet(self._rank, self._hello)
@@ -281,9 +283,3 @@ def device_in_words(device: torch.device) -> str:
     if device.type != "cuda":
         return str(device)
     return f"{device} {torch.cuda.get_device_name(device)}"
-
-
-def _alloc_retries(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 0
-    return int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0))
