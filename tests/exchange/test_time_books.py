@@ -1,8 +1,12 @@
 """What rank 0 tells of waiting: when that changes, calmly, and at the end; and never an error."""
 
+from dataclasses import replace
+
 import pytest
 
 from evenstep._diagnosis import HostClues, Phase, StepClues
+from evenstep._exchange._decisions import Decisions
+from evenstep._exchange._message_kinds import CluesTold, HostTold, TimesTold
 from evenstep._exchange._time_books import TimeBooks
 from evenstep.events import StepsAccounted, WaitingDiagnosed
 
@@ -130,6 +134,34 @@ def test_clues_name_what_times_alone_cannot(books, told, clock, clues, host, cau
 
     assert (last.causes, last.ranks) == ((cause,), (1,))
     assert words in last.evidence[0]
+
+
+@pytest.mark.parametrize(
+    ("clue", "cause"),
+    [
+        (CluesTold(0, StepClues(gc_us=50_000)), "garbage collection"),
+        (HostTold(HostClues(0, 0.15, run_delay_s=0.05)), "contention"),
+    ],
+)
+def test_clues_arrive_as_messages(told, clock, clue, cause):
+    """Rank 1 computes half as long again; rank 0 waits for it."""
+
+    class Soon:
+        """Does at once what may be done later."""
+
+        def later(self, call):
+            call()
+
+    decisions = Decisions(2, lag=0, answers=Soon(), emit=told.append, clock=clock)
+    for step in range(50):
+        decisions.received(0, HostTold(HostClues(step, 0.15)))
+        decisions.received(1, replace(clue, step=step) if isinstance(clue, CluesTold) else clue)
+        for rank, (computed, waited) in enumerate([(100_000, 50_000), (150_000, 0)]):
+            decisions.received(rank, TimesTold(step, (0, computed, *[0] * 5, waited, 0, 0, 0)))
+    decisions.end_times()
+    (last,) = diagnoses(told)
+
+    assert (last.causes, last.ranks) == ((cause,), (1,))
 
 
 def test_clues_of_steps_that_are_never_complete_are_dropped(books, told, clock):
