@@ -6,6 +6,7 @@ from typing import get_args
 
 import pytest
 
+from evenstep._diagnosis import HostClues, StepClues
 from evenstep._exchange import _message_kinds as m
 from evenstep._exchange._record import MessageError
 from evenstep._exchange._wire import PROTOCOL, decode, encode
@@ -28,6 +29,8 @@ EXAMPLES = [
     m.UnitsTold(3, 2.5),
     m.UnitsSummed(3, 7),
     m.TimesTold(3, tuple(range(11))),
+    m.CluesTold(3, StepClues(gc_us=4000, size=-7)),
+    m.HostTold(HostClues(3, 1.0, cpu_s=0.9, throttled_s=0.25, major_faults=2)),
     m.ClaimAsked(1, 3, None, own=True),
     m.ClaimGranted(1, (Claim(0, 2, 4), Claim(1, 0, 1))),
     m.NumbersTold((0, 1, 2), (3, 4)),
@@ -99,7 +102,7 @@ def test_what_is_not_known_is_named(rows, words):
 
 def test_the_version_stands_for_what_travels():
     """Where this fails, what ranks send has changed: count `PROTOCOL` up, and put both in here."""
-    kinds = (*KINDS, Plan, PlanCosts, Report, Work, Claim)
+    kinds = (*KINDS, Plan, PlanCosts, Report, Work, Claim, StepClues, HostClues)
     travels = {kind.__name__: list(kind.__annotations__.items()) for kind in kinds}
 
-    assert (PROTOCOL, zlib.crc32(repr(travels).encode())) == (9, 617469091)
+    assert (PROTOCOL, zlib.crc32(repr(travels).encode())) == (10, 3981797679)

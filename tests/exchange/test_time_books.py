@@ -1,8 +1,12 @@
 """What rank 0 tells of waiting: when that changes, calmly, and at the end; and never an error."""
 
+from dataclasses import replace
+
 import pytest
 
-from evenstep._diagnosis import Phase
+from evenstep._diagnosis import HostClues, Phase, StepClues
+from evenstep._exchange._decisions import Decisions
+from evenstep._exchange._message_kinds import CluesTold, HostTold, TimesTold
 from evenstep._exchange._time_books import TimeBooks
 from evenstep.events import StepsAccounted, WaitingDiagnosed
 
@@ -21,7 +25,7 @@ def row(*, input_us=0, waited_us=0):
     found = [0] * len(Phase)
     found[Phase.BACKWARD] = 100_000
     found[Phase.INPUT], found[Phase.REDUCTION] = input_us, waited_us
-    return tuple(found)
+    return found
 
 
 def run(books, clock, steps, *, late):
@@ -94,6 +98,83 @@ def test_the_end_says_it_where_there_is_nothing_to_say(books, told, clock):
     assert "which is little" in only.no_verdict
 
 
+def loops(books, clock, *, clues=lambda step: None, host=None):
+    """Run 100 steps in which rank 1 computes half as long again: what it noticed comes before."""
+    for step in range(100):
+        clock.now_s += 0.15
+        if (noticed := clues(step)) is not None:
+            books.add_clues(1, step, noticed)
+        if host is not None:
+            for rank in (0, 1):
+                books.add_host(rank, host if rank else HostClues(step, 0.15))
+        times = row(waited_us=50_000), row()
+        times[1][Phase.FORWARD] = 50_000
+        for rank in (0, 1):
+            is_enough = books.add(rank, step, times[rank])
+        if is_enough:
+            books.tell()
+    books.end()
+
+
+@pytest.mark.parametrize(
+    ("clues", "host", "cause", "words"),
+    [
+        (lambda step: None, None, "slow worker", "throughout"),
+        (lambda step: StepClues(gc_us=50_000), None, "garbage collection", "garbage collector"),
+        (lambda step: StepClues(compile_us=50_000), None, "compilation", "compiling"),
+        (lambda step: None, HostClues(0, 0.15, throttled_s=0.05), "slow worker", "quota"),
+        (lambda step: None, HostClues(0, 0.15, run_delay_s=0.05), "contention", "for a core"),
+        (lambda step: None, HostClues(0, 0.15, major_faults=90), "memory pressure", "pages"),
+    ],
+)
+def test_clues_name_what_times_alone_cannot(books, told, clock, clues, host, cause, words):
+    """The same times, with what the rank noticed beside them."""
+    loops(books, clock, clues=clues, host=host)
+    last = diagnoses(told)[-1]
+
+    assert (last.causes, last.ranks) == ((cause,), (1,))
+    assert words in last.evidence[0]
+
+
+@pytest.mark.parametrize(
+    ("clue", "cause"),
+    [
+        (CluesTold(0, StepClues(gc_us=50_000)), "garbage collection"),
+        (HostTold(HostClues(0, 0.15, run_delay_s=0.05)), "contention"),
+    ],
+)
+def test_clues_arrive_as_messages(told, clock, clue, cause):
+    """Rank 1 computes half as long again; rank 0 waits for it."""
+
+    class Soon:
+        """Does at once what may be done later."""
+
+        def later(self, call):
+            call()
+
+    decisions = Decisions(2, lag=0, answers=Soon(), emit=told.append, clock=clock)
+    for step in range(50):
+        decisions.received(0, HostTold(HostClues(step, 0.15)))
+        decisions.received(1, replace(clue, step=step) if isinstance(clue, CluesTold) else clue)
+        for rank, (computed, waited) in enumerate([(100_000, 50_000), (150_000, 0)]):
+            decisions.received(rank, TimesTold(step, (0, computed, *[0] * 5, waited, 0, 0, 0)))
+    decisions.end_times()
+    (last,) = diagnoses(told)
+
+    assert (last.causes, last.ranks) == ((cause,), (1,))
+
+
+def test_clues_of_steps_that_are_never_complete_are_dropped(books, told, clock):
+    """One rank told no times of them; later steps are diagnosed as they are."""
+    books.add_clues(1, 0, StepClues(gc_us=50_000))
+    books.add(1, 0, row())
+    run(books, clock, range(1, 100), late=1)
+    books.end()
+
+    assert books._clues == {}
+    assert diagnoses(told)[-1].causes == ("input",)
+
+
 def test_one_rank_waits_for_no_other(told, clock):
     """No diagnosis of it."""
     books = TimeBooks(1, emit=told.append, clock=clock)
@@ -108,8 +189,8 @@ def test_one_rank_waits_for_no_other(told, clock):
 def test_a_diagnosis_that_raises_is_logged_once_and_the_account_goes_on(books, told, clock, caplog):
     """Here by times that no recorder writes: the account counts what the diagnosis cannot read."""
     run(books, clock, range(50), late=1)
-    books.add(0, 50, (*row(), 7))
-    books.add(1, 50, (*row(), 7))
+    books.add(0, 50, [*row(), 7])
+    books.add(1, 50, [*row(), 7])
     books.tell()
     run(books, clock, range(51, 400), late=1)
     books.end()

@@ -301,3 +301,31 @@ def test_a_device_is_asked_on_the_thread_that_trains(is_late):
     assert [report.compute_s for report in told.reports] == [2.0]
     assert (len(asked) == before) is is_late
     assert (before > 0) is is_late
+
+
+def test_what_was_noticed_in_a_step_goes_ahead_of_its_times(watch):
+    """Rank 0 has both by then, and asks for neither."""
+    sent = []
+
+    class Straight:
+        """Makes a report at once."""
+
+        def report(self, step, made, *, is_urgent=False):
+            sent.extend(made())
+
+    meter = StepMeter(HostClock(watch))
+    told = {0: ["noticed in 0"], 1: ["noticed in 1"]}
+    reporter = Reporter(Straight(), meter, CompileWatch(), (), exact=False, told=told.pop)
+    for step in range(3):
+        meter.timeline.begin(step)
+        meter.begin()
+        watch.pass_by(1.0)
+        meter.end()
+        reporter.send(StepUnderWay(step, 4, 8, 0.0, None, has_begun=True))
+    kinds = [one if isinstance(one, str) else (type(one).__name__, one.step) for one in sent]
+
+    assert kinds == [
+        ("StepReports", 0),
+        *("noticed in 0", ("TimesTold", 0), ("StepReports", 1)),
+        *("noticed in 1", ("TimesTold", 1), ("StepReports", 2)),
+    ]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
+from evenstep.torch._step._containers import measured
 from evenstep.torch._step._tickets import StepUnderWay, Ticket, Tickets
 
 
@@ -239,3 +240,17 @@ def test_after_the_loop_only_its_own_batches_are_weighted(tickets):
 
     assert matched(tickets, x.clone()) == [first]
     assert matched(tickets, torch.ones(9)) == []
+
+
+@pytest.mark.parametrize(
+    ("tensors", "found"),
+    [
+        ([torch.ones(3, 4, 5), torch.ones(3, dtype=torch.int64)], (3, 60)),
+        ([torch.ones(2, 9, dtype=torch.int64), torch.ones(2, 99)], (2, 18)),
+        ([torch.ones(())], (0, 0)),
+        ([], (0, 0)),
+    ],
+)
+def test_what_a_forward_was_given(tensors, found):
+    """Tokens where there are some, else the largest tensor."""
+    assert measured(tensors) == found

@@ -6,7 +6,7 @@ from torch import nn
 
 from evenstep._diagnosis import Phase
 from evenstep.watch._call_sites import site_of
-from evenstep.watch._recorder import StepRecorder, measured
+from evenstep.watch._recorder import StepRecorder
 from evenstep.watch._watched_run import CallSite
 
 
@@ -179,20 +179,6 @@ def test_gradients_are_the_same_bit_by_bit(rank):
     rank.model(torch.ones(3, 4)).sum().backward()
 
     assert torch.equal(seen, rank.model.weight.grad)
-
-
-@pytest.mark.parametrize(
-    ("tensors", "found"),
-    [
-        ([torch.ones(3, 4, 5), torch.ones(3, dtype=torch.int64)], (3, 60)),
-        ([torch.ones(2, 9, dtype=torch.int64), torch.ones(2, 99)], (2, 18)),
-        ([torch.ones(())], (0, 0)),
-        ([], (0, 0)),
-    ],
-)
-def test_what_a_forward_was_given(tensors, found):
-    """Tokens where there are some, else the largest tensor."""
-    assert measured(tensors) == found
 
 
 def test_the_line_of_the_users_own_is_found():

@@ -22,7 +22,14 @@ from .._planner import (
 from ..events import BalancingStopped, Event, Hook, PolicySlow, WorkerUnhelpful
 from ._answers import Answers
 from ._internal import fault_in_words, log_fault
-from ._message_kinds import Message, PlanAsked, StepReports, TimesTold
+from ._message_kinds import (
+    CluesTold,
+    HostTold,
+    Message,
+    PlanAsked,
+    StepReports,
+    TimesTold,
+)
 from ._time_books import TimeBooks
 
 # Everybody waits for a decision. A policy that takes longer is asked so rarely that it costs a
@@ -58,7 +65,7 @@ class Decisions:
             riders have plans of their own, which would be late, and reports to be compared.
     """
 
-    kinds = (StepReports, PlanAsked, TimesTold)
+    kinds = (StepReports, PlanAsked, TimesTold, CluesTold, HostTold)
 
     def __init__(
         self,
@@ -101,6 +108,10 @@ class Decisions:
             case TimesTold(step, spent_us):
                 if self._times.add(peer, step, spent_us):
                     self._answers.later(self._times.tell)
+            case CluesTold(step, clues):
+                self._times.add_clues(peer, step, clues)
+            case HostTold(clues):
+                self._times.add_host(peer, clues)
 
     def end_times(self) -> None:
         """Tell where the time went in all steps that are left, and who waited for whom."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, get_args
 
+from .._diagnosis import HostClues, StepClues
 from .._planner import Plan, Report
 from ..claims._step_claims import Claim
 from ._place import Place
@@ -38,6 +39,24 @@ class TimesTold:
 
     step: int
     spent_us: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CluesTold:
+    """To rank 0, ahead of ``TimesTold`` of the same step: what a rank noticed beside its times.
+
+    Only where that is something.
+    """
+
+    step: int
+    clues: StepClues
+
+
+@dataclass(frozen=True, slots=True)
+class HostTold:
+    """To rank 0, once a second or so: what a rank's process and machine went through."""
+
+    clues: HostClues
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +322,8 @@ class Goodbye:
 Message = (
     StepReports
     | TimesTold
+    | CluesTold
+    | HostTold
     | PlanAsked
     | PlanTold
     | Answer

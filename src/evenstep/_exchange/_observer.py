@@ -22,6 +22,9 @@ class StepObserver:
     def begin_forward(self, num_samples: int, *, is_last: bool) -> None:
         """Hear that a forward of so many samples comes next, perhaps the step's last one."""
 
+    def saw_inputs(self, num_samples: int, size: int) -> None:
+        """Hear what that forward is given, as ``measured`` gives it."""
+
     def end_forward(self) -> None:
         """Hear that it is over."""
 

@@ -6,7 +6,15 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import final
 
-from .._diagnosis import Diagnoser, Diagnosis, StepAccounts, accounted, diagnosed
+from .._diagnosis import (
+    Diagnoser,
+    Diagnosis,
+    HostClues,
+    StepAccounts,
+    StepClues,
+    accounted,
+    diagnosed,
+)
 from ..events import Hook, StepsAccounted
 from ._internal import log_fault
 
@@ -37,6 +45,9 @@ class TimeBooks:
         self._telling = threading.Lock()
         self._accounts = StepAccounts(world_size)
         self._diagnoser = Diagnoser(world_size) if world_size > 1 else None
+        self._ranks = range(world_size)
+        self._clues: dict[int, dict[int, StepClues]] = {}  # by step and rank, where there are some
+        self._hosts: list[tuple[int, HostClues]] = []
         self._look_s = clock() + _LOOK_S
         self._calm_until_s = 0.0
         self._said: set[tuple[str, int | None]] = set()
@@ -45,6 +56,18 @@ class TimeBooks:
         """Take in one rank's times of a step; return whether there is enough to be told."""
         with self._lock:
             return self._accounts.add(rank, step, spent_us)
+
+    def add_clues(self, rank: int, step: int, clues: StepClues) -> None:
+        """Take in what one rank noticed in a step, before its times."""
+        if self._diagnoser is not None:
+            with self._lock:
+                self._clues.setdefault(step, {})[rank] = clues
+
+    def add_host(self, rank: int, clues: HostClues) -> None:
+        """Take in what a rank's process and machine did since its look before."""
+        if self._diagnoser is not None:
+            with self._lock:
+                self._hosts.append((rank, clues))
 
     def tell(self) -> None:
         """Tell of the steps that all ranks are through with."""
@@ -71,15 +94,27 @@ class TimeBooks:
         with self._telling:
             with self._lock:
                 steps = self._accounts.take()
+                hosts, self._hosts = self._hosts, []
+                clues = [self._clues_of(step) for step, _ in steps]
             if self._diagnoser is not None:
                 try:
-                    for step, spent_us in steps:
-                        self._diagnoser.add(step, spent_us)
+                    for rank, host in hosts:
+                        self._diagnoser.add_host(rank, host)
+                    for (step, spent_us), noticed in zip(steps, clues, strict=True):
+                        self._diagnoser.add(step, spent_us, noticed)
                     found = diagnose(self._diagnoser)
                 except Exception as error:
                     log_fault(steps[-1][0] if steps else None, error, _GOES_ON)
                     self._diagnoser = None
         return accounted(*zip(*steps, strict=True)) if steps else None, found
+
+    def _clues_of(self, step: int) -> list[StepClues] | None:
+        """Return what all ranks noticed in a step that is complete; None if that is nothing."""
+        found = self._clues.pop(step, None)
+        while self._clues and (oldest := next(iter(self._clues))) < step:
+            del self._clues[oldest]  # of a step that some rank told no times of
+        none = StepClues()
+        return None if found is None else [found.get(rank, none) for rank in self._ranks]
 
     def _changed(self, diagnoser: Diagnoser) -> Diagnosis | None:
         """Return a diagnosis that names other causes than the last one that was told."""

@@ -83,3 +83,10 @@ class NoMemory:
 def memory_of(device: torch.device) -> MemoryReader:
     """Return what reads the memory of ``device``."""
     return CudaMemory(device) if device.type == "cuda" else NoMemory()
+
+
+def alloc_retries(device: torch.device) -> int:
+    """Return how often the device's allocator gave back memory to find some; 0 on a CPU."""
+    if device.type != "cuda":
+        return 0
+    return int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0))

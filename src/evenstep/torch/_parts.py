@@ -10,6 +10,7 @@ from torch import nn
 
 from .._exchange._mailbox import Mailbox
 from .._planner import Bounds, Cost, Job
+from .._run._clue_reader import ClueReader
 from ..exceptions import invalid
 from ..policies import AbstractPolicy
 from ._data._prepare import agreed_batch_size, balanced_loader, check_is_loader
@@ -63,6 +64,7 @@ class Parts:
         weighting: of all models; None before the first.
         count: steps of the run so far.
         watch: notices what is compiled.
+        clues: reads what else may explain waiting.
         steps: of the run.
         loaders: that were prepared, for training.
         models: that were prepared.
@@ -84,6 +86,7 @@ class Parts:
     weighting: Weighting | None = None
     count: StepCount = field(default_factory=StepCount)
     watch: CompileWatch = field(default_factory=CompileWatch)
+    clues: ClueReader = field(default_factory=ClueReader)
     steps: StepConductor = field(default_factory=StepConductor)
     loaders: list[AbstractStepLoader] = field(default_factory=list)
     crew: Crew | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import final
 
 import torch
@@ -26,7 +27,7 @@ from ._exchange._peers import PeerGroup
 from ._exchange._sockets import break_off, ports_of_store
 from ._exchange._startup import WorkerFacts, addresses_of, gather_facts
 from ._exchange._stuck import TORCH
-from ._memory_reader import CudaMemory
+from ._memory_reader import CudaMemory, alloc_retries
 from ._model._models import device_of
 from ._model._wrapping import Wrapping
 from ._parts import Parts
@@ -204,6 +205,7 @@ class Session:
             return
         if self._cuts is not None:
             self.steps.close()
+        self._parts.clues.close()
         self.exchange.close()
         if self._record is not None:
             self._record.end(self.steps.num_steps if self._crew.side.rank == 0 else None)
@@ -244,6 +246,13 @@ class Session:
         if parts.reduction is not None:
             follower = parts.reduction.join(self.exchange, lag=self._lag, emit=self._emit)
             observers.append(follower)
+        if world_size > 1:
+            parts.clues.open(
+                compile_s=lambda: parts.watch.clock.total_s,
+                alloc_retries=partial(alloc_retries, device),
+                by_cost=parts.loaders[0].costs is not None,
+            )
+            observers.append(parts.clues)
         self.steps.open(
             self.exchange,
             meter,
@@ -256,6 +265,7 @@ class Session:
             versions=parts.models.version,
             peers=peers,
             observers=observers,
+            told=parts.clues.told,
         )
         self._record.start()
         if crew.side.rank == 0:

@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from .._diagnosis import Phase, StepClues
 from .._private_torch import at_end_of_backward, backward_number
 from ..torch._step._clock import AbstractClock
-from ..torch._step._containers import tensors_in
+from ..torch._step._containers import measured, tensors_in
 from ..torch._step._phases import Timeline
 from ._step_records import StepRecord
 
@@ -214,20 +214,3 @@ class StepRecorder:
             while (known := next(iter(self._clues))) < step:  # one whose clock went back
                 del self._clues[known]
             self.records.append(StepRecord(step, 1, spent_us, *self._clues.pop(step)))
-
-
-def measured(tensors: list[torch.Tensor]) -> tuple[int, int]:
-    """Return how many samples and how many numbers a forward was given; 0 where not known.
-
-    Tokens count where there are some: integers with a dimension of their own. Else it is the
-    largest tensor, such as the images. Samples are its leading dimension.
-    """
-    best, best_size, best_is_tokens = None, 0, False
-    for tensor in tensors:
-        if not tensor.dim():
-            continue
-        is_tokens = tensor.dim() > 1 and not (tensor.is_floating_point() or tensor.is_complex())
-        size = tensor.numel()
-        if (is_tokens, size) > (best_is_tokens, best_size):
-            best, best_size, best_is_tokens = tensor, size, is_tokens
-    return (0, 0) if best is None else (best.shape[0], best_size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from time import perf_counter
 from typing import Any, Concatenate, ParamSpec, final
 
@@ -14,9 +15,10 @@ from torch import nn
 from .._diagnosis import Phase
 from .._run._garbage_clock import GarbageClock
 from .._run._host_reader import HostReader
+from ..torch._memory_reader import alloc_retries
 from ..torch._step._clock import clock_of
+from ..torch._step._compile_clock import CompileClock
 from ._call_sites import Frames, site_of
-from ._compile_clock import CompileClock
 from ._courier import Courier, say_off
 from ._leader import WatchLeader
 from ._mail import RankHello, RankReader, RankSender
@@ -201,7 +203,7 @@ class Watch:
         self._courier = Courier(
             self._recorder,
             RankHello(socket.gethostname(), device_in_words(device)),
-            HostReader(alloc_retries=lambda: _alloc_retries(device)),
+            HostReader(alloc_retries=partial(alloc_retries, device)),
             sender=self._sender,
             reader=self._reader,
             leader=self._leader,
@@ -230,9 +232,3 @@ def device_in_words(device: torch.device) -> str:
     if device.type != "cuda":
         return str(device)
     return f"{device} {torch.cuda.get_device_name(device)}"
-
-
-def _alloc_retries(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 0
-    return int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0))

@@ -18,6 +18,7 @@ from torch import nn
 from ..._exchange._observer import StepObserver
 from ..._private_torch import compile_callbacks, compiling, mark_dynamic
 from ...exceptions import EvenstepWarning
+from ._compile_clock import CompileClock
 from ._containers import tensors_in
 
 # Compilations of one piece of code that are left when the sizes are held: for the short last step
@@ -34,6 +35,7 @@ class CompileWatch(StepObserver):
     second size or more, and close to the limit, the sizes are to be held.
 
     Attributes:
+        clock: how long it took.
         marks: whether a balanced model as a whole is compiled, so that its inputs are marked.
         has_parts: whether one has compiled parts, whose own inputs are marked.
         varies: whether sizes change at all, so that there is something to mark.
@@ -42,6 +44,7 @@ class CompileWatch(StepObserver):
     """
 
     def __init__(self) -> None:
+        self.clock = CompileClock()
         self.marks = False
         self.has_parts = False
         self.holds = False
@@ -72,6 +75,7 @@ class CompileWatch(StepObserver):
             self._handler = compile_callbacks()
         if self._handler is not None and not self._is_heard():
             self._handler.register_start_callback(self._noticed)
+            self.clock.listen()
         for place in self._places:
             place()
         if self._tell:
@@ -111,6 +115,7 @@ class CompileWatch(StepObserver):
     def close(self) -> None:
         """Stop listening."""
         self._places.clear()
+        self.clock.close()
         if self._handler is not None and self._is_heard():
             self._handler.remove_start_callback(self._noticed)
 

@@ -13,6 +13,7 @@ import torch
 
 from ..._diagnosis import Phase
 from ..._exchange._exchange import Exchange
+from ..._exchange._message_kinds import Message
 from ..._exchange._observer import StepObserver, heard_by
 from ..._planner import Plan
 from ..._run._step_under_way import StepUnderWay
@@ -21,6 +22,7 @@ from .._data._protocols import MicroBatch, StepStart
 from .._exchange._peers import PeerGroup
 from ._blind import BlindWatch
 from ._compile_watch import CompileWatch
+from ._containers import measured
 from ._finite import FiniteWatch
 from ._meter import StepMeter
 from ._reporter import Measure, Reporter
@@ -91,6 +93,7 @@ class StepConductor:
         versions: Callable[[], int] = lambda: 0,
         peers: PeerGroup | None = None,
         observers: Sequence[StepObserver] = (),
+        told: Callable[[int], Sequence[Message]] = lambda step: (),
     ) -> None:
         """Have the run's steps begin.
 
@@ -106,9 +109,10 @@ class StepConductor:
             versions: tells by a number whether parameters have changed.
             peers: ranks that get the very same batches; None if there are none.
             observers: hear how every step goes, besides ``watch``.
+            told: returns what else there is to say with the times of a step.
         """
         self._exchange, self.meter = exchange, meter
-        self._reporter = Reporter(exchange, meter, watch, measures, exact=exact)
+        self._reporter = Reporter(exchange, meter, watch, measures, exact=exact, told=told)
         self._weights = Weights(
             exchange, meter, world_size=world_size, loss_reduction=loss_reduction
         )
@@ -120,7 +124,7 @@ class StepConductor:
         self._peers = () if peers is None else (peers,)
         heard = partial(heard_by, (watch, *observers))
         self._at_begin, self._at_end = heard("begin_step"), heard("end_step")
-        self._at_first_forward = heard("first_forward")
+        self._at_first_forward, self._at_inputs = heard("first_forward"), heard("saw_inputs")
         self._at_forward, self._past_forward = heard("begin_forward"), heard("end_forward")
         self._at_backward_done, self._at_reduced = heard("backward_done"), heard("reduced")
         self._checks = heard("check_over")
@@ -287,6 +291,8 @@ class StepConductor:
         self.meter.close_gap()
         for begin_forward in self._at_forward:
             begin_forward(use.ticket.num_samples, is_last=use.ticket.is_last)
+        for saw_inputs in self._at_inputs:
+            saw_inputs(*measured(tensors))
         return use
 
     def outside(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import types
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -75,3 +75,20 @@ def rebuild(
             object.__setattr__(made_value, field.name, visit(getattr(item, field.name)))
         return made_value
     return leaf(item)
+
+
+def measured(tensors: Sequence[torch.Tensor]) -> tuple[int, int]:
+    """Return how many samples and how many numbers a forward was given; 0 where not known.
+
+    Tokens count where there are some: integers with a dimension of their own. Else it is the
+    largest tensor, such as the images. Samples are its leading dimension.
+    """
+    best, best_size, best_is_tokens = None, 0, False
+    for tensor in tensors:
+        if not tensor.dim():
+            continue
+        is_tokens = tensor.dim() > 1 and not (tensor.is_floating_point() or tensor.is_complex())
+        size = tensor.numel()
+        if (is_tokens, size) > (best_is_tokens, best_size):
+            best, best_size, best_is_tokens = tensor, size, is_tokens
+    return (0, 0) if best is None else (best.shape[0], best_size)

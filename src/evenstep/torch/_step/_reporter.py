@@ -82,6 +82,7 @@ class Reporter:
         watch: notices what is compiled in a step.
         measures: what is read beside the time.
         exact: whether to wait for the device, so that nothing is late.
+        told: returns what else there is to say with the times of a step.
 
     Attributes:
         limit: the largest forward that this rank may have; None if none failed. It goes with
@@ -96,12 +97,14 @@ class Reporter:
         measures: Iterable[Measure],
         *,
         exact: bool,
+        told: Callable[[int], Sequence[Message]] = lambda step: (),
     ) -> None:
         self._exchange = exchange
         self._meter = meter
         self._watch = watch
         self._measures = tuple(measures)
         self._exact = exact
+        self._told = told
         self._pending: list[tuple[StepUnderWay, PendingTime, dict[str, Any]]] = []
         self.limit: int | None = None
         self._has_failed = False
@@ -144,10 +147,11 @@ class Reporter:
         self, step: StepUnderWay, reduced: Sequence[Reduced], again: tuple[Report, ...]
     ) -> Sequence[Message]:
         """Return the messages of a report."""
-        times: list[TimesTold] = []
+        times: list[Message] = []
         try:
             ready = [*self._complete(), *again]
-            times = [TimesTold(*one) for one in self._meter.timeline.take()]
+            for number, spent_us in self._meter.timeline.take():
+                times += (*self._told(number), TimesTold(number, spent_us))
         except Exception as error:
             self._give_up(step.number, error)
             ready = []

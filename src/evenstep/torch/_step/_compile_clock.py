@@ -6,7 +6,7 @@ import sys
 from time import perf_counter
 from typing import Any, final
 
-from .._private_torch import compile_callbacks
+from ..._private_torch import compile_callbacks
 
 
 @final

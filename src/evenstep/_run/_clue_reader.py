@@ -1,0 +1,147 @@
+"""What this process notices beside the times of its steps, for rank 0: where it says something."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import final
+
+from .._diagnosis import HostClues, StepClues
+from .._exchange._internal import log_fault
+from .._exchange._message_kinds import CluesTold, HostTold
+from .._exchange._observer import StepObserver
+from ._garbage_clock import GarbageClock
+from ._host_reader import HostReader
+
+_LEAST_US = 200  # of collecting or compiling: less of it waits, and is told with the next
+_EVERY_S = 1.0  # from one look at the process and its machine to the next
+_MOST_UNTOLD = 128  # steps whose report is held, or whose device is not through yet
+_GOES_ON = "Training and balancing go on; causes of waiting are found by times alone."
+
+
+@final
+class ClueReader(StepObserver):
+    """Reads a few counters when a step begins, and the system's files once a second.
+
+    A step without garbage, compilations and unlike lengths is none to tell of. How long its samples
+    are is told as what its inputs have above what so many samples have in the mean of this rank: a
+    larger batch is no longer one. Where samples are assigned by cost, a rank has as much as its
+    speed allows, and it is what they have above this rank's mean.
+
+    Args:
+        garbage: counts the time in the collector.
+        host: makes what reads the process and its machine, on the thread that trains.
+        now: a monotonic clock in seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        garbage: GarbageClock | None = None,
+        host: Callable[..., HostReader] = HostReader,
+        now: Callable[[], float] = monotonic,
+    ) -> None:
+        self._garbage = GarbageClock() if garbage is None else garbage
+        self._open_host = host
+        self._now = now
+        self._host: HostReader | None = None
+        self._look_s = 0.0
+        self._compiled_s: Callable[[], float] = lambda: 0.0
+        self._alloc_retries: Callable[[], int] = lambda: 0
+        self._is_on = self._by_cost = False
+        self._step = -1  # the one under way
+        self._gc_s = self._compile_s = 0.0  # that were told, or were before
+        self._size = self._num_samples = 0  # of the step under way
+        self._whole_size = self._whole_number = 0  # of all before it
+        self._known: dict[int, StepClues] = {}
+        self._looks: deque[HostClues] = deque(maxlen=_MOST_UNTOLD)
+
+    def open(
+        self,
+        *,
+        compile_s: Callable[[], float] = lambda: 0.0,
+        alloc_retries: Callable[[], int] = lambda: 0,
+        by_cost: bool = False,
+    ) -> None:
+        """Begin to read.
+
+        Args:
+            compile_s: seconds of compiling so far.
+            alloc_retries: how often the allocator gave back memory to find some, so far.
+            by_cost: whether samples are assigned by cost.
+        """
+        self._compiled_s, self._alloc_retries, self._by_cost = compile_s, alloc_retries, by_cost
+        self._garbage.open()
+        self._is_on = True
+
+    def close(self) -> None:
+        """Read no more."""
+        self._is_on = False
+        self._garbage.close()
+
+    def begin_step(self, step: int) -> None:
+        if not self._is_on:
+            return
+        try:
+            self._end_step()
+            self._step = step
+            if self._now() >= self._look_s:
+                self._look()
+        except Exception as error:
+            log_fault(step, error, _GOES_ON)
+            self.close()
+
+    def saw_inputs(self, num_samples: int, size: int) -> None:
+        self._num_samples += num_samples
+        self._size += size
+
+    def told(self, step: int) -> Sequence[CluesTold | HostTold]:
+        """Return what there is to say with the times of ``step``, which is over; once."""
+        found: list[CluesTold | HostTold] = []
+        while self._looks:
+            found.append(HostTold(self._looks.popleft()))
+        if (clues := self._known.pop(step, None)) is not None:
+            found.append(CluesTold(step, clues))
+        return found
+
+    def _end_step(self) -> None:
+        gc_us = round((self._garbage.total_s - self._gc_s) * 1e6)
+        compile_us = round((self._compiled_s() - self._compile_s) * 1e6)
+        length = self._length() if self._size else 0
+        self._size = self._num_samples = 0
+        if gc_us + compile_us < _LEAST_US:
+            gc_us = compile_us = 0
+        else:
+            self._gc_s += gc_us / 1e6
+            self._compile_s += compile_us / 1e6
+        if (gc_us or compile_us or length) and self._step >= 0:
+            self._known[self._step] = StepClues(gc_us=gc_us, compile_us=compile_us, size=length)
+            if len(self._known) > _MOST_UNTOLD:
+                del self._known[next(iter(self._known))]
+
+    def _length(self) -> int:
+        """Return what the step's inputs have above the mean; 0 where all samples are alike."""
+        number = 1 if self._by_cost else self._num_samples
+        self._whole_size += self._size
+        self._whole_number += number
+        return self._size - self._whole_size * number // max(self._whole_number, 1)
+
+    def _look(self) -> None:
+        """Look at the process and its machine; at first only to compare with later."""
+        self._look_s = self._now() + _EVERY_S
+        if self._host is None:
+            self._host = self._open_host(alloc_retries=self._alloc_retries)
+            return
+        seen = self._host.read(self._step)
+        self._looks.append(
+            HostClues(
+                seen.step,
+                lasted_s=round(seen.lasted_s, 4),
+                cpu_s=round(seen.cpu_s, 4),
+                throttled_s=round(seen.throttled_s, 4),
+                run_delay_s=round(seen.run_delay_s, 4),
+                major_faults=seen.major_faults,
+                alloc_retries=seen.alloc_retries,
+            )
+        )

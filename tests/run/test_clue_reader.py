@@ -1,0 +1,128 @@
+"""What a rank notices beside its times is told where it says something, and costs no training."""
+
+import pytest
+
+from evenstep._diagnosis import HostClues, StepClues
+from evenstep._run._clue_reader import ClueReader
+from evenstep._run._garbage_clock import GarbageClock
+from evenstep._run._host_reader import HostReader
+
+
+class World:
+    """A process whose time and collector go as they are told."""
+
+    def __init__(self, root):
+        self.now_s = self.compile_s = 0.0
+        self.num_looks = 0
+        self.callbacks = []
+        self.root = root
+        self.garbage = GarbageClock(now=self.now, callbacks=self.callbacks)
+        self.clues = ClueReader(garbage=self.garbage, host=self.host, now=self.now)
+
+    def now(self):
+        return self.now_s
+
+    def host(self, *, alloc_retries):
+        self.num_looks += 1
+        return HostReader(
+            root=self.root,
+            now=self.now,
+            cpu_s=lambda: 0.5 * self.now_s,
+            major_faults=lambda: 0,
+            alloc_retries=alloc_retries,
+        )
+
+    def collect(self, seconds):
+        for phase in ("start", "stop"):
+            for heard in self.callbacks:
+                heard(phase, {})
+            self.now_s += seconds * (phase == "start")
+
+    def told(self, begin, end, go=lambda step: None):
+        """What is told of the steps that are over, one after the other."""
+        found = []
+        for step in range(begin, end):
+            self.clues.begin_step(step)
+            go(step)
+            self.now_s += 1 / 64
+            found += self.clues.told(step - 1)
+        return found
+
+
+@pytest.fixture
+def world(tmp_path):
+    world = World(tmp_path)
+    world.clues.open(compile_s=lambda: world.compile_s)
+    yield world
+    world.clues.close()
+    assert world.callbacks == []
+
+
+def test_a_quiet_step_is_none_to_tell_of(world):
+    """Nothing is sent of it, with inputs of whatever batch size."""
+    assert world.told(0, 50, lambda step: world.clues.saw_inputs(3 + step, 7 * (3 + step))) == []
+
+
+def test_garbage_and_compiling_are_told_of_their_step(world):
+    """And once."""
+
+    def go(step):
+        if step == 3:
+            world.collect(0.004)
+        if step == 4:
+            world.compile_s += 0.5
+
+    assert [(one.step, one.clues) for one in world.told(0, 8, go)] == [
+        (3, StepClues(gc_us=4000)),
+        (4, StepClues(compile_us=500_000)),
+    ]
+
+
+def test_small_collections_are_told_together(world):
+    """Their sum is right; most steps have nothing to send."""
+    found = world.told(0, 32, lambda step: world.collect(0.00007))
+
+    assert [one.step for one in found] == list(range(2, 31, 3))
+    assert {one.clues.gc_us for one in found} == {210}
+
+
+def test_lengths_are_what_is_above_the_mean_of_so_many_samples(world):
+    """A batch that is larger and no longer has none."""
+
+    def go(step):
+        world.clues.saw_inputs(4 + step % 2, (4 + step % 2) * (16 if step == 20 else 10))
+
+    found = world.told(0, 24, go)
+
+    assert (found[0].step, found[0].clues) == (20, StepClues(size=64 - 4 * 10 - 1))
+    assert all(abs(one.clues.size) <= 2 for one in found[1:])  # the mean was moved a little
+
+
+def test_samples_by_cost_are_compared_with_the_ranks_own_mean(tmp_path):
+    """More of them that are shorter are as much."""
+    world = World(tmp_path)
+    world.clues.open(by_cost=True)
+
+    assert world.told(0, 20, lambda step: world.clues.saw_inputs(1 + step % 5, 600)) == []
+    world.clues.close()
+
+
+def test_the_machine_is_looked_at_once_a_second(world):
+    """The first look is only compared with."""
+    found = world.told(0, 200)
+
+    assert [type(one.clues) for one in found] == [HostClues] * 3
+    assert [one.clues.step for one in found] == [64, 128, 192]
+    assert found[0].clues.lasted_s == pytest.approx(1.0)
+    assert found[0].clues.cpu_s == pytest.approx(0.5)
+    assert world.num_looks == 1
+
+
+def test_what_cannot_be_read_is_logged_once(world, caplog):
+    """Training goes on."""
+    world.clues.open(compile_s=lambda: 1 / 0)
+    world.clues.begin_step(0)
+    world.clues.begin_step(1)
+
+    (record,) = caplog.records
+    assert "causes of waiting are found by times alone" in record.getMessage()
