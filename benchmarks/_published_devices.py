@@ -14,6 +14,7 @@ import random
 import time
 import zlib
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -69,6 +70,8 @@ def pretend(device: str, num_devices: int) -> None:
     accelerator.device_count = lambda: num_devices
     accelerator.current_accelerator = lambda *_, **__: torch.device(device)
     accelerator.set_device_index = accelerator.device_index = lambda *_: None
+    accelerator.current_device_index = lambda: 0
+    accelerator.current_stream = lambda *_: SimpleNamespace(is_capturing=lambda: False)
     loads = torch.load
 
     def load(*args: Any, **kwargs: Any) -> Any:

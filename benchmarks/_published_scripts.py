@@ -78,7 +78,6 @@ _NANO = (
 )
 PUBLISHED = (
     Published("examples", _TUTORIAL, "multigpu_torchrun.py", "2 1", device="cuda"),
-    Published("examples", _TUTORIAL, "multinode.py", "3 1", device="cuda", ranks=3),
     Published("examples", _TUTORIAL, "multigpu.py", "2 1", device="cuda", spawns=True),
     Published(
         "examples",
@@ -113,7 +112,7 @@ PUBLISHED = (
         "train_fabric.py",
         "--epochs 3 --batch-size 16",
         stubs=("torchvision",),
-        env=_lightning("LT"),
+        env=_lightning("LT") | {"LT_CLI_USED": "1"},  # as `fabric run` sets them
     ),
     Published(
         "pytorch-lightning",

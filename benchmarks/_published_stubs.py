@@ -63,11 +63,19 @@ def torchvision() -> None:
     def transform(*_: Any, **__: Any) -> None:
         return None
 
+    def anything(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return transform
+
     module("torchvision")
     module("torchvision.datasets", FakeData=fake_data, MNIST=mnist)
     module("torchvision.models", resnet18=resnet18)
     names = ("Compose", "ToTensor", "Normalize")
     module("torchvision.transforms", **dict.fromkeys(names, transform))
+    for name in ("", ".datasets", ".models", ".transforms"):
+        # Libraries that find torchvision import more of it, and call none of that here.
+        sys.modules[f"torchvision{name}"].__dict__["__getattr__"] = anything
 
 
 def hydra() -> None:

@@ -113,8 +113,11 @@ def ran(done: subprocess.CompletedProcess[str], place: Path) -> Ran:
         if rank == 0:
             times_s = [float(row[2]) for row in rows if row[0] == "loss"]
     said = re.findall(r"^evenstep watch: (.*)$", done.stderr, re.MULTILINE)
-    error = done.stderr[-2000:] if done.returncode else ""
-    return Ran(done.returncode, lines, times_s, said, error)
+    errors = re.findall(
+        r"^(?:\[rank\d+\]: ?)?(\w[\w.]*(?:Error|Exception): .*)$", done.stderr, re.M
+    )
+    error = "; ".join(dict.fromkeys(errors)) or done.stderr[-1000:]
+    return Ran(done.returncode, lines, times_s, said, error if done.returncode else "")
 
 
 def verdict(said: list[str]) -> tuple[str, int | None, str]:
@@ -134,12 +137,15 @@ def measured(one: Published, folder: Path, commit: str, slow: int) -> Row:
         "ranks": one.ranks,
         "slow_rank": slow,
     }
-    alone = run(one, folder, watched=False)
-    if alone.status or len(alone.times_s) < 3:
-        return Row(one.name, BAR, figures | {"failed_alone": alone.error}, False)
-    more_s = MORE * alone.step_s
-    watched = run(one, folder, watched=True)
-    slowed = run(one, folder, watched=True, slow=slow, more_s=more_s)
+    try:
+        alone = run(one, folder, watched=False)
+        if alone.status or len(alone.times_s) < 3:
+            return Row(one.name, BAR, figures | {"failed_alone": alone.error}, False)
+        more_s = MORE * alone.step_s
+        watched = run(one, folder, watched=True)
+        slowed = run(one, folder, watched=True, slow=slow, more_s=more_s)
+    except subprocess.TimeoutExpired as error:
+        return Row(one.name, BAR, figures | {"error": f"not done after {error.timeout} s"}, False)
     text, rank, cause = verdict(slowed.said)
     is_off = any(line.startswith("off") for line in (*watched.said, *slowed.said))
     figures |= {
