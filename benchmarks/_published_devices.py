@@ -55,12 +55,27 @@ def as_it_is(thing: Any, *_: Any, **__: Any) -> Any:
     return thing
 
 
+def filled(before: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a ``to_empty`` that leaves no memory as it was found: a script may not set it all."""
+
+    def to_empty(self: nn.Module, *, device: Any, recurse: bool = True) -> nn.Module:
+        before(self, device=on_cpu(device), recurse=recurse)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                local = getattr(parameter, "to_local", lambda p=parameter: p)()
+                nn.init.normal_(local, std=0.02)
+        return self
+
+    return to_empty
+
+
 def pretend(device: str, num_devices: int) -> None:
     """Have torch's calls for accelerators answered by CPUs."""
     torch_any: Any = torch
     for kind in (torch.Tensor, nn.Module):
         kind_any: Any = kind
         kind_any.to, kind_any.cuda = moved(kind.to), as_it_is
+    torch_any.nn.Module.to_empty = filled(nn.Module.to_empty)
     torch_any.Tensor.pin_memory = as_it_is
     torch_any.tensor = moved(torch.tensor)
     torch_any.cuda.set_device = lambda *_: None

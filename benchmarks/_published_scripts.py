@@ -119,7 +119,8 @@ PUBLISHED = (
         "examples/pytorch/basics",
         "transformer.py",
         stubs=("wikitext",),
-        env=_lightning("PL_TRAINER"),
+        env=_lightning("PL_TRAINER")
+        | {"PL_TRAINER_LIMIT_VAL_BATCHES": "2", "PL_TRAINER_LIMIT_TEST_BATCHES": "2"},
     ),
 )
 OWN = Published("", ".", "_published_own.py", "40", device="cuda")
