@@ -49,6 +49,20 @@ def test_micro_batches_are_one_step(tmp_path):
     assert measured[-1]["step"] == 72 // 3 - 2
 
 
+def test_a_loop_without_a_loader(tmp_path):
+    """The next batch is drawn before the backward, and one rank evaluates: a step is a step."""
+    env = {"SLOW": "1", "STEPS": "40"}
+    alone = start(torchrun("hand_made"), **env)
+    done = watched(torchrun("hand_made"), run_dir=tmp_path, **env)
+
+    assert losses(done) == losses(alone)
+    assert "for rank 1 (" in said(done)[0]
+    assert "because of compute" in said(done)[0]
+    accounts = events(tmp_path, "StepsAccounted")
+    assert sum(account["evaluation_s"][0] for account in accounts) > 0
+    assert sum(account["evaluation_s"][1] for account in accounts) == 0
+
+
 def test_buffers_evaluation_and_checkpoint(tmp_path):
     """The wait for DDP's broadcast of buffers is no computing, and an evaluation is none either."""
     alone = start(torchrun("norms"), SLOW="1")

@@ -99,6 +99,32 @@ def accumulating():
     dist.destroy_process_group()
 
 
+def hand_made():
+    """As nanoGPT: no loader, the next batch before the backward, evaluations on one rank alone."""
+    dist.init_process_group("gloo")
+    torch.manual_seed(1)
+    model = DistributedDataParallel(Small())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    torch.manual_seed(2 + dist.get_rank())
+    batch, losses = torch.randn(8, 16), []
+    for number in range(STEPS):
+        if number % 8 == 0 and dist.get_rank() == 0:
+            model.eval()
+            with torch.no_grad():
+                losses += [model(torch.randn(8, 16)).sum().item() for _ in range(4)]
+            model.train()
+        for micro_step in range(2):
+            model.require_backward_grad_sync = micro_step == 1
+            loss = model(batch).square().mean() / 2
+            batch = torch.randn(8, 16)
+            loss.backward()
+            losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    say(losses)
+    dist.destroy_process_group()
+
+
 def norms():
     """With buffers that DDP broadcasts, an evaluation and a checkpoint."""
     dist.init_process_group("gloo")
@@ -290,6 +316,28 @@ def lightning():
         enable_model_summary=False,
     ).fit(module, DataLoader(data(), batch_size=8))
     say(module.losses)
+
+
+def fabric():
+    """Under torchrun, as ``fabric run`` starts it."""
+    from lightning.fabric import Fabric
+
+    made = Fabric(accelerator="cpu", devices=2, strategy="ddp")
+    made.launch()
+    made.seed_everything(1)
+    small = Small()
+    model, optimizer = made.setup(small, torch.optim.AdamW(small.parameters(), lr=1e-2))
+    losses = []
+    for inputs, targets in batches(made.setup_dataloaders(DataLoader(data(), batch_size=8))):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        made.backward(loss)
+        optimizer.step()
+        losses.append(loss.item())
+        if len(losses) == STEPS:
+            break
+    say(losses)
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
