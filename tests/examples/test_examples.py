@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from .._aborts import run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -17,14 +18,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def output_of(command):
     """What a command prints, on one thread per process."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    for _ in range(2):
-        result = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=120, env=environment
-        )
-        # Now and then, after the script is through, torch aborts the process while Python shuts
-        # down, with plain DDP as well: docs/faults.md says why.
-        if "terminate called without an active exception" not in result.stderr:
-            break
+    result = run(command, timeout=120, env=environment)
     assert result.returncode == 0, result.stderr
     return result.stdout
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from .._aborts import run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ("hf_trainer", "accelerate_loop")
@@ -39,13 +40,7 @@ def printed(name, folder):
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": str(folder),
     }
-    for _ in range(2):
-        result = subprocess.run(
-            command, capture_output=True, text=True, timeout=150, env=environment, cwd=folder
-        )
-        # Seen now and then under load, of a thread of gloo's, after the script is through.
-        if "terminate called without an active exception" not in result.stderr:
-            break
+    result = run(command, timeout=150, env=environment, cwd=folder)
     assert result.returncode == 0, result.stderr
     return result.stdout
 

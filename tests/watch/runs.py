@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from .._aborts import run
+
 SCRIPT = Path(__file__).with_name("trainings.py")
 ROOT = Path(__file__).parents[2]
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
@@ -21,13 +23,8 @@ def environment(env):
 
 def start(arguments, **env):
     """Run Python to its end."""
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env=environment(env),
-        timeout=150,
-    )
+    command = [sys.executable, *map(str, arguments)]
+    return run(command, env=environment(env), timeout=150)
 
 
 def begun(command, **env):

@@ -10,6 +10,7 @@ import pytest
 
 from evenstep.watch._script_patch import patched
 
+from .._aborts import run
 from ._scripts import BY_NAME, SHAPES
 
 ROOT = Path(__file__).parents[2]
@@ -197,9 +198,7 @@ def test_the_changed_script_trains(name, tmp_path):
     command = [sys.executable, *(torchrun if shape.launcher == "torchrun" else []), "train.py"]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
 
-    ran = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=150
-    )
+    ran = run(command, cwd=tmp_path, env=environment, timeout=150)
 
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.count("trained") == 2
