@@ -52,6 +52,16 @@ def reports_of(rank, step, size):
     return [Report(step, size, 16, compute_s=0.1 * (rank + 1), data_s=0.0)]
 
 
+def gathering():
+    """Return a planner whose policy is shown 50 ms of short steps together."""
+    return Planner(Shifting(reading_s=0.05), Job(2, 16))
+
+
+def short(rank, step, size):
+    """Return a report of a step of 5 ms: such steps are decided on together."""
+    return [Report(step, size, 16, 0.005, 0.0, wall_s=0.006)]
+
+
 def report(exchange, step, reports):
     """Report a step, with what was measured by then."""
     messages = (StepReports(step, tuple(reports)),)

@@ -9,11 +9,11 @@ import pytest
 
 from evenstep._exchange._peer import Peer
 from evenstep._exchange._wire import Wire
-from evenstep._planner import Job, Planner, Report
+from evenstep._planner import Report
 from evenstep.events import MeasurementRejected, StepMeasured
 from evenstep.exceptions import WorkerLostError
 
-from .exchanges import Shifting, alone, pairs, report, reports_of
+from .exchanges import alone, gathering, pairs, report, reports_of, short
 
 
 @pytest.fixture
@@ -225,16 +225,6 @@ def test_a_plan_that_no_answer_follows_is_told_too(star):
 
     while heard.get(timeout=5) != plan:
         pass
-
-
-def gathering():
-    """Return a planner whose policy is shown 50 ms of short steps together."""
-    return Planner(Shifting(reading_s=0.05), Job(2, 16))
-
-
-def short(rank, step, size):
-    """Return a report of a step of 5 ms: such steps are decided on together."""
-    return [Report(step, size, 16, 0.005, 0.0, wall_s=0.006)]
 
 
 def test_short_steps_are_decided_on_together_and_each_is_measured(star):
