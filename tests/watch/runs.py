@@ -28,10 +28,15 @@ def start(arguments, **env):
 
 
 def begun(command, **env):
-    """Begin to run Python's arguments ``command`` under a watch, in a session of its own."""
+    """Begin to run Python's arguments ``command`` under a watch, as from a terminal of its own.
+
+    Without one, the watch would pass on a Ctrl-C that the command has got already.
+    """
     options = ["--every", "2", "--", sys.executable]
-    return subprocess.Popen(
+    keyboard, terminal = os.openpty()
+    process = subprocess.Popen(
         [sys.executable, "-m", "evenstep.watch", *options, *map(str, command)],
+        stdin=terminal,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -39,6 +44,8 @@ def begun(command, **env):
         start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored, perhaps
     )
+    os.close(terminal)
+    return process, keyboard
 
 
 def torchrun(kind, *arguments, ranks=2):

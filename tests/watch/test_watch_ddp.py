@@ -130,11 +130,12 @@ def test_an_error_of_the_users_comes_with_the_summary():
 
 def test_ctrl_c_ends_with_the_summary():
     """All processes get it, as from a terminal, once the first line is there."""
-    process = begun(torchrun("ddp"), SLOW="1", STEPS="100000")
+    process, keyboard = begun(torchrun("ddp"), SLOW="1", STEPS="100000")
     assert any("evenstep watch: step " in line for line in process.stderr)
 
     os.killpg(process.pid, signal.SIGINT)
     lines = process.communicate(timeout=90)[1].splitlines()
+    os.close(keyboard)
 
     assert process.returncode != 0
     assert any(" steps, " in line and "for rank 1 (" in line for line in lines)
