@@ -153,6 +153,25 @@ def test_input_and_network_are_named_where_no_rank_waits_for_another():
     assert found.waiting_share < 0.03
 
 
+@pytest.mark.parametrize(("exchange", "said"), [(10_000, []), (20_000, [(Cause.NETWORK, None)])])
+def test_an_exchange_that_takes_its_usual_part_is_no_cause(exchange, said):
+    """As gloo does on healthy links: of steps of 0.1 s, 10 ms are, and 20 ms are not."""
+    assert names(shown(steps(60, 3, exchange=exchange)).diagnose()) == said
+
+
+@pytest.mark.parametrize(
+    ("first", "cause"), [(0.6, Cause.SLOW_WORKER), (0.0, Cause.THROTTLING)], ids=["slow", "fast"]
+)
+def test_a_rank_that_was_slow_from_the_start_is_not_throttled(first, cause):
+    """Though it gets slower still, as where its machine has less and less time left."""
+
+    def late(step, rank):
+        part = (first + (1 - first) * step / 60) if rank == 1 else 0.0
+        return {"FORWARD": 30_000 * part, "BACKWARD": 60_000 * part}
+
+    assert names(shown(steps(60, 3, late=late)).diagnose()) == [(cause, 1)]
+
+
 def test_a_quota_and_the_want_of_a_core_are_told_apart_by_the_machine():
     """Both look like a slow worker; with equal times the one or the other is named."""
     slow = steps(

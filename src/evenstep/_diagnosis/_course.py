@@ -14,6 +14,7 @@ _BLOCKS = 120  # into which a course is cut to be looked at
 _BENDS = 30  # where a slope may begin or end
 _FEWEST = 12  # steps in which a course can be told
 _LOW = 0.3  # of the high level: at most so much when it goes
+_GROWN = 0.5  # of the last level: at most so much before it grew; else it was slow from the start
 
 
 class Shape(StrEnum):
@@ -83,12 +84,12 @@ def shape_of(slower: FloatArray) -> Shape:
     if len(slower) < _FEWEST:
         return Shape.STEADY
     y = np.array([part.mean() for part in np.array_split(slower, min(_BLOCKS, len(slower)))])
-    (step, low, high), (slope, rise) = _best_step(y), _best_slope(y)
+    (step, low, high), (slope, begin, end) = _best_step(y), _best_slope(y)
     two, levels = _two_levels(y)
     best = min(step, slope, two)
     if best == two and levels[0] < _LOW * levels[1]:
         return Shape.SPELLS
-    if best == slope and rise > 0:
+    if best == slope and begin < _GROWN * end:
         return Shape.GROWING
     if high < _LOW * low:  # it went and did not come back
         return Shape.SPELLS
@@ -115,8 +116,8 @@ def _best_step(y: FloatArray) -> tuple[float, float, float]:
     return float(_score(left[best], n, 3)), float(low[best] if best else 0.0), float(high[best])
 
 
-def _best_slope(y: FloatArray) -> tuple[float, float]:
-    """Return the score of the best slope between two levels, and by how much it rises."""
+def _best_slope(y: FloatArray) -> tuple[float, float, float]:
+    """Return the score of the best slope between two levels, and the levels."""
     n = len(y)
     bends = np.unique(np.linspace(0, n - 1, _BENDS).round().astype(int))
     at, until = np.triu_indices(len(bends), k=1)
@@ -124,12 +125,15 @@ def _best_slope(y: FloatArray) -> tuple[float, float]:
     is_long = end - begin >= max(3, n // 6)
     begin, end = begin[is_long], end[is_long]
     course = np.clip((np.arange(n) - begin[:, None]) / (end - begin)[:, None], 0.0, 1.0)
-    course -= course.mean(axis=1, keepdims=True)
+    middle = course.mean(axis=1)
+    course -= middle[:, None]
     squares = (course**2).sum(axis=1)
     moment = course @ (y - y.mean())
     left = ((y - y.mean()) ** 2).sum() - moment**2 / squares
     best = int(np.argmin(left))
-    return float(_score(left[best], n, 3)), float(moment[best] / squares[best])
+    rise = moment[best] / squares[best]
+    low = float(y.mean() - rise * middle[best])
+    return float(_score(left[best], n, 3)), low, low + float(rise)
 
 
 def _two_levels(y: FloatArray) -> tuple[float, tuple[float, float]]:

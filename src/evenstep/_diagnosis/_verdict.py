@@ -19,7 +19,7 @@ from ._machines import HostRates
 _LEAST_WAITING = 0.03  # of all ranks' time: below it, nothing is said
 _LEAST_CAUSE = 0.02  # likewise, of one cause
 _LEAST_EXPLAINED = 0.8  # of the waiting
-_LEAST_EXPOSED = 0.08  # of all ranks' time: communication from which on the network is named
+_LEAST_EXPOSED = 0.12  # of all ranks' time: communication from which on the network is named
 _LEAST_FED = 0.1  # likewise, waiting for input that all ranks have in common
 _CHANCE = 0.075  # of a step: one standard deviation that is taken for chance
 _LEAST_Z = {Family.COMPUTE: 3.0, Family.INPUT: 2.2, Family.LOOP: 2.2, Family.LENGTHS: 3.0}
