@@ -32,12 +32,3 @@ def test_lightning(launched):
 
     assert losses(done) == losses(start(command, SLOW="1"))
     assert "for rank 1 (" in said(done)[0]
-
-
-def test_fabric():
-    """Likewise, with Fabric's wrappers around model, optimizer and loader."""
-    pytest.importorskip("lightning", reason="needs lightning")
-    done = watched(torchrun("fabric"), SLOW="1")
-
-    assert losses(done) == losses(start(torchrun("fabric"), SLOW="1"))
-    assert "for rank 1 (" in said(done)[0]

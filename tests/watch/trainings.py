@@ -318,27 +318,5 @@ def lightning():
     say(module.losses)
 
 
-def fabric():
-    """Under torchrun, as ``fabric run`` starts it."""
-    from lightning.fabric import Fabric
-
-    made = Fabric(accelerator="cpu", devices=2, strategy="ddp")
-    made.launch()
-    made.seed_everything(1)
-    small = Small()
-    model, optimizer = made.setup(small, torch.optim.AdamW(small.parameters(), lr=1e-2))
-    losses = []
-    for inputs, targets in batches(made.setup_dataloaders(DataLoader(data(), batch_size=8))):
-        optimizer.zero_grad()
-        loss = nn.functional.mse_loss(model(inputs), targets)
-        made.backward(loss)
-        optimizer.step()
-        losses.append(loss.item())
-        if len(losses) == STEPS:
-            break
-    say(losses)
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
     globals()[sys.argv[1]](*sys.argv[2:])
