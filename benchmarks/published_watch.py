@@ -2,7 +2,7 @@
 
 ``--scripts DIR`` is a folder with clones of the repositories that are listed without it; nothing is
 fetched here. Each script runs three times: alone, watched, and watched while one rank's forward
-sleeps for half as long again as a step takes. Losses and parameters of the first two are compared
+sleeps for one and a half steps. Losses and parameters of the first two are compared
 bit by bit, rank by rank. The third has to name that rank first, because of compute.
 
 No accelerator and no download is needed: ``_published_devices`` gives each process CPUs for its

@@ -52,6 +52,31 @@ class Slow(torch.nn.Module):
         return self.layer(x[:, :4].float())
 
 
+def nested_run(rank: int, num_steps: int) -> int:
+    """Train on tensors whose sizes torch does not tell; return how many steps there were."""
+    torch.manual_seed(0)
+    texts = [torch.randn(1 + index % 5, 4) for index in range(8 * num_steps)]
+    data = DataLoader(texts, batch_size=4, collate_fn=torch.nested.nested_tensor)
+    number = 0
+    with Balancer(runtime=Runtime(line_every=None)) as balancer:
+        model, loader = balancer.prepare(Rows(), data)
+        for x in loader:
+            model(x).square().mean().backward()
+            number += 1
+    return number
+
+
+class Rows(torch.nn.Module):
+    """A layer for each text by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([self.layer(text).mean() for text in x.unbind()])
+
+
 def diagnosed_run(rank: int, folder: str, kind: str, num_steps: int) -> list[WaitingDiagnosed]:
     """Return what is said of a run of so many steps: of its causes, on rank 0.
 

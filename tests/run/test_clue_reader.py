@@ -52,7 +52,7 @@ class World:
 @pytest.fixture
 def world(tmp_path):
     world = World(tmp_path)
-    world.clues.open(compile_s=lambda: world.compile_s)
+    world.clues.open(compile_s=lambda: world.compile_s, input_size=lambda inputs: inputs)
     yield world
     world.clues.close()
     assert world.callbacks == []
@@ -60,7 +60,7 @@ def world(tmp_path):
 
 def test_a_quiet_step_is_none_to_tell_of(world):
     """Nothing is sent of it, with inputs of whatever batch size."""
-    assert world.told(0, 50, lambda step: world.clues.saw_inputs(3 + step, 7 * (3 + step))) == []
+    assert world.told(0, 50, lambda step: world.clues.saw_inputs((3 + step, 7 * (3 + step)))) == []
 
 
 def test_garbage_and_compiling_are_told_of_their_step(world):
@@ -90,7 +90,7 @@ def test_lengths_are_what_is_above_the_mean_of_so_many_samples(world):
     """A batch that is larger and no longer has none."""
 
     def go(step):
-        world.clues.saw_inputs(4 + step % 2, (4 + step % 2) * (16 if step == 20 else 10))
+        world.clues.saw_inputs((4 + step % 2, (4 + step % 2) * (16 if step == 20 else 10)))
 
     found = world.told(0, 24, go)
 
@@ -101,9 +101,9 @@ def test_lengths_are_what_is_above_the_mean_of_so_many_samples(world):
 def test_samples_by_cost_are_compared_with_the_ranks_own_mean(tmp_path):
     """More of them that are shorter are as much."""
     world = World(tmp_path)
-    world.clues.open(by_cost=True)
+    world.clues.open(by_cost=True, input_size=lambda inputs: inputs)
 
-    assert world.told(0, 20, lambda step: world.clues.saw_inputs(1 + step % 5, 600)) == []
+    assert world.told(0, 20, lambda step: world.clues.saw_inputs((1 + step % 5, 600))) == []
     world.clues.close()
 
 
@@ -118,11 +118,15 @@ def test_the_machine_is_looked_at_once_a_second(world):
     assert world.num_looks == 1
 
 
-def test_what_cannot_be_read_is_logged_once(world, caplog):
+@pytest.mark.parametrize(
+    "fault", [{"compile_s": lambda: 1 / 0}, {"input_size": lambda inputs: 1 / 0}], ids=["", "input"]
+)
+def test_what_cannot_be_read_is_logged_once(world, caplog, fault):
     """Training goes on."""
-    world.clues.open(compile_s=lambda: 1 / 0)
-    world.clues.begin_step(0)
-    world.clues.begin_step(1)
+    world.clues.open(**fault)
+    for step in range(3):
+        world.clues.begin_step(step)
+        world.clues.saw_inputs(())
 
     (record,) = caplog.records
     assert "causes of waiting are found by times alone" in record.getMessage()

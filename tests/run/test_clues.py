@@ -4,7 +4,7 @@ import pytest
 
 from evenstep.testing import run_workers
 
-from .clue_runs import LATE, diagnosed_run
+from .clue_runs import LATE, diagnosed_run, nested_run
 
 
 @pytest.mark.slow
@@ -25,3 +25,9 @@ def test_a_clue_names_cause_and_rank(tmp_path, kind, cause, rank, words):
 
     assert first[:2] == (cause, rank), last
     assert words in first[2]
+
+
+@pytest.mark.slow
+def test_inputs_without_a_shape_train():
+    """What explains waiting is looked at in every loop, and is no reason to end one."""
+    assert run_workers(2, nested_run, 10) == [10, 10]

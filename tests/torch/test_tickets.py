@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from evenstep.torch._step._containers import measured
+from evenstep.torch._step._containers import input_size
 from evenstep.torch._step._tickets import StepUnderWay, Ticket, Tickets
 
 
@@ -253,4 +253,12 @@ def test_after_the_loop_only_its_own_batches_are_weighted(tickets):
 )
 def test_what_a_forward_was_given(tensors, found):
     """Tokens where there are some, else the largest tensor."""
-    assert measured(tensors) == found
+    assert input_size(tensors) == found
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_a_nested_tensor_has_a_size_though_no_shape():
+    """Its numbers are counted, and its samples."""
+    nested = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(5, 4)])
+
+    assert input_size([nested]) == (2, 28)

@@ -151,7 +151,7 @@ class Decisions:
         self._answers.publish(index, through, done=done)
 
     def _num_ahead(self) -> int:
-        """Return to how many more steps the newest plan is the answer, within a moment."""
+        """Return how many steps after a complete one the newest plan answers, within a moment."""
         assert self.planner is not None
         if self._world_size == 1 or not self.looks_ahead:  # no rank to spare a message
             return 0
@@ -194,10 +194,10 @@ class Decisions:
             self._answers.later(self._keep_all_books)
 
     def _answer_from(self, step: int) -> None:
-        """Answer to ``step``, which is complete, and to those after it that can be answered.
+        """Answer to ``step``, which all ranks have reported, and to later ones as far as known.
 
-        If it was the last one that was answered ahead, to those after it: no rank waits for them
-        yet.
+        Where ``step`` was the last to be answered ahead, the next ones are answered here. No rank
+        waits for them yet.
         """
         index = max(step, self._answered + 1)
         if index > step + 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 
@@ -22,8 +22,8 @@ class StepObserver:
     def begin_forward(self, num_samples: int, *, is_last: bool) -> None:
         """Hear that a forward of so many samples comes next, perhaps the step's last one."""
 
-    def saw_inputs(self, num_samples: int, size: int) -> None:
-        """Hear what that forward is given, as ``measured`` gives it."""
+    def saw_inputs(self, inputs: Sequence[Any]) -> None:
+        """Hear which tensors that forward is given."""
 
     def end_forward(self) -> None:
         """Hear that it is over."""

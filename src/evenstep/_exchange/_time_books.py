@@ -21,6 +21,7 @@ from ._internal import log_fault
 _LOOK_S = 10.0  # from one diagnosis to the next
 _CALM_S = 30.0  # from one that is told to the next
 _FEWEST = 10  # steps, for a diagnosis at the end
+_MOST_CLUES = 256  # steps with some whose times are not complete
 
 _GOES_ON = "Training and balancing go on; who waits for whom is not told any more in this run."
 
@@ -62,6 +63,8 @@ class TimeBooks:
         if self._diagnoser is not None:
             with self._lock:
                 self._clues.setdefault(step, {})[rank] = clues
+                if len(self._clues) > _MOST_CLUES:  # where some rank tells no times at all
+                    del self._clues[next(iter(self._clues))]
 
     def add_host(self, rank: int, clues: HostClues) -> None:
         """Take in what a rank's process and machine did since its look before."""

@@ -104,10 +104,10 @@ class Readings(Generic[Step]):
 
     @property
     def keeps_for(self) -> int:
-        """For how many more steps the plan may hold.
+        """For how many more steps the plan holds.
 
-        Where a reading takes several, one more than it takes: a plan that follows from it trails by
-        a short step then, and no rank waits for it.
+        After a reading of several short steps, the plan changes one step later than it could. So no
+        rank waits for it.
         """
         return self.num_left if self.num_left > 1 else 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import final
+from typing import Any, final
 
 from .._diagnosis import HostClues, StepClues
 from .._exchange._internal import log_fault
@@ -24,10 +24,12 @@ _GOES_ON = "Training and balancing go on; causes of waiting are found by times a
 class ClueReader(StepObserver):
     """Reads a few counters when a step begins, and the system's files once a second.
 
-    A step without garbage, compilations and unlike lengths is none to tell of. How long its samples
-    are is told as what its inputs have above what so many samples have in the mean of this rank: a
-    larger batch is no longer one. Where samples are assigned by cost, a rank has as much as its
-    speed allows, and it is what they have above this rank's mean.
+    A step is told of if it had garbage collection, compilation or samples of another length. The
+    length is the size of its inputs less what as many samples of this rank have in the mean, so a
+    larger batch is not a longer one. Where samples are assigned by cost, a rank has fewer of them
+    the longer they are. Then it is the size less this rank's mean.
+
+    Any fault of its own is logged and ends the reading. Training goes on.
 
     Args:
         garbage: counts the time in the collector.
@@ -49,6 +51,7 @@ class ClueReader(StepObserver):
         self._look_s = 0.0
         self._compiled_s: Callable[[], float] = lambda: 0.0
         self._alloc_retries: Callable[[], int] = lambda: 0
+        self._input_size: Callable[[Sequence[Any]], tuple[int, int]] = lambda inputs: (0, 0)
         self._is_on = self._by_cost = False
         self._step = -1  # the one under way
         self._gc_s = self._compile_s = 0.0  # that were told, or were before
@@ -62,6 +65,7 @@ class ClueReader(StepObserver):
         *,
         compile_s: Callable[[], float] = lambda: 0.0,
         alloc_retries: Callable[[], int] = lambda: 0,
+        input_size: Callable[[Sequence[Any]], tuple[int, int]] = lambda inputs: (0, 0),
         by_cost: bool = False,
     ) -> None:
         """Begin to read.
@@ -69,9 +73,11 @@ class ClueReader(StepObserver):
         Args:
             compile_s: seconds of compiling so far.
             alloc_retries: how often the allocator gave back memory to find some, so far.
+            input_size: samples and size of what a forward is given.
             by_cost: whether samples are assigned by cost.
         """
-        self._compiled_s, self._alloc_retries, self._by_cost = compile_s, alloc_retries, by_cost
+        self._compiled_s, self._alloc_retries = compile_s, alloc_retries
+        self._input_size, self._by_cost = input_size, by_cost
         self._garbage.open()
         self._is_on = True
 
@@ -81,20 +87,10 @@ class ClueReader(StepObserver):
         self._garbage.close()
 
     def begin_step(self, step: int) -> None:
-        if not self._is_on:
-            return
-        try:
-            self._end_step()
-            self._step = step
-            if self._now() >= self._look_s:
-                self._look()
-        except Exception as error:
-            log_fault(step, error, _GOES_ON)
-            self.close()
+        self._guarded(lambda: self._begin(step))
 
-    def saw_inputs(self, num_samples: int, size: int) -> None:
-        self._num_samples += num_samples
-        self._size += size
+    def saw_inputs(self, inputs: Sequence[Any]) -> None:
+        self._guarded(lambda: self._add(inputs))
 
     def told(self, step: int) -> Sequence[CluesTold | HostTold]:
         """Return what there is to say with the times of ``step``, which is over; once."""
@@ -104,6 +100,26 @@ class ClueReader(StepObserver):
         if (clues := self._known.pop(step, None)) is not None:
             found.append(CluesTold(step, clues))
         return found
+
+    def _guarded(self, read: Callable[[], None]) -> None:
+        if not self._is_on:
+            return
+        try:
+            read()
+        except Exception as error:
+            log_fault(self._step, error, _GOES_ON)
+            self.close()
+
+    def _begin(self, step: int) -> None:
+        self._end_step()
+        self._step = step
+        if self._now() >= self._look_s:
+            self._look()
+
+    def _add(self, inputs: Sequence[Any]) -> None:
+        num_samples, size = self._input_size(inputs)
+        self._num_samples += num_samples
+        self._size += size
 
     def _end_step(self) -> None:
         gc_us = round((self._garbage.total_s - self._gc_s) * 1e6)
@@ -118,7 +134,7 @@ class ClueReader(StepObserver):
         if (gc_us or compile_us or length) and self._step >= 0:
             self._known[self._step] = StepClues(gc_us=gc_us, compile_us=compile_us, size=length)
             if len(self._known) > _MOST_UNTOLD:
-                del self._known[next(iter(self._known))]
+                self._known.pop(next(iter(self._known)), None)  # another thread may take it
 
     def _length(self) -> int:
         """Return what the step's inputs have above the mean; 0 where all samples are alike."""

@@ -33,6 +33,7 @@ from ._model._wrapping import Wrapping
 from ._parts import Parts
 from ._step._clock import clock_of
 from ._step._conductor import StepConductor
+from ._step._containers import input_size
 from ._step._reporter import MachineMeasure, Measure, MemoryMeasure
 
 _OF_COLLECTIVES = ("gloo/", "NCCL", "Connection closed by peer")  # in errors of torch's backends
@@ -250,6 +251,7 @@ class Session:
             parts.clues.open(
                 compile_s=lambda: parts.watch.clock.total_s,
                 alloc_retries=partial(alloc_retries, device),
+                input_size=input_size,
                 by_cost=parts.loaders[0].costs is not None,
             )
             observers.append(parts.clues)

@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from .._diagnosis import Phase, StepClues
 from .._private_torch import at_end_of_backward, backward_number
 from ..torch._step._clock import AbstractClock
-from ..torch._step._containers import measured, tensors_in
+from ..torch._step._containers import input_size, tensors_in
 from ..torch._step._phases import Timeline
 from ._step_records import StepRecord
 
@@ -116,7 +116,7 @@ class StepRecorder:
         if self._trained is None or self._trained() is not module:
             self._trained = weakref.ref(module)
         self._trains_in_eval = not module.training
-        num_samples, size = measured(tensors_in(inputs))
+        num_samples, size = input_size(tensors_in(inputs))
         self._num_samples += num_samples
         self._size += size
 

@@ -22,7 +22,6 @@ from .._data._protocols import MicroBatch, StepStart
 from .._exchange._peers import PeerGroup
 from ._blind import BlindWatch
 from ._compile_watch import CompileWatch
-from ._containers import measured
 from ._finite import FiniteWatch
 from ._meter import StepMeter
 from ._reporter import Measure, Reporter
@@ -292,7 +291,7 @@ class StepConductor:
         for begin_forward in self._at_forward:
             begin_forward(use.ticket.num_samples, is_last=use.ticket.is_last)
         for saw_inputs in self._at_inputs:
-            saw_inputs(*measured(tensors))
+            saw_inputs(tensors)
         return use
 
     def outside(self) -> None:

@@ -77,7 +77,7 @@ def rebuild(
     return leaf(item)
 
 
-def measured(tensors: Sequence[torch.Tensor]) -> tuple[int, int]:
+def input_size(tensors: Sequence[torch.Tensor]) -> tuple[int, int]:
     """Return how many samples and how many numbers a forward was given; 0 where not known.
 
     Tokens count where there are some: integers with a dimension of their own. Else it is the
@@ -91,4 +91,6 @@ def measured(tensors: Sequence[torch.Tensor]) -> tuple[int, int]:
         size = tensor.numel()
         if (is_tokens, size) > (best_is_tokens, best_size):
             best, best_size, best_is_tokens = tensor, size, is_tokens
-    return (0, 0) if best is None else (best.shape[0], best_size)
+    return (
+        (0, 0) if best is None else (best.size(0), best_size)
+    )  # a strided nested tensor has no `shape`
