@@ -1,5 +1,8 @@
 """A worker's steps under Keras, from marks: where the time goes, and what is no step."""
 
+import subprocess
+import sys
+
 import pytest
 
 from evenstep._diagnosis import Phase
@@ -99,3 +102,20 @@ def test_what_cannot_be_told_is_an_error(steps, clock):
         steps.batch_there(12, 384)
     with pytest.raises(ValueError, match="no gradient came"):
         steps.end(is_whole=True)
+
+
+@pytest.mark.parametrize("every_s", [-1, float("nan")])
+def test_a_time_between_lines_that_is_none_is_refused(every_s):
+    """Before the training begins."""
+    from evenstep.watch import KerasWatch
+
+    with pytest.raises(ValueError, match=r"KerasWatch\(every_s=.*at least 0.*0 writes no lines"):
+        KerasWatch(every_s=every_s)
+
+
+def test_without_tensorflow_the_error_says_what_to_install():
+    """The callback alone needs it: what else the room has does not."""
+    code = "import sys; sys.modules['tensorflow'] = None; from evenstep.watch import KerasWatch"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+    assert "ImportError: `KerasWatch` needs TensorFlow: `pip install" in done.stderr

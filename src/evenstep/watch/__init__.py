@@ -10,7 +10,14 @@ __all__ = ["KerasWatch"]
 def __getattr__(name: str) -> object:
     """Load ``KerasWatch`` when it is asked for: other scripts import no TensorFlow."""
     if name == "KerasWatch":
-        from ._keras_watch import KerasWatch
+        try:
+            from ._keras_watch import KerasWatch
+        except ModuleNotFoundError as error:
+            if error.name != "tensorflow":
+                raise
+            from .._install import install_line
 
+            message = f"`KerasWatch` needs TensorFlow: `{install_line('tensorflow')}`."
+            raise ImportError(message) from error
         return KerasWatch
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

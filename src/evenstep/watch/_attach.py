@@ -7,18 +7,15 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from time import monotonic
 from typing import Any, final
 
 import torch
 import torch.distributed as dist
 
 from .._private_torch import default_store
-from ._advice_text import advice_notes
 from ._call_sites import Frames
+from ._courier import ends_of
 from ._fsdp_patches import patch_fsdp
-from ._leader import WatchLeader
-from ._mail import RankReader, RankSender
 from ._start_watch import ALONE, SEEN, WatchSettings
 from ._torch_patches import (
     Patches,
@@ -76,17 +73,8 @@ class Attachment:
         if world_size == 1:
             print(ALONE, file=sys.stderr, flush=True)
             return
-        store = self._store()
-        leads, leader = rank == 0, None
-        if leads:
-            leader = WatchLeader(world_size, self._settings, now=monotonic, notes=advice_notes)
-        self.watch = Watch(
-            sender=None if leads else RankSender(store, rank),
-            reader=RankReader(store, range(1, world_size)) if leads else None,
-            leader=leader,
-            rank=rank,
-            loaders=self._loaders,
-        )
+        ends = ends_of(self._store(), rank, world_size, self._settings)
+        self.watch = Watch(ends, loaders=self._loaders)
 
     def group_closes(self, group: Any) -> None:
         """Hear that a group is about to be destroyed."""

@@ -8,11 +8,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import monotonic, thread_time
-from typing import Protocol, final
+from typing import NamedTuple, Protocol, final
 
 from .._run._host_reader import HostReader
+from ._advice_text import advice_notes
 from ._leader import WatchLeader
-from ._mail import RankHello, RankReader, RankSender
+from ._mail import MailStore, RankHello, RankReader, RankSender
+from ._start_watch import WatchSettings
 from ._step_records import RankTold, StepRecord, grouped
 from ._watched_run import CallSite
 
@@ -33,6 +35,30 @@ class RecordedSteps(Protocol):
     records: deque[StepRecord]
 
 
+class RankEnds(NamedTuple):
+    """A rank's ends of what ranks tell rank 0.
+
+    Attributes:
+        rank: this process's.
+        sender: carries what this rank tells; None on rank 0, which tells itself.
+        reader: what the others tell; on rank 0.
+        leader: makes something of it; on rank 0.
+    """
+
+    rank: int
+    sender: RankSender | None
+    reader: RankReader | None
+    leader: WatchLeader | None
+
+
+def ends_of(store: MailStore, rank: int, world_size: int, settings: WatchSettings) -> RankEnds:
+    """Return a rank's ends, over a store with a prefix of this watch's own."""
+    if rank:
+        return RankEnds(rank, RankSender(store, rank), None, None)
+    leader = WatchLeader(world_size, settings, now=monotonic, notes=advice_notes)
+    return RankEnds(rank, None, RankReader(store, range(1, world_size)), leader)
+
+
 @final
 class Courier:
     """Tells rank 0 of this rank's steps; on rank 0, has the leader hear of all ranks.
@@ -41,10 +67,7 @@ class Courier:
         steps: of this rank.
         hello: who this rank is.
         host: reads what this process goes through.
-        sender: carries what this rank tells; None on rank 0, which tells itself.
-        reader: what the others tell; on rank 0.
-        leader: makes something of it; on rank 0.
-        rank: this process's.
+        ends: of this rank.
         on_fault: called with what was raised in the thread.
 
     Attributes:
@@ -56,17 +79,14 @@ class Courier:
         steps: RecordedSteps,
         hello: RankHello,
         host: HostReader,
+        ends: RankEnds,
         *,
-        sender: RankSender | None,
-        reader: RankReader | None,
-        leader: WatchLeader | None,
-        rank: int,
         on_fault: Callable[[BaseException], None],
     ) -> None:
         self.thread_s = 0.0
         self._steps, self._hello, self._host = steps, hello, host
-        self._sender, self._reader, self._leader = sender, reader, leader
-        self._rank, self._on_fault = rank, on_fault
+        self._rank, self._sender, self._reader, self._leader = ends
+        self._on_fault = on_fault
         self._left: list[StepRecord] = []  # short steps whose group is not complete
         self._group_size = 1
         self._over = threading.Event()

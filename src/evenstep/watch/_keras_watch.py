@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from time import monotonic, perf_counter
+from time import perf_counter
 from typing import Any, final
 
 import tensorflow as tf
@@ -16,14 +16,13 @@ import tensorflow as tf
 from .._diagnosis import Phase
 from .._run._garbage_clock import GarbageClock
 from .._run._host_reader import HostReader
+from .._valid import check_range
 from ..tensorflow._strategy_workers import StrategyWorkers, cluster_of
 from ..tensorflow._weaving import weave
-from ._advice_text import advice_notes
-from ._courier import Courier, say_off
+from ._courier import Courier, ends_of, say_off
 from ._keras_marks import KerasMarks
 from ._keras_steps import KerasSteps
-from ._leader import WatchLeader
-from ._mail import RankHello, RankReader, RankSender
+from ._mail import RankHello
 from ._service_store import ServiceStore, next_prefix
 from ._start_watch import ALONE, WatchSettings
 from ._watched_run import CallSite
@@ -56,6 +55,7 @@ class KerasWatch(tf.keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         self, *, every_s: float = 10.0, run_dir: str | os.PathLike[str] | None = None
     ) -> None:
         super().__init__()
+        check_range("KerasWatch(every_s=...)", every_s, "at least 0", "0 writes no lines.")
         self._settings = WatchSettings(every_s, "" if run_dir is None else os.fspath(run_dir))
         self._is_on = False
         self._own_s = 0.0
@@ -112,23 +112,12 @@ class KerasWatch(tf.keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         marks.weave_call()
         for name in _SAVING:
             weave(self.model, name, self._saving)
-        store, leads = ServiceStore(next_prefix()), workers.rank == 0
-        others = range(1, workers.world_size)
-        leader = None
-        if leads:
-            leader = WatchLeader(
-                workers.world_size, self._settings, now=monotonic, notes=advice_notes
-            )
+        store = ServiceStore(next_prefix())
         self._courier = Courier(
             steps,
-            RankHello(
-                socket.gethostname(), "gpu" if tf.config.list_logical_devices("GPU") else "cpu"
-            ),
+            RankHello(socket.gethostname(), _device()),
             HostReader(),
-            sender=None if leads else RankSender(store, workers.rank),
-            reader=RankReader(store, others) if leads else None,
-            leader=leader,
-            rank=workers.rank,
+            ends_of(store, workers.rank, workers.world_size, self._settings),
             on_fault=self._switch_off,
         )
         self._courier.open()

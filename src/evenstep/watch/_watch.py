@@ -19,9 +19,8 @@ from ..torch._memory_reader import alloc_retries
 from ..torch._step._clock import clock_of
 from ..torch._step._compile_clock import CompileClock
 from ._call_sites import Frames, site_of
-from ._courier import Courier, say_off
-from ._leader import WatchLeader
-from ._mail import RankHello, RankReader, RankSender
+from ._courier import Courier, RankEnds, say_off
+from ._mail import RankHello
 from ._recorder import StepRecorder
 from ._watched_run import CallSite
 
@@ -50,10 +49,7 @@ class Watch:
     """Watches the steps of this process, from its first model until its group closes.
 
     Args:
-        sender: carries what this rank tells; None on rank 0, which tells itself.
-        reader: what the others tell; on rank 0.
-        leader: makes something of it; on rank 0.
-        rank: this process's.
+        ends: of this rank, of what ranks tell.
         loaders: data sets' ids and frames of the loaders that were made; grows.
 
     Attributes:
@@ -63,17 +59,13 @@ class Watch:
 
     def __init__(
         self,
+        ends: RankEnds,
         *,
-        sender: RankSender | None,
-        reader: RankReader | None,
-        leader: WatchLeader | None,
-        rank: int,
         loaders: Sequence[tuple[int, Frames]],
     ) -> None:
         self.is_on = True
         self.inline_s = 0.0
-        self._sender, self._reader, self._leader = sender, reader, leader
-        self._rank = rank
+        self._ends = ends
         self._loaders = loaders
         self._kind = ""
         self._sites: dict[str, CallSite] = {}
@@ -91,7 +83,7 @@ class Watch:
     @property
     def num_bytes(self) -> int:
         """Bytes sent so far; none on rank 0, which tells itself."""
-        return 0 if self._sender is None else self._sender.num_bytes
+        return 0 if self._ends.sender is None else self._ends.sender.num_bytes
 
     @_quiet
     def model_made(self, kind: str, made: str, device: torch.device, frames: Frames) -> None:
@@ -175,7 +167,7 @@ class Watch:
         if not self.is_on:
             return
         self._stop()
-        say_off(self._rank, error)
+        say_off(self._ends.rank, error)
 
     def forget(self) -> None:
         """Watch no more, as in a process that was forked from one that trains."""
@@ -204,10 +196,7 @@ class Watch:
             self._recorder,
             RankHello(socket.gethostname(), device_in_words(device)),
             HostReader(alloc_retries=partial(alloc_retries, device)),
-            sender=self._sender,
-            reader=self._reader,
-            leader=self._leader,
-            rank=self._rank,
+            self._ends,
             on_fault=self.switch_off,
         )
         self._courier.open()

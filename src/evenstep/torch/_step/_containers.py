@@ -91,6 +91,5 @@ def input_size(tensors: Sequence[torch.Tensor]) -> tuple[int, int]:
         size = tensor.numel()
         if (is_tokens, size) > (best_is_tokens, best_size):
             best, best_size, best_is_tokens = tensor, size, is_tokens
-    return (
-        (0, 0) if best is None else (best.size(0), best_size)
-    )  # a strided nested tensor has no `shape`
+    # A strided nested tensor has this size and no `shape`.
+    return (0, 0) if best is None else (best.size(0), best_size)
