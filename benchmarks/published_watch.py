@@ -137,15 +137,19 @@ def measured(one: Published, folder: Path, commit: str, slow: int) -> Row:
         "ranks": one.ranks,
         "slow_rank": slow,
     }
+    what = "alone"
     try:
         alone = run(one, folder, watched=False)
         if alone.status or len(alone.times_s) < 3:
             return Row(one.name, BAR, figures | {"failed_alone": alone.error}, False)
         more_s = MORE * alone.step_s
+        what = "watched"
         watched = run(one, folder, watched=True)
+        what = "watched, with a slow rank"
         slowed = run(one, folder, watched=True, slow=slow, more_s=more_s)
     except subprocess.TimeoutExpired as error:
-        return Row(one.name, BAR, figures | {"error": f"not done after {error.timeout} s"}, False)
+        text = f"{what}: not done after {error.timeout} s"
+        return Row(one.name, BAR, figures | {"error": text}, False)
     text, rank, cause = verdict(slowed.said)
     is_off = any(line.startswith("off") for line in (*watched.said, *slowed.said))
     figures |= {

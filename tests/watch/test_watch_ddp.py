@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from .runs import SCRIPT, begun, events, losses, said, start, torchrun, watched
+from .runs import SCRIPT, TORCHRUN, begun, events, losses, said, start, torchrun, watched
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -139,3 +139,30 @@ def test_ctrl_c_ends_with_the_summary():
 
     assert process.returncode != 0
     assert any(" steps, " in line and "for rank 1 (" in line for line in lines)
+
+
+ENDS_OPEN = """
+import atexit, threading  # what is registered before torch is loaded is called after the watch's
+
+def left():
+    print("LEFT", [one.name for one in threading.enumerate() if "evenstep" in one.name], flush=True)
+
+atexit.register(left)
+import torch
+from torch import distributed, nn
+
+distributed.init_process_group("gloo")
+model = nn.parallel.DistributedDataParallel(nn.Linear(4, 1))
+for _ in range(5):
+    model(torch.ones(2, 4)).mean().backward()
+"""
+
+
+def test_no_thread_of_the_watch_outlives_its_end(tmp_path):
+    """Where the group stays open: Python would end a thread in the middle of torch, and abort."""
+    script = tmp_path / "ends_open.py"
+    script.write_text(ENDS_OPEN, encoding="utf-8")
+    done = watched([*TORCHRUN, "2", script])
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("LEFT []") == 2
