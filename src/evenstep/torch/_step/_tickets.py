@@ -7,6 +7,8 @@ Each batch that a loop gets opens a ticket. A forward is matched to tickets by e
 3. by size: the rows of an input are as many as the samples of one ticket only, or as some views
    of each. Not where a batch in use has no tensor with a row for each sample, as a packed one: its
    single row is no batch of one sample;
+   Where batches are nothing but indices, from which a loop makes its inputs, it is the oldest
+   unused one if that has as many;
 4. by value: an input begins with a copy of a handed-out tensor, as on another device;
 5. by what other ranks know (``StepConductor``).
 
@@ -59,6 +61,8 @@ class Ticket:
         peeks: some values of its tensors, if they were looked at when they were handed out.
         tensors: weak references to its tensors.
         has_rows: whether one of its tensors has a row for each sample, or it has no tensors.
+        is_indices: whether it is one tensor of indices, and inputs are made from what they stand
+            for.
     """
 
     step: StepUnderWay
@@ -72,6 +76,7 @@ class Ticket:
     peeks: tuple[Peek, ...] = ()
     tensors: tuple[weakref.ref[torch.Tensor], ...] = ()
     has_rows: bool = True
+    is_indices: bool = False
 
     def shows_in(self, tensor: torch.Tensor) -> bool:
         """Tell whether ``tensor`` begins with a copy of a tensor of the batch."""
@@ -161,6 +166,7 @@ class Tickets:
                 ticket.has_rows = not tensors or any(
                     ticket.size in tensor.shape[:2] for tensor in tensors
                 )
+                ticket.is_indices = _are_indices(tensors)
                 ticket.tensors = tuple(map(weakref.ref, tensors[:_MOST_PEEKS]))
                 if peeks or self._mixes:
                     ticket.peeks = _peeks(tensors[:_MOST_PEEKS])
@@ -202,7 +208,8 @@ class Tickets:
         tensors = [tensor for tensor in tensors if has_memory(tensor)]
         with self._lock:
             found = self._memory.find(tensors) if self._identifies else None
-            if found is not None and (match := self._by_memory(found)) is not None:
+            match = None if found is None else self._by_memory(found)
+            if (match := match or _of_indices(self._live, tensors)) is not None:
                 return match
             rows, views = self._rows_of(tensors)
             live = [
@@ -278,6 +285,22 @@ class Tickets:
         if _agree(found.owners):
             return (live or found.owners)[-1]
         return live[-1] if _agree(live) else None
+
+
+def _are_indices(tensors: Sequence[torch.Tensor]) -> bool:
+    """Tell whether a batch is one row of integers, as a loader of indices hands out."""
+    return len(tensors) == 1 and tensors[0].ndim == 1 and tensors[0].dtype is torch.int64
+
+
+def _of_indices(live: Sequence[Ticket], tensors: Sequence[torch.Tensor]) -> Match | None:
+    """Return the oldest unused batch of indices, if the inputs have as many rows as that."""
+    if not live or not all(ticket.is_indices for ticket in live):
+        return None
+    unused = (one for one in live if not (one.num_backwards or one.is_over))
+    ticket = next(unused, live[-1])
+    if ticket.size not in {len(tensor) for tensor in tensors if tensor.ndim}:
+        return None
+    return Match((ticket,), ticket.weight, is_certain=True)
 
 
 def _peeks(tensors: Iterable[torch.Tensor]) -> tuple[Peek, ...]:
