@@ -189,6 +189,8 @@ def bert() -> None:
                 num_hidden_layers=2,
                 num_attention_heads=2,
                 intermediate_size=64,
+                hidden_dropout_prob=0.0,
+                attention_probs_dropout_prob=0.0,
             )
         )
 
