@@ -29,6 +29,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 
 from ..._run._step_under_way import StepUnderWay
+from ..._types import IntArray
 from ...exceptions import invalid
 from ._batch_memory import BatchMemory, Found, Peek, has_memory
 from ._containers import tensors_in
@@ -59,6 +60,9 @@ class Ticket:
         peeks: some values of its tensors, if they were looked at when they were handed out.
         tensors: weak references to its tensors.
         has_rows: whether one of its tensors has a row for each sample, or it has no tensors.
+        keys: what its samples draw random numbers by, stand-ins included; None where those are
+            the rank's own.
+        num_draws: dropouts, and the like, in its forwards so far.
     """
 
     step: StepUnderWay
@@ -72,6 +76,8 @@ class Ticket:
     peeks: tuple[Peek, ...] = ()
     tensors: tuple[weakref.ref[torch.Tensor], ...] = ()
     has_rows: bool = True
+    keys: IntArray | None = None
+    num_draws: int = 0
 
     def shows_in(self, tensor: torch.Tensor) -> bool:
         """Tell whether ``tensor`` begins with a copy of a tensor of the batch."""
@@ -306,6 +312,12 @@ def _copied(tickets: Sequence[Ticket], tensors: Sequence[torch.Tensor]) -> list[
 def _exceeds(tickets: Sequence[Ticket], tensors: Sequence[torch.Tensor]) -> bool:
     """Tell whether an input begins with a copy of a batch and goes on with rows of another."""
     return any(ticket.ends_in(tensor) for ticket in tickets for tensor in tensors)
+
+
+def only_one(match: Match, tensors: Sequence[torch.Tensor]) -> Ticket | None:
+    """Return the ticket of a forward, of several alike by their values; None if that is open."""
+    found = match.tickets if match.is_certain else _copied(match.tickets, tensors)
+    return found[0] if len(found) == 1 else None
 
 
 def _alike(tickets: Sequence[Ticket]) -> Match:

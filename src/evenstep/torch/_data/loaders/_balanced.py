@@ -18,12 +18,13 @@ from ...._planner import Plan
 from ...._types import IntArray
 from ....exceptions import invalid
 from .._loader_state import OrderedForm
-from .._step import KnownPortions, Portions, Step, with_sizes, with_units
+from .._step import KnownPortions, Portions, Step, with_keys, with_sizes, with_units
 from ..deal._by_cost import Assigned, CostDeal
 from ..deal._plans import PlanBook, StepSpan, spans_of
+from ..deal._sample_keys import EpochKeys
 from ..deal._seen_lengths import SeenLengths
 from ..fetch._prefetch import source_of
-from ..fetch._sources import BatchSource, FetchCounts
+from ..fetch._sources import BatchSource, FetchCounts, seeded
 from ..fetch._with_lengths import measuring, unpacked
 from ..order._global_order import EpochOrder, GlobalOrder, checked_num_steps
 from ..order._samplers import tell_epoch
@@ -110,6 +111,7 @@ class BalancedLoader(AbstractStepLoader):
         self._problem: Exception | None = None
         self._source = source_of(read, Condition(self._lock))
         self._num_skipped = 0
+        self._keys: EpochKeys | None = None  # of the newest loop's epoch
         context.session.subscribe(partial(_pass_on, weakref.WeakMethod(self._on_plan)))
         weakref.finalize(self, _close, self._source, os.getpid())
 
@@ -232,6 +234,10 @@ class BalancedLoader(AbstractStepLoader):
             self._by_cost.begin(indices_of, equal_forwards=equal_forwards, whole=whole)
         # The book's, as the source must not keep the loader alive.
         share_of = partial(self._book.share, whole=whole)
+        context, self._keys = self._context, None
+        if context.sample_seed is not None:
+            self._keys = EpochKeys.of_epoch(context.sample_seed, context.number, self._at.number)
+            indices_of = seeded(indices_of, self._keys)
         self._source.begin(indices_of, self._spans(), share_of)
 
     def _return_to(self, at: OrderedEpoch) -> None:
@@ -278,9 +284,15 @@ class BalancedLoader(AbstractStepLoader):
         assigned = self._assigned(span, lengths, whole=whole)
         parts = with_sizes(parts, assigned.sizes)
         parts, units = with_units(parts, self._context.counter)
+        keys_of = None
+        if (keys := self._keys) is not None:
+            keys_of = lambda slots: keys.at(span.first + slots)  # noqa: E731
+            parts = with_keys(parts, list(map(keys_of, self._book.fetched(span, whole=whole))))
         portions: Portions = KnownPortions(parts)
         if not whole and (opened := self._book.open_step(span)) is not None:
-            portions = Claimed(parts, span.step, opened, feed=feed, steps=self._loops.steps)
+            portions = Claimed(
+                parts, span.step, opened, feed=feed, steps=self._loops.steps, keys_of=keys_of
+            )
         self._at.num_taken += 1
         return self._hand_out(
             portions,

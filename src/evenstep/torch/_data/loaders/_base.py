@@ -48,6 +48,8 @@ class StepContext:
         counter: counts the units in a batch that is handed out; None where they are samples.
         cost: of samples, by which they are assigned; None where they are counted.
         equal_forwards: tells whether all ranks make as many forwards.
+        sample_seed: of what samples draw by their places; None where ranks draw their own.
+        number: of the loader, in the order of ``prepare``.
     """
 
     ranks: LoaderRanks
@@ -58,6 +60,8 @@ class StepContext:
     counter: Callable[[Any], float] | None = None
     cost: Cost | None = None
     equal_forwards: Callable[[], bool] = bool
+    sample_seed: int | None = None
+    number: int = 0
 
 
 class AbstractStepLoader(AbstractLoader):
