@@ -21,6 +21,7 @@ from benchmarks.equal_workers import bootstrap_median
 from evenstep.torch import Balancer, Runtime
 
 WARM_UP = 1  # turns
+SMALL = 500  # functions of torch's in a forward
 BLOCK = 5  # steps of one kind in a row
 
 
@@ -97,6 +98,21 @@ class Dropped(nn.Module):
         return self.dropout(value * self.factor)  # type: ignore[no-any-return]
 
 
+class Small(nn.Module):
+    """Many functions of torch's, each on little."""
+
+    def __init__(self) -> None:  # noqa: D107
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(()))
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        """Return ``value`` times the factor, and ``SMALL`` ones."""
+        value = value * self.factor
+        for _ in range(SMALL):
+            value = value + 1
+        return value
+
+
 def rows(options: argparse.Namespace) -> Iterator[Row]:
     """Measure each part of the cost by itself, then a step with all of them."""
     num_turns = 3 if options.quick else options.turns
@@ -120,6 +136,14 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
             name: {"median_more_s_per_element": float(np.median(each - plain_s) / elements)}
             for name, each in took_s.items()
         },
+    )
+    progress("functions")
+    took_s = in_turns(Small, (1,), 1, num_turns)
+    more_s = (took_s["by sample"] - took_s["without"]) / SMALL
+    yield Row(
+        "a function of torch's in a forward, of which the one sample is read as well",
+        "reported",
+        {"median_more_s": float(np.median(more_s)), "limits_95_s": bootstrap_median(more_s)},
     )
     progress("a step")
     blocks = lambda: nn.Sequential(*(Block(256) for _ in range(4)))  # noqa: E731

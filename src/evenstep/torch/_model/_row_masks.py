@@ -49,7 +49,8 @@ class RowMasks:
         places = _places(shape[1:], device)
         most = _MOST_AT_ONCE if device.type == "cpu" else _MOST_ON_DEVICE
         num_rows = max(most // max(places.numel(), 1), 1)
-        parts = [_hashed(part + places) < threshold for part in rows.split(num_rows)]
+        blocks = rows.split(num_rows)  # type: ignore[no-untyped-call]
+        parts = [_hashed(block + places) < threshold for block in blocks]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _next_rows(self, device: torch.device) -> torch.Tensor:

@@ -7,7 +7,7 @@ depend on who computes which sample.
 
 from __future__ import annotations
 
-import sys
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from ...exceptions import invalid
 from .._step._containers import tensors_in
-from .._step._tickets import Match, only_one
+from .._step._tickets import Match, copied
 from .._step._uses import ForwardUse
 from ._compiled import Untraced
 from ._row_masks import RowMasks
@@ -71,12 +71,12 @@ class SampleDraws:
     def _enter(self, module: nn.Module, inputs: Any, keywords: Any) -> None:
         if self._hook.use is not None and module.training:
             self._mode = _DrawMode(self._hook.use, tensors_in((inputs, keywords)))
-            self._mode.__enter__()
+            self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def _leave(self, *_: Any) -> None:
         mode, self._mode = self._mode, None
         if mode is not None:
-            mode.__exit__(None, None, None)
+            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
 
 def _call(hooks: Sequence[Callable[..., Any]], *args: Any) -> None:
@@ -143,8 +143,8 @@ class _DrawMode(TorchFunctionMode):
 
     def recurrent(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a recurrent network without dropout between its layers."""
-        at = next(at for at, arg in enumerate(args) if isinstance(arg, float))
-        num_layers, chance, training = args[at - 1 : at + 2]
+        at = next((at for at, arg in enumerate(args) if isinstance(arg, float)), 0)
+        num_layers, chance, training = args[at - 1 : at + 2] if at else (1, 0.0, False)
         if chance and training and num_layers > 1:
             raise _refused(
                 f"`{func.__name__}(dropout={chance})`",
@@ -183,17 +183,19 @@ class _DrawMode(TorchFunctionMode):
     def _open(self) -> RowMasks:
         """Return what draws for the samples of this forward, whose batch has to be certain."""
         use = self._use
-        ticket, self._tensors = only_one(use.match, self._tensors), ()
-        if ticket is None:
+        match, tensors, self._tensors = use.match, self._tensors, ()
+        found = match.tickets if match.is_certain else copied(match.tickets, tensors)
+        if len(found) != 1:
             raise RuntimeError(
                 "Nothing tells which batch this forward belongs to, and so where its samples are "
                 "in the epoch. Name it: `with balancer.step(batch): loss = ...`, with `batch` as "
                 "the loader handed it out."
             )
+        (ticket,) = found
         if ticket.keys is None:
             raise _refused("a batch whose samples have no place in an epoch", "Use a `DataLoader`.")
         use.ticket = ticket
-        use.match = Match((ticket,), use.match.weight, use.match.share, is_certain=True)
+        use.match = Match((ticket,), match.weight, match.share, is_certain=True)
         return RowMasks(ticket.keys, ticket.num_draws)
 
     def _no_rows(self, name: str, shape: torch.Size) -> ValueError:
@@ -213,7 +215,7 @@ def _refused(got: str, remedy: str) -> ValueError:
 
 def _is_checkpointed() -> bool:
     """Tell whether a frame of ``torch.utils.checkpoint`` is around this one."""
-    frame: Any = sys._getframe(1)
+    frame = inspect.currentframe()
     while frame is not None:
         if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
             return True

@@ -227,9 +227,9 @@ class Tickets:
                 return Match(tuple(live), _several(live))
             return _alike(live)
         if not all(ticket.has_rows for ticket in live):
-            fitting = _copied(live, tensors)
+            fitting = copied(live, tensors)
         elif not _agree(fitting):
-            fitting = _copied(fitting or live, tensors)
+            fitting = copied(fitting or live, tensors)
         if _agree(fitting):
             return _alike(fitting)
         live.sort(key=lambda ticket: ticket.num_backwards > 0)
@@ -300,7 +300,7 @@ def _agree(tickets: Iterable[Ticket]) -> bool:
     return len({ticket.key for ticket in tickets}) == 1
 
 
-def _copied(tickets: Sequence[Ticket], tensors: Sequence[torch.Tensor]) -> list[Ticket]:
+def copied(tickets: Sequence[Ticket], tensors: Sequence[torch.Tensor]) -> list[Ticket]:
     """Return the tickets whose tensors the inputs may be copies of; none if all may be."""
     found = list(tickets)
     for tensor in tensors:
@@ -312,12 +312,6 @@ def _copied(tickets: Sequence[Ticket], tensors: Sequence[torch.Tensor]) -> list[
 def _exceeds(tickets: Sequence[Ticket], tensors: Sequence[torch.Tensor]) -> bool:
     """Tell whether an input begins with a copy of a batch and goes on with rows of another."""
     return any(ticket.ends_in(tensor) for ticket in tickets for tensor in tensors)
-
-
-def only_one(match: Match, tensors: Sequence[torch.Tensor]) -> Ticket | None:
-    """Return the ticket of a forward, of several alike by their values; None if that is open."""
-    found = match.tickets if match.is_certain else _copied(match.tickets, tensors)
-    return found[0] if len(found) == 1 else None
 
 
 def _alike(tickets: Sequence[Ticket]) -> Match:

@@ -24,7 +24,7 @@ from ..deal._plans import PlanBook, StepSpan, spans_of
 from ..deal._sample_keys import EpochKeys
 from ..deal._seen_lengths import SeenLengths
 from ..fetch._prefetch import source_of
-from ..fetch._sources import BatchSource, FetchCounts, seeded
+from ..fetch._sources import BatchSource, FetchCounts, IndicesOf, seeded
 from ..fetch._with_lengths import measuring, unpacked
 from ..order._global_order import EpochOrder, GlobalOrder, checked_num_steps
 from ..order._samplers import tell_epoch
@@ -228,7 +228,7 @@ class BalancedLoader(AbstractStepLoader):
     def _read_on(self, *, whole: bool) -> None:
         self._ahead = self._spans()
         self._advance(next(self._spans(), None))
-        indices_of = self._at.order.blocks.indices
+        indices_of: IndicesOf = self._at.order.blocks.indices
         if self._by_cost is not None:
             equal_forwards = self._equal_forwards(whole=whole)
             self._by_cost.begin(indices_of, equal_forwards=equal_forwards, whole=whole)
