@@ -15,42 +15,51 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from evenstep.testing import run_workers
 from evenstep.torch import Balancer, Bounds, Runtime
 
+from .._tiers import Groups, slow_but
 from .sample_seed_runs import LOOPS, Loop, broken_off, resumed, train, trained
 
 SEEDED = Runtime(line_every=None, sample_seed=5)
+FIRST = ("plain", "claims", "no seed")  # of `make test`
 EXACT = [name for name in LOOPS if name != "no seed"]
 
 
 @pytest.fixture(scope="module")
 def alone():
     """The parameters that one process trains."""
-    return trained(0, LOOPS, plans=0)
+    names = ("plain", "two loaders", "no seed")
+    return trained(0, {name: LOOPS[name] for name in names}, plans=0)
 
 
 @pytest.fixture(scope="module")
 def split():
     """Those that 2 and 3 processes train, under unlike plans that change at every step."""
-    return {num: run_workers(num, trained, LOOPS, num)[0] for num in (2, 3)}
+    return Groups(FIRST, LOOPS, on_ranks)
+
+
+def on_ranks(names):
+    """Return the parameters by the case and the number of ranks."""
+    loops = {name: LOOPS[name] for name in names}
+    found = {num: run_workers(num, trained, loops, num)[0] for num in (2, 3)}
+    return {name: {num: found[num][name] for num in found} for name in names}
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("loop", EXACT)
+@pytest.mark.parametrize("loop", slow_but(FIRST, EXACT))
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_the_split_does_not_matter(alone, split, loop, num_ranks):
     """Augmentation and dropout included, the parameters are those of one process."""
     wanted = alone["plain"] if loop != "two loaders" else alone[loop]
 
-    assert (split[num_ranks][loop] - wanted).abs().max() <= 1e-12
+    assert (split[loop][num_ranks] - wanted).abs().max() <= 1e-12
 
 
 @pytest.mark.cluster
 def test_without_a_seed_it_would(alone, split):
     """The control: each rank's own numbers give other parameters."""
-    assert (split[2]["no seed"] - alone["no seed"]).abs().max() > 1e-3
+    assert (split["no seed"][2] - alone["no seed"]).abs().max() > 1e-3
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 def test_a_run_goes_on_as_if_it_had_not_been_broken_off(alone, tmp_path):
     """In the middle of an epoch, and on another number of ranks."""
     run_workers(3, broken_off, Loop(), str(tmp_path))
