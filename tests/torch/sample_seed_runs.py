@@ -12,6 +12,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
@@ -34,6 +36,7 @@ class Loop:
         costs: whether samples are assigned by cost.
         claims: whether samples are claimed.
         num_loaders: that take turns, one epoch each.
+        shards: whether FSDP2 shards the model.
         ahead: whether it fetches a batch ahead, and trains on copies.
         seed: of what is random in samples; None leaves it to the ranks.
         first: step to resume at.
@@ -45,6 +48,7 @@ class Loop:
     costs: bool = False
     claims: bool = False
     num_loaders: int = 1
+    shards: bool = False
     ahead: bool = False
     seed: int | None = 7
     first: int = 0
@@ -59,6 +63,7 @@ LOOPS = {
     "costs": Loop(by_steps=True, costs=True),
     "two loaders": Loop(num_loaders=2),
     "fetched ahead": Loop(ahead=True),
+    "FSDP2": Loop(by_steps=True, shards=True),
     "no seed": Loop(seed=None),
 }
 
@@ -106,6 +111,9 @@ def train(rank: int, loop: Loop, folder: str = "", plans: int = 0) -> torch.Tens
     model = Dropping().double()
     torch.manual_seed(100 + rank)
     world_size = dist.get_world_size() if dist.is_initialized() else 1
+    if loop.shards and world_size > 1:
+        fully_shard(model.first)
+        fully_shard(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     runtime = Runtime(
         line_every=None, sample_seed=loop.seed, claims=Hybrid(first=0.5) if loop.claims else "off"
@@ -136,7 +144,12 @@ def train(rank: int, loop: Loop, folder: str = "", plans: int = 0) -> torch.Tens
             optimizer.zero_grad()
         if loop.last is not None and rank == 0:
             torch.save({name: part.state_dict() for name, part in parts.items()}, f"{folder}/state")
-    return nn.utils.parameters_to_vector(model.parameters()).detach()
+    whole = [_whole(parameter.detach()) for parameter in model.parameters()]
+    return nn.utils.parameters_to_vector(whole)
+
+
+def _whole(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
 
 
 def trained(rank: int, loops: dict[str, Loop], plans: int) -> dict[str, torch.Tensor]:

@@ -146,14 +146,13 @@ def test_rows_columns_and_calls_are_independent():
 
 
 def test_epochs_and_dropouts_of_a_forward_differ():
-    """The second epoch drops others, and so does a second dropout."""
+    """The second epoch drops others, and so does each of forty dropouts."""
 
-    class Twice(Masks):
+    class Many(Masks):
         def forward(self, value):
-            return torch.stack([Masks.forward(self, value) for _ in range(2)], dim=1)
+            return torch.stack([Masks.forward(self, value) for _ in range(40)], dim=1)
 
-    both = outputs(Twice())
-    assert not torch.equal(both[:, 0, 0], both[:, 0, 1])
+    assert len(torch.unique(outputs(Many(), forwards=2)[0].view(80, -1), dim=0)) == 80
 
     shown = []
     with Balancer(runtime=SEEDED) as balancer:
@@ -175,6 +174,25 @@ class Drawn(Dataset):
 
     def __getitem__(self, index):
         return torch.tensor([float(torch.rand(())), np.random.rand(), random.random()])
+
+
+class Batched(Drawn):
+    """Likewise, for a data set that fetches several in one go."""
+
+    def __getitems__(self, indices):
+        return [self[index] for index in reversed(indices)][::-1]
+
+
+def samples_of(data):
+    """The samples of an epoch."""
+    with Balancer(runtime=SEEDED) as balancer:
+        _, loader = balancer.prepare(nn.Linear(3, 1), DataLoader(data, batch_size=4))
+        return torch.cat(list(loader))
+
+
+def test_samples_that_are_fetched_together_draw_by_themselves():
+    """In whatever order the data set reads them."""
+    assert torch.equal(samples_of(Batched()), samples_of(Drawn()))
 
 
 def states():
