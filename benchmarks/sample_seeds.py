@@ -1,6 +1,7 @@
 """What random numbers by sample cost: reading samples, dropout, and a step of a model with both.
 
 One process trains with `Runtime(sample_seed=...)` and without it, a block of steps each in turn.
+CPU seconds are compared, which say something on a busy machine too.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from itertools import islice
-from time import perf_counter
+from time import process_time
 from typing import Any, final
 
 import numpy as np
@@ -62,7 +63,7 @@ class Block(nn.Module):
 def in_turns(
     model: Callable[[], nn.Module], shape: tuple[int, ...], batch_size: int, num_turns: int
 ) -> dict[str, np.ndarray]:
-    """Return the seconds of a step, ``(num_turns,)``, with seeds by sample and without."""
+    """Return the CPU seconds of a step, ``(num_turns,)``, with seeds by sample and without."""
     num_steps = (num_turns + WARM_UP) * BLOCK
     kinds = {"without": None, "by sample": 1}
     balancers, models, loops = [], {}, {}
@@ -75,11 +76,11 @@ def in_turns(
     found: dict[str, list[float]] = {name: [] for name in kinds}
     for turn in range(num_turns + WARM_UP):
         for name in kinds:
-            began_s = perf_counter()
+            began_s = process_time()
             for value in islice(loops[name], BLOCK):
                 models[name](value).sum().backward()
             if turn >= WARM_UP:
-                found[name].append((perf_counter() - began_s) / BLOCK)
+                found[name].append((process_time() - began_s) / BLOCK)
     loops.clear()
     for balancer in balancers:
         balancer.close()
