@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -149,11 +149,11 @@ class Record:
             backward(loss, *args, **kwargs)
 
         tensor.backward = recorded
-        register_module_forward_pre_hook(self.forward)
+        register_module_forward_hook(self.forward)
         register_optimizer_step_post_hook(self.stepped)
 
-    def forward(self, module: nn.Module, given: tuple[Any, ...]) -> None:
-        """Sleep, in what the wrapper holds."""
+    def forward(self, module: nn.Module, given: tuple[Any, ...], _: Any) -> None:
+        """Sleep inside of the forward: once the first layer is through."""
         wrapper = isinstance(module, (DistributedDataParallel, FSDPModule))
         if wrapper or not (self.sleeps and torch.is_grad_enabled() and dist.is_initialized()):
             return

@@ -86,6 +86,7 @@ class StepConductor:
         loss_reduction: str = "mean",
         exact: bool = False,
         cuts: bool = False,
+        tells_samples: bool = False,
         measures: Sequence[Measure] = (),
         versions: Callable[[], int] = lambda: 0,
         peers: PeerGroup | None = None,
@@ -102,6 +103,7 @@ class StepConductor:
             loss_reduction: ``"mean"`` or ``"sum"``, what the user's loss does over samples.
             exact: whether to wait for the device at the plan point, so that nothing is late.
             cuts: whether the loop takes micro-batches, which are used in the order they come in.
+            tells_samples: whether forwards need to know their samples, with a single rank as well.
             measures: what is read beside the time.
             versions: tells by a number whether parameters have changed.
             peers: ranks that get the very same batches; None if there are none.
@@ -115,7 +117,7 @@ class StepConductor:
         )
         self._cuts = cuts
         self._is_alone = world_size == 1
-        self._tickets = Tickets(identifies=not self._is_alone)
+        self._tickets = Tickets(identifies=tells_samples or not self._is_alone)
         self._finite = FiniteWatch(exchange)
         self._blind = BlindWatch(versions)
         self._peers = () if peers is None else (peers,)
@@ -185,7 +187,7 @@ class StepConductor:
         loop.looks_ahead |= not opened.follows
         peeks = loop.num_batches < _NUM_PEEKED or loop.looks_ahead
         loop.num_batches += 1
-        ticket = Ticket(opened, num_samples, weight, key, is_last)
+        ticket = Ticket(opened, num_samples, weight, key, is_last, keys=part.keys)
         self._tickets.open(ticket, part.batch, peeks=peeks)
         opened.on_last_forward = is_last
         opened.num_forwards += 1

@@ -26,14 +26,16 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import torch
 
 from ..._run._step_under_way import StepUnderWay
+from ..._types import IntArray
 from ...exceptions import invalid
 from ._batch_memory import BatchMemory, Found, Peek, has_memory
 from ._containers import tensors_in
+from ._unknown_weights import not_told, rows_of_several
 
 Weight = float | Callable[[], float]
 """What a gradient is multiplied by: known in the forward, or asked for in the backward."""
@@ -63,6 +65,9 @@ class Ticket:
         has_rows: whether one of its tensors has a row for each sample, or it has no tensors.
         is_indices: whether it is one tensor of indices, and inputs are made from what they stand
             for.
+        keys: what its samples draw random numbers by, stand-ins included; None where those are
+            the rank's own.
+        num_draws: dropouts, and the like, in its forwards so far.
     """
 
     step: StepUnderWay
@@ -77,6 +82,8 @@ class Ticket:
     tensors: tuple[weakref.ref[torch.Tensor], ...] = ()
     has_rows: bool = True
     is_indices: bool = False
+    keys: IntArray | None = None
+    num_draws: int = 0
 
     def shows_in(self, tensor: torch.Tensor) -> bool:
         """Tell whether ``tensor`` begins with a copy of a tensor of the batch."""
@@ -225,16 +232,16 @@ class Tickets:
         fitting = [ticket for ticket in live if ticket.fits(rows, views)]
         if len(live) == 1 or _agree(live):
             if not fitting and _exceeds(live, tensors):
-                return Match(tuple(live), _several(live))
+                return Match(tuple(live), rows_of_several([one.num_samples for one in live]))
             return _alike(live)
         if not all(ticket.has_rows for ticket in live):
-            fitting = _copied(live, tensors)
+            fitting = copied(live, tensors)
         elif not _agree(fitting):
-            fitting = _copied(fitting or live, tensors)
+            fitting = copied(fitting or live, tensors)
         if _agree(fitting):
             return _alike(fitting)
         live.sort(key=lambda ticket: ticket.num_backwards > 0)
-        return Match(tuple(live), _unknown(live), is_open=True)
+        return Match(tuple(live), not_told([one.num_samples for one in live]), is_open=True)
 
     def _note_layouts(self, tensors: Sequence[torch.Tensor], size: int) -> None:
         """Remember along which dimension of a batch's tensors its rows lie."""
@@ -271,7 +278,9 @@ class Tickets:
     def _by_memory(self, found: Found[Ticket]) -> Match | None:
         """Return whose memory it is; None if that does not tell."""
         if not found.owners:
-            return Match(tuple(self._live), _several(self._live))
+            return Match(
+                tuple(self._live), rows_of_several([one.num_samples for one in self._live])
+            )
         ticket = self._ticket_of(found)
         if ticket is None or (found.is_changed and ticket not in self._live):
             return None  # a buffer that something else was copied into
@@ -317,7 +326,7 @@ def _agree(tickets: Iterable[Ticket]) -> bool:
     return len({ticket.key for ticket in tickets}) == 1
 
 
-def _copied(tickets: Sequence[Ticket], tensors: Sequence[torch.Tensor]) -> list[Ticket]:
+def copied(tickets: Sequence[Ticket], tensors: Sequence[torch.Tensor]) -> list[Ticket]:
     """Return the tickets whose tensors the inputs may be copies of; none if all may be."""
     found = list(tickets)
     for tensor in tensors:
@@ -336,31 +345,3 @@ def _alike(tickets: Sequence[Ticket]) -> Match:
     waiting = [ticket for ticket in tickets if not ticket.num_backwards]
     found = waiting + [ticket for ticket in tickets if ticket.num_backwards]
     return Match(tuple(found), found[0].weight, is_certain=len(found) == 1)
-
-
-def _several(tickets: Sequence[Ticket]) -> Weight:
-    size = tickets[-1].num_samples if tickets else 0
-
-    def unknown() -> NoReturn:
-        raise RuntimeError(
-            f"A forward has rows of several batches, or rows beside those of a batch of {size} "
-            f"samples: no single weight is right for them. Give each batch its own forward. If all "
-            f"rows belong to one batch, name it around the forward: "
-            f"`with balancer.step(batch): ...`."
-        )
-
-    return unknown
-
-
-def _unknown(tickets: Sequence[Ticket]) -> Weight:
-    sizes = [ticket.num_samples for ticket in tickets]
-
-    def unknown() -> NoReturn:
-        raise RuntimeError(
-            f"No rank can tell which batch this backward belongs to: batches of {sizes} samples "
-            f"are in use, and neither the tensors nor the sizes of its inputs match one of them. "
-            f"Name the batch around the forward: `with balancer.step(batch): loss = ...`, with "
-            f"`batch` as the loader handed it out."
-        )
-
-    return unknown

@@ -54,6 +54,11 @@ class PlainLoader(AbstractLoader):
         self._num_taken = 0
         self._num_skipped = 0
 
+    @property
+    def num_handed_out(self) -> int:
+        """Steps of the newest epoch that were handed out."""
+        return self._num_taken
+
     def __len__(self) -> int:
         """Return the steps of an epoch."""
         return len(self._loader)
