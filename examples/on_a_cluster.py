@@ -23,6 +23,7 @@ def options():
     """What the command line asks for; all of it has a default."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--save-every", type=int, default=100, help="steps")
     parser.add_argument("--global-batch-size", type=int, default=96)
     parser.add_argument("--checkpoints", default="checkpoints", help="a folder that all nodes see")
     return parser.parse_args()
@@ -64,7 +65,7 @@ def train(args, device):
                 optimizer.zero_grad()
                 step += 1
                 is_last = drain.requested or step == args.steps
-                if is_last or step % 100 == 0:
+                if is_last or step % args.save_every == 0:
                     checkpoint.save(step)
                     say("saved step", step)
                 if is_last:

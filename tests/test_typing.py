@@ -12,6 +12,7 @@ from ._snippets import ROOT
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 VERSIONS = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
 OLDEST = PROJECT["requires-python"].removeprefix(">=")
+RUNNING = f"3.{sys.version_info.minor}"  # which `make lint` checks
 
 
 @pytest.mark.slow
@@ -34,9 +35,9 @@ def test_the_versions_of_python_begin_with_the_oldest_that_installs():
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("version", VERSIONS)
-def test_types_hold_for_each_python(version, tmp_path):
-    """`make lint` checks the one that it runs on; a name that another one lacks is seen here."""
+@pytest.mark.parametrize("version", [each for each in VERSIONS if each != RUNNING])
+def test_types_hold_for_the_other_pythons(version, tmp_path):
+    """A name that only one of them has is seen without that Python."""
     cache = ["--cache-dir", tmp_path]
     command = [sys.executable, "-m", "mypy", "--python-version", version, *cache]
     done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True)

@@ -17,15 +17,14 @@ from pathlib import Path
 from .._snippets import ROOT
 from . import slurm_commands
 
-EXAMPLE = ROOT / "examples" / "on_a_cluster.py"
-
 
 def write_script(folder, steps):
     """Put a `train.py` into ``folder`` that is the example, for so many steps."""
+    script = ROOT / "examples" / "on_a_cluster.py"
     (folder / "train.py").write_text(
         "import runpy, sys\n"
-        f"sys.argv += ['--steps', '{steps}']\n"
-        f"runpy.run_path({str(EXAMPLE)!r}, run_name='__main__')\n"
+        f"sys.argv += ['--steps', '{steps}', '--save-every', '20']\n"
+        f"runpy.run_path({str(script)!r}, run_name='__main__')\n"
     )
 
 

@@ -138,17 +138,17 @@ def test_a_pod_is_deleted_and_comes_back(kind, tmp_path):
     write_script(tmp_path, steps=100_000)
     with ExitStack() as stack:
         leader, other = start(kind, tmp_path, stack)
-        leader.wait_for("saved step 100\n")
+        leader.wait_for("saved step 20\n")
         other.process.send_signal(signal.SIGTERM)
         codes = [leader.wait(), other.wait()]
     saved = int(re.findall(r"saved step (\d+)\n", leader.text)[-1])
     assert 0 not in codes, leader.text + other.text
 
-    write_script(tmp_path, steps=saved + 30)
+    write_script(tmp_path, steps=saved + 7)
     with ExitStack() as stack:
         again = list(start(kind, tmp_path, stack))
         codes = [pod.wait() for pod in again]
 
     assert codes == [0, 0], "\n".join(pod.text for pod in again)
     assert f"begins at step {saved}\n" in again[0].text
-    assert f"saved step {saved + 30}\n" in again[0].text
+    assert f"saved step {saved + 7}\n" in again[0].text

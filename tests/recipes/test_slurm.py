@@ -44,20 +44,20 @@ def test_a_job_is_told_to_stop_and_comes_back(name, tmp_path):
     slurm = Slurm(tmp_path)
     write_script(tmp_path, steps=100_000)
     with slurm.submit(SCRIPTS[name]) as first:
-        first.wait_for("saved step 100\n")
+        first.wait_for("saved step 20\n")
         slurm.notify()
         code = first.wait()
     saved = int(re.findall(r"saved step (\d+)\n", first.text)[-1])
     assert code == (1 if name == "torchrun" else 75), first.text
     assert slurm.requeued, first.text
 
-    write_script(tmp_path, steps=saved + 30)
+    write_script(tmp_path, steps=saved + 7)
     with slurm.submit(SCRIPTS[name], restarts=1) as second:
         assert second.wait() == 0, second.text
 
     assert "begins at step 0\n" in first.text
     assert f"begins at step {saved}\n" in second.text
-    assert f"saved step {saved + 30}\n" in second.text
+    assert f"saved step {saved + 7}\n" in second.text
     assert not slurm.requeued
 
 
@@ -75,3 +75,26 @@ def test_a_mistake_in_the_script_is_tried_again_under_torchrun_alone(name, tmp_p
         requeued.append(slurm.requeued)
 
     assert requeued == [name == "torchrun", False]
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("python -m evenstep.doctor --out doctor.json", "evenstep doctor: 3 ranks on 1 host"),
+        ("python -m evenstep.watch train.py", "evenstep watch: "),
+    ],
+    ids=["doctor", "watch"],
+)
+def test_a_checkup_and_a_watch_start_in_the_same_job(command, said, tmp_path):
+    """In the place of the training, as the page says."""
+    assert command in (ROOT / "docs" / "recipes" / "slurm.md").read_text("utf-8")
+    slurm = Slurm(tmp_path)
+    plain = (ROOT / "examples" / "plain.py").read_text("utf-8")
+    (tmp_path / "train.py").write_text(plain.replace("range(5)", "range(1)"))
+    script = SCRIPTS["nodes of different kinds"].replace("python train.py", command)
+    with slurm.submit(script) as job:
+        assert job.wait() == 0, job.text
+
+    assert said in job.text
