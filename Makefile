@@ -10,7 +10,7 @@ ARGS ?=
 # Two processes share the tests, file by file, in the order of `tests/conftest.py`.
 SHARED ?= --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo test test-slow evidence lint docs bench
+.PHONY: help setup demo test test-slow evidence lint docs bench dist
 .DELETE_ON_ERROR:
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo "make lint    style, types and import layers"
 	@echo "make docs    the documentation as web pages, in site/"
 	@echo "make bench   every figure that the documentation claims"
+	@echo "make dist    sdist and wheel in dist/, after their tests and a type check for each Python"
 
 setup: $(READY)
 
@@ -67,3 +68,8 @@ bench: $(READY)
 		$(BIN)/python -m "benchmarks.$$name" $(ARGS) || missed="$$missed $$name"; \
 	done; \
 	if [ -n "$$missed" ]; then echo "short of a bar:$$missed"; exit 1; fi
+
+dist: $(READY)
+	rm -rf dist
+	$(BIN)/python -m pytest tests/test_wheel.py tests/test_typing.py tests/test_repository.py
+	$(BIN)/python -m build --no-isolation --outdir dist

@@ -132,7 +132,7 @@ class Page(HTMLParser):
 def test_the_pages_can_be_read_from_a_folder(site):
     """Every link leads to a file, not to a folder that a server would turn into one; and to an
     anchor that it has."""
-    pages = {file: Page(file) for file in site.glob("*.html") if file.name != "404.html"}
+    pages = {file: Page(file) for file in site.rglob("*.html") if file.name != "404.html"}
     broken = []
     for file, page in pages.items():
         for link in page.links:
@@ -150,10 +150,11 @@ def test_the_pages_can_be_read_from_a_folder(site):
 @pytest.mark.slow
 def test_the_pages_need_no_network(site):
     """What they load lies beside them, formulas are drawn already, and a search asks no server."""
-    for file in site.glob("*.html"):
+    for file in site.rglob("*.html"):
         for path in filter(None, Page(file).loaded):
-            local = path.removeprefix("/")  # as the page of a missing page has it, on a server
-            assert (site / local.partition("?")[0]).is_file(), (file.name, path)
+            # From the top, as the page of a missing page has it, on a server; or from the page.
+            top = site if path.startswith("/") else file.parent
+            assert (top / path.removeprefix("/").partition("?")[0]).is_file(), (file.name, path)
         assert "arithmatex" not in file.read_text("utf-8")
     scripts = (site / "search" / "main.js").read_text("utf-8")
 

@@ -1,4 +1,4 @@
-"""What is built is what a user installs, and it works with numpy alone."""
+"""What is built is what a user installs: it works with numpy alone, and with every extra."""
 
 import importlib.metadata
 import importlib.util
@@ -6,6 +6,8 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
@@ -28,9 +30,13 @@ def run(*command, check=True):
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     """The wheel of this tree, built with the tools at hand: no index is asked."""
-    folder = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT)
-    (path,) = folder.glob("*.whl")
+    return built("--wheel", ROOT, tmp_path_factory.mktemp("dist"))
+
+
+def built(kind, tree, folder):
+    """What `build` makes of a tree, in ``folder``."""
+    run(sys.executable, "-m", "build", kind, "--no-isolation", "--outdir", folder, tree)
+    (path,) = folder.iterdir()
     return path
 
 
@@ -113,3 +119,83 @@ def test_a_missing_extra_is_named(clean, wheel, command, extra):
 
     assert done.returncode != 0
     assert f'`pip install "{wheel}[{extra}]"`' in done.stderr
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory):
+    """The tree in the sdist."""
+    sdist = built("--sdist", ROOT, tmp_path_factory.mktemp("sdist"))
+    folder = tmp_path_factory.mktemp("unpacked")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    (tree,) = folder.iterdir()
+    return tree
+
+
+def files_in(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+@pytest.mark.slow
+def test_the_sdist_gives_the_same_wheel(unpacked, wheel, tmp_path):
+    """Down to the last byte of each file, without git or anything else around."""
+    assert files_in(built("--wheel", unpacked, tmp_path)) == files_in(wheel)
+
+
+@pytest.mark.slow
+def test_the_sdist_holds_what_its_own_tests_and_verbs_read(unpacked):
+    """Docs, tests, settings and licence: `make test` works in it as in a clone."""
+    names = subprocess.run(["git", "ls-files"], cwd=ROOT, text=True, capture_output=True).stdout
+    if not names:
+        pytest.skip("this tree is no clone, so that its files are not known")
+    missing = {name for name in names.splitlines() if not (unpacked / name).exists()}
+
+    assert missing <= {".gitignore"}
+    assert os.access(unpacked / ".ci" / "setup", os.X_OK)
+
+
+EXTRAS = sorted(
+    tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+)
+
+
+def lend_all(site):
+    """Link everything that this environment has into ``site``, but evenstep itself."""
+    home = Path(importlib.util.find_spec("numpy").origin).parents[1]
+    for path in home.iterdir():
+        if "evenstep" not in path.name and path.suffix != ".pth":
+            (site / path.name).symlink_to(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("origin", ["index", "clone"])
+def test_extras_install_and_work(origin, wheel, tmp_path):
+    """By name from an index, and by path from a clone: extras that name others of ours too."""
+    venv.create(tmp_path / "env", with_pip=False, symlinks=True)
+    (site,) = (tmp_path / "env").glob("lib/python*/site-packages")
+    lend_all(site)
+    programs = tmp_path / "env" / "bin"
+    extras = f"[{','.join(extra for extra in EXTRAS if extra not in NOT_HERE)}]"
+    what = {
+        "index": ["--find-links", wheel.parent, f"evenstep{extras}"],
+        "clone": ["--no-build-isolation", "--editable", f"{ROOT}{extras}"],
+    }[origin]
+    python = programs / "python"
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-index", *what)
+    run(python, "-I", "-c", "import evenstep.torch, evenstep.huggingface, evenstep.testing")
+    said = run(programs / "evenstep", "plan", "--speeds", "3,1", "--global-batch-size", "64").stdout
+
+    assert re.search(r"balanced +16 s +4 +2\.00", said)
+
+
+# `tensorflow-cpu` stands in for `tensorflow` where tests run, and a browser is no package.
+NOT_HERE = ("tensorflow", "examples", "browser")
+
+
+@pytest.mark.slow
+def test_the_wheel_names_every_extra(wheel):
+    """An extra that it did not name would be ignored with a warning."""
+    (metadata,) = (text for name, text in files_in(wheel).items() if name.endswith("/METADATA"))
+
+    assert re.findall(r"^Provides-Extra: (.*)$", metadata.decode(), re.M) == EXTRAS

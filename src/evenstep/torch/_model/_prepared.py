@@ -12,6 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..._private_torch import version_of
 from .._data._step import StepCount
+from ._carried import watch_states
 from ._models import BalancedModel
 from ._unused import Unused
 
@@ -29,16 +30,21 @@ class PreparedModels(list[BalancedModel]):
         weakref.finalize(self, self._unused.close)  # at the end of a script that closes nothing
         self._through = False
         self._hooks: list[RemovableHandle] = []
+        self._states: list[RemovableHandle] = []
 
     def append(self, model: BalancedModel) -> None:
         """Add a model."""
         super().append(model)
         if not model.compiles:  # a hook may cost a compilation
             self._unused.watch(model.module)
+            self._states.extend(watch_states(model.module))
 
     def close(self) -> None:
         """Let go of the models, and say if they were trained past the balancer."""
         self._unused.close()
+        for hook in self._states:
+            hook.remove()
+        self._states.clear()
         self.clear()
 
     @contextmanager
