@@ -14,6 +14,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -49,30 +50,27 @@ def train(
         return blocks, sizes
 
 
-def width_of_steps(world_size: int) -> int:
-    """Return the hidden units with which a step of plain DDP takes about ``STEP_S`` here."""
-    few, many = 1024, 4096
-    took_s = run_workers(world_size, plain_steps_s, (few, many))[0]
-    slope_s = max((took_s[1] - took_s[0]) / (many - few), 1e-8)
-    return int(min(max(few + (STEP_S - took_s[0]) / slope_s, 256), 1 << 15))
+def width_of_steps(rank: int) -> int:
+    """Return the hidden units with which a step of plain DDP takes about ``STEP_S`` here.
 
-
-def plain_steps_s(rank: int, widths: tuple[int, ...]) -> list[float]:
-    """Return the median seconds of a step of plain DDP, by hidden units."""
+    Found by trying: widths that are measured one after the other, on a busy machine too, lie on no
+    straight line.
+    """
     torch.set_num_threads(1)
     data = TensorDataset(torch.randn(1 << 14, 64), torch.randint(0, 10, (1 << 14,)))
-    found = []
-    for width in widths:
-        sampler = DistributedSampler(data)
-        loader = DataLoader(data, batch_size=BATCH_SIZE, sampler=sampler)
-        step = stepper(DistributedDataParallel(model_of(width)), loader)
-        took_s = []
+    width = 2048
+    for _ in range(6):
+        loader = DataLoader(data, batch_size=BATCH_SIZE, sampler=DistributedSampler(data))
+        step, took_s = stepper(DistributedDataParallel(model_of(width)), loader), []
         for _ in range(150):
             began_s = perf_counter()
             step()
             took_s.append(perf_counter() - began_s)
-        found.append(median(took_s[20:]))
-    return found
+        longest_s = torch.tensor(median(took_s[20:]))
+        dist.all_reduce(longest_s, op=dist.ReduceOp.MAX)
+        width = int(width * min(max(STEP_S / float(longest_s), 0.5), 2.0))
+        width = min(max(width, 256), 1 << 15)
+    return width
 
 
 def model_of(width: int) -> Any:
@@ -110,7 +108,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
     num_runs, num_blocks = (1, 12) if options.quick else (options.runs, options.blocks)
     for world_size in NUM_WORKERS:
         progress(f"{world_size} workers: how large a model takes {1e3 * STEP_S:.0f} ms")
-        width = width_of_steps(world_size)
+        width = run_workers(world_size, width_of_steps)[0]
         found: dict[str, Blocks] = {name: [] for name in NAMES}
         near_equal: list[bool] = []
         for number in range(num_runs):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,22 @@ def in_parts(rank: int, folder: str, num: int, ahead: bool) -> dict[str, Any]:
         updates(model, optimizer, draws, num, ahead=ahead)
         checkpoint.save(begun + num)
     return {"sizes": sizes, "parameters": parameters(plain)}
+
+
+def with_dropout(rank: int, num: int) -> torch.Tensor:
+    """Return the parameters after updates with dropout by sample."""
+    torch.manual_seed(rank)
+    inner = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3)).double()
+    optimizer = torch.optim.SGD(inner.parameters(), lr=0.1)
+    size = SIZE // dist.get_world_size()
+    runtime = replace(QUIET, sample_seed=3)
+    with torch.no_grad():
+        for parameter in inner.parameters():
+            parameter.fill_(0.1).view(-1)[0] = 0.3
+    with Balancer(SIZE, policy=Restless(), runtime=runtime) as balancer:
+        model, draws = balancer.prepare(DistributedDataParallel(inner), DrawnIndices(HIGH, size))
+        updates(model, optimizer, draws, num, ahead=True)
+    return parameters(inner)
 
 
 def plain(rank: int) -> dict[str, Any]:

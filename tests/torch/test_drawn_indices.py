@@ -12,7 +12,7 @@ from evenstep.testing import run_workers
 from evenstep.torch import DrawnIndices
 from evenstep.torch._data._loader_state import sealed
 
-from .drawn_runs import HIGH, STOPS_AFTER, in_one_process, in_parts, plain
+from .drawn_runs import HIGH, STOPS_AFTER, in_one_process, in_parts, plain, with_dropout
 from .loader_fakes import FixedPlan, Ranks, alone, flat
 from .order_fakes import seeded
 
@@ -177,6 +177,15 @@ def test_a_loop_in_nanogpts_order_is_exact(ahead, tmp_path):
 
     assert max(float((rank["parameters"] - expected).norm()) for rank in found) <= 1e-12
     assert len(set(sizes)) > 2
+
+
+@pytest.mark.cluster
+def test_dropout_by_sample_follows_the_draws():
+    """On one rank and on two, whose parts change at every step."""
+    alone, halved = (run_workers(world_size, with_dropout, 4)[0] for world_size in (1, 2))
+
+    assert float((halved - alone).norm()) <= 1e-12
+    assert len(set(alone.tolist())) > 20
 
 
 @pytest.mark.cluster

@@ -82,7 +82,8 @@ def run_workers(
                 process.close()
     failed = [result for result in results if isinstance(result, WorkerFailed)]
     if check and failed:
-        raise failed[0]
+        # All of them: the first rank's error may only be that another one ended.
+        raise WorkerFailed("\n\n".join(map(str, failed)))
     return results
 
 
