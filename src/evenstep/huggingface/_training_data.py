@@ -111,8 +111,7 @@ class TrainingData:
     def _begin(self, epoch: Any, global_step: int, *, skips: bool) -> None:
         if self._epoch is None:
             self._number, done = divmod(global_step, len(self._loader))
-            self._loader.skip(done if skips else 0)
-            self._loader._at.number = self._number  # what samples draw follows from the epoch
+            self._loader.skip(done if skips else 0, epochs_begun=self._number)
         else:
             self._number += 1
         self._epoch, self._steps = epoch, None  # a loop that was left ends here

@@ -143,11 +143,11 @@ class BalancedLoader(AbstractStepLoader):
         """Pass ``epoch`` on to the sampler if it wants to know; others reshuffle by themselves."""
         tell_epoch(self.sampler, epoch)
 
-    def skip(self, num_steps: int) -> None:
+    def skip(self, num_steps: int, *, epochs_begun: int | None = None) -> None:
         """Have the next iteration leave out the first steps of its epoch, on every rank.
 
-        For drivers that count steps themselves and draw the epoch's order by its number; where
-        ``state_dict`` was kept, ``load_state_dict`` knows both.
+        For drivers that count steps themselves; ``load_state_dict`` knows all of it. With a
+        ``sample_seed``, what samples draw follows from the epochs that were begun before.
 
         Raises:
             ValueError: the epoch has no step after so many, or a state was loaded that says
@@ -163,6 +163,7 @@ class BalancedLoader(AbstractStepLoader):
         if self._resume is not None:
             raise _both_ways()
         self._num_skipped = num_steps
+        self._at.number = self._at.number if epochs_begun is None else epochs_begun
 
     def equal_forwards(self) -> None:
         """Have all ranks make as many forwards from the next step on, where plans go by cost.

@@ -104,7 +104,7 @@ class PlainLoader(AbstractLoader):
         self._num_begun = begun - unfinished
         self._num_skipped = taken if unfinished else 0
 
-    def skip(self, num_steps: int) -> None:
+    def skip(self, num_steps: int, *, epochs_begun: int | None = None) -> None:
         """Have the next loop leave out its first steps."""
         self._num_skipped = num_steps
 
