@@ -26,7 +26,6 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "recipes" / "ray.md"
 EXAMPLE = "ray/train/examples/pytorch/torch_fashion_mnist_example.py"
 STORE_BYTES = 100 * 2**20
-KINDS = ("published", "elastic", "page")
 STEPS, KILL_AT, WORLDS = 40, 8, {18: 3, 28: 2}
 
 
@@ -34,7 +33,7 @@ def run(kind: str, folder: Path, *, timeout_s: float = 240, **options: Any) -> d
     """Run a kind of training in a process of its own, and return what it found.
 
     Args:
-        kind: one of ``KINDS``.
+        kind: "steady" or "elastic", the functions of these names.
         folder: for all traces, which every worker shares.
         timeout_s: seconds after which it is ended, with all that it started.
         options: of the kind.
@@ -46,6 +45,7 @@ def run(kind: str, folder: Path, *, timeout_s: float = 240, **options: Any) -> d
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
         "PYTHONWARNINGS": "ignore",
+        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # a process more for each worker group
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
         "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "15",
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -109,13 +109,20 @@ def changed_example(folder: Path) -> tuple[str, list[str]]:
     return copy.read_text(), lines
 
 
-def published(folder: Path, slope_s: float = 0.006) -> dict[str, Any]:
-    """Train the published example on three workers, and compare it with one process.
+def steady(folder: Path, slope_s: float = 0.006) -> dict[str, Any]:
+    """Run all that keeps its workers, in one cluster of three CPUs.
 
     Args:
         folder: for all traces.
         slope_s: seconds of a sample on the slowest worker; the others are 2 and 4 times as fast.
     """
+    with local_cluster(num_cpus=3):
+        found = published(folder, slope_s)
+        return found | {"said": said_by_page(folder), "rows": rows_of_ray_data(folder)}
+
+
+def published(folder: Path, slope_s: float) -> dict[str, Any]:
+    """Train the published example on three workers, and compare it with one process."""
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
@@ -125,14 +132,12 @@ def published(folder: Path, slope_s: float = 0.006) -> dict[str, Any]:
     slopes_s = [slope_s, slope_s / 2, slope_s / 4]
     config = {"source": source, "folder": str(folder), "slopes_s": slopes_s}
     config |= {"lr": 0.01, "epochs": 2, "batch_size_per_worker": 14}
-    with local_cluster(num_cpus=3):
-        trainer = TorchTrainer(
-            script.published,
-            train_loop_config=config,
-            scaling_config=ScalingConfig(num_workers=3),
-            run_config=RunConfig(storage_path=str(folder / "storage")),
-        )
-        trainer.fit()
+    TorchTrainer(
+        script.published,
+        train_loop_config=config,
+        scaling_config=ScalingConfig(num_workers=3),
+        run_config=RunConfig(storage_path=str(folder / "storage")),
+    ).fit()
     return {"lines": lines} | _compared(folder, slope_s)
 
 
@@ -167,10 +172,9 @@ def _trained_alone(state: dict[str, Any]) -> dict[str, Any]:
 
     from benchmarks._ray_script import NUM_PICTURES, pictures
 
-    torch.set_default_dtype(torch.float64)
     layers = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Identity(), nn.Linear(512, 512))
     layers.extend([nn.ReLU(), nn.Identity(), nn.Linear(512, 10), nn.ReLU()])
-    model = nn.ModuleDict({"linear_relu_stack": layers})
+    model = nn.ModuleDict({"linear_relu_stack": layers}).double()
     model.load_state_dict(state)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     data = pictures(NUM_PICTURES)
@@ -262,39 +266,42 @@ def _end_calmly(folder: Path) -> None:
     torch.save({"model": model.state_dict(), "steps": samples}, folder / "end.pt")
 
 
-def page(folder: Path) -> dict[str, Any]:
-    """Run the page's blocks, and train on rows of Ray Data's: two workers in one cluster."""
+def said_by_page(folder: Path) -> list[tuple[list[str], list[str]]]:
+    """Run the page's blocks, and return what each printed and what it promises to print."""
+    os.chdir(folder)
+    said = []
+    for block in blocks("python"):
+        heard = io.StringIO()
+        with contextlib.redirect_stdout(heard):
+            exec(block, {"__name__": "__main__"})
+        promised = [line[2:] for line in block.splitlines() if line.startswith("# ")]
+        said.append((heard.getvalue().splitlines(), promised))
+    return said
+
+
+def rows_of_ray_data(folder: Path) -> list[dict[str, Any]]:
+    """Train on rows of Ray Data's that two workers read, and return what each trained on."""
     import ray.data
     from ray.train import DataConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
     from benchmarks import _ray_script as script
 
-    os.chdir(folder)
-    said = []
-    with local_cluster(num_cpus=4):
-        for block in blocks("python"):
-            heard = io.StringIO()
-            with contextlib.redirect_stdout(heard):
-                exec(block, {"__name__": "__main__"})
-            promised = [line[2:] for line in block.splitlines() if line.startswith("# ")]
-            said.append((heard.getvalue().splitlines(), promised))
-        options = ray.data.ExecutionOptions(preserve_order=True)
-        TorchTrainer(
-            script.rows,
-            train_loop_config={"folder": str(folder)},
-            scaling_config=ScalingConfig(num_workers=2),
-            run_config=RunConfig(storage_path=str(folder / "storage")),
-            datasets={"train": ray.data.range(60, override_num_blocks=5)},
-            dataset_config=DataConfig(datasets_to_split=[], execution_options=options),
-        ).fit()
-    found = [json.loads((folder / f"rows-{rank}.json").read_text()) for rank in range(2)]
-    return {"said": said, "rows": found}
+    options = ray.data.ExecutionOptions(preserve_order=True)
+    TorchTrainer(
+        script.rows,
+        train_loop_config={"folder": str(folder)},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path=str(folder / "storage")),
+        datasets={"train": ray.data.range(60, override_num_blocks=5)},
+        dataset_config=DataConfig(datasets_to_split=[], execution_options=options),
+    ).fit()
+    return [json.loads((folder / f"rows-{rank}.json").read_text()) for rank in range(2)]
 
 
 if __name__ == "__main__":
     began_s = monotonic()
     kind, where, given = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
-    answer = {"published": published, "elastic": elastic, "page": page}[kind](where, **given)
+    answer = {"steady": steady, "elastic": elastic}[kind](where, **given)
     answer["seconds"] = monotonic() - began_s
     (where / f"{kind}.json").write_text(json.dumps(answer))

@@ -16,11 +16,11 @@ from benchmarks._ray_runs import run
 def rows(options: argparse.Namespace) -> Iterator[Row]:
     """Run both kinds of training, each on a local cluster of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        where = Path(folder) / "published"
+        where = Path(folder) / "steady"
         where.mkdir()
         progress("Ray's example on three workers")
         slope_s = 0.05 if options.quick else 0.1
-        yield from example(run("published", where, timeout_s=600, slope_s=slope_s))
+        yield from example(run("steady", where, timeout_s=600, slope_s=slope_s))
         where = Path(folder) / "elastic"
         where.mkdir()
         progress("a kill, a node that comes, and its loss")

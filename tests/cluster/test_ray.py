@@ -19,23 +19,23 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def published(tmp_path_factory):
-    """Ray's example with the page's lines, on three workers of different speeds."""
+def steady(tmp_path_factory):
+    """What comes of Ray's example with the page's lines, of the page's code, and of Ray Data."""
     from benchmarks._ray_runs import run
 
-    return run("published", tmp_path_factory.mktemp("published"))
+    return run("steady", tmp_path_factory.mktemp("steady"))
 
 
-def test_rays_example_takes_five_lines_at_most(published):
+def test_rays_example_takes_five_lines_at_most(steady):
     """And the page's diff fits the example that is installed."""
-    assert len(published["lines"]) <= 5
+    assert len(steady["lines"]) <= 5
 
 
-def test_rays_example_ends_where_one_process_ends(published):
+def test_rays_example_ends_where_one_process_ends(steady):
     """In fp64, two epochs of unequal batches: the parameters of plain training, on all workers."""
-    assert published["difference"] <= 1e-9
-    assert {sum(sizes) for sizes in published["sizes"]} == {42}
-    assert any(len(set(sizes)) == 3 for sizes in published["sizes"])
+    assert steady["difference"] <= 1e-9
+    assert {sum(sizes) for sizes in steady["sizes"]} == {42}
+    assert any(len(set(sizes)) == 3 for sizes in steady["sizes"])
 
 
 def test_a_kill_and_changes_of_the_number_of_workers_leave_no_trace(tmp_path):
@@ -50,31 +50,23 @@ def test_a_kill_and_changes_of_the_number_of_workers_leave_no_trace(tmp_path):
     assert found["each_once"]
 
 
-@pytest.fixture(scope="module")
-def page(tmp_path_factory):
-    """What the page's blocks print, and rows of Ray Data on two workers."""
-    from benchmarks._ray_runs import run
-
-    return run("page", tmp_path_factory.mktemp("page"))
-
-
-def test_the_page_prints_its_comments(page):
+def test_the_page_prints_its_comments(steady):
     """Its training function, started with Ray as it is on the page."""
-    assert page["said"]
-    for said, promised in page["said"]:
+    assert steady["said"]
+    for said, promised in steady["said"]:
         assert said == promised
 
 
-def test_rows_of_ray_data_count_once(page):
+def test_rows_of_ray_data_count_once(steady):
     """Two epochs of rows that all workers read, resumed in the second one."""
-    steps = [rank["trained"] for rank in page["rows"]]
+    steps = [rank["trained"] for rank in steady["rows"]]
     together = [sorted(chain(*parts)) for parts in zip(*steps, strict=True)]
 
     assert together == 2 * [list(range(first, first + 12)) for first in range(0, 60, 12)]
     assert any(len(one) != len(other) for one, other in zip(*steps, strict=True))
 
 
-def test_a_shard_itself_is_refused_with_the_remedy(page):
+def test_a_shard_itself_is_refused_with_the_remedy(steady):
     """It is no `DataLoader`; the page says how to make one of it."""
-    for rank in page["rows"]:
+    for rank in steady["rows"]:
         assert "docs/recipes/ray.md" in rank["refused"]
