@@ -47,7 +47,7 @@ def run(kind: str, folder: Path, *, timeout_s: float = 240, **options: Any) -> d
         "PYTHONWARNINGS": "ignore",
         "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # a process more for each worker group
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
-        "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "15",
+        "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "3",  # for a number of workers that is too large
         "RAY_USAGE_STATS_ENABLED": "0",
     }
     log = folder / f"{kind}.log"
@@ -148,7 +148,7 @@ def _compared(folder: Path, slope_s: float) -> dict[str, Any]:
     import torch
 
     kept = [torch.load(folder / f"rank-{rank}.pt", weights_only=True) for rank in range(3)]
-    begun = torch.tensor([one["began_s"] for one in kept]).diff(dim=1)[0]  # of rank 0
+    begun = torch.tensor(kept[0]["began_s"], dtype=torch.float64).diff()
     alone = _trained_alone(kept[0]["begun"])
     off = max(
         float((one["ended"][name] - value).norm() / value.norm())
