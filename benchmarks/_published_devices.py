@@ -1,9 +1,11 @@
 """What each process of a published script loads first: CPUs for its accelerators, and a record.
 
-``published_watch`` writes a ``sitecustomize`` that imports this; nothing else does. A script that
-asks for CUDA and NCCL gets CPUs and gloo. Generators are seeded. All losses whose backward is
-taken, and a checksum of the parameters after each step, are written down bit by bit. The first
-forward after a backward sleeps for what a device would take, on one rank for longer.
+``published_watch`` and ``published_recipes`` write a ``sitecustomize`` that imports this; nothing
+else does. A script that asks for CUDA and NCCL gets CPUs and gloo. Generators are seeded. All
+losses whose backward is taken, and a checksum of the parameters after each step, are written down
+bit by bit; the parameters themselves, before the first step and at the end, where it is asked for.
+The first forward after a backward sleeps for what a device would take, on one rank for longer, or
+by the rows that it is given.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import os
 import random
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -126,10 +128,14 @@ class Record:
         base_s: for which each forward of a training sleeps.
         slow: the rank that sleeps for longer; less than 0 is none.
         more_s: for how much longer.
+        row_s: for which it sleeps for each row of its first tensor besides, by rank; empty is not.
     """
 
-    def __init__(self, path: str, *, base_s: float, slow: int, more_s: float) -> None:
+    def __init__(
+        self, path: str, *, base_s: float, slow: int, more_s: float, row_s: Sequence[float] = ()
+    ) -> None:
         self.path, self.base_s, self.slow, self.more_s = path, base_s, slow, more_s
+        self.row_s = row_s
         self.sleeps = True
 
     def open(self) -> None:
@@ -143,17 +149,22 @@ class Record:
             backward(loss, *args, **kwargs)
 
         tensor.backward = recorded
-        register_module_forward_pre_hook(self.forward)
+        register_module_forward_hook(self.forward)
         register_optimizer_step_post_hook(self.stepped)
 
-    def forward(self, module: nn.Module, _: Any) -> None:
-        """Sleep, in what the wrapper holds."""
+    def forward(self, module: nn.Module, given: tuple[Any, ...], _: Any) -> None:
+        """Sleep inside of the forward: once the first layer is through."""
         wrapper = isinstance(module, (DistributedDataParallel, FSDPModule))
         if wrapper or not (self.sleeps and torch.is_grad_enabled() and dist.is_initialized()):
             return
+        rows = [len(each) for each in given if isinstance(each, torch.Tensor) and each.ndim]
+        if self.row_s and not rows:
+            return  # a model that is given names: one of its parts is given the tensor
         if module.training and any(True for _ in module.parameters()):
             self.sleeps = False
-            time.sleep(self.base_s + (self.more_s if dist.get_rank() == self.slow else 0.0))
+            rank = dist.get_rank()
+            more_s = self.row_s[rank] * rows[0] if self.row_s else 0.0
+            time.sleep(self.base_s + more_s + (self.more_s if rank == self.slow else 0.0))
 
     def stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Write a checksum of the parameters."""
@@ -173,6 +184,12 @@ class Record:
 
 def begin(settings: dict[str, Any]) -> None:
     """Prepare this process for a script."""
+    if settings.get("double"):
+        torch.set_default_dtype(torch.float64)
+    if "parameters" in settings:
+        from benchmarks._published_parameters import Parameters
+
+        Parameters(settings["parameters"]).open()
     pretend(settings["device"], settings["num_devices"])
     pretend_groups()
     torch.manual_seed(1)
@@ -182,6 +199,7 @@ def begin(settings: dict[str, Any]) -> None:
         base_s=settings["base_s"],
         slow=settings["slow"],
         more_s=settings["more_s"],
+        row_s=settings.get("row_s", ()),
     ).open()
     if settings["stubs"]:
         from benchmarks._published_stubs import put

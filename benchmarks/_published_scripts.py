@@ -1,4 +1,4 @@
-"""Published scripts that ``published_watch`` runs: where they come from, and how each starts."""
+"""Published training scripts that benchmarks run: where they come from, and how each starts."""
 
 from __future__ import annotations
 
@@ -60,18 +60,19 @@ class Published:
         return f"{self.checkout or 'own'}/{Path(self.folder) / self.script}"
 
 
-def _lightning(prefix: str) -> dict[str, str]:
+def lightning(prefix: str) -> dict[str, str]:
+    """Return what tells Lightning of two processes on CPUs."""
     return {f"{prefix}_{name}": text for name, text in _ON_CPUS.items()}
 
 
 _ON_CPUS = {"ACCELERATOR": "cpu", "STRATEGY": "ddp", "DEVICES": "2"}
 _TUTORIAL = "distributed/ddp-tutorial-series"
-_GPT = (
+GPT = (
     "gpt_config.n_layer=2 gpt_config.n_head=2 gpt_config.n_embd=32 data_config.path=data/input.txt "
     "data_config.block_size=32 data_config.truncate=0.01 trainer_config.batch_size=64 "
     "trainer_config.max_epochs=1 trainer_config.data_loader_workers=1 trainer_config.use_amp=False"
 )
-_NANO = (
+NANO = (
     "config/train_shakespeare_char.py --n_layer=2 --n_head=2 --n_embd=32 --block_size=32 "
     "--batch_size=4 --gradient_accumulation_steps=4 --max_iters=50 --eval_interval=25 "
     "--eval_iters=2 --compile=False --dtype=float32"
@@ -83,7 +84,7 @@ PUBLISHED = (
         "examples",
         "distributed/minGPT-ddp/mingpt",
         "main.py",
-        _GPT,
+        GPT,
         stubs=("hydra", "omegaconf", "boto3"),
     ),
     Published("examples", "distributed/FSDP2", "example.py"),
@@ -95,7 +96,7 @@ PUBLISHED = (
         stubs=("torchvision",),
         device="cuda",
     ),
-    Published("nanoGPT", ".", "train.py", _NANO, stubs=("shakespeare_char",), device="cuda"),
+    Published("nanoGPT", ".", "train.py", NANO, stubs=("shakespeare_char",), device="cuda"),
     Published(
         "accelerate", "examples", "nlp_example.py", "--cpu", stubs=("glue", "evaluate", "bert")
     ),
@@ -112,14 +113,14 @@ PUBLISHED = (
         "train_fabric.py",
         "--epochs 3 --batch-size 16",
         stubs=("torchvision",),
-        env=_lightning("LT") | {"LT_CLI_USED": "1"},  # as `fabric run` sets them
+        env=lightning("LT") | {"LT_CLI_USED": "1"},  # as `fabric run` sets them
     ),
     Published(
         "pytorch-lightning",
         "examples/pytorch/basics",
         "transformer.py",
         stubs=("wikitext",),
-        env=_lightning("PL_TRAINER")
+        env=lightning("PL_TRAINER")
         | {"PL_TRAINER_LIMIT_VAL_BATCHES": "2", "PL_TRAINER_LIMIT_TEST_BATCHES": "2"},
     ),
 )

@@ -166,11 +166,13 @@ class Tokenizer:
         from transformers import BatchEncoding
 
         rows = list(examples)
-        longest = max(len(row["input_ids"]) for row in rows)
+        tokens = [row["input_ids"] for row in rows]
+        longest = max(map(len, tokens))
         return BatchEncoding(
             {
-                "input_ids": torch.tensor(
-                    [row["input_ids"] + [0] * (longest - len(row["input_ids"])) for row in rows]
+                "input_ids": torch.tensor([one + [0] * (longest - len(one)) for one in tokens]),
+                "attention_mask": torch.tensor(
+                    [[1] * len(one) + [0] * (longest - len(one)) for one in tokens]
                 ),
                 "labels": torch.tensor([row["labels"] for row in rows]),
             }
@@ -189,6 +191,8 @@ def bert() -> None:
                 num_hidden_layers=2,
                 num_attention_heads=2,
                 intermediate_size=64,
+                hidden_dropout_prob=0.0,
+                attention_probs_dropout_prob=0.0,
             )
         )
 

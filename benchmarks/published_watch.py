@@ -13,111 +13,22 @@ devices, and ``_published_stubs`` small data and models. The text of the scripts
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks._common import Row, main, progress
-from benchmarks._published_devices import SETTINGS
+from benchmarks._published_run import ROOT, commit_of, run
 from benchmarks._published_scripts import CHECKOUTS, OWN, PUBLISHED, Published
 
-ROOT = Path(__file__).parents[1]
-BASE_S = 0.03  # a step's time on the device that is not there
 MORE = 1.5  # steps, for which the slow rank sleeps
 BAR = "runs; losses bitwise equal; rank and cause named"
-LIMIT_S = 240
 WATCH = ("-m", "evenstep.watch", "--every", "0", "--", sys.executable)
-
-
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """What a run left.
-
-    Attributes:
-        status: of the process.
-        lines: what each rank computed, bit by bit: losses, and checksums of the parameters.
-        times_s: when each loss of rank 0 was there.
-        said: the lines of the watch.
-        error: the end of what it printed, where it failed.
-    """
-
-    status: int
-    lines: dict[int, list[str]]
-    times_s: list[float]
-    said: list[str]
-    error: str
-
-    @property
-    def step_s(self) -> float:
-        """The median between two losses."""
-        return median(later - one for one, later in pairwise(self.times_s))
-
-
-def run(one: Published, folder: Path, *, watched: bool, slow: int = -1, more_s: float = 0.0) -> Ran:
-    """Run a script once, in a copy of its folder."""
-    with TemporaryDirectory() as name:
-        place = Path(name)
-        shutil.copytree(folder, place / "copy", ignore=shutil.ignore_patterns(".git"))
-        (place / "site").mkdir()
-        (place / "site" / "sitecustomize.py").write_text("import benchmarks._published_devices\n")
-        settings = {
-            "device": one.device,
-            "num_devices": one.ranks,
-            "stubs": one.stubs,
-            "record": str(place / "record"),
-            "base_s": BASE_S,
-            "slow": slow,
-            "more_s": more_s,
-        }
-        paths = (str(place / "site"), str(ROOT / "src"), str(ROOT))
-        done = subprocess.run(
-            [sys.executable, *(WATCH if watched else ()), *command(one)],
-            cwd=place / "copy" / one.cwd,
-            env=os.environ
-            | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-            | {SETTINGS: json.dumps(settings)}
-            | one.env,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-        )
-        return ran(done, place)
-
-
-def command(one: Published) -> list[str]:
-    """Return the arguments of Python that start a script."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(one.ranks)]
-    start = [] if one.spawns else torchrun
-    return [*start, one.script, *shlex.split(one.arguments)]
-
-
-def ran(done: subprocess.CompletedProcess[str], place: Path) -> Ran:
-    """Read what a run left in a folder."""
-    lines: dict[int, list[str]] = {}
-    times_s: list[float] = []
-    for path in sorted(place.glob("record.*")):
-        rows = [row.split() for row in path.read_text("ascii").splitlines()]
-        rank = int(path.suffix[1:])
-        lines[rank] = [" ".join(row[:2]) for row in rows]
-        if rank == 0:
-            times_s = [float(row[2]) for row in rows if row[0] == "loss"]
-    said = re.findall(r"^evenstep watch: (.*)$", done.stderr, re.MULTILINE)
-    errors = re.findall(
-        r"^(?:\[rank\d+\]: ?)?(\w[\w.]*(?:Error|Exception): .*)$", done.stderr, re.M
-    )
-    error = "; ".join(dict.fromkeys(errors)) or done.stderr[-1000:]
-    return Ran(done.returncode, lines, times_s, said, error if done.returncode else "")
 
 
 def verdict(said: list[str]) -> tuple[str, int | None, str]:
@@ -139,14 +50,14 @@ def measured(one: Published, folder: Path, commit: str, slow: int) -> Row:
     }
     what = "alone"
     try:
-        alone = run(one, folder, watched=False)
+        alone = run(one, folder)
         if alone.status or len(alone.times_s) < 3:
             return Row(one.name, BAR, figures | {"failed_alone": alone.error}, False)
         more_s = MORE * alone.step_s
         what = "watched"
-        watched = run(one, folder, watched=True)
+        watched = run(one, folder, under=WATCH)
         what = "watched, with a slow rank"
-        slowed = run(one, folder, watched=True, slow=slow, more_s=more_s)
+        slowed = run(one, folder, under=WATCH, slow=slow, more_s=more_s)
     except subprocess.TimeoutExpired as error:
         text = f"{what}: not done after {error.timeout} s"
         return Row(one.name, BAR, figures | {"error": text}, False)
@@ -166,17 +77,6 @@ def measured(one: Published, folder: Path, commit: str, slow: int) -> Row:
     }
     names = ("runs", "bitwise_equal", "rank_right", "cause_right")
     return Row(one.name, BAR, figures, all(figures[name] for name in names))
-
-
-def commit_of(folder: Path) -> str:
-    """Return the commit of a clone that has a folder, and whether its files there are others."""
-
-    def git(*words: str) -> str:
-        command = ["git", "-C", str(folder), *words]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-    changed = git("status", "--porcelain", "--", ".")
-    return git("rev-parse", "HEAD") + (" with changes" if changed else "")
 
 
 def rows(options: argparse.Namespace) -> Iterator[Row]:

@@ -63,7 +63,7 @@ class Scored(Sentences):
         return {"input_ids": self.ids[index], "labels": self.ids[index].double().mean()}
 
 
-def gpt(dtype: torch.dtype = torch.float32) -> Any:
+def gpt(dtype: torch.dtype = torch.float32, *, dropout: float = 0.0) -> Any:
     """Return a GPT-2 of two layers; the same weights for everybody."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -74,9 +74,10 @@ def gpt(dtype: torch.dtype = torch.float32) -> Any:
         n_embd=16,
         n_layer=2,
         n_head=2,
-        attn_pdrop=0.0,
-        embd_pdrop=0.0,
-        resid_pdrop=0.0,
+        attn_pdrop=dropout,
+        embd_pdrop=dropout,
+        resid_pdrop=dropout,
+        attn_implementation="eager" if dropout else None,
         use_cache=False,
         bos_token_id=0,
         eos_token_id=0,
@@ -103,9 +104,9 @@ def bert(kind: str, num_labels: int) -> Any:
     return getattr(transformers, kind)(config).double()
 
 
-def gpt_in_double() -> Any:
+def gpt_in_double(dropout: float = 0.0) -> Any:
     """Return it with a loss in double precision; Hugging Face's own rounds logits to single."""
-    model = gpt(torch.float64)
+    model = gpt(torch.float64, dropout=dropout)
     model.loss_function = exact_loss
     return model
 

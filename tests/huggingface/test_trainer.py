@@ -109,7 +109,7 @@ def test_tokens_are_counted_once(runs):
 
 @pytest.mark.slow
 def test_it_goes_on_from_a_checkpoint(tmp_path):
-    """Resumed within an epoch, training ends where it ends unbroken, however it was split."""
+    """Resumed within an epoch, training ends where it ends unbroken, dropout by sample included."""
     found = run_workers(WORLD_SIZE, resumed, str(tmp_path))[0]
 
     assert len(found["first"].losses) == 7

@@ -231,8 +231,8 @@ def stock_alone(rank: int, folder: str, names: Sequence[str]) -> dict[str, Resul
 def resumed(rank: int, folder: str) -> dict[str, Result]:
     """Return a training of 10 steps, one that stops after 7, and what goes on from there."""
     offline(folder)
-    case = Case(num_accumulated=2)
-    balancing = {"policy": Restless()}
+    case = Case(partial(gpt_in_double, 0.1), num_accumulated=2)
+    balancing = {"policy": Restless(), "runtime": Runtime(line_every=None, sample_seed=1)}
     saves = {"save_strategy": "steps", "save_steps": 7}
     found = {"unbroken": run(make(folder, case, balancing=balancing))}
     first = make(folder, case, balancing=balancing, **saves)

@@ -69,6 +69,10 @@ DIFFERENT: dict[str, tuple[Case, str]] = {
         "`Runtime(freshness=...)` must be the same on all ranks, got 'newest' on rank 0 and "
         "'exact' on rank 1.",
     ),
+    "sample_seed": (
+        lambda rank: settings(runtime=Runtime(sample_seed=(1, 2)[rank])),
+        "`Runtime(sample_seed=...)` must be the same on all ranks, got 1 on rank 0 and 2 on rank 1",
+    ),
     "claims": (
         lambda rank: settings(runtime=Runtime(claims=("off", Hybrid())[rank])),
         "`Runtime(claims=...)` must be the same on all ranks, got 'off' on rank 0 and Hybrid(",

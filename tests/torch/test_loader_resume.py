@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
+
+from evenstep.torch import Balancer, Runtime
 
 from .._tiers import slow_but
 from .loader_fakes import Items, RandomPlans, Ranks, alone, flat
@@ -117,3 +119,72 @@ def test_after_a_finished_epoch_the_sampler_keeps_what_it_was_told():
 
     assert orders[0] != orders[1]
     assert [batch[0].tolist() for batch in again] == orders[1]
+
+
+def trained_order(state, form, num_steps):
+    """Train so many steps in a loop of a form; return the samples used, and the state after it."""
+    data = TensorDataset(torch.arange(40, dtype=torch.float32).unsqueeze(1))
+    model, used = torch.nn.Linear(1, 1), []
+    with Balancer(runtime=Runtime(line_every=None)) as balancer:
+        model, loader = balancer.prepare(model, DataLoader(data, batch_size=4))
+        if state is not None:
+            loader.load_state_dict(state)
+
+        def train(x):
+            model(x).mean().backward()
+            used.extend(x.flatten().int().tolist())
+
+        return used, FORMS[form](loader, train, num_steps)
+
+
+def saved_at_the_top(loader, train, num_steps):
+    """Before the batch at hand is trained on."""
+    for number, (x,) in enumerate(loader):
+        if number == num_steps:
+            return loader.state_dict()
+        train(x)
+
+
+def fetched_after_the_step(loader, train, num_steps):
+    """nanoGPT's order: the next batch is fetched, and then a checkpoint is written."""
+    batches = iter(loader)
+    (x,) = next(batches)
+    for _ in range(num_steps):
+        train(x)
+        (x,) = next(batches)
+    return loader.state_dict()
+
+
+def left_with_a_batch(loader, train, num_steps):
+    """The loop is over, and the batch that it had fetched was never used."""
+    fetched_after_the_step(loader, train, num_steps)
+    return loader.state_dict()
+
+
+def left_two_ahead(loader, train, num_steps):
+    """Likewise, with two batches fetched ahead."""
+
+    def loop():
+        batches = iter(loader)
+        ahead = [next(batches), next(batches)]
+        for _ in range(num_steps):
+            ahead.append(next(batches))
+            train(ahead.pop(0)[0])
+
+    loop()
+    return loader.state_dict()
+
+
+FORMS = {
+    form.__name__.replace("_", " "): form
+    for form in (saved_at_the_top, fetched_after_the_step, left_with_a_batch, left_two_ahead)
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_batch_that_was_fetched_and_not_used_comes_again(form):
+    """Wherever in its loop a script writes its checkpoint."""
+    first, state = trained_order(None, form, 3)
+    rest, _ = trained_order(state, form, 5)
+
+    assert first + rest == list(range(32))

@@ -154,3 +154,38 @@ def test_one_packed_row_is_no_batch_of_one_sample(tickets):
     assert matched(tickets, *copied(row)) == [three]
     assert matched(tickets, *copied(single)) == [one]
     assert matched(tickets, row["input_ids"][:, 1:].clone()) is None
+
+
+def indices(number):
+    """Return a batch of nothing but indices."""
+    return torch.arange(number)
+
+
+def test_inputs_made_from_indices_belong_to_the_oldest_unused_batch(tickets):
+    """Their other sizes say nothing, nor do batches of which they could be views."""
+    first, _ = opened(tickets, 0, 3, batch=indices(3))
+    second, _ = opened(tickets, 1, 9, batch=indices(9))
+    third, _ = opened(tickets, 2, 6, batch=indices(6))
+
+    assert matched(tickets, torch.randn(3, 6)) == [first]
+    first.num_backwards = 1
+    assert matched(tickets, torch.randn(9, 6)) == [second]
+    second.num_backwards = 1
+    assert matched(tickets, torch.randn(6, 9)) == [third]
+
+
+def test_two_views_of_indices_are_not_taken_for_another_batch(tickets):
+    """Eight rows may be two views of the oldest unused batch, of four."""
+    opened(tickets, 0, 4, batch=indices(4))
+    opened(tickets, 1, 8, batch=indices(8))
+
+    assert matched(tickets, torch.randn(8, 3)) is None
+
+
+def test_a_batch_of_indices_that_a_loop_left_behind_is_passed_over(tickets):
+    """The loop that fetched it has ended; the next one uses its own."""
+    opened(tickets, 0, 4, batch=indices(4))
+    tickets.end_loop()
+    second, _ = opened(tickets, 1, 4, batch=indices(4))
+
+    assert matched(tickets, torch.randn(4, 3)) == [second]

@@ -1,4 +1,4 @@
-"""How a rank's slowness goes on in time: steady, growing, or coming and going."""
+"""How a slowness goes on in time: steady, growing, or coming and going; and whether it jumped."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ class Shape(StrEnum):
 
 @final
 class Course:
-    """Keeps how much slower each rank was, over the newest steps and over the whole run.
+    """Keeps some quantities, as how much slower each rank was, over the newest steps and the run.
 
     In constant memory: once it is full, neighbours are merged, and a row is the mean of more steps.
 
     Args:
-        world_size: number of ranks.
+        num_columns: how many quantities, as many as ranks.
     """
 
-    def __init__(self, world_size: int) -> None:
-        self._run = np.zeros((0, world_size))
+    def __init__(self, num_columns: int) -> None:
+        self._run = np.zeros((0, num_columns))
         self._stride = 1
-        self._left = np.zeros((0, world_size))  # not enough for a row yet
-        self._newest = np.zeros((0, world_size))
+        self._left = np.zeros((0, num_columns))  # not enough for a row yet
+        self._newest = np.zeros((0, num_columns))
 
     def add(self, slower: FloatArray) -> None:
-        """Take in some steps, ``(num_steps, world_size)``."""
+        """Take in some steps, ``(num_steps, num_columns)``."""
         self._newest = np.concatenate([self._newest, slower])[-_MOST_ROWS:]
         self._left = np.concatenate([self._left, slower])
         whole = len(self._left) // self._stride * self._stride
@@ -64,6 +64,19 @@ class Course:
             return found
         return Shape.SPELLS if shape_of(self._newest[:, rank]) is Shape.SPELLS else Shape.STEADY
 
+    def jump(self, column: int = 0) -> tuple[float, float]:
+        """Return the levels before and after the clearest step of the run; its mean twice if none.
+
+        A step has to be better than no step, by the score of ``shape_of``.
+        """
+        run = self._run[:, column]
+        if len(run) < _FEWEST:
+            return 0.0, 0.0
+        y = _blocks(run)
+        score, before, after = _best_step(y)
+        none = _score(((y - y.mean()) ** 2).sum(), len(y), 1)
+        return (before, after) if score < none else (float(y.mean()),) * 2
+
 
 def _merged(rows: FloatArray, number: int) -> FloatArray:
     merged: FloatArray = rows.reshape(-1, number, rows.shape[1]).mean(axis=1)
@@ -83,7 +96,7 @@ def shape_of(slower: FloatArray) -> Shape:
     """
     if len(slower) < _FEWEST:
         return Shape.STEADY
-    y = np.array([part.mean() for part in np.array_split(slower, min(_BLOCKS, len(slower)))])
+    y = _blocks(slower)
     (step, low, high), (slope, begin, end) = _best_step(y), _best_slope(y)
     two, levels = _two_levels(y)
     best = min(step, slope, two)
@@ -94,6 +107,12 @@ def shape_of(slower: FloatArray) -> Shape:
     if high < _LOW * low:  # it went and did not come back
         return Shape.SPELLS
     return Shape.SPELLS if _alternates(slower) else Shape.STEADY
+
+
+def _blocks(values: FloatArray) -> FloatArray:
+    """Return the means of at most ``_BLOCKS`` parts."""
+    parts = np.array_split(values, min(_BLOCKS, len(values)))
+    return np.array([part.mean() for part in parts])
 
 
 def _score(left: FloatArray | float, num_blocks: int, num_parameters: int) -> FloatArray:

@@ -54,7 +54,7 @@ class Diagnoser:
         self._num_settling = _SETTLING
         self._run = self._older = self._newer = FrontierSums.empty(world_size)
         self._sizes = SizeFit(world_size)
-        self._course = Course(world_size)
+        self._course, self._exchange = Course(world_size), Course(1)
         self._machines = Machines(world_size, window_s)
 
     def add(
@@ -96,6 +96,7 @@ class Diagnoser:
             step=self._step,
             rates=self._machines.rates(whole_run=whole_run),
             shape_of=self._course.shape,
+            exchange=self._exchange.jump,
         )
 
     def _sum_up(self) -> None:
@@ -107,8 +108,9 @@ class Diagnoser:
         computed = steps.spent[:, :, [Phase.FORWARD, Phase.BACKWARD]].sum(axis=2)
         computed -= steps.collected + steps.compiled
         self._sizes.add(steps.size[1:], computed[1:])
-        sums, slower = frontier(steps, self._sizes.us_per_size())
+        sums, slower, exposed_us = frontier(steps, self._sizes.us_per_size())
         self._course.add(slower)
+        self._exchange.add(exposed_us[:, None])
         self._run += sums
         if self._newer.wall >= self._half_us:
             self._older, self._newer = self._newer, sums

@@ -13,10 +13,11 @@ from ._machines import HostRates
 
 
 class Facts(NamedTuple):
-    """What there is to cite: sums over steps, and what machines did."""
+    """What there is to cite: sums over steps, what machines did, and the exchange over time."""
 
     sums: FrontierSums
     rates: HostRates
+    exchange_us: tuple[float, float]
 
 
 _REMEDY = {
@@ -44,6 +45,7 @@ _REMEDY = {
     Cause.MEMORY: "take a smaller batch or fewer loader workers there, or free memory that others "
     "use",
 }
+_LONGER = 1.5  # times, from which it is said that an exchange has become longer
 _QUOTA = "raise its CPU quota, or start fewer threads; meanwhile give it fewer samples"
 _ALL_INPUT = "give all loaders more workers, faster storage, or data that is prepared beforehand"
 
@@ -52,7 +54,7 @@ def told(cause: Cause, rank: int | None, facts: Facts) -> tuple[str, str]:
     """Return the evidence for a cause, and what to do."""
     if rank is None:
         remedy = _ALL_INPUT if cause is Cause.INPUT else _REMEDY[cause]
-        return _of_all(cause, facts.sums), remedy
+        return _of_all(cause, facts), remedy
     if cause in _IN_FAMILY:
         return _of_family(cause, rank, facts.sums), _REMEDY[cause]
     has_quota = cause is Cause.SLOW_WORKER and facts.rates.quota[rank] > 0.01
@@ -90,7 +92,7 @@ def _of_family(cause: Cause, rank: int, sums: FrontierSums) -> str:
 
 
 def _of_computing(cause: Cause, rank: int, facts: Facts) -> str:
-    sums, rates = facts
+    sums, rates, _ = facts
     forward, backward = 1 + sums.stage_excess[rank] / np.maximum(sums.stage_usual, 1.0)
     whole = 1 + sums.stage_excess[rank].sum() / max(float(sums.stage_usual.sum()), 1.0)
     if cause is Cause.SLOW_BACKWARD:
@@ -112,13 +114,18 @@ def _of_computing(cause: Cause, rank: int, facts: Facts) -> str:
     return text + _SHAPES.get(cause, ", throughout")
 
 
-def _of_all(cause: Cause, sums: FrontierSums) -> str:
+def _of_all(cause: Cause, facts: Facts) -> str:
+    sums, _, (before_us, after_us) = facts
     wall = max(sums.wall, 1.0)
     if cause is Cause.NETWORK:
-        return (
+        text = (
             f"all ranks wait together for what is exchanged, {percent(sums.exposed / wall)} % "
             "of their time"
         )
+        if after_us < _LONGER * before_us:
+            return text
+        before, after = (seconds(us / 1e6) for us in (before_us, after_us))
+        return f"{text}; it has become longer, {after} a step in place of {before}"
     if cause is Cause.INPUT and sums.fed >= float(sums.cost[:, Family.INPUT].sum()):
         return f"all ranks wait for input, {percent(sums.fed / wall)} % of their time"
     if cause is Cause.ROTATING:

@@ -131,15 +131,17 @@ class FrontierSums:
 
 
 class Frontier(NamedTuple):
-    """The sums over some steps, and how much slower each rank computed in each of them.
+    """The sums over some steps, and what goes on in time: a value for each of them.
 
     Attributes:
         sums: of the steps.
         slower: own computing above the others', as a part of theirs, ``(num_steps, world_size)``.
+        exposed_us: communication of each step that is not hidden, ``(num_steps,)``.
     """
 
     sums: FrontierSums
     slower: FloatArray
+    exposed_us: FloatArray
 
 
 def frontier(steps: RankSteps, us_per_size: FloatArray) -> Frontier:
@@ -184,7 +186,8 @@ def frontier(steps: RankSteps, us_per_size: FloatArray) -> Frontier:
         stage_excess=stage_above.sum(axis=0),
         stage_usual=stage_usual.sum(axis=0),
     )
-    return Frontier(sums, stage_above.sum(axis=2) / np.maximum(computing, 1e-9))
+    slower = stage_above.sum(axis=2) / np.maximum(computing, 1e-9)
+    return Frontier(sums, slower, shortest[1:].sum(axis=(1, 2)))
 
 
 def _without_clues(steps: RankSteps) -> tuple[FloatArray, list[FloatArray]]:

@@ -20,6 +20,7 @@ _LEAST_WAITING = 0.03  # of all ranks' time: below it, nothing is said
 _LEAST_CAUSE = 0.02  # likewise, of one cause
 _LEAST_EXPLAINED = 0.8  # of the waiting
 _LEAST_EXPOSED = 0.12  # of all ranks' time: communication from which on the network is named
+_LEAST_GROWN = 0.06  # likewise, by which it has become longer in the run
 _LEAST_FED = 0.1  # likewise, waiting for input that all ranks have in common
 _CHANCE = 0.075  # of a step: one standard deviation that is taken for chance
 _LEAST_Z = {Family.COMPUTE: 3.0, Family.INPUT: 2.2, Family.LOOP: 2.2, Family.LENGTHS: 3.0}
@@ -49,7 +50,12 @@ class _Found(NamedTuple):
 
 
 def verdict(
-    sums: FrontierSums, *, step: int, rates: HostRates, shape_of: Callable[[int], Shape]
+    sums: FrontierSums,
+    *,
+    step: int,
+    rates: HostRates,
+    shape_of: Callable[[int], Shape],
+    exchange: Callable[[], tuple[float, float]],
 ) -> Diagnosis:
     """Return who the others wait for, and why.
 
@@ -58,6 +64,8 @@ def verdict(
         step: the newest of them.
         rates: what processes and machines did in that time.
         shape_of: how a rank's slowness goes on in time.
+        exchange: microseconds of a step that all ranks wait together for what is exchanged, before
+            and after it became longer in the run.
     """
     world_size = len(sums.waited)
     wall = max(sums.wall, 1.0)
@@ -66,13 +74,14 @@ def verdict(
     matched = float(np.minimum(sums.waited, sums.accounted).sum())
     explained = matched / waited if waited else 1.0
     is_known = explained >= _LEAST_EXPLAINED or waiting < _LEAST_WAITING
-    found = [*_of_all(sums, wall)]
+    jump_us = exchange()
+    found = [*_of_all(sums, wall, jump_us)]
     if is_known and sums.num_steps and world_size > 1:
         named = {(one.cause, one.rank) for one in found}
         others = _of_ranks(sums, rates, shape_of)
         found += [one for one in others if (one.cause, one.rank) not in named]
     found.sort(key=lambda one: -one.share)
-    facts = Facts(sums, rates)
+    facts = Facts(sums, rates, jump_us)
     causes = tuple(
         FoundCause(one.cause, one.rank, min(1.0, one.share), *told(one.cause, one.rank, facts))
         for one in found
@@ -107,10 +116,17 @@ def _why_not(sums: FrontierSums, waiting: float, explained: float) -> str:
     )
 
 
-def _of_all(sums: FrontierSums, wall: float) -> Iterator[_Found]:
-    """Yield what all ranks lose alike."""
+def _of_all(sums: FrontierSums, wall: float, exchange_us: tuple[float, float]) -> Iterator[_Found]:
+    """Yield what all ranks lose alike.
+
+    An exchange takes its part of the time on any link. So it is named from a larger part on, or if
+    it has become longer in the run by a smaller one.
+    """
     usual = _usual_wall(sums)
-    if len(sums.waited) > 1 and sums.exposed >= _LEAST_EXPOSED * usual:
+    usual_step_us = usual / len(sums.waited) / max(sums.num_steps, 1.0)
+    has_grown = exchange_us[1] - exchange_us[0] >= _LEAST_GROWN * usual_step_us
+    is_long = sums.exposed >= (_LEAST_GROWN if has_grown else _LEAST_EXPOSED) * usual
+    if len(sums.waited) > 1 and is_long:
         yield _Found(Cause.NETWORK, None, sums.exposed / wall)
     if sums.fed >= _LEAST_FED * usual:
         yield _Found(Cause.INPUT, None, sums.fed / wall)

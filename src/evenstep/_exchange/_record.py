@@ -47,7 +47,8 @@ def record_reader(kind: Any) -> Reader:
             problem = error if isinstance(error, MessageError) else f"cannot be {short(values[at])}"
             name = f"`{kind.__name__}.{kind.__match_args__[at]}`"
             raise MessageError(f"{name}: {problem}") from None
-        known.add(types)
+        if unread is every:
+            known.add(types)
         return kind(*values)
 
     return record

@@ -29,7 +29,7 @@ _COUNT = struct.Struct("!Q")
 _LAST = 0xFFFFFFFF  # in the place of a length: the connection will be closed on purpose
 _LONGEST = 1 << 28  # bytes of a text: what is longer is no message
 _START = _HEAD.size + hashlib.sha256().digest_size  # of the text
-_DECODE = json.JSONDecoder().decode
+_SCAN = json.JSONDecoder().raw_decode
 
 
 class ProtocolError(ConnectionError):
@@ -56,7 +56,11 @@ def encode(message: Any) -> Text:
 
 def decode(text: Data) -> Any:
     """Return the value that a text holds."""
-    return _DECODE(str(text, "utf-8"))
+    found = str(text, "utf-8")
+    value, end = _SCAN(found)
+    if end != len(found):
+        raise ValueError(f"there is more after {end} characters of {len(found)}")
+    return value
 
 
 def _fields(record: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What a rank knows of a step that it was handed."""
+"""What a rank knows of a step that it was handed, and of those that its loop has used."""
 
 from __future__ import annotations
 
@@ -63,3 +63,39 @@ class StepUnderWay:
     reported: bool = False
     work: Work | None = None
     checksum: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class LoopPosition:
+    """How far a loop is: which steps it was handed, and which it used.
+
+    Attributes:
+        newest: the newest step that was handed out; -1 before the first.
+        newest_used: the newest one that had a backward.
+        num_batches: of the loop under way.
+        looks_ahead: whether that loop ever fetched a batch before it had used another.
+    """
+
+    newest: int = -1
+    newest_used: int = -1
+    num_batches: int = 0
+    looks_ahead: bool = False
+    _before: int = -1  # the newest step at the end of the loop before
+    _left_ahead: int = -1  # likewise, of a loop that trained and fetched ahead
+
+    def end_loop(self) -> None:
+        """Hear that the loop is over: what it fetched ahead may still be used."""
+        if self.looks_ahead and self.newest_used > self._before:
+            self._left_ahead = self.newest
+        self._before = self.newest
+        self.num_batches, self.looks_ahead = 0, False
+
+    @property
+    def num_ahead(self) -> int:
+        """Steps that were handed out and not used.
+
+        In a loop that fetches ahead, and after it; or where one was fetched that is used next.
+        """
+        ahead = self.newest - self.newest_used
+        is_next = ahead == 1 and self.newest_used >= 0
+        return ahead if self.looks_ahead or is_next or self.newest == self._left_ahead else 0

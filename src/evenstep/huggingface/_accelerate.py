@@ -197,7 +197,7 @@ class AcceleratedLoader:
         self.balancer.close()
 
     def _is_at_end(self) -> bool:
-        return bool(self._loader.state_dict()["steps_taken"] == len(self._loader))
+        return self._loader.num_handed_out == len(self._loader)
 
 
 def _refuse_gathering(accelerator: Any) -> None:

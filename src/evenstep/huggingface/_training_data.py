@@ -112,6 +112,7 @@ class TrainingData:
         if self._epoch is None:
             self._number, done = divmod(global_step, len(self._loader))
             self._loader.skip(done if skips else 0)
+            self._loader._at.number = self._number  # what samples draw follows from the epoch
         else:
             self._number += 1
         self._epoch, self._steps = epoch, None  # a loop that was left ends here

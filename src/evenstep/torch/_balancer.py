@@ -84,7 +84,8 @@ class Balancer:
             ``"sum"``. The tensors do not show which. A sum stays as in plain DDP, which averages
             over ranks: the sum over the global batch divided by their number.
         bounds: limits on every worker's samples.
-        runtime: the ranks, heartbeats, deadlines, the progress line, how memory is read.
+        runtime: the ranks, heartbeats, deadlines, the progress line, how memory is read, and the
+            seed of what samples draw.
         network: sums gradients by shares that suit the links, and names ranks that hold no data
             and only sum; None is plain all-reduce.
         cost: what samples cost, where they differ: lengths by index, the name of a column, or a

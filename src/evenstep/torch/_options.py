@@ -52,6 +52,10 @@ class Runtime(AbstractRuntime):
             while it is faster, with the policy ``"auto"`` only. A ``Hybrid`` always does so, with
             its settings. ``"off"`` never does.
         process_group: the data-parallel ranks; None is all of them.
+        sample_seed: draws what is random in augmentation and dropout by sample: it follows from
+            this number, the epoch and the sample's position in it, and not from which rank
+            computes the sample. From 0 to 2^63 - 1. None leaves it to each rank, as plain
+            training does.
 
     Raises:
         ValueError: a number is out of range.
@@ -62,6 +66,7 @@ class Runtime(AbstractRuntime):
     machine: MachineReader | None = None
     claims: Literal["auto", "off"] | Hybrid = "auto"
     process_group: torch.distributed.ProcessGroup | None = None
+    sample_seed: int | None = None
 
     def __post_init__(self) -> None:
         self.check_watch()
@@ -78,4 +83,12 @@ class Runtime(AbstractRuntime):
                 'be "auto", "off" or a `Hybrid`',
                 repr(self.claims),
                 '"auto" claims while that is faster.',
+            )
+        seed = self.sample_seed
+        if seed is not None and not (type(seed) is int and 0 <= seed < 1 << 63):
+            raise invalid(
+                "Runtime(sample_seed=...)",
+                "be an integer from 0 to 2^63 - 1, or None",
+                repr(seed),
+                "Give the seed of the run, the same on all ranks and when it is resumed.",
             )

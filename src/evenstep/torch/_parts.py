@@ -135,7 +135,13 @@ class Parts:
             return still_wrapped(given, outer)
         weighs = self.weighting != "loss"
         model = BalancedModel(
-            outer, self.backward, self.steps, self.watch, number=len(self.models), weighs=weighs
+            outer,
+            self.backward,
+            self.steps,
+            self.watch,
+            number=len(self.models),
+            weighs=weighs,
+            draws_by_sample=self.runtime.sample_seed is not None,
         )
         self.watch.before_steps(model.place)
         self.models.append(model)
@@ -164,6 +170,8 @@ class Parts:
             counter=self.counter,
             cost=read_cost(self.cost, loader, crew.side),
             equal_forwards=lambda: any(model.shards is not None for model in self.models),
+            sample_seed=self.runtime.sample_seed,
+            number=len(self.loaders),
         )
         prepared = balanced_loader(loader, stream, context, beside=self.loaders)
         if self.service is not None:

@@ -55,7 +55,7 @@ class BalancerSettings:
         facts = {f"`Balancer({name}=...)`": described(value) for name, value in others.items()}
         for version, checksum in code_of(unit).items():
             facts[f"The code of `Balancer(unit=...)`, in Python {version},"] = checksum
-        for name in ("freshness", "claims"):
+        for name in ("freshness", "claims", "sample_seed"):
             facts[f"`Runtime({name}=...)`"] = described(getattr(runtime, name))
         return cls(facts, global_batch_size)
 

@@ -245,8 +245,7 @@ class Session:
         meter = wrapping.meter(clock_of(device))
         observers = wrapping.observers(self.exchange, meter)
         if parts.reduction is not None:
-            follower = parts.reduction.join(self.exchange, lag=self._lag, emit=self._emit)
-            observers.append(follower)
+            observers.append(parts.reduction.join(self.exchange, lag=self._lag, emit=self._emit))
         if world_size > 1:
             parts.clues.open(
                 compile_s=lambda: parts.watch.clock.total_s,
@@ -263,6 +262,7 @@ class Session:
             loss_reduction=parts.loss_reduction,
             exact=parts.runtime.freshness == "exact",
             cuts=cuts,
+            tells_samples=parts.runtime.sample_seed is not None,
             measures=self._measures(device),
             versions=parts.models.version,
             peers=peers,

@@ -52,6 +52,13 @@ def balanced_loader(
         made = BalancedLoader(loader, context)
     else:
         kind = _said(stream, loader)
+        if context.sample_seed is not None:
+            raise invalid(
+                "Runtime(sample_seed=...)",
+                "be left out with a stream, whose samples draw before they have a place",
+                f"a {type(loader.dataset).__name__}",
+                "Use a data set that is read by index, or leave `sample_seed` out.",
+            )
         if context.cost is not None and kind == "sharded":
             raise invalid(
                 "Balancer(cost=...)",

@@ -28,6 +28,8 @@ class MicroBatch:
         num_samples: samples in it that count; 0 for a stand-in of weight 0.
         counter: counts the units in a batch; None where they are samples.
         sizes: what each of its samples adds to its size, ``(num_samples,)``; None is 1.
+        keys: what each of its samples draws random numbers by, a stand-in included; None where
+            those are the rank's own.
         units: what ``counter`` counted in this one, and 0 in a stand-in. A micro-batch is cut by
             ``dataclasses.replace``, which counts the parts anew.
     """
@@ -36,6 +38,7 @@ class MicroBatch:
     num_samples: int
     counter: Callable[[Any], float] | None = None
     sizes: IntArray | None = field(default=None, compare=False)
+    keys: IntArray | None = field(default=None, compare=False)
     units: float | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:

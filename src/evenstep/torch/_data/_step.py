@@ -62,6 +62,11 @@ def with_sizes(parts: list[MicroBatch], sizes: Sequence[IntArray] | None) -> lis
     return [replace(part, sizes=each) for part, each in zip(parts, sizes, strict=True)]
 
 
+def with_keys(parts: list[MicroBatch], keys: Sequence[IntArray]) -> list[MicroBatch]:
+    """Return a step's micro-batches with the keys of their samples."""
+    return [replace(part, keys=each) for part, each in zip(parts, keys, strict=True)]
+
+
 class Attempts(Protocol):
     """Runs the forwards and backwards of a step, over again where memory runs out."""
 

@@ -238,7 +238,8 @@ class Retries:
         if self._models.synchronise and is_new and last.num_samples > self._smallest:
             cuts = self._smallest, last.num_samples - self._smallest
             stand_in, _ = self._layout().split(last.batch, last.num_samples, cuts)
-            pieces.append(replace(last, batch=stand_in, num_samples=0))
+            keys = None if last.keys is None else last.keys[: cuts[0]]
+            pieces.append(replace(last, batch=stand_in, num_samples=0, keys=keys))
         return pieces
 
     def _pieces(self, part: MicroBatch) -> list[MicroBatch]:
@@ -258,6 +259,7 @@ class Retries:
                 batch=batch,
                 num_samples=count,
                 sizes=None if part.sizes is None else part.sizes[first : first + count],
+                keys=None if part.keys is None else part.keys[first : first + count],
             )
             for batch, count, first in zip(batches, counts, firsts, strict=True)
         ]

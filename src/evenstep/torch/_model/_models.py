@@ -19,6 +19,7 @@ from .._step._conductor import StepConductor
 from ._compiled import Surround, check_compiled, compiled_parts, ddp_of, hooks_on, is_compiled
 from ._fsdp import Shards, check_fsdp, device_of_fsdp, fsdp_layers, is_fsdp, refuse_other_kinds
 from ._nested import NestedBackwards
+from ._sample_draws import SampleDraws, check_draws
 from ._weighting import Backward, ForwardHook
 
 Weighting = Literal["output", "loss"]
@@ -34,6 +35,7 @@ class BalancedModel:
         watch: marks what compiled models are given.
         number: the model's, in the order of ``prepare``.
         weighs: whether what the model returns is scaled; ``Balancer.weight`` does it otherwise.
+        draws_by_sample: whether dropout draws by sample.
 
     Attributes:
         module: as given.
@@ -52,6 +54,7 @@ class BalancedModel:
         *,
         number: int,
         weighs: bool,
+        draws_by_sample: bool = False,
     ) -> None:
         self.module = module
         self.ddp = ddp_of(module)
@@ -90,12 +93,15 @@ class BalancedModel:
         self._nested: NestedBackwards | None = None
         if self.ddp is not None and self.shards is None and not self.compiles:
             self._nested = NestedBackwards(self.ddp.module, backward, steps)
+        self._draws = SampleDraws(module, hook) if draws_by_sample else None
         self.place()
 
     def place(self) -> None:
         """Put the hooks where they belong: a model may be compiled after it was prepared."""
         if self.ddp is not None and self.ddp.static_graph:
             check_compiled(self.module)
+        if self._draws is not None:
+            check_draws(self.module, compiles=self.compiles)
         self._outer.place()
         if self._inner is not None:
             self._inner.place(traced=is_compiled(self.module))
@@ -119,6 +125,8 @@ class BalancedModel:
                 surround.release()
         if self._nested is not None:
             self._nested.release()
+        if self._draws is not None:
+            self._draws.release()
         if self.shards is not None:
             self.shards.reshard()
 

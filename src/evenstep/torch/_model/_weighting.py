@@ -194,6 +194,9 @@ class ForwardHook:
         model: the model's number, in the order of ``prepare``.
         weighs: whether the output is scaled; ``Balancer.weight`` does it otherwise.
         reduces: whether a backward of a forward made now reduces gradients.
+
+    Attributes:
+        use: the forward under way; None outside of one, or of a step.
     """
 
     def __init__(
@@ -212,15 +215,15 @@ class ForwardHook:
         self._model = model
         self._weighs = weighs
         self._reduces = reduces
-        self._use: ForwardUse | None = None
+        self.use: ForwardUse | None = None
 
     def before(self, module: torch.nn.Module, inputs: Any, keywords: Any) -> Any:
         """Learn whose batch this is; take the weight out of gradients that go back to an output."""
-        self._use = None
+        self.use = None
         if not torch.is_grad_enabled():
             return None
         tensors = tensors_in((inputs, keywords) if keywords else inputs)
-        use = self._use = self._steps.begin_use(self._model, tensors, reduces=self._reduces())
+        use = self.use = self._steps.begin_use(self._model, tensors, reduces=self._reduces())
         if use is None and module.training:
             self._steps.outside()
         changed = None
@@ -232,7 +235,7 @@ class ForwardHook:
 
     def __call__(self, module: torch.nn.Module, inputs: Any, keywords: Any, output: Any) -> Any:
         """Return ``output``, scaled where a step is under way."""
-        use, self._use = self._use, None
+        use, self.use = self.use, None
         if use is None:
             return output
         self._steps.end_use()

@@ -16,7 +16,7 @@ from ..._exchange._exchange import Exchange
 from ..._exchange._message_kinds import Message
 from ..._exchange._observer import StepObserver, heard_by
 from ..._planner import Plan
-from ..._run._step_under_way import StepUnderWay
+from ..._run._step_under_way import LoopPosition, StepUnderWay
 from ...claims._step_claims import Claim
 from .._data._protocols import MicroBatch, StepStart
 from .._exchange._peers import PeerGroup
@@ -71,9 +71,7 @@ class StepConductor:
         self._step: StepUnderWay | None = None
         self._backwards_per_forward = 0  # 0: not known, or not the same for every forward
         self._handed_out_s: float | None = None
-        self._num_of_loop = 0  # batches
-        self._looks_ahead = False  # whether the loop ever fetched a batch before it used another
-        self._newest = self._newest_used = -1  # steps that were handed out, that had a backward
+        self._loop = LoopPosition()
         self.num_steps = 0
         self._seen = 0, 0  # samples of this rank: in the finished steps, and in the last of them
         self.plan: Plan | None = None
@@ -88,6 +86,7 @@ class StepConductor:
         loss_reduction: str = "mean",
         exact: bool = False,
         cuts: bool = False,
+        tells_samples: bool = False,
         measures: Sequence[Measure] = (),
         versions: Callable[[], int] = lambda: 0,
         peers: PeerGroup | None = None,
@@ -104,6 +103,7 @@ class StepConductor:
             loss_reduction: ``"mean"`` or ``"sum"``, what the user's loss does over samples.
             exact: whether to wait for the device at the plan point, so that nothing is late.
             cuts: whether the loop takes micro-batches, which are used in the order they come in.
+            tells_samples: whether forwards need to know their samples, with a single rank as well.
             measures: what is read beside the time.
             versions: tells by a number whether parameters have changed.
             peers: ranks that get the very same batches; None if there are none.
@@ -117,7 +117,7 @@ class StepConductor:
         )
         self._cuts = cuts
         self._is_alone = world_size == 1
-        self._tickets = Tickets(identifies=not self._is_alone)
+        self._tickets = Tickets(identifies=tells_samples or not self._is_alone)
         self._finite = FiniteWatch(exchange)
         self._blind = BlindWatch(versions)
         self._peers = () if peers is None else (peers,)
@@ -159,13 +159,14 @@ class StepConductor:
         opened.work, opened.checksum = start.work, start.checksum
         opened.stopping = self._exchange.stopping
         trains = self._thread_id is None or self._thread_id == thread_id
-        opened.follows = trains and self._newest <= self._newest_used
+        loop = self._loop
+        opened.follows = trains and loop.newest <= loop.newest_used
         if not opened.follows:
             for other in tuple(self._steps.values()):
                 other.follows &= other.is_used
-        if self._newest_used < step - 1:
-            self._blind.handed_out(step, self._newest_used, self._num_without_backward)
-        self._newest = step
+        if loop.newest_used < step - 1:
+            self._blind.handed_out(step, loop.newest_used, self._num_without_backward)
+        loop.newest = step
         self._steps[step] = opened
         while len(self._steps) > _MOST_OPEN:
             del self._steps[next(iter(self._steps))]
@@ -182,10 +183,11 @@ class StepConductor:
             self._go_to(opened)
         weight, key = self._weights.of(opened, num_samples, part.units)
         # In a loop that uses each batch before the next one, there is nothing to be told apart.
-        self._looks_ahead |= not opened.follows
-        peeks = self._num_of_loop < _NUM_PEEKED or self._looks_ahead
-        self._num_of_loop += 1
-        ticket = Ticket(opened, num_samples, weight, key, is_last)
+        loop = self._loop
+        loop.looks_ahead |= not opened.follows
+        peeks = loop.num_batches < _NUM_PEEKED or loop.looks_ahead
+        loop.num_batches += 1
+        ticket = Ticket(opened, num_samples, weight, key, is_last, keys=part.keys)
         self._tickets.open(ticket, part.batch, peeks=peeks)
         opened.on_last_forward = is_last
         opened.num_forwards += 1
@@ -245,7 +247,8 @@ class StepConductor:
     def end_epoch(self) -> None:
         """Hear that a loop is over: batches that it fetched ahead may still be used."""
         self._tickets.end_loop()
-        self._handed_out_s, self._num_of_loop, self._looks_ahead = None, 0, False
+        self._loop.end_loop()
+        self._handed_out_s = None
         if not self._trains():
             return
         step = self._step
@@ -296,7 +299,7 @@ class StepConductor:
 
     def outside(self) -> None:
         """Hear of a forward in training that belongs to no batch that was handed out."""
-        if self._newest >= 0 and not self._is_alone:
+        if self._loop.newest >= 0 and not self._is_alone:
             self._blind.outside()
 
     def end_use(self) -> None:
@@ -356,7 +359,7 @@ class StepConductor:
         """
         if self._step is not None and self._step.num_backwards:
             self._finish(self._step)
-        newest = self._steps.get(self._newest)
+        newest = self._steps.get(self._loop.newest)
         if newest is not None and not newest.reported:
             self._reporter.send(newest)
         self._finite.read()
@@ -387,13 +390,13 @@ class StepConductor:
     @property
     def stopping(self) -> bool:
         """Whether all ranks know, as of the step under way, that one of them asked to stop."""
-        step = self._steps.get(self._newest) if self._step is None else self._step
+        step = self._steps.get(self._loop.newest) if self._step is None else self._step
         return step is not None and step.stopping
 
     @property
     def num_ahead(self) -> int:
-        """Steps that were handed out and not used, in a loop that fetches ahead."""
-        return self._newest - self._newest_used if self._looks_ahead else 0
+        """Steps that were handed out and not used: fetched ahead."""
+        return self._loop.num_ahead
 
     @property
     def num_samples(self) -> int | None:
@@ -412,7 +415,7 @@ class StepConductor:
     def num_units(self) -> float | None:
         """Units of this rank in the step under way, samples or others; None outside of one."""
         step = self._step
-        if step is None and self._looks_ahead and self._newest_use is not None:
+        if step is None and self._loop.looks_ahead and self._newest_use is not None:
             step = self._newest_use.ticket.step  # the next one has no forward yet
         if step is None:
             return None
@@ -470,7 +473,7 @@ class StepConductor:
         for one in steps:
             one.num_backwards += 1
             one.is_clear &= steps == {step}
-            self._newest_used = max(self._newest_used, one.number)
+            self._loop.newest_used = max(self._loop.newest_used, one.number)
         step.is_clear &= steps == {step}
         if step.reported and not step.is_over:  # too early: one backward more than was foreseen
             step.is_underrated = True

@@ -7,6 +7,8 @@ Each batch that a loop gets opens a ticket. A forward is matched to tickets by e
 3. by size: the rows of an input are as many as the samples of one ticket only, or as some views
    of each. Not where a batch in use has no tensor with a row for each sample, as a packed one: its
    single row is no batch of one sample;
+   Where batches are nothing but indices, from which a loop makes its inputs, it is the oldest
+   unused one if that has as many;
 4. by value: an input begins with a copy of a handed-out tensor, as on another device;
 5. by what other ranks know (``StepConductor``).
 
@@ -24,14 +26,16 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import torch
 
 from ..._run._step_under_way import StepUnderWay
+from ..._types import IntArray
 from ...exceptions import invalid
 from ._batch_memory import BatchMemory, Found, Peek, has_memory
 from ._containers import tensors_in
+from ._unknown_weights import not_told, rows_of_several
 
 Weight = float | Callable[[], float]
 """What a gradient is multiplied by: known in the forward, or asked for in the backward."""
@@ -59,6 +63,11 @@ class Ticket:
         peeks: some values of its tensors, if they were looked at when they were handed out.
         tensors: weak references to its tensors.
         has_rows: whether one of its tensors has a row for each sample, or it has no tensors.
+        is_indices: whether it is one tensor of indices, and inputs are made from what they stand
+            for.
+        keys: what its samples draw random numbers by, stand-ins included; None where those are
+            the rank's own.
+        num_draws: dropouts, and the like, in its forwards so far.
     """
 
     step: StepUnderWay
@@ -72,6 +81,9 @@ class Ticket:
     peeks: tuple[Peek, ...] = ()
     tensors: tuple[weakref.ref[torch.Tensor], ...] = ()
     has_rows: bool = True
+    is_indices: bool = False
+    keys: IntArray | None = None
+    num_draws: int = 0
 
     def shows_in(self, tensor: torch.Tensor) -> bool:
         """Tell whether ``tensor`` begins with a copy of a tensor of the batch."""
@@ -161,6 +173,7 @@ class Tickets:
                 ticket.has_rows = not tensors or any(
                     ticket.size in tensor.shape[:2] for tensor in tensors
                 )
+                ticket.is_indices = _are_indices(tensors)
                 ticket.tensors = tuple(map(weakref.ref, tensors[:_MOST_PEEKS]))
                 if peeks or self._mixes:
                     ticket.peeks = _peeks(tensors[:_MOST_PEEKS])
@@ -202,7 +215,8 @@ class Tickets:
         tensors = [tensor for tensor in tensors if has_memory(tensor)]
         with self._lock:
             found = self._memory.find(tensors) if self._identifies else None
-            if found is not None and (match := self._by_memory(found)) is not None:
+            match = None if found is None else self._by_memory(found)
+            if (match := match or _of_indices(self._live, tensors)) is not None:
                 return match
             rows, views = self._rows_of(tensors)
             live = [
@@ -218,16 +232,16 @@ class Tickets:
         fitting = [ticket for ticket in live if ticket.fits(rows, views)]
         if len(live) == 1 or _agree(live):
             if not fitting and _exceeds(live, tensors):
-                return Match(tuple(live), _several(live))
+                return Match(tuple(live), rows_of_several([one.num_samples for one in live]))
             return _alike(live)
         if not all(ticket.has_rows for ticket in live):
-            fitting = _copied(live, tensors)
+            fitting = copied(live, tensors)
         elif not _agree(fitting):
-            fitting = _copied(fitting or live, tensors)
+            fitting = copied(fitting or live, tensors)
         if _agree(fitting):
             return _alike(fitting)
         live.sort(key=lambda ticket: ticket.num_backwards > 0)
-        return Match(tuple(live), _unknown(live), is_open=True)
+        return Match(tuple(live), not_told([one.num_samples for one in live]), is_open=True)
 
     def _note_layouts(self, tensors: Sequence[torch.Tensor], size: int) -> None:
         """Remember along which dimension of a batch's tensors its rows lie."""
@@ -264,7 +278,9 @@ class Tickets:
     def _by_memory(self, found: Found[Ticket]) -> Match | None:
         """Return whose memory it is; None if that does not tell."""
         if not found.owners:
-            return Match(tuple(self._live), _several(self._live))
+            return Match(
+                tuple(self._live), rows_of_several([one.num_samples for one in self._live])
+            )
         ticket = self._ticket_of(found)
         if ticket is None or (found.is_changed and ticket not in self._live):
             return None  # a buffer that something else was copied into
@@ -278,6 +294,22 @@ class Tickets:
         if _agree(found.owners):
             return (live or found.owners)[-1]
         return live[-1] if _agree(live) else None
+
+
+def _are_indices(tensors: Sequence[torch.Tensor]) -> bool:
+    """Tell whether a batch is one row of integers, as a loader of indices hands out."""
+    return len(tensors) == 1 and tensors[0].ndim == 1 and tensors[0].dtype is torch.int64
+
+
+def _of_indices(live: Sequence[Ticket], tensors: Sequence[torch.Tensor]) -> Match | None:
+    """Return the oldest unused batch of indices, if the inputs have as many rows as that."""
+    if not live or not all(ticket.is_indices for ticket in live):
+        return None
+    unused = (one for one in live if not (one.num_backwards or one.is_over))
+    ticket = next(unused, live[-1])
+    if ticket.size not in {len(tensor) for tensor in tensors if tensor.ndim}:
+        return None
+    return Match((ticket,), ticket.weight, is_certain=True)
 
 
 def _peeks(tensors: Iterable[torch.Tensor]) -> tuple[Peek, ...]:
@@ -294,7 +326,7 @@ def _agree(tickets: Iterable[Ticket]) -> bool:
     return len({ticket.key for ticket in tickets}) == 1
 
 
-def _copied(tickets: Sequence[Ticket], tensors: Sequence[torch.Tensor]) -> list[Ticket]:
+def copied(tickets: Sequence[Ticket], tensors: Sequence[torch.Tensor]) -> list[Ticket]:
     """Return the tickets whose tensors the inputs may be copies of; none if all may be."""
     found = list(tickets)
     for tensor in tensors:
@@ -313,31 +345,3 @@ def _alike(tickets: Sequence[Ticket]) -> Match:
     waiting = [ticket for ticket in tickets if not ticket.num_backwards]
     found = waiting + [ticket for ticket in tickets if ticket.num_backwards]
     return Match(tuple(found), found[0].weight, is_certain=len(found) == 1)
-
-
-def _several(tickets: Sequence[Ticket]) -> Weight:
-    size = tickets[-1].num_samples if tickets else 0
-
-    def unknown() -> NoReturn:
-        raise RuntimeError(
-            f"A forward has rows of several batches, or rows beside those of a batch of {size} "
-            f"samples: no single weight is right for them. Give each batch its own forward. If all "
-            f"rows belong to one batch, name it around the forward: "
-            f"`with balancer.step(batch): ...`."
-        )
-
-    return unknown
-
-
-def _unknown(tickets: Sequence[Ticket]) -> Weight:
-    sizes = [ticket.num_samples for ticket in tickets]
-
-    def unknown() -> NoReturn:
-        raise RuntimeError(
-            f"No rank can tell which batch this backward belongs to: batches of {sizes} samples "
-            f"are in use, and neither the tensors nor the sizes of its inputs match one of them. "
-            f"Name the batch around the forward: `with balancer.step(batch): loss = ...`, with "
-            f"`batch` as the loader handed it out."
-        )
-
-    return unknown

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import random
-import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, final
@@ -17,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from ...._exchange._world_check import refusal
 from ....exceptions import EvenstepWarning
 from .._protocols import Collectives
+from ..fetch._random_states import same_chance, seed_all
 from ..fetch._torch_loader import fetch, inner_loader
 from ._fingerprint import Fingerprint, same_values
 from ._stated import SEEDED, length_of
@@ -146,33 +144,6 @@ def fetch_samples(
         )
         return {}
     return samples  # type: ignore[no-any-return]
-
-
-@contextmanager
-def same_chance() -> Iterator[None]:
-    """Keep the random states of torch, numpy and Python as they are, whatever is drawn inside."""
-    python, own = random.getstate(), torch.get_rng_state()
-    numpy = sys.modules.get("numpy.random")
-    legacy = None if numpy is None else numpy.get_state()
-    on_cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        torch.set_rng_state(own)
-        if numpy is not None:
-            numpy.set_state(legacy)
-        if on_cuda is not None:
-            torch.cuda.set_rng_state(on_cuda)
-
-
-def seed_all(seed: int) -> None:
-    """Seed what data sets draw from, alike on all ranks; no device is initialised."""
-    random.seed(seed)
-    torch.default_generator.manual_seed(seed)
-    if (numpy := sys.modules.get("numpy.random")) is not None:
-        with suppress(TypeError, RuntimeError):  # of a bit generator of the script's own
-            numpy.seed(seed)
 
 
 @final

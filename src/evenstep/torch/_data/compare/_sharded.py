@@ -20,8 +20,8 @@ from torch.utils.data import (
 )
 
 from ....exceptions import invalid
+from ..fetch._random_states import same_chance, seed_all
 from ..order._samplers import has_own_batches
-from ._content import same_chance, seed_all
 from ._stated import length_of
 
 _RANKS = ("rank", "process_index", "shard_id", "shard_index")

@@ -70,6 +70,10 @@ class Share:
         object.__setattr__(self, "begun", fetched[:num_begun])
         object.__setattr__(self, "places", tuple(places))
 
+    def of_forwards(self) -> list[IntArray]:
+        """Return the slots that each of the forwards gets."""
+        return [self.begun[place] for place in self.places]
+
     def equals(self, other: Share) -> bool:
         """Return whether it is the same samples in the same forwards."""
         return self.forwards == other.forwards and (
@@ -238,7 +242,13 @@ class PlanBook:
         """Return the slots of each of this rank's forwards in a step; none if it has no sample."""
         share = self.share(span, whole=whole)
         assert share is not None
-        return [share.slots[place] for place in share.places] if len(share.slots) else []
+        return share.of_forwards() if len(share.slots) else []
+
+    def fetched(self, span: StepSpan, *, whole: bool) -> list[IntArray]:
+        """Return the slots that each of this rank's forwards begins with, stand-ins included."""
+        share = self.share(span, whole=whole)
+        assert share is not None
+        return share.of_forwards()
 
     def assigned(
         self, span: StepSpan, *, whole: bool, lengths: Sequence[IntArray] | None = None

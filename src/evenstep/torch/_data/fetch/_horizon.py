@@ -12,6 +12,7 @@ from .._protocols import MicroBatch
 from ..deal._plans import Share, StepSpan
 from ._chunks import ChunkRows, Packed, SamplePlace, rows_of
 from ._sources import IndicesOf, ShareOf
+from ._torch_loader import Wanted
 
 _LARGEST_CHUNK = 64
 _CHUNK_S = 0.0075  # one that is under way delays an urgent one by this much
@@ -49,9 +50,10 @@ class StepWork:
         """Samples it owns that were not asked for yet."""
         return len(self._todo)
 
-    def indices(self, slots: IntArray) -> list[int]:
+    def indices(self, slots: IntArray) -> Wanted:
         """Return what these slots are in the data set."""
-        return list(map(int, self._indices[slots].tolist()))
+        wanted: Wanted = self._indices[slots].tolist()
+        return wanted
 
     def ask(self, most: int) -> IntArray:
         """Return the first ``most`` slots to ask for, which counts as having asked."""

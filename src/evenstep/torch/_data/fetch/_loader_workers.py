@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from ._chunks import Packed, pack
-from ._torch_loader import fetch, inner_loader
+from ._torch_loader import Wanted, fetch, inner_loader
 
 Asked = TypeVar("Asked")
 """What a task is for."""
@@ -64,12 +64,12 @@ class FetchService(IterableDataset[FetchedChunk]):
     def __iter__(self) -> Iterator[FetchedChunk]:
         info = get_worker_info()
         assert info is not None  # it runs in loader workers alone
-        tasks: deque[list[int]] = deque()
+        tasks: deque[Wanted] = deque()
         parent = os.getppid()
         while self._receive(self._inboxes[info.id], tasks, parent):
             yield self._fetched(tasks.popleft(), info.id)
 
-    def _receive(self, inbox: Connection, tasks: deque[list[int]], parent: int) -> bool:
+    def _receive(self, inbox: Connection, tasks: deque[Wanted], parent: int) -> bool:
         """Move all messages into ``tasks``, at least one; return whether to go on."""
         while not tasks or inbox.poll():
             if not inbox.poll(_PARENT_CHECK_S):
@@ -86,10 +86,10 @@ class FetchService(IterableDataset[FetchedChunk]):
             tasks.append(task)
         return True
 
-    def _fetched(self, indices: list[int], worker: int) -> FetchedChunk:
+    def _fetched(self, wanted: Wanted, worker: int) -> FetchedChunk:
         began_s = perf_counter()
         try:
-            samples = fetch(self.dataset, indices)
+            samples = fetch(self.dataset, wanted)
             fetch_s = perf_counter() - began_s
             content = pack(self._merge(samples) if self._merge else samples)
         except Exception as error:  # torch sends it
@@ -172,12 +172,12 @@ class WorkerPool(Generic[Asked]):
         """Return whether a worker would take another task."""
         return min(map(len, self._asked)) < _TASKS_PER_WORKER
 
-    def send(self, indices: list[int], asked: Asked) -> None:
+    def send(self, wanted: Wanted, asked: Asked) -> None:
         """Have the least busy worker fetch samples; ``asked`` is delivered with them."""
         worker = min(range(len(self._asked)), key=lambda worker: len(self._asked[worker]))
         self._asked[worker].append(asked)
         with suppress(OSError):  # it died, as the receiving thread is about to find
-            self._outboxes[worker].send(indices)
+            self._outboxes[worker].send(wanted)
 
     def close(self) -> None:
         """End workers and thread. What is being fetched may finish; after 2 s it is killed."""

@@ -6,18 +6,35 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 from torch.utils.data import DataLoader
 
 from ...._types import IntArray
 from .._protocols import MicroBatch
 from ..deal._plans import Share, StepSpan
+from ..deal._sample_keys import EpochKeys
 from ._torch_loader import fetch, worker_generator
 
 ShareOf = Callable[[StepSpan], Share | None]
 """A rank's part of a step under the newest plan, for any thread; None while there is none."""
 
 IndicesOf = Callable[[int, int], IntArray | None]
-"""So many indices of the order from a position on, for any thread; None while not drawn."""
+"""So many indices of the order from a position on, for any thread; None while not drawn.
+
+Where samples have seeds, ``(num_samples, 2)``, with the seed of each.
+"""
+
+
+def seeded(indices_of: IndicesOf, keys: EpochKeys) -> IndicesOf:
+    """Return ``indices_of`` with the keys of the positions as the samples' seeds."""
+
+    def pairs(first: int, num_samples: int) -> IntArray | None:
+        indices = indices_of(first, num_samples)
+        if indices is None:
+            return None
+        return np.stack([indices, keys.at(first + np.arange(num_samples))], axis=1)
+
+    return pairs
 
 
 @dataclass(slots=True)

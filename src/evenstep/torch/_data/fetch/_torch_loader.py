@@ -11,10 +11,17 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 from ...._private_torch import pinned
+from ._random_states import same_chance, seed_all
+
+Wanted = list[int] | list[list[int]]
+"""Indices of samples; or pairs of an index and the seed of what that sample draws."""
 
 
-def fetch(dataset: Any, indices: list[int]) -> list[Any]:
-    """Return the samples of ``indices``, in one go if the data set knows how to."""
+def fetch(dataset: Any, wanted: Wanted) -> list[Any]:
+    """Return samples: by index in one go if the data set knows how to, by seed one by one."""
+    if wanted and isinstance(wanted[0], list):
+        return _fetch_seeded(dataset, wanted)
+    indices: Any = wanted
     if not getattr(dataset, "__getitems__", None):
         return [dataset[index] for index in indices]
     samples = list(dataset.__getitems__(indices))
@@ -23,6 +30,16 @@ def fetch(dataset: Any, indices: list[int]) -> list[Any]:
             f"`__getitems__` must return {len(indices)} samples for as many indices, "
             f"got {len(samples)}. Return one per index, in their order."
         )
+    return samples
+
+
+def _fetch_seeded(dataset: Any, pairs: Any) -> list[Any]:
+    """Return samples that draw from seeds of their own, and leave the random states alone."""
+    samples = []
+    with same_chance():
+        for index, seed in pairs:
+            seed_all(seed)
+            samples += fetch(dataset, [index])
     return samples
 
 

@@ -18,12 +18,13 @@ from ...._planner import Plan
 from ...._types import IntArray
 from ....exceptions import invalid
 from .._loader_state import OrderedForm
-from .._step import KnownPortions, Portions, Step, with_sizes, with_units
+from .._step import KnownPortions, Portions, Step, with_keys, with_sizes, with_units
 from ..deal._by_cost import Assigned, CostDeal
 from ..deal._plans import PlanBook, StepSpan, spans_of
+from ..deal._sample_keys import EpochKeys
 from ..deal._seen_lengths import SeenLengths
 from ..fetch._prefetch import source_of
-from ..fetch._sources import BatchSource, FetchCounts
+from ..fetch._sources import BatchSource, FetchCounts, IndicesOf, seeded
 from ..fetch._with_lengths import measuring, unpacked
 from ..order._global_order import EpochOrder, GlobalOrder, checked_num_steps
 from ..order._samplers import tell_epoch
@@ -38,12 +39,12 @@ class OrderedEpoch:
     Attributes:
         order: of its samples.
         number: counted from 1; 0 before the first.
-        num_taken: steps of it.
+        steps_taken: of it.
     """
 
     order: EpochOrder
     number: int = 0
-    num_taken: int = 0
+    steps_taken: int = 0
 
 
 class BalancedLoader(AbstractStepLoader):
@@ -110,6 +111,7 @@ class BalancedLoader(AbstractStepLoader):
         self._problem: Exception | None = None
         self._source = source_of(read, Condition(self._lock))
         self._num_skipped = 0
+        self._keys: EpochKeys | None = None  # of the newest loop's epoch
         context.session.subscribe(partial(_pass_on, weakref.WeakMethod(self._on_plan)))
         weakref.finalize(self, _close, self._source, os.getpid())
 
@@ -175,8 +177,8 @@ class BalancedLoader(AbstractStepLoader):
 
     def _state(self) -> dict[str, Any]:
         # What a loop has fetched ahead of those it used comes again.
-        ahead = min(self._context.session.steps.num_ahead, self._at.num_taken)
-        taken = self._at.num_taken - ahead
+        ahead = min(self._context.session.steps.num_ahead, self._at.steps_taken)
+        taken = self._at.steps_taken - ahead
         state = self._form.write(
             self._at.order.state(taken * self._size),
             epochs_begun=self._at.number,
@@ -202,7 +204,7 @@ class BalancedLoader(AbstractStepLoader):
         if resume is not None:
             at = OrderedEpoch(EpochOrder(), resume["epochs_begun"], resume["steps_taken"])
             resume = resume if resume["order"] else None  # it was written before the first epoch
-        finished = at.num_taken == self._num_steps
+        finished = at.steps_taken == self._num_steps
         # Opening draws from the sampler's generator: once an epoch, or once a run if workers
         # persist. After a finished epoch, the former is the next one's.
         late = resume is not None and finished and not self._loader.persistent_workers
@@ -211,7 +213,7 @@ class BalancedLoader(AbstractStepLoader):
         if resume is not None:
             at.order = self._order.redraw(
                 resume["order"],
-                at.num_taken * self._size,
+                at.steps_taken * self._size,
                 fingerprint=resume["fingerprint"],
                 num_fingerprinted=resume["num_fingerprinted"],
                 finished=finished,
@@ -226,12 +228,16 @@ class BalancedLoader(AbstractStepLoader):
     def _read_on(self, *, whole: bool) -> None:
         self._ahead = self._spans()
         self._advance(next(self._spans(), None))
-        indices_of = self._at.order.blocks.indices
+        indices_of: IndicesOf = self._at.order.blocks.indices
         if self._by_cost is not None:
             equal_forwards = self._equal_forwards(whole=whole)
             self._by_cost.begin(indices_of, equal_forwards=equal_forwards, whole=whole)
         # The book's, as the source must not keep the loader alive.
         share_of = partial(self._book.share, whole=whole)
+        context, self._keys = self._context, None
+        if context.sample_seed is not None:
+            self._keys = EpochKeys.of_epoch(context.sample_seed, context.number, self._at.number)
+            indices_of = seeded(indices_of, self._keys)
         self._source.begin(indices_of, self._spans(), share_of)
 
     def _return_to(self, at: OrderedEpoch) -> None:
@@ -249,7 +255,7 @@ class BalancedLoader(AbstractStepLoader):
 
     def _spans(self) -> Iterator[StepSpan]:
         """Return the steps of the epoch from here on."""
-        first = self._at.num_taken * self._size
+        first = self._at.steps_taken * self._size
         return spans_of(self._next_step, first, self.num_samples, self._size)
 
     def _advance(self, span: StepSpan | None) -> None:
@@ -278,10 +284,16 @@ class BalancedLoader(AbstractStepLoader):
         assigned = self._assigned(span, lengths, whole=whole)
         parts = with_sizes(parts, assigned.sizes)
         parts, units = with_units(parts, self._context.counter)
+        keys_of = None
+        if (keys := self._keys) is not None:
+            keys_of = lambda slots: keys.at(span.first + slots)  # noqa: E731
+            parts = with_keys(parts, list(map(keys_of, self._book.fetched(span, whole=whole))))
         portions: Portions = KnownPortions(parts)
         if not whole and (opened := self._book.open_step(span)) is not None:
-            portions = Claimed(parts, span.step, opened, feed=feed, steps=self._loops.steps)
-        self._at.num_taken += 1
+            portions = Claimed(
+                parts, span.step, opened, feed=feed, steps=self._loops.steps, keys_of=keys_of
+            )
+        self._at.steps_taken += 1
         return self._hand_out(
             portions,
             span.num_samples,

@@ -48,6 +48,8 @@ class StepContext:
         counter: counts the units in a batch that is handed out; None where they are samples.
         cost: of samples, by which they are assigned; None where they are counted.
         equal_forwards: tells whether all ranks make as many forwards.
+        sample_seed: of what samples draw by their places; None where ranks draw their own.
+        number: of the loader, in the order of ``prepare``.
     """
 
     ranks: LoaderRanks
@@ -58,6 +60,8 @@ class StepContext:
     counter: Callable[[Any], float] | None = None
     cost: Cost | None = None
     equal_forwards: Callable[[], bool] = bool
+    sample_seed: int | None = None
+    number: int = 0
 
 
 class AbstractStepLoader(AbstractLoader):
@@ -86,6 +90,11 @@ class AbstractStepLoader(AbstractLoader):
     @abc.abstractmethod
     def tail_batch_size(self) -> int | None:
         """Samples of the short last step over all ranks; None if there is none, or not known."""
+
+    @property
+    def num_handed_out(self) -> int:
+        """Steps of the newest epoch that were handed out, used or not."""
+        return int(self._at.steps_taken)
 
     @abc.abstractmethod
     def __len__(self) -> int:

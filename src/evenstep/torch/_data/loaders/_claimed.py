@@ -36,6 +36,7 @@ class Claimed:
         opened: whose its samples are.
         feed: its other samples.
         steps: grants claims, and is told when they begin and end.
+        keys_of: returns the keys of slots; None where samples have none.
         clock: monotonic seconds.
 
     Attributes:
@@ -51,12 +52,14 @@ class Claimed:
         *,
         feed: Feed,
         steps: LoaderSteps,
+        keys_of: Callable[[IntArray], IntArray] | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self._step = step
         self._opened = opened
         self._feed = feed
         self._steps = steps
+        self._keys_of = keys_of
         self._clock = clock
         self._parts = list(begun)  # made, from the first of the step on
         self._num_run = 0  # of those, handed out
@@ -151,4 +154,5 @@ class Claimed:
         self._steps.begin_claim()
         batch = self._feed.batch(slots)
         self._steps.end_claim(0)
-        self._parts.append(MicroBatch(batch, len(slots)))
+        keys = None if self._keys_of is None else self._keys_of(slots)
+        self._parts.append(MicroBatch(batch, len(slots), keys=keys))

@@ -54,6 +54,11 @@ class PlainLoader(AbstractLoader):
         self._num_taken = 0
         self._num_skipped = 0
 
+    @property
+    def num_handed_out(self) -> int:
+        """Steps of the newest epoch that were handed out."""
+        return self._num_taken
+
     def __len__(self) -> int:
         """Return the steps of an epoch."""
         return len(self._loader)
@@ -95,7 +100,7 @@ class PlainLoader(AbstractLoader):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Have the next loop leave out the steps that were taken of an unfinished epoch."""
         begun, taken = state["epochs_begun"], state["steps_taken"]
-        unfinished = 0 < taken < len(self)
+        unfinished = taken > 0 and (self._is_endless or taken < len(self))
         self._num_begun = begun - unfinished
         self._num_skipped = taken if unfinished else 0
 
@@ -106,10 +111,21 @@ class PlainLoader(AbstractLoader):
     def close(self) -> None:
         """Do nothing: torch's workers end with their loop."""
 
+    @property
+    def _is_endless(self) -> bool:
+        """Whether nothing says how long an epoch is."""
+        if isinstance(self._loader.dataset, IterableDataset):
+            return True
+        try:
+            len(self._loader.sampler)  # type: ignore[arg-type]
+        except TypeError:
+            return True
+        return False
+
     def _num_samples(self) -> int:
         """Return the samples of the batch in hand, by counting."""
         size = self._loader.batch_size
-        if size is None or isinstance(self._loader.dataset, IterableDataset):
+        if size is None or self._is_endless:
             return size or 1
         left = len(self._loader.sampler) - (self._num_taken - 1) * size  # type: ignore[arg-type]
         return min(size, left)

@@ -17,6 +17,7 @@ from ...._types import IntArray
 from ....exceptions import invalid
 from .._protocols import RankGroup, ShareInts
 from ._drawing import Chance, OrderBlocks, blocks_of
+from ._drawn_indices import Draws
 from ._samplers import GlobalBatches, check_order, has_own_batches
 
 _LEAST_BLOCK = 1 << 14
@@ -42,6 +43,7 @@ class EpochOrder:
         agree: shares a block.
         drawing: yields those to come, on rank 0.
         blocks: those drawn and not trained on yet.
+        key: tells an order that can begin anywhere; None where the indices themselves tell it.
     """
 
     before: list[int] = field(default_factory=list)
@@ -50,6 +52,7 @@ class EpochOrder:
     agree: Agree | None = None
     drawing: Iterator[IntArray] = field(default_factory=lambda: iter(()))
     blocks: OrderBlocks = field(default_factory=OrderBlocks)
+    key: int | None = None
 
     def advance(self, position: int, end: int) -> None:
         """Draw the order up to ``end`` and a block beyond, and forget what is before ``position``.
@@ -68,6 +71,8 @@ class EpochOrder:
 
     def state(self, position: int) -> dict[str, Any]:
         """Return what ``GlobalOrder.redraw`` takes at ``position``, the same on every rank."""
+        if self.key is not None:
+            return {"order": self.before, "fingerprint": self.key, "num_fingerprinted": 0}
         num_fingerprinted, fingerprint = self.blocks.checksum(position)
         return {
             "order": self.before,
@@ -89,6 +94,7 @@ class GlobalOrder:
     An order can be drawn again if the sampler draws from torch alone: the states of torch's
     generator and of the sampler's own are kept from before the draw. Of any other source of
     chance, a checksum tells whether the second draw was the same, up to where it was trained on.
+    ``Draws`` go on at any position without those before it; a checksum of their seed is kept.
 
     Args:
         loader: the user's own; its data set has a length and is addressed by index.
@@ -134,6 +140,8 @@ class GlobalOrder:
         if not self._is_root and _draws_a_seed(self.sampler):
             # On rank 0 it seeds itself from torch's generator, which stays alike on all ranks.
             torch.empty((), dtype=torch.int64, device="cpu").random_()
+        if isinstance(self.sampler, Draws):
+            return self._begin_draws(self.sampler)
         return self._begin(self._drawn(), lambda: [0, 0, *self._chance.written()])
 
     def redraw(
@@ -154,6 +162,8 @@ class GlobalOrder:
         Raises:
             RuntimeError: it is not the order of back then.
         """
+        if isinstance(self.sampler, Draws):
+            return self._begin_draws(self.sampler, before, position, fingerprint)
         drawn = self._drawn(again=True)
         kept: list[IntArray] = []
 
@@ -171,12 +181,7 @@ class GlobalOrder:
                 else:
                     kept.append(block)
                 end += len(block)
-            if found != fingerprint:
-                raise RuntimeError(
-                    "the sampler did not draw the order of the checkpoint again, so samples would "
-                    "be skipped and repeated. Give it a `torch.Generator` as its only source of "
-                    "chance, and the data set and seed of back then."
-                )
+            _check_same(found, fingerprint)
             may_tell = told is not None and hasattr(self.sampler, "set_epoch")
             if finished and may_tell and getattr(self.sampler, "epoch", None) == before[0]:
                 self.sampler.set_epoch(told)  # type: ignore[attr-defined]
@@ -192,14 +197,37 @@ class GlobalOrder:
         assert indices is not None
         return indices
 
-    def _begin(self, drawing: Iterator[IntArray], begin: Callable[[], list[int]]) -> EpochOrder:
-        """Begin an order on all ranks as ``begin`` does on rank 0."""
+    def _begin(
+        self, drawing: Iterator[IntArray], begin: Callable[[], list[int]], *, keyed: bool = False
+    ) -> EpochOrder:
+        """Begin an order on all ranks as ``begin`` does on rank 0; ``keyed`` if of ``Draws``."""
         self._num_drawn += 1
         agree = partial(self._agree, self._num_drawn)
         # The states go along so that any rank can write the checkpoint.
         first, checksum, *before = agree(-1, lambda: np.array(begin(), np.int64)).tolist()
         blocks = OrderBlocks(first, checksum)
-        return EpochOrder(before, self.num_samples, self._block_size, agree, drawing, blocks)
+        key = checksum if keyed else None
+        return EpochOrder(before, self.num_samples, self._block_size, agree, drawing, blocks, key)
+
+    def _begin_draws(
+        self, draws: Draws, before: list[int] | None = None, position: int = 0, key: int = 0
+    ) -> EpochOrder:
+        """Begin an order of ``draws``, or go on with that of ``before`` and ``key``."""
+        found: list[Iterator[IntArray]] = []
+
+        def begin() -> list[int]:
+            if before is not None:
+                self._chance.restore(before)
+            written = self._chance.written() if before is None else before
+            with self._chance.block(begins=True, again=before is not None):
+                order = draws.draw()
+            if before is not None:
+                _check_same(order.key, key)
+            first = position // self._block_size * self._block_size
+            found.append(order.blocks(first, self._block_size))
+            return [first, order.key, *written]
+
+        return self._begin(chain.from_iterable(found), begin, keyed=True)
 
     def _drawn(self, *, again: bool = False) -> Iterator[IntArray]:
         """On rank 0: yield the blocks of an epoch."""
@@ -229,6 +257,15 @@ class GlobalOrder:
         return agreed[1:]
 
 
+def _check_same(found: int, fingerprint: int) -> None:
+    if found != fingerprint:
+        raise RuntimeError(
+            "the sampler did not draw the order of the checkpoint again, so samples would "
+            "be skipped and repeated. Give it a `torch.Generator` as its only source of "
+            "chance, and the data set and seed of back then."
+        )
+
+
 def checked_num_steps(num_samples: int, global_batch_size: int, drop_last: bool) -> int:
     """Return the steps of an epoch, of which there has to be one."""
     full, rest = divmod(num_samples, global_batch_size)
@@ -249,7 +286,8 @@ def checked_num_steps(num_samples: int, global_batch_size: int, drop_last: bool)
 def _draws_a_seed(sampler: object) -> bool:
     """Tell whether a sampler takes one number from torch's generator in every epoch."""
     inner = sampler.sampler if isinstance(sampler, GlobalBatches) else sampler
-    return type(inner) is RandomSampler and inner.generator is None
+    kind = type(inner)
+    return (kind is RandomSampler or kind is Draws) and getattr(inner, "generator", None) is None
 
 
 def _length(sampler: Any, global_batch_size: int) -> int:

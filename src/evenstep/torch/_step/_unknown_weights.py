@@ -1,0 +1,35 @@
+"""Weights of forwards whose batch nothing tells: the backward raises, and names the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+
+def rows_of_several(sizes: Sequence[int]) -> Callable[[], NoReturn]:
+    """Return the weight of a forward that has rows of several batches, of these sizes."""
+    size = sizes[-1] if sizes else 0
+
+    def unknown() -> NoReturn:
+        raise RuntimeError(
+            f"A forward has rows of several batches, or rows beside those of a batch of {size} "
+            f"samples: no single weight is right for them. Give each batch its own forward. If all "
+            f"rows belong to one batch, name it around the forward: "
+            f"`with balancer.step(batch): ...`."
+        )
+
+    return unknown
+
+
+def not_told(sizes: Sequence[int]) -> Callable[[], NoReturn]:
+    """Return the weight of a forward that may belong to any of several batches, of these sizes."""
+
+    def unknown() -> NoReturn:
+        raise RuntimeError(
+            f"No rank can tell which batch this backward belongs to: batches of {list(sizes)} "
+            f"samples are in use, and neither the tensors nor the sizes of its inputs match one of "
+            f"them. Name the batch around the forward: `with balancer.step(batch): loss = ...`, "
+            f"with `batch` as the loader handed it out."
+        )
+
+    return unknown
