@@ -29,7 +29,7 @@ STORE_BYTES = 100 * 2**20
 STEPS, KILL_AT, WORLDS = 40, 8, {18: 3, 28: 2}
 
 
-def run(kind: str, folder: Path, *, timeout_s: float = 240, **options: Any) -> dict[str, Any]:
+def run(kind: str, folder: Path, *, timeout_s: float = 500, **options: Any) -> dict[str, Any]:
     """Run a kind of training in a process of its own, and return what it found.
 
     Args:

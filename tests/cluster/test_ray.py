@@ -13,7 +13,7 @@ import pytest
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.cluster,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),  # on a busy machine: each start of a worker takes 4 s of a core
     pytest.mark.skipif(find_spec("ray") is None, reason="needs ray: pip install 'ray[train]'"),
 ]
 
