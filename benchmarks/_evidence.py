@@ -30,6 +30,7 @@ LONG: Mapping[str, tuple[str, ...]] = {
     "papers": (),
     "matrix": (),
     "strangers": (),
+    "ray_train": (),
     "soak": (),
     "kills": (),
     "faults": ("--resume", "runs/evidence-of-faults"),

@@ -18,6 +18,7 @@ CODE = [
     pytest.param(page, code, marks=[pytest.mark.slow] * (page.name in SLOW), id=f"docs/{page.name}")
     for page in DOCS
     for code in blocks(page, "python")
+    if "import ray" not in code  # `tests/cluster/test_ray.py` runs it, on a cluster
 ]
 
 # A recipe, by a word of its block, and the arguments that a user types to balance it.

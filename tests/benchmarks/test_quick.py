@@ -24,6 +24,7 @@ LEFT_OUT = {
     "kills": "80 s and more in short, and `tests/cluster/test_torchrun.py` kills as well",
     "matrix": "70 s in short, and `tests/torch/test_matrix.py` runs its combinations",
     "regret": "110 s in short, and `tests/sim` simulates as well",
+    "ray_train": "150 s in short, and `tests/cluster/test_ray.py` runs the same",
     "tensorflow": "70 s in short",
 }
 """What takes more than a minute in short, or more than this machine: `make evidence` runs it."""

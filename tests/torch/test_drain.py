@@ -116,4 +116,6 @@ def test_a_thread_is_told_where_signals_are_heard():
     thread = threading.Thread(target=enter)
     thread.start()
     thread.join()
-    assert problems == ["Python hears signals in the main thread only: enter `Drain` there."]
+    (problem,) = problems
+    assert problem.startswith("Python hears signals in the main thread only: enter `Drain` there.")
+    assert "ray.train.get_preemption_info()" in problem

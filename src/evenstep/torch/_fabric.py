@@ -1,6 +1,6 @@
-"""Lightning Fabric's wrappers around models and loaders, known by their attributes.
+"""Wrappers of Lightning Fabric and Ray Train around models and loaders, known by their attributes.
 
-Nothing is imported from Lightning. A model is balanced inside of its wrapper, which stays the
+Nothing is imported from either. A model is balanced inside of its wrapper, which stays the
 user's. A loader is balanced instead of the one in its wrapper, and does what the wrapper did.
 """
 
@@ -53,12 +53,15 @@ def still_wrapped(given: nn.Module, prepared: nn.Module) -> nn.Module:
 
 
 def wrapped_loader(loader: Any) -> Any:
-    """Return the ``DataLoader`` in Fabric's wrapper, in one order of the whole data set.
+    """Return the ``DataLoader`` in a wrapper, in one order of the whole data set.
 
     Fabric puts a ``DistributedSampler`` of its own kind around a user's sampler; the user's own
-    is taken out again. ``loader`` itself if it is no such wrapper.
+    is taken out again. Ray's is torch's, which every loader may have. ``loader`` itself if it is
+    no such wrapper.
     """
     inner = getattr(loader, "_dataloader", None)
+    if inner is not None and _is_rays(loader):
+        return inner
     if inner is None or not hasattr(loader, "_num_iter_calls"):
         return loader
     users = getattr(getattr(inner.sampler, "dataset", None), "_sampler", None)
@@ -77,10 +80,18 @@ def unwrapped(part: Any) -> Any:
 
 
 def as_wrapped(given: Any, prepared: Loader) -> Loader | FabricLoader:
-    """Return the prepared loader, doing what Fabric's wrapper did if one was given."""
+    """Return the prepared loader, doing what the wrapper did if one was given."""
     if wrapped_loader(given) is given:
         return prepared
-    return FabricLoader(prepared, given._device)
+    if not _is_rays(given):
+        return FabricLoader(prepared, given._device)
+    # Ray leaves it to the script to tell the sampler its epoch.
+    return FabricLoader(prepared, given.device, counts_epochs=False)
+
+
+def _is_rays(loader: Any) -> bool:
+    """Tell whether a wrapper is Ray Train's: a ``DataLoader`` by class, around the real one."""
+    return hasattr(loader, "_auto_transfer")
 
 
 @final
@@ -93,11 +104,15 @@ class FabricLoader:
     Args:
         loader: for training or for evaluation.
         device: where batches go; None leaves them where they are.
+        counts_epochs: whether loops tell the sampler their number. Ray Train's do not.
     """
 
-    def __init__(self, loader: Any, device: torch.device | None) -> None:
+    def __init__(
+        self, loader: Any, device: torch.device | None, *, counts_epochs: bool = True
+    ) -> None:
         self._loader = loader
         self._device = device
+        self._counts_epochs = counts_epochs
         self._num_loops = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -126,6 +141,8 @@ class FabricLoader:
     def set_epoch(self, epoch: int) -> None:
         """Have the next loop be that of ``epoch``, and count on from there."""
         self._num_loops = epoch
+        if not self._counts_epochs:
+            self._loader.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where training stands, as the prepared loader does, and the number of the loop.
@@ -146,7 +163,8 @@ class FabricLoader:
         self._num_loops = state.get("num_loops", 0)
 
     def _begin(self) -> None:
-        self._loader.set_epoch(self._num_loops)
+        if self._counts_epochs:
+            self._loader.set_epoch(self._num_loops)
         self._num_loops += 1
 
     def _is_over(self, state: dict[str, Any]) -> bool:

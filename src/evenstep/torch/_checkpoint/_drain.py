@@ -100,7 +100,11 @@ class Drain:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is not threading.main_thread():
-            raise RuntimeError("Python hears signals in the main thread only: enter `Drain` there.")
+            raise RuntimeError(
+                "Python hears signals in the main thread only: enter `Drain` there. Ray Train runs "
+                "scripts in another one: save where `ray.train.get_preemption_info()` tells of a "
+                "notice."
+            )
         for number in self._signals:
             self._former[number] = signal.signal(number, self._hear)
         return self

@@ -18,11 +18,17 @@ from .order._samplers import has_own_batches
 def check_is_loader(loader: object) -> None:
     """Raise for what is neither a module nor a ``DataLoader``."""
     if not isinstance(loader, DataLoader):
+        remedy = "Pass loaders themselves; optimizers and schedulers stay as they are."
+        if hasattr(loader, "iter_rows"):  # Ray Data's iterators and data sets
+            remedy = (
+                'Put its rows into an `IterableDataset`, and prepare with `stream="same"`: see '
+                "docs/recipes/ray.md."
+            )
         raise invalid(
             "Balancer.prepare(...)",
             "be given torch modules and `DataLoader`s",
             type(loader).__name__,
-            "Pass loaders themselves; optimizers and schedulers stay as they are.",
+            remedy,
         )
 
 

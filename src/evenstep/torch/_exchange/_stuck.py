@@ -83,6 +83,6 @@ def _told_of(group: dist.ProcessGroup) -> str:
 TORCH = Framework(
     place_of,
     is_in_collective,
-    "torchrun does with `--max-restarts`",
+    "torchrun does with `--max-restarts`, Ray Train with `max_failures`",
     num_collectives=num_collectives,
 )
