@@ -39,13 +39,16 @@ UNWANTED = "tensorflow", "transformers", "nvidia"
 
 
 def lines_of(page: Path) -> Iterator[str]:
-    """Yield the commands that a page tells its reader to type, in order and without comments."""
+    """Yield the commands that a page tells its reader to type, in order and without comments.
+
+    Not the text of a link, nor where ``...`` stands for what is the reader's own.
+    """
     begins = re.compile(rf"(?:[A-Z_]+=\S+ )*(?:{'|'.join(PROGRAMS)})(?: |$)")
     for block, code in re.findall(
-        r"^```console\n(.*?)^```|(?<!`)`([^`\n]+)`(?!`)", page.read_text("utf-8"), re.DOTALL | re.M
+        r"^```console\n(.*?)^```|(?<![`\[])`([^`\n]+)`(?!`)", page.read_text("utf-8"), re.DOTALL | re.M
     ):
         typed = re.findall(r"^\$ (.*?)(?: +#.*)?$", block, re.M) if block else [code]
-        yield from (line for line in typed if begins.match(line))
+        yield from (line for line in typed if begins.match(line) and "..." not in line)
 
 
 class Newcomer:
