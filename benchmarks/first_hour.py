@@ -44,9 +44,8 @@ def lines_of(page: Path) -> Iterator[str]:
     Not the text of a link, nor where ``...`` stands for what is the reader's own.
     """
     begins = re.compile(rf"(?:[A-Z_]+=\S+ )*(?:{'|'.join(PROGRAMS)})(?: |$)")
-    for block, code in re.findall(
-        r"^```console\n(.*?)^```|(?<![`\[])`([^`\n]+)`(?!`)", page.read_text("utf-8"), re.DOTALL | re.M
-    ):
+    wanted = re.compile(r"^```console\n(.*?)^```|(?<![`\[])`([^`\n]+)`(?!`)", re.DOTALL | re.M)
+    for block, code in wanted.findall(page.read_text("utf-8")):
         typed = re.findall(r"^\$ (.*?)(?: +#.*)?$", block, re.M) if block else [code]
         yield from (line for line in typed if begins.match(line) and "..." not in line)
 
