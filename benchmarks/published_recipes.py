@@ -119,7 +119,7 @@ RECIPES = (
         has_twin=False,
         inexact="the script insists on single precision",
         double=False,
-        best_s=2.5,
+        best_s=6.0,
     ),
     _recipe("nanoGPT/train.py", _NANO, 8, forwards=2),
     _recipe(
