@@ -13,7 +13,8 @@ from ._snippets import ROOT, blocks, printed, promised
 
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [*sorted(ROOT.glob("*.md")), *DOCS]
-SLOW = ("compile.md", "export.md", "tensorflow.md")  # they compile, or load TensorFlow, for seconds
+# They compile, or load TensorFlow or Lightning, for seconds.
+SLOW = ("compile.md", "export.md", "lightning.md", "tensorflow.md")
 CODE = [
     pytest.param(page, code, marks=[pytest.mark.slow] * (page.name in SLOW), id=f"docs/{page.name}")
     for page in DOCS
@@ -132,7 +133,7 @@ class Page(HTMLParser):
 def test_the_pages_can_be_read_from_a_folder(site):
     """Every link leads to a file, not to a folder that a server would turn into one; and to an
     anchor that it has."""
-    pages = {file: Page(file) for file in site.glob("*.html") if file.name != "404.html"}
+    pages = {file: Page(file) for file in site.rglob("*.html") if file.name != "404.html"}
     broken = []
     for file, page in pages.items():
         for link in page.links:
@@ -150,10 +151,11 @@ def test_the_pages_can_be_read_from_a_folder(site):
 @pytest.mark.slow
 def test_the_pages_need_no_network(site):
     """What they load lies beside them, formulas are drawn already, and a search asks no server."""
-    for file in site.glob("*.html"):
+    for file in site.rglob("*.html"):
         for path in filter(None, Page(file).loaded):
-            local = path.removeprefix("/")  # as the page of a missing page has it, on a server
-            assert (site / local.partition("?")[0]).is_file(), (file.name, path)
+            # The page of a missing page has them as on a server.
+            base, local = (site, path[1:]) if path.startswith("/") else (file.parent, path)
+            assert (base / local.partition("?")[0]).is_file(), (file.name, path)
         assert "arithmatex" not in file.read_text("utf-8")
     scripts = (site / "search" / "main.js").read_text("utf-8")
 

@@ -1,0 +1,110 @@
+"""Lightning's Trainer on uneven ranks trains what it trains in one process, by one callback."""
+
+import pytest
+
+from evenstep.testing import run_workers
+
+from .._tiers import slow_but
+from .fit_runs import (
+    CASES,
+    NUM_HELD_OUT,
+    alone,
+    balanced,
+    gathering,
+    resumed,
+    saved,
+    switched_off,
+    twice,
+)
+
+pytestmark = pytest.mark.cluster
+FIRST = next(iter(CASES))
+RUNS = [(2, FIRST), *((3, name) for name in CASES)]
+
+
+@pytest.fixture(scope="module")
+def runs():
+    """Each case on so many ranks, beside one process; made when it is first asked for."""
+    found = {}
+
+    def run(world_size, name):
+        if (world_size, name) not in found:
+            theirs = run_workers(1, alone, name)[0]
+            found[world_size, name] = run_workers(world_size, balanced, world_size, name), theirs
+        return found[world_size, name]
+
+    return run
+
+
+def distance(ours, theirs):
+    return float((ours - theirs).norm() / theirs.norm())
+
+
+@pytest.mark.parametrize(("world_size", "name"), slow_but([(2, FIRST)], RUNS))
+def test_it_ends_where_one_process_ends(runs, world_size, name):
+    """Parameters agree to rounding, after as many steps, under plans that change at each."""
+    ranks, theirs = runs(world_size, name)
+    for ours in ranks:
+        assert len(set(ours.sizes)) > 3
+        assert ours.num_steps == theirs.num_steps
+        assert distance(ours.parameters, theirs.parameters) <= 1e-9
+
+
+@pytest.mark.parametrize(("world_size", "name"), slow_but([(2, FIRST)], RUNS))
+def test_what_is_logged_is_what_one_process_logs(runs, world_size, name):
+    """Of steps and of epochs, in training and validation, on every rank."""
+    ranks, theirs = runs(world_size, name)
+    for ours in ranks:
+        for kind, values in theirs.told.items():
+            assert ours.told[kind] == pytest.approx(values, rel=1e-9), kind
+
+
+def test_each_held_out_sample_is_validated_once(runs):
+    """In each of two validations, over all ranks."""
+    ranks, _ = runs(2, FIRST)
+
+    assert sum(ours.num_validated for ours in ranks) == 2 * NUM_HELD_OUT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_it_goes_on_within_an_epoch(tmp_path, world_size):
+    """From Lightning's own checkpoint, with what was learnt, also on another number of ranks."""
+    whole = run_workers(2, saved, 2, str(tmp_path))[0]
+    for found in run_workers(world_size, resumed, world_size, str(tmp_path)):
+        assert len(found["fitted"].sizes) == 3
+        assert len(found["saved"]) == 2
+        assert distance(found["fitted"].parameters, whole.parameters) <= 1e-9
+
+
+@pytest.mark.slow
+def test_a_balanced_checkpoint_is_no_trap_for_a_plain_trainer(tmp_path):
+    """Which begins the epoch again, as with any loader that has no state."""
+    run_workers(2, saved, 2, str(tmp_path))
+    for found in run_workers(2, resumed, 2, str(tmp_path), True):
+        assert found["fitted"].num_steps == 10
+
+
+@pytest.mark.slow
+def test_switched_off_it_is_lightning_itself():
+    """`EVENSTEP=off`: the parameters and logs of a plain trainer, bit for bit."""
+    for plain, ours in run_workers(2, switched_off):
+        assert ours.parameters.equal(plain.parameters)
+        assert ours.told == plain.told
+
+
+@pytest.mark.slow
+def test_a_trainer_fits_again_and_is_left_as_it_was():
+    """One callback for several fits, with plain validations between and after."""
+    for found in run_workers(2, twice):
+        assert len(found["loss"]) == 10
+        assert all(found["sizes"])
+        assert found["patches"] == []
+        assert found["hooks"] == 0
+
+
+@pytest.mark.slow
+def test_rows_of_unlike_numbers_are_not_gathered():
+    """On every rank an error with the remedy, where torch would wait or return garbage."""
+    for text in run_workers(2, gathering):
+        assert "log with `sync_dist=True`" in text
