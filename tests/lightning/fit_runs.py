@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, Sampler, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
 
 from evenstep.lightning import BalanceCallback
 from evenstep.torch import Runtime
@@ -35,6 +35,7 @@ class Case:
     from_module: bool = False  # whether the loaders come from a `LightningDataModule`
     own_sampler: bool = False
     num_workers: int = 0
+    stream: bool = False
 
 
 CASES = {
@@ -45,6 +46,7 @@ CASES = {
     "max_steps, validation within an epoch": Case({"max_steps": 8, "val_check_interval": 2}),
     "buffers": Case({"limit_val_batches": 2}, buffers=True),
     "a sampler of one's own, loader workers": Case(own_sampler=True, num_workers=1),
+    "a stream": Case(stream=True),
 }
 
 
@@ -68,11 +70,19 @@ class Order(Sampler):
         return iter([(7 * self.epoch - place) % NUM_SAMPLES for place in range(NUM_SAMPLES)])
 
 
+class Stream(IterableDataset):
+    """The samples in their order, whichever rank reads them."""
+
+    def __iter__(self) -> Any:
+        return iter(samples(NUM_SAMPLES, 1))
+
+
 class Scores(lightning.LightningModule):
     """A small model which logs its loss in all ways that Lightning has for it."""
 
-    def __init__(self, *, buffers: bool = False) -> None:
+    def __init__(self, *, buffers: bool = False, stream: bool = False) -> None:
         super().__init__()
+        self.stream = stream
         torch.manual_seed(0)
         self.net = Mlp().double()
         if buffers:
@@ -109,7 +119,8 @@ class Scores(lightning.LightningModule):
         self.told["epoch"].append(float(self.trainer.callback_metrics["loss_epoch"]))
 
     def configure_optimizers(self) -> Any:
-        steps = self.trainer.estimated_stepping_batches  # which asks for the loader this early
+        # It asks for the loader this early; for a stream, it would read it, and find no end.
+        steps = 10 if self.stream else self.trainer.estimated_stepping_batches
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, step_size=int(steps) // 2)]
 
@@ -129,6 +140,8 @@ def loaders(case: Case, world_size: int) -> tuple[DataLoader, DataLoader]:
     else:
         train["shuffle"] = True
     held_out = DataLoader(samples(NUM_HELD_OUT, 2), batch_size=size)
+    if case.stream:
+        return DataLoader(Stream(), batch_size=size, drop_last=True), held_out
     return DataLoader(samples(NUM_SAMPLES, 1), **train), held_out
 
 
@@ -184,7 +197,7 @@ def fit(
     **options: Any,
 ) -> Fitted:
     """Train in this process, which is one of so many."""
-    module = Scores(buffers=case.buffers)
+    module = Scores(buffers=case.buffers, stream=case.stream)
     trainer = trainer_of(world_size, callbacks, **{**case.trainer, **options})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -198,29 +211,43 @@ def fit(
 
 def balanced(rank: int, world_size: int, name: str) -> Fitted:
     """Train as the case says, under plans that change at every step."""
-    return fit(CASES[name], world_size, [BalanceCallback(**BALANCED)])
+    case = CASES[name]
+    stream = "same" if case.stream else None
+    return fit(case, world_size, [BalanceCallback(stream=stream, **BALANCED)])
 
 
-def alone(rank: int, name: str) -> Fitted:
+def alone(name: str) -> Fitted:
     """Train in one process, plainly, on the same global batches."""
     return fit(CASES[name], 1, [])
 
 
-def saved(rank: int, world_size: int, folder: str) -> Fitted:
-    """Train two epochs of five steps, and save after every seventh step and every epoch."""
-    keeps = ModelCheckpoint(folder, "{step}", every_n_train_steps=7, save_top_k=-1)
+# Where a checkpoint was saved, by a word: options of the trainer, and after how many steps.
+SAVED = {
+    "within": ({}, 7),  # the second step of the second epoch
+    "after a short one": ({"limit_train_batches": 3, "max_steps": 6}, 3),
+    "at the end": ({"max_steps": 10}, 5),
+}
+
+
+def saved(rank: int, world_size: int, folder: str, where: str) -> Fitted:
+    """Train two epochs, of five steps if they are whole, and save on the way."""
+    options, step = SAVED[where]
+    keeps = ModelCheckpoint(folder, "{step}", every_n_train_steps=step, save_top_k=-1)
     callbacks = [BalanceCallback(**BALANCED), keeps]
-    return fit(Case(), world_size, callbacks, enable_checkpointing=True)
+    return fit(Case(options), world_size, callbacks, enable_checkpointing=True)
 
 
-def resumed(rank: int, world_size: int, folder: str, off: bool = False) -> dict[str, Any]:
-    """Go on after the seventh step, the second one of the second epoch."""
+def resumed(
+    rank: int, world_size: int, folder: str, where: str, off: bool = False
+) -> dict[str, Any]:
+    """Go on from there."""
     if off:
         os.environ["EVENSTEP"] = "off"
     callback = BalanceCallback(**BALANCED)
-    path = os.path.join(folder, "step=7.ckpt")
+    options, step = SAVED[where]
+    path = os.path.join(folder, f"step={step}.ckpt")
     begun = dict(torch.load(path, weights_only=True)["callbacks"])
-    fitted = fit(Case(), world_size, [callback], ckpt_path=path)
+    fitted = fit(Case(options), world_size, [callback], ckpt_path=path)
     return {"fitted": fitted, "saved": begun["BalanceCallback"]["workers"]}
 
 

@@ -8,6 +8,7 @@ from .._tiers import slow_but
 from .fit_runs import (
     CASES,
     NUM_HELD_OUT,
+    SAVED,
     alone,
     balanced,
     gathering,
@@ -29,8 +30,8 @@ def runs():
 
     def run(world_size, name):
         if (world_size, name) not in found:
-            theirs = run_workers(1, alone, name)[0]
-            found[world_size, name] = run_workers(world_size, balanced, world_size, name), theirs
+            ours = run_workers(world_size, balanced, world_size, name)
+            found[world_size, name] = ours, alone(name)
         return found[world_size, name]
 
     return run
@@ -45,7 +46,7 @@ def test_it_ends_where_one_process_ends(runs, world_size, name):
     """Parameters agree to rounding, after as many steps, under plans that change at each."""
     ranks, theirs = runs(world_size, name)
     for ours in ranks:
-        assert len(set(ours.sizes)) > 3
+        assert len(set(ours.sizes)) > 2
         assert ours.num_steps == theirs.num_steps
         assert distance(ours.parameters, theirs.parameters) <= 1e-9
 
@@ -67,12 +68,13 @@ def test_each_held_out_sample_is_validated_once(runs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_it_goes_on_within_an_epoch(tmp_path, world_size):
-    """From Lightning's own checkpoint, with what was learnt, also on another number of ranks."""
-    whole = run_workers(2, saved, 2, str(tmp_path))[0]
-    for found in run_workers(world_size, resumed, world_size, str(tmp_path)):
-        assert len(found["fitted"].sizes) == 3
+@pytest.mark.parametrize(("where", "world_size"), [*((where, 2) for where in SAVED), ("within", 3)])
+def test_it_goes_on_where_a_checkpoint_was_saved(tmp_path, where, world_size):
+    """By Lightning itself, with what was learnt, also on another number of ranks."""
+    whole = run_workers(2, saved, 2, str(tmp_path), where)[0]
+    for found in run_workers(world_size, resumed, world_size, str(tmp_path), where):
+        assert 3 <= len(found["fitted"].sizes) < len(whole.sizes)
+        assert found["fitted"].num_steps == whole.num_steps
         assert len(found["saved"]) == 2
         assert distance(found["fitted"].parameters, whole.parameters) <= 1e-9
 
@@ -80,8 +82,8 @@ def test_it_goes_on_within_an_epoch(tmp_path, world_size):
 @pytest.mark.slow
 def test_a_balanced_checkpoint_is_no_trap_for_a_plain_trainer(tmp_path):
     """Which begins the epoch again, as with any loader that has no state."""
-    run_workers(2, saved, 2, str(tmp_path))
-    for found in run_workers(2, resumed, 2, str(tmp_path), True):
+    run_workers(2, saved, 2, str(tmp_path), "within")
+    for found in run_workers(2, resumed, 2, str(tmp_path), "within", True):
         assert found["fitted"].num_steps == 10
 
 

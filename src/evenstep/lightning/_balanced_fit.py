@@ -10,6 +10,7 @@ from ..exceptions import invalid
 from ..torch import Balancer
 from ..torch._fabric import with_own_sampler
 from ._fit_loader import FitLoader
+from ._library import take_up_position, weigh_batch
 from ._logged_means import LoggedMeans
 from ._trainer_checks import check_ddp
 
@@ -42,10 +43,21 @@ class BalancedFit:
         check_ddp(model, self._trainer.strategy)
         self._balancer.prepare(model)
 
+    def restore_position(self) -> None:
+        """Have the loader take up the position in a checkpoint, if it has not yet.
+
+        Lightning does so as it asks for the loader. A module that reads
+        ``trainer.estimated_stepping_batches`` asks too early, before the checkpoint is read.
+        """
+        take_up_position(self._trainer)
+
     def begin_step(self) -> None:
-        """Have a stand-in weigh nothing in the means of an epoch."""
-        if not self._balancer.num_samples:
-            self._trainer._results.batch_size = 0
+        """Have a stand-in weigh nothing in the means of an epoch.
+
+        Not for a stream, of which Lightning has read the next batch already.
+        """
+        if self._stream is None and not self._balancer.num_samples:
+            weigh_batch(self._trainer, 0)
 
     def end_step(self) -> None:
         """Reduce what a training step has logged."""

@@ -8,13 +8,15 @@ from ..torch import Balancer
 from ..torch._switch import is_off
 from ._balanced_fit import BalancedFit
 from ._fit_loader import drop_positions
-from ._library import CallbackBase
+from ._library import callback_base
 from ._logged_means import LoggedMeans
 from ._trainer_checks import check_options, check_trainer
 
+_Callback: Any = callback_base()
+
 
 @final
-class BalanceCallback(CallbackBase):  # type: ignore[misc]  # of any kind, to mypy
+class BalanceCallback(_Callback):  # type: ignore[misc]  # of any kind, to mypy
     """Makes Lightning's ``Trainer`` share out its global batches by the speeds of the ranks.
 
     Usage:
@@ -75,6 +77,11 @@ class BalanceCallback(CallbackBase):  # type: ignore[misc]  # of any kind, to my
         """Balance the model."""
         if self._fit is not None:
             self._fit.prepare_model()
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Have the loader go on where a checkpoint says."""
+        if self._fit is not None:
+            self._fit.restore_position()
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, *batch: Any) -> None:
         """Count the batch for what is logged of it."""

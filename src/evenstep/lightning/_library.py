@@ -1,20 +1,39 @@
-"""Lightning itself, under the name by which it is installed."""
+"""Lightning itself: its class of callbacks, and what of it has no public name (2.6)."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
-_Base: Any
-try:
-    from lightning.pytorch import Callback as _Base
-except ModuleNotFoundError:
-    try:
-        from pytorch_lightning import Callback as _Base
-    except ModuleNotFoundError as error:
-        from .._install import install_line
+from .._install import install_line
 
-        message = f"`evenstep.lightning` needs Lightning: `{install_line('lightning')}`."
-        raise ImportError(message) from error
 
-CallbackBase: Any = _Base
-"""What a callback derives from: command lines of Lightning accept nothing else."""
+def callback_base() -> Any:
+    """Return the class that callbacks derive from; Lightning's command lines take no other.
+
+    Raises:
+        ImportError: Lightning is not installed.
+    """
+    for name in ("lightning.pytorch", "pytorch_lightning"):
+        try:
+            return import_module(name).Callback
+        except ModuleNotFoundError as error:
+            if error.name not in ("lightning", "lightning.pytorch", "pytorch_lightning"):
+                raise
+    raise ImportError(f"`evenstep.lightning` needs Lightning: `{install_line('lightning')}`.")
+
+
+def hook_of(module: Any) -> str | None:
+    """Return the hook of ``module`` that is under way, such as ``"training_step"``."""
+    hook: str | None = module._current_fx_name
+    return hook
+
+
+def weigh_batch(trainer: Any, num_samples: int) -> None:
+    """Have what is logged of the batch in hand count ``num_samples`` in the mean of an epoch."""
+    trainer._results.batch_size = num_samples
+
+
+def take_up_position(trainer: Any) -> None:
+    """Give loaders their states from a checkpoint that is being resumed, unless that was done."""
+    trainer.fit_loop._load_combined_loader_states()

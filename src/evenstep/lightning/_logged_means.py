@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from ..exceptions import invalid
 from ..torch import Balancer
+from ._library import hook_of
 
 _STEPS = ("training_step", "validation_step")
 
@@ -47,7 +48,7 @@ class LoggedMeans:
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Return ``tensor`` reduced over ranks; within a step, once ``settle`` is called."""
         if isinstance(tensor, torch.Tensor) and self._balancer is not None:
-            if self._module._current_fx_name in _STEPS and not tensor.requires_grad:
+            if hook_of(self._module) in _STEPS and not tensor.requires_grad:
                 self._later.append((tensor, group, reduce_op))
                 return tensor
             if _is_mean(reduce_op) and not tensor.is_floating_point():
