@@ -28,7 +28,7 @@ LINES = {
     ),
     "max_epochs=20)": "max_epochs=20, callbacks=[BalanceCallback()])",
 }
-_UNEVEN = "BalanceCallback(policy=__import__('evenstep').policies.Fixed((3, 1)))"
+_UNEVEN = "BalanceCallback(policy=__import__('evenstep').policies.Fixed((30, 10)))"
 
 
 def balanced_text(text: str) -> str:
@@ -105,11 +105,11 @@ def middle(taken: list[float]) -> float:
     return median(taken[5:])
 
 
-def example(rank: int, text: str, balanced: bool) -> torch.Tensor:
-    """Return where Lightning's example ends on two ranks, in double precision, without dropout.
+def example(rank: int, text: str, balanced: bool) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """Return where Lightning's example ends on two ranks in double precision, and the last sizes.
 
-    The words are random, epochs are two, and evaluations have two batches. Dropout would draw
-    numbers of the rank's own, which depend on the split.
+    The words are random, epochs are two, and evaluations have two batches. There is no dropout: it
+    would draw numbers of the rank's own, which depend on the split.
     """
     import lightning.pytorch.demos as demos
 
@@ -120,12 +120,12 @@ def example(rank: int, text: str, balanced: bool) -> torch.Tensor:
     os.environ.update({f"PL_TRAINER_{name}": value for name, value in settings.items()})
     fitted: list[Any] = []
 
-    class Kept(lightning.Trainer):
+    class Trainer(lightning.Trainer):  # whose name is that of the settings
         def fit(self, model: Any, *args: Any, **kwargs: Any) -> None:
-            fitted.append(model)
+            fitted.append((model, self.callbacks))
             super().fit(model, *args, **kwargs)
 
-    lightning.Trainer = Kept  # type: ignore[misc]
+    lightning.Trainer = Trainer  # type: ignore[misc]
     if balanced:
         text = balanced_text(text).replace("BalanceCallback()", _UNEVEN)
     text = text.replace("max_epochs=20", "max_epochs=2")
@@ -134,4 +134,7 @@ def example(rank: int, text: str, balanced: bool) -> torch.Tensor:
         os.chdir(folder)
         exec(compile(text, EXAMPLE, "exec"), {"__name__": "__main__"})
         os.chdir("/")
-    return torch.cat([p.detach().double().flatten() for p in fitted[0].parameters()])
+    ((model, callbacks),) = fitted
+    sizes = [each.balancer.batch_sizes for each in callbacks if isinstance(each, BalanceCallback)]
+    ends = torch.cat([p.detach().double().flatten() for p in model.parameters()])
+    return ends, sizes[0] if sizes else ()
