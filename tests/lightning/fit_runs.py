@@ -10,6 +10,7 @@ from typing import Any
 import lightning
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
@@ -36,6 +37,7 @@ class Case:
     own_sampler: bool = False
     num_workers: int = 0
     stream: bool = False
+    asks_early: bool = True  # whether the module asks how many steps there will be
 
 
 CASES = {
@@ -46,7 +48,7 @@ CASES = {
     "max_steps, validation within an epoch": Case({"max_steps": 8, "val_check_interval": 2}),
     "buffers": Case({"limit_val_batches": 2}, buffers=True),
     "a sampler of one's own, loader workers": Case(own_sampler=True, num_workers=1),
-    "a stream": Case(stream=True),
+    "a stream": Case(stream=True, asks_early=False),
 }
 
 
@@ -80,9 +82,9 @@ class Stream(IterableDataset):
 class Scores(lightning.LightningModule):
     """A small model which logs its loss in all ways that Lightning has for it."""
 
-    def __init__(self, *, buffers: bool = False, stream: bool = False) -> None:
+    def __init__(self, *, buffers: bool = False, asks_early: bool = True) -> None:
         super().__init__()
-        self.stream = stream
+        self.asks_early = asks_early
         torch.manual_seed(0)
         self.net = Mlp().double()
         if buffers:
@@ -119,8 +121,8 @@ class Scores(lightning.LightningModule):
         self.told["epoch"].append(float(self.trainer.callback_metrics["loss_epoch"]))
 
     def configure_optimizers(self) -> Any:
-        # It asks for the loader this early; for a stream, it would read it, and find no end.
-        steps = 10 if self.stream else self.trainer.estimated_stepping_batches
+        # Which asks for the loader this early, and reads from a stream.
+        steps = self.trainer.estimated_stepping_batches if self.asks_early else 10
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, step_size=int(steps) // 2)]
 
@@ -179,12 +181,16 @@ def trainer_of(world_size: int, callbacks: list[Any], **options: Any) -> lightni
     return lightning.Trainer(
         accelerator="cpu",
         devices=world_size,
-        strategy="ddp" if world_size > 1 else "auto",
         callbacks=callbacks,
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        **{"max_epochs": 2, "enable_checkpointing": False, **options},
+        **{
+            "max_epochs": 2,
+            "enable_checkpointing": False,
+            "strategy": "ddp" if world_size > 1 else "auto",
+            **options,
+        },
     )
 
 
@@ -197,7 +203,7 @@ def fit(
     **options: Any,
 ) -> Fitted:
     """Train in this process, which is one of so many."""
-    module = Scores(buffers=case.buffers, stream=case.stream)
+    module = Scores(buffers=case.buffers, asks_early=case.asks_early)
     trainer = trainer_of(world_size, callbacks, **{**case.trainer, **options})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -221,20 +227,21 @@ def alone(name: str) -> Fitted:
     return fit(CASES[name], 1, [])
 
 
-# Where a checkpoint was saved, by a word: options of the trainer, and after how many steps.
+# Where a checkpoint was saved, by a word: in which fit, and after how many steps.
 SAVED = {
-    "within": ({}, 7),  # the second step of the second epoch
-    "after a short one": ({"limit_train_batches": 3, "max_steps": 6}, 3),
-    "at the end": ({"max_steps": 10}, 5),
+    "within": (Case(), 7),  # the second step of the second epoch
+    "within, asked late": (Case(asks_early=False), 7),
+    "after a short one": (Case({"limit_train_batches": 3, "max_steps": 6}), 3),
+    "at the end": (Case({"max_steps": 10}), 5),
 }
 
 
 def saved(rank: int, world_size: int, folder: str, where: str) -> Fitted:
     """Train two epochs, of five steps if they are whole, and save on the way."""
-    options, step = SAVED[where]
+    case, step = SAVED[where]
     keeps = ModelCheckpoint(folder, "{step}", every_n_train_steps=step, save_top_k=-1)
     callbacks = [BalanceCallback(**BALANCED), keeps]
-    return fit(Case(options), world_size, callbacks, enable_checkpointing=True)
+    return fit(case, world_size, callbacks, enable_checkpointing=True)
 
 
 def resumed(
@@ -244,10 +251,10 @@ def resumed(
     if off:
         os.environ["EVENSTEP"] = "off"
     callback = BalanceCallback(**BALANCED)
-    options, step = SAVED[where]
+    case, step = SAVED[where]
     path = os.path.join(folder, f"step={step}.ckpt")
     begun = dict(torch.load(path, weights_only=True)["callbacks"])
-    fitted = fit(Case(options), world_size, [callback], ckpt_path=path)
+    fitted = fit(case, world_size, [callback], ckpt_path=path)
     return {"fitted": fitted, "saved": begun["BalanceCallback"]["workers"]}
 
 
@@ -288,13 +295,56 @@ class Gathers(Scores):
         return functional.cross_entropy(scores, y)
 
 
-def gathering(rank: int) -> str:
-    """Return the error of a gather of unlike shapes."""
+class Unwrapped(DDPStrategy):
+    """A strategy that trains the model in no DDP."""
+
+    def _setup_model(self, model: nn.Module) -> Any:
+        return model
+
+    def _register_ddp_hooks(self) -> None:
+        pass
+
+
+MISTAKES = {
+    "rows gathered": (Gathers, {}, "log with `sync_dist=True`"),
+    "several loaders": (Scores, {"several": True}, "Join the data sets"),
+    "no DDP": (Scores, {"strategy": Unwrapped()}, 'Use `Trainer(strategy="ddp")`'),
+}
+
+
+def mistakes(rank: int) -> dict[str, str]:
+    """Return the error's text of every mistake, one fit after the other."""
+    texts = {}
+    for name, (kind, options, _) in MISTAKES.items():
+        train, held_out = loaders(Case(), 2)
+        given = dict(options)
+        several = given.pop("several", False)
+        trainer = trainer_of(2, [BalanceCallback(**BALANCED)], **given)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                trainer.fit(kind(), {"a": train, "b": train} if several else train, held_out)
+        except ValueError as error:
+            texts[name] = str(error)
+    return texts
+
+
+class Dying(Scores):
+    """Ends one process without a word."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        if self.global_rank == 1 and batch_idx == 2:
+            os._exit(1)
+        return super().training_step(batch, batch_idx)
+
+
+def losing(rank: int) -> str:
+    """Return the error that a rank ends with once another one is gone."""
     trainer = trainer_of(2, [BalanceCallback(**BALANCED)])
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            trainer.fit(Gathers(), *loaders(Case(), 2))
-    except ValueError as error:
-        return str(error)
+            trainer.fit(Dying(), *loaders(Case(), 2))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
     return "none"

@@ -7,11 +7,13 @@ from evenstep.testing import run_workers
 from .._tiers import slow_but
 from .fit_runs import (
     CASES,
+    MISTAKES,
     NUM_HELD_OUT,
     SAVED,
     alone,
     balanced,
-    gathering,
+    losing,
+    mistakes,
     resumed,
     saved,
     switched_off,
@@ -82,8 +84,9 @@ def test_it_goes_on_where_a_checkpoint_was_saved(tmp_path, where, world_size):
 @pytest.mark.slow
 def test_a_balanced_checkpoint_is_no_trap_for_a_plain_trainer(tmp_path):
     """Which begins the epoch again, as with any loader that has no state."""
-    run_workers(2, saved, 2, str(tmp_path), "within")
-    for found in run_workers(2, resumed, 2, str(tmp_path), "within", True):
+    where = "within, asked late"
+    run_workers(2, saved, 2, str(tmp_path), where)
+    for found in run_workers(2, resumed, 2, str(tmp_path), where, True):
         assert found["fitted"].num_steps == 10
 
 
@@ -106,7 +109,16 @@ def test_a_trainer_fits_again_and_is_left_as_it_was():
 
 
 @pytest.mark.slow
-def test_rows_of_unlike_numbers_are_not_gathered():
-    """On every rank an error with the remedy, where torch would wait or return garbage."""
-    for text in run_workers(2, gathering):
-        assert "log with `sync_dist=True`" in text
+def test_what_cannot_be_balanced_is_refused_on_every_rank():
+    """With the remedy; the next fit of the process begins anew."""
+    for texts in run_workers(2, mistakes):
+        for name, (_, _, remedy) in MISTAKES.items():
+            assert remedy in texts[name]
+
+
+@pytest.mark.slow
+def test_a_lost_rank_is_named():
+    """By the error that ends the fit on the others."""
+    text = run_workers(2, losing, check=False, stop_after=2)[0]
+
+    assert text.startswith("WorkerLostError: Rank 1 ")
