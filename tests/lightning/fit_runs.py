@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler, TensorDataset
 
 from evenstep.lightning import BalanceCallback
 from evenstep.torch import Runtime
@@ -35,6 +35,7 @@ class Case:
     buffers: bool = False  # whether every forward of DDP is a collective
     from_module: bool = False  # whether the loaders come from a `LightningDataModule`
     own_sampler: bool = False
+    own_batches: bool = False
     num_workers: int = 0
     stream: bool = False
     asks_early: bool = True  # whether the module asks how many steps there will be
@@ -48,6 +49,8 @@ CASES = {
     "max_steps, validation within an epoch": Case({"max_steps": 8, "val_check_interval": 2}),
     "buffers": Case({"limit_val_batches": 2}, buffers=True),
     "a sampler of one's own, loader workers": Case(own_sampler=True, num_workers=1),
+    "batches of one's own": Case({"use_distributed_sampler": False}, own_batches=True),
+    "overfitting": Case({"overfit_batches": 3}),
     "a stream": Case(stream=True, asks_early=False),
 }
 
@@ -142,6 +145,9 @@ def loaders(case: Case, world_size: int) -> tuple[DataLoader, DataLoader]:
     else:
         train["shuffle"] = True
     held_out = DataLoader(samples(NUM_HELD_OUT, 2), batch_size=size)
+    if case.own_batches:
+        batches = BatchSampler(Order(shuffled=False), GLOBAL_BATCH_SIZE, drop_last=False)
+        return DataLoader(samples(NUM_SAMPLES, 1), batch_sampler=batches), held_out
     if case.stream:
         return DataLoader(Stream(), batch_size=size, drop_last=True), held_out
     return DataLoader(samples(NUM_SAMPLES, 1), **train), held_out
@@ -218,8 +224,10 @@ def fit(
 def balanced(rank: int, world_size: int, name: str) -> Fitted:
     """Train as the case says, under plans that change at every step."""
     case = CASES[name]
-    stream = "same" if case.stream else None
-    return fit(case, world_size, [BalanceCallback(stream=stream, **BALANCED)])
+    options: dict[str, Any] = {"stream": "same"} if case.stream else {}
+    if case.own_batches:
+        options["global_batch_size"] = GLOBAL_BATCH_SIZE
+    return fit(case, world_size, [BalanceCallback(**options, **BALANCED)])
 
 
 def alone(name: str) -> Fitted:

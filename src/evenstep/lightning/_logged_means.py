@@ -32,7 +32,7 @@ class LoggedMeans:
         self._strategy: Any = None
         self._module: Any = None
         self._balancer: Balancer | None = None
-        self._later: list[tuple[torch.Tensor, Any, Any]] = []
+        self._later: list[tuple[torch.Tensor, Any]] = []
 
     def begin(self, strategy: Any, module: Any, balancer: Balancer) -> None:
         """Stand in for ``strategy``, whose class goes on reducing."""
@@ -48,8 +48,8 @@ class LoggedMeans:
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Return ``tensor`` reduced over ranks; within a step, once ``settle`` is called."""
         if isinstance(tensor, torch.Tensor) and self._balancer is not None:
-            if hook_of(self._module) in _STEPS and not tensor.requires_grad:
-                self._later.append((tensor, group, reduce_op))
+            if hook_of(self._module) in _STEPS and group is None and not tensor.requires_grad:
+                self._later.append((tensor, reduce_op))
                 return tensor
             if _is_mean(reduce_op) and not tensor.is_floating_point():
                 tensor = tensor.double()
@@ -62,11 +62,11 @@ class LoggedMeans:
             count: samples of this rank that a mean is over; None is those of the training step.
         """
         later, self._later = self._later, []
-        for tensor, group, reduce_op in later:
+        for tensor, reduce_op in later:
             if _is_mean(reduce_op) and self._balancer is not None:
                 tensor.fill_(self._balancer.mean(tensor, count))
             else:
-                tensor.copy_(self._plainly(tensor.clone(), group, reduce_op))
+                tensor.copy_(self._plainly(tensor.clone(), None, reduce_op))
 
     def all_gather(self, tensor: Any, group: Any = None, sync_grads: bool = False) -> Any:
         """Return the tensors of all ranks, which have to have one shape.
