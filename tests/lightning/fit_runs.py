@@ -316,6 +316,7 @@ class Unwrapped(DDPStrategy):
 MISTAKES = {
     "rows gathered": (Gathers, {}, "log with `sync_dist=True`"),
     "several loaders": (Scores, {"several": True}, "Join the data sets"),
+    "too few held out": (Scores, {"held_out": 1}, "Evaluate more samples"),
     "no DDP": (Scores, {"strategy": Unwrapped()}, 'Use `Trainer(strategy="ddp")`'),
 }
 
@@ -327,6 +328,8 @@ def mistakes(rank: int) -> dict[str, str]:
         train, held_out = loaders(Case(), 2)
         given = dict(options)
         several = given.pop("several", False)
+        if (count := given.pop("held_out", None)) is not None:
+            held_out = DataLoader(samples(count, 2))
         trainer = trainer_of(2, [BalanceCallback(**BALANCED)], **given)
         try:
             with warnings.catch_warnings():

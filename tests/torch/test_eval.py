@@ -178,6 +178,19 @@ def test_a_loader_that_cannot_be_shared_out_is_refused(make, rule):
         evaluation(make())
 
 
+@pytest.mark.parametrize(
+    ("settings", "rule"),
+    [
+        ({"lockstep": "step"}, 'be a bool or "steps"'),
+        ({"lockstep": "steps", "cost": [1, 2, 3]}, "which counts samples"),
+    ],
+)
+def test_a_lockstep_that_is_none_is_refused(settings, rule):
+    """And one by steps beside a cost, which it would not heed."""
+    with pytest.raises(ValueError, match=rule):
+        Balancer(runtime=QUIET).prepare_eval(numbered(3), **settings)
+
+
 def test_what_cannot_be_averaged_is_refused():
     """Values of several elements, negative counts, and values that belong to no batch."""
     loader = evaluation(numbered(3))

@@ -74,7 +74,7 @@ def forwards_of_steps(
     found = []
     for first, end in zip([0, *ends], ends, strict=False):
         sizes = in_proportion(end - first, weights)
-        while sizes.min() < 1 <= end - first:
+        while sizes.min() < 1 < sizes.max():
             sizes[sizes.argmax()] -= 1
             sizes[sizes.argmin()] += 1
         mine = np.flatnonzero(spread(sizes) == rank) + first

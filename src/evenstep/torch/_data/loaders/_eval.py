@@ -89,7 +89,7 @@ class EvalLoader(AbstractLoader):
                 'Balancer.prepare_eval(lockstep="steps")',
                 f"have a sample for each of {ranks.world_size} ranks",
                 self.num_samples,
-                "Leave this loader as it is.",
+                "Evaluate more samples, or leave this loader as it is.",
             )
 
     @property
