@@ -5,15 +5,13 @@ import pytest
 from evenstep.testing import run_workers
 
 from .._tiers import slow_but
+from .ended_runs import MISTAKES, losing, mistakes
 from .fit_runs import (
     CASES,
-    MISTAKES,
     NUM_HELD_OUT,
     SAVED,
     alone,
     balanced,
-    losing,
-    mistakes,
     resumed,
     saved,
     switched_off,
