@@ -27,14 +27,14 @@ def promised(code):
 
 def printed(code):
     """What a block prints; one that trains does so as two processes, and rank 0 is heard."""
-    if "evenstep.tensorflow" in code:
+    if "evenstep.tensorflow" in code or "evenstep.lightning" in code:
         return alone(code).splitlines()
     said = run_workers(2, hear, code)[0] if "evenstep.torch" in code else hear(0, code)
     return said.splitlines()
 
 
 def alone(code):
-    """What ``code`` prints in a process of its own: TensorFlow stays out of this one."""
+    """What ``code`` prints in a process of its own: the framework stays out of this one."""
     path = os.pathsep.join([str(ROOT / "src"), *filter(None, sys.path)])
     env = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "-1"}
     done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, env=env)

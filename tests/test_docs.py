@@ -13,7 +13,8 @@ from ._snippets import ROOT, blocks, printed, promised
 
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [*sorted(ROOT.glob("*.md")), *DOCS]
-SLOW = ("compile.md", "export.md", "tensorflow.md")  # they compile, or load TensorFlow, for seconds
+# They compile, or load TensorFlow or Lightning, for seconds.
+SLOW = ("compile.md", "export.md", "lightning.md", "tensorflow.md")
 CODE = [
     pytest.param(page, code, marks=[pytest.mark.slow] * (page.name in SLOW), id=f"docs/{page.name}")
     for page in DOCS

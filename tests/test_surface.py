@@ -18,7 +18,7 @@ from evenstep import events
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src"
-MOST_NAMES = 136
+MOST_NAMES = 137
 NO_USE = {"reference.md", "seeds.md", "design.md"}
 HEAVY = {"torch", "tensorflow", "scipy", "matplotlib", "rich", "typer", "sklearn", "pytest"}
 
@@ -112,6 +112,7 @@ def test_importing_does_nothing():
 import logging, multiprocessing, os, random, signal, sys, threading, warnings
 import numpy, {", ".join(sorted(HEAVY))}
 import torch.distributed, torch.utils.data, matplotlib.figure, rich.live, keras
+import lightning.pytorch
 
 def world():
     return {{

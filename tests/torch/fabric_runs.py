@@ -1,8 +1,7 @@
-"""What the workers of the tests of Fabric and Lightning run."""
+"""What the workers of the tests of Fabric run."""
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -111,49 +110,6 @@ def with_fabric(rank: int, world_size: int, sampler: str, loop: str) -> dict[str
 
 def relative(model: nn.Module, alone: torch.Tensor) -> float:
     return float((parameters(model) - alone).norm() / alone.norm())
-
-
-def with_trainer(rank: int, world_size: int) -> dict[str, Any]:
-    """Run Lightning's own loop with two lines more, in ``train_dataloader``."""
-    import lightning
-
-    class Module(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = mlp()
-
-        def training_step(self, batch: Any, index: int) -> torch.Tensor:
-            x, y = batch
-            sizes.append(len(x))
-            return functional.cross_entropy(self.net(x), y)
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
-
-        def train_dataloader(self) -> Any:
-            own = DataLoader(samples(), BATCH_SIZE, sampler=Backwards())
-            _, loader = balancer.prepare(self.trainer.strategy.model, own)
-            return loader
-
-    sizes: list[int] = []
-    balancer = Balancer(policy=Restless(), runtime=QUIET)
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        devices=world_size,
-        strategy="ddp",
-        max_epochs=NUM_EPOCHS,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    module = Module()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with balancer:
-            trainer.fit(module)
-    alone = reference(orders_of("own"), BATCH_SIZE * world_size)
-    return {"error": relative(module.net, alone), "sizes": sizes}
 
 
 class Shell(nn.Module):

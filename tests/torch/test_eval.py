@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from evenstep.testing import run_workers
 from evenstep.torch import Balancer
-from evenstep.torch._data.deal._evaluation import forwards, spread
+from evenstep.torch._data.deal._evaluation import forwards, forwards_of_steps, spread
 
 from .eval_runs import QUIET, inside, lockstep, means, numbered, shares
 from .loader_fakes import Items, flat
@@ -44,6 +46,22 @@ def test_every_sample_has_one_owner(num_samples, weights, size, step):
     else:
         assert [len(rank) for rank in ranks] == [-(-share // size) for share in shares]
         assert all(forward.count for rank in ranks for forward in rank)
+
+
+@given(num_samples=st.integers(0, 200), weights=WEIGHTS, size=st.integers(1, 20))
+def test_in_lockstep_by_steps_every_rank_has_a_part_of_every_batch(num_samples, weights, size):
+    """As many forwards as a plain evaluation, each over the same samples, and no stand-in."""
+    world_size = len(weights)
+    num_samples *= num_samples >= world_size
+    step = size * world_size
+    ranks = [
+        forwards_of_steps(rank, num_samples, weights, step_size=step) for rank in range(world_size)
+    ]
+    ends = [*range(step, num_samples - world_size + 1, step), num_samples]
+    steps = [sorted(flat(each.positions for each in of_one)) for of_one in zip(*ranks, strict=True)]
+
+    assert steps == [list(range(*of_one)) for of_one in pairwise([0, *ends]) if num_samples]
+    assert all(each.count == len(each.positions) >= 1 for rank in ranks for each in rank)
 
 
 def test_a_share_is_spread_over_the_whole_order():
@@ -158,6 +176,19 @@ def test_a_loader_that_cannot_be_shared_out_is_refused(make, rule):
     """With the rule and the remedy."""
     with pytest.raises(ValueError, match=rule):
         evaluation(make())
+
+
+@pytest.mark.parametrize(
+    ("settings", "rule"),
+    [
+        ({"lockstep": "step"}, 'be a bool or "steps"'),
+        ({"lockstep": "steps", "cost": [1, 2, 3]}, "which counts samples"),
+    ],
+)
+def test_a_lockstep_that_is_none_is_refused(settings, rule):
+    """And one by steps beside a cost, which it would not heed."""
+    with pytest.raises(ValueError, match=rule):
+        Balancer(runtime=QUIET).prepare_eval(numbered(3), **settings)
 
 
 def test_what_cannot_be_averaged_is_refused():

@@ -1,4 +1,4 @@
-"""Lightning and its Fabric: two lines more, no second DDP, and every epoch its own order."""
+"""Lightning's Fabric: two lines more, no second DDP, and every epoch its own order."""
 
 from importlib.util import find_spec
 
@@ -13,7 +13,6 @@ from .fabric_runs import (
     mistakes,
     steps_and_means,
     with_fabric,
-    with_trainer,
 )
 
 NEEDS_LIGHTNING = pytest.mark.skipif(find_spec("lightning") is None, reason="needs lightning")
@@ -34,16 +33,6 @@ def test_fabrics_own_example_ends_where_one_process_ends(world_size, sampler, lo
         assert found["error"] <= 1e-12
         assert found["kind"] == "_FabricModule"
         assert len(found["sizes"]) > 3
-
-
-@pytest.mark.slow
-@NEEDS_LIGHTNING
-@pytest.mark.cluster
-def test_lightnings_trainer_ends_where_one_process_ends():
-    """With ``prepare`` in ``train_dataloader``, under plans that change at every step."""
-    for found in run_workers(3, with_trainer, 3):
-        assert found["error"] <= 1e-12
-        assert len(set(found["sizes"])) > 3
 
 
 @pytest.mark.cluster

@@ -8,6 +8,7 @@ from .._planner import Bounds, Cost
 from ..claims import Hybrid
 from ..exceptions import invalid
 from ..policies import AbstractPolicy, Auto, Equal
+from ._data.loaders._eval import Lockstep
 from ._options import Runtime
 
 
@@ -49,6 +50,28 @@ def checked_cost(
         rule = "be left out with `Balancer(cost=...)`, as samples are claimed by count"
         raise invalid("Runtime(claims=...)", rule, runtime.claims, "Use one of the two.")
     return found
+
+
+def check_lockstep(lockstep: Lockstep | None, cost: Cost | None) -> None:
+    """Raise unless it is a way to evaluate that goes with ``cost``.
+
+    Raises:
+        ValueError: it is none, or counts samples that are to be shared out by cost.
+    """
+    if lockstep not in (None, True, False, "steps"):
+        raise invalid(
+            "Balancer.prepare_eval(lockstep=...)",
+            'be a bool or "steps"',
+            repr(lockstep),
+            "Leave it out to have it found out.",
+        )
+    if lockstep == "steps" and cost is not None:
+        raise invalid(
+            "Balancer.prepare_eval(cost=...)",
+            'be left out with `lockstep="steps"`, which counts samples',
+            cost,
+            "Use `lockstep=True`, or count samples.",
+        )
 
 
 def check_weighed_by_hand(weighting: str | None) -> None:

@@ -22,7 +22,7 @@ from ..timemodels import ClusterProfile
 from . import _arguments as arguments
 from ._data.compare._padding import read_cost
 from ._data.deal._stream_terms import StreamKind
-from ._data.loaders._eval import EvalLoader
+from ._data.loaders._eval import EvalLoader, Lockstep
 from ._data.loaders._server import ServerEval
 from ._exchange._crew import Crew
 from ._exchange._startup import Alone, SideGroup
@@ -210,7 +210,7 @@ class Balancer:
         return done[0] if len(done) == 1 else tuple(done)
 
     def prepare_eval(
-        self, loader: DataLoader[T], *, lockstep: bool | None = None, cost: Any = None
+        self, loader: DataLoader[T], *, lockstep: Lockstep | None = None, cost: Any = None
     ) -> PreparedEval[T]:
         """Return ``loader`` for evaluation, each sample once over all ranks, shared out by speed.
 
@@ -220,7 +220,9 @@ class Balancer:
             loader: over a data set with a length; ``batch_size`` is the most of one forward.
             lockstep: whether all ranks make as many forwards, as where a forward is a collective.
                 None finds out from the prepared models: FSDP, or a DDP that broadcasts buffers.
-                Say True for such a model that was not prepared.
+                Say True for such a model that was not prepared. With ``"steps"`` each rank makes
+                one forward for every batch of a plain evaluation, of any size and at least one
+                sample, so that a loop may have collectives in each; samples are counted then.
             cost: what its samples cost, as in ``Balancer(cost=...)``, by which they are shared out
                 then. None is the balancer's own, if that names a column which this data set has;
                 otherwise samples are counted.
@@ -230,12 +232,14 @@ class Balancer:
         """
         crew, own, models = self._join(), wrapped_loader(loader), self._parts.models
 
-        def at_once() -> bool:
+        def at_once() -> Lockstep:
             return forward_is_collective(models.modules()) if lockstep is None else lockstep
 
         cost = Cost.given(cost)
-        if cost is None and self._parts.cost is not None and self._parts.cost.suits(own.dataset):
-            cost = self._parts.cost
+        arguments.check_lockstep(lockstep, cost)
+        ours = self._parts.cost if lockstep != "steps" else None
+        if cost is None and ours is not None and ours.suits(own.dataset):
+            cost = ours
         check_eval(crew.side, own, lockstep=at_once(), cost=cost)
         if isinstance(own, DataLoader):  # anything else is refused below
             cost = read_cost(cost, own, crew.side)

@@ -64,13 +64,18 @@ def wrapped_loader(loader: Any) -> Any:
         return inner
     if inner is None or not hasattr(loader, "_num_iter_calls"):
         return loader
-    users = getattr(getattr(inner.sampler, "dataset", None), "_sampler", None)
-    if users is None or inner.batch_size is None:
-        return inner
-    alone = copy.copy(inner)
+    return with_own_sampler(inner)
+
+
+def with_own_sampler(loader: Any) -> Any:
+    """Return a ``DataLoader`` with the user's sampler where Lightning put its own around that."""
+    users = getattr(getattr(loader.sampler, "dataset", None), "_sampler", None)
+    if users is None or loader.batch_size is None:
+        return loader
+    alone = copy.copy(loader)
     # Past the guard of `DataLoader`, which keeps these from being set once it is made.
     alone.__dict__["sampler"] = users
-    alone.__dict__["batch_sampler"] = BatchSampler(users, inner.batch_size, inner.drop_last)
+    alone.__dict__["batch_sampler"] = BatchSampler(users, loader.batch_size, loader.drop_last)
     return alone
 
 

@@ -13,6 +13,7 @@ from . import _arguments as arguments
 from ._balancer import Balancer
 from ._data._prepare import check_is_loader
 from ._data.deal._stream_terms import StreamKind
+from ._data.loaders._eval import Lockstep
 from ._data.loaders._unbalanced import PlainLoader, plainly_sharded
 from ._fabric import as_wrapped, wrapped_loader, wrapped_model
 from ._model._fsdp import fsdp_layers
@@ -46,7 +47,9 @@ class PlainBalancer(Balancer):
         ]
         return done[0] if len(done) == 1 else tuple(done)
 
-    def prepare_eval(self, loader: Any, *, lockstep: bool | None = None, cost: Any = None) -> Any:
+    def prepare_eval(
+        self, loader: Any, *, lockstep: Lockstep | None = None, cost: Any = None
+    ) -> Any:
         """Return ``loader`` for evaluation, each sample once over all ranks, in equal shares."""
         at_once = forward_is_collective(self._modules) if lockstep is None else lockstep
         return Balancer.prepare_eval(self, loader, lockstep=at_once)  # in equal shares

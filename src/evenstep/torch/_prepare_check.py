@@ -98,7 +98,9 @@ def check_content(ranks: Collectives, parts: Sequence[Any]) -> None:
         compare_content(ranks, _labelled(parts, DataLoader, "loader"))
 
 
-def check_eval(ranks: Collectives, loader: Any, *, lockstep: bool, cost: object = None) -> None:
+def check_eval(
+    ranks: Collectives, loader: Any, *, lockstep: bool | str, cost: object = None
+) -> None:
     """Raise on every rank if ranks differ in what they evaluate. Collective.
 
     Raises:

@@ -54,6 +54,34 @@ def forwards(
     return [EvalForward(tuple(part) or (0,), len(part)) for part in parts]
 
 
+def forwards_of_steps(
+    rank: int, num_samples: int, weights: Sequence[int], *, step_size: int
+) -> list[EvalForward]:
+    """Return what ``rank`` evaluates, one forward for every ``step_size`` samples of the order.
+
+    Ranks share the samples of each step by speed. Every rank has at least one of each: a last step
+    that has fewer samples than there are ranks is added to the one before.
+
+    Args:
+        rank: whose.
+        num_samples: of the evaluation, none or at least one for each rank.
+        weights: of the ranks, by which they share.
+        step_size: samples of a step over all ranks, at least one for each.
+    """
+    ends = [*range(step_size, num_samples, step_size), num_samples]
+    if len(ends) > 1 and num_samples - ends[-2] < len(weights):
+        del ends[-2]
+    found = []
+    for first, end in zip([0, *ends], ends, strict=False):
+        sizes = in_proportion(end - first, weights)
+        while sizes.min() < 1 < sizes.max():
+            sizes[sizes.argmax()] -= 1
+            sizes[sizes.argmin()] += 1
+        mine = np.flatnonzero(spread(sizes) == rank) + first
+        found.append(EvalForward(tuple(mine.tolist()), len(mine)))
+    return found if num_samples else []
+
+
 def forwards_by_cost(
     rank: int,
     indices: IntArray,

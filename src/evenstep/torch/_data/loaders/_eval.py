@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,11 +15,14 @@ from ...._planner import Cost
 from ...._types import IntArray
 from ....exceptions import invalid
 from .._protocols import Collectives, LoaderSession
-from ..deal._evaluation import EvalForward, forwards, forwards_by_cost
+from ..deal._evaluation import EvalForward, forwards, forwards_by_cost, forwards_of_steps
 from ..fetch._torch_loader import with_parts
 from ..order._global_order import GlobalOrder
 from ..order._samplers import tell_epoch
 from ._base import AbstractLoader
+
+Lockstep = bool | Literal["steps"]
+"""Whether all ranks make as many forwards; "steps" is one for each batch of a plain evaluation."""
 
 
 class EvalLoader(AbstractLoader):
@@ -34,7 +37,9 @@ class EvalLoader(AbstractLoader):
     Right for means over samples. Ranks get different numbers of batches, of different sizes, and
     with a short data set perhaps none, so the loop must not contain collectives. If a forward
     itself is a collective, ranks run in lockstep: they make the same number of forwards, and a
-    rank without a sample for one gets a stand-in, whose ``count`` is 0.
+    rank without a sample for one gets a stand-in, whose ``count`` is 0. In lockstep by steps, every
+    rank makes one forward for each batch of a plain evaluation: of as many samples as its speed
+    asks for, and at least one. Then collectives may follow each forward.
 
     Usage:
         validation = balancer.prepare_eval(DataLoader(held_out, batch_size=64))
@@ -64,7 +69,7 @@ class EvalLoader(AbstractLoader):
         *,
         ranks: Collectives,
         session: LoaderSession,
-        lockstep: Callable[[], bool],
+        lockstep: Callable[[], Lockstep],
         cost: Cost | None = None,
     ) -> None:
         _check(loader)
@@ -79,6 +84,13 @@ class EvalLoader(AbstractLoader):
         self._inner = with_parts(loader, batch_sampler=self._batches)
         self._sums: dict[str, tuple[Any, float]] = {}
         self.count: int | None = None
+        if lockstep() == "steps" and 0 < self.num_samples < ranks.world_size:
+            raise invalid(
+                'Balancer.prepare_eval(lockstep="steps")',
+                f"have a sample for each of {ranks.world_size} ranks",
+                self.num_samples,
+                "Evaluate more samples, or leave this loader as it is.",
+            )
 
     @property
     def num_samples(self) -> int:
@@ -171,15 +183,14 @@ class EvalLoader(AbstractLoader):
                 None if plan is None else plan.costs,
                 world_size=world_size,
                 batch_size=self._loader.batch_size,
-                lockstep=world_size > 1 and self._lockstep(),
+                lockstep=world_size > 1 and bool(self._lockstep()),
             )
-        return forwards(
-            self._ranks.rank,
-            self.num_samples,
-            plan.batch_size if plan is not None else (1,) * world_size,
-            batch_size=self._loader.batch_size,
-            lockstep=world_size > 1 and self._lockstep(),
-        )
+        weights = plan.batch_size if plan is not None else (1,) * world_size
+        rank, size = self._ranks.rank, self._loader.batch_size
+        lockstep = world_size > 1 and self._lockstep()
+        if lockstep == "steps":
+            return forwards_of_steps(rank, self.num_samples, weights, step_size=size * world_size)
+        return forwards(rank, self.num_samples, weights, batch_size=size, lockstep=lockstep)
 
     def _draw(self) -> IntArray:
         """Return the order. Only a sampler that draws has to be agreed on, by a broadcast."""

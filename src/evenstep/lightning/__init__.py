@@ -1,0 +1,5 @@
+"""Balanced training under Lightning's ``Trainer``; needs the extra ``lightning``."""
+
+from ._callback import BalanceCallback as BalanceCallback
+
+__all__ = ["BalanceCallback"]
