@@ -125,13 +125,17 @@ def _work(
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank))
     os.environ.update(LOCAL_WORLD_SIZE=str(world_size))  # one machine, as Accelerate has to know
     try:
+        keys = dist.FileStore(store, world_size)  # type: ignore[attr-defined]
         dist.init_process_group(
             "gloo",
-            store=dist.FileStore(store, world_size),  # type: ignore[attr-defined]
+            store=keys,
             rank=rank,
             world_size=world_size,
             timeout=timedelta(seconds=60),
         )
+        # A rank with nothing to exchange may be done, and gone, before another one is connected.
+        keys.set(f"connected {rank}", "")
+        keys.wait([f"connected {other}" for other in range(world_size)])
         result = function(rank, *arguments)
         # By value: a tensor in shared memory would go away with its process.
         pipe.send_bytes(pickle.dumps((True, result)))
