@@ -1,0 +1,39 @@
+"""Loader and balancer in a checkpoint that `torch.distributed.checkpoint` writes."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from evenstep.testing import run_workers
+from evenstep.torch import Balancer
+
+from .._tiers import slow_but
+from .dcp_runs import NUM_SAMPLES, SIZE, gone_on, refused, saved, unbroken
+
+KINDS = [(kind, background) for kind in ("ddp", "fsdp2") for background in (False, True)]
+plain = cache(unbroken)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(("kind", "background"), slow_but([("ddp", True)], KINDS))
+def test_a_run_goes_on_from_a_folder_of_torchs_own(tmp_path, kind, background):
+    """Saved on 3 ranks within an epoch, gone on with on 2: samples and parameters of one process.
+
+    What was learnt of the workers comes along, from rank 0 alone.
+    """
+    before = run_workers(3, saved, str(tmp_path), kind, background)
+    after = run_workers(2, gone_on, str(tmp_path), kind)
+
+    steps = [sum(parts, []) for parts in zip(*before, strict=True)]
+    steps += [sum(parts, []) for parts in zip(*(found for found, _, _ in after), strict=True)]
+    expected, parameters = plain()
+    assert [sorted(step) for step in steps] == [sorted(step) for step in expected]
+    assert sorted(sum(steps[:6], [])) == list(range(NUM_SAMPLES))
+    for _, found, _ in after:
+        torch.testing.assert_close(found, parameters, rtol=0, atol=1e-12)
+    assert [known for _, _, known in after] == [[(True, True)], []]
