@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -140,12 +146,48 @@ def gone_on(rank: int, folder: str, kind: str) -> tuple[list[list[int]], torch.T
         return found, whole(run.model), known
 
 
-def refused(rank: int, folder: str, size: int) -> str:
-    """Return the error of loading a folder that is damaged or another run's."""
+def refusals(rank: int, folder: str) -> dict[str, str]:
+    """Return the errors of loading folders that are damaged, and such that fit no run of here."""
+    good = f"{folder}/good"
+    run = Run("ddp")
+    with run.balancer:
+        samples = run.steps()
+        next(samples), next(samples)
+        dcp.save(run.state(), checkpoint_id=good)
+        dcp.save({**run.state(), "loader": {}}, checkpoint_id=f"{folder}/without a loader")
+        samples.close()
+    if rank == 0:
+        _cut(Path(shutil.copytree(good, f"{folder}/cut short")))
+        _change(Path(shutil.copytree(good, f"{folder}/another position")))
+    dist.barrier()
+    names = ("cut short", "another position", "without a loader")
+    found = {name: _refusal(f"{folder}/{name}") for name in names}
+    return {**found, "another batch": _refusal(good, SIZE + 6), "good": _refusal(good)}
+
+
+def _cut(path: Path) -> None:
+    for file in path.glob("*.distcp"):
+        os.truncate(file, file.stat().st_size // 2)
+
+
+def _change(path: Path) -> None:
+    """Have the checkpoint say that one step of the epoch was taken, where two were."""
+    where = dcp.FileSystemReader(path).read_metadata().storage_data[
+        MetadataIndex("loader.steps_taken")
+    ]
+    file = path / where.relative_path
+    content = file.read_bytes()
+    entry = content[where.offset : where.offset + where.length]
+    changed = entry.replace(pickle.dumps(2, 2)[2:], pickle.dumps(1, 2)[2:])
+    assert changed != entry
+    file.write_bytes(content[: where.offset] + changed + content[where.offset + where.length :])
+
+
+def _refusal(folder: str, size: int = SIZE) -> str:
     run = Run("ddp", size)
     with run.balancer:
         try:
             run.load(folder)
-        except (ValueError, dcp.CheckpointException) as error:
+        except (ValueError, CheckpointException) as error:
             return f"{type(error).__name__}: {error}"
-    return "nothing happened"
+    return "none"

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 
 from evenstep.testing import run_workers
-from evenstep.torch import Balancer
 
 from .._tiers import slow_but
-from .dcp_runs import NUM_SAMPLES, SIZE, gone_on, refused, saved, unbroken
+from .dcp_runs import NUM_SAMPLES, gone_on, refusals, saved, unbroken
 
 KINDS = [(kind, background) for kind in ("ddp", "fsdp2") for background in (False, True)]
 plain = cache(unbroken)
@@ -37,3 +34,16 @@ def test_a_run_goes_on_from_a_folder_of_torchs_own(tmp_path, kind, background):
     for _, found, _ in after:
         torch.testing.assert_close(found, parameters, rtol=0, atol=1e-12)
     assert [known for _, _, known in after] == [[(True, True)], []]
+
+
+@pytest.mark.cluster
+def test_a_damaged_or_foreign_folder_is_refused(tmp_path):
+    """By torch where files or names are missing, by the loader where its state is wrong."""
+    for found in run_workers(2, refusals, str(tmp_path)):
+        assert found.pop("good") == "none"
+        assert found["cut short"].startswith("CheckpointException: ")
+        assert "Missing key in checkpoint state_dict: loader." in found["without a loader"]
+        wrong = "ValueError: `BalancedLoader.load_state_dict(state=...)` must "
+        assert found["another position"].startswith(f"{wrong}come from `state_dict()`")
+        assert "the file is damaged" in found["another position"]
+        assert found["another batch"].startswith(f"{wrong}be of the global batch size 30, got 24.")
