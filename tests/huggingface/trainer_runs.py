@@ -78,7 +78,7 @@ def gathering_loss(
 def row_gathering_loss(
     trainer: Any, model: Any, inputs: Any, num_items_in_batch: Any = None, **_: Any
 ) -> torch.Tensor:
-    """Return Trainer's own loss, with a metric of every row gathered, as TRL's `DPOTrainer` does."""
+    """Return Trainer's own loss, with two metrics of every row gathered, as TRL does."""
     from transformers import Trainer
 
     first, last = inputs["labels"][:, 0], inputs["labels"][:, 1:].sum(1)

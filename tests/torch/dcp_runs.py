@@ -172,9 +172,9 @@ def _cut(path: Path) -> None:
 
 def _change(path: Path) -> None:
     """Have the checkpoint say that one step of the epoch was taken, where two were."""
-    where = dcp.FileSystemReader(path).read_metadata().storage_data[
-        MetadataIndex("loader.steps_taken")
-    ]
+    where = (
+        dcp.FileSystemReader(path).read_metadata().storage_data[MetadataIndex("loader.steps_taken")]
+    )
     file = path / where.relative_path
     content = file.read_bytes()
     entry = content[where.offset : where.offset + where.length]

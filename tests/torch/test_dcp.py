@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import chain
 
 import pytest
 import torch
@@ -26,11 +27,11 @@ def test_a_run_goes_on_from_a_folder_of_torchs_own(tmp_path, kind, background):
     before = run_workers(3, saved, str(tmp_path), kind, background)
     after = run_workers(2, gone_on, str(tmp_path), kind)
 
-    steps = [sum(parts, []) for parts in zip(*before, strict=True)]
-    steps += [sum(parts, []) for parts in zip(*(found for found, _, _ in after), strict=True)]
+    steps = [list(chain(*parts)) for parts in zip(*before, strict=True)]
+    steps += [list(chain(*parts)) for parts in zip(*(found for found, _, _ in after), strict=True)]
     expected, parameters = plain()
     assert [sorted(step) for step in steps] == [sorted(step) for step in expected]
-    assert sorted(sum(steps[:6], [])) == list(range(NUM_SAMPLES))
+    assert sorted(chain(*steps[:6])) == list(range(NUM_SAMPLES))
     for _, found, _ in after:
         torch.testing.assert_close(found, parameters, rtol=0, atol=1e-12)
     assert [known for _, _, known in after] == [[(True, True)], []]
