@@ -413,7 +413,7 @@ class Balancer:
 
         Not collective; one text, whatever was learnt. Other ranks, which do not plan, have {}.
         """
-        return self._session.estimates.packed() if self._session.is_first else {}
+        return self._session.estimates.packed() if self._parts.is_first else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Begin the run with what ``state`` says about its hosts and devices; rank 0's counts.
@@ -421,7 +421,7 @@ class Balancer:
         Raises:
             ValueError: ``state`` is broken or something else, or the first loop has begun.
         """
-        has_none = state == {} and not self._session.is_first
+        has_none = state == {} and not self._parts.is_first
         self._session.restore(Estimates() if has_none else Estimates.read(state))
 
     def close(self) -> None:

@@ -7,7 +7,6 @@ from functools import partial
 from typing import final
 
 import torch
-import torch.distributed as dist
 
 from .._exchange._exchange import Exchange
 from .._exchange._mailbox import Mailbox
@@ -151,16 +150,6 @@ class Session:
         if self.exchange is None or not self.steps.stopping or self.exchange.stop.leaving is None:
             return None
         return self.exchange.stop.leaving == self._crew.side.rank
-
-    @property
-    def is_first(self) -> bool:
-        """Whether the plans that count are made on this rank: on rank 0."""
-        if (crew := self._parts.crew) is not None:
-            peers = crew.side.peers
-            return crew.rank == 0 and not (peers is not None and peers.follows)
-        if not (dist.is_available() and dist.is_initialized()):
-            return True
-        return dist.get_rank(self._parts.runtime.process_group) == 0
 
     @property
     def estimates(self) -> Estimates:
