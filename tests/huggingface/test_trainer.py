@@ -25,7 +25,7 @@ from .trainer_runs import (
 )
 
 pytestmark = pytest.mark.cluster
-FIRST, FIRST_STOCK = ("targets masked, tokens counted",), ("classifier",)
+FIRST, FIRST_STOCK = ("targets masked, tokens counted",), ("classifier", "causal, rows gathered")
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +98,15 @@ def test_the_loss_of_the_whole_training_is_that_of_one_process(stock, name):
     ranks, theirs = stock[name]
     for rank in ranks:
         assert rank.train_loss == pytest.approx(theirs.train_loss, rel=1e-9)
+
+
+def test_rows_are_gathered_from_all_ranks(stock):
+    """As many as the global batch has, though ranks have unlike numbers of them."""
+    ranks, theirs = stock["causal, rows gathered"]
+
+    assert len(theirs.gathered) == 6
+    for rank in ranks:
+        assert rank.gathered == theirs.gathered
 
 
 def test_tokens_are_counted_once(runs):

@@ -75,6 +75,19 @@ def gathering_loss(
     return Trainer.compute_loss(trainer, model, inputs, num_items_in_batch=num_items_in_batch)
 
 
+def row_gathering_loss(
+    trainer: Any, model: Any, inputs: Any, num_items_in_batch: Any = None, **_: Any
+) -> torch.Tensor:
+    """Return Trainer's own loss, with two metrics of every row gathered, as TRL does."""
+    from transformers import Trainer
+
+    first, last = inputs["labels"][:, 0], inputs["labels"][:, 1:].sum(1)
+    gathered = trainer.accelerator.gather({"first": first, "last": last})
+    rows = zip(gathered["first"].tolist(), gathered["last"].tolist(), strict=True)
+    trainer.gathered.append(sorted(rows))
+    return Trainer.compute_loss(trainer, model, inputs, num_items_in_batch=num_items_in_batch)
+
+
 SELDOM = {"logging_steps": 5, "optim": "sgd"}  # of 18 or 10 steps, which 5 does not divide or does
 STOCK = {
     "causal": Case(more=SELDOM),
@@ -87,6 +100,9 @@ STOCK = {
     "causal, a loss of one's own": Case(loss=own_loss, more=SELDOM),
     "causal, no padding in the first batch": Case(
         loss=own_loss, data=FirstWhole, more={**SELDOM, "train_sampling_strategy": "sequential"}
+    ),
+    "causal, rows gathered": Case(  # never so few that a rank has a stand-in
+        loss=row_gathering_loss, batch_size=16, num_samples=144, more=SELDOM
     ),
     "another mean": Case(Deaf, more=SELDOM),
     "accumulated": Case(
@@ -108,6 +124,7 @@ class Result:
     sizes: list[tuple[int, ...]]
     tokens: int
     train_loss: float
+    gathered: list[Any]
 
 
 def make(folder: str, case: Case, *, balancing: dict[str, Any] | None, **more: Any) -> Any:
@@ -178,6 +195,7 @@ def run(trainer: Any, **how: Any) -> Result:
         sizes,
         trainer.state.num_input_tokens_seen,
         ended.training_loss,
+        trainer.gathered[-trainer.state.global_step :],
     )
 
 

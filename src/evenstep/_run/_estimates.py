@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import reprlib
 import warnings
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from ..exceptions import EvenstepWarning, invalid
 from ._plain_state import decode, encode
 
 _FORMAT = "evenstep-balancer-2"
+_PACKED = "estimates"
 
 
 class Estimates:
@@ -55,14 +57,23 @@ class Estimates:
             written = encode({**learnt, "policy": "", "policy_state": None})
         return {"format": _FORMAT, "workers": list(self.workers), "learnt": written}
 
+    def packed(self) -> dict[str, str]:
+        """Return it as one text, under the name that it has before anything is learnt too.
+
+        ``torch.distributed.checkpoint`` loads only the names that the loading run has already.
+        """
+        return {_PACKED: json.dumps(self.state_dict())}
+
     @classmethod
     def read(cls, state: Any) -> Estimates:
-        """Return what ``state_dict`` wrote.
+        """Return what ``state_dict`` or ``packed`` wrote.
 
         Raises:
             ValueError: it is something else, or broken.
         """
         try:
+            if _PACKED in state:
+                state = json.loads(state[_PACKED])
             if state["format"] != _FORMAT:
                 raise ValueError(f"its format is not {_FORMAT!r}")
             if state["learnt"] is None:

@@ -15,6 +15,7 @@ from ..torch import Balancer
 from ..torch._data._step import Step
 from ..torch._switch import is_off
 from ._checks import check_accelerator, check_model
+from ._gathered_rows import gathers_rows
 from ._gathering_loss import meets, num_missing, without_gradient
 from ._normalised import Divisor, divisor_of
 from ._portions import Portion, masked, portions
@@ -87,7 +88,8 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as `Trainer` does, and end the balanced run with it."""
         try:
-            return super().train(*args, **kwargs)
+            with nullcontext() if is_off() else gathers_rows(self.accelerator):
+                return super().train(*args, **kwargs)
         finally:
             if self.balancer is not None:
                 self.balancer.close()

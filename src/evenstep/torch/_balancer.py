@@ -415,9 +415,9 @@ class Balancer:
     def state_dict(self) -> dict[str, Any]:
         """Return what was learnt about speeds and memory, by host and device; on rank 0 alone.
 
-        Not collective; of plain values and tensors. Other ranks, which do not plan, have nothing.
+        Not collective; one text, whatever was learnt. Other ranks, which do not plan, have {}.
         """
-        return self._session.estimates.state_dict()
+        return self._session.estimates.packed() if self._parts.is_first else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Begin the run with what ``state`` says about its hosts and devices; rank 0's counts.
@@ -425,7 +425,8 @@ class Balancer:
         Raises:
             ValueError: ``state`` is broken or something else, or the first loop has begun.
         """
-        self._session.restore(Estimates.read(state))
+        has_none = state == {} and not self._parts.is_first
+        self._session.restore(Estimates() if has_none else Estimates.read(state))
 
     def close(self) -> None:
         """End the run on this rank: stop the exchange, the loader's workers, the event file."""

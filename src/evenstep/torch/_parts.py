@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed as dist
 from torch import nn
 
 from .._exchange._mailbox import Mailbox
@@ -106,6 +107,16 @@ class Parts:
     def side(self) -> SideGroup | Alone | None:
         """The workers' side group; None before ``join``."""
         return None if self.crew is None else self.crew.side
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the plans that count are made on this rank: on rank 0."""
+        if (crew := self.crew) is not None:
+            peers = crew.side.peers
+            return crew.rank == 0 and not (peers is not None and peers.follows)
+        if not (dist.is_available() and dist.is_initialized()):
+            return True
+        return dist.get_rank(self.runtime.process_group) == 0
 
     def join(self) -> Crew:
         """Return all ranks, with whom roles are agreed on at first."""
