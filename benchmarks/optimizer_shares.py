@@ -256,8 +256,8 @@ def memory_row(way: str, found: list[tuple[int, int]]) -> Row:
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--blocks", type=int, default=16, help="blocks of each way")
-    parser.add_argument("--compute-s", type=float, default=0.3, help="slept in a step")
+    parser.add_argument("--blocks", type=int, default=12, help="blocks of each way")
+    parser.add_argument("--compute-s", type=float, default=0.6, help="slept in a step")
 
 
 if __name__ == "__main__":
