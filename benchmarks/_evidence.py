@@ -30,6 +30,7 @@ LONG: Mapping[str, tuple[str, ...]] = {
     "papers": (),
     "matrix": (),
     "strangers": (),
+    "optimizer_shares": (),
     "ray_train": (),
     "soak": (),
     "kills": (),

@@ -23,6 +23,7 @@ LEFT_OUT = {
     "fuzz": "80 s and more in short",
     "kills": "80 s and more in short, and `tests/cluster/test_torchrun.py` kills as well",
     "matrix": "70 s in short, and `tests/torch/test_matrix.py` runs its combinations",
+    "optimizer_shares": "120 s in short: processes whose peaks of memory are read",
     "regret": "110 s in short, and `tests/sim` simulates as well",
     "ray_train": "150 s in short, and `tests/cluster/test_ray.py` runs the same",
     "tensorflow": "70 s in short",

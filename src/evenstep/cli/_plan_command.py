@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -28,6 +28,19 @@ from ._plan_links import (
     answer_links,
     links_json,
     links_text,
+)
+from ._plan_memory import (
+    Dtype,
+    Layers,
+    Memory,
+    MemoryAnswer,
+    MemoryQuestion,
+    Optimizer,
+    Parameters,
+    SampleMb,
+    answer_memory,
+    memory_json,
+    memory_text,
 )
 from ._plan_text import Question, as_json, as_text
 
@@ -59,6 +72,8 @@ Added = Annotated[
     typer.Option(help="Speeds of machines to add, each alone; like the fastest and slowest."),
 ]
 
+Part = tuple[dict[str, Any], str]  # as JSON, and for people
+
 
 def plan(
     speeds: Speeds = None,
@@ -76,10 +91,21 @@ def plan(
     lengths: Lengths = None,
     padded: Padded = False,
     hidden_size: HiddenSize = None,
+    parameters: Parameters = None,
+    memory: Memory = None,
+    optimizer: Optimizer = "adam",
+    dtype: Dtype = "float32",
+    layers: Layers = 32,
+    sample_mb: SampleMb = None,
     as_json_: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
     """Say how long a step takes, equal and balanced, who is worth keeping, what one more brings."""
+    width = terminal_width()
+    held = MemoryQuestion(parameters, memory, optimizer, dtype, layers, sample_mb)
     try:
+        rest = (global_batch_size, intercepts, overhead, max_batch, add, mbit, model_mb, lengths)
+        if held.is_asked and {speeds, run, doctor, *rest} == {None}:
+            return _tell(_memory_part(answer_memory(held, None), width), as_json_)
         checkup = None if doctor is None else _checkup(doctor)
         recorded = _recorded(speeds, run, checkup, intercepts)
         question = _question(
@@ -91,7 +117,6 @@ def plan(
             max_batch=max_batch,
         )
         advice, times = _advised(question, add)
-        extra_s = overhead or 0.0  # what a run took past computing was its exchange
         links = answer_links(
             question,
             advice.balanced.batch_size,
@@ -99,22 +124,29 @@ def plan(
             model_mb=model_mb,
             chunks=chunks,
             overlap=overlap,
-            overhead_s=extra_s,
+            overhead_s=overhead or 0.0,  # what a run took past computing was its exchange
         )
         by_length = answer_lengths(question, lengths, padded=padded, hidden_size=hidden_size)
+        fits = answer_memory(held, question.times.world_size)
     except (ValueError, ImportError) as error:
         fail(str(error), 2)
-    if as_json_:
-        answer = as_json(question, advice, times)
-        answer |= {"links": links_json(links)} if links else {}
-        answer |= {"lengths": asdict(by_length)} if by_length else {}
-        typer.echo(json.dumps(answer, indent=2))
+    parts = {"": (as_json(question, advice, times), as_text(question, advice, times, width))}
+    parts |= {"links": (links_json(links), links_text(links, width))} if links else {}
+    parts |= {"lengths": (asdict(by_length), lengths_text(by_length, width))} if by_length else {}
+    _tell(parts | _memory_part(fits, width), as_json_)
+
+
+def _memory_part(fits: MemoryAnswer | None, width: int | None) -> dict[str, Part]:
+    return {"memory": (memory_json(fits), memory_text(fits, width))} if fits else {}
+
+
+def _tell(parts: dict[str, Part], in_json: bool) -> None:
+    """Print each part under its name as JSON, the one without a name at the top, or for people."""
+    if not in_json:
+        typer.echo("\n\n".join(text for _, text in parts.values()))
         return
-    width = terminal_width()
-    parts = [as_text(question, advice, times, width)]
-    parts += [links_text(links, width)] if links else []
-    parts += [lengths_text(by_length, width)] if by_length else []
-    typer.echo("\n\n".join(parts))
+    found = {name: plain for name, (plain, _) in parts.items() if name}
+    typer.echo(json.dumps((parts[""][0] if "" in parts else {}) | found, indent=2))
 
 
 def _recorded(
