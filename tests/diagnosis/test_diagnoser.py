@@ -159,6 +159,28 @@ def test_an_exchange_that_takes_its_usual_part_is_no_cause(exchange, said):
     assert names(shown(steps(60, 3, exchange=exchange)).diagnose()) == said
 
 
+def grown(found, by_us, *, rows=slice(30, None)):
+    """Have the exchange of later steps take longer, on all ranks."""
+    for step in found[rows]:
+        for row in step:
+            row[Phase.REDUCTION] += by_us
+    return found
+
+
+def test_an_exchange_that_became_longer_is_named_sooner():
+    """By 9 ms in the second half of steps of 0.1 s: a fixed exchange has to take 12 ms."""
+    found = shown(grown(steps(60, 3, exchange=3_000), 9_000)).diagnose()
+
+    assert names(found) == [(Cause.NETWORK, None)]
+    assert "it has become longer, 12 ms a step in place of 3" in found.found[0].evidence
+    for other in (
+        grown(steps(60, 3, exchange=3_000), 5_000),
+        grown(steps(60, 3, exchange=12_000), -9_000),  # it became shorter
+        grown(steps(60, 3, exchange=3_000), 25_000, rows=slice(40, 43)),  # for three steps
+    ):
+        assert names(shown(other).diagnose()) == []
+
+
 @pytest.mark.parametrize(
     ("first", "cause"), [(0.6, Cause.SLOW_WORKER), (0.0, Cause.THROTTLING)], ids=["slow", "fast"]
 )
