@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 from dataclasses import dataclass, field
@@ -262,7 +263,8 @@ def resumed(
     path = os.path.join(folder, f"step={step}.ckpt")
     begun = dict(torch.load(path, weights_only=True)["callbacks"])
     fitted = fit(case, world_size, [callback], ckpt_path=path)
-    return {"fitted": fitted, "saved": begun["BalanceCallback"]["workers"]}
+    learnt = json.loads(begun["BalanceCallback"]["estimates"])
+    return {"fitted": fitted, "saved": learnt["workers"]}
 
 
 def switched_off(rank: int) -> tuple[Fitted, Fitted]:
