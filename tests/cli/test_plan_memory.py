@@ -16,7 +16,7 @@ SPEEDS = ("--speeds", "100,80,20", "--global-batch-size", "256")
 
 
 def plan(*arguments):
-    return CliRunner().invoke(app, ["plan", *map(str, arguments)])
+    return CliRunner(env={"COLUMNS": "120"}).invoke(app, ["plan", *map(str, arguments)])
 
 
 def memory(*arguments):
