@@ -188,3 +188,21 @@ def test_a_batch_that_was_fetched_and_not_used_comes_again(form):
     rest, _ = trained_order(state, form, 5)
 
     assert first + rest == list(range(32))
+
+
+def test_a_batch_at_hand_is_that_of_its_own_loader():
+    """Of two in turn: the first was used up, and the second has not begun."""
+    data = TensorDataset(torch.ones(8, 1))
+    model = torch.nn.Linear(1, 1)
+    with Balancer(runtime=Runtime(line_every=None)) as balancer:
+        model, one, other = balancer.prepare(
+            model, DataLoader(data, batch_size=4), DataLoader(data, batch_size=4)
+        )
+        for (x,) in one:
+            model(x).mean().backward()
+        batches = iter(other)
+        next(batches)
+
+        assert one.state_dict()["steps_taken"] == 2
+        assert other.state_dict()["steps_taken"] == 0
+        assert one.state_dict()["steps_of_run"] == other.state_dict()["steps_of_run"] == 2

@@ -74,12 +74,14 @@ class LoopPosition:
         newest_used: the newest one that had a backward.
         num_batches: of the loop under way.
         looks_ahead: whether that loop ever fetched a batch before it had used another.
+        first: the first step that was handed out in this process: a resumed run counts on.
     """
 
     newest: int = -1
     newest_used: int = -1
     num_batches: int = 0
     looks_ahead: bool = False
+    first: int = -1
     _before: int = -1  # the newest step at the end of the loop before
     _left_ahead: int = -1  # likewise, of a loop that trained and fetched ahead
 
@@ -96,6 +98,6 @@ class LoopPosition:
 
         In a loop that fetches ahead, and after it; or where one was fetched that is used next.
         """
-        ahead = self.newest - self.newest_used
+        ahead = self.newest - max(self.newest_used, self.first - 1)
         is_next = ahead == 1 and self.newest_used >= 0
         return ahead if self.looks_ahead or is_next or self.newest == self._left_ahead else 0

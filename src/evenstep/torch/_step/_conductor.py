@@ -166,7 +166,7 @@ class StepConductor:
                 other.follows &= other.is_used
         if loop.newest_used < step - 1:
             self._blind.handed_out(step, loop.newest_used, self._num_without_backward)
-        loop.newest = step
+        loop.newest, loop.first = step, step if loop.first < 0 else loop.first
         self._steps[step] = opened
         while len(self._steps) > _MOST_OPEN:
             del self._steps[next(iter(self._steps))]

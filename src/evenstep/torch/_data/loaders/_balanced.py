@@ -177,9 +177,8 @@ class BalancedLoader(AbstractStepLoader):
                 self._source.replan()
 
     def _state(self) -> dict[str, Any]:
-        # What a loop has fetched ahead of those it used comes again.
-        ahead = min(self._context.session.steps.num_ahead, self._at.steps_taken)
-        taken = self._at.steps_taken - ahead
+        own, ahead = self._num_unused()  # which come again
+        taken = self._at.steps_taken - own
         state = self._form.write(
             self._at.order.state(taken * self._size),
             epochs_begun=self._at.number,
