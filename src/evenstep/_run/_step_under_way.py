@@ -71,19 +71,21 @@ class LoopPosition:
 
     Attributes:
         newest: the newest step that was handed out; -1 before the first.
-        newest_used: the newest one that had a backward.
+        newest_used: the newest one that had a backward; at first, the one before the first.
         num_batches: of the loop under way.
         looks_ahead: whether that loop ever fetched a batch before it had used another.
-        first: the first step that was handed out in this process: a resumed run counts on.
     """
 
     newest: int = -1
     newest_used: int = -1
     num_batches: int = 0
     looks_ahead: bool = False
-    first: int = -1
     _before: int = -1  # the newest step at the end of the loop before
     _left_ahead: int = -1  # likewise, of a loop that trained and fetched ahead
+
+    def begin(self, step: int) -> None:
+        """Hear which step is the first of this process: a resumed run counts on."""
+        self.newest_used = self._before = step - 1
 
     def end_loop(self) -> None:
         """Hear that the loop is over: what it fetched ahead may still be used."""
@@ -96,8 +98,8 @@ class LoopPosition:
     def num_ahead(self) -> int:
         """Steps that were handed out and not used.
 
-        In a loop that fetches ahead, and after it; or where one was fetched that is used next.
+        In a loop that fetches ahead, and after it if it trained; or where one is at hand. A loop
+        that is over and used none of several has read them for another purpose.
         """
-        ahead = self.newest - max(self.newest_used, self.first - 1)
-        is_next = ahead == 1 and self.newest_used >= 0
-        return ahead if self.looks_ahead or is_next or self.newest == self._left_ahead else 0
+        ahead = self.newest - self.newest_used
+        return ahead if self.looks_ahead or ahead == 1 or self.newest == self._left_ahead else 0

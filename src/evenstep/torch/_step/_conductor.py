@@ -160,13 +160,15 @@ class StepConductor:
         opened.stopping = self._exchange.stopping
         trains = self._thread_id is None or self._thread_id == thread_id
         loop = self._loop
+        if loop.newest < 0:
+            loop.begin(step)
         opened.follows = trains and loop.newest <= loop.newest_used
         if not opened.follows:
             for other in tuple(self._steps.values()):
                 other.follows &= other.is_used
         if loop.newest_used < step - 1:
             self._blind.handed_out(step, loop.newest_used, self._num_without_backward)
-        loop.newest, loop.first = step, step if loop.first < 0 else loop.first
+        loop.newest = step
         self._steps[step] = opened
         while len(self._steps) > _MOST_OPEN:
             del self._steps[next(iter(self._steps))]
