@@ -7,6 +7,7 @@ from evenstep._exchange._wire import (
     ProtocolError,
     Wire,
     check_versions,
+    decode,
     encode,
 )
 
@@ -85,6 +86,13 @@ def test_a_message_that_claims_to_be_huge_is_refused_at_once():
 
     with pytest.raises(ValueError, match="claims to have 4294967280 bytes"):
         rank_0.take(b"\xff\xff\xff\xf0" + bytes(40))
+
+
+@pytest.mark.parametrize("text", [b'{"n":1}{"n":2}', b"1 2", b"[1", b""])
+def test_a_text_that_is_not_one_value_is_refused(text):
+    """Cut off, or with more after it."""
+    with pytest.raises(ValueError, match=r"there is more after|Expecting"):
+        decode(text)
 
 
 def test_unlike_versions_are_named_with_their_ranks():

@@ -1,4 +1,4 @@
-"""A worker that costs more than it brings is named; others are not."""
+"""What other splits would have cost; a worker that costs more than it brings is named."""
 
 import numpy as np
 import pytest
@@ -46,3 +46,17 @@ def test_nobody_is_as_long_as_somebody_was_not_measured():
     """Nor in a cluster of one."""
     assert WhatIf(3).burden(Cluster(3, 96)) is None
     assert WhatIf(1).burden(Cluster(1, 96)) is None
+
+
+def test_other_splits_follow_a_rank_that_slows_down():
+    """Within eight fits, as splits to compare with are worked out that often on long runs."""
+    what_if, cluster = WhatIf(2), Cluster(2, 64)
+    for number in range(100):
+        slope_s = np.array([0.01, 0.01 if number < 60 else 0.03])
+        batch_size = np.array([32 + number % 5, 32 - number % 5])
+        timings = StepTimings(batch_size, slope_s * batch_size, np.zeros(2))
+        what_if.observe(timings)
+        costs = what_if.costs(cluster, timings)
+
+    assert costs.equal_s == pytest.approx(0.96, rel=0.02)
+    assert costs.best_s == pytest.approx(0.48, rel=0.05)

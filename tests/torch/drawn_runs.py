@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,29 @@ def with_dropout(rank: int, num: int) -> torch.Tensor:
     with Balancer(SIZE, policy=Restless(), runtime=runtime) as balancer:
         model, draws = balancer.prepare(DistributedDataParallel(inner), DrawnIndices(HIGH, size))
         updates(model, optimizer, draws, num, ahead=True)
+    return parameters(inner)
+
+
+def leaving_out(rank: int, named: bool) -> torch.Tensor | str:
+    """Leave out each third batch, on all ranks; return the parameters, or the error."""
+    inner, optimizer = made()
+    size = SIZE // dist.get_world_size()
+    try:
+        with Balancer(SIZE, policy=Restless(), runtime=QUIET) as balancer:
+            model, draws = balancer.prepare(
+                DistributedDataParallel(inner), DrawnIndices(HIGH, size)
+            )
+            for number, indices in zip(range(24), draws, strict=False):
+                if number % 3 == 2:
+                    continue
+                x, y = batch_of(indices)
+                with balancer.step(indices) if named else nullcontext():
+                    loss = (model(x) - y).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    except RuntimeError as error:
+        return str(error)
     return parameters(inner)
 
 

@@ -12,7 +12,15 @@ from evenstep.testing import run_workers
 from evenstep.torch import DrawnIndices
 from evenstep.torch._data._loader_state import sealed
 
-from .drawn_runs import HIGH, STOPS_AFTER, in_one_process, in_parts, plain, with_dropout
+from .drawn_runs import (
+    HIGH,
+    STOPS_AFTER,
+    in_one_process,
+    in_parts,
+    leaving_out,
+    plain,
+    with_dropout,
+)
 from .loader_fakes import FixedPlan, Ranks, alone, flat
 from .order_fakes import seeded
 
@@ -177,6 +185,17 @@ def test_a_loop_in_nanogpts_order_is_exact(ahead, tmp_path):
 
     assert max(float((rank["parameters"] - expected).norm()) for rank in found) <= 1e-12
     assert len(set(sizes)) > 2
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_a_loop_that_leaves_out_batches_has_to_name_those_it_uses():
+    """It is exact then, and ends with the remedy otherwise."""
+    alone = run_workers(1, leaving_out, False)[0]
+    named, unnamed = (run_workers(2, leaving_out, named) for named in (True, False))
+
+    assert max(float((found - alone).norm()) for found in named) <= 1e-12
+    assert any("balancer.step(" in found for found in unnamed)
 
 
 @pytest.mark.cluster

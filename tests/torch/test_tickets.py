@@ -1,10 +1,12 @@
-"""Which batch a forward belongs to is told by evidence, and never by the order of arrival."""
+"""Which batch a forward belongs to is told by evidence; by the order, only for drawn indices."""
 
 from dataclasses import dataclass, field
 
 import pytest
 import torch
 
+from evenstep.exceptions import EvenstepWarning
+from evenstep.torch._step._blind import BlindWatch
 from evenstep.torch._step._containers import input_size
 from evenstep.torch._step._tickets import StepUnderWay, Ticket, Tickets
 
@@ -262,3 +264,19 @@ def test_a_nested_tensor_has_a_size_though_no_shape():
     nested = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(5, 4)])
 
     assert input_size([nested]) == (2, 28)
+
+
+def test_fetching_while_the_optimizer_steps_is_no_training_without_weights(recwarn):
+    """A thread may fetch many batches between a backward and the optimizer's step."""
+    version = [0]
+    watch = BlindWatch(lambda: version[0])
+    for step in range(2, 6):
+        watch.handed_out(step, 0, lambda: 1)
+    version[0] += 1  # the step that belongs to the newest backward
+    for step in range(6, 20):
+        watch.handed_out(step, 0, lambda: 1)
+    assert not recwarn
+    version[0] += 1  # another one, without a backward that was weighted
+
+    with pytest.warns(EvenstepWarning, match="No backward came"):
+        watch.handed_out(20, 0, lambda: 1)

@@ -78,7 +78,8 @@ def _differing(told: Mapping[int, Reduced], key: ReductionKey) -> RanksDiverged:
         f"Rank {rank} reduced gradients of {kinds[rank]} together with those of {most} on "
         f"{listed(others)} (reduction {key[1]} of model {key[0]}): that gradient was wrong. Use "
         f"the same batches on every rank, and fetch equally many. To skip a batch, skip it on all "
-        f"ranks, by a shared decision such as `balancer.mean(bad) > 0`.",
+        f"ranks, by a shared decision such as `balancer.mean(bad) > 0`; where batches are made of "
+        f"drawn indices, name those that are used as well: `with balancer.step(indices): ...`.",
     )
 
 

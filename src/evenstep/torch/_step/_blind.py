@@ -22,7 +22,9 @@ class BlindWatch:
 
     def __init__(self, versions: Callable[[], int]) -> None:
         self._versions = versions
-        self._since: tuple[int, int, int] | None = None  # first step, newest used, version
+        # First step, newest used, version, whether that changed before: the optimizer may still
+        # step for the newest backward while another thread fetches.
+        self._since: tuple[int, int, int, bool] | None = None
         self._has_warned = False
         self._has_warned_of_forward = False
 
@@ -39,10 +41,14 @@ class BlindWatch:
         if self._has_warned:
             return
         if self._since is None or self._since[1] != newest_used:
-            self._since = step, newest_used, self._versions()
-        elif step - self._since[0] >= _BLIND_STEPS:
-            has_trained = self._versions() != self._since[2]
-            self._has_warned = has_trained or num_forwards() >= _BLIND_STEPS
+            self._since = step, newest_used, self._versions(), False
+        else:
+            first, _, before, has_stepped = self._since
+            version = self._versions()
+            if version != before and not has_stepped:
+                self._since = first, newest_used, version, True
+            elif step - first >= _BLIND_STEPS:
+                self._has_warned = version != before or num_forwards() >= _BLIND_STEPS
         if self._has_warned:
             warnings.warn(
                 f"No backward came through a balanced model in the last {_BLIND_STEPS} steps, so "

@@ -7,8 +7,6 @@ Each batch that a loop gets opens a ticket. A forward is matched to tickets by e
 3. by size: the rows of an input are as many as the samples of one ticket only, or as some views
    of each. Not where a batch in use has no tensor with a row for each sample, as a packed one: its
    single row is no batch of one sample;
-   Where batches are nothing but indices, from which a loop makes its inputs, it is the oldest
-   unused one if that has as many;
 4. by value: an input begins with a copy of a handed-out tensor, as on another device;
 5. by what other ranks know (``StepConductor``).
 
@@ -16,8 +14,12 @@ A ticket is in use until a forward that is its own beyond doubt has had a backwa
 come back for another batch.
 
 The order in which batches are handed out and used is no evidence: a loop may fetch ahead, keep
-batches and use them again. Where nothing tells, the weight is an error that names the remedy,
-raised in the backward, as a forward without one (an evaluation) needs no weight.
+batches and use them again. But where batches are nothing but indices, from which a loop makes its
+inputs, neither memory nor values tell. A forward belongs to the oldest unused one then, if that has
+as many rows; a loop that leaves one out has to name the others, or ranks differ.
+
+Where nothing tells, the weight is an error that names the remedy, raised in the backward, as a
+forward without one (an evaluation) needs no weight.
 """
 
 from __future__ import annotations
