@@ -6,17 +6,17 @@ versions can tell each other so.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import json
 import struct
 from collections.abc import Mapping
+from hashlib import blake2b
 from typing import Any, NamedTuple, final
 
 from .. import __version__
 from ._world_check import refusal
 
-PROTOCOL = 10
+PROTOCOL = 11
 """Version of what ranks say to each other; it grows whenever that changes."""
 
 VERSION = f"{__version__} (protocol {PROTOCOL})"
@@ -28,7 +28,8 @@ _HEAD = struct.Struct("!IQ")  # bytes of the text, and messages received so far
 _COUNT = struct.Struct("!Q")
 _LAST = 0xFFFFFFFF  # in the place of a length: the connection will be closed on purpose
 _LONGEST = 1 << 28  # bytes of a text: what is longer is no message
-_START = _HEAD.size + hashlib.sha256().digest_size  # of the text
+_TAG_BYTES = 32
+_START = _HEAD.size + _TAG_BYTES  # of the text
 _SCAN = json.JSONDecoder().raw_decode
 
 
@@ -51,7 +52,7 @@ end has received so far; whether it closes the connection on purpose; and where 
 def encode(message: Any) -> Text:
     """Return a value as it goes over a connection: as JSON, a record as a list of its fields."""
     data = _ENCODE(message).encode()
-    return Text(data, hashlib.sha256(data).digest())
+    return Text(data, _digest(data))
 
 
 def decode(text: Data) -> Any:
@@ -75,10 +76,12 @@ _ENCODE = json.JSONEncoder(check_circular=False, separators=(",", ":"), default=
 class Wire:
     """One end of an authenticated connection: gives each message its tag, and checks each tag.
 
-    A tag is an HMAC-SHA256 over the message's number on this connection, its header and the
-    SHA-256 of its text, under a key that belongs to this connection and direction. So a message
-    is refused if it was forged, changed, repeated, reordered, sent back, or taken from another
-    connection, and so is the message after one that was left out. Nothing is encrypted.
+    A tag is a keyed BLAKE2b (RFC 7693) over the message's number on this connection, its header
+    and the BLAKE2b of its text, under a key that belongs to this connection and direction. So a
+    message is refused if it was forged, changed, repeated, reordered, sent back, or taken from
+    another connection, and so is the message after one that was left out. Nothing is encrypted.
+    Rank 0 tags and checks one message of each rank in a step: BLAKE2b takes a third of the time
+    of an HMAC-SHA256.
 
     Args:
         key: known to the two ends alone.
@@ -87,7 +90,7 @@ class Wire:
 
     def __init__(self, key: bytes, *, is_caller: bool) -> None:
         up, down = (
-            hmac.new(hmac.digest(key, way, "sha256"), digestmod="sha256")
+            blake2b(key=hmac.digest(key, way, "sha256"), digest_size=_TAG_BYTES)
             for way in (b"to rank 0", b"from rank 0")
         )
         self._mine, self._theirs = (up, down) if is_caller else (down, up)
@@ -117,7 +120,7 @@ class Wire:
         if len(data) < end:
             return None
         text, tagged = data[start:end], at + _HEAD.size
-        digest = hashlib.sha256(text).digest() if text else HEARTBEAT.digest
+        digest = _digest(text) if text else HEARTBEAT.digest
         tag = _tag(self._theirs, self._num_checked, data[at:tagged], digest)
         if not hmac.compare_digest(tag, data[tagged:start]):
             raise ValueError("it is forged, changed, repeated or out of order")
@@ -147,7 +150,11 @@ def check_versions(versions: Mapping[int, str]) -> None:
         raise ProtocolError(refusal("The version of evenstep", found, remedy))
 
 
-def _tag(mac: hmac.HMAC, number: int, head: Data, digest: bytes) -> bytes:
-    tagged = mac.copy()  # a third of the time that a new one takes
+def _digest(text: Data) -> bytes:
+    return blake2b(text, digest_size=_TAG_BYTES).digest()
+
+
+def _tag(keyed: blake2b, number: int, head: Data, digest: bytes) -> bytes:
+    tagged = keyed.copy()
     tagged.update(_COUNT.pack(number) + head + digest)
     return tagged.digest()
