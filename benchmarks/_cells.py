@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import re
 import signal
 import subprocess
 import sys
@@ -97,12 +99,18 @@ def run_cell(command: Command) -> Found:
             too_late.cancel()
             _end(process.pid)
         answer.seek(0)
-        found = _outcome(answer.read(), status, "".join(last))
+        found = _outcome(answer.read(), status, anonymous("".join(last)))
     took_s = monotonic() - began_s
     if found["status"] == "failed" and took_s >= command.timeout_s:
         found["error"] = f"ended after {command.timeout_s:g} s, its time limit\n{found['error']}"
     ended = datetime.now(UTC).isoformat(timespec="seconds")
     return {**found, "seconds": round(took_s, 1), "ended": ended}
+
+
+def anonymous(text: str) -> str:
+    """Return a text for others to read, without this host's name and the user's folder."""
+    text = text.replace(str(Path.home()), "~")
+    return re.sub(rf"\b{re.escape(platform.node())}\b", "HOST", text) if platform.node() else text
 
 
 def _outcome(answer: str, status: int, last: str) -> Found:

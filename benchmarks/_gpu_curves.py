@@ -212,42 +212,54 @@ def curve(
         NotRun: no size fits.
     """
     torch.manual_seed(0)
-    trainer = Trainer(workload, device, precision, way)
-    times: dict[int, list[float]] = {}
-    peaks: dict[int, int] = {}
-    warm_up_s: dict[int, float] = {}
-    rng, too_large = np.random.default_rng(0), None
+    trainer, rng = Trainer(workload, device, precision, way), np.random.default_rng(0)
+    visits, too_large = _ascending(trainer, device, effort, sizes)
+    trainer.forget()
+    if not visits:
+        raise NotRun(f"not one sample of {workload.told} fits")
+    for _ in range(effort.rounds - 1):
+        for size in rng.permutation([*visits]).tolist():
+            trainer.steps(size, 1)  # what was freed for another size is asked for once more
+            visits[size].seconds.extend(trainer.steps(size, effort.steps))
+    return {
+        "sizes": [*visits],
+        "seconds": [spread(each.seconds) for each in visits.values()],
+        "warm_up_s": [each.warm_up_s for each in visits.values()],
+        "peak_bytes": [each.peak_bytes for each in visits.values()],
+        "out_of_memory": too_large,
+        "num_parameters": trainer.num_parameters,
+    }
+
+
+@dataclass(frozen=True)
+class Visit:
+    """What was measured at a size: see ``curve``."""
+
+    warm_up_s: float
+    seconds: list[float]
+    peak_bytes: int
+
+
+def _ascending(
+    trainer: Trainer, device: torch.device, effort: Effort, sizes: Sequence[int]
+) -> tuple[dict[int, Visit], int | None]:
+    """Return the first visits, and the size that did not fit."""
+    visits: dict[int, Visit] = {}
     for size in sizes:
         began_s = perf_counter()
         try:
             trainer.steps(size, effort.warm_up)
-            warm_up_s[size] = perf_counter() - began_s
+            warm_up_s = perf_counter() - began_s
             reset_peak(device)
-            times[size] = trainer.steps(size, effort.steps)
+            seconds = trainer.steps(size, effort.steps)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            warm_up_s.pop(size, None)
-            too_large = size
+            return visits, size
+        visits[size] = Visit(warm_up_s, seconds, peak_bytes(device))
+        if float(np.median(seconds)) > LONGEST_S:
             break
-        peaks[size] = peak_bytes(device)
-        if float(np.median(times[size])) > LONGEST_S:
-            break
-    trainer.forget()
-    if not times:
-        raise NotRun(f"not one sample of {workload.told} fits")
-    for _ in range(effort.rounds - 1):
-        for size in rng.permutation([*times]).tolist():
-            trainer.steps(size, 1)  # what was freed for another size is asked for once more
-            times[size] += trainer.steps(size, effort.steps)
-    return {
-        "sizes": [*times],
-        "seconds": [spread(each) for each in times.values()],
-        "warm_up_s": [*warm_up_s.values()],
-        "peak_bytes": [*peaks.values()],
-        "out_of_memory": too_large,
-        "num_parameters": trainer.num_parameters,
-    }
+    return visits, None
 
 
 class Trainer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import resource
 import signal
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks._cells import anonymous
 from benchmarks._common import progress
 from benchmarks._gpu_curves import Effort
 from benchmarks._gpu_device import NotRun, has_doubles, num_cards
@@ -276,7 +276,7 @@ def hang(device: torch.device, effort: Effort) -> dict[str, Any]:
             "limit_s": limit_s,
             "ended_s": ended_s,
             "met": named,
-            "said": "it names rank 1" if named else said.replace(platform.node(), "host"),
+            "said": "it names rank 1" if named else anonymous(said),
         }
     headline = {name: each["ended_s"] for name, each in found.items()}
     return {**found, "met": all(each["met"] for each in found.values()), "headline": headline}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, final
 
@@ -92,26 +95,36 @@ def lateness(
 
 
 @contextmanager
-def unsynchronized(device: torch.device) -> Iterator[None]:
-    """Have torch raise wherever the host waits for CUDA; elsewhere nothing tells."""
+def watched(device: torch.device) -> Iterator[list[str]]:
+    """Yield a list that at the end says where the host waited for CUDA; elsewhere nothing tells."""
+    waits: list[str] = []
     if device.type != "cuda":
-        yield
+        yield waits
         return
-    torch.cuda.set_sync_debug_mode("error")
+    torch.cuda.set_sync_debug_mode("warn")
     try:
-        yield
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield waits
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    for one in caught:
+        where = f"{Path(one.filename).name}:{one.lineno}: {one.message}"
+        if "synchronizing" in where:
+            waits.append(where)
+        else:
+            print(where, file=sys.stderr)
 
 
 def late(
     rank: int, place: Place, effort: Effort, freshness: Freshness
-) -> tuple[dict[int, int], float]:
-    """Return how late measurements were, by number of steps, and the seconds of a step."""
+) -> tuple[dict[int, int], float, list[str]]:
+    """Return steps by how late their measurements were, the seconds of one, and where it waited."""
     device, world_size = place.join(rank), len(place.devices)
     workload, batch_size = gpt(small=effort.small), 8 if effort.small else 32
     num_steps, policy = WARM_UP + (15 if effort.small else 150), Numbered()
     alone, sizes, counts, began_s = world_size == 1, [], Counter[int](), 0.0
+    waits: list[str] = []
     with Balancer(policy=policy, runtime=replace(QUIET, freshness=freshness)) as balancer:
         model: Any = workload.make().to(device)
         model = model if alone else DistributedDataParallel(model)
@@ -123,8 +136,8 @@ def late(
                 if step == WARM_UP:
                     synchronize(device)
                     began_s = perf_counter()
-                    if alone and freshness == "newest":  # gloo waits for the device, of itself
-                        stack.enter_context(unsynchronized(device))
+                    if alone:  # gloo waits for the device, of itself
+                        waits = stack.enter_context(watched(device))
                 sizes.append(len(batch[0]))
                 if step >= WARM_UP:  # the policy was shown all steps but the first, one by one
                     counts[step - len(policy.measured)] += 1
@@ -135,29 +148,31 @@ def late(
         step_s = (perf_counter() - began_s) / (num_steps - WARM_UP)
     if not alone:
         counts = lateness(sizes, policy.measured, batch_size * world_size, world_size)
-    return dict(sorted(counts.items())), step_s
+    return dict(sorted(counts.items())), step_s, waits
 
 
 def freshness(device: torch.device, effort: Effort) -> dict[str, Any]:
     """Return by how many steps plans trail measurements, with one rank and with two.
 
     With one rank it is how many steps after the newest one that was shown to the policy a step
-    begins, and on CUDA torch raises wherever the host would wait for the device.
+    begins, and on CUDA torch tells wherever the host waits for the device.
     """
     found: dict[str, Any] = {}
     for world_size in (1, 2):
         for how in ("newest", "exact"):
             progress(f"{world_size} ranks, freshness {how}")
             results, place = run_at(spread_over(device, world_size), late, effort, how)
-            counts, step_s = results[0]
+            counts, step_s, waits = results[0]
             found[f"{world_size} ranks, {how}"] = {
                 **place.told(),
                 "steps_by_lateness": counts,
                 "step_s": step_s,
+                "num_waits": len(waits),
+                "waits": sorted(set(waits))[:10],
             }
-    watched = "torch.cuda.set_sync_debug_mode" if device.type == "cuda" else None
     headline = {name: one["steps_by_lateness"] for name, one in found.items()}
-    return {**found, "no_wait_held_by": watched, "headline": headline}
+    met = found["1 ranks, newest"]["num_waits"] == 0 if device.type == "cuda" else None
+    return {**found, "met": met, "headline": headline}
 
 
 def exactly(rank: int, place: Place | None, effort: Effort, device: torch.device) -> list[Tensor]:

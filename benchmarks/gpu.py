@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks._cells import Command, Found, run_cell, run_cells
 from benchmarks._common import Row, main, progress
-from benchmarks._gpu_cell import CELLS, MACHINE
+from benchmarks._gpu_cell import CELLS, MACHINE, NO_BAR
 
 SCHEMA = "evenstep.gpu"
 VERSION = 1
@@ -61,7 +61,9 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
     names = options.only or list(CELLS)
     commands = {name: command(name, options.device, quick=options.quick) for name in names}
     progress(f"results go to {path}")
-    for name, found in run_cells(commands, path, header(options.device, quick=options.quick)):
+    told = header(options.device, quick=options.quick)
+    yield Row(MACHINE, NO_BAR, told["machine"])
+    for name, found in run_cells(commands, path, told):
         yield row(name, found)
     progress(f"all of it is in {path}")
 
