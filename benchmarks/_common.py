@@ -50,7 +50,7 @@ def main(
         add_options(parser)
     options = parser.parse_args()
     done = []
-    with _printing_elsewhere() if options.json else nullcontext():
+    with printing_elsewhere() if options.json else nullcontext():
         for row in rows(options):
             done.append(row)
             mark = {True: "met   ", False: "MISSED", None: "      "}[row.met]
@@ -64,7 +64,7 @@ def main(
 
 
 @contextmanager
-def _printing_elsewhere() -> Iterator[None]:
+def printing_elsewhere() -> Iterator[None]:
     """Have what the block prints go to standard error, from other processes as well."""
     sys.stdout.flush()
     answer = os.dup(1)
@@ -92,6 +92,8 @@ def _short(value: Any) -> str:
         return f"{value:.4g}"
     if isinstance(value, (list, tuple)):
         return "(" + ", ".join(_short(item) for item in value) + ")"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} {_short(item)}" for key, item in value.items()) + "}"
     return str(value)
 
 

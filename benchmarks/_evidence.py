@@ -32,6 +32,7 @@ LONG: Mapping[str, tuple[str, ...]] = {
     "strangers": (),
     "optimizer_shares": (),
     "ray_train": (),
+    "gpu": (),
     "soak": (),
     "kills": (),
     "faults": ("--resume", "runs/evidence-of-faults"),

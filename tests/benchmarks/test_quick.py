@@ -21,6 +21,7 @@ LEFT_OUT = {
     "compiled": "150 s and more in short: each case is compiled",
     "faults": "100 s in short, and `tests/cluster/test_faults.py` runs cells of it",
     "fuzz": "80 s and more in short",
+    "gpu": "180 s in short, and `tests/benchmarks/test_gpu.py` runs all of it",
     "kills": "80 s and more in short, and `tests/cluster/test_torchrun.py` kills as well",
     "matrix": "70 s in short, and `tests/torch/test_matrix.py` runs its combinations",
     "optimizer_shares": "120 s in short: processes whose peaks of memory are read",

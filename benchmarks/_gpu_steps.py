@@ -1,0 +1,274 @@
+"""Cells on single steps: how late measurements are, whether sums are exact, what is compiled."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Literal, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks._common import progress
+from benchmarks._gpu_curves import Effort
+from benchmarks._gpu_device import NotRun, has_doubles, spread, synchronize
+from benchmarks._gpu_models import Workload, beside_a_cpu, gpt, gpt_of
+from benchmarks._gpu_ranks import QUIET, Place, loader_of, moved, run_at, spread_over
+from benchmarks.compiled import Wandering
+from evenstep import Cluster, Decision, StepTimings
+from evenstep.policies import AbstractPolicy
+from evenstep.torch import Balancer, Bounds
+from evenstep.torch._step._clock import clock_of
+
+WARM_UP = 5  # steps that are not looked at
+EXACT = 1e-9  # as in the tests
+
+Freshness = Literal["newest", "exact"]
+
+
+@final
+@dataclass(frozen=True)
+class Numbered(AbstractPolicy[int]):
+    """New sizes after every update, by which each plan is known: rank 0 gets one sample more.
+
+    Attributes:
+        measured: by the number of a plan, rank 0's size in the step that it was decided on.
+    """
+
+    measured: dict[int, int] = field(default_factory=dict)
+    name = "numbered"
+
+    def init(self, cluster: Cluster) -> Decision[int]:
+        return self._planned(cluster, 0)
+
+    def update(self, cluster: Cluster, timings: StepTimings, state: int) -> Decision[int]:
+        self.measured[state + 1] = int(timings.batch_size[0])
+        return self._planned(cluster, state + 1)
+
+    def _planned(self, cluster: Cluster, number: int) -> Decision[int]:
+        sizes = np.ones(cluster.world_size, np.int64)
+        sizes[0] = first_size(number, cluster.global_batch_size, cluster.world_size)
+        sizes[-1] += cluster.global_batch_size - sizes.sum()
+        return Decision(sizes, number, reason=f"number {number}")
+
+
+def first_size(number: int, global_batch_size: int, world_size: int) -> int:
+    """Return rank 0's samples in a plan of ``Numbered``; all of them where it is alone."""
+    if world_size == 1:
+        return global_batch_size
+    return 1 + number % (global_batch_size - world_size + 1)
+
+
+def lateness(
+    sizes: Sequence[int], measured: Mapping[int, int], global_batch_size: int, world_size: int
+) -> Counter[int]:
+    """Return how many steps after the newest measurement that its plan knows of each step was.
+
+    1 is the least: step k decides k + 1. Steps whose plan was made before any measurement are
+    left out.
+
+    Args:
+        sizes: rank 0's in every step.
+        measured: of ``Numbered``.
+        global_batch_size: samples of a step.
+        world_size: number of ranks, at least 2.
+    """
+    found: Counter[int] = Counter()
+    for step in range(WARM_UP, len(sizes)):
+        plans = [
+            number
+            for number in measured
+            if number <= step and first_size(number, global_batch_size, world_size) == sizes[step]
+        ]
+        before = [k for k in range(step) if plans and sizes[k] == measured[max(plans)]]
+        if before:
+            found[step - before[-1]] += 1
+    return found
+
+
+@contextmanager
+def watched(device: torch.device) -> Iterator[list[str]]:
+    """Yield a list that at the end says where the host waited for CUDA; elsewhere nothing tells."""
+    waits: list[str] = []
+    if device.type != "cuda":
+        yield waits
+        return
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield waits
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for one in caught:
+        where = f"{Path(one.filename).name}:{one.lineno}: {one.message}"
+        if "synchronizing" in where:
+            waits.append(where)
+        else:
+            print(where, file=sys.stderr)
+
+
+def late(
+    rank: int, place: Place, effort: Effort, freshness: Freshness
+) -> tuple[dict[int, int], float, list[str]]:
+    """Return steps by how late their measurements were, the seconds of one, and where it waited."""
+    device, world_size = place.join(rank), len(place.devices)
+    workload, batch_size = gpt(small=effort.small), 8 if effort.small else 32
+    num_steps, policy = WARM_UP + (15 if effort.small else 150), Numbered()
+    alone, sizes, counts, began_s = world_size == 1, [], Counter[int](), 0.0
+    waits: list[str] = []
+    with Balancer(policy=policy, runtime=replace(QUIET, freshness=freshness)) as balancer:
+        model: Any = workload.make().to(device)
+        model = model if alone else DistributedDataParallel(model)
+        loader: Any = loader_of(workload, num_steps * batch_size * world_size, batch_size, device)
+        model, loader = balancer.prepare(model, loader)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        with ExitStack() as stack:
+            for step, batch in enumerate(loader):
+                if step == WARM_UP:
+                    synchronize(device)
+                    began_s = perf_counter()
+                    if alone:  # gloo waits for the device, of itself
+                        waits = stack.enter_context(watched(device))
+                sizes.append(len(batch[0]))
+                if step >= WARM_UP:  # the policy was shown all steps but the first, one by one
+                    counts[step - len(policy.measured)] += 1
+                workload.loss(model, moved(batch, device)).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                optimizer.zero_grad()
+        synchronize(device)
+        step_s = (perf_counter() - began_s) / (num_steps - WARM_UP)
+    if not alone:
+        counts = lateness(sizes, policy.measured, batch_size * world_size, world_size)
+    return dict(sorted(counts.items())), step_s, waits
+
+
+def freshness(device: torch.device, effort: Effort) -> dict[str, Any]:
+    """Return by how many steps plans trail measurements, with one rank and with two.
+
+    With one rank it is how many steps after the newest one that was shown to the policy a step
+    begins, and on CUDA torch tells wherever the host waits for the device.
+    """
+    found: dict[str, Any] = {}
+    for world_size in (1, 2):
+        for how in ("newest", "exact"):
+            progress(f"{world_size} ranks, freshness {how}")
+            results, place = run_at(spread_over(device, world_size), late, effort, how)
+            counts, step_s, waits = results[0]
+            found[f"{world_size} ranks, {how}"] = {
+                **place.told(),
+                "steps_by_lateness": counts,
+                "step_s": step_s,
+                "num_waits": len(waits),
+                "waits": sorted(set(waits))[:10],
+            }
+    headline = {name: one["steps_by_lateness"] for name, one in found.items()}
+    met = found["1 ranks, newest"]["num_waits"] == 0 if device.type == "cuda" else None
+    return {**found, "met": met, "headline": headline}
+
+
+def exactly(rank: int, place: Place | None, effort: Effort, device: torch.device) -> list[Tensor]:
+    """Return the parameters after some steps in double precision; without a place, of one rank."""
+    world_size = 1 if place is None else len(place.devices)
+    device = device if place is None else place.join(rank)
+    workload, num_steps, batch = _double(effort), 6 if effort.small else 30, 24
+    torch.manual_seed(0)
+    model: Any = workload.make().double().to(device)
+    loader: Any = loader_of(workload, num_steps * batch, batch // world_size, device)
+    with ExitStack() as stack:
+        if place is not None:
+            model = DistributedDataParallel(model)
+            balancer = stack.enter_context(Balancer(policy=Numbered(), runtime=QUIET))
+            model, loader = balancer.prepare(model, loader)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        for each in loader:
+            workload.loss(model, moved(each, device)).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+    return [parameter.detach().cpu() for parameter in model.parameters()]
+
+
+def _double(effort: Effort) -> Workload:
+    return gpt_of(beside_a_cpu(small=effort.small))
+
+
+def exactness(device: torch.device, effort: Effort) -> dict[str, Any]:
+    """Return how far parameters are from those of one process, under sizes that always change."""
+    if not has_doubles(device):
+        raise NotRun(f"{device.type} has no float64")
+    wanted = exactly(0, None, effort, device)
+    results, place = run_at(spread_over(device, 2), exactly, effort, device)
+    errors = [
+        float((one - other).abs().max() / other.abs().max().clamp_min(1e-300))
+        for parameters in results
+        for one, other in zip(parameters, wanted, strict=True)
+    ]
+    return {
+        **place.told(),
+        "model": _double(effort).told,
+        "largest_relative_error": max(errors),
+        "bar": EXACT,
+        "met": max(errors) <= EXACT,
+        "headline": {"largest_relative_error": max(errors)},
+    }
+
+
+def changing(
+    rank: int, place: Place, effort: Effort, mode: str | None
+) -> tuple[list[int], list[float]]:
+    """Return the steps in which anything was compiled, and the device's seconds of the others."""
+    device, workload = place.join(rank), gpt(small=effort.small)
+    batch_size, num_steps = (4, 12) if effort.small else (16, 80)
+    step, compiled, clock, marks = -1, [], clock_of(device), []
+    torch._dynamo.callback.on_compile_start(lambda _: compiled.append(step))
+    bounds = Bounds(vary="count", granularity=2 if effort.small else 4)
+    with Balancer(policy=Wandering(), bounds=bounds, runtime=QUIET) as balancer:
+        inner: nn.Module = workload.make().to(device)
+        called: Any = inner if mode is None else torch.compile(inner, mode=mode)
+        loader: Any = loader_of(workload, num_steps * batch_size * 2, batch_size, device)
+        model, loader = balancer.prepare(DistributedDataParallel(called), loader)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for parts in loader.steps():
+            step, begin = step + 1, clock.mark()
+            for batch in parts:
+                workload.loss(model, moved(batch, device)).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+            marks.append((begin, clock.mark()))
+        synchronize(device)
+    took = [clock.seconds(begin, end) or 0.0 for begin, end in marks]
+    steps = [s for s in range(min(WARM_UP, num_steps // 2), num_steps) if s not in compiled]
+    return sorted(set(compiled)), [took[s] for s in steps]
+
+
+def _changing(device: torch.device, effort: Effort, modes: Sequence[str | None]) -> dict[str, Any]:
+    found: dict[str, Any] = {"model": gpt(small=effort.small).told}
+    for mode in modes:
+        name = mode or "eager"
+        progress(f"two ranks, sizes that change, {name}")
+        results, place = run_at(spread_over(device, 2), changing, effort, mode)
+        compiled, took = results[0]
+        found |= place.told()
+        found[name] = {"compiled_in_steps": compiled, "step_s": spread(took)}
+    told = {m or "eager": found[m or "eager"]["step_s"]["median"] for m in modes}
+    return {**found, "headline": {f"{name}_s": each for name, each in told.items()}}
+
+
+def compiled_ranks(device: torch.device, effort: Effort) -> dict[str, Any]:
+    """Return the steps of two ranks with a compiled model, under sizes that change."""
+    return _changing(device, effort, (None, "default"))
+
+
+def graphed_ranks(device: torch.device, effort: Effort) -> dict[str, Any]:
+    """Return the same with CUDA graphs, as ``mode="reduce-overhead"`` makes them."""
+    if device.type != "cuda":
+        raise NotRun(f"CUDA graphs are for CUDA, and this is {device.type}")
+    return _changing(device, effort, (None, "reduce-overhead"))
