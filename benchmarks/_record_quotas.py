@@ -5,10 +5,11 @@ a clock that knows nothing of steps. In each step the workers compute parts in p
 last speeds, read what they can have as they do in training, and wait for the others. The tables are
 those of ``benchmarks._record``. The ones that are kept were made on two cores by
 
-    python -m benchmarks._record_quotas benchmarks/traces/quotas
-    python -m benchmarks._record_quotas benchmarks/traces/quotas-hogs --workers 2 --hogs 1 --seed 1
-    python -m benchmarks._record_quotas benchmarks/traces/neighbours --workers 2 --hogs 2 --every 0
-    python -m benchmarks._record_quotas benchmarks/traces/steady-quotas --every 1e9 --seed 3
+    alias record="python -m benchmarks._record_quotas --steps 400"
+    record benchmarks/traces/quotas --samples 100 --every 0.6
+    record benchmarks/traces/quotas-hogs --workers 2 --hogs 1 --every 1.5 --seed 1
+    record benchmarks/traces/neighbours --workers 2 --hogs 2 --every 0
+    record benchmarks/traces/steady-quotas --workers 2 --every 1e9 --seed 3
 """
 
 from __future__ import annotations
@@ -121,7 +122,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("stem", type=Path, help="where to write, without an ending")
     parser.add_argument("--workers", type=int, default=3)
-    parser.add_argument("--samples", type=int, default=60, help="of a worker in a step, on average")
+    parser.add_argument(
+        "--samples", type=int, default=150, help="of a worker in a step, on average"
+    )
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--every", type=float, default=0.8, help="seconds between changes; 0: none")
     parser.add_argument("--hogs", type=int, default=0, help="beside every worker")
