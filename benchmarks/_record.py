@@ -118,8 +118,9 @@ def record(num_workers: int, samples: int, num_steps: int, seed: int) -> Recordi
     return Recording(seconds, free, memory)
 
 
-def write(stem: Path, recording: Recording, samples: int) -> None:
+def write(stem: Path, recording: Recording, samples: int | np.ndarray) -> None:
     """Write both tables."""
+    size = np.broadcast_to(samples, recording.seconds.shape)
     stem.parent.mkdir(parents=True, exist_ok=True)
     num_steps, num_workers = recording.seconds.shape
     trace, resources = stem.with_suffix(".csv"), stem.with_name(f"{stem.name}-resources.csv")
@@ -129,7 +130,7 @@ def write(stem: Path, recording: Recording, samples: int) -> None:
         free.writerow(["step", "worker", "free_cpu", "free_memory_bytes"])
         for step in range(num_steps):
             for k in range(num_workers):
-                timed.writerow([step, k, f"{recording.seconds[step, k]:.6f}", samples])
+                timed.writerow([step, k, f"{recording.seconds[step, k]:.6f}", size[step, k]])
                 said = recording.free_cpu[step, k], recording.free_memory_bytes[step, k]
                 free.writerow([step, k, f"{said[0]:.3f}", said[1]])
 

@@ -68,7 +68,7 @@ def test_it_is_the_fallback_to_begin_with():
 @pytest.mark.parametrize("kind", ["wandering", "drift", "odd steps"])
 def test_it_takes_over_a_tenth_better_and_gives_way_when_worse(kind):
     """In between it stays as it is, so that nobody goes to and fro with every step."""
-    given, predictor = series(kind, 0), Narx()
+    given, predictor = series(kind, 0), Narx(fallback=Ema())
     state, taken, given_way = predictor.init(8), [], []
     for step in range(499):
         before = predictor.decides(state)

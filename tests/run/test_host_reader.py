@@ -5,25 +5,22 @@ import pytest
 from evenstep._run._garbage_clock import GarbageClock
 from evenstep._run._host_reader import HostReader
 
+from .linux_root import LinuxRoot
+
 
 class Machine:
     """A root with the files that are read; the rest is counted by hand."""
 
-    def __init__(self, root, cgroup, quota_file):
-        self.root, self.quota_file = root, root / quota_file
+    def __init__(self, root, version):
+        self.files = LinuxRoot(root, version, "/pod/box")
         self.now_s = self.cpu_s = 0.0
         self.faults = self.retries = 0
-        (root / "proc/self/task/7").mkdir(parents=True)
-        (root / "proc/self/cgroup").write_text(cgroup)
-        self.quota_file.parent.mkdir(parents=True)
-        self.schedule(0)
-
-    def schedule(self, delay_ns):
-        (self.root / "proc/self/task/7/schedstat").write_text(f"123 {delay_ns} 45\n")
+        self.files.quota("/pod/box", 1.0)  # the group is there
+        self.files.thread(7, 1.0, 0.0)
 
     def reader(self):
         return HostReader(
-            root=self.root,
+            root=self.files.root,
             thread_id=7,
             now=lambda: self.now_s,
             cpu_s=lambda: self.cpu_s,
@@ -32,27 +29,15 @@ class Machine:
         )
 
 
-@pytest.mark.parametrize(
-    ("cgroup", "file", "text"),
-    [
-        ("0::/pod/box\n", "sys/fs/cgroup/pod/box/cpu.stat", "usage_usec 9\nthrottled_usec {us}\n"),
-        ("0::/pod/box\n", "sys/fs/cgroup/pod/cpu.stat", "throttled_usec {us}\n"),
-        ("0::/../x\n", "sys/fs/cgroup/cpu.stat", "throttled_usec {us}\n"),
-        (
-            "5:memory:/a\n3:cpu,cpuacct:/a\n0::/\n",
-            "sys/fs/cgroup/cpu,cpuacct/a/cpu.stat",
-            "nr_throttled 3\nthrottled_time {us}000\n",
-        ),
-        ("3:cpu,cpuacct:/of/host\n", "sys/fs/cgroup/cpu/cpu.stat", "throttled_time {us}000\n"),
-    ],
-)
-def test_differences_between_two_looks(tmp_path, cgroup, file, text):
-    """Version 1 and 2 of cgroups, a quota around the own group, and a path of the host's."""
-    machine = Machine(tmp_path, cgroup, file)
-    machine.quota_file.write_text(text.format(us=1_000_000))
+@pytest.mark.parametrize("group", ["/pod/box", "/pod", ""])
+@pytest.mark.parametrize("version", [1, 2])
+def test_differences_between_two_looks(tmp_path, version, group):
+    """Under both versions of cgroups, of the own one or of one around it."""
+    machine = Machine(tmp_path, version)
+    machine.files.throttled(group, 1.0)
     reader = machine.reader()
-    machine.quota_file.write_text(text.format(us=1_250_000))
-    machine.schedule(2_000_000_000)
+    machine.files.throttled(group, 1.25)
+    machine.files.thread(7, 2.0, 2.0)
     machine.now_s, machine.cpu_s, machine.faults, machine.retries = 2.0, 1.5, 3, 4
 
     clues = reader.read(11)

@@ -31,8 +31,8 @@ def test_nobody_looks_for_a_policy_that_does_not_ask():
 
 
 @pytest.mark.cluster
-def test_psutil_is_asked_by_default():
-    """A share of the CPU and some bytes, from a live machine."""
+def test_this_process_is_read_by_default():
+    """A share of the CPUs and some bytes, from a live machine."""
     (reasons, _), _ = run_workers(2, watched, True, False)
 
     for reason in reasons[2:]:

@@ -51,9 +51,9 @@ class Report(NamedTuple):
             nothing.
         holds: whether this worker asks for no other sizes, as each costs a compilation and it has
             had as many as it can.
-        free_cpu: idle share of this machine's CPU since the report before, in [0, 1]; None where
+        free_cpu: share of its CPUs that this worker can have as it reports, in [0, 1]; None where
             it is not read.
-        free_memory_bytes: memory that is not in use on this machine; likewise.
+        free_memory_bytes: memory that this worker can have; likewise.
         fault: why this worker measures nothing any more, in words; empty while it does.
         work: of samples that were assigned by cost; None where they were counted.
     """

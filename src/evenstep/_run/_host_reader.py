@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, final
 
 from .._diagnosis import HostClues
-
-_MOST_FILES = 4  # of nested cgroups: the process's own, and those around it
+from ._cgroups import Cgroups
+from ._kernel_files import thread_times_s
 
 
 def _major_faults() -> int:
@@ -56,9 +56,9 @@ class HostReader:
         major_faults: Callable[[], int] = _major_faults,
         alloc_retries: Callable[[], int] = lambda: 0,
     ) -> None:
-        number = threading.get_native_id() if thread_id is None else thread_id
-        self._schedule = root / "proc/self/task" / str(number) / "schedstat"
-        self._quotas = tuple(_quota_files(root))
+        self._root = root
+        self._thread_id = threading.get_native_id() if thread_id is None else thread_id
+        self._groups = Cgroups.find(root)
         self._now, self._cpu_s = now, cpu_s
         self._major_faults, self._alloc_retries = major_faults, alloc_retries
         self._before = self._look()
@@ -88,55 +88,8 @@ class HostReader:
         return _Look(
             self._now(),
             self._cpu_s(),
-            tuple(_throttled_s(file) for file in self._quotas),
-            _run_delay_s(self._schedule),
+            self._groups.throttled_s(),
+            thread_times_s(self._root, self._thread_id)[1],
             self._major_faults(),
             self._alloc_retries(),
         )
-
-
-def _run_delay_s(file: Path) -> float:
-    """Return for how long a thread was ready to run and had no core."""
-    try:
-        return int(file.read_bytes().split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):
-        return 0.0
-
-
-def _throttled_s(file: Path) -> float:
-    """Return for how long a cgroup was held back by its quota: version 2 says it in µs, 1 in ns."""
-    try:
-        lines = (line.split() for line in file.read_bytes().splitlines())
-        for name, *values in lines:
-            if name == b"throttled_usec":
-                return int(values[0]) / 1e6
-            if name == b"throttled_time":
-                return int(values[0]) / 1e9
-    except (OSError, ValueError, IndexError):
-        pass
-    return 0.0
-
-
-def _quota_files(root: Path) -> Iterator[Path]:
-    """Yield the ``cpu.stat`` of this process's cgroup and of those around it, at most four.
-
-    Inside a container the path may be that of the host, which is not there: its root is, then.
-    """
-    try:
-        lines = (root / "proc/self/cgroup").read_text("utf-8").splitlines()
-    except (OSError, ValueError):
-        return
-    for line in lines:
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        top = root / "sys/fs/cgroup" / controllers
-        if not top.is_dir():
-            top = root / "sys/fs/cgroup" / ("cpu" if controllers else "unified")
-        own = top / path.strip("/")
-        inner = [each for each in (own, *own.parents) if each.is_relative_to(top)]
-        files = [file for each in inner if (file := each / "cpu.stat").is_file()]
-        if files:
-            yield from files[:_MOST_FILES]
-            return

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from .._types import FloatArray, Resources
 from .._valid import check_fields
 from ._base import AbstractPredictor
-from ._ema import Ema
+from ._local_level import LocalLevel
 from ._logs import positive
 from ._tanh_network import TanhNetwork, descend
 
@@ -34,7 +34,7 @@ its error is above the fallback's: the gap keeps it from going to and fro."""
 @final
 @dataclass(frozen=True, slots=True)
 class Narx(AbstractPredictor[dict[str, Any]]):
-    r"""A network on past values and past and current free CPU and memory; an average until then.
+    r"""A network on past values and past and current free CPU and memory; a fallback until then.
 
     $\hat v_{k+1} = F(v_k, \dots, v_{k-d+1};\ \mathrm{cpu}_{k+1}, \dots, \mathrm{cpu}_{k-d+2};\
     \mathrm{mem}_{k+1}, \dots, \mathrm{mem}_{k-d+2})$, with $F$ a network with one tanh hidden
@@ -48,11 +48,12 @@ class Narx(AbstractPredictor[dict[str, Any]]):
     ``decides`` tells where it does.
 
     Right where the machines' resources explain their speed, as with CPU workers whose neighbours
-    come and go: after 200 steps its error is 0.1 to 0.3 times that of the average, after 100 at
+    come and go: after 200 steps its error is 0.1 to 0.3 times that of ``Ema``, after 100 at
     most 0.7 times. Also on cycles a few steps long, and without resources, on past values alone.
-    Wrong where nothing explains the speed: it costs time and gains nothing, being the average
-    within a percent or two. Nothing is learnt about loads never seen. One update takes 0.3 to
-    0.7 ms for 8 workers, and its state holds 5 KB per worker.
+    A quota that changes is known before a step has run under it, if the reading is of this worker
+    alone. Wrong where nothing explains the speed: it costs time and gains nothing, being the
+    fallback within a percent or two. Nothing is learnt about loads never seen. One update takes 0.3
+    to 0.7 ms for 8 workers, and its state holds 5 KB per worker.
 
     Resources that are missing in one step read as in the step before; before the first of them,
     and where there never are any, as average.
@@ -86,7 +87,7 @@ class Narx(AbstractPredictor[dict[str, Any]]):
     num_hidden: int = 6
     learning_rate: float = 0.01
     seed: int = 0
-    fallback: AbstractPredictor[Any] = field(default_factory=Ema)
+    fallback: AbstractPredictor[Any] = field(default_factory=LocalLevel)
 
     def __post_init__(self) -> None:
         check_fields(

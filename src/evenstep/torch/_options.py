@@ -44,9 +44,10 @@ class Runtime(AbstractRuntime):
             takes the first free port; None is any free port. evenstep listens at no other port.
         memory: reads this rank's memory, so that no plan exceeds what fits: anything with the
             methods of ``MemoryReader``. None reads the CUDA device, and nothing on a CPU.
-        machine: reads the free resources of this rank's machine, for policies that predict speeds
-            from them: anything with the methods of ``MachineReader``. None uses psutil, and only if
-            the policy needs it.
+        machine: reads what this rank can have of its machine, for policies that predict speeds
+            from it: anything with the methods of ``MachineReader``. None reads this process's CPU
+            quota, affinity, waits for a core and memory on Linux, and the whole host elsewhere,
+            and only if the policy needs it.
         claims: work stealing in loops over ``loader.steps()``: whether ranks begin each step with a
             part of their planned samples and claim the rest during the step. ``"auto"`` does so
             while it is faster, with the policy ``"auto"`` only. A ``Hybrid`` always does so, with

@@ -52,10 +52,10 @@ class MemoryMeasure:
 
 @final
 class MachineMeasure:
-    """What this rank's machine has to spare.
+    """What this rank can have of its machine.
 
     Args:
-        reader: psutil's, or the user's own.
+        reader: this system's, or the user's own.
     """
 
     def __init__(self, reader: MachineReader) -> None:
