@@ -184,8 +184,12 @@ class Record:
 
 def begin(settings: dict[str, Any]) -> None:
     """Prepare this process for a script."""
+    torch_any: Any = torch
     if settings.get("double"):
         torch.set_default_dtype(torch.float64)
+        torch_any.float32 = torch.float64  # scripts name it for layers, and check parameters
+    if settings.get("no_dropout"):
+        torch_any.nn.functional.dropout = as_it_is
     if "parameters" in settings:
         from benchmarks._published_parameters import Parameters
 

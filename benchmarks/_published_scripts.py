@@ -22,6 +22,10 @@ CHECKOUTS = {
         "https://github.com/Lightning-AI/pytorch-lightning",
         "7f0c3436cd3f6ad3753125672024fc415cbcb414",
     ),
+    "pytorch-image-models": (
+        "https://github.com/huggingface/pytorch-image-models",
+        "aa4b5850c1543fa488abf260f18390eda46cf85d",
+    ),
 }
 """By folder: the URL, and the commit that is expected there."""
 
@@ -77,6 +81,10 @@ NANO = (
     "--batch_size=4 --gradient_accumulation_steps=4 --max_iters=50 --eval_interval=25 "
     "--eval_iters=2 --compile=False --dtype=float32"
 )
+TIMM = (
+    "--data-dir . --dataset torch/cifar10 --model test_vit --model-kwargs img_size=32 "
+    "--num-classes 10 --no-aug --device cpu -j 1 -b 16 --epochs 2 --warmup-epochs 0 --lr 0.1"
+)
 PUBLISHED = (
     Published("examples", _TUTORIAL, "multigpu_torchrun.py", "2 1", device="cuda"),
     Published("examples", _TUTORIAL, "multigpu.py", "2 1", device="cuda", spawns=True),
@@ -123,5 +131,6 @@ PUBLISHED = (
         env=lightning("PL_TRAINER")
         | {"PL_TRAINER_LIMIT_VAL_BATCHES": "2", "PL_TRAINER_LIMIT_TEST_BATCHES": "2"},
     ),
+    Published("pytorch-image-models", ".", "train.py", TIMM, stubs=("torchvision",)),
 )
 OWN = Published("", ".", "_published_own.py", "40", device="cuda")

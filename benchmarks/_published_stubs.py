@@ -6,6 +6,7 @@ import inspect
 import pickle
 import sys
 from collections.abc import Callable, Iterable
+from enum import Enum
 from functools import wraps
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -47,6 +48,16 @@ class Pictures(Dataset[tuple[torch.Tensor, int]]):
         return self.inputs[index], self.classes[index]
 
 
+class Transform:
+    """Changes nothing, and is never called: pictures come as they are to be."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+
+InterpolationMode = Enum("InterpolationMode", "NEAREST BILINEAR BICUBIC BOX HAMMING LANCZOS")
+
+
 def torchvision() -> None:
     """A small network with norms for ``resnet18``, and random pictures."""
 
@@ -56,23 +67,29 @@ def torchvision() -> None:
     def mnist(root: str, *, train: bool, **_: Any) -> Pictures:
         return Pictures((1, 28, 28), 10, NUM_SAMPLES // (1 if train else 10))
 
+    def cifar10(root: str, *, train: bool, **_: Any) -> Pictures:
+        made = Pictures((3, 32, 32), 10, NUM_SAMPLES // (1 if train else 10))
+        made.inputs = (128 + 40 * made.inputs).clamp(0, 255).to(torch.uint8)
+        return made
+
     def resnet18() -> nn.Module:
         layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(4)
         return nn.Sequential(*layers, nn.Flatten(), nn.Linear(128, 1000))
 
-    def transform(*_: Any, **__: Any) -> None:
-        return None
-
     def anything(name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return transform
+        return Transform
 
     module("torchvision")
-    module("torchvision.datasets", FakeData=fake_data, MNIST=mnist)
+    module("torchvision.datasets", FakeData=fake_data, MNIST=mnist, CIFAR10=cifar10)
     module("torchvision.models", resnet18=resnet18)
     names = ("Compose", "ToTensor", "Normalize")
-    module("torchvision.transforms", **dict.fromkeys(names, transform))
+    module("torchvision.transforms", **dict.fromkeys(names, Transform))
+    module("torchvision.transforms.functional", InterpolationMode=InterpolationMode)
+    module("torchvision.ops")
+    module("torchvision.ops.misc", FrozenBatchNorm2d=nn.BatchNorm2d)
+    module("torchvision.utils")
     for name in ("", ".datasets", ".models", ".transforms"):
         # Libraries that find torchvision import more of it, and call none of that here.
         sys.modules[f"torchvision{name}"].__dict__["__getattr__"] = anything

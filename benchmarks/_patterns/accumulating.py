@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import islice
 
 import torch
+from torch.utils.data import DataLoader
 
 from evenstep.torch import Bounds
 
@@ -12,6 +13,7 @@ from ._data import sequences, with_groups
 from ._models import Recurrent
 from ._pattern import GLOBAL_BATCH_SIZE, Pattern
 from ._update import loss_of, update
+from .fetching import one_behind
 
 LONG = 7 * GLOBAL_BATCH_SIZE + 8
 SMALL = Bounds(max=5)
@@ -74,6 +76,25 @@ def accumulation_in_nanogpts_order(model, loader, optimizer, run):
                 loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+
+
+def accumulation_in_timms_order(model, loader, optimizer, run):
+    """timm's train.py: a loader around the loader, a last update of what is left, validation."""
+    number_left = len(loader) % 3
+    for _ in range(2):
+        model.train()
+        for number, (x, y) in enumerate(one_behind(loader), 1):
+            last = number % 3 == 0 or number == len(loader)
+            together = number_left if number > len(loader) - number_left else 3
+            with run.no_sync(model, unless=last):
+                (loss_of(model, x, y) / together).backward()
+            if last:
+                optimizer.step()
+                optimizer.zero_grad()
+        model.eval()
+        with torch.inference_mode():
+            for x, y in DataLoader(loader.dataset, batch_size=GLOBAL_BATCH_SIZE):
+                loss_of(model, x, y)
 
 
 def micro_batches_of_steps(model, loader, optimizer, run):
@@ -207,6 +228,12 @@ PATTERNS = (
     Pattern(accumulation_without_no_sync, num_samples=LONG),
     Pattern(accumulation_of_batches_fetched_together, num_samples=LONG, ahead=True),
     Pattern(accumulation_in_nanogpts_order, num_samples=LONG, ahead=True),
+    Pattern(
+        accumulation_in_timms_order,
+        loader={"drop_last": True},
+        num_samples=8 * GLOBAL_BATCH_SIZE + 8,
+        ahead=True,
+    ),
     Pattern(micro_batches_of_steps, bounds=SMALL),
     Pattern(steps_prefetched_by_one, bounds=SMALL, num_samples=LONG, ahead=True),
     Pattern(accumulation_over_steps, bounds=SMALL, num_samples=LONG),

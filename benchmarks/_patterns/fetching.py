@@ -111,7 +111,8 @@ def stream_prefetcher(model, loader, optimizer, run):
         x, y = prefetcher.next()
 
 
-def _one_behind(loader):
+def one_behind(loader):
+    """Yield copies of a loader's batches, each once the next one is fetched."""
     at_hand = None
     for x, y in loader:
         following = x.clone().sub_(0.1), y.clone()
@@ -123,7 +124,7 @@ def _one_behind(loader):
 
 def prefetching_loader(model, loader, optimizer, run):
     """timm's PrefetchLoader: a generator that yields one batch behind."""
-    for x, y in _one_behind(loader):
+    for x, y in one_behind(loader):
         update(model, (x, y), optimizer)
 
 
