@@ -15,7 +15,7 @@ from benchmarks.arena._setups import ArenaSetUp
 from benchmarks.arena._tasks import Order, digits, network
 
 SNAPSHOT_S = 0.2
-"""Least seconds between two copies of the parameters, whose accuracy is found afterwards."""
+"""Between two copies of the parameters, whose accuracy is found after the race."""
 
 
 @dataclass(slots=True)
@@ -39,10 +39,20 @@ class World:
         rank: this worker; one past the last is a server.
         seed: of the order of samples and of the first parameters.
         duration_s: how long a contestant that cannot pause trains.
+        snapshot_s: least seconds between two copies of the parameters.
     """
 
-    def __init__(self, setup: ArenaSetUp, rank: int, *, seed: int, duration_s: float) -> None:
+    def __init__(
+        self,
+        setup: ArenaSetUp,
+        rank: int,
+        *,
+        seed: int,
+        duration_s: float,
+        snapshot_s: float = SNAPSHOT_S,
+    ) -> None:
         self.setup, self.rank, self.seed, self.duration_s = setup, rank, seed, duration_s
+        self._snapshot_s = snapshot_s
         best_s = setup.step_s(setup.best(np.ones(setup.world_size)))
         self.max_steps = 10 + int(2 * duration_s / best_s)
         self.clock, self.log = Clock(), Log()
@@ -72,7 +82,7 @@ class World:
         now_s, log = self.clock.now_s, self.log
         before = log.updates[-1][1] if log.updates else 0
         log.updates.append((now_s, before + num_samples))
-        if not log.snapshots or now_s - log.snapshots[-1][0] >= SNAPSHOT_S:
+        if not log.snapshots or now_s - log.snapshots[-1][0] >= self._snapshot_s:
             log.snapshots.append((now_s, flat(model)))
 
 

@@ -36,13 +36,12 @@ class ParameterServer:
             self._serve(world)
         else:
             self._work(world)
+        dist.barrier()  # no push of whoever trains next may reach this server
         yield
 
     def _work(self, world: World) -> None:
-        server, size = (
-            world.setup.world_size,
-            world.setup.global_batch_size // world.setup.world_size,
-        )
+        server = world.setup.world_size
+        size = world.setup.global_batch_size // server
         model = world.model()
         answer = torch.empty(flat(model).numel() + 1)
         for step in range(world.max_steps):

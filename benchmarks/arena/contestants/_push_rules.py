@@ -97,6 +97,8 @@ class FirstFew:
     Who has pushed waits for that update. Late gradients count in a later group, stale (N-soft),
     or, with ``drops_stale``, not at all: the parameter-server form of $K - N$ backup workers,
     where a worker that is always late never counts. With $N = K$ either is plain synchronous SGD.
+    Each update has the learning rate of plain DDP, so a sample of N-soft moves the model $K / N$
+    times as far.
 
     Args:
         num_needed: $N$, from 1 to the number of workers.
