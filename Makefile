@@ -10,7 +10,7 @@ ARGS ?=
 # Two processes share the tests, file by file, in the order of `tests/conftest.py`.
 SHARED ?= --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo test test-slow evidence lint docs bench dist
+.PHONY: help setup demo test test-slow evidence lint docs bench results dist
 .DELETE_ON_ERROR:
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo "make lint    style, types and import layers"
 	@echo "make docs    the documentation as web pages, in site/"
 	@echo "make bench   every figure that the documentation claims"
+	@echo "make results the figures of docs/results.md, from the races in evidence/arena/"
 	@echo "make dist    sdist and wheel in dist/, after their tests and a type check for each Python"
 
 setup: $(READY)
@@ -62,12 +63,16 @@ docs: $(READY)
 # One benchmark that misses its bar must not hide the figures of those after it.
 bench: $(READY)
 	@missed=; \
-	for file in benchmarks/[a-z]*.py; do \
-		name=$$(basename "$$file" .py); \
+	for file in benchmarks/[a-z]*.py benchmarks/[a-z]*/__main__.py; do \
+		name=$${file%/__main__.py}; name=$$(basename "$$name" .py); \
 		echo "== python -m benchmarks.$$name $(ARGS)"; \
 		$(BIN)/python -m "benchmarks.$$name" $(ARGS) || missed="$$missed $$name"; \
 	done; \
 	if [ -n "$$missed" ]; then echo "short of a bar:$$missed"; exit 1; fi
+
+# Which races there are: `make evidence ARGS="--only arena"`.
+results: $(READY)
+	$(BIN)/python -m benchmarks._results $(ARGS)
 
 dist: $(READY)
 	rm -rf dist

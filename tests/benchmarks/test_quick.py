@@ -13,9 +13,12 @@ from benchmarks._evidence import LONG
 
 from .._snippets import ROOT
 
-NAMES = sorted(path.stem for path in (ROOT / "benchmarks").glob("[a-z]*.py"))
+FILES = (ROOT / "benchmarks").glob("[a-z]*.py")
+FOLDERS = (ROOT / "benchmarks").glob("[a-z]*/__main__.py")
+NAMES = sorted([path.stem for path in FILES] + [path.parent.name for path in FOLDERS])
 LEFT_OUT = {
     "first_hour": "installs from an index, and types `make test` into a clone",
+    "arena": "80 s in short, and `test_arena_cells.py` runs its smallest race",
     "network": "a lab of shaped links takes root and minutes",
     "claims": "100 s and more in short",
     "compiled": "150 s and more in short: each case is compiled",

@@ -1,0 +1,159 @@
+"""Write the figures of docs/results.md from the committed files: `python -m benchmarks._results`.
+
+The page has blocks, `<!-- results: SETUP TABLE -->` to `<!-- end -->`. What stands in between is
+made here from `evidence/arena/SETUP.*.json`; everything else on the page is written by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.arena._cells import cells_of
+from benchmarks.arena._figures import Spread, Standing, bound_of, standings
+from benchmarks.arena._setups import SETUPS
+
+ROOT = Path(__file__).parents[1]
+NONE = "\N{EN DASH}"
+PAGE, EVIDENCE = ROOT / "docs" / "results.md", ROOT / "evidence" / "arena"
+BLOCK = re.compile(r"(<!-- results: (\S+) (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+Cells = Sequence[Mapping[str, Any]]
+
+LBB_CLAIMS = (
+    ("ddp", "SSGD", "64.57 %"),
+    ("local-sgd", "local SGD", "59 %"),
+    ("flexrr", "FlexRR (its abstract)", "5.4 %"),
+    ("2-soft", "2-soft (its preprint's measurement)", "5.4 %"),
+)
+"""Contestant, what the paper calls it, and how much less time the paper's rule takes."""
+
+
+def page(text: str, folder: Path) -> str:
+    """Return the page with every block made anew from the files in ``folder``."""
+
+    def made(match: re.Match[str]) -> str:
+        head, setup, table, _, end = match.groups()
+        return head + "\n".join(TABLES[table](_cells(folder, setup))) + "\n" + end
+
+    return BLOCK.sub(made, text)
+
+
+def _cells(folder: Path, setup: str) -> Cells:
+    """Return the cells of a set-up that were run, that of the exact contestants first."""
+    paths = [folder / cell.file_name for cell in cells_of(setup, quick=False)]
+    return [json.loads(path.read_text("utf-8")) for path in paths if path.exists()]
+
+
+def contestants_table(cells: Cells) -> list[str]:
+    """Return a line for each contestant."""
+    setup, duration_s = SETUPS[cells[0]["cell"]["setup"]], cells[0]["cell"]["duration_s"]
+    lines = [
+        f"| contestant | s per {setup.global_batch_size} samples | settled, times `auto`'s |"
+        f" s to {setup.target:.0%} | accuracy after {duration_s:g} s |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    lines += [
+        f"| {one.name} | {_spread(one.step_s, '.3f')} | {_settled(one)} |"
+        f" {_spread(one.to_target_s, '.1f')} | {_spread(one.accuracy, '.1%')} |"
+        for one in standings(cells)
+    ]
+    return lines
+
+
+def bound_table(cells: Cells) -> list[str]:
+    """Return what the curves allow, and how much of it the rules for sizes reach."""
+    of_name = {one.name: one for one in standings(cells)}
+    bound, ddp_s = bound_of(cells[0]), _known(of_name["ddp"])
+    lines = [
+        "| contestant | times as fast as `ddp` | bound | share |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    for one in of_name.values():
+        if one.is_exact and one.name != "ddp":
+            gain = ddp_s / _known(one)
+            lines.append(f"| {one.name} | {gain:.2f} | {bound:.2f} | {gain / bound:.0%} |")
+    return lines
+
+
+def lbb_table(cells: Cells) -> list[str]:
+    """Return LBB's savings beside those that were measured here."""
+    of_name = {one.name: one for one in standings(cells)}
+    lines = [
+        "| less time than | the paper's LBB | `lbb`, per sample | `auto`, per sample |"
+        " `lbb`, to the target | `auto`, to the target |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for name, called, claim in LBB_CLAIMS:
+        if name in of_name:
+            other = of_name[name]
+            figures = [
+                _saving(getattr(of_name[ours], what), getattr(other, what))
+                for what in ("step_s", "to_target_s")
+                for ours in ("lbb", "auto")
+            ]
+            lines.append(f"| {called} | {claim} | {' | '.join(figures)} |")
+    return lines
+
+
+def source_lines(cells: Cells) -> list[str]:
+    """Return by which command, on which machine and when, and how far the emulation held."""
+    setup, found = cells[0]["cell"]["setup"], standings(cells)
+    machine = cells[0]["machine"]
+    days = " and ".join(sorted({cell["ended"][:10] for cell in cells}))
+    return [
+        f"`python -m benchmarks.arena --only {setup} --resume evidence/arena`, {days},"
+        f" {machine['cores']} shared cores, Python {machine['python']}."
+        f" A worker's CPU time was at most {max(one.cpu_share for one in found):.0%} of what its"
+        " device took; sleeps ended late by"
+        f" {max(one.late_ms for one in found):.0f} ms at most (95th percentile of the worst"
+        " worker)."
+    ]
+
+
+TABLES: Mapping[str, Callable[[Cells], list[str]]] = {
+    "contestants": contestants_table,
+    "bound": bound_table,
+    "lbb": lbb_table,
+    "source": source_lines,
+}
+
+
+def _settled(one: Standing) -> str:
+    if one.name == "auto" or one.settled is None:
+        return "1" if one.is_exact else NONE
+    return f"{one.settled.ratio:.3f} ({one.settled.low:.3f} to {one.settled.high:.3f})"
+
+
+def _spread(spread: Spread, form: str) -> str:
+    """Return a mean with its deviation, or how many seeds came there."""
+    if spread.mean is None:
+        num_known = sum(value is not None for value in spread.values)
+        return f"reached by {num_known} of {len(spread.values)} seeds"
+    text = f"{spread.mean:{form}}"
+    return text if spread.deviation is None else f"{text} ± {spread.deviation:{form}}"
+
+
+def _saving(ours: Spread, theirs: Spread) -> str:
+    if ours.mean is None or theirs.mean is None:
+        return NONE
+    return f"{1 - ours.mean / theirs.mean:.1%}"
+
+
+def _known(one: Standing) -> float:
+    assert one.step_s.mean is not None  # every seed was timed
+    return one.step_s.mean
+
+
+def main() -> None:
+    """Write the page."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    PAGE.write_text(page(PAGE.read_text("utf-8"), EVIDENCE), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

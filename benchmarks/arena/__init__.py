@@ -1,0 +1,1 @@
+"""Real training beside what a user would pick instead: `python -m benchmarks.arena`."""

@@ -1,0 +1,96 @@
+"""Emulated devices: real arithmetic, and sleep until the device would be done."""
+
+from __future__ import annotations
+
+from time import perf_counter, sleep
+
+import torch
+from torch import nn
+
+from benchmarks.arena._setups import ArenaSetUp
+
+
+class Clock:
+    """Seconds of a contestant's training; it stands still while others have their turn."""
+
+    def __init__(self) -> None:
+        self._spent_s = 0.0
+        self._since_s: float | None = None
+
+    @property
+    def now_s(self) -> float:
+        """Seconds so far."""
+        running_s = 0.0 if self._since_s is None else perf_counter() - self._since_s
+        return self._spent_s + running_s
+
+    def start(self) -> None:
+        """Go on."""
+        self._since_s = perf_counter()
+
+    def stop(self) -> None:
+        """Stand still."""
+        self._spent_s, self._since_s = self.now_s, None
+
+
+class Device:
+    """One worker's device.
+
+    Its forward takes what the whole step takes there, since the real arithmetic of a backward is
+    short beside it and comes on top; ``late_s`` has what a busy machine adds to each sleep.
+
+    Args:
+        setup: whose curves and trace it follows.
+        rank: the worker.
+        clock: of the contestant.
+    """
+
+    def __init__(self, setup: ArenaSetUp, rank: int, clock: Clock) -> None:
+        self._setup, self._rank, self._clock = setup, rank, clock
+        self.slept_s = 0.0
+        self.late_s: list[float] = []
+
+    def compute(self, num_samples: int, began_s: float, *, fixed: bool = True) -> None:
+        """Sleep until the device is done with what it began at ``began_s`` of the clock.
+
+        Args:
+            num_samples: how many samples.
+            began_s: when it began them.
+            fixed: whether the fixed cost of a step is part of it.
+        """
+        times, rank = self._setup.times, self._rank
+        alone_s = float(times.slope_s[rank]) * num_samples
+        alone_s += float(times.intercept_s[rank]) if fixed else 0.0
+        end_s = self._setup.trace.end_s(rank, began_s, alone_s)
+        self._until(end_s)
+        self.late_s.append(self._clock.now_s - end_s)
+
+    def exchange(self) -> None:
+        """Take the time of one exchange."""
+        self._until(self._clock.now_s + self._setup.exchange_s)
+
+    def _until(self, end_s: float) -> None:
+        before_s = self._clock.now_s
+        sleep(max(0.0, end_s - before_s))
+        self.slept_s += self._clock.now_s - before_s
+
+
+class OnDevice(nn.Module):
+    """A network whose forward ends when the device is done.
+
+    Args:
+        network: what is computed.
+        device: how long it takes.
+        clock: of the contestant.
+    """
+
+    def __init__(self, network: nn.Module, device: Device, clock: Clock) -> None:
+        super().__init__()
+        self.network = network
+        self._device, self._clock = device, clock
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the network's output, in due time."""
+        began_s = self._clock.now_s
+        y: torch.Tensor = self.network(x)
+        self._device.compute(len(x), began_s)
+        return y

@@ -1,0 +1,186 @@
+"""What the files of a set-up say: seconds per step in pairs, seconds to the target, the bound."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+
+from benchmarks.arena._setups import SETUPS
+
+Found = Mapping[str, Any]
+"""A cell as its file has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """How many times as long as another contestant's steps one's are, in the same turns.
+
+    Attributes:
+        ratio: geometric mean over turns.
+        low: end of its 95 % interval, by Student's t over the logarithms.
+        high: the other end.
+    """
+
+    ratio: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A mean over seeds and its standard deviation; ``values`` are those of the seeds.
+
+    A seed that did not come there has None, and then there is no mean.
+    """
+
+    values: tuple[float | None, ...]
+
+    @property
+    def mean(self) -> float | None:
+        """Over all seeds."""
+        known = [value for value in self.values if value is not None]
+        return fmean(known) if len(known) == len(self.values) else None
+
+    @property
+    def deviation(self) -> float | None:
+        """Sample standard deviation over seeds; None for one seed."""
+        known = [value for value in self.values if value is not None]
+        return stdev(known) if len(known) == len(self.values) and len(known) > 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One contestant on one set-up.
+
+    Attributes:
+        name: of the contestant.
+        is_exact: whether its updates are those of plain training.
+        step_s: seconds per global batch of samples, the first steps included; a mean over seeds.
+        settled: its steps beside those of ``auto`` after the first turn; None where inexact.
+        to_target_s: seconds until the target accuracy, by seed.
+        accuracy: at the end of the time, by seed.
+        cpu_share: most CPU time of a worker over what its device took. An emulation holds where
+            it is at most a fifth.
+        late_ms: 95th percentile by which sleeps ended late, of the worst worker.
+    """
+
+    name: str
+    is_exact: bool
+    step_s: Spread
+    settled: Paired | None
+    to_target_s: Spread
+    accuracy: Spread
+    cpu_share: float
+    late_ms: float
+
+
+def standings(cells: Sequence[Found]) -> list[Standing]:
+    """Return all contestants of a set-up from its cells, that of the exact ones first."""
+    exact, *others = cells
+    return [*_exact_standings(exact), *(_inexact_standing(cell) for cell in others)]
+
+
+def bound_of(cell: Found) -> float:
+    """Return how many times as fast as plain DDP a planner that knows the speeds is, by curves."""
+    setup, duration_s = SETUPS[cell["cell"]["setup"]], cell["cell"]["duration_s"]
+    return setup.mean_step_s(duration_s, equal=True) / setup.mean_step_s(duration_s, equal=False)
+
+
+def paired(ours: Found, theirs: Found, *, skip: int = 1) -> Paired | None:
+    """Return how long ``theirs`` steps take, over ``ours``; None of fewer than two turns.
+
+    Args:
+        ours: an entry of a cell.
+        theirs: another one of the same cell.
+        skip: turns at the beginning that are left out.
+    """
+    from scipy.stats import t
+
+    pairs = list(zip(ours["turns"], theirs["turns"], strict=True))[skip:]
+    if len(pairs) < 2:
+        return None
+    logs = np.log([_step_s(other) / _step_s(one) for one, other in pairs])
+    margin = float(t.ppf(0.975, len(logs) - 1)) * logs.std(ddof=1) / np.sqrt(len(logs))
+    low, middle, high = np.exp([logs.mean() - margin, logs.mean(), logs.mean() + margin])
+    return Paired(float(middle), float(low), float(high))
+
+
+def _step_s(turn: Mapping[str, float]) -> float:
+    return turn["seconds"] / turn["steps"]
+
+
+def _exact_standings(cell: Found) -> list[Standing]:
+    """Return the exact contestants; what a step does to accuracy is known from one process."""
+    target, total = _target(cell), SETUPS[cell["cell"]["setup"]].global_batch_size
+    (auto,) = (one for one in cell["entries"] if one["name"] == "auto")
+    found = []
+    for one in cell["entries"]:
+        updates_s, courses = one["updates_s"], cell["one_process"].values()
+        reached = [_first(course[: len(updates_s)], target) for course in courses]
+        found.append(
+            Standing(
+                name=one["name"],
+                is_exact=True,
+                step_s=Spread((_per_batch(one, total),)),
+                settled=paired(auto, one),
+                to_target_s=Spread(
+                    tuple(None if step is None else updates_s[step] for step in reached)
+                ),
+                accuracy=Spread(tuple(course[len(updates_s) - 1] for course in courses)),
+                cpu_share=_cpu_share([one]),
+                late_ms=_late_ms([one]),
+            )
+        )
+    return found
+
+
+def _inexact_standing(cell: Found) -> Standing:
+    target, entries = _target(cell), cell["entries"]
+    total = SETUPS[cell["cell"]["setup"]].global_batch_size
+    reached = [_first([right for _, right in one["accuracy"]], target) for one in entries]
+    return Standing(
+        name=cell["cell"]["name"],
+        is_exact=False,
+        step_s=Spread(tuple(_per_batch(one, total) for one in entries)),
+        settled=None,
+        to_target_s=Spread(
+            tuple(
+                None if at is None else one["accuracy"][at][0]
+                for at, one in zip(reached, entries, strict=True)
+            )
+        ),
+        accuracy=Spread(tuple(one["accuracy"][-1][1] for one in entries)),
+        cpu_share=_cpu_share(entries),
+        late_ms=_late_ms(entries),
+    )
+
+
+def _target(cell: Found) -> float:
+    return SETUPS[cell["cell"]["setup"]].target
+
+
+def _first(course: Sequence[float], target: float) -> int | None:
+    """Return where a course of accuracies is at the target first; None if it never is."""
+    return next((at for at, right in enumerate(course) if right >= target), None)
+
+
+def _per_batch(entry: Found, total: int) -> float:
+    """Return seconds per global batch of samples until the last update."""
+    return float(entry["updates_s"][-1] / (entry["num_samples"] / total))
+
+
+def _cpu_share(entries: Sequence[Found]) -> float:
+    return max(
+        cpu_s / slept_s
+        for one in entries
+        for cpu_s, slept_s in zip(one["cpu_s"], one["slept_s"], strict=True)
+        if slept_s
+    )
+
+
+def _late_ms(entries: Sequence[Found]) -> float:
+    return float(max(late[1] for one in entries for late in one["late_ms"]))

@@ -1,0 +1,101 @@
+"""A race is run once and kept; what its file says is read as pairs of turns and spreads of seeds."""
+
+import pytest
+
+from benchmarks.arena._cells import Cell, found_in
+from benchmarks.arena._figures import Spread, bound_of, paired, standings
+
+AUTO, OTHER = 0.5, 0.6
+
+
+def entry(name, step_s, seed=0, accuracy=()):
+    """What a race says of a contestant whose steps all take as long."""
+    turns = [{"seconds": 10 * step_s * noise, "steps": 10} for noise in (3.0, 1.0, 1.01, 0.99)]
+    return {
+        "name": name,
+        "seed": seed,
+        "turns": turns,
+        "num_samples": 40 * 512,
+        "updates_s": [step_s * (step + 1) for step in range(40)],
+        "accuracy": accuracy,
+        "cpu_s": [0.1, 0.2],
+        "slept_s": [2.0, 0.0],
+        "late_ms": [[0.1, 2.0], [0.1, 3.0]],
+    }
+
+
+COURSES = {"0": [0.5] * 9 + [0.95] * 31, "1": [0.5] * 11 + [0.92] * 29}
+EXACT = {
+    "cell": {"setup": "lbb-static", "name": "exact", "duration_s": 24.0},
+    "entries": [entry("ddp", 1.0), entry("auto", AUTO), entry("flexrr", OTHER)],
+    "one_process": COURSES,
+}
+INEXACT = {
+    "cell": {"setup": "lbb-static", "name": "asp", "duration_s": 24.0},
+    "entries": [
+        entry("asp", 0.4, seed, [[2.0, 0.5], [4.0 + seed, 0.91], [6.0, 0.94]]) for seed in range(2)
+    ],
+}
+
+
+def test_steps_are_compared_in_the_same_turns():
+    """What all turns have in common cancels; the first turn, of learning, is left out."""
+    ratio = paired(EXACT["entries"][1], EXACT["entries"][2])
+
+    assert ratio.ratio == pytest.approx(OTHER / AUTO)
+    assert ratio.low <= ratio.ratio <= ratio.high
+    assert ratio.high / ratio.low == pytest.approx(1.0)
+
+
+def test_an_interval_is_as_wide_as_its_turns_disagree():
+    """Two turns at ratios e^-0.1 and e^0.1: t of one degree, 12.706, times 0.1."""
+    ours = {"turns": [{"seconds": 1.0, "steps": 1}] * 2}
+    theirs = {"turns": [{"seconds": 2.718281828**sign, "steps": 1} for sign in (-0.1, 0.1)]}
+    found = paired(ours, theirs, skip=0)
+
+    assert found.ratio == pytest.approx(1.0)
+    assert found.high == pytest.approx(2.718281828**1.2706, rel=1e-3)
+    assert paired(ours, theirs) is None
+
+
+def test_seconds_to_the_target_are_those_of_the_step_that_reaches_it():
+    """An exact contestant takes as many steps as one process does with that seed."""
+    ddp, auto, flexrr, asp = standings([EXACT, INEXACT])
+
+    assert auto.to_target_s.values == pytest.approx((10 * AUTO, 12 * AUTO))
+    assert flexrr.accuracy.values == (0.95, 0.92)
+    assert asp.to_target_s.values == (4.0, 5.0)
+    assert asp.to_target_s.mean == 4.5
+    assert [one.is_exact for one in (ddp, auto, flexrr, asp)] == [True, True, True, False]
+    assert auto.cpu_share == 0.05
+    assert auto.late_ms == 3.0
+
+
+def test_a_seed_that_did_not_come_there_leaves_no_mean():
+    """Nor a deviation."""
+    assert Spread((1.0, None)).mean is None
+    assert Spread((1.0, None)).deviation is None
+    assert Spread((1.0, 3.0)).deviation == pytest.approx(2**0.5)
+
+
+def test_the_bound_is_that_of_the_curves():
+    """LBB's own times, with the exchange that was fitted to its saving: 1 / (1 - 0.6457)."""
+    assert bound_of(EXACT) == pytest.approx(1 / (1 - 0.6457), rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_a_race_is_run_once_and_kept(tmp_path):
+    """The smallest one: its file holds turns, updates and accuracies, and is read the next time."""
+    cell = Cell("lbb-static", "asp", (0,), 3.0, 3.0)
+    first = found_in(tmp_path, cell)
+    (path,) = tmp_path.iterdir()
+    made_ns = path.stat().st_mtime_ns
+    again = found_in(tmp_path, cell)
+    (raced,) = first["entries"]
+
+    assert again["entries"] == first["entries"]
+    assert path.stat().st_mtime_ns == made_ns
+    assert raced["updates_s"] == sorted(raced["updates_s"])
+    assert raced["num_samples"] == 128 * len(raced["updates_s"])
+    assert all(0 <= right <= 1 for _, right in raced["accuracy"])

@@ -1,0 +1,146 @@
+"""What the arena's emulation and its comparators decide, without a process."""
+
+from threading import Thread
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+from benchmarks._stealing import Stealing
+from benchmarks.arena._setups import SETUPS, fitted_exchange_s
+from benchmarks.arena._traces import Trace, drawn, periodic, static
+from benchmarks.arena.contestants import FirstFew, Stale, contestants
+from benchmarks.arena.contestants._foreman import Foreman
+from benchmarks.arena.contestants._push_rules import Pushes
+
+ranks = st.lists(st.integers(0, 2), max_size=60)
+
+
+def pushed(rule, order):
+    """Verdicts on gradients pushed in this order, as far as their workers may push at all."""
+    pushes, found = Pushes.start(3), []
+    for rank in order:
+        if rank not in pushes.waiting:
+            verdict = rule.pushed(pushes, rank)
+            pushes = verdict.pushes
+            found.append((rank, verdict))
+    return found
+
+
+@given(ranks, st.integers(0, 4))
+def test_no_worker_is_further_ahead_than_the_bound(order, bound):
+    """A worker that is answered is at most ``bound`` clocks ahead of the slowest; all are used."""
+    for _, verdict in pushed(Stale(bound), order):
+        clock = verdict.pushes.clock
+
+        assert verdict.uses
+        assert verdict.updates
+        assert all(clock[rank] - min(clock) <= bound for rank in verdict.answers)
+        assert all(clock[rank] - min(clock) > bound for rank in verdict.pushes.waiting)
+
+
+@given(ranks)
+def test_asp_answers_at_once(order):
+    """The worker that pushed goes on, alone."""
+    assert all(verdict.answers == (rank,) for rank, verdict in pushed(Stale(), order))
+
+
+@given(ranks)
+def test_soft_groups_hold_late_gradients_too(order):
+    """Every second gradient updates the model, and none is lost."""
+    found = [verdict for _, verdict in pushed(FirstFew(2), order)]
+
+    assert all(verdict.uses for verdict in found)
+    assert [verdict.updates for verdict in found] == [k % 2 == 1 for k in range(len(found))]
+
+
+def test_a_backup_worker_drops_what_is_late():
+    """Ranks 0 and 1 make an update; rank 2's gradient of the old model is dropped, its next not."""
+    found = [verdict for _, verdict in pushed(FirstFew(2, drops_stale=True), [0, 1, 2, 2, 0])]
+
+    assert [verdict.uses for verdict in found] == [True, True, False, True, True]
+    assert [verdict.updates for verdict in found] == [False, True, False, False, True]
+    assert [verdict.answers for verdict in found] == [(), (0, 1), (2,), (), (2, 0)]
+
+
+def test_gradients_weigh_as_much_as_in_plain_training():
+    """A push of one of four workers moves the model a quarter as far as all of them do."""
+    assert Stale(3).weight(4) == Stale().weight(4) == 0.25
+    assert FirstFew(2).weight(4) == 0.5
+
+
+def test_work_lasts_longer_while_a_worker_is_slowed():
+    """1 s alone, 2 s at half speed from second 1 to 3, and from 4 on as from 0 on."""
+    trace = Trace(np.array([1.0, 2.0, 1.0]), np.array([[1.0, 1.0], [1.0, 2.0], [1.0, 1.0]]))
+
+    assert trace.end_s(0, 0.5, 1.0) == 1.5
+    assert trace.end_s(1, 0.5, 1.0) == 2.0
+    assert trace.end_s(1, 0.5, 3.0) == 4.5
+    assert trace.end_s(1, 4.5, 1.0) == 6.0
+    assert trace.at(5.5).tolist() == [1.0, 2.0]
+
+
+@given(st.floats(0, 500), st.floats(1e-6, 60))
+def test_a_static_worker_is_as_fast_as_alone(begin_s, alone_s):
+    """Whenever it begins."""
+    assert static(2).end_s(1, begin_s, alone_s) == pytest.approx(begin_s + alone_s)
+
+
+def test_workers_are_slowed_in_turn():
+    """One after the other, and round again."""
+    trace = periodic(3, period_s=2.0, slowdown=3.0)
+
+    assert [trace.at(now_s).tolist() for now_s in (1.0, 5.0, 7.0)] == [
+        [3.0, 1.0, 1.0],
+        [1.0, 1.0, 3.0],
+        [3.0, 1.0, 1.0],
+    ]
+
+
+@given(st.integers(0, 100))
+def test_drawn_contention_comes_and_goes(seed):
+    """Within its bounds, on every worker, for as long as asked."""
+    trace = drawn(4, seed=seed, length_s=30.0, stay_s=(2.0, 5.0), slowdown=(1.5, 3.0))
+
+    assert trace.period_s.sum() == pytest.approx(30.0)
+    assert ((trace.slowdown == 1) | ((trace.slowdown >= 1.5) & (trace.slowdown <= 3))).all()
+    assert (trace.slowdown > 1).any(axis=0).all()
+    assert (trace.slowdown == 1).any(axis=0).all()
+
+
+def test_the_exchange_is_fitted_to_the_papers_saving():
+    """With it, the paper's own times at both splits give 64.57 % less."""
+    assert 1 - (0.1049 + fitted_exchange_s()) / (0.3929 + fitted_exchange_s()) == pytest.approx(
+        0.6457
+    )
+
+
+@pytest.mark.parametrize("name", SETUPS)
+def test_knowing_the_speeds_is_the_bound(name):
+    """It gains over equal sizes, and no more than a step takes at least."""
+    setup = SETUPS[name]
+    best_s = setup.mean_step_s(24.0, equal=False)
+
+    assert setup.step_s(setup.best(np.ones(4))) <= best_s * (1 + 1e-9)
+    assert best_s < setup.mean_step_s(24.0, equal=True)
+    assert {"ddp", "auto", setup.rule} <= contestants(setup).keys()
+
+
+def test_every_slot_of_a_step_is_handed_out_once():
+    """Three ranks ask until they get nothing, step after step; the slowest hands work over."""
+    foreman, found = Foreman(Stealing(), np.full(3, 40)), {0: [], 1: [], 2: []}
+
+    def work(rank):
+        for step in range(5):
+            while (chunk := foreman.ask(rank, (9.0, 9.0, 1.0)[rank])) is not None:
+                found[rank] += [(step, slot) for slot in range(chunk.start, chunk.stop)]
+
+    threads = [Thread(target=work, args=(rank,)) for rank in found]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+
+    done = sorted(found[0] + found[1] + found[2])
+    assert done == [(step, slot) for step in range(5) for slot in range(120)]
