@@ -1,4 +1,4 @@
-"""A race is run once and kept; what its file says is read as pairs of turns and spreads of seeds."""
+"""A race is run once and kept; its file is read as pairs of turns and spreads of seeds."""
 
 import pytest
 
