@@ -26,7 +26,7 @@ class ArenaSetUp:
         rule: the paper's own policy, by name.
         times: of every worker alone, in seconds of the arena.
         trace: what slows them.
-        exchange_s: seconds of one exchange of gradients or parameters, the same for all contestants.
+        exchange_s: seconds of an exchange of gradients or parameters, for all contestants alike.
         global_batch_size: samples of a step over all workers.
         learning_rate: of plain SGD at the global batch.
         target: accuracy that counts as trained.
