@@ -13,7 +13,18 @@ import evenstep
 
 from ._snippets import ROOT
 
-VERBS = ("setup", "demo", "test", "test-slow", "evidence", "lint", "docs", "bench", "dist")
+VERBS = (
+    "setup",
+    "demo",
+    "test",
+    "test-slow",
+    "evidence",
+    "lint",
+    "docs",
+    "bench",
+    "results",
+    "dist",
+)
 PAPERS = {
     "10.1145/3267809.3275463",  # LB-BSP, SoCC 2018
     "10.1145/3419111.3421299",  # semi-dynamic load balancing, SoCC 2020
