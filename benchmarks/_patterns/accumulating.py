@@ -232,6 +232,7 @@ PATTERNS = (
         accumulation_in_timms_order,
         loader={"drop_last": True},
         num_samples=8 * GLOBAL_BATCH_SIZE + 8,
+        remedy="step(",  # two batches in use, one of which is like two or three views of the other
         ahead=True,
     ),
     Pattern(micro_batches_of_steps, bounds=SMALL),

@@ -167,3 +167,46 @@ def test_a_policy_that_never_comes_back_is_noticed(star):
         leading.join(5)
 
     assert caught.value.rank == 0
+
+
+@pytest.mark.parametrize("leaves_first", [True, False])
+@pytest.mark.parametrize("trains", [True, False])
+def test_an_answer_that_rank_0_never_gives_is_not_waited_for(star, trains, leaves_first):
+    """A rank that fetches ahead may be no step further than rank 0, which raised."""
+    (leaving, waiting), _ = star()
+    for exchange in (leaving, waiting):
+        exchange.at(0)
+
+    def leave():
+        leaving.losses.script_failed(ValueError("sample 17 has no label"))
+        leaving.close()
+
+    later = threading.Timer(0.0 if leaves_first else 0.3, leave)
+    later.start()
+    if leaves_first:
+        later.join()
+    with pytest.raises(WorkerLostError, match="it raised ValueError: sample 17 has no label"):
+        waiting.at(2, trains=trains)
+    later.join()
+
+
+def test_a_thread_that_looks_ahead_at_the_end_of_a_run_loses_nothing(star):
+    """Rank 0 came to its end without an error: so will the others."""
+    (leaving, waiting), _ = star()
+    for exchange in (leaving, waiting):
+        exchange.at(0)
+
+    def look_ahead():
+        with pytest.raises(WorkerLostError, match="the test ends"):
+            waiting.at(2, trains=False)
+
+    ahead = threading.Thread(target=look_ahead)
+    ahead.start()
+    leaving.close()
+    while 0 not in waiting.losses.left:
+        ahead.join(0.01)
+    waiting.losses.check_left()
+
+    assert not waiting.losses.is_broken
+    waiting.losses.lose(0, "the test ends")
+    ahead.join()

@@ -123,6 +123,7 @@ class Exchange:
         router.add(self._reports, self.units, self.claims, self.mailbox, self.ways, self.not_finite)
         self._first_step: int | None = None
         self.last_step = self._newest_needed = -1
+        self._awaited = {True: -1, False: -1}  # answer that a thread which trains needs, or another
         self.num_loops = 0
         self.stopping = False
 
@@ -198,6 +199,7 @@ class Exchange:
         self.losses.check_way()
         if may_look_ahead and index > max(self.last_step, self._answers.newest):
             self._router.to_leader(PlanAsked(index))
+        self._awaited[trains] = index
         plan = self._answers.need(index)
         self.stopping = self.stop.is_known(index)
         return plan
@@ -288,9 +290,20 @@ class Exchange:
         waiting = self.units.waits_for(rank)
         if waiting is None and rank == 0:
             waiting = self.claims.awaited
+        if waiting is None and rank == 0 and self._misses_an_answer():
+            waiting = self.last_step + 1
         if waiting is None and (self.mailbox.misses(rank) or self.ways.misses(rank)):
             waiting = self.last_step + 1
         return waiting
+
+    def _misses_an_answer(self) -> bool:
+        """Tell whether a plan point waits for an answer that rank 0, which has left, never gives.
+
+        A thread that fetches ahead may do so at the end of a run that went well.
+        """
+        failed = self.losses.failure_of(0) is not None
+        awaited = [index for trains, index in self._awaited.items() if trains or failed]
+        return any(index > self._answers.newest for index in awaited)
 
     def _index_of(self, step: int) -> int:
         """Return the step after which the plan of ``step`` is decided; -1 is before all."""
