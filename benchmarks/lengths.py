@@ -289,7 +289,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
     with ExitStack() as stack:
         folder = options.resume or Path(stack.enter_context(TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
-        for cell in cells:
+        for cell in cells if options.only in (None, "cells") else ():
             methods = (*METHODS, SHORT, *(BESIDE if cell == cells[0] else ()))
             blocks = blocks_of(cell, methods, options)
             blocks += [] if cell.padded else blocks_of_packs(cell, options)
@@ -298,7 +298,8 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
             yield short_steps(cell, found, options)
             if not cell.padded:
                 yield packed_instead(cell, found, options)
-        yield from beside_itself(folder, options)
+        if options.only in (None, "itself"):
+            yield from beside_itself(folder, options)
 
 
 def beside_itself(folder: Path, options: argparse.Namespace) -> Iterator[Row]:
@@ -323,6 +324,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=13, help="further steps of a block")
     parser.add_argument("--checks", type=int, default=6, help="batches of the contention check")
     parser.add_argument("--resume", type=Path, help="folder of cells already measured")
+    parser.add_argument(
+        "--only", choices=("cells", "itself"), help="beside other methods, or beside itself"
+    )
 
 
 if __name__ == "__main__":
