@@ -4,7 +4,9 @@ A transformer of two layers trains on functions of the standard library, packed 
 sequence) and padded (one batch). Four ranks take turns in one process; a rank of speed 1/2 does
 its work twice. Samples are dealt as in training: evenly at first, then by what is learnt. The
 bar is on CPU time of the process, which other load touches least; figures in wall time stand
-beside it. A mix that is always the same says whether the machine kept its speed.
+beside it. A mix that is always the same, the reference, says whether the machine kept its speed
+between training and test. A cell where it changed by more than 3 % says little about the model: it
+is measured again, up to eight times, and the row shows how often.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ WIDTH, BATCH, LONGEST = 64, 32, 768
 NUM_STEPS, NUM_REPEATS = 20, 5
 SPEEDS = {"equal": (1, 1, 1, 1), "1:1:2:4": (4, 4, 2, 1)}  # how often each rank does its work
 CLOCKS = ("cpu", "wall")
+MOST_DRIFT, MOST_TRIALS = 0.03, 8
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 
 
@@ -84,6 +87,11 @@ def work_of(lengths: np.ndarray, *, padded: bool) -> np.ndarray:
     return len(lengths) * features.max(axis=0) if padded else features.sum(axis=0)
 
 
+def fresh() -> CostEstimator:
+    """Return an estimator for four ranks of one kind."""
+    return CostEstimator.fresh(num_features=3, kinds=[0] * 4)
+
+
 @dataclass(frozen=True)
 class Emulation:
     """Four ranks that take turns."""
@@ -117,7 +125,7 @@ class Emulation:
     ) -> tuple[list[CostEstimator], float]:
         """Return what is learnt from steps of training, by each clock, and the usual reference."""
         reference = []
-        estimators = [CostEstimator.fresh(num_features=3, kinds=[0] * 4) for _ in CLOCKS]
+        estimators = [fresh() for _ in CLOCKS]
         for _ in range(NUM_STEPS):
             parts = self.dealt(rng.choice(text, BATCH), estimators[0])
             work, took = self.step(parts)
@@ -157,19 +165,35 @@ def measure(speeds: str, *, padded: bool, num_unseen: int) -> dict[str, float]:
             took[repeat, one] = ranks.step(unseen[one])[1]
             again.append(ranks.reference_s(text))
     work = np.array([[work_of(part, padded=padded) for part in parts] for parts in unseen])
+    counts = [[len(part) for part in parts] for parts in unseen]
     found: dict[str, float] = {}
     for number, (clock, estimator) in enumerate(zip(CLOCKS, estimators, strict=True)):
         assert estimator.model is not None
         real = took[:, :, number]
         off = abs(estimator.model.seconds(work) / real - 1)
         found[f"median_error_{clock}"] = float(np.median(off))
-        found[f"repeat_noise_{clock}"] = float(np.median(abs(real / np.median(real, 0) - 1)))
+        usual = np.median(real, axis=0)
+        best = fresh().observe(work, counts, usual).model  # how near such a model comes at all
+        assert best is not None
+        found[f"fitted_to_the_unseen_{clock}"] = float(
+            np.median(abs(best.seconds(work) / real - 1))
+        )
+        found[f"repeat_noise_{clock}"] = float(np.median(abs(real / usual - 1)))
         found[f"predicted_by_features_{clock}"] = estimator.error
         found[f"predicted_by_counts_{clock}"] = estimator.error_by_count
-    # Far from 1, other load has changed the speed of the machine between training and test.
     found["reference_then_over_before_cpu"] = float(np.median(again)) / reference_s
     found["in_turn_over_alone_cpu"] = ranks.in_turn_over_alone(unseen[0], took[:, 0, 0])
     return found
+
+
+def measure_steadily(speeds: str, *, padded: bool, num_unseen: int) -> dict[str, float]:
+    """Return the first measurement during which the machine kept its speed, or the steadiest."""
+    trials: list[tuple[float, dict[str, float]]] = []
+    while len(trials) < MOST_TRIALS and min((off for off, _ in trials), default=1) > MOST_DRIFT:
+        found = measure(speeds, padded=padded, num_unseen=num_unseen)
+        trials.append((abs(found["reference_then_over_before_cpu"] - 1), found))
+    _, steadiest = min(trials, key=lambda trial: trial[0])
+    return steadiest | {"num_trials": len(trials)}
 
 
 def rows(options: argparse.Namespace) -> Iterator[Row]:
@@ -180,7 +204,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
         for speeds in SPEEDS:
             name = f"{'padded' if padded else 'packed'}, speeds {speeds}"
             progress(name)
-            found = measure(speeds, padded=padded, num_unseen=3 if options.quick else 8)
+            found = measure_steadily(speeds, padded=padded, num_unseen=3 if options.quick else 8)
             most = max(0.05, 1.5 * found["repeat_noise_cpu"])
             yield Row(
                 name,

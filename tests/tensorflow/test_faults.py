@@ -34,7 +34,7 @@ def test_an_exception_on_one_worker_is_told_to_the_other(tmp_path, case, victim,
 @pytest.mark.parametrize(
     ("case", "victim", "words"),
     [
-        ("stopped_before_fit", 1, GONE),
+        pytest.param("stopped_before_fit", 1, GONE, marks=pytest.mark.slow),
         pytest.param("chief_stopped_before_a_loop", 0, GONE, marks=pytest.mark.slow),
         pytest.param("stopped_in_an_evaluation", 1, SILENT, marks=pytest.mark.slow),
         pytest.param("hung_in_the_first_step", 1, HUNG, marks=pytest.mark.slow),

@@ -14,27 +14,20 @@ WORLDS = ((3, 2), (2, 3))
 CHAIN = ((3, 40), (2, 62), (3, None))  # ranks and steps: stops within an epoch, and between two
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    """Each loop begun on some ranks and gone on with on others, by name and worlds."""
+@pytest.fixture(
+    scope="module",
+    params=[WORLDS[0], pytest.param(WORLDS[1], marks=pytest.mark.slow)],
+    ids="{0[0]} to {0[1]} ranks".format,
+)
+def found(request, tmp_path_factory):
+    """Each loop begun on some ranks and gone on with on others, by name: both parts."""
     folder = tmp_path_factory.mktemp("epochs")
-
-    def run(world_size, wanted):
-        rows = [
-            (name, str(folder / f"{name} {worlds}"), STOP_AFTER if first else None)
-            for name, worlds, first in wanted
-        ]
+    parts = []
+    for world_size, stop in zip(request.param, (STOP_AFTER, None), strict=True):
+        rows = [(name, str(folder / name), stop) for name in LOOPS]
         ranks = run_workers(world_size, legs, world_size, rows, timeout_s=150)
-        return dict(zip(wanted, zip(*ranks, strict=True), strict=True))
-
-    begun, ended = [
-        [(name, worlds, first) for worlds in WORLDS for name in LOOPS] for first in (True, False)
-    ]
-    return (
-        run(3, begun[: len(LOOPS)])
-        | run(2, ended[: len(LOOPS)] + begun[len(LOOPS) :])
-        | run(3, ended[len(LOOPS) :])
-    )
+        parts.append(zip(*ranks, strict=True))
+    return dict(zip(LOOPS, zip(*parts, strict=True), strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +36,10 @@ def alone():
     return {number: one_process(number) for number in (1, 2)}
 
 
-@pytest.mark.parametrize("worlds", WORLDS, ids=lambda worlds: "{} to {} ranks".format(*worlds))
 @pytest.mark.parametrize("name", LOOPS)
-def test_two_hundred_steps_are_those_of_one_process(found, alone, name, worlds):
+def test_two_hundred_steps_are_those_of_one_process(found, alone, name):
     """Parameters within 1e-12; each step's samples once; assignments differ from step to step."""
-    _check([found[name, worlds, True], found[name, worlds, False]], alone[LOOPS[name].accumulated])
+    _check(found[name], alone[LOOPS[name].accumulated])
 
 
 @pytest.mark.slow
@@ -64,13 +56,10 @@ def test_none_is_lost_or_twice_on_three_then_two_then_three_ranks(tmp_path, alon
         _check(parts, alone[LOOPS[name].accumulated])
 
 
-@pytest.mark.parametrize("worlds", WORLDS, ids=lambda worlds: "{} to {} ranks".format(*worlds))
 @pytest.mark.parametrize("name", [name for name in LOOPS if LOOPS[name].cost.is_capped])
-def test_no_forward_is_larger_than_its_cap(found, name, worlds):
+def test_no_forward_is_larger_than_its_cap(found, name):
     """In tokens, padding included, under any costs."""
-    ranks = [*found[name, worlds, True], *found[name, worlds, False]]
-
-    assert LENGTH.max() < max(rank.largest for rank in ranks) <= CAP
+    assert LENGTH.max() < max(rank.largest for part in found[name] for rank in part) <= CAP
 
 
 def _check(parts, theirs):
