@@ -86,3 +86,16 @@ def test_at_first_ranks_differ_by_a_factor_alone(num_steps, is_fixed):
     assert choice.is_apart
     assert (choice.model.slope_s[3] == 0).all() == is_fixed
     assert choice.model.seconds(WORK / 2) == pytest.approx([0.5, 0.5, 0.5, 2.0], rel=0.02)
+
+
+def test_a_rank_without_work_in_a_step_has_a_speed_all_the_same():
+    """Others took its share over: it has no seconds of its own then, in what they are measured by."""
+    known = replace(estimated(slower=2.0, noise=0.01), num_steps=4)
+    known = replace(known, model=replace(known.model, intercept_s=np.zeros(4)))
+    taken_over = WORK.copy()
+    taken_over[0] += taken_over[3]
+    taken_over[3] = 0
+
+    choice = CostChoice(ALIKE).next(known, [taken_over], by_speed=True, always_by_cost=False)
+
+    assert choice.model.seconds(WORK)[3] == pytest.approx(2.0, rel=0.02)

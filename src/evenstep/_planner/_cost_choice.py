@@ -80,7 +80,9 @@ class CostChoice:
         if not (by_speed and self._pays(model, recent, estimator.uncertainty())):
             return CostChoice(alike, by_cost, knows)
         if estimator.num_steps < _FEW_STEPS:
-            each_s = np.mean([model.seconds(work) / alike.seconds(work) for work in recent], axis=0)
+            # At equal shares: a rank's own work may be none at all, where others took it over.
+            shares = [work.mean(axis=0) for work in recent]
+            each_s = np.mean([model.seconds(one) / alike.seconds(one) for one in shares], axis=0)
             model = CostModel(alike.intercept_s * each_s, alike.slope_s * each_s[:, None])
         return CostChoice(model, by_cost, knows, is_apart=True)
 
