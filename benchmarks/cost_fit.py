@@ -2,7 +2,8 @@
 
 A transformer of two layers trains on functions of the standard library, packed (attention by
 sequence) and padded (one batch). Four ranks take turns in one process; a rank of speed 1/2 does
-its work twice. Samples are dealt as in training: evenly at first, then by what is learnt. The
+its work twice. Samples are dealt as in training: evenly at first, then by what is learnt, with
+speeds of the ranks' own once they pay. The
 bar is on CPU time of the process, which other load touches least; figures in wall time stand
 beside it. A mix that is always the same, the reference, says whether the machine kept its speed
 between training and test. A cell where it changed by more than 3 % says little about the model: it
@@ -25,11 +26,14 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks._common import Row, main, progress
 from benchmarks._real_text import function_lengths
+from evenstep._planner import CostChoice
 from evenstep.solve import Forwards, WorkerCosts, partition
 from evenstep.timemodels import CostEstimator
+from evenstep.timemodels._cost_model import CostModel
 
 WIDTH, BATCH, LONGEST = 64, 32, 768
 NUM_STEPS, NUM_REPEATS = 20, 5
+NUM_RECENT = 8  # steps by which speeds pay, as in `CostPlanner`
 SPEEDS = {"equal": (1, 1, 1, 1), "1:1:2:4": (4, 4, 2, 1)}  # how often each rank does its work
 CLOCKS = ("cpu", "wall")
 MOST_DRIFT, MOST_TRIALS = 0.03, 8
@@ -107,12 +111,12 @@ class Emulation:
         took = [work_s(self.layers, *one, padded=self.padded) for one in each]
         return np.stack([work_of(part, padded=self.padded) for part in parts]), np.array(took).T
 
-    def dealt(self, lengths: np.ndarray, estimator: CostEstimator) -> list[np.ndarray]:
+    def dealt(self, lengths: np.ndarray, model: CostModel | None) -> list[np.ndarray]:
         """Return the lengths of each rank, by what is learnt as soon as that is something."""
-        if estimator.model is None:
+        if model is None:
             return np.split(lengths, 4)
         features = features_of(lengths)
-        costs = WorkerCosts.rounded(estimator.model, features)
+        costs = WorkerCosts.rounded(model, features)
         # Forwards of equal number are one for each rank, as in a plain loop.
         found = partition(features, costs, padded=self.padded, forwards=Forwards(equal=True))
         return [lengths[found.owner == rank] for rank in range(4)]
@@ -125,17 +129,23 @@ class Emulation:
         self, text: np.ndarray, rng: np.random.Generator
     ) -> tuple[list[CostEstimator], float]:
         """Return what is learnt from steps of training, by each clock, and the usual reference."""
-        reference = []
+        reference, recent = [], []
         estimators = [fresh() for _ in CLOCKS]
+        choice: CostChoice | None = None
         for _ in range(NUM_STEPS):
-            parts = self.dealt(rng.choice(text, BATCH), estimators[0])
+            parts = self.dealt(rng.choice(text, BATCH), None if choice is None else choice.model)
             work, took = self.step(parts)
             reference.append(self.reference_s(text))
+            recent.append(work)
             counts = [len(part) for part in parts]
             estimators = [
                 one.observe(work, counts, seconds)
                 for one, seconds in zip(estimators, took, strict=True)
             ]
+            if estimators[0].model is not None:
+                choice = (choice or CostChoice(estimators[0].model)).next(
+                    estimators[0], recent[-NUM_RECENT:], by_speed=True, always_by_cost=True
+                )
         return estimators, float(np.median(reference))
 
     def in_turn_over_alone(self, parts: list[np.ndarray], in_turn: np.ndarray) -> float:

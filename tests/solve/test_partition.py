@@ -244,3 +244,19 @@ def test_workers_and_forwards_that_make_no_sense_are_refused():
         partition(np.array([[1, 2], [2, 1]]), 2, padded=True)
     with pytest.raises(ValueError, match="where sample 1 has 9"):
         partition([1, 9], 2, forwards=Forwards(size=[1, 9], max_size=5))
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_equal_workers_take_turns_at_the_longest_samples(padded):
+    """The two slow ones among themselves, the two fast ones too; it is free, and one for all."""
+    rng, owners = np.random.default_rng(0), []
+    workers = WorkerCosts(np.array([[4], [1], [4], [1]]), np.zeros(4, np.int64))
+    for _ in range(200):
+        lengths = rng.integers(1, 1000, 24)
+        found = partition(lengths, workers, padded=padded)
+        owners.append(found.owner[lengths.argmax()])
+        assert found.checksum == partition(lengths, workers, padded=padded).checksum
+    count = np.bincount(owners, minlength=4)
+
+    assert abs(count[0] - count[2]) < 0.3 * max(count[0] + count[2], 40)
+    assert abs(count[1] - count[3]) < 0.3 * max(count[1] + count[3], 40)

@@ -70,6 +70,10 @@ def partition(
     costs: the samples, sorted, are cut into runs, one for each forward, by bisection on the time
     at which all end.
 
+    Workers that are equal take turns: which of them has the longest samples follows from the
+    samples. If it were always the same one, what long samples cost would pass for its speed in
+    what is fitted to its times.
+
     All arithmetic is on integers: ranks with the same arguments find the same assignment, whatever
     their CPUs. Within a few percent of ``bound`` from four samples a worker on; with fewer, single
     samples rule. The bound of padded costs leaves out padding, so that it may be far from reach.
@@ -99,9 +103,27 @@ def partition(
     if padded:
         _check_sortable(problem.features)
     owner, forward, num_forwards = (assign_padded if padded else assign_additive)(problem)
+    turned = _turns(problem)
+    owner, num_forwards = turned[owner], num_forwards[np.argsort(turned)]
     bound, limit = problem.bound()
     load = problem.load(owner, forward, padded=padded)
     return Assignment(owner, forward, num_forwards, load, bound, limit)
+
+
+def _turns(problem: Problem) -> IntArray:
+    """Return who takes the place of each worker: the next ones of those that equal it, in a ring.
+
+    By how many places follows from the samples, as ranks have to agree on it.
+    """
+    workers = problem.workers
+    rows = np.column_stack([workers.slope, workers.intercept, problem.max_size])
+    _, kind = np.unique(rows, axis=0, return_inverse=True)
+    found = np.arange(problem.world_size)
+    places = int(problem.features.sum())
+    for one in range(kind.max() + 1):
+        ranks = np.flatnonzero(kind == one)
+        found[ranks] = np.roll(ranks, -(places % len(ranks)))
+    return found
 
 
 def _check_sortable(features: IntArray) -> None:
