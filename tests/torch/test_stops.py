@@ -35,7 +35,7 @@ POINTS = [
 ]
 KILLED = [("in prepare", 2), ("barrier", 0), ("save", 1)]
 HUNG = [*POINTS, ("in prepare", 0), ("data set", 2), ("data set of evaluation", 1)]
-FIRST = [("barrier", 0), ("forward 1", 0), ("barrier", 1)]
+FIRST = [("barrier", 0), ("barrier", 1)]
 
 
 @pytest.mark.parametrize(("point", "victim"), slow_but(FIRST, KILLED))
