@@ -13,6 +13,8 @@ from ._snippets import ROOT, blocks, printed, promised
 
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [*sorted(ROOT.glob("*.md")), *DOCS]
+# Lines of the guarantees without a case in `make test`. Lower it; never raise it.
+MOST_SLOW = 5
 # They compile, or load TensorFlow or Lightning, for seconds.
 SLOW = ("compile.md", "export.md", "lightning.md", "tensorflow.md")
 CODE = [
@@ -217,12 +219,13 @@ def test_every_promise_names_tests_that_exist():
 
 @pytest.mark.slow
 def test_make_test_holds_every_promise():
-    """A case of each line runs there; all tests that are named run there or in `make test-slow`."""
+    """A case of each line runs there, but of those marked slow; and none of these does."""
     lines = list(promises())
     files = sorted({test.partition("::")[0] for _, tests in lines for test in tests})
     fast, every = collected(*files, "-m", "not slow"), collected(*files)
 
-    assert [line for line, tests in lines if not fast & set(tests)] == []
+    assert [line for line, tests in lines if bool(fast & set(tests)) == ("*slow*" in line)] == []
+    assert sum("*slow*" in line for line, _ in lines) <= MOST_SLOW
     assert [test for _, tests in lines for test in tests if test not in every] == []
 
 

@@ -65,6 +65,7 @@ def test_local_steps_are_averaged():
     np.testing.assert_allclose(found[0], np.mean(each, axis=0), **ROUNDING)
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_a_server_that_waits_for_all_trains_as_one_process():
     """SSP without slack, and the mean of the first three of three, with late ones or without."""

@@ -112,14 +112,15 @@ def test_a_part_of_the_cells_can_be_asked_for():
     assert {cell.kind for group in some.values() for cell in group} == set(KINDS)
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     "cell",
     [
         CELL,
-        pytest.param(Cell("save", "stop", 0, "fsdp2"), marks=pytest.mark.slow),
-        pytest.param(Cell("data set", "raise", 2, "ddp"), marks=pytest.mark.slow),
-        pytest.param(Cell("mean", "hang", 0, "ddp"), marks=pytest.mark.slow),
+        Cell("save", "stop", 0, "fsdp2"),
+        Cell("data set", "raise", 2, "ddp"),
+        Cell("mean", "hang", 0, "ddp"),
     ],
     ids=str,
 )

@@ -10,9 +10,7 @@ import pytest
 from benchmarks._elastic import Agent, Progress, compare, ended, kill_in_turn
 from benchmarks._fleet import Fleet, change_worlds
 
-from .._tiers import slow_but
-
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +32,7 @@ def one_agent(num_workers, max_restarts):
     ]
 
 
-@pytest.mark.parametrize(("num_workers", "num_kills"), slow_but([(2, 1)], [(2, 1), (3, 2)]))
+@pytest.mark.parametrize(("num_workers", "num_kills"), [(2, 1), (3, 2)])
 def test_killed_workers_leave_no_trace_in_the_parameters(tmp_path, calm, num_workers, num_kills):
     """After each kill -9: the parameters of the undisturbed run, and each sample counted once."""
     agent = Agent(tmp_path, steps=40, launch=one_agent(num_workers, 3), pause_s=0.02)
@@ -49,7 +47,6 @@ def test_killed_workers_leave_no_trace_in_the_parameters(tmp_path, calm, num_wor
     assert all(kill.recomputed <= 7 + 1 for kill in kills)
 
 
-@pytest.mark.slow
 def test_the_world_shrinks_and_grows(tmp_path, calm):
     """From 2 agents to 1 and to 3, each with a worker: the same parameters still.
 
@@ -64,7 +61,6 @@ def test_the_world_shrinks_and_grows(tmp_path, calm):
     assert found["each_once"]
 
 
-@pytest.mark.slow
 def test_a_notice_to_stop_ends_in_a_checkpoint(tmp_path, calm):
     """SIGTERM to one worker, then to torchrun itself: saved, left, and gone on from there."""
     progress, stopped = Progress(tmp_path), [0]
@@ -89,7 +85,6 @@ def test_a_notice_to_stop_ends_in_a_checkpoint(tmp_path, calm):
     assert compare(tmp_path, calm)["difference"] <= 1e-9
 
 
-@pytest.mark.slow
 def test_a_worker_that_costs_more_than_it_brings_is_dropped(tmp_path):
     """Its torchrun leaves, the two others begin anew without it, and end with the same parameters.
 

@@ -55,6 +55,7 @@ def work(run_dir, num_workers, look):
             time.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_a_failing_worker_ends_the_run_with_its_own_words(tmp_path):
     """The message holds the first error and says where its traceback is."""

@@ -163,8 +163,9 @@ def test_what_arrived_is_not_kept(star):
     assert len(first._peers[1]._unsure) == 0
 
 
-def test_strangers_at_the_door_disturb_nobody(star):
+def test_strangers_at_the_door_disturb_nobody(star, monkeypatch):
     """Silent ones, loud ones, and one who knows a rank but not the token."""
+    monkeypatch.setattr("evenstep._exchange._door._GREETING_S", 0.5)
     (first, _), (at_first, at_second), stars = star()
     port = stars[0].meeting.port
     silent = socket.create_connection(("127.0.0.1", port))

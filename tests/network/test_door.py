@@ -16,19 +16,23 @@ SOURCE = Path(__file__).parents[2] / "src"
 DOORS = {"cli/_plan_links.py", "torch/__init__.py", "torch/_unequal_links.py"}
 
 
-def loaded(script):
-    """Which modules of unequal links a fresh interpreter has loaded after ``script``."""
-    code = f"import sys\n{script}\nprint(*(m for m in sys.modules if 'evenstep.network' in m))"
+def loaded(*scripts):
+    """How many modules of unequal links a fresh interpreter has loaded after each script."""
+    count = "print(len([name for name in sys.modules if 'evenstep.network' in name]))"
+    code = "\n".join(["import sys", *(f"{script}\n{count}" for script in scripts)])
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(SOURCE), *filter(None, sys.path)])}
     done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, env=env)
     assert done.returncode == 0, done.stderr
-    return done.stdout.split()
+    return list(map(int, done.stdout.split()))
 
 
 def test_importing_what_trains_loads_none_of_it():
     """Neither the Balancer's package nor an adapter's needs it; ``Network`` is had when named."""
-    assert loaded("import evenstep, evenstep.torch, evenstep.sim, evenstep._telemetry") == []
-    assert loaded("from evenstep.torch import Network") != []
+    training = "import evenstep, evenstep.torch, evenstep.sim, evenstep._telemetry"
+    before, after = loaded(training, "from evenstep.torch import Network")
+
+    assert before == 0
+    assert after > 0
 
 
 @pytest.mark.cluster

@@ -14,6 +14,7 @@ LIVE = """
 import os
 from evenstep._run import ProcessReader
 reader = ProcessReader()
+print("ready", flush=True)  # to import under such a quota would take half a minute
 while input():
     print(reader.read()[0] * len(os.sched_getaffinity(0)), flush=True)
 """
@@ -158,6 +159,7 @@ def test_a_live_process_sees_its_quota_change(group):
     ) as child:
         try:
             (group / "cgroup.procs").write_text(str(child.pid))
+            assert child.stdout.readline() == "ready\n"
             told = []
             for quota_us in (2000, 5000, 1000):
                 (group / "cpu.cfs_quota_us").write_text(str(quota_us))

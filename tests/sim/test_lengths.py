@@ -12,6 +12,8 @@ from evenstep.claims import Hybrid
 from evenstep.policies import Equal
 from evenstep.torch import Cost
 
+from .._tiers import slow_but
+
 LEARNT = 24  # steps
 
 
@@ -32,8 +34,13 @@ def mean_steps(workload):
     return [float(np.mean(step_s[LEARNT:])) for step_s in (*found, bound)]
 
 
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("lengths", ["fine-tuning", "long-tails", "uniform"])
+@pytest.mark.parametrize(
+    ("lengths", "padded"),
+    slow_but(
+        [("fine-tuning", False), ("long-tails", True)],
+        product(("fine-tuning", "long-tails", "uniform"), (False, True)),
+    ),
+)
 def test_both_save_at_least_what_each_saves_alone(lengths, padded):
     """On average over clusters, within 2 %; and no step of any plan ends before its bound.
 

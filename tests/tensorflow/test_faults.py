@@ -6,7 +6,7 @@ import pytest
 
 from .clusters import outcome
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
 RAISED = "it raised ValueError: sample 17 has no label after step"
 RAISED_IN_THE_FIRST = "it raised ValueError: sample 17 has no label before the end of a step"
 HUNG = "it has not finished step 0 for 4 s while others wait"
@@ -18,9 +18,9 @@ GONE = "it ended, was killed, stopped or cut off before the first step"
     ("case", "victim", "words"),
     [
         ("raised_in_fit", 1, f"{RAISED} 2."),
-        pytest.param("raised_in_the_graph", 1, RAISED_IN_THE_FIRST, marks=pytest.mark.slow),
-        pytest.param("raised_in_a_loop", 0, f"{RAISED} 2.", marks=pytest.mark.slow),
-        pytest.param("raised_and_caught", 1, f"{RAISED} 2.", marks=pytest.mark.slow),
+        ("raised_in_the_graph", 1, RAISED_IN_THE_FIRST),
+        ("raised_in_a_loop", 0, f"{RAISED} 2."),
+        ("raised_and_caught", 1, f"{RAISED} 2."),
     ],
 )
 def test_an_exception_on_one_worker_is_told_to_the_other(tmp_path, case, victim, words):
@@ -34,10 +34,10 @@ def test_an_exception_on_one_worker_is_told_to_the_other(tmp_path, case, victim,
 @pytest.mark.parametrize(
     ("case", "victim", "words"),
     [
-        pytest.param("stopped_before_fit", 1, GONE, marks=pytest.mark.slow),
-        pytest.param("chief_stopped_before_a_loop", 0, GONE, marks=pytest.mark.slow),
-        pytest.param("stopped_in_an_evaluation", 1, SILENT, marks=pytest.mark.slow),
-        pytest.param("hung_in_the_first_step", 1, HUNG, marks=pytest.mark.slow),
+        ("stopped_before_fit", 1, GONE),
+        ("chief_stopped_before_a_loop", 0, GONE),
+        ("stopped_in_an_evaluation", 1, SILENT),
+        ("hung_in_the_first_step", 1, HUNG),
     ],
 )
 def test_a_worker_that_stands_still_is_named(tmp_path, case, victim, words):

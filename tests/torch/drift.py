@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-from evenstep.policies import AbstractPolicy, Equal
+from evenstep.policies import AbstractPolicy
 from evenstep.torch import Balancer, Runtime
 
 from .models import Gpt
-from .plans import Restless
 
 NUM_STEPS = 200
 BATCH_SIZE = 4
@@ -75,15 +75,14 @@ def alone(dtype: torch.dtype) -> torch.Tensor:
     return flat(model)
 
 
-def distances(rank: int, dtypes: Sequence[torch.dtype]) -> dict[str, float]:
+def distances(
+    rank: int, dtype: torch.dtype, policies: Sequence[AbstractPolicy[Any]]
+) -> dict[str, float]:
     """Return relative distances from one process, and how often plans changed, on rank 0."""
-    policies = (Restless(), Equal())
-    ran = {dtype: [distributed(dtype, policy) for policy in policies] for dtype in dtypes}
-    found = {}
-    for dtype in dtypes if rank == 0 else ():  # all have the same parameters: DDP sees to it
+    found, ran = {}, [distributed(dtype, policy) for policy in policies]
+    if rank == 0:  # all have the same parameters: DDP sees to it
         reference = alone(dtype)
-        for policy, (parameters, num_changes) in zip(policies, ran[dtype], strict=True):
-            name = f"{policy.name} {str(dtype).removeprefix('torch.')}"
-            found[name] = float((parameters - reference).norm() / reference.norm())
-            found[f"changes of {name}"] = num_changes
+        for policy, (parameters, num_changes) in zip(policies, ran, strict=True):
+            found[policy.name] = float((parameters - reference).norm() / reference.norm())
+            found[f"changes of {policy.name}"] = num_changes
     return found

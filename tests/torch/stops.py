@@ -16,7 +16,7 @@ from evenstep.torch import Balancer, Runtime
 
 IMPATIENT = Runtime(deadline_s=1.5, heartbeat_s=0.2, hang_s=2.0, line_every=None)
 HANG = None  # in the place of a signal
-LINGER_S = 6.0
+LINGER_S = 60.0
 
 
 def hang() -> None:
@@ -74,7 +74,6 @@ def lingering(rank: int, point: str, victim: int) -> tuple[str, float]:
             train(balancer, Path(folder), strike, buffers=True)
     except ValueError:
         sleep(LINGER_S)
-        told = "raised"
     except WorkerLostError as error:
         told = str(error)
     return told, monotonic() - struck_s

@@ -2,6 +2,7 @@
 
 import logging
 import re
+from itertools import product
 
 import numpy as np
 import pytest
@@ -13,15 +14,30 @@ from evenstep.claims import Hybrid
 from evenstep.testing import WorkerFailed, run_workers
 from evenstep.torch import Balancer, Bounds, Cost, Runtime
 
+from .._tiers import Groups, slow_but
 from .cost_runs import LENGTH, NUM_SAMPLES, lengths_in, train
 
 NUM_STEPS = -(-NUM_SAMPLES // 24)
-LOOPS = [
-    pytest.param({}, id="additive"),
-    pytest.param({"kind": "steps", "workers": 1}, id="steps, loader workers"),
-    pytest.param({"tokens": True}, id="mean over tokens"),
-    pytest.param({"tokens": True, "kind": "fsdp2"}, id="FSDP2, mean over tokens"),
-    pytest.param({"kind": "fsdp2"}, id="FSDP2"),
+LOOPS = {
+    "plain": {},
+    "steps, loader workers": {"kind": "steps", "workers": 1},
+    "mean over tokens": {"tokens": True},
+    "FSDP2, mean over tokens": {"tokens": True, "kind": "fsdp2"},
+    "FSDP2": {"kind": "fsdp2"},
+}
+COSTS = {
+    "additive": Cost(LENGTH, padded=False),
+    "padded": Cost(LENGTH, padded=True),
+    "lengths seen in batches": Cost(from_batch=lengths_in),
+}
+RUNS = list(product(LOOPS, COSTS))
+FIRST = [
+    ("plain", "additive"),
+    ("plain", "lengths seen in batches"),
+    ("steps, loader workers", "lengths seen in batches"),
+    ("mean over tokens", "padded"),
+    ("FSDP2, mean over tokens", "additive"),
+    ("FSDP2", "padded"),
 ]
 
 
@@ -36,27 +52,41 @@ def _train(rank, cost, settings):
     return train(rank, cost, **settings)
 
 
+@pytest.fixture(scope="module")
+def trained():
+    """What each of three ranks found by a loop and a cost, and what one process did."""
+
+    def run(cases):
+        ranks = run_workers(3, _train_all, cases, timeout_s=150)
+        loops = list(dict.fromkeys(loop for loop, _ in cases))
+        (alone,) = run_workers(1, _train_alone, loops)
+        by_case = zip(cases, zip(*ranks, strict=True), strict=True)
+        return {(loop, cost): (found, alone[loop]) for (loop, cost), found in by_case}
+
+    return Groups(FIRST, RUNS, run)
+
+
+def _train_all(rank, cases):
+    return [train(rank, COSTS[cost], **LOOPS[loop]) for loop, cost in cases]
+
+
+def _train_alone(rank, loops):
+    plain = {"kind": "plain", "workers": 0, "world_size": 1}
+    return {loop: train(rank, None, **LOOPS[loop] | plain) for loop in loops}
+
+
 @pytest.mark.cluster
-@pytest.mark.parametrize(
-    "cost",
-    [
-        pytest.param(Cost(LENGTH, padded=False), id="additive"),
-        pytest.param(Cost(LENGTH, padded=True), id="padded"),
-        pytest.param(Cost(from_batch=lengths_in), id="lengths seen in batches"),
-    ],
-)
-@pytest.mark.parametrize("settings", LOOPS)
-def test_training_is_that_of_one_process(settings, cost):
+@pytest.mark.parametrize(("loop", "cost"), slow_but(FIRST, RUNS))
+def test_training_is_that_of_one_process(trained, loop, cost):
     """Parameters after two epochs within 1e-12, each sample once in each, as plans change."""
-    found = runs(cost, **settings)
-    (alone,) = runs(None, world_size=1, **settings | {"kind": "plain", "workers": 0})
+    found, alone = trained[loop, cost]
 
     for parameters, _, _ in found:
         error = (parameters - alone[0]).norm() / alone[0].norm()
         assert error <= 1e-12
     for step, whole in enumerate(alone[1]):
         assert sorted(index for one in found for index in one[1][step]) == sorted(whole)
-    assert found[0][2] or settings.get("kind") == "fsdp2"
+    assert found[0][2] or "FSDP2" in loop
 
 
 @pytest.mark.cluster

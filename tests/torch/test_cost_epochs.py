@@ -6,28 +6,38 @@ import pytest
 
 from evenstep.testing import run_workers
 
+from .._tiers import Groups, slow_but
 from .cost_epochs import BATCH_SIZE, CAP, LENGTH, LOOPS, NUM_EPOCHS, NUM_STEPS, STOP_AFTER, legs
 from .cost_epochs import alone as one_process
 
 pytestmark = pytest.mark.cluster
-WORLDS = ((3, 2), (2, 3))
+RUNS = [(worlds, name) for worlds in ((3, 2), (2, 3)) for name in LOOPS]
+FIRST = [((3, 2), "accumulated"), ((3, 2), "capped padded forwards")]
 CHAIN = ((3, 40), (2, 62), (3, None))  # ranks and steps: stops within an epoch, and between two
 
 
-@pytest.fixture(
-    scope="module",
-    params=[WORLDS[0], pytest.param(WORLDS[1], marks=pytest.mark.slow)],
-    ids="{0[0]} to {0[1]} ranks".format,
-)
-def found(request, tmp_path_factory):
-    """Each loop begun on some ranks and gone on with on others, by name: both parts."""
-    folder = tmp_path_factory.mktemp("epochs")
-    parts = []
-    for world_size, stop in zip(request.param, (STOP_AFTER, None), strict=True):
-        rows = [(name, str(folder / name), stop) for name in LOOPS]
-        ranks = run_workers(world_size, legs, world_size, rows, timeout_s=150)
-        parts.append(zip(*ranks, strict=True))
-    return dict(zip(LOOPS, zip(*parts, strict=True), strict=True))
+def ids(value):
+    return f"{value[0]} to {value[1]} ranks" if isinstance(value, tuple) else value
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """Each loop begun on some ranks and gone on with on others, by both: both parts."""
+
+    def run(cases):
+        parts = {}
+        for worlds in sorted({worlds for worlds, _ in cases}):
+            names, folder = [n for w, n in cases if w == worlds], tmp_path_factory.mktemp("epochs")
+            of_both = []
+            for world_size, stop in zip(worlds, (STOP_AFTER, None), strict=True):
+                rows = [(name, str(folder / name), stop) for name in names]
+                ranks = run_workers(world_size, legs, world_size, rows, timeout_s=150)
+                of_both.append(zip(*ranks, strict=True))
+            for name, of_one in zip(names, zip(*of_both, strict=True), strict=True):
+                parts[worlds, name] = of_one
+        return parts
+
+    return Groups(FIRST, RUNS, run)
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +46,10 @@ def alone():
     return {number: one_process(number) for number in (1, 2)}
 
 
-@pytest.mark.parametrize("name", LOOPS)
-def test_two_hundred_steps_are_those_of_one_process(found, alone, name):
+@pytest.mark.parametrize(("worlds", "name"), slow_but(FIRST, RUNS), ids=ids)
+def test_two_hundred_steps_are_those_of_one_process(found, alone, worlds, name):
     """Parameters within 1e-12; each step's samples once; assignments differ from step to step."""
-    _check(found[name], alone[LOOPS[name].accumulated])
+    _check(found[worlds, name], alone[LOOPS[name].accumulated])
 
 
 @pytest.mark.slow
@@ -56,10 +66,14 @@ def test_none_is_lost_or_twice_on_three_then_two_then_three_ranks(tmp_path, alon
         _check(parts, alone[LOOPS[name].accumulated])
 
 
-@pytest.mark.parametrize("name", [name for name in LOOPS if LOOPS[name].cost.is_capped])
-def test_no_forward_is_larger_than_its_cap(found, name):
+@pytest.mark.parametrize(
+    ("worlds", "name"),
+    slow_but(FIRST, [(worlds, name) for worlds, name in RUNS if LOOPS[name].cost.is_capped]),
+    ids=ids,
+)
+def test_no_forward_is_larger_than_its_cap(found, worlds, name):
     """In tokens, padding included, under any costs."""
-    assert LENGTH.max() < max(rank.largest for part in found[name] for rank in part) <= CAP
+    assert LENGTH.max() < max(rank.largest for part in found[worlds, name] for rank in part) <= CAP
 
 
 def _check(parts, theirs):

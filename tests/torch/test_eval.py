@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from itertools import pairwise
 
 import numpy as np
@@ -147,6 +149,19 @@ def test_an_evaluation_inside_the_loop_disturbs_no_step():
 
 def evaluation(loader):
     return Balancer(runtime=QUIET).prepare_eval(loader)
+
+
+def test_an_evaluation_ends_with_its_last_reference():
+    """And with it the workers that persist: torch waits 5 s for each that is found as garbage."""
+    validation = evaluation(numbered(8, batch_size=4))
+    list(validation)
+    held = weakref.ref(validation)
+    gc.disable()
+    try:
+        del validation
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -10,6 +10,7 @@ import time
 
 import pytest
 from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from .loader_fakes import Failing, Items, alone, loader_threads
 
@@ -20,8 +21,11 @@ pytestmark = [
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left_behind():
-    """No loader leaves a thread or a process."""
+def nothing_is_left_behind(monkeypatch):
+    """No loader leaves a thread or a process. Torch looks after its workers more often than 5 s."""
+    look = _MultiProcessingDataLoaderIter._try_get_data
+    assert look.__defaults__ == (5.0,)
+    monkeypatch.setattr(look, "__defaults__", (0.2,))
     yield
     gc.collect()
 

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks._patterns import GLOBAL_BATCH_SIZE, PATTERNS
 
-from .._tiers import slow_but
+from .._tiers import Groups, slow_but
 from .pattern_runs import EXACT, table
 
 pytestmark = pytest.mark.cluster
@@ -18,18 +18,28 @@ WORLD_SIZES = (2, 3)
 MOST_REFUSED = 5
 HELD = ("plain", "prefetched by one", "replayed beside the batch")
 CONTROLS = ("plain", "accumulation", "gradient penalty", "many epochs over one batch")
+RUNS = [(world_size, name) for world_size in WORLD_SIZES for name in PATTERNS]
+FIRST = [(2, name) for name in dict.fromkeys((*list(PATTERNS)[::3], *HELD))]
 
 
-@pytest.fixture(scope="module", params=slow_but([2], WORLD_SIZES))
-def found(request, tmp_path_factory):
-    """What came of every pattern, on two ranks and on three."""
-    return table(request.param, list(PATTERNS), tmp_path_factory.mktemp("patterns"))
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What came of every pattern, on two ranks and on three; one in three in `make test`."""
+
+    def run(cases):
+        folder, outcomes = tmp_path_factory.mktemp("patterns"), {}
+        for size in sorted({size for size, _ in cases}):
+            of_size = table(size, [name for other, name in cases if other == size], folder)
+            outcomes |= {(size, name): outcome for name, outcome in of_size.items()}
+        return outcomes
+
+    return Groups(FIRST, RUNS, run)
 
 
-@pytest.mark.parametrize("name", PATTERNS)
-def test_a_loop_is_exact_or_refused_with_its_remedy(found, name):
+@pytest.mark.parametrize(("world_size", "name"), slow_but(FIRST, RUNS))
+def test_a_loop_is_exact_or_refused_with_its_remedy(found, world_size, name):
     """Parameters at the end are those of one process: 1e-12 in fp64. Few loops may be refused."""
-    outcome, remedy = found[name], PATTERNS[name].remedy
+    outcome, remedy = found[world_size, name], PATTERNS[name].remedy
 
     if remedy is not None and outcome.kind == "refused":
         assert any(remedy in text for text in outcome.texts)  # others may name that rank instead
@@ -38,13 +48,13 @@ def test_a_loop_is_exact_or_refused_with_its_remedy(found, name):
         assert outcome.error <= EXACT
 
 
-@pytest.mark.parametrize("name", PATTERNS)
-def test_each_step_had_all_samples_and_other_sizes(found, name):
+@pytest.mark.parametrize(("world_size", "name"), slow_but(FIRST, RUNS))
+def test_each_step_had_all_samples_and_other_sizes(found, world_size, name):
     """Otherwise the comparison above would say little.
 
     A busy machine may fetch a whole epoch ahead under its first plan, which is uneven too.
     """
-    outcome, pattern = found[name], PATTERNS[name]
+    outcome, pattern = found[world_size, name], PATTERNS[name]
     if outcome.kind == "refused" and pattern.remedy is not None:
         return
     steps = list(zip(*outcome.sizes, strict=True))

@@ -1,6 +1,7 @@
 """Memory by tokens of a forward: by peaks that are read, and by running out."""
 
 import logging
+from itertools import product
 from time import sleep
 
 import numpy as np
@@ -12,6 +13,7 @@ from evenstep.events import MemoryCapped
 from evenstep.testing import run_workers
 from evenstep.torch import Balancer, Cost, Runtime
 
+from .._tiers import slow_but
 from .cost_runs import (
     BATCH_SIZE,
     LENGTH,
@@ -55,8 +57,9 @@ def tokens_of(batch, *, pads):
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("pads", [False, True])
-@pytest.mark.parametrize("cuts", [False, True])
+@pytest.mark.parametrize(
+    ("cuts", "pads"), slow_but([(True, False), (False, True)], product((False, True), repeat=2))
+)
 def test_a_fast_rank_gets_no_more_than_fits(cuts, pads):
     """Its speed asks for twice as much: in several forwards, or, in a plain loop, by others."""
     room = 500 if pads else 380
@@ -106,7 +109,7 @@ def _measured(rank, cost, room, cuts):
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("pads", [False, True])
+@pytest.mark.parametrize("pads", slow_but([True], [False, True]))
 def test_what_runs_out_of_memory_is_cut_by_tokens(pads):
     """The parameters of one process, and a cap in tokens from then on, on all ranks."""
     alone = run_workers(1, _ran_out, 10**6, pads)[0]

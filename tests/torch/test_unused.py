@@ -9,7 +9,6 @@ import pytest
 
 from evenstep.testing import run_workers
 
-from .._tiers import slow_but
 from .unused import SILENT, WARNED, warned
 
 ROOT = Path(__file__).parents[2]
@@ -39,10 +38,9 @@ def test_who_did_nothing_wrong_hears_nothing(said, script):
     assert [rank[script.__name__] for rank in said] == [[], []]
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
-@pytest.mark.parametrize(
-    ("name", "count"), slow_but([("ignored", 1)], [("ignored", 1), ("failed", 0)])
-)
+@pytest.mark.parametrize(("name", "count"), [("ignored", 1), ("failed", 0)])
 def test_a_script_that_closes_nothing_hears_of_it_at_its_end(tmp_path, name, count):
     """As most scripts do."""
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT), *filter(None, sys.path)])

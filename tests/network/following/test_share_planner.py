@@ -13,6 +13,7 @@ from evenstep.network._plans._ring import ring_s
 from evenstep.network.sim import follow_links, known_links
 from evenstep.network.sim._played import play_exchange
 
+from ..._tiers import slow_but
 from .networks import collocated, dedicated, equal_s, mbit, planned, redrawn
 
 UNLIKE = (200, 200, 200, 50)
@@ -24,7 +25,10 @@ BOTH = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.parametrize(("aggregation", "part"), [(collocated(), 0.85), (dedicated(), 0.8)])
+@pytest.mark.parametrize(
+    ("aggregation", "part"),
+    [(collocated(), 0.85), pytest.param(dedicated(), 0.8, marks=pytest.mark.slow)],
+)
 def test_redrawn_links_are_followed(aggregation, part):
     """That much of what the plan that knows the links gains over equal shares, in the mean.
 
@@ -70,7 +74,7 @@ def test_a_change_is_followed_within_ten_steps(rank):
     assert found.exchange_s[30] <= 1.06 * best_s
 
 
-@pytest.mark.parametrize("noise", [0.1, 0.2, 0.3])
+@pytest.mark.parametrize("noise", slow_but([0.2], [0.1, 0.2, 0.3]))
 def test_steady_links_have_steady_shares(noise):
     """After ten steps, a change in 20 exchanges at most but for looks, and nearly the best time."""
     aggregation, links = collocated(), [mbit(*UNLIKE)] * 100

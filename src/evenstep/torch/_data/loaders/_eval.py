@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -79,7 +80,8 @@ class EvalLoader(AbstractLoader):
         self._lockstep = lockstep
         _check_known(cost)
         self._costs = None if cost is None else cost.table(loader.dataset)
-        self._order = GlobalOrder(loader, ranks, self._share)
+        # Not by a method: within a cycle of references, workers that persist end after 5 s each.
+        self._order = GlobalOrder(loader, ranks, partial(_share, ranks))
         self._batches = _Batches()
         self._inner = with_parts(loader, batch_sampler=self._batches)
         self._sums: dict[str, tuple[Any, float]] = {}
@@ -199,10 +201,11 @@ class EvalLoader(AbstractLoader):
         self._session.steps.report_now()
         return self._order.whole()
 
-    def _share(self, key: tuple[int, int], ints: IntArray | None) -> IntArray:
-        """Share integers by a collective: the loop begins as one."""
-        listed = None if ints is None else ints.tolist()
-        return np.array(self._ranks.share_indices(listed), np.int64)
+
+def _share(ranks: Collectives, key: tuple[int, int], ints: IntArray | None) -> IntArray:
+    """Share integers by a collective: the loop begins as one."""
+    listed = None if ints is None else ints.tolist()
+    return np.array(ranks.share_indices(listed), np.int64)
 
 
 class _Batches:
