@@ -56,6 +56,7 @@ def test_exact_contestants_train_as_one_process():
         np.testing.assert_allclose(snapshots, expected, **ROUNDING, err_msg=str(contestant))
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_local_steps_are_averaged():
     """Two steps of each rank on samples of its own, and the mean of all parameters."""

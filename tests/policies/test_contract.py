@@ -10,8 +10,8 @@ from evenstep.testing import AdaptivePolicyContract, PolicyContract
 
 # A policy that cannot be built without arguments, such as a wrapper, gets its instance here.
 BY_HAND = {
-    policies.Deadband: policies.Deadband(policies.Auto(), 0.05),
-    policies.Every: policies.Every(policies.Auto(), 3),
+    policies.Deadband: policies.Deadband(policies.Lbb(), 0.05),
+    policies.Every: policies.Every(policies.Lbb(), 3),
 }
 # `Fixed` and `Replay` name their ranks, so that renumbering those changes the answer; `RoundTo`
 # has granules of its own (below).
@@ -28,15 +28,17 @@ OTHERS = [
     policies.LbBsp2018(predictor=Ema()),
     policies.LbBsp2018(predictor=Ema(1.0)),
     policies.LbBsp2020(delta=0.2),
+    pytest.param(policies.Deadband(policies.Auto(), 0.05), marks=pytest.mark.slow),
+    pytest.param(policies.Every(policies.Auto(), 3), marks=pytest.mark.slow),
 ]
 ADAPTIVE = [
     policies.Auto(),
     policies.Dbs(num_steps=5),
-    policies.Deadband(policies.Auto(), 0.01),
+    pytest.param(policies.Deadband(policies.Auto(), 0.01), marks=pytest.mark.slow),
     policies.Deadband(policies.DynamicBatching(), 0.01),
     policies.Deadband(policies.Lbb(), 0.01),
     policies.DynamicBatching(),
-    policies.Every(policies.Auto(), 5),
+    pytest.param(policies.Every(policies.Auto(), 5), marks=pytest.mark.slow),
     policies.Every(policies.DynamicBatching(), 5),
     policies.Every(policies.Lbb(), 5),
     policies.LbBsp2018(),
