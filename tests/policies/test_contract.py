@@ -63,7 +63,10 @@ class TestEveryPolicy(PolicyContract):
 class TestRoundedPolicies(PolicyContract):
     granule = 4
 
-    @pytest.fixture(params=[policies.Auto(), policies.LbBsp2020()], ids=name_of)
+    @pytest.fixture(
+        params=[pytest.param(policies.Auto(), marks=pytest.mark.slow), policies.LbBsp2020()],
+        ids=name_of,
+    )
     def policy(self, request):
         return policies.RoundTo(request.param, self.granule)
 
