@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import monotonic, thread_time
@@ -28,11 +27,12 @@ class RecordedSteps(Protocol):
 
     Attributes:
         step: the one under way, from 0.
-        records: of steps that are over, for the courier to take.
     """
 
     step: int
-    records: deque[StepRecord]
+
+    def take_records(self) -> list[StepRecord]:
+        """Return the steps that are over, and were not returned before."""
 
 
 class RankEnds(NamedTuple):
@@ -136,9 +136,7 @@ class Courier:
             self._on_fault(error)
 
     def _tell(self, *, is_last: bool = False) -> None:
-        new: list[StepRecord] = []
-        while self._steps.records:
-            new.append(self._steps.records.popleft())
+        new = self._steps.take_records()
         while len(new) > _MOST_RECORDS * self._group_size:
             self._group_size *= 2
         done, self._left = grouped([*self._left, *new], self._group_size)
