@@ -1,5 +1,7 @@
 """One rank's steps seen from outside, by a clock that goes on when it is told to."""
 
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -170,6 +172,52 @@ def test_without_any_optimizer_that_is_seen_backwards_end_steps(rank):
 
     assert len(records) == 7
     assert all(spent(record)[Phase.BACKWARD] == 20 for record in records[1:])
+
+
+def test_steps_may_be_made_on_another_thread_and_late(rank):
+    """What was heard tells all: steps are the same, as is where the loop is by now."""
+    for _ in range(3):
+        rank.fetch(1)
+        rank.backward(rank.forward(10), 20)
+        rank.log.enter(Phase.CHECKPOINT)
+        rank.spend(5)
+        rank.log.leave()
+        rank.step(40)
+    rank.fetch(1)
+    rank.collected_us += 7  # in the step under way
+    taken = []
+
+    thread = threading.Thread(target=lambda: taken.extend(rank.recorder.take_records()))
+    thread.start()
+    thread.join()
+
+    assert rank.recorder.step == 3
+    assert [record.step for record in taken] == [0, 1, 2]
+    assert all(record.clues.gc_us == 0 for record in taken)
+    assert spent(taken[1]) == {
+        Phase.INPUT: 1,
+        Phase.FORWARD: 10,
+        Phase.BACKWARD: 20,
+        Phase.CHECKPOINT: 5,
+        Phase.OPTIMIZER: 40,
+    }
+    assert rank.recorder.take_records() == []
+
+
+def test_a_backward_is_heard_by_any_output_of_a_node(rank):
+    """Also where a model's output is the second of a node that has several."""
+    rank.fetch(1)
+    rank.log.forward_begins(rank.model, (torch.ones(2, 4),))
+    output = rank.model(torch.ones(2, 4)).unbind()[1]
+    rank.log.forward_ends(output)
+    rank.backward(output.sum(), 20)
+    rank.step()
+    rank.fetch(1)
+
+    (record,) = rank.recorder.take_records()
+
+    assert spent(record)[Phase.BACKWARD] == 20
+    assert output._backward_hooks is None
 
 
 def test_gradients_are_the_same_bit_by_bit(rank):

@@ -9,33 +9,14 @@ from evenstep.watch._mail import RankHello, RankReader, RankSender
 from evenstep.watch._merge import RankMerger
 from evenstep.watch._step_records import RankTold, StepRecord, grouped, joined, unpacked
 
+from .stores import DictStore
+
 
 def record(step, num_steps=1, us=1000, size=7):
     """A record with as many microseconds in each phase for each of its steps."""
     spent_us = (us * num_steps,) * len(Phase)
     clues = StepClues(gc_us=num_steps, compile_us=2 * num_steps, size=size * num_steps)
     return StepRecord(step, num_steps, spent_us, clues, 3 * num_steps)
-
-
-class DictStore:
-    """A store that fails where a wait would begin."""
-
-    def __init__(self):
-        self.keys = {}
-        self.most = 0
-
-    def set(self, key, value):
-        self.keys[key] = value
-        self.most = max(self.most, len(self.keys))
-
-    def check(self, keys):
-        return all(key in self.keys for key in keys)
-
-    def get(self, key):
-        return self.keys[key]
-
-    def delete_key(self, key):
-        return self.keys.pop(key, None) is not None
 
 
 def test_what_is_told_survives_the_way():
