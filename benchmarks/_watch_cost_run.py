@@ -40,8 +40,9 @@ class Sleeper(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return one number for each sample."""
-        self.until_s = max(self.until_s + self.step_s, time.monotonic())
-        time.sleep(self.until_s - time.monotonic())
+        now_s = time.monotonic()
+        self.until_s = max(self.until_s + self.step_s, now_s)
+        time.sleep(self.until_s - now_s)
         out: torch.Tensor = self.layer(inputs)
         return out
 
