@@ -10,6 +10,7 @@ from typing import Any, final
 
 import torch
 from torch import nn
+from torch.compiler import is_dynamo_compiling
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -167,14 +168,14 @@ class StepLog:
         self._note("backward ended")
 
     def _optimizer_reached(self, *_: Any) -> None:
-        if not torch.compiler.is_compiling() and get_ident() == self.thread_id:
+        if not is_dynamo_compiling() and get_ident() == self.thread_id:
             self._guard(self._begin_optimizer)
 
     def _begin_optimizer(self) -> None:
         self._note("enters", Phase.OPTIMIZER)
 
     def _optimizer_left(self, *_: Any) -> None:
-        if not torch.compiler.is_compiling() and get_ident() == self.thread_id:
+        if not is_dynamo_compiling() and get_ident() == self.thread_id:
             self._guard(self._end_optimizer)
 
     def _end_optimizer(self) -> None:
