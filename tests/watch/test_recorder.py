@@ -34,8 +34,7 @@ class Rank:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.log = StepLog(
             HandClock(lambda: self.now_us / 1e6),
-            gc_s=lambda: self.collected_us / 1e6,
-            compile_s=lambda: 0.0,
+            counted_s=lambda: (self.collected_us / 1e6, 0.0),
             guard=lambda call: call(),
         )
         self.recorder = StepRecorder(self.log)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -56,10 +57,11 @@ class RankEnds(NamedTuple):
 def ends_of(store: MailStore, rank: int, world_size: int, settings: WatchSettings) -> RankEnds:
     """Return a rank's ends, over a store with a prefix of this watch's own.
 
-    It tells twice between two lines, and every five seconds at least: to wake up after a second
-    costs ten times what a step's record does.
+    It tells just before each line, and between them at least every five seconds: to wake up costs
+    more than ten steps' records do.
     """
-    every_s = min(max(settings.every_s / 2 or _MOST_EVERY_S, _LEAST_EVERY_S), _MOST_EVERY_S)
+    line_s = settings.every_s or _MOST_EVERY_S
+    every_s = max(line_s / math.ceil(line_s / _MOST_EVERY_S), _LEAST_EVERY_S)
     if rank:
         return RankEnds(rank, every_s, RankSender(store, rank), None, None)
     leader = WatchLeader(world_size, settings, now=monotonic, notes=advice_notes)

@@ -106,8 +106,10 @@ class StepRecorder:
             case _:
                 self._timeline.cut(_PHASES[what], at=mark)
 
-    def _begin_forward(self, mark: Any, gc_s: float, compile_s: float, size: Any) -> None:
-        self._ends_step(mark, (gc_s, compile_s))
+    def _begin_forward(
+        self, mark: Any, counted_s: tuple[float, float], size: tuple[int, int]
+    ) -> None:
+        self._ends_step(mark, counted_s)
         if self._handed_out >= 0:
             self._timeline.was(Phase.FORWARD, self._handed_out)
             self._handed_out = -1

@@ -34,8 +34,7 @@ class StepLog:
 
     Args:
         clock: sets the marks.
-        gc_s: seconds of garbage collection so far.
-        compile_s: seconds of compiling so far.
+        counted_s: seconds of garbage collection, and of compiling, so far.
         guard: runs what is called back, so that no fault reaches the training.
 
     Attributes:
@@ -49,15 +48,14 @@ class StepLog:
         self,
         clock: AbstractClock,
         *,
-        gc_s: Callable[[], float],
-        compile_s: Callable[[], float],
+        counted_s: Callable[[], tuple[float, float]],
         guard: Callable[[Callable[[], None]], None],
     ) -> None:
         self.clock = clock
         self.heard: deque[Heard] = deque()
         self.thread_id = get_ident()
         self.num_stepped = 0
-        self._gc_s, self._compile_s, self._guard = gc_s, compile_s, guard
+        self._counted_s, self._guard = counted_s, guard
         self._depth = 0  # of forwards under way; one that raised ends with the next batch
         self._task = -1  # the engine's number of the backward under way
         self._trained: weakref.ref[nn.Module] | None = None
@@ -68,7 +66,7 @@ class StepLog:
             register_optimizer_step_pre_hook(self._optimizer_reached),
             register_optimizer_step_post_hook(self._optimizer_left),
         )
-        self._note("begins", (gc_s(), compile_s()))
+        self._note("begins", counted_s())
 
     def mixes(self) -> None:
         """Take computing and waiting for one from now on: they cannot be told apart."""
@@ -85,7 +83,7 @@ class StepLog:
         if self._evaluates:
             self._note("evaluation")
         elif is_there:
-            self._note("batch", (self._gc_s(), self._compile_s()))
+            self._note("batch", self._counted_s())
         else:
             self._note("no batch")
 
@@ -102,7 +100,7 @@ class StepLog:
             self._trained = weakref.ref(module)
         self._trains_in_eval = not module.training
         size = input_size(tensors_in(inputs))
-        self.heard.append(("forward", mark, (self._gc_s(), self._compile_s(), size)))
+        self.heard.append(("forward", mark, (self._counted_s(), size)))
 
     def forward_ends(self, output: Any) -> None:
         """Hear that it is done, so that its backward will be heard of.

@@ -194,8 +194,7 @@ class Watch:
         self._garbage.open()
         self._log = StepLog(
             clock_of(device),
-            gc_s=lambda: self._garbage.total_s,
-            compile_s=lambda: self._compiling.total_s,
+            counted_s=lambda: (self._garbage.total_s, self._compiling.total_s),
             guard=self._guard,
         )
         self._recorder = StepRecorder(self._log)
