@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -23,16 +23,26 @@ from evenstep.watch._watch import Watch
 NUM_WARM_UP = 3
 
 
+class Own(NamedTuple):
+    """Seconds that a watch took: of the thread that trains, and of its own."""
+
+    inline_s: float
+    thread_s: float
+
+
 class Sleeper(nn.Module):
-    """Takes as long as a device would, and hardly any CPU."""
+    """Sleeps until the time of a step is over since the last time, as if a device had worked."""
 
     def __init__(self, step_s: float) -> None:  # the class says it
         super().__init__()
         self.step_s, self.layer = step_s, nn.Linear(16, 1)
+        self.until_s = time.monotonic()
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return one number for each sample."""
-        time.sleep(self.step_s)
+        now_s = time.monotonic()
+        self.until_s = max(self.until_s + self.step_s, now_s)
+        time.sleep(self.until_s - now_s)
         out: torch.Tensor = self.layer(inputs)
         return out
 
@@ -43,43 +53,50 @@ def when_loaded(name: str, call: Callable[[Any], None]) -> None:
         call(sys.modules[name])
 
 
-def train(num_steps: int, step_s: float, own_s: Callable[[], float]) -> tuple[float, float]:
+def train(num_steps: int, step_s: float, own_s: Callable[[], Own]) -> tuple[float, Own]:
     """Return CPU seconds of a step, of all threads of this process, and what ``own_s`` grows."""
     model = DistributedDataParallel(Sleeper(step_s))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     data = TensorDataset(torch.randn(8 * (num_steps + NUM_WARM_UP), 16))
-    begin_s = begin_own_s = 0.0
+    begin_s, begin = 0.0, Own(0.0, 0.0)
     for number, (inputs,) in enumerate(DataLoader(data, batch_size=8)):
         if number == NUM_WARM_UP:
             dist.barrier()
-            gc.collect()
-            begin_s, begin_own_s = time.process_time(), own_s()
+            begin_s, begin = time.process_time(), own_s()
         model(inputs).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    took_s = time.process_time() - begin_s
-    return took_s / num_steps, (own_s() - begin_own_s) / num_steps
+    took_s, end = time.process_time() - begin_s, own_s()
+    return took_s / num_steps, Own(
+        (end.inline_s - begin.inline_s) / num_steps, (end.thread_s - begin.thread_s) / num_steps
+    )
 
 
-def own_seconds(watch: Watch | None) -> float:
+def own_seconds(watch: Watch | None) -> Own:
     """Return what a watch has taken so far, by its own account."""
-    return 0.0 if watch is None else watch.inline_s + watch.thread_s
+    return Own(0.0, 0.0) if watch is None else Own(watch.inline_s, watch.thread_s)
 
 
 def main(num_rounds: int, num_steps: int, step_s: float) -> None:
     """Print what was measured, as JSON, from each rank in one line."""
     dist.init_process_group("gloo")
     attachment = Attachment(json.dumps({"every_s": 10.0}), when_loaded, [])
-    found: dict[str, list[float]] = {"plain": [], "watched": [], "own": [], "bytes": []}
+    found: dict[str, list[float]] = {
+        kind: [] for kind in ("plain", "watched", "inline", "thread", "bytes")
+    }
+    train(NUM_WARM_UP, step_s, partial(own_seconds, None))
     for number in range(num_rounds):
         for kind in ("plain", "watched")[:: 1 if number % 2 else -1]:
             if kind == "watched":
                 attachment.group_opens()
             watch = attachment.watch
+            gc.collect()
+            gc.freeze()  # so that no collection of all that torch has falls on one of the two
             took_s, own_s = train(num_steps, step_s, partial(own_seconds, watch))
             found[kind].append(took_s)
             if watch is not None:
-                found["own"].append(own_s)
+                found["inline"].append(own_s.inline_s)
+                found["thread"].append(own_s.thread_s)
                 attachment.group_closes(None)
                 found["bytes"].append(watch.num_bytes / (num_steps + NUM_WARM_UP))
             dist.barrier()

@@ -42,6 +42,26 @@ at_end_of_backward: Callable[[Callable[[], None]], None] = (
 backward_number: Callable[[], int] = torch._C._current_graph_task_id
 
 
+class NodeHook:
+    """Has nodes of the autograd graph call back when a backward reaches them.
+
+    Nodes share the dict of hooks of a tensor of our own, as ``Tensor.register_hook`` has a node
+    share its tensor's. ``register_prehook`` makes a dict and a handle anew for each node, which
+    takes 0.3 ms after a sleep of 100 ms, when nothing is in the caches. [test_recorder.py]
+
+    Args:
+        call: called with a gradient, or with None; returns None.
+    """
+
+    def __init__(self, call: Callable[[Any], None]) -> None:
+        self._owner = torch.zeros((), requires_grad=True)
+        self._owner.register_hook(call)  # type: ignore[no-untyped-call]
+
+    def put(self, node: Any) -> None:
+        """Have a node call back."""
+        node._register_hook_dict(self._owner)
+
+
 class CollectiveCount:
     """Tells how many collectives this process has begun, over all process groups.
 

@@ -55,7 +55,7 @@ def test_a_step_is_told_apart_by_its_marks(steps, clock):
     clock.now_s += 5
     steps.begin()
 
-    (record,) = steps.records
+    (record,) = steps.take_records()
     assert (record.step, record.num_samples, record.clues.size) == (0, 12, 384)
     assert spent_s(record) == {
         Phase.INPUT: 1,
@@ -79,7 +79,7 @@ def test_evaluations_and_checkpoints_are_their_own_time(steps, clock):
     clock.now_s += 3
     steps.begin()
 
-    (record,) = steps.records
+    (record,) = steps.take_records()
     assert spent_s(record) == {Phase.FORWARD: 1, Phase.EVALUATION: 2, Phase.REST: 3}
 
 
@@ -91,7 +91,7 @@ def test_the_end_of_the_data_is_no_step(steps, clock):
     train(steps, clock)
     steps.begin()
 
-    assert [record.step for record in steps.records] == [0, 1]
+    assert [record.step for record in steps.take_records()] == [0, 1]
 
 
 def test_what_cannot_be_told_is_an_error(steps, clock):

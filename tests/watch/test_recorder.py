@@ -1,5 +1,7 @@
 """One rank's steps seen from outside, by a clock that goes on when it is told to."""
 
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +9,7 @@ from torch import nn
 from evenstep._diagnosis import Phase
 from evenstep.watch._call_sites import site_of
 from evenstep.watch._recorder import StepRecorder
+from evenstep.watch._step_log import StepLog
 from evenstep.watch._watched_run import CallSite
 
 
@@ -29,28 +32,28 @@ class Rank:
         self.now_us = self.collected_us = 0
         self.model = nn.Linear(4, 1)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        self.recorder = StepRecorder(
+        self.log = StepLog(
             HandClock(lambda: self.now_us / 1e6),
-            gc_s=lambda: self.collected_us / 1e6,
-            compile_s=lambda: 0.0,
+            counted_s=lambda: (self.collected_us / 1e6, 0.0),
             guard=lambda call: call(),
         )
+        self.recorder = StepRecorder(self.log)
 
     def spend(self, us):
         self.now_us += us
 
     def fetch(self, us, after=0):
-        self.recorder.input_begins()
+        self.log.input_begins()
         self.spend(us)
-        self.recorder.input_ends(is_there=True)
+        self.log.input_ends(is_there=True)
         self.spend(after)
 
     def forward(self, us, num_samples=2):
         inputs = torch.ones(num_samples, 4)
-        self.recorder.forward_begins(self.model, (inputs,))
+        self.log.forward_begins(self.model, (inputs,))
         self.spend(us)
         output = self.model(inputs)
-        self.recorder.forward_ends(output)
+        self.log.forward_ends(output)
         return output.sum()
 
     def backward(self, loss, us, waited=0):
@@ -74,7 +77,7 @@ class Rank:
 def rank():
     made = Rank()
     yield made
-    made.recorder.close()
+    made.log.close()
 
 
 def spent(record):
@@ -96,7 +99,7 @@ def test_a_step_has_all_of_its_time(rank):
         rank.collected_us += 9
         rank.fetch(20, after=30)
 
-    _, second = rank.recorder.records
+    _, second = rank.recorder.take_records()
 
     assert spent(second) == {
         Phase.FORWARD: 30 + 100 + 10,
@@ -122,7 +125,7 @@ def test_micro_batches_and_two_optimizers_are_one_step(rank):
     rank.step()  # without a backward
     rank.fetch(1)
 
-    steps = list(rank.recorder.records)
+    steps = rank.recorder.take_records()
 
     assert [record.step for record in steps] == [0, 1, 2]
     assert spent(steps[1]) == {Phase.INPUT: 2, Phase.FORWARD: 20, Phase.BACKWARD: 40}
@@ -139,13 +142,13 @@ def test_evaluations_and_checkpoints_are_in_the_step_before(rank):
     with torch.no_grad():
         rank.forward(200, num_samples=5)
         rank.spend(50)
-    rank.recorder.enter(Phase.CHECKPOINT)
+    rank.log.enter(Phase.CHECKPOINT)
     rank.spend(1000)
-    rank.recorder.leave()
+    rank.log.leave()
     rank.model.train()
     rank.fetch(1)
 
-    (record,) = rank.recorder.records
+    (record,) = rank.recorder.take_records()
 
     assert spent(record) == {
         Phase.INPUT: 2,
@@ -164,10 +167,56 @@ def test_without_any_optimizer_that_is_seen_backwards_end_steps(rank):
         rank.backward(rank.forward(10), 20)
     rank.fetch(1)
 
-    records = list(rank.recorder.records)
+    records = rank.recorder.take_records()
 
     assert len(records) == 7
     assert all(spent(record)[Phase.BACKWARD] == 20 for record in records[1:])
+
+
+def test_steps_may_be_made_on_another_thread_and_late(rank):
+    """What was heard tells all: steps are the same, as is where the loop is by now."""
+    for _ in range(3):
+        rank.fetch(1)
+        rank.backward(rank.forward(10), 20)
+        rank.log.enter(Phase.CHECKPOINT)
+        rank.spend(5)
+        rank.log.leave()
+        rank.step(40)
+    rank.fetch(1)
+    rank.collected_us += 7  # in the step under way
+    taken = []
+
+    thread = threading.Thread(target=lambda: taken.extend(rank.recorder.take_records()))
+    thread.start()
+    thread.join()
+
+    assert rank.recorder.step == 3
+    assert [record.step for record in taken] == [0, 1, 2]
+    assert all(record.clues.gc_us == 0 for record in taken)
+    assert spent(taken[1]) == {
+        Phase.INPUT: 1,
+        Phase.FORWARD: 10,
+        Phase.BACKWARD: 20,
+        Phase.CHECKPOINT: 5,
+        Phase.OPTIMIZER: 40,
+    }
+    assert rank.recorder.take_records() == []
+
+
+def test_a_backward_is_heard_by_any_output_of_a_node(rank):
+    """Also where a model's output is the second of a node that has several."""
+    rank.fetch(1)
+    rank.log.forward_begins(rank.model, (torch.ones(2, 4),))
+    output = rank.model(torch.ones(2, 4)).unbind()[1]
+    rank.log.forward_ends(output)
+    rank.backward(output.sum(), 20)
+    rank.step()
+    rank.fetch(1)
+
+    (record,) = rank.recorder.take_records()
+
+    assert spent(record)[Phase.BACKWARD] == 20
+    assert output._backward_hooks is None
 
 
 def test_gradients_are_the_same_bit_by_bit(rank):

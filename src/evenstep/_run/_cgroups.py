@@ -80,8 +80,11 @@ class Cgroups:
 
         On several CPUs at once, that is the sum over them.
         """
-        folders = self.second + self.first_cpu
-        return tuple(throttled_s(folder / "cpu.stat") for folder in folders)
+        return tuple(map(throttled_s, self.stat_files()))
+
+    def stat_files(self) -> tuple[str, ...]:
+        """Return the ``cpu.stat`` of each group, for those who look often."""
+        return tuple(f"{folder}/cpu.stat" for folder in self.second + self.first_cpu)
 
     def waited_s(self) -> float | None:
         """Return for how long some process of the own group was ready and had no core.
@@ -97,7 +100,7 @@ class Cgroups:
         return None
 
 
-def throttled_s(file: Path) -> float:
+def throttled_s(file: str | Path) -> float:
     """Return for how long its quota has held a group back, by its ``cpu.stat``; 0 if never."""
     text = contents(file)
     if (second_us := number_of(text, b"throttled_usec")) is not None:

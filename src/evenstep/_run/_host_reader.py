@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple, final
 
 from .._diagnosis import HostClues
-from ._cgroups import Cgroups
+from ._cgroups import Cgroups, throttled_s
 from ._kernel_files import thread_times_s
 
 
@@ -32,7 +32,7 @@ class _Look(NamedTuple):
 
 @final
 class HostReader:
-    """Reads what the system counts of this process, once a second or so.
+    """Reads what the system counts of this process, every few seconds or so.
 
     About 0.1 ms a look. What the system does not offer stays 0: all but CPU seconds and page faults
     are Linux's.
@@ -58,7 +58,7 @@ class HostReader:
     ) -> None:
         self._root = root
         self._thread_id = threading.get_native_id() if thread_id is None else thread_id
-        self._groups = Cgroups.find(root)
+        self._stat_files = Cgroups.find(root).stat_files()
         self._now, self._cpu_s = now, cpu_s
         self._major_faults, self._alloc_retries = major_faults, alloc_retries
         self._before = self._look()
@@ -88,7 +88,7 @@ class HostReader:
         return _Look(
             self._now(),
             self._cpu_s(),
-            self._groups.throttled_s(),
+            tuple(map(throttled_s, self._stat_files)),
             thread_times_s(self._root, self._thread_id)[1],
             self._major_faults(),
             self._alloc_retries(),

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, final
 
-import torch
 import torch.distributed as dist
+from torch.compiler import is_dynamo_compiling
 
 from .._private_torch import default_store
 from ._call_sites import Frames
@@ -82,7 +82,7 @@ class Attachment:
             self._end()
 
     def _current(self) -> Watch | None:
-        if torch.compiler.is_compiling():  # first: a constant there, so that nothing is guarded
+        if is_dynamo_compiling():  # first: a constant there, so that nothing is guarded
             return None
         watch = self.watch
         return None if watch is None or not watch.is_on else watch

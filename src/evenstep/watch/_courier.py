@@ -1,10 +1,10 @@
-"""Carries what one rank records to rank 0, once a second, in a thread of its own."""
+"""Carries what one rank records to rank 0, every few seconds, in a thread of its own."""
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import monotonic, thread_time
@@ -18,8 +18,8 @@ from ._start_watch import WatchSettings
 from ._step_records import RankTold, StepRecord, grouped
 from ._watched_run import CallSite
 
-_EVERY_S = 1.0
-_MOST_RECORDS = 64  # in one key
+_LEAST_EVERY_S, _MOST_EVERY_S = 1.0, 5.0  # between two tellings
+_MOST_RECORDS = 64  # in one key, and a second; shorter steps are summed
 _LAST_S = 1.0  # for which rank 0 waits at its end for what the others tell last
 
 
@@ -28,11 +28,12 @@ class RecordedSteps(Protocol):
 
     Attributes:
         step: the one under way, from 0.
-        records: of steps that are over, for the courier to take.
     """
 
     step: int
-    records: deque[StepRecord]
+
+    def take_records(self) -> list[StepRecord]:
+        """Return the steps that are over, and were not returned before."""
 
 
 class RankEnds(NamedTuple):
@@ -40,23 +41,31 @@ class RankEnds(NamedTuple):
 
     Attributes:
         rank: this process's.
+        every_s: seconds after which it tells again.
         sender: carries what this rank tells; None on rank 0, which tells itself.
         reader: what the others tell; on rank 0.
         leader: makes something of it; on rank 0.
     """
 
     rank: int
+    every_s: float
     sender: RankSender | None
     reader: RankReader | None
     leader: WatchLeader | None
 
 
 def ends_of(store: MailStore, rank: int, world_size: int, settings: WatchSettings) -> RankEnds:
-    """Return a rank's ends, over a store with a prefix of this watch's own."""
+    """Return a rank's ends, over a store with a prefix of this watch's own.
+
+    It tells just before each line, and between them at least every five seconds: to wake up costs
+    more than ten steps' records do.
+    """
+    line_s = settings.every_s or _MOST_EVERY_S
+    every_s = max(line_s / math.ceil(line_s / _MOST_EVERY_S), _LEAST_EVERY_S)
     if rank:
-        return RankEnds(rank, RankSender(store, rank), None, None)
+        return RankEnds(rank, every_s, RankSender(store, rank), None, None)
     leader = WatchLeader(world_size, settings, now=monotonic, notes=advice_notes)
-    return RankEnds(rank, None, RankReader(store, range(1, world_size)), leader)
+    return RankEnds(rank, every_s, None, RankReader(store, range(1, world_size)), leader)
 
 
 @final
@@ -85,7 +94,7 @@ class Courier:
     ) -> None:
         self.thread_s = 0.0
         self._steps, self._hello, self._host = steps, hello, host
-        self._rank, self._sender, self._reader, self._leader = ends
+        self._rank, self._every_s, self._sender, self._reader, self._leader = ends
         self._on_fault = on_fault
         self._left: list[StepRecord] = []  # short steps whose group is not complete
         self._group_size = 1
@@ -125,29 +134,33 @@ class Courier:
             self._leader.end(kind, sites, own_s=own_s())
 
     def _run(self) -> None:
-        """Tell once a second what is there; the thread's own life."""
+        """Tell again and again what is there; the thread's own life."""
         try:
             if self._sender is not None:
                 self._sender.hello(self._hello)
-            while not self._over.wait(_EVERY_S):
+            while not self._over.wait(self._every_s):
                 self._tell()
                 self.thread_s = thread_time()
         except Exception as error:
             self._on_fault(error)
 
     def _tell(self, *, is_last: bool = False) -> None:
-        new: list[StepRecord] = []
-        while self._steps.records:
-            new.append(self._steps.records.popleft())
-        while len(new) > _MOST_RECORDS * self._group_size:
+        new = self._steps.take_records()
+        while len(new) > _MOST_RECORDS * self._every_s * self._group_size:
             self._group_size *= 2
         done, self._left = grouped([*self._left, *new], self._group_size)
-        told = RankTold(tuple(done), self._host.read(self._steps.step), is_last=is_last)
+        while len(done) > _MOST_RECORDS:
+            self._hand_over(RankTold(tuple(done[:_MOST_RECORDS]), None))
+            done = done[_MOST_RECORDS:]
+        host = self._host.read(self._steps.step)
+        self._hand_over(RankTold(tuple(done), host, is_last=is_last))
+        self._listen()
+
+    def _hand_over(self, told: RankTold) -> None:
         if self._sender is not None:
             self._sender.send(told)
         if self._leader is not None:
             self._leader.take(self._rank, told)
-            self._listen()
 
     def _listen(self) -> None:
         if self._leader is not None and self._reader is not None:

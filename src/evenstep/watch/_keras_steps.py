@@ -29,7 +29,6 @@ class KerasSteps:
 
     Attributes:
         step: the one under way, from 0.
-        records: of steps that are over.
         compile_s: seconds of tracing so far, to be counted on by the caller.
     """
 
@@ -37,7 +36,7 @@ class KerasSteps:
         self, *, gc_s: Callable[[], float], now: Callable[[], float] = perf_counter
     ) -> None:
         self.step = 0
-        self.records: deque[StepRecord] = deque(maxlen=_MOST_UNSENT)
+        self._records: deque[StepRecord] = deque(maxlen=_MOST_UNSENT)
         self.compile_s = 0.0
         self._gc_s, self._now = gc_s, now
         self._gc_before, self._compile_before = gc_s(), 0.0
@@ -45,6 +44,13 @@ class KerasSteps:
         self._is_inside = False  # of a call of ``train_function``
         self._num_samples = self._size = 0
         self._blocks: list[Phase] = []  # that are open, such as an evaluation
+
+    def take_records(self) -> list[StepRecord]:
+        """Return the steps that are over, and were not returned before."""
+        taken = []
+        while self._records:
+            taken.append(self._records.popleft())
+        return taken
 
     def begin(self) -> None:
         """End the step before, if any, and begin one: its batch is about to be fetched."""
@@ -124,5 +130,5 @@ class KerasSteps:
         self._gc_before, self._compile_before = gc_s, self.compile_s
         spent_us = time_by_phase(lasted_s, phases)
         if Phase.REDUCTION in phases:
-            self.records.append(StepRecord(self.step, 1, spent_us, clues, self._num_samples))
+            self._records.append(StepRecord(self.step, 1, spent_us, clues, self._num_samples))
             self.step += 1

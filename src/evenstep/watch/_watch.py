@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from threading import get_ident
 from time import perf_counter
 from typing import Any, Concatenate, ParamSpec, final
 
@@ -22,9 +23,11 @@ from ._call_sites import Frames, site_of
 from ._courier import Courier, RankEnds, say_off
 from ._mail import RankHello
 from ._recorder import StepRecorder
+from ._step_log import StepLog
 from ._watched_run import CallSite
 
 _P = ParamSpec("_P")
+_MOST_HEARD = 2048  # that the thread that sends has not taken: of 200 steps or so, 0.3 MB
 
 
 def _quiet(
@@ -69,6 +72,7 @@ class Watch:
         self._loaders = loaders
         self._kind = ""
         self._sites: dict[str, CallSite] = {}
+        self._log: StepLog | None = None
         self._recorder: StepRecorder | None = None
         self._meets = False  # whether others are waited for
         self._garbage = GarbageClock()
@@ -90,68 +94,70 @@ class Watch:
         """Hear that a model was wrapped, and begin to watch if it is the first."""
         self._kind = kind
         self._sites.setdefault(made, site_of(made, frames))
-        if self._recorder is None:
+        if self._log is None:
             self._begin(device)
 
     @_quiet
     def mixes(self) -> None:
         """Hear that computing and waiting cannot be told apart in the model."""
-        if self._recorder is not None:
-            self._recorder.mixes()
+        if self._log is not None:
+            self._log.mixes()
 
     @_quiet
     def input_begins(self) -> None:
         """Hear that a loader is asked for a batch; other threads do not count."""
-        if (recorder := self._recorder) is not None and recorder.on_thread:
-            recorder.input_begins()
+        if (log := self._log) is not None and get_ident() == log.thread_id:
+            log.input_begins()
 
     @_quiet
     def input_ends(self, dataset: Any, is_there: bool) -> None:
         """Hear that it came, or that there is none any more."""
-        if (recorder := self._recorder) is not None and recorder.on_thread:
-            recorder.input_ends(is_there=is_there)
-            if recorder.step < 2 and is_there:
+        if (log := self._log) is not None and get_ident() == log.thread_id:
+            log.input_ends(is_there=is_there)
+            if log.num_stepped < 2 and is_there:
                 self._note_loader(dataset)
 
     @_quiet
     def forward_begins(self, module: nn.Module, inputs: Any) -> None:
         """Hear that a model begins to compute."""
-        if (recorder := self._recorder) is not None and recorder.on_thread:
+        if (log := self._log) is not None and get_ident() == log.thread_id:
             self._compiling.listen()
-            recorder.forward_begins(module, inputs)
+            log.forward_begins(module, inputs)
+            if len(log.heard) >= _MOST_HEARD and self._recorder is not None:
+                self._recorder.catch_up()
 
     @_quiet
     def forward_ends(self, output: Any) -> None:
         """Hear that it is done."""
-        if (recorder := self._recorder) is not None and recorder.on_thread:
-            recorder.forward_ends(output)
+        if (log := self._log) is not None and get_ident() == log.thread_id:
+            log.forward_ends(output)
 
     @_quiet
     def met(self, begin: Any) -> None:
         """Hear that others were waited for, since a mark."""
-        if (recorder := self._recorder) is not None and begin is not None:
+        if (log := self._log) is not None and begin is not None:
             self._meets = False
-            recorder.met(begin, recorder.clock.mark())
+            log.met(begin)
 
     def mark(self) -> Any:
         """Return a mark for ``met``; None where nothing is watched, or in another such wait."""
-        recorder = self._recorder
-        if recorder is None or not self.is_on or self._meets or not recorder.on_thread:
+        log = self._log
+        if log is None or not self.is_on or self._meets or get_ident() != log.thread_id:
             return None
         self._meets = True
-        return recorder.clock.mark()
+        return log.clock.mark()
 
     @_quiet
     def enter(self, phase: Phase) -> None:
         """Hear that something else begins, such as a checkpoint."""
-        if self._recorder is not None:
-            self._recorder.enter(phase)
+        if self._log is not None:
+            self._log.enter(phase)
 
     @_quiet
     def leave(self) -> None:
         """Hear that it is over."""
-        if self._recorder is not None:
-            self._recorder.leave()
+        if self._log is not None:
+            self._log.leave()
 
     @_quiet
     def close(self) -> None:
@@ -181,17 +187,17 @@ class Watch:
         with suppress(Exception):
             self._garbage.close()
             self._compiling.close()
-            if self._recorder is not None:
-                self._recorder.close()
+            if self._log is not None:
+                self._log.close()
 
     def _begin(self, device: torch.device) -> None:
         self._garbage.open()
-        self._recorder = StepRecorder(
+        self._log = StepLog(
             clock_of(device),
-            gc_s=lambda: self._garbage.total_s,
-            compile_s=lambda: self._compiling.total_s,
+            counted_s=lambda: (self._garbage.total_s, self._compiling.total_s),
             guard=self._guard,
         )
+        self._recorder = StepRecorder(self._log)
         self._courier = Courier(
             self._recorder,
             RankHello(socket.gethostname(), device_in_words(device)),

@@ -37,6 +37,7 @@ class StepMeter:
     def __init__(self, clock: AbstractClock, count: Callable[[], int] | None = None) -> None:
         self.clock = clock
         self.timeline = Timeline(clock, mixes=self._mixes)
+        self.timeline.hear_optimizers()
         self._count = count
         self._gap: tuple[Any, int, int] | None = None
         self._fetch: Any = None

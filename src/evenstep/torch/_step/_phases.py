@@ -41,8 +41,11 @@ class Timeline:
     The marks are the clock's. On a device they are events, and nothing waits for them: input is
     the time in which the device waits for it.
 
-    The time that an optimizer takes is known by torch's hooks on the steps of all optimizers of
-    this process; that of one that is compiled, or no ``torch.optim.Optimizer``, is ``Phase.REST``.
+    The time that an optimizer takes is known once it hears of optimizers, by torch's hooks on the
+    steps of all of this process; that of one that is compiled, or no ``torch.optim.Optimizer``, is
+    ``Phase.REST``.
+
+    What is told with a mark was on that thread at the mark, and may be told later on another one.
 
     Args:
         clock: sets the marks.
@@ -62,11 +65,15 @@ class Timeline:
         self._depth = 0  # of blocks
         self._thread_id = 0
         self._unread: deque[_Window] = deque(maxlen=_MOST_UNREAD)
+        self._hooks: tuple[Any, ...] = ()
+
+    def hear_optimizers(self) -> None:
+        """Hear of the steps of optimizers, until it is closed."""
         self._hooks = _optimizer_hooks(weakref.ref(self))
 
-    def begin(self, step: int) -> None:
+    def begin(self, step: int, *, at: Any = None) -> None:
         """End the step before, and begin ``step``: it is handed out, or used."""
-        mark = self._clock.mark()
+        mark = self._clock.mark() if at is None else at
         if self._step >= 0:
             self._cuts.append((mark, Phase.REST))
             self._unread.append(_Window(self._step, self._cuts))
@@ -126,25 +133,25 @@ class Timeline:
         finally:
             self.leave()
 
-    def enter(self, phase: Phase) -> bool:
+    def enter(self, phase: Phase, *, at: Any = None) -> bool:
         """Begin such a block; return whether it counts."""
-        if threading.get_ident() != self._thread_id:
+        if at is None and threading.get_ident() != self._thread_id:
             return False
         self._depth += 1
         if self._depth > 1:
             return False
         self._block = phase
-        self._cuts.append((self._clock.mark(), phase))
+        self._cuts.append((self._clock.mark() if at is None else at, phase))
         return True
 
-    def leave(self) -> None:
+    def leave(self, *, at: Any = None) -> None:
         """End it; not where the step was over before, as with an iterator that was left alone."""
-        if threading.get_ident() != self._thread_id or not self._depth:
+        if (at is None and threading.get_ident() != self._thread_id) or not self._depth:
             return
         self._depth -= 1
         if not self._depth:
             self._block = None
-            self._cuts.append((self._clock.mark(), self._phase))
+            self._cuts.append((self._clock.mark() if at is None else at, self._phase))
 
     def take(self) -> list[tuple[int, tuple[int, ...]]]:
         """Return the steps whose end was reached since the last call, with their times.
