@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.arena._cells import cells_of
 from benchmarks.arena._figures import Spread, Standing, bound_of, standings
-from benchmarks.arena._setups import SETUPS
+from benchmarks.arena._papers import SETUPS
 
 ROOT = Path(__file__).parents[1]
 NONE = "\N{EN DASH}"

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from time import perf_counter, sleep
 
+import numpy as np
 import torch
 from torch import nn
 
 from benchmarks.arena._setups import ArenaSetUp
+
+MEMORY_BYTES = 16 << 30
+"""Of an emulated machine; a job that takes all of its CPU would take half of it."""
 
 
 class Clock:
@@ -49,24 +53,34 @@ class Device:
         self.slept_s = 0.0
         self.late_s: list[float] = []
 
-    def compute(self, num_samples: int, began_s: float, *, fixed: bool = True) -> None:
+    def compute(self, num_samples: int, began_s: float, *, after: int = 0) -> None:
         """Sleep until the device is done with what it began at ``began_s`` of the clock.
 
         Args:
             num_samples: how many samples.
             began_s: when it began them.
-            fixed: whether the fixed cost of a step is part of it.
+            after: samples of the same step that it has done: these have paid its fixed cost.
         """
-        times, rank = self._setup.times, self._rank
-        alone_s = float(times.slope_s[rank]) * num_samples
-        alone_s += float(times.intercept_s[rank]) if fixed else 0.0
-        end_s = self._setup.trace.end_s(rank, began_s, alone_s)
+        alone_s = self._alone_s(after + num_samples) - self._alone_s(after)
+        end_s = self._setup.trace.end_s(self._rank, began_s, alone_s)
         self._until(end_s)
         self.late_s.append(self._clock.now_s - end_s)
+
+    def read(self) -> tuple[float, int]:
+        """Return the share of its CPU that the worker can have now, and free bytes.
+
+        It is what a reader of quotas is told: other jobs take the rest, and memory with it.
+        """
+        share = 1 / float(self._setup.trace.at(self._clock.now_s)[self._rank])
+        return share, int(MEMORY_BYTES * (1 + share) / 2)
 
     def exchange(self) -> None:
         """Take the time of one exchange."""
         self._until(self._clock.now_s + self._setup.exchange_s)
+
+    def _alone_s(self, num_samples: int) -> float:
+        sizes = np.full(self._setup.world_size, num_samples)
+        return float(self._setup.times.seconds(sizes)[self._rank])
 
     def _until(self, end_s: float) -> None:
         before_s = self._clock.now_s

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.arena._setups import SETUPS
+from benchmarks.arena._papers import SETUPS
 
 Found = Mapping[str, Any]
 """A cell as its file has it."""
@@ -60,7 +60,7 @@ class Standing:
         name: of the contestant.
         is_exact: whether its updates are those of plain training.
         step_s: seconds per global batch of samples, the first steps included; a mean over seeds.
-        settled: its steps beside those of ``auto`` after the first turn; None where inexact.
+        settled: its steps beside those of ``auto`` after the turns of learning; None where inexact.
         to_target_s: seconds until the target accuracy, by seed.
         accuracy: at the end of the time, by seed.
         cpu_share: most CPU time of a worker over what its device took. An emulation holds where
@@ -115,7 +115,8 @@ def _step_s(turn: Mapping[str, float]) -> float:
 
 def _exact_standings(cell: Found) -> list[Standing]:
     """Return the exact contestants; what a step does to accuracy is known from one process."""
-    target, total = _target(cell), SETUPS[cell["cell"]["setup"]].global_batch_size
+    setup = SETUPS[cell["cell"]["setup"]]
+    target, total = setup.target, setup.global_batch_size
     (auto,) = (one for one in cell["entries"] if one["name"] == "auto")
     found = []
     for one in cell["entries"]:
@@ -126,7 +127,7 @@ def _exact_standings(cell: Found) -> list[Standing]:
                 name=one["name"],
                 is_exact=True,
                 step_s=Spread((_per_batch(one, total),)),
-                settled=paired(auto, one),
+                settled=paired(auto, one, skip=setup.num_learning),
                 to_target_s=Spread(
                     tuple(None if step is None else updates_s[step] for step in reached)
                 ),

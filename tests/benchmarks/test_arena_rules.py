@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from benchmarks._stealing import Stealing
-from benchmarks.arena._setups import SETUPS, fitted_exchange_s
+from benchmarks.arena._papers import SETUPS, fitted_exchange_s
 from benchmarks.arena._traces import Trace, drawn, periodic, static
 from benchmarks.arena.contestants import FirstFew, Stale, contestants
 from benchmarks.arena.contestants._foreman import Foreman
