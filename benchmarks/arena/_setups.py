@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.arena._traces import Trace
 from evenstep import Cluster, allocate
+from evenstep.policies import AbstractPolicy
 from evenstep.timemodels import PiecewiseTime
 
 
@@ -28,6 +31,9 @@ class ArenaSetUp:
         duration_s: seconds that each contestant trains.
         turn_s: seconds of a turn of exact contestants.
         num_learning: turns at the beginning that are no part of what is settled.
+        tells_quota: whether readers of a machine know what it can have now, as with quotas. If not,
+            they know what it had in the last step, as with waits for a core.
+        rivals: policies that race beside the rule, by name.
         has_inexact: whether contestants race that do not make the updates of plain training.
     """
 
@@ -42,6 +48,8 @@ class ArenaSetUp:
     duration_s: float = 24.0
     turn_s: float = 4.0
     num_learning: int = 1
+    tells_quota: bool = False
+    rivals: Mapping[str, AbstractPolicy[Any]] = field(default_factory=dict)
     has_inexact: bool = False
 
     @property

@@ -38,13 +38,17 @@ def contestants(setup: ArenaSetUp) -> dict[str, Contestant]:
     exact: dict[str, Contestant] = {
         "ddp": BySizes(_sizes(np.ones(world_size), total)),
         setup.rule: Balanced(setup.rule),
+        **{name: Balanced(policy) for name, policy in setup.rivals.items()},
         "auto": Balanced("auto"),
         "hybrid": Balanced("auto", Hybrid()),
-        "by-hand": BySizes(_sizes(setup.speeds, total)),
-        "without-slowest": BySizes(_sizes(others, total)),
-        "fastest-alone": BySizes(_sizes(np.arange(world_size) == fastest, total)),
         "flexrr": FlexRr(Stealing()),
     }
+    if slowest != fastest:  # of machines that are alike these are plain DDP, or half of it
+        exact |= {
+            "by-hand": BySizes(_sizes(setup.speeds, total)),
+            "without-slowest": BySizes(_sizes(others, total)),
+            "fastest-alone": BySizes(_sizes(np.arange(world_size) == fastest, total)),
+        }
     if not setup.has_inexact:
         return exact
     return exact | {
