@@ -67,7 +67,7 @@ class Device:
         """
         alone_s = self._alone_s(after + num_samples) - self._alone_s(after)
         end_s = self._setup.trace.end_s(self._rank, began_s, alone_s)
-        self._share = alone_s / max(end_s - began_s, 1e-9)
+        self._share = min(1.0, alone_s / (end_s - began_s))
         self._until(end_s)
         self.late_s.append(self._clock.now_s - end_s)
 
