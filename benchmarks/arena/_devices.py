@@ -35,6 +35,10 @@ class Clock:
         """Go on."""
         self._since_s = perf_counter()
 
+    def wait_until(self, end_s: float) -> None:
+        """Return when the clock is there."""
+        sleep(max(0.0, end_s - self.now_s))
+
     def stop(self) -> None:
         """Stand still."""
         self._spent_s, self._since_s = self.now_s, None
@@ -67,7 +71,8 @@ class Device:
         """
         alone_s = self._alone_s(after + num_samples) - self._alone_s(after)
         end_s = self._setup.trace.end_s(self._rank, began_s, alone_s)
-        self._share = min(1.0, alone_s / (end_s - began_s))
+        if alone_s:
+            self._share = min(1.0, alone_s / (end_s - began_s))
         self._until(end_s)
         self.late_s.append(self._clock.now_s - end_s)
 
@@ -90,7 +95,7 @@ class Device:
 
     def _until(self, end_s: float) -> None:
         before_s = self._clock.now_s
-        sleep(max(0.0, end_s - before_s))
+        self._clock.wait_until(end_s)
         self.slept_s += self._clock.now_s - before_s
 
 

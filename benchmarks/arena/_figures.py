@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.arena._papers import SETUPS
+from benchmarks.arena._setups import ArenaSetUp
+from benchmarks.narx import gain
 
 Found = Mapping[str, Any]
 """A cell as its file has it."""
@@ -88,6 +90,23 @@ def bound_of(cell: Found) -> float:
     """Return how many times as fast as plain DDP a planner that knows the speeds is, by curves."""
     setup, duration_s = SETUPS[cell["cell"]["setup"]], cell["cell"]["duration_s"]
     return setup.mean_step_s(duration_s, equal=True) / setup.mean_step_s(duration_s, equal=False)
+
+
+def readings_gain(setup: ArenaSetUp) -> float:
+    """Return what readings add to the R^2 of forecasts by past speeds, under equal sizes.
+
+    It is known from curves, trace and readers alone, before anything races.
+    """
+    now_s, alone_s = 0.0, setup.times.seconds(setup.equal)
+    speeds, shares = [], []
+    while now_s < setup.duration_s:
+        ends_s = [setup.trace.end_s(k, now_s, alone) for k, alone in enumerate(alone_s)]
+        took_s = np.array(ends_s) - now_s
+        speeds.append(setup.equal / took_s)
+        told = [1 / setup.trace.at(end_s)[k] for k, end_s in enumerate(ends_s)]
+        shares.append(np.array(told) if setup.tells_quota else alone_s / took_s)
+        now_s = max(ends_s) + setup.exchange_s
+    return gain(np.array(speeds), np.array(shares))
 
 
 def paired(ours: Found, theirs: Found, *, skip: int = 1) -> Paired | None:

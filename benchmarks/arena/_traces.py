@@ -27,6 +27,11 @@ class Trace:
     period_s: FloatArray
     slowdown: FloatArray
 
+    @property
+    def changes(self) -> bool:
+        """Whether some worker is slower at one time than at another."""
+        return bool(np.ptp(self.slowdown, axis=0).any())
+
     def at(self, now_s: float) -> FloatArray:
         """Return every worker's slowdown at a time, ``(world_size,)``."""
         edges = np.cumsum(self.period_s)
