@@ -82,6 +82,7 @@ class Trained:
         process_s: CPU time of the whole process meanwhile.
         plans: steps from which on a new plan was in force.
         fetched: samples asked for over samples used.
+        is_counted: whether a balancer that was told of lengths counts samples all the same.
     """
 
     ends_s: list[float]
@@ -90,6 +91,7 @@ class Trained:
     process_s: float
     plans: list[int] = field(default_factory=list)
     fetched: float = 1.0
+    is_counted: bool = False
 
 
 def train(rank: int, cell: Cell, blocks: Sequence[Block], checks: int) -> list[Any]:
@@ -136,8 +138,10 @@ def balanced(rank: int, cell: Cell, block: Block) -> Trained:
         model, loader = balancer.prepare(Reader(device), stock)
         found = loop(model, loader, device, block.num_epochs)
         counts = loader.fetch_counts
+        is_counted = loader.costs is None
     plans = [event.step for event in events if isinstance(event, Rebalanced)]
-    return replace(found, plans=plans, fetched=counts.requested / max(1, counts.used))
+    fetched = counts.requested / max(1, counts.used)
+    return replace(found, plans=plans, fetched=fetched, is_counted=is_counted)
 
 
 def told(cell: Cell, block: Block) -> Cost | None:

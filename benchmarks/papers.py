@@ -67,6 +67,7 @@ def set_up(given: SetUp, num_steps: int, num_seeds: int) -> Row:
     best_s = given.times.seconds(allocate(given.times, given.cluster)).max()
     figures = {
         "paper": given.paper,
+        "speeds": (given.equal_s.max() / given.equal_s).tolist(),
         "bound": given.bound,
         "best_split": float(given.equal_s.max() / best_s),
         "fastest_alone": given.fastest_alone,

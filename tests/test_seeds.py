@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import json
 import os
 import re
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 from ._snippets import ROOT
 
 PAGE = ROOT / "docs" / "seeds.md"
+PAPERS_FOUND = ROOT / "evidence" / "papers.json"
 HEADER = ["statement", "how sure", "code", "shown by", "figure"]
 PAPERS = ("LB-BSP, 2018", "LB-BSP, 2020", "Dynamic batching", "LBB", "Balanced parameter servers")
 PYTEST = "python -m pytest "
@@ -92,3 +94,42 @@ def test_the_tests_that_are_named_are_there(test):
     tree = ast.parse((ROOT / path).read_text("utf-8"))
     for name in inside:
         tree = next(node for node in tree.body if getattr(node, "name", None) == name)
+
+
+def values_in(found):
+    """All numbers and words that a benchmark printed."""
+    if isinstance(found, dict):
+        return [*found, *(value for one in found.values() for value in values_in(one))]
+    if isinstance(found, list):
+        return [value for one in found for value in values_in(one)]
+    return [] if isinstance(found, bool | None) else [found]
+
+
+def unlike(row, values):
+    """The figures of a line that a benchmark did not print.
+
+    A line may round, and say a share in percent, or how much less time a factor means. Numbers
+    that stand in the statement, or in the benchmark's words, are no figures.
+    """
+    numbers = [value for value in values if isinstance(value, int | float)]
+    words = " ".join([row["statement"], *(value for value in values if isinstance(value, str))])
+    said = re.findall(r"\d+(?:\.\d+)?", re.sub(r"\$[^$]*\$", "", row["figure"]))
+    known = {*re.findall(r"\d+(?:\.\d+)?", words)}
+    for places in range(4):
+        known |= {f"{value:.{places}f}" for value in numbers}
+        known |= {f"{100 * value:.{places}f}" for value in numbers if value < 1}
+        known |= {f"{100 - 100 / value:.{places}f}" for value in numbers if value > 1}
+    return [figure for figure in said if figure not in known]
+
+
+def test_figures_of_papers_are_those_that_were_printed():
+    """As the committed file has them: `make evidence ARGS="--only papers"`."""
+    values = values_in(json.loads(PAPERS_FOUND.read_text("utf-8"))["rows"])
+    rows = [row for row in LEDGER if row["shown by"] == "`python -m benchmarks.papers`"]
+
+    assert len(rows) >= 20
+    assert [figure for row in rows for figure in unlike(row, values)] == []
+    assert unlike({"statement": "twice as fast", "figure": "1.418, bound 1.44"}, [1.4173]) == [
+        "1.418",
+        "1.44",
+    ]

@@ -89,7 +89,7 @@ def test_at_first_ranks_differ_by_a_factor_alone(num_steps, is_fixed):
 
 
 def test_a_rank_without_work_in_a_step_has_a_speed_all_the_same():
-    """Others took its share over: it has no seconds of its own then, in what they are measured by."""
+    """Others took its share over, so that it has no seconds of its own in it."""
     known = replace(estimated(slower=2.0, noise=0.01), num_steps=4)
     known = replace(known, model=replace(known.model, intercept_s=np.zeros(4)))
     taken_over = WORK.copy()

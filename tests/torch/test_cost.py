@@ -1,5 +1,6 @@
 """Samples assigned by cost: the same gradient, each sample once, and errors that say what to do."""
 
+import logging
 import re
 
 import numpy as np
@@ -251,3 +252,36 @@ def _evaluated(rank, lockstep):
         batches = [index.tolist()[: evaluation.count] for (index,) in evaluation]
         assert len(batches) == len(evaluation)
     return batches
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "counted"),
+    [([7] * 8, [7] * 7 + [8], True), ([7] * 7 + [8], [7] * 8, False)],
+    ids=["all of the first loader alike", "one of them longer"],
+)
+def test_samples_that_cost_the_same_are_counted(caplog, first, second, counted):
+    """A plan by cost says nothing else, and takes more time; the first loader decides for all."""
+    with (
+        caplog.at_level(logging.INFO, "evenstep"),
+        Balancer(cost=Cost("length", padded=False), runtime=Runtime(line_every=None)) as balancer,
+    ):
+        model = balancer.prepare(nn.Linear(1, 1))
+        loaders = [
+            balancer.prepare(DataLoader([{"length": one} for one in some], batch_size=4))
+            for some in (first, second)
+        ]
+        for batch in loaders[0]:
+            model(batch["length"][:, None].float()).mean().backward()
+
+    said = [one for one in caplog.records if "cost the same" in one.getMessage()]
+    assert len(said) == counted
+    assert [loader.costs is None for loader in loaders] == [counted, counted]
+
+
+def test_samples_that_cost_the_same_may_have_caps():
+    """Those are by cost."""
+    with Balancer(cost=Cost([7] * 8, max_size=14), runtime=Runtime(line_every=None)) as balancer:
+        _, loader = balancer.prepare(nn.Linear(1, 1), DataLoader(torch.ones(8, 1), batch_size=8))
+        sizes = [[len(batch) for batch in step] for step in loader.steps()]
+
+    assert sizes == [[2, 2, 2, 2]]

@@ -85,6 +85,14 @@ class Cost:
         """Whether one forward may be too small for what a rank gets."""
         return self.max_size is not None or self.max_samples is not None
 
+    @property
+    def is_one_for_all(self) -> bool:
+        """Whether all samples are known to cost the same, and forwards have no caps."""
+        table = self.of
+        if not isinstance(table, np.ndarray) or self.is_capped:
+            return False
+        return bool((table.max(axis=0) == table.min(axis=0)).all())
+
     def __repr__(self) -> str:
         """Return what is equal on ranks that mean the same."""
         of = self.of if self.from_batch is None else self.from_batch

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import pickle
 import tempfile
 import traceback
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -27,6 +29,23 @@ class WorkerFailed(RuntimeError):
     """A worker raised, or ended without a result; the message holds its own traceback."""
 
 
+class _Faults(logging.Handler):
+    """Keeps what evenstep logs of its own faults, after which training goes on without balancing.
+
+    Attributes:
+        texts: of them, with tracebacks.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a record if it is one."""
+        if "internal fault of evenstep" in record.getMessage():
+            self.texts.append(logging.Formatter().format(record))
+
+
 def run_workers(
     world_size: int,
     function: Callable[..., Any],
@@ -34,6 +53,7 @@ def run_workers(
     timeout_s: float = 120.0,
     check: bool = True,
     stop_after: int | None = None,
+    allow_faults: bool = False,
 ) -> list[Any]:
     """Run ``function(rank, *arguments)`` in ``world_size`` processes and return their results.
 
@@ -48,12 +68,14 @@ def run_workers(
         check: whether the first failure raises. If not, it stands in the place of the result.
         stop_after: kill the rest once so many have given results or died; None waits for all. For
             tests in which a worker never answers.
+        allow_faults: whether a worker may have logged an internal fault of evenstep. If not, such a
+            worker has failed: its training has gone on without balancing.
 
     Returns:
         The results, by rank.
 
     Raises:
-        WorkerFailed: a worker raised or died, and ``check`` is on.
+        WorkerFailed: a worker raised, died or logged an internal fault, and ``check`` is on.
     """
     if world_size < 1:
         raise invalid("run_workers(world_size=...)", "be at least 1", world_size, "Use 1 or more.")
@@ -63,10 +85,8 @@ def run_workers(
         pipes, processes = [], []
         for rank in range(world_size):
             mine, theirs = context.Pipe()
-            process = context.Process(
-                target=_work,
-                args=(theirs, str(Path(folder) / "store"), rank, world_size, function, arguments),
-            )
+            store, given = str(Path(folder) / "store"), (function, arguments, allow_faults)
+            process = context.Process(target=_work, args=(theirs, store, rank, world_size, *given))
             process.start()
             theirs.close()
             pipes.append(mine)
@@ -115,6 +135,7 @@ def _work(
     world_size: int,
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
+    allow_faults: bool,
 ) -> None:
     import torch
     import torch.distributed as dist
@@ -124,6 +145,9 @@ def _work(
     multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank))
     os.environ.update(LOCAL_WORLD_SIZE=str(world_size))  # one machine, as Accelerate has to know
+    warnings.filterwarnings("error", category=RuntimeWarning, module=r"evenstep\b")  # as by NaN
+    faults = _Faults()
+    logging.getLogger("evenstep").addHandler(faults)
     try:
         keys = dist.FileStore(store, world_size)  # type: ignore[attr-defined]
         dist.init_process_group(
@@ -137,6 +161,8 @@ def _work(
         keys.set(f"connected {rank}", "")
         keys.wait([f"connected {other}" for other in range(world_size)])
         result = function(rank, *arguments)
+        if faults.texts and not allow_faults:
+            raise WorkerFailed("\n".join(faults.texts))
         # By value: a tensor in shared memory would go away with its process.
         pipe.send_bytes(pickle.dumps((True, result)))
     except BaseException:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch import nn
+from torch.utils.data import DataLoader
 
 from .._exchange._mailbox import Mailbox
 from .._planner import Bounds, Cost, Job
@@ -15,7 +17,7 @@ from .._run._clue_reader import ClueReader
 from ..exceptions import invalid
 from ..policies import AbstractPolicy
 from ._data._prepare import agreed_batch_size, balanced_loader, check_is_loader
-from ._data._protocols import LoaderSession
+from ._data._protocols import Collectives, LoaderSession
 from ._data._step import StepCount
 from ._data.compare._padding import read_cost
 from ._data.deal._stream_terms import StreamKind
@@ -52,6 +54,8 @@ if TYPE_CHECKING:
     from ..network._torch._network_settings import Network
     from ..network._torch._reduction import Reduction
     from ..network._torch._serving import Service
+
+_LOGGER = logging.getLogger("evenstep")
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -96,6 +100,7 @@ class Parts:
     models: PreparedModels = field(init=False)
     counter: UnitCounter | None = field(init=False)
     backward: Backward = field(init=False)
+    _counts_samples: bool = field(default=False, init=False)  # whatever they cost
 
     def __post_init__(self) -> None:
         self.models = PreparedModels(self.count)
@@ -179,7 +184,7 @@ class Parts:
             no_sync=self.models.no_sync,
             count=self.count,
             counter=self.counter,
-            cost=read_cost(self.cost, loader, crew.side),
+            cost=self._cost_of(loader, crew.side),
             equal_forwards=lambda: any(model.shards is not None for model in self.models),
             sample_seed=self.runtime.sample_seed,
             number=len(self.loaders),
@@ -199,6 +204,19 @@ class Parts:
         self.loaders.append(prepared)
         self.job(cuts=True)  # what no kind of loop can split is refused here
         return as_wrapped(given, prepared)
+
+    def _cost_of(self, loader: DataLoader[Any], ranks: Collectives) -> Cost | None:
+        """Return what the samples of a loader cost; None where samples are counted.
+
+        So they are in all loaders if those of the first one cost the same: then a plan by cost says
+        nothing else, and takes more time.
+        """
+        cost = read_cost(self.cost, loader, ranks)
+        if cost is not None and not self.loaders:
+            self._counts_samples = bool(ranks.share(cost.is_one_for_all))
+            if self._counts_samples and ranks.rank == 0:
+                _LOGGER.info("All samples cost the same by `Balancer(cost=...)`: they are counted.")
+        return None if self._counts_samples else cost
 
     def job(self, *, cuts: bool, min_forwards: int = 1) -> Job:
         """Return what is planned for, with the smallest local batches that the models can take.
