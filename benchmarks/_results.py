@@ -1,5 +1,7 @@
 """Write the figures of docs/results.md from the committed files: `python -m benchmarks._results`.
 
+With `--quick`, what takes minutes is repeated instead, and compared (`_repeated.py`).
+
 The page has blocks, `<!-- results: SETUP TABLE -->` to `<!-- end -->`. What stands in between is
 made here from `evidence/arena/SETUP.*.json`; everything else on the page is written by hand.
 """
@@ -9,13 +11,16 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks._common import Row, main
+from benchmarks._repeated import rows as repeated
 from benchmarks.arena._cells import cells_of
-from benchmarks.arena._figures import Spread, Standing, bound_of, standings
-from benchmarks.arena._setups import SETUPS
+from benchmarks.arena._figures import Spread, Standing, bound_of, paired, readings_gain, standings
+from benchmarks.arena._papers import DYNAMIC_CLAIMS, SETUPS, exchange_for
+from benchmarks.arena._setups import ArenaSetUp
 
 ROOT = Path(__file__).parents[1]
 NONE = "\N{EN DASH}"
@@ -66,17 +71,66 @@ def contestants_table(cells: Cells) -> list[str]:
 
 
 def bound_table(cells: Cells) -> list[str]:
-    """Return what the curves allow, and how much of it the rules for sizes reach."""
+    """Return what the curves allow, and how much of it the rules for sizes reach.
+
+    Where speeds do not change, the bound is that of settled steps as well.
+    """
     of_name = {one.name: one for one in standings(cells)}
-    bound, ddp_s = bound_of(cells[0]), _known(of_name["ddp"])
+    setup, bound, ddp_s = _setup(cells), bound_of(cells[0]), _known(of_name["ddp"])
+    settled = ("", "") if setup.trace.changes else (" share, settled |", " ---: |")
     lines = [
-        "| contestant | times as fast as `ddp` | bound | share |",
-        "| --- | ---: | ---: | ---: |",
+        f"| contestant | times as fast as `ddp` | bound | share |{settled[0]}",
+        f"| --- | ---: | ---: | ---: |{settled[1]}",
     ]
     for one in of_name.values():
         if one.is_exact and one.name != "ddp":
             gain = ddp_s / _known(one)
-            lines.append(f"| {one.name} | {gain:.2f} | {bound:.2f} | {gain / bound:.0%} |")
+            line = f"| {one.name} | {gain:.2f} | {bound:.2f} | {gain / bound:.0%} |"
+            share = f" {_ratio(of_name['ddp']) / _ratio(one) / bound:.0%} |"
+            lines.append(line if setup.trace.changes else line + share)
+    return lines
+
+
+def dynamic_table(cells: Cells) -> list[str]:
+    """Return what dynamic batching's authors gained on these cores, and what exchange explains it.
+
+    By speeds in proportion to cores, without rounding.
+    """
+    setup = _setup(cells)
+    equal_s, total = float(setup.times.seconds(setup.equal).max()), setup.global_batch_size
+    balanced_s, alone_s = total / setup.speeds.sum(), total / setup.speeds.max()
+    lines = [
+        "| what the paper trains | the paper | bound without exchange |"
+        " exchange that gives the paper's, over the slowest worker's computing |"
+        " with it, the fastest worker alone |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for what, name, gain in DYNAMIC_CLAIMS:
+        if name == setup.name:
+            exchange_s = exchange_for(gain, equal_s, balanced_s)
+            known = exchange_s >= 0
+            share = f"{exchange_s / equal_s:.2f}" if known else "none: it is above the bound"
+            alone = f"{(equal_s + exchange_s) / alone_s:.1f}" if known else NONE
+            bound = equal_s / balanced_s
+            lines.append(f"| {what} | {gain:g} | {bound:.2f} | {share} | {alone} |")
+    return lines
+
+
+def narx_table(cells: Cells) -> list[str]:
+    """Return NARX beside other forecasts of speeds under the same rule, and beside ``auto``."""
+    of_name = {one["name"]: one for one in cells[0]["entries"]}
+    setup = _setup(cells)
+    lines = [
+        f"Readings add {readings_gain(setup):.2f} to the R² of forecasts by past speeds.",
+        "",
+        "| contestant | settled, times `lb-bsp-2018`'s |",
+        "| --- | ---: |",
+    ]
+    for name, one in of_name.items():
+        if name != setup.rule:
+            pair = paired(of_name[setup.rule], one, skip=setup.num_learning)
+            assert pair is not None  # several turns
+            lines.append(f"| {name} | {pair.ratio:.3f} ({pair.low:.3f} to {pair.high:.3f}) |")
     return lines
 
 
@@ -118,9 +172,21 @@ def source_lines(cells: Cells) -> list[str]:
 TABLES: Mapping[str, Callable[[Cells], list[str]]] = {
     "contestants": contestants_table,
     "bound": bound_table,
+    "dynamic": dynamic_table,
     "lbb": lbb_table,
+    "narx": narx_table,
     "source": source_lines,
 }
+
+
+def _setup(cells: Cells) -> ArenaSetUp:
+    return SETUPS[cells[0]["cell"]["setup"]]
+
+
+def _ratio(one: Standing) -> float:
+    """Return its settled steps over ``auto``'s."""
+    assert one.settled is not None  # of several turns
+    return one.settled.ratio
 
 
 def _settled(one: Standing) -> str:
@@ -149,11 +215,26 @@ def _known(one: Standing) -> float:
     return one.step_s.mean
 
 
-def main() -> None:
-    """Write the page."""
-    argparse.ArgumentParser(description=__doc__).parse_args()
-    PAGE.write_text(page(PAGE.read_text("utf-8"), EVIDENCE), "utf-8")
+def rows(options: argparse.Namespace) -> Iterator[Row]:
+    """Write the page, or repeat figures."""
+    if options.quick:
+        yield from repeated(options.into, EVIDENCE.parent)
+        return
+    before = PAGE.read_text("utf-8")
+    after = page(before, EVIDENCE)
+    PAGE.write_text(after, "utf-8")
+    yield Row(str(PAGE.relative_to(ROOT)), "reported", {"is_changed": before != after})
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add where repeated results are kept."""
+    parser.add_argument(
+        "--into",
+        type=Path,
+        default=ROOT / "runs" / "results",
+        help="folder of what --quick finds; what is there of this source is not made again",
+    )
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__ or "", rows, add_options)

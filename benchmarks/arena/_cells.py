@@ -13,8 +13,8 @@ from typing import Any
 
 from benchmarks._common import progress
 from benchmarks._evidence import ROOT, source_of
+from benchmarks.arena._papers import SETUPS
 from benchmarks.arena._race import one_process, race
-from benchmarks.arena._setups import SETUPS
 from benchmarks.arena.contestants import contestants
 from evenstep.testing import run_workers
 
@@ -56,9 +56,11 @@ class Cell:
 
 def cells_of(setup: str, *, quick: bool) -> list[Cell]:
     """Return the cells of a set-up, that of the exact contestants first; in short but one more."""
-    seeds, duration_s, turn_s = (range(1), 6.0, 2.0) if quick else (range(5), 24.0, 4.0)
-    names = [name for name, one in contestants(SETUPS[setup]).items() if not one.is_exact]
-    names = ["asp"] if quick else names
+    full = SETUPS[setup]
+    whole = (range(5), full.duration_s, full.turn_s)
+    seeds, duration_s, turn_s = (range(1), 6.0, 2.0) if quick else whole
+    names = [name for name, one in contestants(full).items() if not one.is_exact]
+    names = [name for name in names if name == "asp"] if quick else names
     cells = [Cell(setup, "exact", tuple(seeds), duration_s, turn_s)]
     return cells + [Cell(setup, name, tuple(seeds), duration_s, duration_s) for name in names]
 

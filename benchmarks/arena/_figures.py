@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.arena._setups import SETUPS
+from benchmarks.arena._papers import SETUPS
+from benchmarks.arena._setups import ArenaSetUp
+from benchmarks.narx import gain
 
 Found = Mapping[str, Any]
 """A cell as its file has it."""
@@ -60,7 +62,7 @@ class Standing:
         name: of the contestant.
         is_exact: whether its updates are those of plain training.
         step_s: seconds per global batch of samples, the first steps included; a mean over seeds.
-        settled: its steps beside those of ``auto`` after the first turn; None where inexact.
+        settled: its steps beside those of ``auto`` after the turns of learning; None where inexact.
         to_target_s: seconds until the target accuracy, by seed.
         accuracy: at the end of the time, by seed.
         cpu_share: most CPU time of a worker over what its device took. An emulation holds where
@@ -90,6 +92,23 @@ def bound_of(cell: Found) -> float:
     return setup.mean_step_s(duration_s, equal=True) / setup.mean_step_s(duration_s, equal=False)
 
 
+def readings_gain(setup: ArenaSetUp) -> float:
+    """Return what readings add to the R^2 of forecasts by past speeds, under equal sizes.
+
+    It is known from curves, trace and readers alone, before anything races.
+    """
+    now_s, alone_s = 0.0, setup.times.seconds(setup.equal)
+    speeds, shares = [], []
+    while now_s < setup.duration_s:
+        ends_s = [setup.trace.end_s(k, now_s, alone) for k, alone in enumerate(alone_s)]
+        took_s = np.array(ends_s) - now_s
+        speeds.append(setup.equal / took_s)
+        told = [1 / setup.trace.at(end_s)[k] for k, end_s in enumerate(ends_s)]
+        shares.append(np.array(told) if setup.tells_quota else alone_s / took_s)
+        now_s = max(ends_s) + setup.exchange_s
+    return gain(np.array(speeds), np.array(shares))
+
+
 def paired(ours: Found, theirs: Found, *, skip: int = 1) -> Paired | None:
     """Return how long ``theirs`` steps take, over ``ours``; None of fewer than two turns.
 
@@ -115,7 +134,8 @@ def _step_s(turn: Mapping[str, float]) -> float:
 
 def _exact_standings(cell: Found) -> list[Standing]:
     """Return the exact contestants; what a step does to accuracy is known from one process."""
-    target, total = _target(cell), SETUPS[cell["cell"]["setup"]].global_batch_size
+    setup = SETUPS[cell["cell"]["setup"]]
+    target, total = setup.target, setup.global_batch_size
     (auto,) = (one for one in cell["entries"] if one["name"] == "auto")
     found = []
     for one in cell["entries"]:
@@ -126,7 +146,7 @@ def _exact_standings(cell: Found) -> list[Standing]:
                 name=one["name"],
                 is_exact=True,
                 step_s=Spread((_per_batch(one, total),)),
-                settled=paired(auto, one),
+                settled=paired(auto, one, skip=setup.num_learning),
                 to_target_s=Spread(
                     tuple(None if step is None else updates_s[step] for step in reached)
                 ),

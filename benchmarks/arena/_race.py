@@ -12,7 +12,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from benchmarks.arena._setups import SETUPS, ArenaSetUp
+from benchmarks.arena._papers import SETUPS
+from benchmarks.arena._setups import ArenaSetUp
 from benchmarks.arena._tasks import accuracy
 from benchmarks.arena._world import World, flat
 from benchmarks.arena.contestants import contestants

@@ -1,20 +1,18 @@
-"""The machines of the papers as arena set-ups: curves, a trace, the batch, the target."""
+"""What a set-up of the arena is: curves, a trace, the batch, the target."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks._setups import PER_WORKER, four_gpus
-from benchmarks.arena._traces import Trace, drawn, periodic, static
-from evenstep import AffineTime, Cluster, allocate
-
-SCALE = 2.0
-"""How many times as long as in the paper everything takes: no step is shorter than 200 ms."""
-SSGD_GAIN = 0.6457
-"""LBB's saving over SSGD, from which the cost of an exchange is fitted."""
+from benchmarks.arena._traces import Trace
+from evenstep import Cluster, allocate
+from evenstep.policies import AbstractPolicy
+from evenstep.timemodels import PiecewiseTime
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,16 +28,29 @@ class ArenaSetUp:
         global_batch_size: samples of a step over all workers.
         learning_rate: of plain SGD at the global batch.
         target: accuracy that counts as trained.
+        duration_s: seconds that each contestant trains.
+        turn_s: seconds of a turn of exact contestants.
+        num_learning: turns at the beginning that are no part of what is settled.
+        tells_quota: whether readers of a machine know what it can have now, as with quotas. If not,
+            they know what it had in the last step, as with waits for a core.
+        rivals: policies that race beside the rule, by name.
+        has_inexact: whether contestants race that do not make the updates of plain training.
     """
 
     name: str
     rule: str
-    times: AffineTime
+    times: PiecewiseTime
     trace: Trace
     exchange_s: float
     global_batch_size: int
-    learning_rate: float
-    target: float
+    learning_rate: float = 0.1
+    target: float = 0.9
+    duration_s: float = 24.0
+    turn_s: float = 4.0
+    num_learning: int = 1
+    tells_quota: bool = False
+    rivals: Mapping[str, AbstractPolicy[Any]] = field(default_factory=dict)
+    has_inexact: bool = False
 
     @property
     def world_size(self) -> int:
@@ -84,42 +95,6 @@ class ArenaSetUp:
             now_s = end_s
         return duration_s / num_steps
 
-    def _slowed(self, slowdown: NDArray[np.float64]) -> AffineTime:
-        return AffineTime(self.times.intercept_s * slowdown, self.times.slope_s * slowdown)
-
-
-def fitted_exchange_s() -> float:
-    """Return the constant exchange for which LBB's own step times give its saving over SSGD.
-
-    (longest at the equal split + x) (1 - saving) = longest at its balanced split + x.
-    """
-    equal_s = float(four_gpus().seconds(np.full(4, PER_WORKER)).max())
-    balanced_s = float(four_gpus().seconds(np.array([167, 167, 158, 20])).max())
-    return ((1 - SSGD_GAIN) * equal_s - balanced_s) / SSGD_GAIN
-
-
-def _lbb(name: str, trace: Trace) -> ArenaSetUp:
-    alone = four_gpus()
-    return ArenaSetUp(
-        name=name,
-        rule="lbb",
-        times=AffineTime(SCALE * alone.intercept_s, SCALE * alone.slope_s),
-        trace=trace,
-        exchange_s=SCALE * fitted_exchange_s(),
-        global_batch_size=4 * PER_WORKER,
-        learning_rate=0.1,
-        target=0.9,
-    )
-
-
-# "Severe dynamic" is the paper's word; its changes are not recovered. These are ours: jobs that
-# come and go on all four cards every 3 to 9 s, and take a third to two thirds of a card.
-_CONTENDED = drawn(4, seed=1, length_s=60.0, stay_s=(3.0, 9.0), slowdown=(1.5, 3.0))
-SETUPS = {
-    each.name: each
-    for each in (
-        _lbb("lbb-static", static(4)),
-        _lbb("lbb-contended", _CONTENDED),
-        _lbb("lbb-periodic", periodic(4, period_s=6.0, slowdown=3.0)),
-    )
-}
+    def _slowed(self, slowdown: NDArray[np.float64]) -> PiecewiseTime:
+        alone = self.times
+        return PiecewiseTime(alone.flat_s * slowdown, alone.saturation, alone.slope_s * slowdown)

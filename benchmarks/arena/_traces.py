@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from evenstep.sim import read_trace
 
 FloatArray = NDArray[np.float64]
 
@@ -23,6 +26,11 @@ class Trace:
 
     period_s: FloatArray
     slowdown: FloatArray
+
+    @property
+    def changes(self) -> bool:
+        """Whether some worker is slower at one time than at another."""
+        return bool(np.ptp(self.slowdown, axis=0).any())
 
     def at(self, now_s: float) -> FloatArray:
         """Return every worker's slowdown at a time, ``(world_size,)``."""
@@ -56,6 +64,21 @@ def static(world_size: int) -> Trace:
 def periodic(world_size: int, *, period_s: float, slowdown: float) -> Trace:
     """Return workers that are slowed in turn, one at a time, for ``period_s`` each."""
     return Trace(np.full(world_size, period_s), 1 + (slowdown - 1) * np.eye(world_size))
+
+
+def recorded(path: Path, *, world_size: int, period_s: float) -> Trace:
+    """Return workers slowed as those of a recording were, step by step, each ``period_s`` long.
+
+    Seconds per sample are compared with the 2nd percentile of their worker. Where the recording
+    has fewer workers, later parts of it stand for the others.
+    """
+    slope_s = read_trace(path).workload.slope_s
+    slowdown = np.maximum(slope_s / np.quantile(slope_s, 0.02, axis=0), 1.0)
+    parts = -(-world_size // slowdown.shape[1])
+    length = len(slowdown) // parts
+    beside = [slowdown[part * length : (part + 1) * length] for part in range(parts)]
+    together = np.concatenate(beside, axis=1)[:, :world_size]
+    return Trace(np.full(length, period_s), together)
 
 
 def drawn(

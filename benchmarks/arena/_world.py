@@ -59,7 +59,7 @@ class World:
         self.device = Device(setup, min(rank, setup.world_size - 1), self.clock)
         self.order = Order(seed, self.max_steps * setup.global_batch_size)
 
-    def network(self) -> nn.Module:
+    def network(self) -> nn.Sequential:
         """Return the network with the parameters that every contestant begins with."""
         return network(self.seed)
 

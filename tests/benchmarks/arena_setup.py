@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from benchmarks.arena._papers import lines
 from benchmarks.arena._setups import ArenaSetUp
 from benchmarks.arena._traces import static
 from benchmarks.arena._world import World
@@ -10,7 +11,7 @@ from evenstep import AffineTime
 SETUP = ArenaSetUp(
     name="quick",
     rule="lbb",
-    times=AffineTime(np.full(3, 0.002), np.array([1e-4, 1e-4, 2e-4])),
+    times=lines(AffineTime(np.full(3, 0.002), np.array([1e-4, 1e-4, 2e-4]))),
     trace=static(3),
     exchange_s=0.001,
     global_batch_size=48,

@@ -99,3 +99,15 @@ def test_a_race_is_run_once_and_kept(tmp_path):
     assert raced["updates_s"] == sorted(raced["updates_s"])
     assert raced["num_samples"] == 128 * len(raced["updates_s"])
     assert all(0 <= right <= 1 for _, right in raced["accuracy"])
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_exact_contestants_take_turns(tmp_path):
+    """Each policy of the set-up, with claims too: as many turns for all, none without a step."""
+    found = found_in(tmp_path, Cell("narx-quotas", "exact", (0,), 2.0, 1.0))
+    raced = {one["name"]: one for one in found["entries"]}
+
+    assert {"ddp", "lb-bsp-2018", "ema", "last-value", "auto", "hybrid", "flexrr"} == raced.keys()
+    assert all(len(one["turns"]) == 2 for one in raced.values())
+    assert all(turn["steps"] for one in raced.values() for turn in one["turns"])

@@ -16,6 +16,7 @@ from benchmarks.arena.contestants import (
     ParameterServer,
     Stale,
 )
+from evenstep.claims import Hybrid
 from evenstep.testing import run_workers
 
 from .arena_setup import SETUP, trained
@@ -47,6 +48,7 @@ def test_exact_contestants_train_as_one_process():
         BySizes((24, 24, 0)),
         BySizes((48, 0, 0)),
         Balanced("lbb"),
+        Balanced("auto", Hybrid()),
         FlexRr(Stealing()),
         LocalSteps(LocalSgd(1)),
     ]

@@ -15,6 +15,7 @@ from benchmarks.arena.contestants._local_sgd import LocalSteps
 from benchmarks.arena.contestants._parameter_server import ParameterServer
 from benchmarks.arena.contestants._push_rules import FirstFew, Stale
 from evenstep import Cluster, apportion
+from evenstep.claims import Hybrid
 
 __all__ = [
     "Balanced",
@@ -34,14 +35,23 @@ def contestants(setup: ArenaSetUp) -> dict[str, Contestant]:
     world_size, total = setup.world_size, setup.global_batch_size
     slowest, fastest = int(setup.speeds.argmin()), int(setup.speeds.argmax())
     others = np.where(np.arange(world_size) == slowest, 0.0, 1.0)
-    return {
+    exact: dict[str, Contestant] = {
         "ddp": BySizes(_sizes(np.ones(world_size), total)),
         setup.rule: Balanced(setup.rule),
+        **{name: Balanced(policy) for name, policy in setup.rivals.items()},
         "auto": Balanced("auto"),
-        "by-hand": BySizes(_sizes(setup.speeds, total)),
-        "without-slowest": BySizes(_sizes(others, total)),
-        "fastest-alone": BySizes(_sizes(np.arange(world_size) == fastest, total)),
+        "hybrid": Balanced("auto", Hybrid()),
         "flexrr": FlexRr(Stealing()),
+    }
+    if slowest != fastest:  # of machines that are alike these are plain DDP, or half of it
+        exact |= {
+            "by-hand": BySizes(_sizes(setup.speeds, total)),
+            "without-slowest": BySizes(_sizes(others, total)),
+            "fastest-alone": BySizes(_sizes(np.arange(world_size) == fastest, total)),
+        }
+    if not setup.has_inexact:
+        return exact
+    return exact | {
         "local-sgd": LocalSteps(LocalSgd(8)),
         "local-sgd-by-speed": LocalSteps(LocalSgd(2, by_speed=True)),
         "ssp": ParameterServer(Stale(3)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -12,6 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.arena._tasks import digits
 from benchmarks.arena._world import World
+from evenstep.claims import Hybrid
+from evenstep.policies import AbstractPolicy
 from evenstep.torch import Balancer, Runtime
 
 
@@ -21,13 +23,16 @@ class Balanced:
     """The three lines of the README around DDP and a stock loader.
 
     Args:
-        policy: ``"auto"``, or a paper's own rule by its name.
+        policy: ``"auto"``, or a paper's own rule by its name or with its settings.
+        claims: work stealing inside the step, in a loop over ``loader.steps()``. None is the plain
+            loop, in which there is none.
     """
 
     is_exact: ClassVar[bool] = True
     num_servers: ClassVar[int] = 0
 
-    policy: str
+    policy: str | AbstractPolicy[Any]
+    claims: Hybrid | None = None
 
     def train(self, world: World) -> Generator[None]:
         model = DistributedDataParallel(world.model())
@@ -38,11 +43,13 @@ class Balanced:
             batch_size=setup.global_batch_size // setup.world_size,
             sampler=world.order,
         )
-        with Balancer(policy=self.policy, runtime=Runtime(line_every=None)) as balancer:
+        runtime = Runtime(line_every=None, claims=self.claims or "off", machine=world.device)
+        with Balancer(policy=self.policy, runtime=runtime) as balancer:
             model, loader = balancer.prepare(model, loader)
             yield
-            for x, y in loader:
-                cross_entropy(model(x), y).backward()
+            for step in loader.steps() if self.claims else ([batch] for batch in loader):
+                for x, y in step:
+                    cross_entropy(model(x), y).backward()
                 world.device.exchange()
                 optimizer.step()
                 optimizer.zero_grad()

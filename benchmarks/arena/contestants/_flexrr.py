@@ -56,13 +56,13 @@ class FlexRr:
 def _computed(world: World, ask: Ask) -> list[Chunk]:
     """Have the device compute chunk after chunk, and return them joined where they touch."""
     done: list[Chunk] = []
-    chunk, num_chunks, speed = ask(None), 0, None
+    chunk, num_done, speed = ask(None), 0, None
     while chunk is not None:
         began_s, size = world.clock.now_s, chunk.num_samples
-        world.device.compute(size, began_s, fixed=not num_chunks)
-        if num_chunks:  # without the fixed cost of the step
+        world.device.compute(size, began_s, after=num_done)
+        if num_done:  # without the fixed cost of the step
             speed = size / (world.clock.now_s - began_s)
-        num_chunks += 1
+        num_done += size
         if done and done[-1].stop == chunk.start:
             done[-1] = Chunk(done[-1].start, chunk.stop)
         else:
