@@ -17,8 +17,9 @@ from typing import Any
 
 from benchmarks._common import Row, main
 from benchmarks.arena._cells import cells_of, found_in
-from benchmarks.arena._figures import Standing, bound_of, standings
+from benchmarks.arena._figures import Standing, bound_of, readings_gain, standings
 from benchmarks.arena._papers import SETUPS
+from benchmarks.narx import EXPLAINS
 
 DEFAULT = [name for name in SETUPS if name != "lbb-periodic"]
 SHARE_OF_BOUND, CLOSE = 0.9, 1.03
@@ -62,11 +63,25 @@ def of_setup(name: str, cells: list[dict[str, Any]]) -> Iterator[Row]:
         "reported",
         {one.name: _trained(one) for one in standing.values()},
     )
+    if name.startswith("narx"):
+        yield _forecasts(name, settled)
     yield Row(
         f"{name}: CPU time of a worker over what its device takes",
         "at most a fifth",
         {one.name: one.cpu_share for one in standing.values()},
         max(one.cpu_share for one in standing.values()) <= 0.2,
+    )
+
+
+def _forecasts(name: str, settled: dict[str, float]) -> Row:
+    """Say whether NARX is first among forecasts, where readings explain the load; else, how far."""
+    explained, narx = readings_gain(SETUPS[name]), settled[SETUPS[name].rule]
+    is_first = narx <= min(settled["ema"], settled["last-value"])
+    return Row(
+        f"{name}: forecasts of speeds, settled steps over auto's",
+        "first" if explained >= EXPLAINS else "at most 1.02",
+        {"r2_gain": explained, "narx": narx, **{k: settled[k] for k in ("ema", "last-value")}},
+        is_first if explained >= EXPLAINS else narx <= 1.02,
     )
 
 
