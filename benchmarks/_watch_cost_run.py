@@ -77,32 +77,44 @@ def own_seconds(watch: Watch | None) -> Own:
     return Own(0.0, 0.0) if watch is None else Own(watch.inline_s, watch.thread_s)
 
 
-def main(num_rounds: int, num_steps: int, step_s: float) -> None:
+def watched(attachment: Attachment, num_steps: int, step_s: float) -> tuple[float, Own, Watch]:
+    """Return what steps under a watch took, what the watch says of it, and the watch."""
+    attachment.group_opens()
+    watch = attachment.watch
+    assert watch is not None
+    took_s, own_s = train(num_steps, step_s, partial(own_seconds, watch))
+    attachment.group_closes(None)
+    return took_s, own_s, watch
+
+
+def main(num_rounds: int, num_steps: int, num_long: int, step_s: float) -> None:
     """Print what was measured, as JSON, from each rank in one line."""
     dist.init_process_group("gloo")
     attachment = Attachment(json.dumps({"every_s": 10.0}), when_loaded, [])
     found: dict[str, list[float]] = {
-        kind: [] for kind in ("plain", "watched", "inline", "thread", "bytes")
+        kind: [] for kind in ("plain", "watched", "inline", "inline_long", "thread", "bytes")
     }
     train(NUM_WARM_UP, step_s, partial(own_seconds, None))
+    gc.collect()
+    gc.freeze()  # so that no collection of all that torch has falls on one of the two
     for number in range(num_rounds):
         for kind in ("plain", "watched")[:: 1 if number % 2 else -1]:
-            if kind == "watched":
-                attachment.group_opens()
-            watch = attachment.watch
-            gc.collect()
-            gc.freeze()  # so that no collection of all that torch has falls on one of the two
-            took_s, own_s = train(num_steps, step_s, partial(own_seconds, watch))
-            found[kind].append(took_s)
-            if watch is not None:
+            if kind == "plain":
+                took_s, _ = train(num_steps, step_s, partial(own_seconds, None))
+            else:
+                took_s, own_s, _ = watched(attachment, num_steps, step_s)
                 found["inline"].append(own_s.inline_s)
-                found["thread"].append(own_s.thread_s)
-                attachment.group_closes(None)
-                found["bytes"].append(watch.num_bytes / (num_steps + NUM_WARM_UP))
+            found[kind].append(took_s)
+            dist.barrier()
+        if number % (num_rounds // 3) == 0:
+            _, own_s, watch = watched(attachment, num_long, step_s)
+            found["inline_long"].append(own_s.inline_s)
+            found["thread"].append(own_s.thread_s)
+            found["bytes"].append(watch.num_bytes / (num_long + NUM_WARM_UP))
             dist.barrier()
     os.write(1, (json.dumps({"rank": dist.get_rank(), **found}) + "\n").encode())
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))

@@ -18,7 +18,7 @@ from ._start_watch import WatchSettings
 from ._step_records import RankTold, StepRecord, grouped
 from ._watched_run import CallSite
 
-_LEAST_EVERY_S, _MOST_EVERY_S = 1.0, 5.0  # between two tellings
+_LEAST_EVERY_S, _MOST_EVERY_S = 1.0, 10.0  # between two tellings
 _MOST_RECORDS = 64  # in one key, and a second; shorter steps are summed
 _LAST_S = 1.0  # for which rank 0 waits at its end for what the others tell last
 
@@ -57,8 +57,8 @@ class RankEnds(NamedTuple):
 def ends_of(store: MailStore, rank: int, world_size: int, settings: WatchSettings) -> RankEnds:
     """Return a rank's ends, over a store with a prefix of this watch's own.
 
-    It tells just before each line, and between them at least every five seconds: to wake up costs
-    more than ten steps' records do.
+    It tells with each line, and at least every ten seconds: to wake up costs more than ten steps'
+    records do.
     """
     line_s = settings.every_s or _MOST_EVERY_S
     every_s = max(line_s / math.ceil(line_s / _MOST_EVERY_S), _LEAST_EVERY_S)

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any, final
 
-import torch
-from torch import nn
+from torch import Tensor, is_grad_enabled, nn
 from torch.compiler import is_dynamo_compiling
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -75,7 +74,7 @@ class StepLog:
     def input_begins(self) -> None:
         """Hear that a batch is asked for."""
         self._depth = 0
-        self._evaluates = not torch.is_grad_enabled() or self._is_in_eval()
+        self._evaluates = not is_grad_enabled() or self._is_in_eval()
         self._note("input", self._evaluates)
 
     def input_ends(self, *, is_there: bool) -> None:
@@ -92,7 +91,7 @@ class StepLog:
         self._depth += 1
         if self._depth > 1:
             return
-        if not torch.is_grad_enabled():
+        if not is_grad_enabled():
             self._note("evaluation")
             return
         mark = self.clock.mark()
@@ -109,8 +108,8 @@ class StepLog:
         and nothing on the tensors themselves that a pickle would meet.
         """
         self._depth = max(0, self._depth - 1)
-        if torch.is_grad_enabled() and not self._depth:
-            for tensor in (output,) if type(output) is torch.Tensor else tensors_in(output):
+        if is_grad_enabled() and not self._depth:
+            for tensor in (output,) if type(output) is Tensor else tensors_in(output):
                 if (node := tensor.grad_fn) is not None:
                     self._node_hook.put(node)
 

@@ -19,6 +19,7 @@ class CompileClock:
 
     def __init__(self) -> None:
         self._handler: Any = None
+        self._start, self._end = self._begins, self._ends  # once: they are looked for often
         self._begun_s: float | None = None
         self.total_s = 0.0
 
@@ -28,18 +29,18 @@ class CompileClock:
             if "torch._dynamo" not in sys.modules:
                 return
             self._handler = compile_callbacks()
-        if self._begins not in self._handler.start_callbacks:
-            self._handler.register_start_callback(self._begins)
-        if self._ends not in self._handler.end_callbacks:
-            self._handler.register_end_callback(self._ends)
+        if self._start not in self._handler.start_callbacks:
+            self._handler.register_start_callback(self._start)
+        if self._end not in self._handler.end_callbacks:
+            self._handler.register_end_callback(self._end)
 
     def close(self) -> None:
         """Count no more."""
         if self._handler is not None:
-            if self._begins in self._handler.start_callbacks:
-                self._handler.remove_start_callback(self._begins)
-            if self._ends in self._handler.end_callbacks:
-                self._handler.remove_end_callback(self._ends)
+            if self._start in self._handler.start_callbacks:
+                self._handler.remove_start_callback(self._start)
+            if self._end in self._handler.end_callbacks:
+                self._handler.remove_end_callback(self._end)
 
     def _begins(self, _: Any) -> None:
         self._begun_s = perf_counter()

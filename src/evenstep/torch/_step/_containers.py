@@ -83,6 +83,8 @@ def input_size(tensors: Sequence[torch.Tensor]) -> tuple[int, int]:
     Tokens count where there are some: integers with a dimension of their own. Else it is the
     largest tensor, such as the images. Samples are its leading dimension.
     """
+    if len(tensors) == 1:  # as nearly always
+        return (tensors[0].size(0), tensors[0].numel()) if tensors[0].dim() else (0, 0)
     best, best_size, best_is_tokens = None, 0, False
     for tensor in tensors:
         if not tensor.dim():
