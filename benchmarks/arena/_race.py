@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
+from math import inf
 from statistics import median
 from time import process_time
 from typing import Any
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from benchmarks.arena._papers import SETUPS
 from benchmarks.arena._setups import ArenaSetUp
 from benchmarks.arena._tasks import accuracy
-from benchmarks.arena._world import World, flat
+from benchmarks.arena._world import SNAPSHOT_S, World, flat
 from benchmarks.arena.contestants import contestants
 
 
@@ -57,7 +58,9 @@ def race(
     entered = contestants(setup)
     runners = []
     for name, seed in entries:
-        world = World(setup, rank, seed=seed, duration_s=duration_s)
+        # What exact ones learn is known from one process.
+        snapshot_s = inf if entered[name].is_exact else SNAPSHOT_S
+        world = World(setup, rank, seed=seed, duration_s=duration_s, snapshot_s=snapshot_s)
         runners.append(Runner(world, entered[name].train(world), []))
         next(runners[-1].steps)  # ready
     for turn in range(round(duration_s / turn_s)):
