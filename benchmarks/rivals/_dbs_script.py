@@ -1,4 +1,4 @@
-"""DBS: its published `dbs.py`, unchanged, from a clone; our data and network in place of its own."""
+"""DBS: its published `dbs.py`, unchanged, from a clone; with our data and our network."""
 
 from __future__ import annotations
 

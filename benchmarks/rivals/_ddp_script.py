@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch.distributed as dist
-from _task import GLOBAL_BATCH_SIZE, NUM_TRAIN, WORLD_SIZE, Rank
+from _task import GLOBAL_BATCH_SIZE, WORLD_SIZE, Rank
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
@@ -24,7 +24,7 @@ def main() -> None:
             cross_entropy(model(x), y).backward()
             optimizer.step()
             optimizer.zero_grad()
-    rank.done(device, rank.setting.num_epochs * NUM_TRAIN // GLOBAL_BATCH_SIZE)
+    rank.done(device, rank.setting.num_steps)
     dist.destroy_process_group()
 
 

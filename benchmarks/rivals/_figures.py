@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
 from typing import Any
 
 from benchmarks.rivals._task import GLOBAL_BATCH_SIZE
@@ -40,3 +42,54 @@ def figures(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "accuracy": round(ranks[0]["accuracy"], 4),
         "cpu_share": round(max(rank["cpu_share"] for rank in ranks), 3),
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """All rounds of a rival that came to their end; a figure is a mean and a deviation.
+
+    Attributes:
+        step_s: seconds per global batch of samples, the first steps included; None where no round
+            came to its end. The deviation is None for a single one.
+        settled_s: the same over the second half of the samples.
+        accuracy: on the test images at the end.
+        num_done: rounds that came to their end.
+        num_failed: the others.
+    """
+
+    step_s: Figure | None
+    settled_s: Figure | None
+    accuracy: Figure | None
+    num_done: int
+    num_failed: int
+
+
+Figure = tuple[float, float | None]
+
+
+def summed_up(found: Mapping[str, Any]) -> Summary:
+    """Return what a rival's file says."""
+    done = [each for each in found["rounds"] if each["status"] == "done"]
+    steps, settled, right = (
+        spread([each[key] for each in done]) for key in ("step_s", "settled_step_s", "accuracy")
+    )
+    return Summary(steps, settled, right, len(done), len(found["rounds"]) - len(done))
+
+
+def spread(values: Sequence[float]) -> Figure | None:
+    """Return mean and sample standard deviation."""
+    if not values:
+        return None
+    return fmean(values), stdev(values) if len(values) > 1 else None
+
+
+def settled_ratio(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Figure | None:
+    """Return how many times as long as ours their settled steps are, in the same rounds."""
+    pairs = zip(theirs["rounds"], ours["rounds"], strict=False)
+    return spread(
+        [
+            one["settled_step_s"] / other["settled_step_s"]
+            for one, other in pairs
+            if one["status"] == other["status"] == "done"
+        ]
+    )

@@ -19,9 +19,7 @@ def main() -> None:
     rank = Rank()
     first = rank.rank == 0
     peers = None if first else rank.hears("peers").split()
-    dht = hivemind.DHT(
-        initial_peers=peers, host_maddrs=["/ip4/127.0.0.1/tcp/0"], start=True
-    )
+    dht = hivemind.DHT(initial_peers=peers, host_maddrs=["/ip4/127.0.0.1/tcp/0"], start=True)
     if first:
         rank.says("peers", " ".join(str(address) for address in dht.get_visible_maddrs()))
     device = rank.model()

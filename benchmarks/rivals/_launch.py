@@ -30,7 +30,9 @@ def main() -> None:
         write_digits(folder / "digits.pt")
         workers = start(python, HERE / script, folder)
         wait_for(workers, folder)
-        ranks = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(WORLD_SIZE)]
+        ranks = [
+            json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(WORLD_SIZE)
+        ]
     print(json.dumps(figures(ranks)))
 
 

@@ -22,7 +22,6 @@ from torch.utils.data import TensorDataset
 WORLD_SIZE = 4
 SECONDS_PER_SAMPLE = (0.01, 0.01, 0.005, 0.0025)
 GLOBAL_BATCH_SIZE = 256
-NUM_TRAIN = 1280
 WARM_AFTER = 3
 """Forwards after which CPU time is counted: in the first ones torch imports much of itself."""
 LEARNING_RATE, MOMENTUM = 0.05, 0.9
@@ -33,19 +32,21 @@ class Setting:
     """What a run is told; the launcher writes it to ``setting.json``.
 
     Attributes:
-        num_epochs: passes over the training samples, of five global batches each.
+        num_epochs: passes over the training samples.
         seed: of the first parameters and of the order of samples.
+        num_train: training samples; the others are for testing.
         clones: folder with clones of what no package index has; None where there is none.
     """
 
     num_epochs: int
     seed: int
+    num_train: int
     clones: str | None = None
 
     @property
     def num_steps(self) -> int:
-        """Global batches of the run."""
-        return self.num_epochs * NUM_TRAIN // GLOBAL_BATCH_SIZE
+        """Global batches of the run; the last one of an epoch may be smaller."""
+        return self.num_epochs * -(-self.num_train // GLOBAL_BATCH_SIZE)
 
 
 class OnDevice(nn.Module):
@@ -87,8 +88,9 @@ class Rank:
         self.setting = Setting(**json.loads((self.folder / "setting.json").read_text("utf-8")))
         torch.set_num_threads(1)
         data = torch.load(self.folder / "digits.pt", weights_only=True)
-        self.train = TensorDataset(data["x"][:NUM_TRAIN], data["y"][:NUM_TRAIN])
-        self._test = data["x"][NUM_TRAIN:], data["y"][NUM_TRAIN:]
+        num_train = self.setting.num_train
+        self.train = TensorDataset(data["x"][:num_train], data["y"][:num_train])
+        self._test = data["x"][num_train:], data["y"][num_train:]
 
     def model(self) -> OnDevice:
         """Return the network with the parameters that every rival begins with."""
@@ -113,8 +115,9 @@ class Rank:
     def order(self, num_samples: int, seed: int) -> torch.Tensor:
         """Return indices of samples: epoch after epoch, each drawn anew."""
         draw = torch.Generator().manual_seed(seed)
-        num_epochs = -(-num_samples // NUM_TRAIN)
-        epochs = [torch.randperm(NUM_TRAIN, generator=draw) for _ in range(num_epochs)]
+        length = self.setting.num_train
+        num_epochs = -(-num_samples // length)
+        epochs = [torch.randperm(length, generator=draw) for _ in range(num_epochs)]
         return torch.cat(epochs)[:num_samples]
 
     def says(self, name: str, text: str) -> None:
