@@ -24,7 +24,7 @@ from benchmarks.rivals._task import GLOBAL_BATCH_SIZE
 
 def rows(options: argparse.Namespace) -> Iterator[Row]:
     """Run rounds until there are as many as wanted, and say how each rival did."""
-    num_rounds, num_epochs = (1, 2) if options.quick else (options.rounds, 10)
+    num_rounds, num_epochs = (1, 2) if options.quick else (options.rounds, 6)
     with ExitStack() as stack:
         into = options.into or Path(stack.enter_context(TemporaryDirectory()))
         folder = options.resume or Path(stack.enter_context(TemporaryDirectory()))

@@ -12,6 +12,7 @@ import torch
 
 from benchmarks._cells import anonymous
 from benchmarks._common import progress
+from benchmarks.rivals._task import GLOBAL_BATCH_SIZE
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,14 @@ class Rival:
         packages: what pip installs besides torch; none: the environment at hand has all of it.
         clone: a repository that no package index has, by its folder under ``--clones``.
         num_train: training samples.
+        global_batch_size: samples of an update.
     """
 
     script: str
     packages: tuple[str, ...] = ()
     clone: str | None = None
     num_train: int = 1280
+    global_batch_size: int = GLOBAL_BATCH_SIZE
 
 
 DBS = "Dynamic_Load_Balance_DistributedDNN"
@@ -38,6 +41,7 @@ RIVALS: Mapping[str, Rival] = {
     "torchft": Rival("_torchft_script.py", packages=("torchft",)),
     "adaptdl": Rival("_adaptdl_script.py", packages=("adaptdl",)),
     "hivemind": Rival("_hivemind_script.py", packages=("hivemind",)),
+    "hivemind-2048": Rival("_hivemind_script.py", packages=("hivemind",), global_batch_size=2048),
     "dbs": Rival("_dbs_script.py", clone=DBS),
     # As before, with fewer samples: see "Rivals of today" in docs/results.md.
     "dbs-1228": Rival("_dbs_script.py", clone=DBS, num_train=1228),
@@ -60,11 +64,12 @@ def python_of(name: str, into: Path) -> str:
     packages = RIVALS[name].packages
     if not packages:
         return sys.executable
-    python, ready = into / name / "bin" / "python", into / name / "ready"
+    home = into / packages[0]
+    python, ready = home / "bin" / "python", home / "ready"
     if not ready.exists():
         wanted = [f"torch=={torch.__version__}", *packages]
         progress(f"{name}: pip install {' '.join(wanted)}")
-        _checked(sys.executable, "-m", "venv", "--clear", str(into / name))
+        _checked(sys.executable, "-m", "venv", "--clear", str(home))
         _checked(str(python), "-m", "pip", "install", "--quiet", *wanted)
         ready.touch()
     return str(python)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 
 import hivemind
-from _task import GLOBAL_BATCH_SIZE, Rank
+from _task import Rank
 from torch.nn.functional import cross_entropy
 
 BATCH_SIZE = 8
 """Samples between two looks at what the others have: the smaller, the less a peer overshoots."""
-MATCHMAKING_S = 0.5
-"""How long peers look for each other; its guide says 3 to 5 s for small local runs."""
+MATCHMAKING_S = 3.0
+"""How long peers look for each other, as its guide says for small local runs."""
 
 
 def main() -> None:
@@ -27,14 +27,14 @@ def main() -> None:
         dht=dht,
         run_id="digits",
         batch_size_per_step=BATCH_SIZE,
-        target_batch_size=GLOBAL_BATCH_SIZE,
+        target_batch_size=rank.setting.global_batch_size,
         params=device.parameters(),
         optimizer=rank.optimizer,
         matchmaking_time=MATCHMAKING_S,
         averaging_timeout=30.0,
-        tracker_opts={"min_refresh_period": 0.1, "default_refresh_period": 0.2},
+        averager_opts={"request_timeout": 1.0},  # it warns unless this is below matchmaking
     )
-    most = 4 * rank.setting.num_steps * GLOBAL_BATCH_SIZE
+    most = 4 * rank.setting.num_steps * rank.setting.global_batch_size
     for indices in rank.order(most, seed=rank.setting.seed * 4 + rank.rank).split(BATCH_SIZE):
         if optimizer.local_epoch >= rank.setting.num_steps:
             break

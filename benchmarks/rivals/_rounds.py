@@ -13,11 +13,11 @@ from typing import Any
 from benchmarks._cells import Command, run_cell
 from benchmarks._common import progress
 from benchmarks.rivals._environments import RIVALS, NotInstalledError, python_of, versions_of
-from benchmarks.rivals._task import GLOBAL_BATCH_SIZE, SECONDS_PER_SAMPLE, Setting
+from benchmarks.rivals._task import SECONDS_PER_SAMPLE, WORLD_SIZE, Setting
 
 Found = dict[str, Any]
-START_S = 60.0
-"""What starting and ending the workers may take on a busy machine."""
+START_S, SLOWER = 60.0, 12.0
+"""What starting the workers may take on a busy machine, and how much slower than equal batches."""
 
 
 def opened(name: str, folder: Path, *, into: Path, clones: Path | None) -> Found:
@@ -37,7 +37,7 @@ def opened(name: str, folder: Path, *, into: Path, clones: Path | None) -> Found
         + (" --clones CLONES" if rival.clone else ""),
         "machine": {"python": platform.python_version(), "cores": os.cpu_count()},
         "task": {
-            "global_batch_size": GLOBAL_BATCH_SIZE,
+            "global_batch_size": rival.global_batch_size,
             "num_train": rival.num_train,
             "seconds_per_sample": SECONDS_PER_SAMPLE,
         },
@@ -59,12 +59,18 @@ def run_round(found: Found, *, num_epochs: int, into: Path, clones: Path | None)
     """Add one round to a rival. One that fails is kept as well: it is a result."""
     name, number = found["rival"], len(found["rounds"])
     rival = RIVALS[name]
-    setting = Setting(num_epochs, number, rival.num_train, None if clones is None else str(clones))
+    setting = Setting(
+        num_epochs=num_epochs,
+        seed=number,
+        num_train=rival.num_train,
+        global_batch_size=rival.global_batch_size,
+        clones=None if clones is None else str(clones),
+    )
     words = [sys.executable, "-m", "benchmarks.rivals._launch", python_of(name, into)]
     words += [rival.script, json.dumps(asdict(setting))]
-    slowest_s = setting.num_steps * GLOBAL_BATCH_SIZE / 4 * max(SECONDS_PER_SAMPLE)
+    equal_s = num_epochs * rival.num_train / WORLD_SIZE * max(SECONDS_PER_SAMPLE)
     progress(f"{name}: round {number + 1}")
-    round_ = run_cell(Command(words, timeout_s=START_S + 2 * slowest_s))
+    round_ = run_cell(Command(words, timeout_s=START_S + SLOWER * equal_s))
     round_.update(round_.pop("result", {}))
     found["rounds"].append(round_)
 

@@ -35,18 +35,22 @@ class Setting:
         num_epochs: passes over the training samples.
         seed: of the first parameters and of the order of samples.
         num_train: training samples; the others are for testing.
+        global_batch_size: samples of an update.
         clones: folder with clones of what no package index has; None where there is none.
     """
 
     num_epochs: int
     seed: int
     num_train: int
+    global_batch_size: int = GLOBAL_BATCH_SIZE
     clones: str | None = None
 
     @property
     def num_steps(self) -> int:
         """Global batches of the run; the last one of an epoch may be smaller."""
-        return self.num_epochs * -(-self.num_train // GLOBAL_BATCH_SIZE)
+        if self.num_train < self.global_batch_size:
+            return -(-self.num_epochs * self.num_train // self.global_batch_size)
+        return self.num_epochs * -(-self.num_train // self.global_batch_size)
 
 
 class OnDevice(nn.Module):
