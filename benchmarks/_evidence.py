@@ -37,6 +37,7 @@ LONG: Mapping[str, tuple[str, ...]] = {
     "kills": (),
     "faults": ("--resume", "runs/evidence-of-faults"),
     "fuzz": (),
+    "rivals": ("--resume", "evidence/rivals"),
     "arena": ("--jobs", "3", "--resume", "evidence/arena"),
     "first_hour": (),
     "network": (),

@@ -30,19 +30,24 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
         folder = options.resume or Path(stack.enter_context(TemporaryDirectory()))
         places = {"into": into.absolute(), "clones": options.clones and options.clones.absolute()}
         kept = {name: opened(name, folder, **places) for name in options.only}
-        for number in range(num_rounds):
-            for name in rotated(list(kept), number):
-                if kept[name]["installed"] and len(kept[name]["rounds"]) <= number:
-                    run_round(kept[name], num_epochs=num_epochs, **places)
-                write(kept[name], folder)
+        for name in order(list(kept), num_rounds):
+            found = kept[name]
+            if found["installed"] and len(found["rounds"]) < num_rounds:
+                run_round(found, num_epochs=num_epochs, **places)
+            write(found, folder)
     for name, found in kept.items():
         yield Row(f"{name}: seconds per {GLOBAL_BATCH_SIZE} samples", "reported", measured(found))
 
 
-def rotated(names: list[str], number: int) -> list[str]:
-    """Return the names in another order for each round."""
-    first = number % len(names)
-    return [*names[first:], *names[:first]]
+def order(names: list[str], num_rounds: int) -> Iterator[str]:
+    """Yield names round after round, each time from another one on; those not timed at the end."""
+    timed = [name for name in names if RIVALS[name].is_timed]
+    for number in range(num_rounds):
+        first = number % max(1, len(timed))
+        yield from [*timed[first:], *timed[:first]]
+    for name in names:
+        if not RIVALS[name].is_timed:
+            yield from [name] * num_rounds
 
 
 def measured(found: Found) -> Found:

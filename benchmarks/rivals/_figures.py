@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from statistics import fmean, stdev
 from typing import Any
 
 from benchmarks.rivals._task import GLOBAL_BATCH_SIZE
+
+BESIDE_S = 600.0
+"""Rounds of the same number whose ends are further apart are not compared: see ``--only``."""
 
 
 def figures(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -91,5 +95,10 @@ def settled_ratio(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Figure 
             one["settled_step_s"] / other["settled_step_s"]
             for one, other in pairs
             if one["status"] == other["status"] == "done"
+            and abs(_ended_s(one) - _ended_s(other)) <= BESIDE_S
         ]
     )
+
+
+def _ended_s(round_: Mapping[str, Any]) -> float:
+    return datetime.fromisoformat(round_["ended"]).timestamp()
