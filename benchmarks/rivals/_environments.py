@@ -41,7 +41,9 @@ RIVALS: Mapping[str, Rival] = {
     "ddp": Rival("_ddp_script.py"),
     "evenstep": Rival("_evenstep_script.py"),
     "torchft": Rival("_torchft_script.py", packages=("torchft",)),
-    "adaptdl": Rival("_adaptdl_script.py", packages=("adaptdl",)),
+    # It imports `requests`, and does not say so to pip.
+    "adaptdl": Rival("_adaptdl_script.py", packages=("adaptdl",), is_timed=False),
+    "adaptdl-requests": Rival("_adaptdl_script.py", packages=("adaptdl", "requests")),
     "hivemind": Rival("_hivemind_script.py", packages=("hivemind",)),
     "hivemind-2048": Rival("_hivemind_script.py", packages=("hivemind",), global_batch_size=2048),
     # With 1,280 samples some of its rounds hang. 4.8 batches of samples make five steps an epoch
@@ -67,7 +69,7 @@ def python_of(name: str, into: Path) -> str:
     packages = RIVALS[name].packages
     if not packages:
         return sys.executable
-    home = into / packages[0]
+    home = into / "-".join(packages)
     python, ready = home / "bin" / "python", home / "ready"
     if not ready.exists():
         wanted = [f"torch=={torch.__version__}", *packages]

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.rivals._task import GLOBAL_BATCH_SIZE
 
 BESIDE_S = 600.0
-"""Rounds of the same number whose ends are further apart are not compared: see ``--only``."""
+"""A round is compared with the nearest of ours, unless their ends are further apart."""
 
 
 def figures(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -88,16 +88,15 @@ def spread(values: Sequence[float]) -> Figure | None:
 
 
 def settled_ratio(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Figure | None:
-    """Return how many times as long as ours their settled steps are, in the same rounds."""
-    pairs = zip(theirs["rounds"], ours["rounds"], strict=False)
-    return spread(
-        [
-            one["settled_step_s"] / other["settled_step_s"]
-            for one, other in pairs
-            if one["status"] == other["status"] == "done"
-            and abs(_ended_s(one) - _ended_s(other)) <= BESIDE_S
-        ]
-    )
+    """Return how many times as long as ours their settled steps are, round beside round."""
+    ours_done = [each for each in ours["rounds"] if each["status"] == "done"]
+    ratios = []
+    for one in theirs["rounds"]:
+        if one["status"] == "done" and ours_done:
+            other = min(ours_done, key=lambda each: abs(_ended_s(each) - _ended_s(one)))
+            if abs(_ended_s(other) - _ended_s(one)) <= BESIDE_S:
+                ratios.append(one["settled_step_s"] / other["settled_step_s"])
+    return spread(ratios)
 
 
 def _ended_s(round_: Mapping[str, Any]) -> float:
