@@ -38,6 +38,7 @@ LONG: Mapping[str, tuple[str, ...]] = {
     "faults": ("--resume", "runs/evidence-of-faults"),
     "fuzz": (),
     "_results": ("--quick",),
+    "rivals": ("--resume", "evidence/rivals"),
     "arena": ("--jobs", "3", "--resume", "evidence/arena"),
     "first_hour": (),
     "network": (),

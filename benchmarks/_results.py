@@ -3,7 +3,8 @@
 With `--quick`, what takes minutes is repeated instead, and compared (`_repeated.py`).
 
 The page has blocks, `<!-- results: SETUP TABLE -->` to `<!-- end -->`. What stands in between is
-made here from `evidence/arena/SETUP.*.json`; everything else on the page is written by hand.
+made here from `evidence/arena/SETUP.*.json`, or from `evidence/rivals/*.json` where SETUP is
+`rivals`. Everything else on the page is written by hand.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from benchmarks.arena._cells import cells_of
 from benchmarks.arena._figures import Spread, Standing, bound_of, paired, readings_gain, standings
 from benchmarks.arena._papers import DYNAMIC_CLAIMS, SETUPS, exchange_for
 from benchmarks.arena._setups import ArenaSetUp
+from benchmarks.rivals import _tables as of_rivals
+from benchmarks.rivals._environments import RIVALS
 
 ROOT = Path(__file__).parents[1]
 NONE = "\N{EN DASH}"
@@ -49,7 +52,10 @@ def page(text: str, folder: Path) -> str:
 
 
 def _cells(folder: Path, setup: str) -> Cells:
-    """Return the cells of a set-up that were run, that of the exact contestants first."""
+    """Return the cells of a set-up that were run, the exact contestants' first, or all rivals."""
+    if setup == "rivals":
+        paths = [folder.parent / "rivals" / f"{name}.json" for name in RIVALS]
+        return [json.loads(path.read_text("utf-8")) for path in paths if path.exists()]
     paths = [folder / cell.file_name for cell in cells_of(setup, quick=False)]
     return [json.loads(path.read_text("utf-8")) for path in paths if path.exists()]
 
@@ -176,6 +182,7 @@ TABLES: Mapping[str, Callable[[Cells], list[str]]] = {
     "lbb": lbb_table,
     "narx": narx_table,
     "source": source_lines,
+    **of_rivals.TABLES,
 }
 
 

@@ -20,15 +20,14 @@ def test_the_page_says_what_the_files_say():
 
 def test_another_figure_in_a_file_is_another_page(tmp_path):
     """One second more until its last update changes the line of that contestant."""
-    for path in EVIDENCE.iterdir():
-        shutil.copy(path, tmp_path)
-    path = tmp_path / "lbb-static.exact.json"
+    shutil.copytree(EVIDENCE.parent, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "arena" / "lbb-static.exact.json"
     found = json.loads(path.read_text("utf-8"))
     found["entries"][0]["updates_s"][-1] += 1
     path.write_text(json.dumps(found), "utf-8")
     text = PAGE.read_text("utf-8")
 
-    assert page(text, tmp_path) != text
+    assert page(text, tmp_path / "arena") != text
 
 
 def test_outside_of_its_tables_the_page_has_no_seconds_of_ours():

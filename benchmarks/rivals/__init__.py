@@ -1,0 +1,1 @@
+"""Rivals of today in environments of their own: `python -m benchmarks.rivals`."""
