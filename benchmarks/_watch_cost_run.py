@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from evenstep.watch._attach import Attachment
 from evenstep.watch._watch import Watch
 
-NUM_WARM_UP = 3
+NUM_WARM_UP = 5  # and so much later rank 0 may be with its line
 
 
 class Own(NamedTuple):
@@ -87,10 +87,12 @@ def watched(attachment: Attachment, num_steps: int, step_s: float) -> tuple[floa
     return took_s, own_s, watch
 
 
-def main(num_rounds: int, num_steps: int, num_long: int, step_s: float) -> None:
+def main(num_rounds: int, num_steps: int, num_long: int, step_s: float, launcher_dir: str) -> None:
     """Print what was measured, as JSON, from each rank in one line."""
     dist.init_process_group("gloo")
-    attachment = Attachment(json.dumps({"every_s": 10.0}), when_loaded, [])
+    attachment = Attachment(
+        json.dumps({"every_s": 10.0, "launcher_dir": launcher_dir}), when_loaded, []
+    )
     found: dict[str, list[float]] = {
         kind: [] for kind in ("plain", "watched", "inline", "inline_long", "thread", "bytes")
     }
@@ -117,4 +119,4 @@ def main(num_rounds: int, num_steps: int, num_long: int, step_s: float) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), sys.argv[5])

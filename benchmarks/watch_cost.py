@@ -19,6 +19,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -36,22 +37,24 @@ def run(num_rounds: int) -> dict[int, dict[str, Any]]:
     paths = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", "2", "-m", "benchmarks._watch_cost_run"]
-    done = subprocess.run(
-        [*command, *map(str, (num_rounds, NUM_STEPS, NUM_LONG, STEP_S))],
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-        cwd=ROOT,
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    with TemporaryDirectory() as launcher_dir:  # where summaries are left
+        arguments = (num_rounds, NUM_STEPS, NUM_LONG, STEP_S, launcher_dir)
+        done = subprocess.run(
+            [*command, *map(str, arguments)],
+            env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+            cwd=ROOT,
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
     told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return {one["rank"]: one for one in told}
 
 
 def rows(options: argparse.Namespace) -> Iterator[Row]:
     """Compare the two, rank by rank."""
-    num_rounds = 6 if options.quick else 55
-    progress(f"{2 * num_rounds} blocks of {(NUM_STEPS + 3) * STEP_S:.1f} s, and three of 10 s")
+    num_rounds = 6 if options.quick else 50
+    progress(f"{2 * num_rounds} blocks of {(NUM_STEPS + 5) * STEP_S:.1f} s, and three of 10 s")
     for rank, found in sorted(run(num_rounds).items()):
         more_us = 1e6 * (np.array(found["watched"]) - np.array(found["plain"]))
         interval_us = np.array(bootstrap_median(more_us))

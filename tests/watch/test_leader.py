@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 
 import pytest
 
@@ -61,6 +62,23 @@ def test_a_line_every_few_seconds_names_the_rank(tmp_path):
         "because of compute.\n"
     )
     assert "for rank 1 (bob)" in (tmp_path / "summary.txt").read_text("utf-8")
+
+
+def test_lines_keep_their_time(tmp_path):
+    """One that is late does not put off the next; the summary is a tenth of the run old at most."""
+    run = Run(WatchSettings(5.0, "", str(tmp_path)))
+    seen = []
+    for run.now_s, steps in [
+        (5.9, range(100)),
+        (10.1, range(100, 105)),
+        (14.9, range(105, 200)),
+        (15.0, range(200, 205)),
+    ]:
+        run.tell(steps)
+        (number,) = re.findall(r"(\d+) steps, ", (tmp_path / "summary.txt").read_text("utf-8"))
+        seen.append((len(run.stream.getvalue().splitlines()), int(number)))
+
+    assert seen == [(1, 97), (2, 97), (2, 97), (3, 202)]  # all but the first three count
 
 
 def test_the_end_says_all_and_hands_over_what_was_seen(run):

@@ -20,6 +20,7 @@ from ._watched_run import CallSite
 
 _LEAST_EVERY_S, _MOST_EVERY_S = 1.0, 10.0  # between two tellings
 _MOST_RECORDS = 64  # in one key, and a second; shorter steps are summed
+_BEHIND_S = 0.25  # rank 0 is behind the others, so that it has what they have just told
 _LAST_S = 1.0  # for which rank 0 waits at its end for what the others tell last
 
 
@@ -138,7 +139,11 @@ class Courier:
         try:
             if self._sender is not None:
                 self._sender.hello(self._hello)
-            while not self._over.wait(self._every_s):
+            due_s = monotonic() + (_BEHIND_S if self._leader is not None else 0.0)
+            while True:
+                due_s = max(due_s + self._every_s, monotonic())
+                if self._over.wait(due_s - monotonic()):
+                    break
                 self._tell()
                 self.thread_s = thread_time()
         except Exception as error:

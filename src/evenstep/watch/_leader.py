@@ -60,7 +60,7 @@ class WatchLeader:
         self._unwritten_us = 0  # of rank 0
         self._file: JsonLines | None = None
         self._has_started = False
-        self._num_steps = 0
+        self._num_steps = self._num_summed = 0
         self._spent_s = 0.0  # of rank 0, in all steps
         self._spoken_s = now()
         self._last: set[int] = set()
@@ -99,12 +99,9 @@ class WatchLeader:
                 if self._unwritten_us >= _LEAST_US:
                     self._write_steps()
         every_s = self._settings.every_s
-        if self._rows and every_s and self._now() - self._spoken_s >= every_s:
-            self._spoken_s = self._now()
-            diagnosis = self._diagnoser.diagnose()
-            self._write(diagnosed(diagnosis))
-            print(live_line(diagnosis, self._hosts), file=self._stream, flush=True)
-            self._leave(SUMMARY, self._summary(self._diagnoser.diagnose(whole_run=True)))
+        if self._rows and every_s and (late_s := self._now() - self._spoken_s) >= every_s:
+            self._spoken_s += late_s - late_s % every_s  # one that is late puts off no other
+            self._speak()
 
     def end(self, kind: str, sites: Sequence[CallSite], *, own_s: float) -> None:
         """Say what was seen in all, and close.
@@ -146,6 +143,15 @@ class WatchLeader:
             size=np.array([[one.clues.size for one in row] for row in rows], np.int64),
             diagnosis=diagnosis,
         )
+
+    def _speak(self) -> None:
+        """Write a line, and leave the launcher a summary, at most a tenth of the run old."""
+        diagnosis = self._diagnoser.diagnose()
+        self._write(diagnosed(diagnosis))
+        print(live_line(diagnosis, self._hosts), file=self._stream, flush=True)
+        if self._settings.launcher_dir and self._num_steps >= 1.1 * self._num_summed:
+            self._num_summed = self._num_steps
+            self._leave(SUMMARY, self._summary(self._diagnoser.diagnose(whole_run=True)))
 
     def _advice(self, run: WatchedRun) -> Sequence[str]:
         """Return what more is said; the summary is there without it too."""
