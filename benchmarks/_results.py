@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks._common import Row, main
 from benchmarks._repeated import rows as repeated
 from benchmarks.arena._cells import cells_of
-from benchmarks.arena._figures import Spread, Standing, bound_of, standings
+from benchmarks.arena._figures import Spread, Standing, bound_of, paired, readings_gain, standings
 from benchmarks.arena._papers import DYNAMIC_CLAIMS, SETUPS, exchange_for
 from benchmarks.arena._setups import ArenaSetUp
 from benchmarks.rivals import _tables as of_rivals
@@ -122,6 +122,24 @@ def dynamic_table(cells: Cells) -> list[str]:
     return lines
 
 
+def narx_table(cells: Cells) -> list[str]:
+    """Return NARX beside other forecasts of speeds under the same rule, and beside ``auto``."""
+    of_name = {one["name"]: one for one in cells[0]["entries"]}
+    setup = _setup(cells)
+    lines = [
+        f"Readings add {readings_gain(setup):.2f} to the R² of forecasts by past speeds.",
+        "",
+        "| contestant | settled, times `lb-bsp-2018`'s |",
+        "| --- | ---: |",
+    ]
+    for name, one in of_name.items():
+        if name != setup.rule:
+            pair = paired(of_name[setup.rule], one, skip=setup.num_learning)
+            assert pair is not None  # several turns
+            lines.append(f"| {name} | {pair.ratio:.3f} ({pair.low:.3f} to {pair.high:.3f}) |")
+    return lines
+
+
 def lbb_table(cells: Cells) -> list[str]:
     """Return LBB's savings beside those that were measured here."""
     of_name = {one.name: one for one in standings(cells)}
@@ -162,6 +180,7 @@ TABLES: Mapping[str, Callable[[Cells], list[str]]] = {
     "bound": bound_table,
     "dynamic": dynamic_table,
     "lbb": lbb_table,
+    "narx": narx_table,
     "source": source_lines,
     **of_rivals.TABLES,
 }
