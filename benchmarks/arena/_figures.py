@@ -8,11 +8,14 @@ from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.arena._papers import SETUPS
 from benchmarks.arena._setups import ArenaSetUp
 from benchmarks.narx import gain
 
+ROUNDED_S = 0.002
+"""More than the times of a turn and of its last update are rounded by, and less than a step."""
 Found = Mapping[str, Any]
 """A cell as its file has it."""
 
@@ -119,17 +122,21 @@ def paired(ours: Found, theirs: Found, *, skip: int = 1) -> Paired | None:
     """
     from scipy.stats import t
 
-    pairs = list(zip(ours["turns"], theirs["turns"], strict=True))[skip:]
-    if len(pairs) < 2:
+    logs = np.log(_steps_s(theirs) / _steps_s(ours))[skip:]
+    if len(logs) < 2:
         return None
-    logs = np.log([_step_s(other) / _step_s(one) for one, other in pairs])
     margin = float(t.ppf(0.975, len(logs) - 1)) * logs.std(ddof=1) / np.sqrt(len(logs))
     low, middle, high = np.exp([logs.mean() - margin, logs.mean(), logs.mean() + margin])
     return Paired(float(middle), float(low), float(high))
 
 
-def _step_s(turn: Mapping[str, float]) -> float:
-    return turn["seconds"] / turn["steps"]
+def _steps_s(entry: Found) -> NDArray[np.float64]:
+    """Return the mean step of each turn, by the updates within it."""
+    took_s = np.array([turn["seconds"] for turn in entry["turns"]])
+    ends_s = np.cumsum(took_s) + ROUNDED_S
+    num_steps = np.diff(np.searchsorted(entry["updates_s"], ends_s, side="right"), prepend=0)
+    found: NDArray[np.float64] = took_s / num_steps
+    return found
 
 
 def _exact_standings(cell: Found) -> list[Standing]:

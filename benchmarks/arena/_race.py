@@ -82,7 +82,7 @@ def take_turn(runner: Runner, until_s: float) -> None:
     dist.barrier()
     began_s, cpu_s = clock.now_s, process_time()
     clock.start()
-    while more := _agreed(_steps_until(until_s, clock.now_s, began_s, num_steps)):
+    while more := _agreed(steps_until(until_s, clock.now_s, began_s, num_steps)):
         for _ in range(more):
             next(runner.steps, None)
         num_steps += more
@@ -90,13 +90,16 @@ def take_turn(runner: Runner, until_s: float) -> None:
     runner.turns.append((clock.now_s - began_s, num_steps, process_time() - cpu_s))
 
 
-def _steps_until(until_s: float, now_s: float, began_s: float, num_steps: int) -> int:
-    """Return how many steps fit; at first one, to see how long it takes."""
+def steps_until(until_s: float, now_s: float, began_s: float, num_steps: int) -> int:
+    """Return how many steps to take before looking again, 0 at the end of a turn.
+
+    At first one, to see how long it takes; then half of those that fit, as they may take longer.
+    """
     if not num_steps:
         return 1
     mean_s = (now_s - began_s) / num_steps
     fitting = (until_s - now_s) / mean_s
-    return int(fitting) or int(fitting > 0.5)
+    return max(1, int(fitting / 2)) if fitting > 0.5 else 0
 
 
 def _agreed(value: int) -> int:
