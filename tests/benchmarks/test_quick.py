@@ -61,6 +61,6 @@ def test_a_benchmark_says_what_it_found(name):
 
 def test_what_is_left_out_is_evidence():
     """With a reason; and no benchmark is listed that is gone."""
-    assert LEFT_OUT.keys() <= LONG.keys() <= set(NAMES)
+    assert LEFT_OUT.keys() <= LONG.keys() <= {*NAMES, "_results"}  # which repeats what others found
     assert SHORTER.keys() <= set(NAMES) - LEFT_OUT.keys()
     assert all(reason.strip() for reason in LEFT_OUT.values())
