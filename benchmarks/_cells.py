@@ -22,6 +22,7 @@ from typing import Any
 
 from benchmarks._common import progress
 
+ROOT = Path(__file__).parents[1]
 LAST_LINES = 40
 """Lines of standard error that are kept of a cell that failed."""
 
@@ -108,8 +109,8 @@ def run_cell(command: Command) -> Found:
 
 
 def anonymous(text: str) -> str:
-    """Return a text for others to read, without this host's name and the user's folder."""
-    text = text.replace(str(Path.home()), "~")
+    """Return a text for others to read, without this host's name and the user's folders."""
+    text = text.replace(f"{ROOT}{os.sep}", "").replace(str(Path.home()), "~")
     return re.sub(rf"\b{re.escape(platform.node())}\b", "HOST", text) if platform.node() else text
 
 

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.utils.data import Sampler
 
+from benchmarks._digits import cnn, shuffled_digits
+
 NUM_TEST = 500
 
 
@@ -29,31 +31,15 @@ class Samples:
 @cache
 def digits() -> tuple[Samples, Samples]:
     """Return 1,297 samples for training and 500 for testing, the same in every process."""
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
-    x = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
-    y = torch.tensor(labels)
-    shuffled = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
-    test, train = shuffled[:NUM_TEST], shuffled[NUM_TEST:]
-    return Samples(x[train], y[train]), Samples(x[test], y[test])
+    x, y = shuffled_digits()
+    return Samples(x[NUM_TEST:], y[NUM_TEST:]), Samples(x[:NUM_TEST], y[:NUM_TEST])
 
 
 def network(seed: int) -> nn.Sequential:
     """Return the CNN of 10,026 parameters, drawn by ``seed``."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return nn.Sequential(
-            nn.Conv2d(1, 16, 3, padding=1),
-            nn.GroupNorm(4, 16),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(16, 32, 3, padding=1),
-            nn.GroupNorm(4, 32),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(32 * 16, 10),
-        )
+        return cnn()
 
 
 def accuracy(model: nn.Module, parameters: torch.Tensor) -> float:

@@ -14,6 +14,7 @@ from time import sleep
 
 import torch
 
+from benchmarks._digits import shuffled_digits
 from benchmarks.rivals._figures import figures
 from benchmarks.rivals._task import WORLD_SIZE
 
@@ -42,12 +43,8 @@ def main() -> None:
 
 def write_digits(path: Path) -> None:
     """Write scikit-learn's digits, shuffled, so that rivals need not have it."""
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
-    shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    x = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
-    torch.save({"x": x[shuffled], "y": torch.tensor(labels)[shuffled]}, path)
+    x, y = shuffled_digits()
+    torch.save({"x": x, "y": y}, path)
 
 
 def start(python: str, script: Path, folder: Path) -> list[subprocess.Popen[bytes]]:
@@ -56,6 +53,8 @@ def start(python: str, script: Path, folder: Path) -> list[subprocess.Popen[byte
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
     told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    paths = str(HERE.parents[1]), os.environ.get("PYTHONPATH")  # of `benchmarks._digits`
+    told["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     return [
         subprocess.Popen(
             [python, str(script), str(folder), str(rank)],

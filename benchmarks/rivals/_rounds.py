@@ -72,6 +72,8 @@ def run_round(found: Found, *, num_epochs: int, into: Path, clones: Path | None)
     progress(f"{name}: round {number + 1}")
     round_ = run_cell(Command(words, timeout_s=START_S + SLOWER * equal_s))
     round_.update(round_.pop("result", {}))
+    if "error" in round_:
+        round_["error"] = round_["error"].replace(f"{into}{os.sep}", "INTO/")
     found["rounds"].append(round_)
 
 

@@ -19,6 +19,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
+from benchmarks._digits import cnn
+
 WORLD_SIZE = 4
 SECONDS_PER_SAMPLE = (0.01, 0.01, 0.005, 0.0025)
 GLOBAL_BATCH_SIZE = 256
@@ -99,18 +101,7 @@ class Rank:
     def model(self) -> OnDevice:
         """Return the network with the parameters that every rival begins with."""
         torch.manual_seed(self.setting.seed)
-        network = nn.Sequential(
-            nn.Conv2d(1, 16, 3, padding=1),
-            nn.GroupNorm(4, 16),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(16, 32, 3, padding=1),
-            nn.GroupNorm(4, 32),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(32 * 16, 10),
-        )
-        return OnDevice(network, SECONDS_PER_SAMPLE[self.rank])
+        return OnDevice(cnn(), SECONDS_PER_SAMPLE[self.rank])
 
     def optimizer(self, parameters: Any) -> torch.optim.Optimizer:
         """Return what every rival updates with; DBS has its momentum built in."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks._cells import Command, anonymous, run_cells
+from benchmarks._cells import ROOT, Command, anonymous, run_cells
 
 HEADER = {"schema": "some", "machine": {"device": "cpu"}, "began": "now", "command": ["it"]}
 
@@ -106,3 +106,4 @@ def test_errors_name_no_host_and_no_user():
     text = anonymous(f"Rank 0 on {platform.node()} at {Path.home()}/evenstep/x.py was lost")
 
     assert text == "Rank 0 on HOST at ~/evenstep/x.py was lost"
+    assert anonymous(f'File "{ROOT}/benchmarks/x.py", line 3') == 'File "benchmarks/x.py", line 3'

@@ -223,3 +223,14 @@ def test_schemes_leave_samples_where_they_are():
         sim.run("auto", Cluster(2, 4), work, scheme=Hybrid())
     with pytest.raises(ValueError, match="scheme"):
         sim.run("auto", Cluster(2, 4), work, scheme=Hybrid(), cost=[3] * 8)
+
+
+@pytest.mark.parametrize("policy", ["auto", "equal"])
+def test_samples_that_cost_the_same_are_counted(policy):
+    """By the policy itself, as in training: the same run as without costs."""
+    work = workers((1, 1, 2, 4), 40, jitter=0.05).with_lengths([20], 32)
+    cluster = Cluster(4, 32)
+    counted, by_cost = [sim.run(policy, cluster, work, cost=one) for one in (None, work.lengths)]
+
+    assert by_cost.step_s.tolist() == counted.step_s.tolist()
+    assert by_cost.reasons == counted.reasons

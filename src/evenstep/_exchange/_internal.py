@@ -6,6 +6,7 @@ import logging
 
 from .._planner import UserMistake, in_words
 
+INTERNAL_FAULT = "internal fault of evenstep"
 ALL_EQUAL = "All ranks go on with equal batch sizes for the rest of the run."
 
 
@@ -26,4 +27,4 @@ def fault_in_words(error: Exception) -> str:
     """Return what failed, as a part of a sentence."""
     if isinstance(error, UserMistake):
         return f"{error.part} failed ({error})"
-    return f"internal fault of evenstep ({in_words(error)})"
+    return f"{INTERNAL_FAULT} ({in_words(error)})"

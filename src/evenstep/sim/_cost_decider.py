@@ -24,6 +24,9 @@ class CostDecider:
         workload: whose samples are assigned.
         cost: what ``Balancer(cost=...)`` would be given.
 
+    Attributes:
+        is_one_for_all: whether all samples cost the same.
+
     Raises:
         ValueError: another policy, bounds, or a cost that is not about these samples.
     """
@@ -40,6 +43,7 @@ class CostDecider:
             rule = "be lengths by index, with no caps, and padded as the workload is"
             remedy = "Give `workload.lengths`."
             raise invalid("sim.run(cost=...)", rule, given, remedy)
+        self.is_one_for_all = given.is_one_for_all
         self._workload = workload
         self._costs = given.table(workload.lengths)
         self._planner = CostPlanner(

@@ -67,7 +67,9 @@ def run(
             rule = "come with a workload that has lengths, and without a scheme"
             remedy = "Make one by `Scenario.with_lengths`."
             raise invalid("sim.run(cost=...)", rule, type(workload).__name__, remedy)
-        return _play_by_cost(CostDecider(given, cluster, workload, cost), workload, comm)
+        by_cost = CostDecider(given, cluster, workload, cost)
+        if not by_cost.is_one_for_all:  # then samples are counted, as in training
+            return _play_by_cost(by_cost, workload, comm)
     first = workload.members(0)
     elastic = any(
         not np.array_equal(workload.members(step), first) for step in range(workload.num_steps)

@@ -16,6 +16,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from .._exchange._internal import INTERNAL_FAULT
 from ..exceptions import invalid
 
 PRELOADED = ("evenstep.torch", "evenstep.testing", "torch._dynamo")
@@ -42,7 +43,7 @@ class _Faults(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a record if it is one."""
-        if "internal fault of evenstep" in record.getMessage():
+        if INTERNAL_FAULT in record.getMessage():
             self.texts.append(logging.Formatter().format(record))
 
 
