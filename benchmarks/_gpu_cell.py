@@ -17,7 +17,7 @@ from benchmarks._gpu_device import NotRun, device_of
 
 MACHINE = "machine"
 """Not a cell of its own: says what the others were measured on."""
-FULL, QUICK = Effort(False, rounds=5, steps=10), Effort(True, rounds=2, steps=3)
+FULL, QUICK = Effort(False, rounds=3, steps=7), Effort(True, rounds=2, steps=3)
 NO_BAR = "reported"
 
 

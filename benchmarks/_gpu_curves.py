@@ -35,7 +35,7 @@ SIZES = (1, 2, 3, 4, 6, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128, 129, 
 SMALL_SIZES = (1, 2, 3, 4, 6, 8, 9, 12, 16)
 LENGTHS, SMALL_LENGTHS = (64, 128, 256, 512, 1024), (8, 16, 32)
 LEAST_SIZES = 6  # of a curve that time models are fitted to
-LONGEST_S = 1.0  # of a step: no larger size is timed
+LONGEST_S = 0.4  # of a step: no larger size is timed
 
 Made = Callable[[nn.Module], Callable[..., Any]]
 
