@@ -228,7 +228,7 @@ def _contest(effort: Effort, workload: Workload, world_size: int, **more: Any) -
         "names": ("plain", "balanced", "plain again"),
         "batch_size": 4 if effort.small else 16,
         "repeats": (1,) * world_size,
-        "rounds": 3 if effort.small else 20,
+        "rounds": 3 if effort.small else 12,
         "warm_up": 1 if effort.small else 4,
         "steps": 3 if effort.small else 10,
     }

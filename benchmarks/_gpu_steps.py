@@ -232,6 +232,8 @@ def changing(
     bounds = Bounds(vary="count", granularity=2 if effort.small else 4)
     with Balancer(policy=Wandering(), bounds=bounds, runtime=QUIET) as balancer:
         inner: nn.Module = workload.make().to(device)
+        for parameter in inner.parameters():  # else a graph's own output would become it, and the
+            parameter.grad = torch.zeros_like(parameter)  # next part's replay would write over it
         called: Any = inner if mode is None else torch.compile(inner, mode=mode)
         loader: Any = loader_of(workload, num_steps * batch_size * 2, batch_size, device)
         model, loader = balancer.prepare(DistributedDataParallel(called), loader)
@@ -241,7 +243,7 @@ def changing(
             for batch in parts:
                 workload.loss(model, moved(batch, device)).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            optimizer.zero_grad()
+            optimizer.zero_grad(set_to_none=False)
             marks.append((begin, clock.mark()))
         synchronize(device)
     took = [clock.seconds(begin, end) or 0.0 for begin, end in marks]
