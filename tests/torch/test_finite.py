@@ -1,6 +1,8 @@
 """A look at a gradient tells whether all of it is finite, without a wait for a device."""
 
 import math
+import warnings
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -10,17 +12,24 @@ from evenstep.torch._step._finite import look_at
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
+@contextmanager
+def no_waits():
+    """Let torch raise where the host waits for the device; at the end, wait for it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype", UserWarning)
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.synchronize()
+
+
 def seen(values, device, dtype=torch.float32):
     """Return what a look leaves to be told: whether it was finite, and half precision."""
     tensor, looks = torch.tensor(values, dtype=dtype, device=device), []
-    if device == "cuda":
-        torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waits() if device == "cuda" else nullcontext():
         look_at(tensor, looks)
-    finally:
-        if device == "cuda":
-            torch.cuda.set_sync_debug_mode("default")
-            torch.cuda.synchronize()
     return [(look.is_finite(), look.is_half) for look in looks if not look.is_finite()]
 
 

@@ -57,10 +57,15 @@ def alone():
     ids="-".join,
 )
 def test_parameters_are_those_of_one_process(devices):
-    """Whatever computed which part, under plans that change at every step."""
+    """Whatever computed which part, under plans that change at every step.
+
+    Optimizers of unlike devices round differently, in plain DDP too.
+    """
     (first, sizes), (second, _) = run_workers(WORLD_SIZE, train, devices)
 
     assert len(sizes) > 2
     for one, other, wanted in zip(first, second, alone(), strict=True):
-        assert torch.equal(one, other)
+        if len(set(devices)) == 1:
+            assert torch.equal(one, other)
         torch.testing.assert_close(one, wanted, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(other, wanted, rtol=1e-9, atol=1e-12)
