@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any, final
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from evenstep.network import Split, traffic_bytes
 from evenstep.network._following._transfers import ObservedExchange, Transfers
@@ -25,7 +27,8 @@ class Taken:
     """One exchange, as rank 0 knows it.
 
     Attributes:
-        seconds: from when all ranks could begin until the last had all sums.
+        seconds: from when all workers had gradients until the last had all sums.
+        step_s: the same with what the gradients took, and what was made of the sums.
         sent_bytes: what every host's interface sent, headers and all.
         planned_bytes: what the plan says of it, headers apart; None for all-reduce.
         rows: what went over every way between two ranks, and from a rank to itself all that came
@@ -35,6 +38,7 @@ class Taken:
     """
 
     seconds: float
+    step_s: float
     sent_bytes: list[int]
     planned_bytes: list[int] | None
     rows: list[tuple[int, int, float, float]]
@@ -47,6 +51,44 @@ class Taken:
         if self.planned_bytes is not None:
             transfers = Transfers.from_rows(len(self.sent_bytes), self.rows).lasting(self.seconds)
         return ObservedExchange(plan_epoch, self.seconds, transfers)
+
+
+class Work(abc.ABC):
+    """Where a worker's gradients come from, and where their mean goes."""
+
+    @abc.abstractmethod
+    def compute(self, gradient: Tensor) -> None:
+        """Write the next gradient."""
+
+    @abc.abstractmethod
+    def update(self, mean: Tensor) -> None:
+        """Take what all workers' are on average."""
+
+    @abc.abstractmethod
+    def mean(self) -> Tensor | None:
+        """Return what that had to be, as a sum in rank order; None where it is not checked."""
+
+
+@final
+class Given(Work):
+    """The same gradients always.
+
+    Args:
+        mine: of this worker.
+        mean: of all.
+    """
+
+    def __init__(self, mine: Tensor, mean: Tensor) -> None:
+        self._mine, self._mean = mine, mean
+
+    def compute(self, gradient: Tensor) -> None:
+        gradient.copy_(self._mine)
+
+    def update(self, mean: Tensor) -> None:
+        pass
+
+    def mean(self) -> Tensor:
+        return self._mean
 
 
 @final
@@ -79,67 +121,89 @@ class Arena:
         return self.rank in self.workers
 
     def resize(self, num_elements: int) -> None:
-        """Take gradients of another size, and what their mean has to be."""
+        """Take gradients of another size."""
+        self.num_elements = num_elements
         terms = [_gradients(worker, num_elements) for worker in self.workers]
-        mean = terms[0].clone()
-        for term in terms[1:]:
-            mean += term
-        self.mean = mean / len(self.workers)
-        self.mine = terms[self.rank] if self.is_worker else torch.empty(num_elements)
+        mine = terms[self.rank] if self.is_worker else torch.empty(num_elements)
+        self._given = Given(mine, mean_of(terms))
         self._field = torch.empty(num_elements)
 
-    def exchange(self, parts: Sequence[int] | None, num_chunks: int = 1) -> Taken | None:
+    def exchange(
+        self, parts: Sequence[int] | None, num_chunks: int = 1, work: Work | None = None
+    ) -> Taken | None:
         """Average the gradients on all ranks, and return on rank 0 how that went.
 
         Args:
             parts: of 2**20 that each rank sums; None is gloo's all-reduce among the workers.
             num_chunks: in how many chunks.
+            work: what the gradients come from, and what is made of their mean, both timed; the
+                same gradients always where it is missing.
         """
+        work = self._given if work is None else work
         split = None
         if parts is not None:
             self._epoch += 1
-            chunk_bytes = 4 * -(-len(self.mean) // num_chunks)
+            chunk_bytes = 4 * -(-len(self._field) // num_chunks)
             split = Split(tuple(parts), self._epoch, chunk_bytes, min_bytes=1024)
         if self.is_worker:
             self.reducer.adopt(split)
-        self._field.copy_(self.mine)
         self.transport.take_arrivals()
         dist.barrier()
         sent_before, begin_s = sent_bytes(), monotonic()
-        self._average(split)
+        if self.is_worker:
+            work.compute(self._field)
+        ready_s = monotonic()
+        if self.is_worker:
+            self._average(split)
+        there_s = monotonic()
+        if self.is_worker:
+            work.update(self._field)
         end_s = monotonic()
         dist.barrier()  # what the interfaces had in their queues is sent
         sent = sent_bytes() - sent_before
         rows = ways_to(self.rank, self.transport.take_arrivals())
-        told = gathered((begin_s, end_s, sent, rows, *self._checked(split)))
+        told = gathered(((begin_s, ready_s, there_s, end_s), sent, rows, *self._checked(work)))
         if told is None:
             return None
-        begins, ends, each_sent, each_rows, exacts, aparts = zip(*told, strict=True)
+        times, each_sent, each_rows, exacts, aparts = zip(*told, strict=True)
+        begins, readies, theres, ends = zip(
+            *(times[worker] for worker in self.workers), strict=True
+        )
         planned = None
         if split is not None:
-            planned = list(traffic_bytes(split, len(self.mean), 4, workers=self.workers)[0])
+            planned = list(traffic_bytes(split, len(self._field), 4, workers=self.workers)[0])
         all_rows = [tuple(row) for rows in each_rows for row in rows]
-        seconds = max(ends[worker] for worker in self.workers) - max(begins)
-        return Taken(seconds, list(each_sent), planned, all_rows, all(exacts), max(aparts))
+        return Taken(
+            seconds=max(theres) - max(readies),
+            step_s=max(ends) - max(begins),
+            sent_bytes=list(each_sent),
+            planned_bytes=planned,
+            rows=all_rows,
+            exact=all(exacts),
+            apart=max(aparts),
+        )
 
     def _average(self, split: Split | None) -> None:
-        """Do this rank's part; those that serve do theirs by themselves."""
-        if not self.is_worker:
-            return
+        """Do this worker's part; those that serve do theirs by themselves."""
         if split is None:
             dist.all_reduce(self._field, group=self.group)
+            self._field /= len(self.workers)
         else:
             self.reducer.reduce(self._field).wait()
 
-    def _checked(self, split: Split | None) -> tuple[bool, float]:
+    def _checked(self, work: Work) -> tuple[bool, float]:
         """Return whether the result is the sum in rank order, and how far it is apart."""
         if not self.is_worker:
             return True, 0.0
         self.reducer.settle()
-        if split is None:
-            self._field /= len(self.workers)
-        apart = float((self._field - self.mean).abs().max())
-        return torch.equal(self._field, self.mean), apart
+        if (mean := work.mean()) is None:
+            return True, 0.0
+        return torch.equal(self._field, mean), float((self._field - mean).abs().max())
+
+    def is_alike(self, digest: str) -> bool:
+        """Return on rank 0 whether all workers tell the same of what they have."""
+        told = gathered(digest)
+        return told is None or len({told[worker] for worker in self.workers}) == 1
 
     def close(self) -> None:
         """End the exchange on all ranks."""
@@ -173,6 +237,14 @@ def gathered(mine: Any) -> list[Any] | None:
     told: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(mine, told)
     return told
+
+
+def mean_of(terms: Sequence[Tensor]) -> Tensor:
+    """Return the mean, summed in the order of the terms."""
+    total = terms[0].clone()
+    for term in terms[1:]:
+        total += term
+    return total / len(terms)
 
 
 def _gradients(worker: int, num_elements: int) -> torch.Tensor:

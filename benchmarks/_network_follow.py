@@ -11,6 +11,7 @@ from typing import Any, final
 import numpy as np
 
 from benchmarks._network_arena import Arena, Taken, shared
+from benchmarks._network_classifier import Classifier
 from evenstep.network import (
     Aggregation,
     Links,
@@ -115,12 +116,10 @@ class Timetable:
         return draw, self.names[(place + draw) % len(self.names)]
 
 
-NAMES = ("knowing", "optimal", "proportional", "equal", "static")
-
-
 def follow(settings: dict[str, Any]) -> dict[str, Any]:
     """Return every exchange of every contestant that ended within its turn, in order."""
     num_elements, chunks = settings["num_elements"], settings["num_chunks"]
+    names, trains = settings["names"], settings["compute_s"] is not None
     arena = Arena(settings["num_workers"], num_elements)
     works = np.arange(arena.world_size) < settings["num_workers"]
     serves = ~works if not works.all() else works
@@ -131,7 +130,7 @@ def follow(settings: dict[str, Any]) -> dict[str, Any]:
         arena.world_size, 4 * num_elements, num_chunks=None, is_worker=works, is_server=serves
     )
     trace, began_s = settings["trace"], settings["began_s"]
-    if arena.rank == 0:  # the solver is loaded before anybody is timed
+    if arena.rank == 0:  # the solver is loaded before anything is timed
         optimal_shares(aggregation, Links(np.linspace(1e6, 9e6, arena.world_size)))
     contestants: dict[str, Contestant] = {
         "knowing": Knowing(aggregation),
@@ -139,33 +138,37 @@ def follow(settings: dict[str, Any]) -> dict[str, Any]:
         "proportional": Following(ProportionalShares(), aggregation),
         "equal": Steady(equal_shares(aggregation)),
         "static": Steady(optimal_shares(aggregation, _links(trace, 0.0))),
+        "hash-to-one": Steady(np.eye(len(serves))[serves.argmax()]),
     }
-    table = Timetable(NAMES, settings["lead_s"], settings["turn_s"], settings["num_draws"])
+    works_of = {name: Classifier(arena, settings["compute_s"]) for name in names if trains}
+    table = Timetable(names, settings["lead_s"], settings["turn_s"], settings["num_draws"])
     time.sleep(max(began_s + table.lead_s - monotonic(), 0.0))
     exchanges: list[dict[str, Any]] = []
     while (turn := shared(table.at(at_s := monotonic() - began_s))) is not None:
         draw, name = turn
         links = _links(trace, at_s)
         parts = shared(contestants[name].parts(links))
-        taken = arena.exchange(parts, chunks)
+        taken = arena.exchange(parts, chunks, works_of.get(name))
         if taken is None:
             continue
         contestants[name].heard(taken)
         if table.at(monotonic() - began_s) != (draw, name):
-            continue  # somebody else's turn has come, and perhaps other links
+            continue  # the next one's turn has come, and perhaps other links
         exchanges.append(
             {
                 "name": name,
                 "draw": draw,
                 "seconds": taken.seconds,
+                "step_s": taken.step_s,
                 "bound_s": lower_bound_s(without_end, links),
                 "parts": parts,
                 "exact": taken.exact,
                 "apart": taken.apart,
             }
         )
+    alike = {name: arena.is_alike(work.digest()) for name, work in works_of.items()}
     arena.close()
-    return {"exchanges": exchanges}
+    return {"exchanges": exchanges, "alike": alike}
 
 
 def _links(trace: list[tuple[float, list[float]]], at_s: float) -> Links:

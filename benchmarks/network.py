@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks._common import Row, main, progress
-from benchmarks._network_changing import NUM_SERVERS, changing
+from benchmarks._network_changing import NUM_SERVERS, changing, servers
 from benchmarks._network_equal import equal_training
 from benchmarks._network_lab import in_lab
 from benchmarks._network_training import training
@@ -28,7 +28,7 @@ from evenstep.network._plans._optimum import equal_shares
 
 GOODPUT = 1448 / 1514  # bytes of a stream over those of its frames
 UNEQUAL = ((200, 200, 200, 50), (200, 150, 100, 50))
-PARTS = "unequal,equal,equal-training,dedicated,changing,training"
+PARTS = "unequal,equal,equal-training,dedicated,changing,training,servers"
 CHUNKS = (8, 16, 32)
 NUM_ELEMENTS = 2_000_000  # 8 MB
 
@@ -55,6 +55,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
         ("equal-training", equal_training),
         ("changing", changing),
         ("training", training),
+        ("servers", servers),
     ):
         if name in parts:
             yield from part(options)

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -20,10 +21,15 @@ OTHERS = {  # private names of other libraries, and of Python, in files that use
 }
 
 
+@cache
+def trees():
+    """What each file is parsed to."""
+    return {file: ast.parse(file.read_text("utf-8")) for file in sorted(SOURCE.rglob("*.py"))}
+
+
 def files():
     """Files that use torch, with what each is parsed to, but for the home of what is private."""
-    for file in sorted(SOURCE.rglob("*.py")):
-        tree = ast.parse(file.read_text("utf-8"))
+    for file, tree in trees().items():
         modules = {
             name
             for node in ast.walk(tree)
@@ -42,8 +48,8 @@ def files():
 def own_names():
     """What evenstep itself calls by a private name, anywhere."""
     names = set()
-    for file in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+    for tree in trees().values():
+        for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 names.add(node.name)
             elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):

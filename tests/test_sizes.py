@@ -1,6 +1,7 @@
 """Files and functions stay short enough to be read in one go."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -17,6 +18,7 @@ LONGER = {
 }
 
 
+@cache
 def measured():
     """Lines of every file, as "path", and of every function, as "path name"."""
     lines = {}

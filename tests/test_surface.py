@@ -20,7 +20,12 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src"
 MOST_NAMES = 137
 NO_USE = {"reference.md", "seeds.md", "design.md"}
-HEAVY = {"torch", "tensorflow", "scipy", "matplotlib", "rich", "typer", "sklearn", "pytest"}
+HEAVY = {"torch", "scipy", "matplotlib", "rich", "typer", "sklearn", "pytest"}
+ADAPTERS = {  # whose libraries take long to import, and what they are
+    "tensorflow": ("tensorflow", "keras"),
+    "lightning": ("lightning.pytorch",),
+    "huggingface": ("accelerate", "transformers"),
+}
 
 
 def public_packages():
@@ -102,17 +107,25 @@ def test_the_pure_layers_load_nothing_heavy():
     modules = ", ".join(pure_modules())
     loaded = run(f"import sys, {modules}; print(*{{name.split('.')[0] for name in sys.modules}})")
 
-    assert set(loaded.split()) & HEAVY == set()
+    assert set(loaded.split()) & {*HEAVY, *ADAPTERS, "accelerate", "transformers"} == set()
 
 
-def test_importing_does_nothing():
+@pytest.mark.parametrize(
+    "adapters",
+    [
+        pytest.param((), id="without adapters"),
+        pytest.param(tuple(ADAPTERS), marks=pytest.mark.slow, id="all"),
+    ],
+)
+def test_importing_does_nothing(adapters):
     """No changed environment, logger, warning filter, signal, thread, start method or seed."""
+    left_out = {f"evenstep.{name}" for name in ADAPTERS if name not in adapters}
+    libraries = HEAVY | {library for name in adapters for library in ADAPTERS[name]}
     changed = run(
         f"""
 import logging, multiprocessing, os, random, signal, sys, threading, warnings
-import numpy, {", ".join(sorted(HEAVY))}
-import torch.distributed, torch.utils.data, matplotlib.figure, rich.live, keras
-import lightning.pytorch
+import numpy, {", ".join(sorted(libraries))}
+import torch.distributed, torch.utils.data, matplotlib.figure, rich.live
 
 def world():
     return {{
@@ -134,7 +147,7 @@ def world():
     }}
 
 before = world()
-import {", ".join(public_packages())}
+import {", ".join(name for name in public_packages() if name not in left_out)}
 after = world()
 print(*(name for name in before if before[name] != after[name]), sep=", ")
 """

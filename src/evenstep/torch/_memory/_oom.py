@@ -8,7 +8,12 @@ from collections.abc import Callable
 
 import torch
 
-_SIGNS = ("out of memory", "can't allocate memory", "cannot allocate memory")
+_SIGNS = (
+    "out of memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "status_alloc_failed",  # of cuBLAS and cuDNN, which find no room for what they work with
+)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
