@@ -36,8 +36,8 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add how often links change, and which servers."""
     parser.add_argument("--seeds", type=int, default=1, help="of the links")
-    parser.add_argument("--every-s", type=float, default=60.0, help="each has of a draw of links")
-    parser.add_argument("--redraws", type=int, default=3, help="of each seed, the first included")
+    parser.add_argument("--every-s", type=float, default=120.0, help="each has of a draw of links")
+    parser.add_argument("--redraws", type=int, default=2, help="of each seed, the first included")
     parser.add_argument("--kind", choices=NUM_SERVERS, help="of servers, one of both")
 
 
