@@ -41,6 +41,7 @@ LONG: Mapping[str, tuple[str, ...]] = {
     "rivals": ("--resume", "evidence/rivals"),
     "arena": ("--jobs", "3", "--resume", "evidence/arena"),
     "first_hour": (),
+    "servers": (),
     "network": (),
 }
 """Every benchmark of evidence with its options, those that take longest last."""

@@ -252,7 +252,7 @@ def overhead_of_two(device: torch.device, effort: Effort) -> dict[str, Any]:
 
 
 def unlike_ranks(device: torch.device, effort: Effort) -> dict[str, Any]:
-    """Return what balancing brings three ranks, of which one computes thrice as many forwards."""
+    """Return what balancing brings three ranks, of which one computes each forward four times."""
     names, repeats = ("plain", "balanced"), (1, 1, 4)
     more = {"names": names, "repeats": repeats, "warm_up": 2 if effort.small else 8}
     contest = _contest(effort, gpt(small=effort.small), 3, **more)

@@ -40,20 +40,10 @@ class Race:
 
 
 EXCHANGES = Race(("knowing", "optimal", "proportional", "equal", "static"), 500_000, 8)
-TRAINING = Race(("knowing", "optimal", "proportional", "equal", "hash-to-one"), 2_000_000, 16, 0.05)
 
 
-def changing(options: argparse.Namespace) -> Iterator[Row]:
+def raced(race: Race, options: argparse.Namespace) -> Iterator[Row]:
     """Let all contestants have the same links, redrawn from 20 to 155 Mbit/s again and again."""
-    yield from _raced(EXCHANGES, options)
-
-
-def servers(options: argparse.Namespace) -> Iterator[Row]:
-    """Let them train so, as the paper on parameter servers did; hashing puts all on one server."""
-    yield from _raced(TRAINING, options)
-
-
-def _raced(race: Race, options: argparse.Namespace) -> Iterator[Row]:
     seeds = range(1 if options.quick else options.seeds)
     redraws = 2 if options.quick else options.redraws
     for kind, num_servers in NUM_SERVERS.items():

@@ -3,8 +3,8 @@
 With `--quick`, what takes minutes is repeated instead, and compared (`_repeated.py`).
 
 The page has blocks, `<!-- results: SETUP TABLE -->` to `<!-- end -->`. What stands in between is
-made here from `evidence/arena/SETUP.*.json`, or from all of `evidence/SETUP/` where SETUP is `gpu`
-or `rivals`. Everything else on the page is written by hand.
+made here from `evidence/arena/SETUP.*.json`, from all of `evidence/SETUP/` where SETUP is `gpu` or
+`rivals`, or from `evidence/servers.json`. Everything else on the page is written by hand.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import _gpu_tables
+from benchmarks import _gpu_tables, _server_tables
 from benchmarks._common import Row, main
 from benchmarks._repeated import rows as repeated
 from benchmarks.arena._cells import cells_of
@@ -55,8 +55,10 @@ def page(text: str, folder: Path) -> str:
 def _cells(folder: Path, setup: str) -> Cells:
     """Return the cells of a set-up that were run, the exact contestants' first.
 
-    Of ``gpu`` and ``rivals`` all files.
+    Of ``gpu`` and ``rivals`` all files, of ``servers`` the one that `make evidence` writes.
     """
+    if setup == "servers":
+        return [json.loads((folder.parent / "servers.json").read_text("utf-8"))]
     if setup == "gpu":
         paths = sorted((folder.parent / "gpu").glob("*.json"))
         return [json.loads(path.read_text("utf-8")) for path in paths]
@@ -191,6 +193,7 @@ TABLES: Mapping[str, Callable[[Cells], list[str]]] = {
     "source": source_lines,
     **of_rivals.TABLES,
     **_gpu_tables.TABLES,
+    **_server_tables.TABLES,
 }
 
 

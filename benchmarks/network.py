@@ -11,13 +11,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from typing import Any
 
 import numpy as np
 
 from benchmarks._common import Row, main, progress
-from benchmarks._network_changing import NUM_SERVERS, changing, servers
+from benchmarks._network_changing import EXCHANGES, NUM_SERVERS, raced
 from benchmarks._network_equal import equal_training
 from benchmarks._network_lab import in_lab
 from benchmarks._network_training import training
@@ -28,7 +29,7 @@ from evenstep.network._plans._optimum import equal_shares
 
 GOODPUT = 1448 / 1514  # bytes of a stream over those of its frames
 UNEQUAL = ((200, 200, 200, 50), (200, 150, 100, 50))
-PARTS = "unequal,equal,equal-training,dedicated,changing,training,servers"
+PARTS = "unequal,equal,equal-training,dedicated,changing,training"
 CHUNKS = (8, 16, 32)
 NUM_ELEMENTS = 2_000_000  # 8 MB
 
@@ -53,9 +54,8 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
         yield from dedicated(rounds)
     for name, part in (
         ("equal-training", equal_training),
-        ("changing", changing),
+        ("changing", partial(raced, EXCHANGES)),
         ("training", training),
-        ("servers", servers),
     ):
         if name in parts:
             yield from part(options)

@@ -30,6 +30,7 @@ LEFT_OUT = {
     "optimizer_shares": "120 s in short: processes whose peaks of memory are read",
     "regret": "110 s in short, and `tests/sim` simulates as well",
     "rivals": "installs from an index, and `test_rivals.py` trains with what is at hand",
+    "servers": "a lab of shaped links takes root and minutes",
     "ray_train": "150 s in short, and `tests/cluster/test_ray.py` runs the same",
     "tensorflow": "70 s in short",
 }
