@@ -48,7 +48,7 @@ class Cost:
             for each sample. For a stream, the name of a field of each sample, or a function of a
             sample.
         padded: whether a collator pads the samples of a forward to the longest. None asks it: it
-            is shown two samples before training.
+            is shown some samples before training.
         max_size: most that one forward may have: the sum of the lengths, or where they are padded
             the longest times their number; of features, the first one counts. None is no limit.
             For loops over ``loader.steps()``, which may make several forwards.

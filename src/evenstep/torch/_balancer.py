@@ -74,7 +74,8 @@ class Balancer:
         global_batch_size: samples per optimizer step over all workers. None is the loader's
             ``batch_size`` times the number of workers, as in plain training.
         policy: decides the sizes: a name (``"auto"``, ``"equal"``, ``"dynamic-batching"``,
-            ``"lb-bsp-2020"``, ``"lbb"``), ``"module:Class"``, or a policy.
+            ``"dbs"``, ``"lb-bsp-2018"``, ``"lb-bsp-2020"``, ``"lbb"``), ``"module:Class"``, or a
+            policy.
         unit: what the loss is a mean over: ``"samples"``; ``"tokens"``, the targets other than
             -100 in batches of Hugging Face's collators, for models of transformers, whose kind
             tells whether they shift labels; or a function from a batch, as the loop gets it, to
@@ -168,8 +169,8 @@ class Balancer:
             parts: modules (plain or DDP) and ``DataLoader``s, in any order. Several loaders are
                 used in turn, one loop after the other.
             weighting: ``"output"`` weights the gradient at the model's output, with no change to
-                the loss. ``"loss"`` leaves it to ``weight(loss)``, for gradient penalties, for
-                outputs fed back into the model, and for losses that bypass the output.
+                the loss. ``"loss"`` leaves it to ``weight(loss)``, for gradient penalties and
+                for losses that bypass the output.
             stream: which rank reads what of an ``IterableDataset``: ``"same"``, all read all of it,
                 or ``"sharded"``, each reads its own samples. See ``StreamLoader``.
 
