@@ -28,6 +28,7 @@ from .small import (
     gpt,
     gpt_in_double,
     offline,
+    unkeyed,
 )
 
 QUIET = Runtime(line_every=None)
@@ -64,19 +65,10 @@ def own_loss(trainer: Any, model: Any, inputs: Any, **_: Any) -> torch.Tensor:
     return model(**inputs)["loss"]
 
 
-def summed_loss(
-    trainer: Any, model: Any, inputs: Any, num_items_in_batch: Any = None, **_: Any
-) -> torch.Tensor:
+def summed_loss(trainer: Any, model: Any, inputs: Any, num_items_in_batch: Any, **_: Any) -> Any:
     """Return squared distances over the number of items, of which all numbers are some."""
     off = model(input_ids=inputs["input_ids"])["logits"].squeeze(-1) - inputs["labels"]
     return off.square().sum() / num_items_in_batch * trainer.accelerator.num_processes
-
-
-def unkeyed() -> Any:
-    """Return a causal model that takes no loss keywords, as many that read pictures too."""
-    model = gpt_in_double()
-    model.accepts_loss_kwargs = False
-    return model
 
 
 def gathering_loss(
