@@ -111,6 +111,13 @@ def gpt_in_double(dropout: float = 0.0) -> Any:
     return model
 
 
+def unkeyed() -> Any:
+    """Return a causal model that takes no loss keywords, as many that read pictures too."""
+    model = gpt_in_double()
+    model.accepts_loss_kwargs = False
+    return model
+
+
 def exact_loss(
     logits: torch.Tensor,
     labels: torch.Tensor,

@@ -28,6 +28,7 @@ from .small import (
     gpt,
     gpt_in_double,
     offline,
+    unkeyed,
 )
 
 QUIET = Runtime(line_every=None)
@@ -64,6 +65,12 @@ def own_loss(trainer: Any, model: Any, inputs: Any, **_: Any) -> torch.Tensor:
     return model(**inputs)["loss"]
 
 
+def summed_loss(trainer: Any, model: Any, inputs: Any, num_items_in_batch: Any, **_: Any) -> Any:
+    """Return squared distances over the number of items, of which all numbers are some."""
+    off = model(input_ids=inputs["input_ids"])["logits"].squeeze(-1) - inputs["labels"]
+    return off.square().sum() / num_items_in_batch * trainer.accelerator.num_processes
+
+
 def gathering_loss(
     trainer: Any, model: Any, inputs: Any, num_items_in_batch: Any = None, **_: Any
 ) -> torch.Tensor:
@@ -95,6 +102,12 @@ STOCK = {
         partial(bert, "BertForSequenceClassification", 3), data=Classified, more=SELDOM
     ),
     "regression": Case(partial(bert, "BertForSequenceClassification", 1), data=Scored, more=SELDOM),
+    "regression over all items": Case(
+        partial(bert, "BertForSequenceClassification", 1),
+        data=Scored,
+        loss=summed_loss,
+        more={**SELDOM, "max_grad_norm": 0.0, "learning_rate": 1e-4},
+    ),
     "classifier of tokens": Case(partial(bert, "BertForTokenClassification", 23), more=SELDOM),
     "masked model": Case(partial(bert, "BertForMaskedLM", 2), more=SELDOM),
     "causal, a loss of one's own": Case(loss=own_loss, more=SELDOM),
@@ -105,6 +118,10 @@ STOCK = {
         loss=row_gathering_loss, batch_size=16, num_samples=144, more=SELDOM
     ),
     "another mean": Case(Deaf, more=SELDOM),
+    "no loss keywords": Case(unkeyed, more=SELDOM),
+    "no loss keywords, accumulated": Case(
+        unkeyed, num_accumulated=2, more={**SELDOM, "logging_steps": 3}
+    ),
     "accumulated": Case(
         partial(bert, "BertForSequenceClassification", 3),
         num_accumulated=2,

@@ -292,3 +292,31 @@ def twice(rank: int) -> dict[str, Any]:
         "hooks": len(module._forward_hooks) + len(module._forward_pre_hooks),
         "loss": module.told["step"],
     }
+
+
+class Deciding(Scores):
+    """Has all ranks decide in a step whether it is to be left out, as for a loss of no number."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        agree, any_of_them = (
+            self.trainer.strategy.reduce_boolean_decision(self.global_rank in ranks, all=is_all)
+            for ranks, is_all in (({0, 1}, True), ({0}, False))
+        )
+        self.told["step"].append(float(agree) + 2 * float(any_of_them))
+        return functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        pass
+
+    def on_train_epoch_end(self) -> None:
+        pass
+
+
+def decided(rank: int) -> list[float]:
+    """Return what ranks have decided in each step: 3 if all agreed, and one of them alone."""
+    module = Deciding()
+    options = {"max_epochs": 1, "limit_val_batches": 0}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer_of(2, [BalanceCallback(**BALANCED)], **options).fit(module, *loaders(Case(), 2))
+    return module.told["step"]

@@ -12,6 +12,7 @@ from .fit_runs import (
     SAVED,
     alone,
     balanced,
+    decided,
     resumed,
     saved,
     switched_off,
@@ -104,6 +105,13 @@ def test_a_trainer_fits_again_and_is_left_as_it_was():
         assert all(found["sizes"])
         assert found["patches"] == []
         assert found["hooks"] == 0
+
+
+@pytest.mark.slow
+def test_ranks_decide_within_a_step():
+    """What a step asks for by itself is there at once; what it logs is reduced later."""
+    for found in run_workers(2, decided):
+        assert found == [3.0] * 5
 
 
 @pytest.mark.slow

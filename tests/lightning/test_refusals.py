@@ -17,6 +17,12 @@ class Manual(BoringModel):
     automatic_optimization = False
 
 
+class Taking(BoringModel):
+    def training_step(self, dataloader_iter):
+        batch, *_ = next(dataloader_iter)
+        return self.step(batch)
+
+
 def fit(model=None, *callbacks, **options):
     callback = BalanceCallback(runtime=Runtime(line_every=None))
     with warnings.catch_warnings():
@@ -31,6 +37,7 @@ def fit(model=None, *callbacks, **options):
     ("attempt", "remedy"),
     [
         (lambda: fit(Manual()), "Return one loss from `training_step`"),
+        (lambda: fit(Taking()), "Write `training_step(self, batch, batch_idx)`"),
         (lambda: fit(reload_dataloaders_every_n_epochs=1), "Have the data set or the sampler"),
         (lambda: fit(None, LearningRateFinder()), "Tune with a `Trainer` of its own"),
         (lambda: BalanceCallback(policy="no such"), "Names are lower case"),
@@ -38,7 +45,7 @@ def fit(model=None, *callbacks, **options):
         (lambda: BalanceCallback(bounds=Bounds(max=3), cost="length"), "Limit forwards"),
         (lambda: BalanceCallback(network=object()), "in a loop of your own"),
     ],
-    ids=["manual", "reload", "tuner", "policy", "group", "bounds", "network"],
+    ids=["manual", "taking", "reload", "tuner", "policy", "group", "bounds", "network"],
 )
 def test_a_setting_is_refused_with_its_remedy(attempt, remedy):
     """Where it is made, or at the latest where the fit begins."""

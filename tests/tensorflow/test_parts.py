@@ -305,3 +305,20 @@ def test_a_loss_that_is_a_single_number_is_refused():
 
     with pytest.raises(ValueError, match="return a value for each sample"):
         model.compute_loss(*batch, y_pred=model(batch[0]))
+
+
+def test_a_mean_over_what_is_not_ignored_is_refused():
+    """Workers ignore unlike shares of their values, so means would weigh unlike; sums pass."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3, "softmax")])
+    batch = tf.ones((3, 2)), tf.constant([[0], [2], [-1]])
+    for reduction in ("sum", "mean"):
+        named = "sum_over_batch_size" if reduction == "mean" else reduction
+        loss = keras.losses.SparseCategoricalCrossentropy(ignore_class=-1, reduction=named)
+        model.compile("sgd", loss)
+        model._symbolic_build(data_batch=batch)
+        guard_losses(model, reduction)
+        if reduction == "sum":
+            model.compute_loss(*batch, y_pred=model(batch[0]))
+
+    with pytest.raises(ValueError, match="be a mean over all values"):
+        model.compute_loss(*batch, y_pred=model(batch[0]))

@@ -55,7 +55,13 @@ def count(batch: Any, num_samples: int, divisor: Divisor) -> int | None:
 
 
 def divisor_of(
-    trainer: Any, batch: Any, num_samples: int, num_items: Any, *, meets: bool
+    trainer: Any,
+    batch: Any,
+    num_samples: int,
+    num_items: Any,
+    *,
+    is_scaled: bool,
+    meets: bool,
 ) -> Divisor | None:
     """Return what the loss divides by. Collective: all ranks come to the same result.
 
@@ -65,16 +71,22 @@ def divisor_of(
     in evaluation mode, on the model beneath DDP; where this batch fits several, the kind of the
     model does. None: no rank has a loss other than 0 in this batch.
 
+    Where Trainer takes no number of items for granted, a loss that fits none is one over samples,
+    as of a model that draws noise.
+
     Args:
         trainer: computes it.
         batch: this rank's first one.
         num_samples: in it; 0 for a stand-in.
         num_items: of all ranks.
+        is_scaled: whether Trainer takes for granted that it divides by them.
         meets: whether ranks meet in the loss, and have to compute as many.
 
     Raises:
         ValueError: it divides by none of them.
     """
+    if not is_scaled and count(batch, num_samples, "labels") is None:
+        return "samples"  # there is nothing else that it may be a mean over
     losses = LossCalls(trainer)
     found = _look(losses, batch, num_samples, num_items) if num_samples else Evidence()
     while meets and losses.num_calls < _MOST_LOSSES:
@@ -87,6 +99,8 @@ def divisor_of(
     off = dict(zip(_OWN, distances, strict=True))
     least = min(distances)
     if least > _tolerance(trainer) * loss:
+        if not is_scaled:
+            return "samples"
         raise invalid(
             f"{type(trainer).__name__}(model=...)",
             "have a loss that is divided by `num_items_in_batch`, by its own targets or by its "
@@ -96,15 +110,15 @@ def divisor_of(
             '`balancing={"unit": function}`, which returns what the loss of a batch divides by.',
         )
     fitting = [name for name in _OWN if off[name] <= least + _ROUNDING * loss]
-    usual = _usual(trainer, batch)
+    usual = _usual(trainer, batch, is_scaled=is_scaled)
     return usual if usual in fitting else fitting[0]
 
 
-def _usual(trainer: Any, batch: Any) -> Divisor:
+def _usual(trainer: Any, batch: Any, *, is_scaled: bool) -> Divisor:
     """Return what the kind of the model, and of its labels, let expect."""
-    if count(batch, 0, "labels") is None:
-        return "samples"
     shifts = shifting(trainer.accelerator.unwrap_model(trainer.model_wrapped))
+    if count(batch, 0, "labels") is None or (shifts is None and not is_scaled):
+        return "samples"
     return "shifted labels" if shifts or trainer._loss_shifts_labels else "labels"
 
 

@@ -15,6 +15,7 @@ from ._pieces import pieces_of
 
 _IGNORED = -100  # what every Hugging Face loss leaves out, and `num_items_in_batch` as well
 _MASK = "attention_mask"
+_LABELS = ("labels", "shift_labels")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +111,21 @@ def portions(
 
 
 def masked(part: Any) -> Any:
-    """Return a micro-batch's batch; of a stand-in a copy without targets, for no count to see."""
+    """Return a micro-batch's batch; of a stand-in a copy whose classes are all left out."""
     if part.num_samples or not isinstance(part.batch, MutableMapping):
         return part.batch
     return _without_targets(part.batch)
+
+
+def with_own_targets(part: Any) -> Any:
+    """Return a micro-batch's batch to count targets in: a stand-in's have no row, of any type."""
+    if part.num_samples or not isinstance(part.batch, MutableMapping):
+        return part.batch
+    batch = copy(part.batch)
+    for name in _LABELS:
+        if isinstance(batch.get(name), torch.Tensor):
+            batch[name] = batch[name][:0]
+    return batch
 
 
 def _of_nothing(step: Step) -> Any:
@@ -125,7 +137,7 @@ def _of_nothing(step: Step) -> Any:
 
 def _without_targets(given: Any) -> Any:
     batch = copy(given)
-    for name in ("labels", "shift_labels"):
+    for name in _LABELS:
         labels = batch.get(name)
         if isinstance(labels, torch.Tensor) and not labels.is_floating_point():
             batch[name] = torch.full_like(labels, _IGNORED)

@@ -18,7 +18,7 @@ from ._checks import check_accelerator, check_model
 from ._gathered_rows import gathers_rows
 from ._gathering_loss import meets, num_missing, without_gradient
 from ._normalised import Divisor, divisor_of
-from ._portions import Portion, masked, portions
+from ._portions import Portion, masked, portions, with_own_targets
 from ._training_data import TrainingData
 from ._weighing import weighted, weights_of
 
@@ -44,9 +44,9 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
     models that accept loss keywords and for a ``compute_loss_func``, its gradient is exact for any
     split, and nothing is weighted a second time. A loss that was to divide by it, and does not,
     as in many models for classification, is found out in the first step and weighted by what it
-    divides by instead: its samples, or its own targets. Where `Trainer` has no such rule, the loss
-    is a mean over the rank's samples, or over the ``unit`` in ``balancing``, and is weighted at
-    the model's output.
+    divides by instead: its samples, or its own targets. Where `Trainer` has no such rule, that is
+    found out likewise, and in doubt it is samples; or the ``unit`` in ``balancing`` says it, and
+    the loss is weighted at the model's output.
 
     ``TrainingArguments(train_sampling_strategy="batch_rebalance")`` asks for plans by the lengths
     that transformers finds; the samples of every step are those it has there.
@@ -78,6 +78,7 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
         self._plain: Balancer | None = None  # where the environment leaves the script plain
         self._num_begun = 0
         self._divisor: Divisor | None = None
+        self._per_sample = 0.0  # of the step: what a sample weighs in a mean over samples
         self._meets = False  # whether ranks wait for each other where a loss is computed
 
     @property
@@ -133,17 +134,20 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
         if step is None:
             return [], None
         batches = [masked(part) for part in step.micro_batches]
-        _, num_items = super().get_batch_samples(iter(batches), len(batches), device)
+        counted = map(with_own_targets, step.micro_batches)
+        _, num_items = super().get_batch_samples(counted, len(batches), device)
         if not self._num_begun and meets(self, step.micro_batches[0].batch, num_items):
             self._meets = True
             self._data.meet_in_forwards()
-        if self._is_scaled() and self._divisor is None:
+        finds_out = self._is_scaled() or "unit" not in self._balancing
+        if finds_out and self._divisor is None:
             self._divisor = self._found_divisor(step, num_items)
         weights = None
         if self._divides_by() != "items":
             # A mean over a stand-in is a number only with its targets; its weight is 0.
             batches = [part.batch for part in step.micro_batches]
             weights = weights_of(self, step, self._divisor or "samples")
+        self._per_sample = self.accelerator.num_processes / step.global_num_samples
         self._num_begun += 1
         main_input = getattr(self.model, "main_input_name", "input_ids")
         handed_out: list[Any] = portions(
@@ -161,7 +165,7 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
         if not isinstance(inputs, Portion):
             return super().training_step(model, inputs, num_items_in_batch)
         total = torch.zeros((), device=self.args.device)
-        divisor = self._divides_by()
+        divisor, is_scaled = self._divides_by(), self._is_scaled()
         given = num_items_in_batch if divisor == "items" else None
         if divisor != "items":
             # What Trainer divides by; every forward has its weight in the whole step already.
@@ -171,12 +175,15 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
                 without_gradient(self, forward.batch, given)
                 continue
             weight = forward.weight
-            at_loss = nullcontext() if divisor in (None, "items") else weighted(self, weight)
+            # Without a rule of Trainer's the balancer weighs, by samples or the unit it was told.
+            given_already = 1 if is_scaled else forward.num_samples * self._per_sample
+            is_left = divisor in (None, "items") or not given_already
+            at_loss = nullcontext() if is_left else weighted(self, weight / given_already)
             with nullcontext() if forward.is_last else self.accelerator.no_sync(model), at_loss:
                 loss = super().training_step(model, forward.batch, given)
             # A mean over nothing is no number, and weighs 0; a weight in a tensor is none of 0.
             if torch.is_tensor(weight) or weight:
-                total = total + loss * (1 if divisor else weight)
+                total = total + loss * given_already
         return total
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
@@ -187,9 +194,17 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
 
     def _found_divisor(self, step: Step, num_items: Any) -> Divisor | None:
         """Look at the first batch. Collective."""
-        first = step.micro_batches[0]
-        found = divisor_of(self, first.batch, first.num_samples, num_items, meets=self._meets)
-        if found not in (None, "items") and self.args.gradient_accumulation_steps > 1:
+        first, is_scaled = step.micro_batches[0], self._is_scaled()
+        found = divisor_of(
+            self,
+            first.batch,
+            first.num_samples,
+            num_items if is_scaled else None,
+            is_scaled=is_scaled,
+            meets=self._meets,
+        )
+        is_accumulated = self.args.gradient_accumulation_steps > 1
+        if is_scaled and found not in (None, "items") and is_accumulated:
             warnings.warn(
                 f"The loss of {type(self.model).__name__} is a mean over a batch's own {found}, "
                 f"but Trainer expects it to be divided by `num_items_in_batch`, and would add up "
@@ -201,8 +216,10 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
         return found
 
     def _divides_by(self) -> Divisor | None:
-        """Return what the loss divides by; None where the balancer knows and weights."""
-        return self._divisor or ("items" if self._is_scaled() else None)
+        """Return what the loss divides by; None where the balancer's weight is right."""
+        if self._is_scaled():
+            return self._divisor or "items"
+        return None if self._divisor == "samples" else self._divisor
 
     def _is_scaled(self) -> bool:
         """Tell whether the loss is divided by the targets of the whole step: Trainer's own rule."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from inspect import signature
 from typing import Any
 
 from .._install import install_line
@@ -27,6 +28,11 @@ def hook_of(module: Any) -> str | None:
     """Return the hook of ``module`` that is under way, such as ``"training_step"``."""
     hook: str | None = module._current_fx_name
     return hook
+
+
+def takes_loader(step: Any) -> bool:
+    """Tell whether ``step`` of a module is given the loader's iterator, and not a batch."""
+    return "dataloader_iter" in signature(step).parameters
 
 
 def weigh_batch(trainer: Any, num_samples: int) -> None:

@@ -12,6 +12,7 @@ from ..torch import Balancer
 from ._library import hook_of
 
 _STEPS = ("training_step", "validation_step")
+_NOT_SAID: Any = object()  # what is logged always says its group; others need their result now
 
 
 @final
@@ -45,8 +46,10 @@ class LoggedMeans:
             vars(self._strategy).pop(name, None)
         self._balancer, self._module, self._later = None, None, []
 
-    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Return ``tensor`` reduced over ranks; within a step, once ``settle`` is called."""
+    def reduce(self, tensor: Any, group: Any = _NOT_SAID, reduce_op: Any = "mean") -> Any:
+        """Return ``tensor`` reduced over ranks; of what a step logs, once ``settle`` is called."""
+        if group is _NOT_SAID:  # as of `reduce_boolean_decision`, by which a step may be left out
+            return self._plainly(tensor, None, reduce_op)
         if isinstance(tensor, torch.Tensor) and self._balancer is not None:
             if hook_of(self._module) in _STEPS and group is None and not tensor.requires_grad:
                 self._later.append((tensor, reduce_op))

@@ -8,6 +8,7 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 
 from ..exceptions import invalid
+from ._library import takes_loader
 
 _TUNERS = {"BatchSizeFinder", "LearningRateFinder"}
 
@@ -44,6 +45,14 @@ def check_trainer(trainer: Any, module: Any) -> None:
             "be True, so that the loss is weighted before its backward",
             False,
             "Return one loss from `training_step`, or use Fabric and `evenstep.torch`.",
+        )
+    if takes_loader(module.training_step):
+        # The batch is taken inside of the forward: what is known then is the batch before.
+        raise invalid(
+            "LightningModule.training_step(dataloader_iter)",
+            "take a batch, so that its size is known before the forward",
+            "the loader's iterator",
+            "Write `training_step(self, batch, batch_idx)`.",
         )
     if trainer.reload_dataloaders_every_n_epochs:
         raise invalid(

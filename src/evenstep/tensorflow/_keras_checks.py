@@ -163,9 +163,10 @@ def check_compiled(model: keras.Model, loss_reduction: str) -> None:
 
 
 def guard_losses(model: keras.Model, loss_reduction: str) -> None:
-    """Have every loss raise while it is traced that is to be a mean and is a single number.
+    """Have every loss raise while it is traced that is to be a mean over all values and is not.
 
-    Keras leaves that as it is, so the workers' means would be added up.
+    Keras leaves a single number as it is, so the workers' means would be added up. Where a loss
+    leaves out values, Keras divides by those left, of which workers have unlike shares.
     """
     compiled = model._compile_loss
     for part in [] if compiled is None else compiled._flat_losses:
@@ -182,5 +183,13 @@ def _each_sample(name: str | None, call: Callable[..., Any], *args: Any, **kwarg
             "return a value for each sample, which Keras takes the mean of",
             f"a single number from {name!r}",
             "Leave out the mean over the batch; give `Dice` and `Tversky` their `axis`.",
+        )
+    if name is not None and getattr(values, "_keras_mask", None) is not None:
+        raise invalid(
+            "Model.compile(loss=...)",
+            "be a mean over all values",
+            f"one over those that {name!r} does not leave out, as by its `ignore_class`",
+            'Use `reduction="sum"` and `Balancer(loss_reduction="sum")`, or give what is left out '
+            "another class and a `sample_weight` of 0.",
         )
     return values
