@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
-from ..exceptions import invalid
+from ..exceptions import EvenstepWarning, invalid
 from ..torch._model._units import shifting
 from ._gathering_loss import LossCalls
 from ._pieces import pieces_of
@@ -95,7 +96,11 @@ def divisor_of(
     if not loss:
         return None
     if listens > _SAME * loss:
-        return "samples" if num_items is None else "items"
+        if num_items is None:
+            return "samples"
+        if abs(rest := 1 - 2 * listens / loss) > _tolerance(trainer):
+            _warn_of_rest(trainer, rest)
+        return "items"
     off = dict(zip(_OWN, distances, strict=True))
     least = min(distances)
     if least > _tolerance(trainer) * loss:
@@ -112,6 +117,18 @@ def divisor_of(
     fitting = [name for name in _OWN if off[name] <= least + _ROUNDING * loss]
     usual = _usual(trainer, batch, is_scaled=is_scaled)
     return usual if usual in fitting else fitting[0]
+
+
+def _warn_of_rest(trainer: Any, rest: float) -> None:
+    """Say that a part of the loss, such as a router's, is no sum over the items."""
+    warnings.warn(
+        f"{type(trainer).__name__}(model=...): {rest:.0%} of the loss is not divided by "
+        f"`num_items_in_batch`. That part counts each rank's mean alike, as in plain Trainer, so "
+        f"its gradient depends on the sizes. For an exact one, divide all of the loss by "
+        f'`num_items_in_batch`, or keep equal sizes: `balancing={{"policy": "equal"}}`.',
+        EvenstepWarning,
+        stacklevel=3,
+    )
 
 
 def _usual(trainer: Any, batch: Any, *, is_scaled: bool) -> Divisor:
