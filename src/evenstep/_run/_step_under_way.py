@@ -95,11 +95,15 @@ class LoopPosition:
         self.num_batches, self.looks_ahead = 0, False
 
     @property
-    def num_ahead(self) -> int:
-        """Steps that were handed out and not used.
+    def next_unused(self) -> int | None:
+        """The first step that was handed out and not used, else the next one; None before all.
 
         In a loop that fetches ahead, and after it if it trained; or where one is at hand. A loop
         that is over and used none of several has read them for another purpose.
         """
-        ahead = self.newest - self.newest_used
-        return ahead if self.looks_ahead or ahead == 1 or self.newest == self._left_ahead else 0
+        newest = self.newest  # another thread may hand out meanwhile
+        if newest < 0:
+            return None
+        ahead = newest - self.newest_used
+        comes_again = self.looks_ahead or ahead == 1 or newest == self._left_ahead
+        return self.newest_used + 1 if comes_again else newest + 1

@@ -168,7 +168,8 @@ class StepConductor:
                 other.follows &= other.is_used
         if loop.newest_used < step - 1:
             self._blind.handed_out(step, loop.newest_used, self._num_without_backward)
-        loop.newest = step
+        loop.looks_ahead |= not opened.follows
+        loop.newest = step  # last: another thread may ask which ones are unused
         self._steps[step] = opened
         while len(self._steps) > _MOST_OPEN:
             del self._steps[next(iter(self._steps))]
@@ -186,7 +187,6 @@ class StepConductor:
         weight, key = self._weights.of(opened, num_samples, part.units)
         # In a loop that uses each batch before the next one, there is nothing to be told apart.
         loop = self._loop
-        loop.looks_ahead |= not opened.follows
         peeks = loop.num_batches < _NUM_PEEKED or loop.looks_ahead
         loop.num_batches += 1
         ticket = Ticket(opened, num_samples, weight, key, is_last, keys=part.keys)
@@ -396,9 +396,9 @@ class StepConductor:
         return step is not None and step.stopping
 
     @property
-    def num_ahead(self) -> int:
-        """Steps that were handed out and not used: fetched ahead."""
-        return self._loop.num_ahead
+    def next_unused(self) -> int | None:
+        """The first step that was handed out and not used, else the next; None before the first."""
+        return self._loop.next_unused
 
     @property
     def num_samples(self) -> int | None:
