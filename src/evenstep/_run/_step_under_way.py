@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .._exchange._unit_sums import UnitSum
-from .._planner import Work
+from .._planner import Plan, Work
 
 
 @dataclass(eq=False, slots=True)
@@ -37,6 +37,7 @@ class StepUnderWay:
         reported: whether rank 0 has been told of it.
         work: what its samples cost; None where no costs are known.
         checksum: of who has which of its samples, the same on all ranks; 0 where none is known.
+        plan: by which it was handed out; None where none is known.
     """
 
     number: int
@@ -63,6 +64,7 @@ class StepUnderWay:
     reported: bool = False
     work: Work | None = None
     checksum: int = 0
+    plan: Plan | None = None
 
 
 @dataclass(eq=False, slots=True)

@@ -94,12 +94,16 @@ class KnownSteps(Protocol):
 
     Attributes:
         plan: of the newest step that was handed out; None before the first.
+        plan_in_use: of the newest step that was trained on, the same on all ranks; None before.
         next_unused: the first step that was handed out and not used, else the next one; None
             before the first.
     """
 
     @property
     def plan(self) -> Plan | None: ...
+
+    @property
+    def plan_in_use(self) -> Plan | None: ...
 
     @property
     def next_unused(self) -> int | None: ...

@@ -51,6 +51,7 @@ class StepConductor:
         meter: measures own compute time; once the run is open.
         num_steps: with a backward, that are over.
         plan: of the newest step that was handed out; None before the first.
+        plan_in_use: of the newest step with a backward, so the same on all ranks; None before.
     """
 
     meter: StepMeter
@@ -75,6 +76,7 @@ class StepConductor:
         self.num_steps = 0
         self._seen = 0, 0  # samples of this rank: in the finished steps, and in the last of them
         self.plan: Plan | None = None
+        self.plan_in_use: Plan | None = None
 
     def open(
         self,
@@ -157,7 +159,7 @@ class StepConductor:
         )
         thread_id = opened.thread_id = threading.get_ident()
         opened.work, opened.checksum = start.work, start.checksum
-        opened.stopping = self._exchange.stopping
+        opened.stopping, opened.plan = self._exchange.stopping, self.plan
         trains = self._thread_id is None or self._thread_id == thread_id
         loop = self._loop
         if loop.newest < 0:
@@ -476,6 +478,7 @@ class StepConductor:
             one.num_backwards += 1
             one.is_clear &= steps == {step}
             self._loop.newest_used = max(self._loop.newest_used, one.number)
+        self.plan_in_use = max(steps, key=lambda one: one.number).plan
         step.is_clear &= steps == {step}
         if step.reported and not step.is_over:  # too early: one backward more than was foreseen
             step.is_underrated = True
