@@ -110,7 +110,7 @@ class Session:
 
     def __init__(self, plans: RandomPlans) -> None:
         self.at, self.subscribe = plans.at, plans.subscribe
-        self.steps, self.num_ahead = self, 0
+        self.steps = self
         self.num_samples: list[int] = []
         self.data_s: list[float] = []
 

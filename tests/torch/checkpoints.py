@@ -159,3 +159,16 @@ def apart(rank: int, folder: str) -> str:
         dist.barrier()
         return str(error)
     return "nothing happened"
+
+
+def unwritten(rank: int, folder: str) -> str:
+    """Save where rank 0 cannot write the index; return the error."""
+    model, in_its_place = plain_net(), Path(folder) / ".partial-00000001" / "index.pt"
+    if rank == 0:
+        model.register_state_dict_post_hook(lambda *_: in_its_place.mkdir(exist_ok=True))
+    try:
+        Checkpoint(folder, model=model).save(1)
+    except CheckpointError as error:
+        dist.barrier()
+        return str(error)
+    return "nothing happened"

@@ -122,6 +122,28 @@ def inside(rank: int) -> dict[str, float]:
     return worst
 
 
+def fetched_apart(rank: int) -> list[list[int]]:
+    """Return what rank evaluates after each step, when rank 1 has fetched the next one already.
+
+    As where threads fetch, each at its own pace.
+    """
+    found = []
+    with Balancer(policy=Restless(), runtime=QUIET) as balancer:
+        validation = balancer.prepare_eval(numbered(30, batch_size=7))
+        samples = TensorDataset(torch.ones(80, 4))
+        model, loader = balancer.prepare(nn.Linear(4, 2), DataLoader(samples, batch_size=8))
+        batches = iter(loader)
+        (x,) = next(batches)
+        for _ in range(4):
+            model(x).square().mean().backward()
+            if rank == 1:
+                (x,) = next(batches)
+            found.append([index for (part,) in validation for index in part.tolist()])
+            if rank == 0:
+                (x,) = next(batches)
+    return found
+
+
 def _evaluated(model: nn.Module, validation: Any, alone: nn.Module, x: torch.Tensor) -> float:
     with torch.no_grad():
         for (inputs,) in validation:

@@ -190,8 +190,9 @@ class Recorder:
         self.calls.append(("forward", part.num_samples, is_last))
 
     @property
-    def num_ahead(self):
-        return self.ahead
+    def next_unused(self):
+        steps = [call[1] for call in self.calls if call[0] == "step"]
+        return steps[-1] + 1 - self.ahead if steps else None
 
     def timed(self, phase):
         """Nothing to time."""

@@ -7,7 +7,7 @@ import torch
 
 from evenstep.testing import run_workers
 
-from .checkpoints import apart, refused_on_one, sharded
+from .checkpoints import apart, refused_on_one, sharded, unwritten
 
 
 @pytest.mark.cluster
@@ -39,3 +39,11 @@ def test_folders_that_are_not_shared_are_noticed(tmp_path):
     """Before anything is trusted to them, on every rank."""
     for message in run_workers(2, apart, str(tmp_path)):
         assert "is not the same folder on all ranks: rank 1 does not see" in message
+
+
+@pytest.mark.cluster
+def test_an_index_that_cannot_be_written_is_an_error_on_all_ranks(tmp_path):
+    """As on a full disk: rank 0 alone writes it, and the others would wait for rank 0."""
+    for message in run_workers(2, unwritten, str(tmp_path), timeout_s=60):
+        assert "index.pt" in message
+        assert "Is a directory" in message

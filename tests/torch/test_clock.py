@@ -172,6 +172,8 @@ class Event:
         self.queue.done_s = max(self.queue.done_s, self.at_s)
 
     def elapsed_time(self, end):
+        assert self.query(), "torch tells no time between events that are not both reached"
+        assert end.query()
         return 1e3 * (end.at_s - self.at_s)
 
 

@@ -17,7 +17,7 @@ from evenstep.testing import run_workers
 from evenstep.torch import Balancer
 from evenstep.torch._data.deal._evaluation import forwards, forwards_of_steps, spread
 
-from .eval_runs import QUIET, inside, lockstep, means, numbered, shares
+from .eval_runs import QUIET, fetched_apart, inside, lockstep, means, numbered, shares
 from .loader_fakes import Items, flat
 
 pytestmark = [
@@ -105,6 +105,13 @@ def test_each_sample_is_evaluated_once_by_speed(found, case, sizes):
         assert [len(batch) for batch in part] == [7] * (size // 7) + [size % 7] * (size % 7 > 0)
     if case != "before":
         assert [rank[case + " mean"] for rank in found] == [(length - 1) / 2] * 3
+
+
+@pytest.mark.cluster
+def test_each_sample_is_evaluated_once_where_ranks_have_fetched_unlike_numbers_of_steps():
+    """Under plans that change: shares go by that of the newest step that all have trained on."""
+    for parts in zip(*run_workers(2, fetched_apart), strict=True):
+        assert sorted(flat(parts)) == list(range(30))
 
 
 @pytest.mark.cluster

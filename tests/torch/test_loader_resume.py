@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain, repeat
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -175,6 +177,25 @@ def left_two_ahead(loader, train, num_steps):
     return loader.state_dict()
 
 
+def fetched_across_epochs(loader, train, num_steps):
+    """Likewise, in a loop over epochs without an end."""
+    batches = chain.from_iterable(repeat(loader))
+    ahead = [next(batches), next(batches)]
+    for _ in range(num_steps):
+        ahead.append(next(batches))
+        train(ahead.pop(0)[0])
+    return loader.state_dict()
+
+
+def looked_inside(loader, train, num_steps):
+    """After a look at a batch from within the loop, as for a picture of it."""
+    for number, (x,) in enumerate(loader, 1):
+        train(x)
+        if number == num_steps:
+            next(iter(loader))
+            return loader.state_dict()
+
+
 def saved_before_the_first(loader, train, num_steps):
     """At the top of the first step of a process, as `if step % 100 == 0` has it."""
     for number, (x,) in enumerate(loader):
@@ -194,6 +215,8 @@ FORMS = {
         fetched_after_the_step,
         left_with_a_batch,
         left_two_ahead,
+        fetched_across_epochs,
+        looked_inside,
     )
 }
 
@@ -205,6 +228,14 @@ def test_a_batch_that_was_fetched_and_not_used_comes_again(form):
     rest, _ = trained_order(state, form, 5)
 
     assert first + rest == list(range(32))
+
+
+def test_what_was_fetched_ahead_before_an_epochs_end_comes_again():
+    """Though a batch of the next epoch has been fetched as well."""
+    first, state = trained_order(None, "fetched across epochs", 9)
+    rest, _ = trained_order(state, "fetched across epochs", 3)
+
+    assert first + rest == [*range(40), *range(8)]
 
 
 def test_the_first_batch_of_a_process_comes_again():

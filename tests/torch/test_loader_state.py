@@ -230,6 +230,24 @@ def test_what_a_loop_has_fetched_ahead_comes_again():
     assert next(iter(resumed))[0].tolist() == [6, 7]
 
 
+def test_a_batch_that_is_being_handed_out_to_a_thread_comes_again():
+    """A state may be written in that very moment: all batches before it were trained on."""
+    taken = []
+
+    class Interrupted(Recorder):
+        """Stops a hand-out for a state to be written."""
+
+        def begin_step(self, start):
+            taken.append(loader.state_dict()["steps_taken"])
+            super().begin_step(start)
+
+    loader = alone(DataLoader(Items(8), batch_size=2), listener=Interrupted())
+    for _ in range(2):
+        list(loader)
+
+    assert taken == [0, 1, 2, 3] * 2
+
+
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_loaded_state_can_be_saved_before_the_first_loop(name):
     """As by a run that is preempted while it starts."""

@@ -1,10 +1,14 @@
-"""A save that replaces another is all or nothing, at every call that changes the disk."""
+"""A save is all or nothing, at every call that changes the disk, and on the disk as a whole."""
 
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+from evenstep.torch import Checkpoint
+
+from .checkpoints import plain_net
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,3 +28,17 @@ def test_a_step_that_is_saved_again_is_never_lost(tmp_path):
     assert values == sorted(values)
     assert {values[0], values[-1]} == {1.0, 2.0}
     assert values.count(2.0) > 2, "nothing was killed after the second was in place"
+
+
+def test_all_of_a_checkpoint_is_on_the_disk_before_it_counts(tmp_path, monkeypatch):
+    """Else a loss of power might take a part of it, when the one before is gone."""
+    synced, sync = set(), os.fsync
+
+    def noted(file):
+        synced.add(os.fstat(file).st_ino)
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    folder = Checkpoint(tmp_path, model=plain_net(), keep=1).save(1)
+
+    assert [file.name for file in folder.iterdir() if file.stat().st_ino not in synced] == []

@@ -265,11 +265,11 @@ class Patrol:
     @contextmanager
     def pause(self) -> Iterator[None]:
         """Have this rank work alone for the time of the block."""
-        self._is_paused = True
+        before, self._is_paused = self._is_paused, True
         try:
             yield
         finally:
-            self._is_paused = False
+            self._is_paused = before
 
     def look(self) -> tuple[int, str] | None:
         """Tell how far this rank is; look for whom others wait in vain; return that and why."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .._exchange._unit_sums import UnitSum
-from .._planner import Work
+from .._planner import Plan, Work
 
 
 @dataclass(eq=False, slots=True)
@@ -37,6 +37,7 @@ class StepUnderWay:
         reported: whether rank 0 has been told of it.
         work: what its samples cost; None where no costs are known.
         checksum: of who has which of its samples, the same on all ranks; 0 where none is known.
+        plan: by which it was handed out; None where none is known.
     """
 
     number: int
@@ -63,6 +64,7 @@ class StepUnderWay:
     reported: bool = False
     work: Work | None = None
     checksum: int = 0
+    plan: Plan | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -95,11 +97,15 @@ class LoopPosition:
         self.num_batches, self.looks_ahead = 0, False
 
     @property
-    def num_ahead(self) -> int:
-        """Steps that were handed out and not used.
+    def next_unused(self) -> int | None:
+        """The first step that was handed out and not used, else the next one; None before all.
 
         In a loop that fetches ahead, and after it if it trained; or where one is at hand. A loop
         that is over and used none of several has read them for another purpose.
         """
-        ahead = self.newest - self.newest_used
-        return ahead if self.looks_ahead or ahead == 1 or self.newest == self._left_ahead else 0
+        newest = self.newest  # another thread may hand out meanwhile
+        if newest < 0:
+            return None
+        ahead = newest - self.newest_used
+        comes_again = self.looks_ahead or ahead == 1 or newest == self._left_ahead
+        return self.newest_used + 1 if comes_again else newest + 1

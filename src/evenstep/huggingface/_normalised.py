@@ -96,11 +96,8 @@ def divisor_of(
     if not loss:
         return None
     if listens > _SAME * loss:
-        if num_items is None:
-            return "samples"
-        if abs(rest := 1 - 2 * listens / loss) > _tolerance(trainer):
-            _warn_of_rest(trainer, rest)
-        return "items"
+        _look_for_a_rest(trainer, num_items, 1 - 2 * listens / loss)
+        return "samples" if num_items is None else "items"
     off = dict(zip(_OWN, distances, strict=True))
     least = min(distances)
     if least > _tolerance(trainer) * loss:
@@ -119,8 +116,10 @@ def divisor_of(
     return usual if usual in fitting else fitting[0]
 
 
-def _warn_of_rest(trainer: Any, rest: float) -> None:
-    """Say that a part of the loss, such as a router's, is no sum over the items."""
+def _look_for_a_rest(trainer: Any, num_items: Any, rest: float) -> None:
+    """Warn if a part of the loss, such as a router's, is no sum over the items."""
+    if num_items is None or abs(rest) <= _tolerance(trainer):
+        return
     warnings.warn(
         f"{type(trainer).__name__}(model=...): {rest:.0%} of the loss is not divided by "
         f"`num_items_in_batch`. That part counts each rank's mean alike, as in plain Trainer, so "

@@ -177,7 +177,8 @@ class Checkpoint:
         self._ranks.share(lambda: self._begin(step), path)
         self._ranks.together(lambda: _check_shared(path, self._ranks.rank), path)
         states = self._ranks.on_all(self._tensors.collect, path)
-        self._tensors.save(path, states, self._ranks.group)
+        index = self._tensors.save(path, states, self._ranks.group)
+        self._ranks.share(lambda: self._tensors.save_index(path, index), path)
         digests = self._ranks.together(lambda: _digests(path, self._ranks.rank), path)
         merged = {name: summed for part in digests for name, summed in part.items()}
         self._ranks.share(lambda: self._finish(step, plain[0], merged), path)

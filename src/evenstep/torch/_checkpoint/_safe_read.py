@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 
 from ..._private_torch import checkpoint_classes
 from ...exceptions import CheckpointError
-from ._step_folder import INDEX, reading
+from ._step_folder import INDEX, reading, write
 
 CLASSES: Final = (
     indexed.BytesStorageMetadata,
@@ -35,10 +35,12 @@ CLASSES: Final = (
 
 
 def write_index(folder: Path, metadata: indexed.Metadata) -> None:
-    """Write the index for ``SafeReader``."""
+    """Write the index for ``SafeReader``, and have it on the disk."""
     plain = copy.copy(metadata)
     plain.storage_meta = None  # it names the folder, which may be moved
-    torch.save(plain, folder / INDEX)
+    file = io.BytesIO()
+    torch.save(plain, file)
+    write(folder / INDEX, file.getvalue())
 
 
 class SafeReader(FileSystemReader):

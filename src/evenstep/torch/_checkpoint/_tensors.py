@@ -68,8 +68,8 @@ class Tensors:
 
     def save(
         self, path: Path, states: dict[str, Any], group: dist.ProcessGroup | None = None
-    ) -> None:
-        """Write what ``collect`` gave into ``path``. Collective over ``group``.
+    ) -> Any:
+        """Write what ``collect`` gave into ``path``; return its index. Collective over ``group``.
 
         Raises:
             CheckpointError: a rank could not write.
@@ -77,13 +77,15 @@ class Tensors:
         try:
             with _quiet():
                 writer, alone = FileSystemWriter(path), _is_alone()
-                index = save(states, storage_writer=writer, process_group=group, no_dist=alone)
+                return save(states, storage_writer=writer, process_group=group, no_dist=alone)
         except CheckpointException as error:
             raise CheckpointError(
                 f"`{path}` could not be written: {_cause(error)}", path
             ) from error
-        if alone or dist.get_rank(group) == 0:
-            write_index(path, index)
+
+    def save_index(self, path: Path, index: Any) -> None:
+        """Write what ``save`` returned into ``path`` as well. On one rank."""
+        write_index(path, index)
 
     def places(self, path: Path) -> dict[str, Any]:
         """Return where ``load`` is to put what is in ``path``. On every rank.

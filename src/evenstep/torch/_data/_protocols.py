@@ -94,14 +94,19 @@ class KnownSteps(Protocol):
 
     Attributes:
         plan: of the newest step that was handed out; None before the first.
-        num_ahead: steps that the loop has fetched before it used those at hand.
+        plan_in_use: of the newest step that was trained on, the same on all ranks; None before.
+        next_unused: the first step that was handed out and not used, else the next one; None
+            before the first.
     """
 
     @property
     def plan(self) -> Plan | None: ...
 
     @property
-    def num_ahead(self) -> int: ...
+    def plan_in_use(self) -> Plan | None: ...
+
+    @property
+    def next_unused(self) -> int | None: ...
 
     def report_now(self) -> None:
         """Report the step under way: a collective comes before the next plan point."""

@@ -26,7 +26,7 @@ class AbstractClock(abc.ABC):
 
     @abc.abstractmethod
     def seconds(self, begin: Any, end: Any) -> float | None:
-        """Return the seconds from one mark to another; None while ``end`` is not reached."""
+        """Return the seconds from one mark to another; None while one of them is not reached."""
 
     @abc.abstractmethod
     def wait(self, mark: Any) -> None:
@@ -100,7 +100,9 @@ class AcceleratorClock(AbstractClock):
             ) from error
 
     def seconds(self, begin: Any, end: Any) -> float | None:
-        return float(begin.elapsed_time(end)) / 1e3 if end.query() else None
+        # Both: of marks on two streams, the later one may be reached first.
+        are_reached = end.query() and begin.query()
+        return float(begin.elapsed_time(end)) / 1e3 if are_reached else None
 
     def wait(self, mark: Any) -> None:
         mark.synchronize()

@@ -51,6 +51,7 @@ class StepConductor:
         meter: measures own compute time; once the run is open.
         num_steps: with a backward, that are over.
         plan: of the newest step that was handed out; None before the first.
+        plan_in_use: of the newest step with a backward, so the same on all ranks; None before.
     """
 
     meter: StepMeter
@@ -75,6 +76,7 @@ class StepConductor:
         self.num_steps = 0
         self._seen = 0, 0  # samples of this rank: in the finished steps, and in the last of them
         self.plan: Plan | None = None
+        self.plan_in_use: Plan | None = None
 
     def open(
         self,
@@ -157,7 +159,7 @@ class StepConductor:
         )
         thread_id = opened.thread_id = threading.get_ident()
         opened.work, opened.checksum = start.work, start.checksum
-        opened.stopping = self._exchange.stopping
+        opened.stopping, opened.plan = self._exchange.stopping, self.plan
         trains = self._thread_id is None or self._thread_id == thread_id
         loop = self._loop
         if loop.newest < 0:
@@ -168,7 +170,8 @@ class StepConductor:
                 other.follows &= other.is_used
         if loop.newest_used < step - 1:
             self._blind.handed_out(step, loop.newest_used, self._num_without_backward)
-        loop.newest = step
+        loop.looks_ahead |= not opened.follows
+        loop.newest = step  # last: another thread may ask which ones are unused
         self._steps[step] = opened
         while len(self._steps) > _MOST_OPEN:
             del self._steps[next(iter(self._steps))]
@@ -186,7 +189,6 @@ class StepConductor:
         weight, key = self._weights.of(opened, num_samples, part.units)
         # In a loop that uses each batch before the next one, there is nothing to be told apart.
         loop = self._loop
-        loop.looks_ahead |= not opened.follows
         peeks = loop.num_batches < _NUM_PEEKED or loop.looks_ahead
         loop.num_batches += 1
         ticket = Ticket(opened, num_samples, weight, key, is_last, keys=part.keys)
@@ -396,9 +398,9 @@ class StepConductor:
         return step is not None and step.stopping
 
     @property
-    def num_ahead(self) -> int:
-        """Steps that were handed out and not used: fetched ahead."""
-        return self._loop.num_ahead
+    def next_unused(self) -> int | None:
+        """The first step that was handed out and not used, else the next; None before the first."""
+        return self._loop.next_unused
 
     @property
     def num_samples(self) -> int | None:
@@ -476,6 +478,7 @@ class StepConductor:
             one.num_backwards += 1
             one.is_clear &= steps == {step}
             self._loop.newest_used = max(self._loop.newest_used, one.number)
+        self.plan_in_use = max(steps, key=lambda one: one.number).plan
         step.is_clear &= steps == {step}
         if step.reported and not step.is_over:  # too early: one backward more than was foreseen
             step.is_underrated = True

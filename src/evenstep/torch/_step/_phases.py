@@ -163,10 +163,11 @@ class Timeline:
             step, cuts = self._unread[0]
             if self._clock.seconds(cuts[0][0], cuts[-1][0]) is None:
                 break
+            told = [self._clock.seconds(begin, end) for (begin, _), (end, _) in pairwise(cuts)]
+            lasted_s = [seconds for seconds in told if seconds is not None]
+            if len(lasted_s) < len(told):  # on another stream, where marks come in another order
+                break
             self._unread.popleft()
-            lasted_s = [
-                self._clock.seconds(begin, end) or 0.0 for (begin, _), (end, _) in pairwise(cuts)
-            ]
             if min(lasted_s) >= 0:
                 phases = [phase for _, phase in cuts[:-1]]
                 found.append((step, time_by_phase(lasted_s, phases)))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from threading import Condition, RLock
@@ -26,25 +26,13 @@ from ..deal._seen_lengths import SeenLengths
 from ..fetch._prefetch import source_of
 from ..fetch._sources import BatchSource, FetchCounts, IndicesOf, seeded
 from ..fetch._with_lengths import measuring, unpacked
+from ..order._epochs import LoopStart, OrderedEpoch, goes_on
 from ..order._global_order import EpochOrder, GlobalOrder, checked_num_steps
 from ..order._samplers import tell_epoch
 from ._base import AbstractStepLoader, Loops, StepContext
 from ._claimed import Claimed
 
-
-@dataclass(slots=True)
-class OrderedEpoch:
-    """How far an epoch was handed out.
-
-    Attributes:
-        order: of its samples.
-        number: counted from 1; 0 before the first.
-        steps_taken: of it.
-    """
-
-    order: EpochOrder
-    number: int = 0
-    steps_taken: int = 0
+_MOST_STARTS = 8  # more epochs than a loop fetches ahead
 
 
 class BalancedLoader(AbstractStepLoader):
@@ -94,6 +82,7 @@ class BalancedLoader(AbstractStepLoader):
         self._context = context
         self._loops = Loops(context.session)
         self._at = OrderedEpoch(EpochOrder())
+        self._starts: deque[LoopStart] = deque(maxlen=_MOST_STARTS)
 
         self._lock = RLock()  # plans come from any thread
         self._by_cost: CostDeal | None = None
@@ -177,13 +166,16 @@ class BalancedLoader(AbstractStepLoader):
                 self._source.replan()
 
     def _state(self) -> dict[str, Any]:
-        own, ahead = self._num_unused()  # which come again
-        taken = self._at.steps_taken - own
+        # Another thread may hand out, or begin an epoch, meanwhile.
+        at, step, starts = self._at, self._context.session.steps.next_unused, tuple(self._starts)
+        if step is None:
+            step = starts[0].step if starts else self._context.count.value
+        at, taken = goes_on(step, at, starts, num_steps=self._num_steps)
         state = self._form.write(
-            self._at.order.state(taken * self._size),
-            epochs_begun=self._at.number,
+            at.order.state(taken * self._size),
+            epochs_begun=at.number,
             steps_taken=taken,
-            steps_of_run=self._context.count.value - ahead,
+            steps_of_run=step,
         )
         return state if self._seen is None else {**state, "lengths": self._seen.written()}
 
@@ -226,6 +218,7 @@ class BalancedLoader(AbstractStepLoader):
         return OrderedEpoch(self._order.draw(), at.number + 1, skipped)
 
     def _read_on(self, *, whole: bool) -> None:
+        self._starts.append(LoopStart(self._next_step, self._at, self._at.steps_taken))
         self._ahead = self._spans()
         self._advance(next(self._spans(), None))
         indices_of: IndicesOf = self._at.order.blocks.indices

@@ -196,15 +196,6 @@ class AbstractStepLoader(AbstractLoader):
         self._next_step = self._context.count.value
         self._read_on(whole=whole)
 
-    def _num_unused(self) -> tuple[int, int]:
-        """Return how many steps were handed out and not used: of this loader, and of the run."""
-        count = self._context.count.value
-        ahead = min(self._context.session.steps.num_ahead, count)
-        if not self.num_handed_out:
-            return 0, ahead
-        by_others = count - self._next_step  # since this loader's newest step
-        return min(max(ahead - by_others, 0), self.num_handed_out), ahead
-
     def _equal_forwards(self, *, whole: bool) -> bool:
         """Return whether all ranks make as many forwards in a loop by cost that begins.
 

@@ -30,10 +30,10 @@ class EvalLoader(AbstractLoader):
     r"""Hands out this rank's part of an evaluation, and gives exact means over all of it.
 
     Of $N$ samples rank $r$ gets $n_r \propto b_r$, with $b$ the local batch sizes of the newest
-    plan (equal ones before the first), so that ranks which trained a step in the same time
-    evaluate in the same time. Each sample is evaluated once over all ranks. Nothing is padded or
-    repeated, unlike with torch's ``DistributedSampler``. A rank's samples are spread over the whole
-    data set, and come in batches of at most the loader's ``batch_size``.
+    step that was trained on (equal ones before the first), so that ranks which trained a step in
+    the same time evaluate in the same time. Each sample is evaluated once over all ranks. Nothing
+    is padded or repeated, unlike with torch's ``DistributedSampler``. A rank's samples are spread
+    over the whole data set, and come in batches of at most the loader's ``batch_size``.
 
     Right for means over samples. Ranks get different numbers of batches, of different sizes, and
     with a short data set perhaps none, so the loop must not contain collectives. If a forward
@@ -53,7 +53,7 @@ class EvalLoader(AbstractLoader):
         loader: the user's own, over a data set with a length; its workers and ``collate_fn`` are
             kept, and a sampler that draws runs on rank 0 for all.
         ranks: that share it.
-        session: knows the newest plan, and reports a step under way before a collective.
+        session: knows the plan in use, and reports a step under way before a collective.
         lockstep: tells at the start of an evaluation whether ranks go in lockstep.
         cost: of its samples, by which they are shared out then; None counts them.
 
@@ -174,7 +174,7 @@ class EvalLoader(AbstractLoader):
         tell_epoch(self._loader.sampler, epoch)
 
     def _forwards(self, order: IntArray) -> list[EvalForward]:
-        plan = self._session.steps.plan
+        plan = self._session.steps.plan_in_use  # a thread may fetch steps that others have not
         world_size = self._ranks.world_size
         assert self._loader.batch_size is not None
         if self._costs is not None:
