@@ -190,12 +190,14 @@ def test_a_loop_in_nanogpts_order_is_exact(ahead, tmp_path):
 @pytest.mark.cluster
 @pytest.mark.slow
 def test_a_loop_that_leaves_out_batches_has_to_name_those_it_uses():
-    """It is exact then, and ends with the remedy otherwise."""
+    """It is exact then. Otherwise it ends with the remedy, unless all were recognized by chance."""
     alone = run_workers(1, leaving_out, False)[0]
     named, unnamed = (run_workers(2, leaving_out, named) for named in (True, False))
+    errors = [found for found in unnamed if isinstance(found, str)]
 
     assert max(float((found - alone).norm()) for found in named) <= 1e-12
-    assert any("balancer.step(" in found for found in unnamed)
+    assert all("balancer.step(" in error for error in errors)
+    assert errors or max(float((found - alone).norm()) for found in unnamed) <= 1e-12
 
 
 @pytest.mark.cluster
