@@ -126,8 +126,8 @@ class LossWatch:
             self._known_s = self._clock()  # the thread has all of the grace to come out of it
         if self._hangs:
             self._end_hanging(thread_id)
-        elif self._collective_s is not None:
-            late = min(self._passed_s(), self._clock() - self._collective_s) > self._grace_s
+        elif (since_s := self._collective_s) is not None:  # the thread may leave meanwhile
+            late = min(self._passed_s(), self._clock() - since_s) > self._grace_s
             if late and self._is_stuck(thread_id):
                 self.end(str(self.error))
 

@@ -153,8 +153,8 @@ class CostDeal:
 
     def _find(self, known: dict[Key, Assignment], key: Key, plan: Plan, indices: IntArray) -> None:
         """Assign a step's samples, and keep the answer in ``known``."""
-        while len(known) >= _KEPT:
-            del known[next(iter(known))]
+        for old in list(known)[: max(0, len(known) - _KEPT + 1)]:
+            known.pop(old, None)  # another thread may have dropped it
         assert plan.costs is not None
         features = self._costs.features(indices)
         workers, caps = plan.costs.workers(), plan.max_forward
