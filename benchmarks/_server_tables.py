@@ -8,10 +8,10 @@ from typing import Any
 Founds = Sequence[Mapping[str, Any]]
 
 CALLED = {
-    "knowing": "a planner that is told the links",
-    "optimal": "`Network()`, which follows them",
-    "proportional": "the paper's rule, which follows them",
-    "equal": "equal shares",
+    "knowing": "the best, by a planner that is told the links",
+    "optimal": "evenstep's, which follow them",
+    "proportional": "by the paper's rule, which follow them",
+    "equal": "equal",
     "hash-to-one": "all on one server",
 }
 
@@ -40,11 +40,10 @@ def servers_table(founds: Founds) -> list[str]:
 def bounds_lines(founds: Founds) -> list[str]:
     """Return what the links allow, beside what the paper says."""
     return [
-        f"- {row['what'].split(', ')[1]}: the links, with no latency and chunks of no size, allow"
-        f" {row['measured']['faster_than_equal_by_bound']:.2f} times equal shares. Followers lose"
-        " their first exchanges over new links:"
-        f" {row['measured']['exchanges']['optimal']} steps of `Network()` in"
-        f" {row['measured']['draws_of_each']} draws."
+        f"- {row['what'].split(', ')[1].capitalize()}: the links allow"
+        f" {row['measured']['faster_than_equal_by_bound']:.2f} times equal shares, with no latency"
+        f" and chunks of no size. evenstep took {row['measured']['exchanges']['optimal']} steps in"
+        f" {row['measured']['draws_of_each']} draws of the links."
         for row in _rows(founds)
     ]
 
