@@ -235,6 +235,21 @@ def test_a_batch_that_does_not_fit_grows_nobody():
     assert PolicyFailed not in kinds(events)
 
 
+def test_sizes_grow_again_once_memory_is_there_again():
+    """Another process took it for one step; what fits after it is what fitted before."""
+    planner, events = Planner(Auto(), Job(3, 96)), []
+    for step in range(20):
+        capacity = 300 if step == 1 else 10**4
+        reports = [
+            report._replace(capacity_bytes=capacity)
+            for report in memory_reports(planner.plan, step, capacity)
+        ]
+        events += show(planner, reports, next_step=step + 1)
+
+    assert SizesHeld in kinds(events)
+    assert planner.plan.batch_size[0] > 60
+
+
 def test_a_cap_that_becomes_known_is_told():
     """The event names the rank, the size and what the device offers."""
     planner = Planner(Auto(), Job(3, 96))

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from evenstep import AffineTime, Cluster, StepTimings, allocate
-from evenstep._planner import Job, Planner
+from evenstep._planner import ClaimSwitch, Job, Planner, Report
+from evenstep.claims import Hybrid
 from evenstep.policies import Auto, Equal, Every, LbBsp2020
 
 NOISES = {
@@ -95,3 +96,24 @@ def test_steps_count_for_policies_that_count_them():
     changes = [step for step in range(1, 71) if sizes[step] != sizes[step - 1]]
     assert changes
     assert changes[0] in range(21, 42)
+
+
+def test_plans_follow_speeds_also_where_claims_change_the_sizes_of_each_step():
+    """Of 5 ms; who was slow got less by claims, and the equal plan would stay for good."""
+    rng = np.random.default_rng(0)
+    switch = ClaimSwitch(Hybrid(), adaptive=False)
+    planner = Planner(Auto(), Job(2, 64, cuts=True), claims=switch)
+    for step in range(200):
+        moved = int(rng.integers(-3, 4))
+        sizes = np.array([52 + moved, 12 - moved])
+        reports = [
+            Report(step, size, 64, seconds, 0.0)
+            for size, seconds in zip(sizes.tolist(), sizes * [1e-4, 4e-4], strict=True)
+        ]
+        plan = planner.plan
+        planner.observe(reports, next_step=step + 1)
+        planner.account(reports, plan)
+        planner.catch_up(next_step=step + 2)
+
+    assert planner.plan.batch_size[0] in range(49, 54)
+    assert planner.learnt()["times"]["num_steps"].min() > 5

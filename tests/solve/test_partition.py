@@ -174,6 +174,20 @@ def test_equal_forwards_are_as_few_as_caps_allow(padded):
     assert found.num_forwards.tolist() == [3, 3]
 
 
+def test_forwards_are_equal_where_only_padding_fills_them():
+    """107 tokens fit into one forward, and 4 samples that are padded to 100 do not."""
+    size = np.array([100, 1, 1, 1, 1, 1, 1, 1])
+    features = np.stack([np.ones_like(size), size], axis=1)
+    workers = WorkerCosts(np.array([[100, 1], [100, 1]]), np.zeros(2, np.int64))
+
+    found = partition(
+        features, workers, padded=True, forwards=Forwards(size=size, max_size=150, equal=True)
+    )
+
+    assert found.num_forwards.tolist() == [1, 1]
+    assert sorted(len(found.samples(rank)[0]) for rank in range(2)) == [1, 7]
+
+
 def test_workers_have_caps_of_their_own():
     """A long sample goes to the one worker that holds it, however slow that is."""
     size = np.array([90, 10, 10, 10])

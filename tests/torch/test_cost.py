@@ -176,11 +176,14 @@ def test_samples_add_up_to_the_size_of_their_forward(padded, sizes):
     assert costs.total([features])[1] == sum(sizes)
 
 
-def test_features_of_ones_own_stand_beside_the_count():
-    """Nodes and edges, say."""
-    found = Cost([[2, 7], [3, 9]]).table(range(2)).features(np.array([1]))
+@pytest.mark.parametrize("kind", [np.int64, np.uint64, np.uint8])
+def test_features_of_ones_own_stand_beside_the_count(kind):
+    """Nodes and edges, say; whole numbers of any kind."""
+    table = np.array([[2, 7], [3, 9]], kind)
+    found = Cost(table).table(range(2)).features(np.array([1]))
 
     assert found.tolist() == [[1, 3, 9]]
+    assert found.dtype == np.int64
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,7 @@ class MemoryCaps:
         before = before if self.caps is None else self.caps
         changed = np.flatnonzero(caps != before)
         if not len(changed):
+            self.overfull = False  # what fitted before does again
             return []
         try:
             cluster = self._job.cluster(caps)

@@ -137,11 +137,12 @@ class Planner(AbstractPlanner):
     def _account(self, reports: Sequence[Report], plan: Plan, timings: StepTimings) -> StepMeasured:
         costs = None
         warm, is_full = self._num_measured > self._warm_up_steps, self._is_full(timings)
+        claimed = plan.first is not None
         if warm:
-            self._what_if.observe(timings, at_once=not is_full)
+            self._what_if.observe(timings, at_once=not is_full, claimed=claimed)
         if is_full:
             if self.claims is not None and warm:
-                self.claims.observe(timings, claimed=plan.first is not None)
+                self.claims.observe(timings, claimed=claimed)
             costs = self._what_if.costs(self._caps.cluster, timings)
         return measured(reports, plan, timings, costs=costs)
 
@@ -203,7 +204,9 @@ class Planner(AbstractPlanner):
         Plain numbers, and no arrays: all ranks wait, and right after an idle moment the first
         operation on an array takes a tenth of a millisecond.
         """
-        sizes = tuple(report.batch_size for report in reports)
+        sizes: tuple[int, ...] | None = None  # claims change them in each step
+        if self.plan.first is None:
+            sizes = tuple(report.batch_size for report in reports)
         took_s = max(report.compute_s for report in reports if report.batch_size)
         is_full = reports[0].global_num_samples == self._job.global_batch_size
         return self._add(is_full, sizes, took_s, partial(timings_of, reports), at_once=at_once)
@@ -217,13 +220,13 @@ class Planner(AbstractPlanner):
         *,
         at_once: bool = False,
     ) -> Reading | None:
-        """Take in a step if it counts."""
+        """Take in a step if it counts. Where sizes change, the newest one stands for all."""
         self._num_measured += 1
         outgrown = self._caps.is_outgrown_by(self.plan)
         if not is_full or not (self._num_measured > self._warm_up_steps or outgrown):
             return None
         steps = self._readings.add(sizes, took_s, timings, at_once=at_once or outgrown)
-        return Reading(steps) if steps else None
+        return Reading(steps if sizes is not None else steps[-1:]) if steps else None
 
     def _show(
         self, step: int, reading: Reading, next_step: int, *, ask: bool, waits: bool

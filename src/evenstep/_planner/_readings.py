@@ -85,7 +85,7 @@ class Readings(Generic[Step]):
         """Take in a step; return the steps of the reading that it completes, none if it does not.
 
         Args:
-            key: the sizes; steps of others are dropped.
+            key: the sizes; steps of others are dropped. None where each step may have its own.
             took_s: seconds that the slowest worker computed.
             step: what was measured.
             at_once: whether to make a reading of what there is.

@@ -340,4 +340,4 @@ def _checked(values: Any, *, padded: bool | None) -> IntArray:
             int(table.max()),
             "Count in a larger unit, such as thousands: what a unit costs is learnt.",
         )
-    return table
+    return table.astype(np.int64, copy=False)  # unsigned ones would become floats beside it

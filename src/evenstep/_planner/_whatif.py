@@ -92,14 +92,20 @@ class WhatIf:
             return None
         return times, self._filter.noise(self._state)
 
-    def observe(self, timings: StepTimings, *, at_once: bool = False) -> None:
-        """Learn from one step; from short ones together, unless all is to be learnt at once."""
-        sizes, took_s = timings.batch_size.tobytes(), float(timings.compute_s.max())
+    def observe(
+        self, timings: StepTimings, *, at_once: bool = False, claimed: bool = False
+    ) -> None:
+        """Learn from one step; from short ones together, unless all is to be learnt at once.
+
+        Of steps whose sizes claims have changed, the newest one stands for all.
+        """
+        sizes = None if claimed else timings.batch_size.tobytes()
+        took_s = float(timings.compute_s.max())
         at_once |= not (self._state["num_steps"] > 0).all()
         steps = self._readings.add(sizes, took_s, lambda: timings, at_once=at_once)
         if not steps:
             return
-        typical = Reading(steps).timings
+        typical = Reading(steps[-1:] if claimed else steps).timings
         self._state = self._filter.update(
             self._state, typical.batch_size, typical.compute_s, num_steps=typical.num_steps
         )

@@ -24,7 +24,8 @@ def assign_padded(problem: Problem) -> tuple[IntArray, IntArray, IntArray]:
     longest ones is tried: each order of unlike workers where there are few, else a selection.
     """
     runs = _Runs.of(problem)
-    num_forwards = runs.fewest() if problem.equal and problem.is_capped else None
+    # Whatever `is_capped` says: of padded samples it does not know how much room they take.
+    num_forwards = runs.fewest() if problem.equal else None
     cuts, order = runs.best(num_forwards)
     owner = np.empty(problem.num_samples, np.int64)
     forward = np.empty(problem.num_samples, np.int64)
