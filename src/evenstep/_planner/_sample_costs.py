@@ -340,4 +340,5 @@ def _checked(values: Any, *, padded: bool | None) -> IntArray:
             int(table.max()),
             "Count in a larger unit, such as thousands: what a unit costs is learnt.",
         )
-    return table.astype(np.int64, copy=False)  # unsigned ones would become floats beside it
+    # Beside int64 they would become floats; others stay as they are, which may be on a disk.
+    return table.astype(np.int64) if table.dtype == np.uint64 else table
