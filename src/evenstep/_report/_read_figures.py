@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import final
 
@@ -180,4 +181,5 @@ class _Reading:
 
 def _name_of(file: Path) -> str:
     """Return the name of a run: its folder's, or the file's where that is called otherwise."""
-    return file.absolute().parent.name if file.name == "events.jsonl" else file.stem
+    name = file.absolute().parent.name if file.name == "events.jsonl" else file.stem
+    return os.fsencode(name).decode("utf-8", "replace")  # of any bytes, and a page is text
