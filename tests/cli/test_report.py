@@ -1,5 +1,7 @@
 """``evenstep report`` writes a page, or says what is wrong with a run."""
 
+import os
+
 import pytest
 from typer.testing import CliRunner
 
@@ -65,3 +67,28 @@ def test_a_page_that_cannot_be_written_is_an_error_with_a_name(run, tmp_path):
 
     assert result.exit_code == 2
     assert "--output" in result.stderr
+
+
+@pytest.mark.parametrize("which", ["RUN", "RUN2"])
+def test_a_page_never_takes_the_place_of_the_events(run, tmp_path, which):
+    """By any name: they cannot be recorded again."""
+    other = written(tmp_path / "other", trained(5, 2, seed=1))
+    kept = {"RUN": run, "RUN2": other}[which] / "events.jsonl"
+    link = tmp_path / "link.html"
+    link.symlink_to(kept)
+    before = kept.read_bytes()
+    for output in (kept, link):
+        result = report(run, "--compare", other, "--output", output)
+
+        assert result.exit_code == 2
+        assert "--output" in result.stderr
+        assert kept.read_bytes() == before
+
+
+def test_a_folder_may_be_named_by_any_bytes(run, tmp_path):
+    """What is no character is shown as one that is missing."""
+    odd = run.rename(os.fsdecode(os.fsencode(tmp_path) + b"/odd\xff"))
+    result = report(odd, "--output", tmp_path / "page.html")
+
+    assert result.exit_code == 0, result.output
+    assert "<title>Report: odd\ufffd</title>" in (tmp_path / "page.html").read_text("utf-8")

@@ -121,3 +121,27 @@ def test_in_a_terminal_it_ends_calmly_and_leaves_the_last_view(run, key):
     assert b"step 2" in after
     assert b"Traceback" not in after
     os.close(leader)
+
+
+def test_standard_input_is_followed_in_a_terminal(run):
+    """``ssh host tail -F events.jsonl | evenstep top -``: there is no keyboard to read a q from."""
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "evenstep.cli", "top", "-", "--refresh", "0.1"],
+        stdin=subprocess.PIPE, stdout=follower, stderr=follower,
+    )  # fmt: skip
+    os.close(follower)
+    process.stdin.write(run.read_bytes())
+    process.stdin.flush()
+    seen = io.BytesIO()
+    try:
+        while piece := os.read(leader, 1 << 16):
+            seen.write(piece)
+            if b"step 2" in seen.getvalue():  # while the stream goes on
+                process.stdin.close()
+    except OSError:  # the other end is closed
+        pass
+
+    assert process.wait() == 0, seen.getvalue().decode()
+    assert b"step 2" in seen.getvalue().partition(b"\x1b[?1049l")[2]
+    os.close(leader)

@@ -191,6 +191,22 @@ def test_a_run_of_a_step_or_two_has_a_page(tmp_path, num_steps):
     assert not Outline(text).wrong
 
 
+@pytest.mark.parametrize("num_steps", [0, 1])
+def test_a_rank_that_was_lost_before_it_was_accounted_for_has_a_row(tmp_path, num_steps):
+    """Of a first start, with more ranks, that ended at once; all else is told of the others."""
+    lost = [measured(step, [8, 8, 8], [0.1, 0.2, 0.3]) for step in range(num_steps)]
+    run = written(tmp_path / "run", [started(3), *lost, *trained(9, 2)])
+    figures = read_figures(run)
+
+    assert figures.world_size == 3
+    for table in (figures.steps.batch_size, figures.steps.idle_share, figures.steps.samples_per_s):
+        assert table.shape == (9, 3)
+        assert np.isnan(table[1:, 2]).all()
+    assert figures.accounts.waiting_share.shape == (9, 3)
+    assert len(figures.steps.rank_samples) == len(figures.accounts.rank_part_s) == 3
+    assert "rank 2" in shown(run)
+
+
 def test_two_runs_are_compared_in_words(tmp_path):
     """Which is faster by how much, and what was set otherwise; waiting has one scale."""
     before = [measured(step, [8, 8], [0.1, 0.4], wall_s=0.4) for step in range(5)]

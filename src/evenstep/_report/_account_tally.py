@@ -45,8 +45,11 @@ class AccountTally:
         self._by_rank.add(at, part_s.transpose(0, 2, 1).reshape(len(row), -1))
         self.num_steps += int(num.sum())
 
-    def figures(self, num_stretches: int) -> AccountFigures:
-        """Return all of it, by so many stretches."""
+    def figures(self, num_stretches: int, world_size: int) -> AccountFigures:
+        """Return all of it, by so many stretches and ranks."""
+        self._waiting_s.widen(world_size)  # some ranks may have been lost before an account
+        self._wall_s.widen(world_size)
+        self._by_rank.widen(world_size * len(PARTS))
         part_s, num = self._part_s.values[:num_stretches], self._rank_steps.values[:num_stretches]
         waiting = over(self._waiting_s.values, self._wall_s.values)[:num_stretches]
         return AccountFigures(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import final
 
@@ -97,7 +98,7 @@ class _Reading:
         """Return the figures, after the last line."""
         self._flush()
         self._check()
-        steps, bins = self._steps, self._bins
+        steps, accounts, bins = self._steps, self._accounts, self._bins
         first = bins.first or 0
         num = int((steps.last_step - first) // bins.width) + 1
         return ReportFigures(
@@ -111,8 +112,8 @@ class _Reading:
             last_step=steps.last_step,
             edges=first + bins.width * np.arange(num),
             width=bins.width,
-            steps=steps.figures(num),
-            accounts=self._accounts.figures(num) if self._accounts.num_steps else None,
+            steps=steps.figures(num, self._largest),
+            accounts=accounts.figures(num, self._largest) if accounts.num_steps else None,
             savings=steps.savings(),
             diagnosed=self._causes.result(),
             changes=self._changes.largest(),
@@ -180,4 +181,5 @@ class _Reading:
 
 def _name_of(file: Path) -> str:
     """Return the name of a run: its folder's, or the file's where that is called otherwise."""
-    return file.absolute().parent.name if file.name == "events.jsonl" else file.stem
+    name = file.absolute().parent.name if file.name == "events.jsonl" else file.stem
+    return os.fsencode(name).decode("utf-8", "replace")  # of any bytes, and a page is text

@@ -74,13 +74,17 @@ class BinnedSums:
         """Add rows ``(rows, columns)`` to the stretches ``at``."""
         if not len(at):
             return
-        missing = values.shape[1] - self.values.shape[1]
-        if missing > 0:
-            self.values = np.pad(self.values, ((0, 0), (0, missing)))
+        self.widen(values.shape[1])
         starts = _runs(at)
         sums = np.add.reduceat(values, starts)
         for stretch, row in zip(at[starts].tolist(), sums, strict=True):
             self.values[stretch, : len(row)] += row
+
+    def widen(self, num_columns: int) -> None:
+        """Have so many columns at least, new ones of zeros."""
+        missing = num_columns - self.values.shape[1]
+        if missing > 0:
+            self.values = np.pad(self.values, ((0, 0), (0, missing)))
 
     def halve(self) -> None:
         """Make one stretch of two."""

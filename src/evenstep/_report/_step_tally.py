@@ -58,8 +58,13 @@ class StepTally:
         self.num_steps += len(steps)
         self.last_step = max(self.last_step, int(steps.max()))
 
-    def figures(self, num_stretches: int) -> StepFigures:
-        """Return all of it, by so many stretches."""
+    def figures(self, num_stretches: int, world_size: int) -> StepFigures:
+        """Return all of it, by so many stretches and ranks."""
+        for by_rank in (
+            self._samples, self._compute_s, self._idle_s, self._makespan_s, self._num,
+            self._num_slowest, self._caused_s,
+        ):  # fmt: skip
+            by_rank.widen(world_size)  # some may have been lost before a step
 
         def cut(table: FloatArray) -> FloatArray:
             return table[:num_stretches]

@@ -69,14 +69,16 @@ def watch(
 @contextmanager
 def quit_key() -> Iterator[Wait]:
     """Give a way to wait that ends early where q is typed; without a keyboard, none ends."""
+    if sys.stdin is None or sys.stdin.closed or not sys.stdin.isatty():
+        yield _slept
+        return
     try:
         import termios
         import tty
-
-        before = termios.tcgetattr(sys.stdin)
-    except (ImportError, OSError, ValueError):  # on Windows; or input is a pipe, or closed
+    except ImportError:  # on Windows
         yield _slept
         return
+    before = termios.tcgetattr(sys.stdin)
     try:
         tty.setcbreak(sys.stdin)
         yield _key_within

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,7 @@ import typer
 
 from .. import __version__
 from .._report import ReportFigures, page, read_figures
+from .._telemetry._event_file import events_file
 from ._common import fail, refused
 
 Run = Annotated[
@@ -31,6 +33,8 @@ def report(run: Run, compare: Other = None, output: Output = None) -> None:
     path = output or (run if run.is_dir() else run.parent) / "report.html"
     try:
         runs = [_read(run, "RUN")] + ([] if compare is None else [_read(compare, "--compare")])
+        for read in filter(None, (run, compare)):
+            _spare(events_file(read), path)
         made = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M")
         text = page(runs, version=__version__, made=made)
         _write(path, text)
@@ -49,6 +53,13 @@ def _read(run: Path, argument: str) -> ReportFigures:
         remedy = "Give what `Runtime(run_dir=...)` was given."
         got = f"{error.filename or run} ({error.strerror or error})"
         raise refused("report", argument, "name a recorded run", got, remedy) from error
+
+
+def _spare(events: Path, path: Path) -> None:
+    """Refuse to write over the events, under whatever name."""
+    if os.path.exists(path) and os.path.samefile(path, events):
+        rule, remedy = "name another file than the events", "Leave it out for `report.html`."
+        raise refused("report", "--output", rule, path, remedy)
 
 
 def _write(path: Path, text: str) -> None:
