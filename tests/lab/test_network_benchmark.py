@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks._network_changing import means, part_of_gain, table
-from benchmarks._network_follow import NAMES, Timetable
+from benchmarks._network_changing import EXCHANGES, means, part_of_gain, table
+from benchmarks._network_follow import Timetable
 from evenstep.lab import drawn_trace
 
 
@@ -22,12 +22,13 @@ def test_the_part_of_a_gain():
     run = [
         {"name": name, "draw": draw, "seconds": seconds.get(name, (9.0, 9.0))[draw]}
         for draw, number in ((0, 3), (1, 1))
-        for name in NAMES
+        for name in EXCHANGES.names
         for _ in range(number)
     ]
-    mean_s = means(run, first=1)
+    mean_s = means(run, first=1, field="seconds")
 
-    assert mean_s == {**dict.fromkeys(NAMES, 9.0), "knowing": 2.5, "optimal": 3.0, "equal": 4.5}
+    others = dict.fromkeys(EXCHANGES.names, 9.0)
+    assert mean_s == {**others, "knowing": 2.5, "optimal": 3.0, "equal": 4.5}
     assert part_of_gain(mean_s, "optimal") == pytest.approx(0.75)
     assert part_of_gain(mean_s, "equal") == 0
     assert part_of_gain(mean_s, "static") < 0

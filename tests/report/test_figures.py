@@ -8,6 +8,7 @@ import pytest
 
 from evenstep._report import read_figures
 from evenstep.events import (
+    EstimatesRestored,
     LinksMeasured,
     Rebalanced,
     SharesPlanned,
@@ -144,6 +145,20 @@ def test_the_largest_changes_are_kept_and_all_are_counted(tmp_path):
     at = [change.event.step for change in figures.changes]
     assert at == sorted(at)
     assert figures.changes_by_stretch.sum() == 299
+
+
+def test_a_plan_after_a_new_start_moves_samples_from_where_that_began(tmp_path):
+    """From equal sizes, or from those that an earlier run had learnt; never from before."""
+    kept = EstimatesRestored((True, True), "resumed", (12, 4))
+    events = [
+        *(started(2), Rebalanced(2, 1, (12, 4), "a"), measured(2, [12, 4], [0.1, 0.1])),
+        *(started(2), Rebalanced(2, 1, (12, 4), "b"), measured(2, [12, 4], [0.1, 0.1])),
+        *(started(2), kept, Rebalanced(2, 1, (13, 3), "c"), measured(2, [13, 3], [0.1, 0.1])),
+    ]
+    figures = read_figures(written(tmp_path, events))
+
+    assert [change.moved_share for change in figures.changes] == [4 / 16, 4 / 16, 1 / 16]
+    assert [change.before for change in figures.changes] == [None, None, (12, 4)]
 
 
 def moved_by(plans):

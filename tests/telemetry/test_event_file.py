@@ -260,3 +260,11 @@ def test_every_event_comes_back_as_it_was(data, kind):
     event = kind(**values)
 
     assert from_record(json.loads(json.dumps(events.to_record(event)))) == event
+
+
+def test_a_start_that_an_older_evenstep_wrote_is_read():
+    """Without the versions, which were added later; so of every field that has a default."""
+    older = record(STARTED)
+    del older["versions"]
+
+    assert from_record(json.loads(json.dumps(older))) == STARTED

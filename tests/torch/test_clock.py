@@ -1,6 +1,7 @@
 """What counts as a rank's own time, on a clock that tells the time it is told."""
 
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -283,15 +284,10 @@ def test_a_device_is_asked_on_the_thread_that_trains(is_late):
         def wait(self, mark):
             """Come back at once."""
 
-    class Line:
-        """Holds what makes a report."""
-
-        def report(self, step, made, *, is_urgent=False):
-            sent.append(made)
-
+    line = SimpleNamespace(report=lambda step, made, *, is_urgent: sent.append(made))  # unasked
     Clock.is_late = is_late
     meter = StepMeter(Clock())
-    reporter = Reporter(Line(), meter, CompileWatch(), (), exact=False)
+    reporter = Reporter(line, meter, CompileWatch(), (), exact=False)
     meter.begin()
     watch.pass_by(2.0)
     meter.end()
@@ -305,19 +301,18 @@ def test_a_device_is_asked_on_the_thread_that_trains(is_late):
     assert (before > 0) is is_late
 
 
+class Straight(list):
+    """Makes a report at once, and keeps it."""
+
+    def report(self, step, made, *, is_urgent=False):
+        self.extend(made())
+
+
 def test_what_was_noticed_in_a_step_goes_ahead_of_its_times(watch):
     """Rank 0 has both by then, and asks for neither."""
-    sent = []
-
-    class Straight:
-        """Makes a report at once."""
-
-        def report(self, step, made, *, is_urgent=False):
-            sent.extend(made())
-
-    meter = StepMeter(HostClock(watch))
+    sent, meter = Straight(), StepMeter(HostClock(watch))
     told = {0: ["noticed in 0"], 1: ["noticed in 1"]}
-    reporter = Reporter(Straight(), meter, CompileWatch(), (), exact=False, told=told.pop)
+    reporter = Reporter(sent, meter, CompileWatch(), (), exact=False, told=told.pop)
     for step in range(3):
         meter.timeline.begin(step)
         meter.begin()
@@ -331,3 +326,24 @@ def test_what_was_noticed_in_a_step_goes_ahead_of_its_times(watch):
         *("noticed in 0", ("TimesTold", 0), ("StepReports", 1)),
         *("noticed in 1", ("TimesTold", 1), ("StepReports", 2)),
     ]
+
+
+def test_a_model_on_a_stream_of_its_own_is_timed():
+    """The loop's stream has no work, and comes to its marks at once, the model's a step later."""
+    loop, model, sent = Queue(), Queue(), Straight()
+    current = [loop]
+    clock = AcceleratorClock(torch.device("xpu"), lambda device: current[-1].record(device))
+    reporter = Reporter(sent, meter := StepMeter(clock), CompileWatch(), (), exact=False)
+    for step in range(3):
+        loop.handed_over_s = loop.done_s = 3.0 * step
+        meter.timeline.begin(step)
+        meter.begin()
+        current.append(model)
+        model.handed_over_s += 3.0
+        meter.end()
+        current.pop()
+        reporter.send(StepUnderWay(step, 4, 8, 0.0, None, has_begun=True))
+        model.done_s = 3.0 * step
+    (report,) = (report for one in sent for report in getattr(one, "reports", ()))
+
+    assert (report.step, report.compute_s, report.fault) == (0, 3.0, "")

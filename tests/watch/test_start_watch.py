@@ -99,6 +99,32 @@ def test_the_console_script_is_the_same():
     assert subprocess.run(watch, env=env, capture_output=True).returncode == 3
 
 
+WATCHES = {
+    "console script": ["evenstep.cli", "watch"],
+    "module": ["evenstep.watch"],
+}
+MISTAKES = {
+    "a command that is not there": (["--", "no-such-command"], "no-such-command"),
+    "a folder": (["--", "/"], "Permission denied"),
+    "a negative time": (["--every", "-1", "--", sys.executable, "-c", ""], "--every"),
+    "no number": (["--every", "nan", "--", sys.executable, "-c", ""], "--every"),
+}
+
+
+@pytest.mark.parametrize("watch", WATCHES.values(), ids=WATCHES)
+@pytest.mark.parametrize(("words", "named"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_on_the_command_line_is_named(watch, words, named):
+    """What is wrong and what to write instead; never a traceback, nor a watch that is off."""
+    command = [sys.executable, "-m", *watch, *words]
+    env = os.environ | {"PYTHONPATH": str(SOURCE)}
+
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+
+    assert done.returncode == 2, done.stderr
+    assert named in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_command_that_was_killed_has_the_status_of_a_shell(capfd):
     """128 and the signal's number."""
     command = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]

@@ -30,6 +30,10 @@ class PlanChanges:
         self._largest: list[tuple[float, int, PlanChange]] = []
         self._sizes: tuple[int, ...] | None = None
 
+    def begin(self, sizes: tuple[int, ...] | None) -> None:
+        """Go on from ``sizes``, at a start; None is equal ones."""
+        self._sizes = sizes
+
     def add(self, event: Rebalanced) -> None:
         """Take in the next change."""
         before = self._sizes

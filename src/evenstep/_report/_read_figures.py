@@ -11,6 +11,7 @@ import numpy as np
 from .._telemetry._event_file import events_file, whole_lines
 from .._telemetry._event_lines import EventLines, Line
 from ..events import (
+    EstimatesRestored,
     Event,
     ExchangeMeasured,
     LinksMeasured,
@@ -167,8 +168,11 @@ class _Reading:
                 self._flush()
                 self._start, self._is_ended = event, False
                 self._num_starts += 1
+                self._changes.begin(None)
                 self._world_size = event.world_size
                 self._largest = max(self._largest, event.world_size)
+            case EstimatesRestored():
+                self._changes.begin(event.batch_size)
             case RunEnded():
                 self._is_ended = True
             case Rebalanced():

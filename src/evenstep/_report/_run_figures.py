@@ -131,7 +131,7 @@ class PlanChange:
 
     Attributes:
         event: what was decided.
-        before: the sizes until then; None of the first plan, or after a new start.
+        before: the sizes until then; None of a start's first plan, if it began with equal ones.
         moved_share: samples that another rank computes from then on, as a part of all.
     """
 

@@ -53,9 +53,12 @@ def from_record(record: Mapping[str, Any]) -> Event | None:
         return None
     found = {}
     for field, read, default in form.reads:
-        value = record.get(field, default)
+        value = record.get(field, MISSING)
         if value is MISSING:
-            raise ValueError(f"`{name}({field}=...)` is missing")
+            if default is MISSING:
+                raise ValueError(f"`{name}({field}=...)` is missing")
+            found[field] = default
+            continue
         try:
             found[field] = read(value)
         except ValueError as error:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from ._common import fail
+
 
 def watch(
     command: Annotated[
@@ -22,4 +24,8 @@ def watch(
     """Run a training and say who waits for whom in it, and why. Nothing in it changes."""
     from ..watch._start_watch import run
 
-    raise typer.Exit(run(command, every_s=every, run_dir="" if run_dir is None else str(run_dir)))
+    try:
+        status = run(command, every_s=every, run_dir="" if run_dir is None else str(run_dir))
+    except ValueError as error:
+        fail(str(error), 2)
+    raise typer.Exit(status)

@@ -55,7 +55,8 @@ class KerasWatch(tf.keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         self, *, every_s: float = 10.0, run_dir: str | os.PathLike[str] | None = None
     ) -> None:
         super().__init__()
-        check_range("KerasWatch(every_s=...)", every_s, "at least 0", "0 writes no lines.")
+        rule, remedy = "finite and at least 0", "0 writes no lines."
+        check_range("KerasWatch(every_s=...)", every_s, rule, remedy)
         self._settings = WatchSettings(every_s, "" if run_dir is None else os.fspath(run_dir))
         self._is_on = False
         self._own_s = 0.0

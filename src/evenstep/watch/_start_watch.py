@@ -14,6 +14,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
 
+from .._valid import check_range
+from ..exceptions import invalid
+
 SITE = Path(__file__).parent / "_site"
 SETTINGS = "EVENSTEP_WATCH"  # the settings, as JSON: read in every process
 PROCESS = "EVENSTEP_WATCH_PROCESS"  # the number of the process to be observed itself
@@ -59,10 +62,14 @@ def run(command: Sequence[str], *, every_s: float, run_dir: str) -> int:
 
     Ctrl-C reaches the command by the terminal; other signals to end are passed on. What the
     command could not say at its end, as where it was killed, is said here.
+
+    Raises:
+        ValueError: there is no such command, or ``every_s`` is no time.
     """
+    _check_every(every_s)
     with TemporaryDirectory(prefix="evenstep-watch-") as folder:
         settings = WatchSettings(every_s, _absolute(run_dir), folder)
-        child = subprocess.Popen(list(command), env=environment(settings, os.environ))
+        child = _started(command, environment(settings, os.environ))
         before = {number: signal.getsignal(number) for number in _signals()}
         try:
             for number in before:
@@ -79,7 +86,11 @@ def become(script: Sequence[str], *, every_s: float, run_dir: str) -> NoReturn:
     """Become the Python that runs a script under a watch: the process keeps its number.
 
     For a process that a cluster's manager started and sends its signals to.
+
+    Raises:
+        ValueError: ``every_s`` is no time.
     """
+    _check_every(every_s)
     settings = WatchSettings(every_s, _absolute(run_dir))
     found = environment(settings, os.environ) | {PROCESS: str(os.getpid())}
     sys.stdout.flush()
@@ -101,12 +112,15 @@ def main(arguments: Sequence[str]) -> NoReturn:
     cut = given.index("--") if "--" in given else len(given)
     known = parser.parse_args(given[:cut])
     options = {"every_s": known.every, "run_dir": known.run_dir}
-    if known.command:  # the script's own arguments may hold a -- as well
-        module = ["-m"] if known.is_module else []
-        become([*module, *known.command, *given[cut:]], **options)
-    if not given[cut + 1 :]:
+    if not known.command and not given[cut + 1 :]:
         parser.error("name a command after --, or a script")
-    sys.exit(run(given[cut + 1 :], **options))
+    try:
+        if known.command:  # the script's own arguments may hold a -- as well
+            module = ["-m"] if known.is_module else []
+            become([*module, *known.command, *given[cut:]], **options)
+        sys.exit(run(given[cut + 1 :], **options))
+    except ValueError as error:
+        parser.error(str(error))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -117,6 +131,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--run-dir", default="", metavar="DIR", help="folder for rank 0's events.jsonl"
     )
+
+
+def _check_every(every_s: float) -> None:
+    remedy = "10 is a good pace, 0 writes no lines."
+    check_range("evenstep watch --every", every_s, "finite and at least 0", remedy)
+
+
+def _started(command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(list(command), env=env)
+    except OSError as error:
+        got = f"{command[0]} ({error.strerror or error})"
+        remedy = "Name what starts the script too, as in `-- torchrun train.py`."
+        raise invalid("evenstep watch COMMAND", "be one that can run", got, remedy) from error
 
 
 def _absolute(folder: str) -> str:
