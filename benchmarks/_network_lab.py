@@ -10,7 +10,17 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from evenstep.lab import Host, Lab, Trace
+from benchmarks._common import Row
+from evenstep.lab import Host, Lab, LabUnavailable, Trace
+
+
+def no_lab() -> Row | None:
+    """Return the row that says why no lab can be made here; None where one can."""
+    try:
+        with Lab([Host()]):
+            return None
+    except LabUnavailable as error:
+        return Row(what="a lab", bar="Linux and root", measured={"none here": str(error)})
 
 
 def in_lab(

@@ -20,9 +20,8 @@ import numpy as np
 from benchmarks._common import Row, main, progress
 from benchmarks._network_changing import EXCHANGES, NUM_SERVERS, raced
 from benchmarks._network_equal import equal_training
-from benchmarks._network_lab import in_lab
+from benchmarks._network_lab import in_lab, no_lab
 from benchmarks._network_training import training
-from evenstep.lab import Host, Lab, LabUnavailable
 from evenstep.network import Aggregation, Links, Split, exchange_s, optimal_shares
 from evenstep.network._plans._closed_form import lower_bound_s
 from evenstep.network._plans._optimum import equal_shares
@@ -36,11 +35,8 @@ NUM_ELEMENTS = 2_000_000  # 8 MB
 
 def rows(options: argparse.Namespace) -> Iterator[Row]:
     """Measure on unequal links, equal ones, to dedicated servers, and on links that change."""
-    try:
-        with Lab([Host()]):
-            pass
-    except LabUnavailable as error:
-        yield Row(what="a lab", bar="Linux and root", measured={"none here": str(error)})
+    if (missing := no_lab()) is not None:
+        yield missing
         return
     rounds = 3 if options.quick else options.rounds
     settings = (_rates(options.mbit),) if options.mbit else UNEQUAL

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from benchmarks._common import Row, main
 from benchmarks._network_changing import NUM_SERVERS, Race, raced
-from evenstep.lab import Host, Lab, LabUnavailable
+from benchmarks._network_lab import no_lab
 
 NAMES = ("knowing", "optimal", "proportional", "equal", "hash-to-one")
 TRAINING = Race(NAMES, num_elements=2_000_000, num_chunks=16, compute_s=0.05)
@@ -24,11 +24,8 @@ TRAINING = Race(NAMES, num_elements=2_000_000, num_chunks=16, compute_s=0.05)
 
 def rows(options: argparse.Namespace) -> Iterator[Row]:
     """Train over links that change, with servers of both kinds."""
-    try:
-        with Lab([Host()]):
-            pass
-    except LabUnavailable as error:
-        yield Row(what="a lab", bar="Linux and root", measured={"none here": str(error)})
+    if (missing := no_lab()) is not None:
+        yield missing
         return
     yield from raced(TRAINING, options)
 

@@ -121,9 +121,9 @@ def _look_for_a_rest(trainer: Any, num_items: Any, rest: float) -> None:
     if num_items is None or abs(rest) <= _tolerance(trainer):
         return
     warnings.warn(
-        f"{type(trainer).__name__}(model=...): {rest:.0%} of the loss is not divided by "
-        f"`num_items_in_batch`. That part counts each rank's mean alike, as in plain Trainer, so "
-        f"its gradient depends on the sizes. For an exact one, divide all of the loss by "
+        f"{type(trainer).__name__}(model=...): a part of the loss ({abs(rest):.0%} of it) is not "
+        f"divided by `num_items_in_batch`. It counts each rank's mean alike, as in plain Trainer, "
+        f"so its gradient depends on the sizes. For an exact one, divide all of the loss by "
         f'`num_items_in_batch`, or keep equal sizes: `balancing={{"policy": "equal"}}`.',
         EvenstepWarning,
         stacklevel=3,
