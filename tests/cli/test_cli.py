@@ -153,6 +153,16 @@ def test_a_wrong_option_ends_with_the_remedy(tmp_path, arguments, words):
     assert not out.exists()
 
 
+def test_a_folder_that_cannot_be_written_ends_the_demo(tmp_path):
+    """With what is wrong, and no traceback."""
+    (tmp_path / "a file").touch()
+    out = tmp_path / "a file" / "out"
+    result = run("demo", "--device", "cpu", "--out", str(out))
+
+    assert result.exit_code == 1
+    assert "Not a directory" in result.output
+
+
 def test_a_policy_is_found_in_the_current_folder(tmp_path):
     """An installed script does not look there by itself, unlike ``python -m``."""
     (tmp_path / "mine.py").write_text("from evenstep.policies import Lbb as Mine\n")

@@ -11,7 +11,7 @@ from evenstep.demo._settings import SPEEDS, choose
 
 def asked(*, cards=0, **options):
     given = {"workers": None, "speeds": None, "policy": "auto", "device": "auto", "steps": None}
-    return choose(**{**given, **options}, out=Path("runs"), count_cards=lambda: cards)
+    return choose(**{**given, "out": Path("runs"), **options}, count_cards=lambda: cards)
 
 
 def test_without_cards_four_unlike_workers_are_emulated():
@@ -69,3 +69,17 @@ def test_what_cannot_be_is_refused_before_anything_starts(options, words):
         asked(**options)
 
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["equal", "balanced", "reference"])
+def test_a_folder_of_the_users_is_not_in_the_way(name, tmp_path):
+    """The demo's folders replace its own of before, and nothing else."""
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "data.csv").write_text("1,2\n")
+    with pytest.raises(ValueError, match="must") as caught:
+        asked(out=tmp_path)
+    assert f"no `{name}` of another making, got {folder}." in str(caught.value)
+
+    (folder / "job.json").write_text("{}")
+    assert asked(out=tmp_path).out == tmp_path

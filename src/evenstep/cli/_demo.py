@@ -61,7 +61,7 @@ def demo(
             out=out,
             count_cards=_count_cards,
         )
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         fail(str(error), 2)
 
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -69,7 +69,7 @@ def demo(
     console = Console()
     try:
         run_demo(settings, console)
-    except DemoFailed as error:
+    except (DemoFailed, OSError) as error:  # a folder that cannot be written, or a full disk
         fail(str(error), 1)
     except KeyboardInterrupt:
         console.print("\nStopped; all workers have ended.")

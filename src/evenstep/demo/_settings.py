@@ -15,6 +15,9 @@ SPEEDS = (1.0, 1 / 2, 1 / 3, 1 / 6)
 
 DEVICES = ("auto", "cpu", "cuda")
 
+RUNS = ("equal", "balanced", "reference")
+"""Folders of the runs, in the order of the runs. What an earlier demo left there goes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -26,7 +29,7 @@ class Settings:
         policy: of the balanced run, a name or ``"module:Class"``.
         device: ``"cpu"`` or ``"cuda"``.
         num_steps: optimizer steps of each run; None takes as many as fit in about a minute.
-        out: folder for events, picture and figures. What an earlier demo left there goes.
+        out: folder for events, picture and figures, and for the folders of the runs.
         seed: of the weights and of the order of the text.
     """
 
@@ -59,6 +62,7 @@ def choose(
     """
     by_name(policy)
     _check(workers, speeds, device, steps)
+    _check_out(out)
     cards = count_cards() if device != "cpu" and speeds is None else 0
     if device == "cuda" or cards >= max(2, workers or 2):
         num_workers = _on_cards(workers, cards)
@@ -85,6 +89,15 @@ def _check(
         raise _refused("--speeds", "name two or more", speeds, "Write 1,1/2,1/3 say.")
     if device == "cuda" and speeds is not None:
         raise _refused("--speeds", "be left out on cards", speeds, "They run as they are.")
+
+
+def _check_out(out: Path) -> None:
+    """Refuse a folder in which a run would replace what no demo has made."""
+    for name in RUNS:
+        folder = out / name
+        if folder.exists() and not (folder / "job.json").is_file():
+            remedy = "Its runs are written there: give another folder."
+            raise _refused("--out", f"hold no `{name}` of another making", folder, remedy)
 
 
 def _on_cards(workers: int | None, cards: int) -> int:
