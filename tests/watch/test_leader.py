@@ -132,6 +132,26 @@ def test_events_are_those_of_a_run(run, tmp_path):
     assert events[3]["compute_s"] == [0.05, 0.15]
 
 
+def test_a_file_that_cannot_be_written_leaves_the_watch(tmp_path):
+    """A line says so, once; then lines and the summary come as without events."""
+    (tmp_path / "a file").touch()
+    deleted = tmp_path / "deleted" / "events.jsonl"
+    for folder, found in ((tmp_path / "a file" / "run", "Not a directory"), (deleted.parent, "")):
+        run = Run(WatchSettings(5.0, str(folder)))
+        run.tell(range(60))
+        deleted.unlink(missing_ok=True)  # of the second, whose disk might be full as well
+        run.now_s = 6.0
+        run.tell(range(60, 120), is_last=True)
+        run.leader.end("DDP", [], own_s=0.0)
+
+        told, *lines = run.stream.getvalue().splitlines()
+        assert told.startswith(f"evenstep watch: no more events are written to {folder} (")
+        assert found in told
+        assert lines[0].startswith("evenstep watch: step 119, ")
+        assert lines[1].startswith("evenstep watch: 117 steps, ")
+        assert "no more events" not in "".join(lines)
+
+
 def test_too_few_steps_are_told():
     """A run that ended before any step was whole has no diagnosis."""
     run = Run(WatchSettings())

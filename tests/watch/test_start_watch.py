@@ -1,10 +1,13 @@
 """How a watch gets into processes, and how little it does there before they train."""
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -163,3 +166,35 @@ def test_a_process_of_a_cluster_stays_the_same_process(tmp_path):
     assert number == process.pid == int(told)
     assert arguments == [str(script), "-x", "--", "a"]
     assert name == "__main__"
+
+
+def test_a_ctrl_c_is_left_to_the_terminal():
+    """Wherever the input comes from: a second one would cut short what the command does last."""
+    pty = pytest.importorskip("pty", reason="there are no terminals")
+    code = """
+    import os, signal, time
+    signal.signal(signal.SIGINT, lambda number, frame: print("passed on", flush=True))
+    os.setpgid(0, 0)  # away from the terminal's: what is heard now is what was passed on
+    print("ready", flush=True)
+    time.sleep(60)
+    """
+    command = ["-m", "evenstep.watch", "--", sys.executable, "-c", textwrap.dedent(code)]
+    process, terminal = pty.fork()
+    if process == 0:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.environ["PYTHONPATH"] = str(SOURCE)
+        os.execv(sys.executable, [sys.executable, *command])
+    said = b""
+    while b"^C" not in said:
+        said += os.read(terminal, 4096)
+        if said.strip() == b"ready":
+            os.write(terminal, b"\x03")
+    time.sleep(0.5)
+    os.kill(process, signal.SIGTERM)  # which is passed on
+    with contextlib.suppress(OSError):  # as Linux has the end of a terminal
+        while more := os.read(terminal, 4096):
+            said += more
+    os.close(terminal)
+    os.waitpid(process, 0)
+
+    assert b"passed on" not in said

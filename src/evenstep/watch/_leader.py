@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TextIO, final
@@ -171,7 +172,8 @@ class WatchLeader:
         """Leave a file for the launcher, where one waits on this machine."""
         folder = Path(self._settings.launcher_dir)
         if self._settings.launcher_dir and folder.is_dir():
-            (folder / name).write_text(text, "utf-8")
+            with suppress(OSError):  # a full disk: what was seen is said at the end all the same
+                (folder / name).write_text(text, "utf-8")
 
     def _write_steps(self) -> None:
         rows, self._unwritten, self._unwritten_us = self._unwritten, [], 0
@@ -184,14 +186,23 @@ class WatchLeader:
         self._write(_measured(rows, num_steps))
 
     def _write(self, event: Event) -> None:
-        if not self._settings.run_dir:
+        """Write an event; where that fails, say so and write no more. The watch goes on."""
+        folder = self._settings.run_dir
+        if not folder:
             return
-        if not self._has_started:
-            self._has_started = True
-            self._file = JsonLines(Path(self._settings.run_dir) / "events.jsonl")
-            self._file(self._started())
-        if self._file is not None:
-            self._file(event)
+        try:
+            if not self._has_started:
+                self._has_started = True
+                self._file = JsonLines(Path(folder) / "events.jsonl")
+                self._file(self._started())
+            if self._file is not None:
+                self._file(event)
+        except OSError as error:
+            if self._file is not None:
+                self._file.close()
+            self._file = None
+            text = f"evenstep watch: no more events are written to {folder} ({error})"
+            print(text, file=self._stream, flush=True)
 
     def _started(self) -> RunStarted:
         return RunStarted(

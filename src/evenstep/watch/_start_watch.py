@@ -158,8 +158,24 @@ def _signals() -> list[signal.Signals]:
 
 def _pass_on(child: subprocess.Popen[bytes], number: int) -> None:
     """Pass a signal on; a Ctrl-C has reached the command already."""
-    if number != signal.SIGINT or not sys.stdin.isatty():
+    if number != signal.SIGINT or not _hears_terminal():
         child.send_signal(number)
+
+
+def _hears_terminal() -> bool:
+    """Tell whether a Ctrl-C reaches this process and the command, wherever its input comes from."""
+    if not hasattr(os, "tcgetpgrp"):
+        return sys.stdin is not None and sys.stdin.isatty()
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
 
 
 def _say_the_rest(folder: Path, *, ended_well: bool) -> None:
