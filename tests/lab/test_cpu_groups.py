@@ -81,27 +81,30 @@ def test_quotas_of_the_second_version(second):
     groups = CpuGroupsV2(second)
     groups.make("evenstep-lab-x-h0")
 
-    assert (second / "cgroup.subtree_control").read_text() == "cpu memory\n"  # it was on already
     for cpus, written in ((0.25, "2500 10000"), (1.5, "15000 10000"), (None, "max 10000")):
         groups.set_cpus("evenstep-lab-x-h0", cpus)
         assert (second / "evenstep-lab-x-h0" / "cpu.max").read_text() == written
+    assert (second / "cgroup.subtree_control").read_text() == "cpu memory\n"  # it was on already
 
 
 def test_the_second_version_is_told_to_pass_the_cpu_on(second):
-    """Where nobody did before: a group without it has no quota."""
+    """Where it was not done before: a group without it has no quota."""
     (second / "cgroup.subtree_control").write_text("memory\n")
-    CpuGroupsV2(second).make("evenstep-lab-x-h0")
+    groups = CpuGroupsV2(second)
+    groups.make("evenstep-lab-x-h0")
+    groups.set_cpus("evenstep-lab-x-h0", 0.5)
 
     assert (second / "cgroup.subtree_control").read_text() == "+cpu"
 
 
 def test_a_machine_that_does_not_pass_the_cpu_on_is_explained(second):
-    """As in a container: nothing is made, and what would help is said."""
+    """As in a container: what would help is said, to those who ask for a quota."""
     (second / "cgroup.subtree_control").unlink()
+    groups = CpuGroupsV2(second)
+    groups.make("evenstep-lab-x-h0")
+    groups.set_cpus("evenstep-lab-x-h0", None)
     with pytest.raises(LabUnavailable, match="Run on the machine itself"):
-        CpuGroupsV2(second).make("evenstep-lab-x-h0")
-
-    assert not (second / "evenstep-lab-x-h0").exists()
+        groups.set_cpus("evenstep-lab-x-h0", 0.5)
 
 
 def test_a_group_goes_with_its_members(tmp_path):

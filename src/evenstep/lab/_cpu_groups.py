@@ -34,7 +34,11 @@ class AbstractCpuGroups(abc.ABC):
 
     @abc.abstractmethod
     def set_cpus(self, name: str, cpus: float | None) -> None:
-        """Let all processes of a group together have so many cores, from now on; None any."""
+        """Let all processes of a group together have so many cores, from now on; None any.
+
+        Raises:
+            LabUnavailable: groups cannot have quotas here.
+        """
 
 
 @final
@@ -54,10 +58,23 @@ class CpuGroupsV1(AbstractCpuGroups):
 class CpuGroupsV2(AbstractCpuGroups):
     """The second version: one hierarchy, in which children get the CPU's controls if told so.
 
-    That switch is turned on where it is off, as systemd does, and stays on: others may need it.
+    That switch is turned on with the first quota where it is off, as systemd does, and stays on:
+    others may need it.
     """
 
     def make(self, name: str) -> None:
+        (self.root / name).mkdir()
+
+    def set_cpus(self, name: str, cpus: float | None) -> None:
+        file = self.root / name / "cpu.max"
+        if cpus is None and not file.exists():
+            return
+        self._pass_on()
+        quota = "max" if cpus is None else str(round(cpus * PERIOD_US))
+        _write(file, f"{quota} {PERIOD_US}")
+
+    def _pass_on(self) -> None:
+        """Give groups the CPU's controls."""
         switch = self.root / "cgroup.subtree_control"
         try:
             if "cpu" not in switch.read_text(encoding="ascii").split():
@@ -68,11 +85,6 @@ class CpuGroupsV2(AbstractCpuGroups):
                 f"container its own processes are in the way. Run on the machine itself."
             )
             raise LabUnavailable(message) from error
-        (self.root / name).mkdir()
-
-    def set_cpus(self, name: str, cpus: float | None) -> None:
-        quota = "max" if cpus is None else str(round(cpus * PERIOD_US))
-        _write(self.root / name / "cpu.max", f"{quota} {PERIOD_US}")
 
 
 def find_cpu_groups(mounts: str) -> AbstractCpuGroups | None:
