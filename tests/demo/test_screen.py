@@ -106,6 +106,16 @@ def test_a_terminal_gets_a_live_table():
     assert "samples/s" in written(console)
 
 
+def test_a_terminal_that_cannot_redraw_has_plain_lines(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    console = Console(file=io.StringIO(), width=100, force_terminal=True)
+    screen = Screen(console, SPEEDS)
+    screen.begin("Equal split", "all wait for the last")
+    screen.show(recording([EQUAL], SPEEDS))
+
+    assert "step 20/20" in written(console)
+
+
 def test_the_report_gives_figures_limit_and_losses(console):
     """What a person came for stands in the first line."""
     equal, balanced = recording([EQUAL], SPEEDS), recording([EQUAL, BEST], SPEEDS)

@@ -69,7 +69,7 @@ def _drop_cut_line(path: Path) -> None:
     if not path.exists():
         return
     with open(path, "rb+", opener=_not_through_links) as file:
-        end = file.seek(0, os.SEEK_END)
+        size = end = file.seek(0, os.SEEK_END)
         while end:  # from the end, and in place: whole lines are never at stake
             first = max(end - _BLOCK, 0)
             file.seek(first)
@@ -78,4 +78,5 @@ def _drop_cut_line(path: Path) -> None:
                 end = first + newline + 1
                 break
             end = first
-        file.truncate(end)
+        if end < size:  # not else: another run may append to it at this moment
+            file.truncate(end)

@@ -34,7 +34,7 @@ def top(
             rule, remedy = f"be at least {_LEAST_S} s", "1 is a good pace."
             raise refused("top", "--refresh", rule, refresh, remedy)
         source = _source(run)
-        if once or not console.is_terminal:
+        if once or not console.is_terminal or console.is_dumb_terminal:
             console.print(_now(source, run))
             return
         with suppress(KeyboardInterrupt), quit_key() as wait:

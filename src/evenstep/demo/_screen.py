@@ -48,7 +48,7 @@ class Screen:
         """Announce a run. ``scale_s`` is the time a full bar stands for; None adapts."""
         self._scale_s, self._phase, self._next_s = scale_s, "", 0.0
         self._console.print(Text.assemble((title, "bold"), "\n   ", (explanation, "dim")))
-        if self._console.is_terminal:
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = Live(console=self._console, refresh_per_second=8, transient=True)
             self._live.start()
 
