@@ -132,7 +132,7 @@ def _narx(name: str, *, tells_quota: bool) -> ArenaSetUp:
         trace=drawn(2, seed=0, length_s=120.0, stay_s=(0.4, 1.2), slowdown=(1.5, 4.0)),
         exchange_s=0.0,
         global_batch_size=2 * 64,
-        duration_s=33.0,
+        duration_s=99.0,  # the load of a turn matters more than the forecast: many turns
         turn_s=2.75,
         num_learning=6,
         tells_quota=tells_quota,
