@@ -1,9 +1,18 @@
 """Facts special to one share policy; what holds for all is in the contract."""
 
+import sys
+
 import numpy as np
 import pytest
 
-from evenstep.network import EqualShares, Links, OptimalShares, ProportionalShares, exchange_s
+from evenstep.network import (
+    EqualShares,
+    Links,
+    OptimalShares,
+    ProportionalShares,
+    exchange_s,
+    optimal_shares,
+)
 
 from .reference import mesh, simple
 
@@ -22,6 +31,22 @@ def test_optimal_shares_are_held_until_others_are_clearly_faster():
     assert held.reason.startswith("held: ")
     assert moved.shares == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])
     assert moved.reason.startswith("optimal: 0.25 s instead of ")
+
+
+def test_without_scipy_shares_have_a_formula(monkeypatch):
+    """Links as they are measured have none that is proven best: these are 2 % slower at most."""
+    case = simple([10, 10.1, 9.9, 2], [9.8, 10, 10.2, 2.1], chunks=16)
+    policy, best = OptimalShares(), optimal_shares(case.aggregation, case.links)
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    decision = policy.update(case.aggregation, case.links, policy.init(case.aggregation).state)
+    found_s, best_s, equal_s = (
+        exchange_s(case.aggregation, case.links, shares=shares)
+        for shares in (decision.shares, best, np.full(4, 0.25))
+    )
+
+    assert found_s <= 1.02 * best_s
+    assert equal_s >= 1.2 * best_s
+    assert decision.reason.startswith("by formula, as there is no scipy: ")
 
 
 def test_shares_follow_the_slowest_way_to_a_server():

@@ -5,6 +5,7 @@
 import os
 import signal
 from collections import OrderedDict
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -17,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from evenstep import Cluster, Decision, StepTimings
-from evenstep.events import Event, SharesPlanned
+from evenstep.events import Event, ExchangeMeasured, SharesPlanned
 from evenstep.exceptions import WorkerLostError
 from evenstep.network import Split
 from evenstep.network._following._in_force import ShareOutcome, SharesInForce
@@ -118,6 +119,19 @@ def trained(rank: int, network: Network | None, sizes: tuple[int, ...], draws: b
     parameters = torch.cat([p.detach().ravel() for p in model.parameters()])
     told = [event for event in events if isinstance(event, SharesPlanned)]
     return parameters.tolist(), epochs, told, sent, planned
+
+
+def accumulated(rank: int, every: int) -> list[int]:
+    """Return the steps whose exchange was measured, where only one of ``every`` has one."""
+    events: list[Event] = []
+    stock = DataLoader(TensorDataset(torch.randn(3 * 4 * NUM_STEPS, WIDTH)), batch_size=4)
+    runtime = Runtime(line_every=None, hooks=(events.append,))
+    with Balancer(policy=Fixed((4, 4, 4)), runtime=runtime, network=Network()) as balancer:
+        model, loader = balancer.prepare(make_model(torch.float32), stock)
+        for i, (x,) in enumerate(loader):
+            with nullcontext() if (i + 1) % every == 0 else model.no_sync():
+                (model(x).square().mean() / every).backward()
+    return [event.step for event in events if isinstance(event, ExchangeMeasured)]
 
 
 def trained_twice(rank: int, network: Network | None) -> tuple[list[float], list[int]]:

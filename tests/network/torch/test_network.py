@@ -17,6 +17,7 @@ from ...exchange.exchanges import pairs, report, reports_of
 from .networks import (
     NUM_STEPS,
     DrawnShares,
+    accumulated,
     bereft,
     named,
     refused,
@@ -62,6 +63,15 @@ def test_on_equal_links_shares_end_where_they_began():
     assert told[0].step == 0
     assert "measure what shares have to beat" in told[0].reason
     assert "probing the links" in told[1].reason
+
+
+@pytest.mark.cluster
+def test_a_step_that_only_accumulates_is_no_exchange():
+    """Under `no_sync` nothing is sent: that is no all-reduce of some microseconds."""
+    measured = run_workers(3, accumulated, 3)[0]
+
+    assert len(measured) >= 2
+    assert all((step + 1) % 3 == 0 for step in measured)
 
 
 @pytest.mark.cluster

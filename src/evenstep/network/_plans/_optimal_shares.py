@@ -12,7 +12,7 @@ from ._aggregation import Aggregation
 from ._bandwidths import Links
 from ._base import AbstractSharePolicy, ShareDecision
 from ._duration import exchange_s
-from ._optimum import equal_shares, optimal_shares
+from ._optimum import equal_shares, formula_shares, optimal_shares
 
 
 @final
@@ -24,8 +24,8 @@ class OptimalShares(AbstractSharePolicy[dict[str, Any]]):
     the links as they are now measured.
 
     Right for links that are measured under load and last longer than the measurement. Wrong where
-    they change from step to step: shares follow what was. Closed forms need numpy alone; see
-    ``optimal_shares`` for when scipy is needed.
+    they change from step to step: shares follow what was. Where ``optimal_shares`` needs scipy and
+    there is none, the best shares that have a formula are taken, and the reason says so.
 
     Args:
         margin: what a change has to gain, at least 0. At 0 every measurement moves the shares,
@@ -52,12 +52,17 @@ class OptimalShares(AbstractSharePolicy[dict[str, Any]]):
     def update(
         self, aggregation: Aggregation, links: Links, state: dict[str, Any]
     ) -> ShareDecision[dict[str, Any]]:
-        wanted = optimal_shares(aggregation, links)
+        kind = "optimal"
+        try:
+            wanted = optimal_shares(aggregation, links)
+        except ImportError:
+            kind = "by formula, as there is no scipy"
+            wanted = formula_shares(aggregation, links)
         held = state["held"]
         held_s = exchange_s(aggregation, links, shares=held)
         wanted_s = exchange_s(aggregation, links, shares=wanted)
         if held_s <= wanted_s * (1 + self.margin):
             reason = f"held: {held_s:.3g} s, the best shares {wanted_s:.3g} s"
             return ShareDecision(held, state, reason)
-        reason = f"optimal: {wanted_s:.3g} s instead of {held_s:.3g} s"
+        reason = f"{kind}: {wanted_s:.3g} s instead of {held_s:.3g} s"
         return ShareDecision(wanted, {"held": wanted}, reason)

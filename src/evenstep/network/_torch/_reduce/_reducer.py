@@ -74,6 +74,7 @@ class ShardedReducer:
         self._split: Split | None = None
         self._epoch = -1
         self.step = 0  # under way, for ranks without data; set by what counts them
+        self.num_buckets = 0  # that came so far, those of plain all-reduce too; counted by the hook
         self._changed = threading.Condition()  # `_num_untold` fell
         self._num_untold = 0  # buckets of which a rank is still to be told
         self._num_running = 0  # those that are not done
