@@ -92,6 +92,18 @@ def test_other_policies_and_global_batches_begin_balanced_too():
         assert cost(now, SLOPE_S) < 0.002 + 1.1 * size / (1 / SLOPE_S).sum()
 
 
+def test_noisy_workers_begin_balanced_too():
+    """A fifth of noise, as on shared CPUs: what a rehearsal rounds to 0 is no problem."""
+    before, now = (Planner(Auto(), Job(4, 60)) for _ in range(2))
+    noise = np.exp(0.2 * np.random.default_rng(0).standard_normal((20, 4)))
+    for step, factors in enumerate(noise):
+        observe(before, step, factors * SLOPE_S)
+
+    event = now.restore(before.learnt(), np.array([3, 1, 0, 2]))
+
+    assert (event.policy, event.problem) == ("rehearsed", "")
+
+
 class Broken(policies.Equal):
     """Cannot go on from anything."""
 

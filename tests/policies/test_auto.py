@@ -1,5 +1,6 @@
 """Facts special to `Auto`."""
 
+import math
 from itertools import pairwise
 
 import numpy as np
@@ -206,6 +207,14 @@ def test_the_reach_is_a_factor():
         Auto(reach=1.0)
 
 
+@pytest.mark.parametrize("reach", [1e30, math.inf])
+def test_an_endless_reach_is_no_limit(reach):
+    """Nor is one past what can be counted."""
+    decisions = follow(Auto(reach=reach), Cluster(2, 96), 0.0, [np.array([0.01, 1.0])] * 2)
+
+    assert sizes_of(decisions)[:, 1].tolist() == [48, 1, 1]
+
+
 @pytest.mark.parametrize("noise_share", [0.0, 0.02])
 @pytest.mark.parametrize("seed", range(4))
 def test_one_slow_step_moves_nobody(seed, noise_share):
@@ -288,6 +297,15 @@ def test_what_costs_more_than_it_saves_is_given_up():
     took_s, equal_s = np.sum(runs, axis=0)
 
     assert took_s <= 1.2 * equal_s
+
+
+def test_a_worker_that_was_left_out_stays_out():
+    """It is not measured any more, and would be the slowest of the equal split all the same."""
+    cluster, intercept_s = Cluster(3, 96, min_batch_size=0), np.array([0.002, 0.002, 5.0])
+
+    decisions = follow(Auto(), cluster, intercept_s, [np.array([0.001, 0.0012, 0.0014])] * 40)
+
+    assert sizes_of(decisions)[4:].tolist() == [[52, 44, 0]] * 37
 
 
 def test_a_worker_that_turns_slow_while_sizes_rest_is_followed():

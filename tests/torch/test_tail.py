@@ -2,7 +2,7 @@
 
 import hypothesis.strategies as st
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 
 from evenstep._planner import Bounds, Job, Planner
 from evenstep.policies import Fixed
@@ -28,15 +28,25 @@ def check(tail, sizes, num_samples):
         assert (tail >= np.minimum(sizes, 1)).all()
 
 
-@given(cases())
-def test_everybody_with_samples_in_full_steps_has_some_in_the_last(case):
-    """If they suffice. Only a smallest size of 0 lets a full step have a worker without any."""
+@given(cases(), st.integers(0, 2))
+@example((np.array([1, 19]), np.array([1, 19]), 10), 2)
+def test_everybody_with_samples_in_full_steps_has_some_in_the_last(case, smallest):
+    """If they suffice. Only a smallest size of 0 lets a full step have a worker without any.
+
+    Caps bind, whatever the models need.
+    """
     sizes, caps, num_samples = case
     bounds = Bounds(
         min=tuple(np.minimum(sizes, 1).tolist()),
         max=None if caps is None else tuple(caps.tolist()),
     )
-    job = Job(len(sizes), int(sizes.sum()), tail_size=num_samples, bounds=bounds)
+    job = Job(
+        len(sizes),
+        int(sizes.sum()),
+        tail_size=num_samples,
+        bounds=bounds,
+        tail_smallest=smallest,
+    )
 
     tail = np.array(Planner(Fixed(tuple(sizes.tolist())), job).plan.tail)
 

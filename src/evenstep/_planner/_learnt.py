@@ -147,7 +147,7 @@ class Start:
         problem: Exception | None = None
         try:
             if known is not None:
-                with np.errstate(all="raise"):
+                with np.errstate(all="raise", under="ignore"):  # what underflows is 0
                     decision = self._rehearse(known)
                 self.check(decision)
                 return "rehearsed", decision, None

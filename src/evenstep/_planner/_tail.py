@@ -27,7 +27,7 @@ def split_tail(
         batch_size: sizes of the full steps, ``(world_size,)``.
         num_samples: samples left, at least 1 and fewer than the sizes add up to.
         caps: most samples for each worker, ``(world_size,)``; None is no cap.
-        smallest: fewest samples for any worker, where its model needs some.
+        smallest: fewest samples for any worker, where its model needs some and they fit.
         granularity: samples that come and go together here too, where every forward is to have
             the same number. One worker carries what is left of one. Given up where there are
             fewer such forwards than workers, and enough samples.
@@ -36,8 +36,11 @@ def split_tail(
         Local sizes, ``(world_size,)``, adding up to ``num_samples``.
     """
     one_each = np.minimum(batch_size, 1)
+    wanted = np.maximum(one_each, smallest)
+    if caps is not None:
+        wanted = np.minimum(wanted, caps)
     for granule in (granularity, 1):
-        for least in (np.maximum(one_each, smallest), one_each):
+        for least in (wanted, one_each):
             needed = -(-least // granule)
             if needed.sum() <= -(-num_samples // granule):
                 return _in_granules(batch_size, num_samples, caps, needed, granule)

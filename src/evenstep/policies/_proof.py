@@ -37,10 +37,11 @@ def proved(
 
     At unequal sizes it took $m / e$ of what the equal split would have taken, with
     $m = \max_r \tau_r$ as measured and $e = \max_r \tau_r \, t_r(b'_r) / t_r(b_r)$ by the fit:
-    whatever befell a worker would have befallen it at any size. Where the mean of the newest
-    readings, at least 8, exceeds 1 by 2.5 standard errors, times differ by chance, and following
-    them costs time. Then the equal split rests: for 16 readings, and for twice as long each
-    further time, up to 128. It rests no longer once one worker was the slowest 8 times in a row.
+    whatever befell a worker would have befallen it at any size. One without samples was not
+    measured, and would have taken $t_r(b'_r)$. Where the mean of the newest readings, at least 8,
+    exceeds 1 by 2.5 standard errors, times differ by chance, and following them costs time. Then
+    the equal split rests: for 16 readings, and for twice as long each further time, up to 128. It
+    rests no longer once one worker was the slowest 8 times in a row.
 
     Args:
         proof: from ``no_proof`` or ``proved``; left as it is.
@@ -49,14 +50,16 @@ def proved(
         equal: the equal split.
     """
     mean, variance, num, rest, next_rest, slowest, in_a_row = proof.tolist()
-    took_s = np.where(timings.batch_size > 0, timings.compute_s, 0.0)
+    ran = timings.batch_size > 0
+    took_s = np.where(ran, timings.compute_s, 0.0)
     if np.array_equal(timings.batch_size, equal):
         last = float(took_s.argmax())
         in_a_row = in_a_row + 1 if last == slowest else 1.0
         rest = 0.0 if in_a_row >= _IN_A_ROW else max(rest - 1, 0.0)
         return np.array([0.0, 0.0, 0.0, rest, next_rest, last, in_a_row])
-    size = np.maximum(timings.batch_size, 1)
-    ratio = float(took_s.max() / (took_s * times.seconds(equal) / times.seconds(size)).max())
+    size, foreseen_s = np.maximum(timings.batch_size, 1), times.seconds(equal)
+    equal_s = np.where(ran, took_s * foreseen_s / times.seconds(size), foreseen_s)
+    ratio = float(took_s.max() / equal_s.max())
     num += 1
     rate = 1 / min(num, _MEMORY)
     off = ratio - mean

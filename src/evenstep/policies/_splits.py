@@ -61,7 +61,9 @@ def within_reach(held: IntArray, cluster: Cluster, factor: float) -> Cluster:
     """
     granule = cluster.granularity
     least = (held / factor // granule).astype(np.int64) * granule
-    most = np.ceil(held * factor / granule).astype(np.int64) * granule
+    # Past the global batch a factor is no limit. An infinite one cannot be counted with.
+    at_most = min(factor, float(cluster.global_batch_size))
+    most = np.ceil(held * at_most / granule).astype(np.int64) * granule
     return replace(
         cluster,
         min_batch_size=np.maximum(cluster.min_batch_size, least),
