@@ -107,6 +107,7 @@ def test_pictures_are_counted_without_a_copy():
     step = FakeStep(2)
     step.micro_batches[0].batch["pixels"] = torch.zeros(2, 3, 5)
     (made,) = cut(step, 1, "pixels")
+    list(made.forwards())
 
     assert made["pixels"].numel() == 30
     assert made["pixels"].is_meta

@@ -7,6 +7,7 @@ import pytest
 from evenstep.testing import run_workers
 
 from .._tiers import Groups, slow_but
+from .refused_runs import refused
 from .small import distance
 from .trainer_runs import (
     CASES,
@@ -17,7 +18,6 @@ from .trainer_runs import (
     in_single,
     in_single_alone,
     on_the_cluster,
-    refused,
     resumed,
     stock_alone,
     stock_on_the_cluster,
@@ -148,6 +148,9 @@ def test_what_cannot_be_balanced_is_refused(tmp_path):
         "loss_reduction": "leave out 'loss_reduction'",
         "process_group": "leave out `Runtime(process_group=...)`",
         "pairs": "must have a loss that is divided by `num_items_in_batch`",
+        "own step": "`BalancedTrainer.training_step(...)` must get its loss from",
+        "own step before": "`class BalancedTrainer(BalancedMixin, OwnTrainer)`",
+        "own loader before": "`BalancedTrainer.get_train_dataloader()` must be left to",
     }
 
     assert found.keys() == said.keys()
@@ -156,10 +159,14 @@ def test_what_cannot_be_balanced_is_refused(tmp_path):
 
 @pytest.mark.slow
 def test_the_rest_of_trainer_stays(tmp_path):
-    """Evaluation runs between epochs, a loader outside of training is Trainer's, runs repeat."""
+    """Evaluation runs between epochs, loaders for others are Trainer's, runs repeat.
+
+    A callback that looks into the training data gets this rank's half of the 12 samples.
+    """
     found = run_workers(2, beside, str(tmp_path))[0]
 
     assert found["outside"] == "DataLoaderShard"
     assert found["balancer before"] is None
+    assert found["looked at"] == [2, 6, 6, 6, 6]
     assert len(found["evaluations"]) == 2
     assert found["again"] > 0

@@ -19,7 +19,6 @@ from .small import (
     Classified,
     Deaf,
     FirstWhole,
-    Pairs,
     Plain,
     Scored,
     Sentences,
@@ -47,6 +46,8 @@ class Case:
     data: Callable[..., Any] = Sentences
     loss: Callable[..., Any] | None = None  # of a trainer's own, in the place of `compute_loss`
     collator: Callable[[], Any] | None = None
+    before: dict[str, Any] = field(default_factory=dict)  # methods in a class before the mixin
+    behind: dict[str, Any] = field(default_factory=dict)  # and in one that it comes before
     more: dict[str, Any] = field(default_factory=dict)
 
 
@@ -173,11 +174,14 @@ def make(folder: str, case: Case, *, balancing: dict[str, Any] | None, **more: A
     parts = {"model": case.model(), "args": arguments, "train_dataset": data}
     if case.collator is not None:
         parts["data_collator"] = case.collator()
-    own = {"compute_loss": case.loss} if case.loss is not None else {}
+    own = dict(case.before)
+    if case.loss is not None:
+        own["compute_loss"] = case.loss
     own["gathered"] = []  # by a loss that gathers
     if balancing is None:
         return type("OwnTrainer", (Trainer,), own)(**parts)
-    BalancedTrainer = type("BalancedTrainer", (BalancedMixin, Trainer), own)
+    OwnTrainer = type("OwnTrainer", (Trainer,), case.behind) if case.behind else Trainer
+    BalancedTrainer = type("BalancedTrainer", (BalancedMixin, OwnTrainer), own)
 
     return BalancedTrainer(**parts, balancing={"runtime": QUIET, **balancing})
 
@@ -311,34 +315,29 @@ def in_single_alone(rank: int, folder: str) -> torch.Tensor:
     return run(make(folder, SINGLE, balancing=None, per_device_train_batch_size=size)).parameters
 
 
-def refused(rank: int, folder: str) -> dict[str, str]:
-    """Return the errors of trainers that are set up for what is not balanced."""
-    offline(folder)
-    found = {}
-    for name, case, balancing, more in (
-        ("auto_find_batch_size", Case(), {}, {"auto_find_batch_size": True}),
-        ("average_tokens", Case(), {}, {"average_tokens_across_devices": False}),
-        ("global_batch_size", Case(), {"global_batch_size": 6}, {}),
-        ("loss_reduction", Case(), {"loss_reduction": "sum"}, {}),
-        ("process_group", Case(), {"runtime": Runtime(process_group=object())}, {}),
-        ("pairs", Case(Pairs), {}, {}),
-    ):
-        try:
-            run(make(folder, case, balancing=balancing, **more))
-        except ValueError as error:
-            found[name] = str(error)
-    return found
-
-
 def beside(rank: int, folder: str) -> dict[str, Any]:
-    """Return what evaluation and a loader asked for outside of training give."""
+    """Return what evaluation, and a loader asked for beside training, give."""
+    from transformers import TrainerCallback
+
     offline(folder)
+    looked = []
+
+    class Look(TrainerCallback):
+        def on_train_begin(self, *_: Any, train_dataloader: Any, **__: Any) -> None:
+            looked.append(len(next(iter(train_dataloader))["labels"]))
+
+        def on_epoch_end(self, *_: Any, train_dataloader: Any, **__: Any) -> None:
+            both = train_dataloader, trainer.get_train_dataloader()
+            looked.extend(sum(len(batch["labels"]) for batch in loader) for loader in both)
+
     trainer = make(folder, Case(num_samples=12), balancing={"policy": Equal()})
     trainer.eval_dataset = Sentences(20)
     trainer.args.set_evaluate(strategy="epoch", batch_size=3, delay=0)
     outside = trainer.get_train_dataloader()
     kept = trainer.balancer
+    trainer.add_callback(Look())
     run(trainer)
+    looked_at = list(looked)
     losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
     again = run(trainer)  # a second training with the same trainer: from where the first ended
     return {
@@ -346,4 +345,5 @@ def beside(rank: int, folder: str) -> dict[str, Any]:
         "balancer before": kept,
         "evaluations": losses,
         "again": len(again.losses),
+        "looked at": looked_at,
     }

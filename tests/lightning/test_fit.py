@@ -18,6 +18,7 @@ from .fit_runs import (
     switched_off,
     twice,
 )
+from .hook_runs import hooked
 
 pytestmark = pytest.mark.cluster
 FIRST = next(iter(CASES))
@@ -59,6 +60,14 @@ def test_what_is_logged_is_what_one_process_logs(runs, world_size, name):
     for ours in ranks:
         for kind, values in theirs.told.items():
             assert ours.told[kind] == pytest.approx(values, rel=1e-9), kind
+
+
+def test_what_hooks_log_is_what_one_process_logs():
+    """With `sync_dist=True`, before a step, within it and after it, in validation too."""
+    theirs = hooked(0, 1)
+    for ours in run_workers(2, hooked, 2):
+        for name, values in theirs.items():
+            assert ours[name] == pytest.approx(values, rel=1e-9), name
 
 
 def test_each_held_out_sample_is_validated_once(runs):

@@ -14,7 +14,7 @@ TOLD = (
     *("fit", "arrays", "arrays_shuffled", "fit_sum", "again"),
     *("outputs", "class_weight", "own_step"),
 )
-ALONE = (*TOLD, "loop", "tutorial", "pipeline")
+ALONE = (*TOLD, "watched", "loop", "tutorial", "pipeline")
 # What ends badly comes last.
 CASES = (*ALONE, "many_sizes", "resume", "backup", "speeds", "drift", "refused", "killed")
 FIRST = ("fit",)
@@ -95,6 +95,15 @@ def test_fit_knows_its_steps_and_its_place(runs):
     assert runs("fit", 1)[0]["cardinality"] == 11
     for worker in runs("fit"):
         assert worker["position"] == {"epoch": 5, "step": 0, "num_steps": 55}
+
+
+@pytest.mark.slow
+def test_a_watch_steps_aside_for_a_balancer(runs):
+    """With one line a fit; the balancer measures every step of both."""
+    for worker in runs("watched"):
+        assert worker["said"].count("evenstep watch: off") == 2
+        assert worker["said"].count("`Runtime(run_dir=...)`") == 2
+    assert runs("watched")[0]["measured"] == 22
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
@@ -10,12 +10,19 @@ from typing import Any
 
 import torch
 
+from ..exceptions import invalid
 from ..torch._data._step import Step
 from ._pieces import pieces_of
 
 _IGNORED = -100  # what every Hugging Face loss leaves out, and `num_items_in_batch` as well
 _MASK = "attention_mask"
 _LABELS = ("labels", "shift_labels")
+
+BELOW = (
+    "Have methods of your own in a class that the mixin comes before: "
+    "`class BalancedTrainer(BalancedMixin, OwnTrainer)`."
+)
+"""What to do where a method stands in the way of the mixin's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +44,7 @@ class Forward:
     is_extra: bool = False
 
 
-class Portion(dict[str, torch.Tensor]):
+class Portion(Mapping[str, torch.Tensor]):
     """Some forwards of one step, in the place of a batch.
 
     `Trainer` counts batches: it makes an optimizer step after so many of them, the same on all
@@ -45,7 +52,8 @@ class Portion(dict[str, torch.Tensor]):
     them: a slow rank has fewer forwards than there are portions, a fast one may have more. The
     last portion has at least one, since gradients are averaged in it.
 
-    As a mapping it holds what `Trainer` counts tokens by: the main input, flat, and the mask.
+    As a mapping it holds what `Trainer` counts tokens by, once the forwards were made: the main
+    input, flat, and the mask.
 
     Args:
         forwards: the portion's own.
@@ -59,9 +67,10 @@ class Portion(dict[str, torch.Tensor]):
         shared: Iterator[Any],
         seen: dict[str, torch.Tensor],
     ) -> None:
-        super().__init__(seen)
         self._forwards = forwards
         self._shared = shared
+        self._seen = seen
+        self._is_made = False
 
     def forwards(self) -> Iterator[Forward]:
         """Begin the forwards, one after the other."""
@@ -69,6 +78,33 @@ class Portion(dict[str, torch.Tensor]):
             if not forward.is_extra:
                 next(self._shared)
             yield forward
+        self._is_made = True
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """Return what `Trainer` counts by.
+
+        Raises:
+            ValueError: before the forwards: it is no batch to train on.
+        """
+        return self._counted()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._counted())
+
+    def __len__(self) -> int:
+        """Return of how many kinds that is."""
+        return len(self._counted())
+
+    def _counted(self) -> dict[str, torch.Tensor]:
+        if not self._is_made:
+            raise invalid(
+                "Trainer.training_step(inputs)",
+                "hand `inputs` on to `super()` as they are, where it comes before `BalancedMixin`: "
+                "they stand for several forwards there",
+                "one that reads them",
+                BELOW,
+            )
+        return self._seen
 
 
 def portions(

@@ -18,7 +18,7 @@ from ._checks import check_accelerator, check_model
 from ._gathered_rows import gathers_rows
 from ._gathering_loss import meets, num_missing, without_gradient
 from ._normalised import Divisor, divisor_of
-from ._portions import Portion, masked, portions, with_own_targets
+from ._portions import BELOW, Portion, masked, portions, with_own_targets
 from ._training_data import TrainingData
 from ._weighing import weighted, weights_of
 
@@ -75,6 +75,7 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
         check_accelerator(self.accelerator)
         _check_arguments(self.args, scaled=self._is_scaled())
         self._data: TrainingData | None = None
+        self._awaits_data = False  # whether Trainer has yet to ask for that of a training
         self._plain: Balancer | None = None  # where the environment leaves the script plain
         self._num_begun = 0
         self._divisor: Divisor | None = None
@@ -88,18 +89,21 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as `Trainer` does, and end the balanced run with it."""
+        self._awaits_data = True
         try:
             with nullcontext() if is_off() else gathers_rows(self.accelerator):
                 return super().train(*args, **kwargs)
         finally:
+            self._awaits_data = False
             if self.balancer is not None:
                 self.balancer.close()
 
     def get_train_dataloader(self) -> Any:
-        """Return the balanced training loader; outside of ``train``, Trainer's own."""
+        """Return the balanced training loader to ``train``, and Trainer's own to all others."""
         prepared = super().get_train_dataloader()
-        if not self.is_in_train:
+        if not self._awaits_data:
             return prepared
+        self._awaits_data = False
         if is_off():
             self._plain = Balancer(**self._balancing)
             self._plain.prepare()  # which compares the ranks
@@ -163,6 +167,13 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Any:
         """Make the forwards and backwards of a portion; return its part of the step's loss."""
         if not isinstance(inputs, Portion):
+            if self.is_in_train and not is_off():
+                raise invalid(
+                    f"{type(self).__name__}.get_train_dataloader()",
+                    "be left to `BalancedMixin`, as `get_batch_samples()` is, to share batches out",
+                    "one that comes before it, or batches from elsewhere",
+                    BELOW,
+                )
             return super().training_step(model, inputs, num_items_in_batch)
         total = torch.zeros((), device=self.args.device)
         divisor, is_scaled = self._divides_by(), self._is_scaled()
@@ -177,8 +188,9 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
             weight = forward.weight
             # Without a rule of Trainer's the balancer weighs, by samples or the unit it was told.
             given_already = 1 if is_scaled else forward.num_samples * self._per_sample
-            is_left = divisor in (None, "items") or not given_already
-            at_loss = nullcontext() if is_left else weighted(self, weight / given_already)
+            is_left = divisor == "items" or not given_already
+            factor = None if is_left else weight / given_already
+            at_loss = nullcontext() if divisor is None else weighted(self, factor)
             with nullcontext() if forward.is_last else self.accelerator.no_sync(model), at_loss:
                 loss = super().training_step(model, forward.batch, given)
             # A mean over nothing is no number, and weighs 0; a weight in a tensor is none of 0.

@@ -22,10 +22,10 @@ class TrainingData:
     ranks differ in the number of their forwards. Without, it has all of the rank's samples, as in
     every plain loop.
 
-    `Trainer` holds it for its training loader. Its length is that in batches; its iterators yield
-    nothing, they only tell epochs apart. What else Trainer, Accelerate and callbacks ask for is
-    the balanced loader's, but for workers: a copy of this loader that skips batches would start
-    them.
+    `Trainer` holds it for its training loader. Its length is that in batches; its iterators tell
+    epochs apart, and yield a callback that looks into the data what it gets in plain `Trainer`.
+    What else Trainer, Accelerate and callbacks ask for is the balanced loader's, but for workers: a
+    copy of this loader that skips batches would start them.
     """
 
     num_workers = 0
@@ -44,6 +44,7 @@ class TrainingData:
         options: Mapping[str, Any],
     ) -> None:
         stock = Stock(prepared, accelerator)
+        self._prepared = prepared
         self._batch_size = stock.global_batch_size  # over all ranks, of what Trainer calls a batch
         forward_size = per_rank(self._batch_size, accelerator.num_processes)
         limits: dict[str, Any] = {}
@@ -80,7 +81,7 @@ class TrainingData:
         return int(-(-self._loader.num_samples // self._batch_size))
 
     def __iter__(self) -> Iterator[Any]:
-        return _Nothing()
+        return _Epoch(self._prepared)
 
     def set_epoch(self, epoch: int) -> None:
         """Do nothing: epochs are counted where they begin."""
@@ -119,8 +120,18 @@ class TrainingData:
         self._steps = self._loader.steps()
 
 
-class _Nothing(Iterator[Any]):
-    """An iterator that ends at once, and differs from all others."""
+class _Epoch(Iterator[Any]):
+    """An epoch of Trainer's, which differs from all others; to callbacks the batches of a loader.
+
+    Args:
+        loader: as `Trainer` made it. It is read from only if batches are asked for.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self._batches: Iterator[Any] | None = None
 
     def __next__(self) -> Any:
-        raise StopIteration
+        if self._batches is None:
+            self._batches = iter(self._loader)
+        return next(self._batches)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..exceptions import invalid
 from ..torch._data._step import Step
 from ._normalised import Divisor, count
 
@@ -36,13 +37,27 @@ def weighted(trainer: Any, weight: Any) -> Iterator[None]:
     """Have the loss of a forward in the block multiplied, whatever computes it.
 
     On the object alone: a class below may compute a loss of its own.
+
+    Args:
+        trainer: computes it.
+        weight: None leaves the loss as it is.
+
+    Raises:
+        ValueError: it was not computed by ``compute_loss``, of which alone the weight is known.
     """
     before = vars(trainer).get("compute_loss")
     compute = trainer.compute_loss
+    is_computed = False
 
-    def compute_loss(*args: Any, **kwargs: Any) -> torch.Tensor:
-        loss: torch.Tensor = compute(*args, **kwargs)
-        return loss * torch.as_tensor(weight, dtype=loss.dtype, device=loss.device)
+    def compute_loss(*args: Any, **kwargs: Any) -> Any:
+        nonlocal is_computed
+        is_computed = True
+        found = compute(*args, **kwargs)
+        if weight is None:
+            return found
+        loss, *more = found if isinstance(found, tuple) else (found,)
+        loss = loss * torch.as_tensor(weight, dtype=loss.dtype, device=loss.device)
+        return (loss, *more) if more else loss
 
     trainer.compute_loss = compute_loss
     try:
@@ -52,3 +67,10 @@ def weighted(trainer: Any, weight: Any) -> Iterator[None]:
             del trainer.compute_loss
         else:
             trainer.compute_loss = before
+    if not is_computed:
+        raise invalid(
+            f"{type(trainer).__name__}.training_step(...)",
+            "get its loss from `self.compute_loss`, where it is weighted",
+            "one that has another",
+            "Move what computes the loss into `compute_loss`.",
+        )

@@ -35,7 +35,7 @@ class BalancedFit:
         self._shared: list[Any] = []  # loaders of validation
         # Asked for every loader, once the sampler is Lightning's and before anything is read.
         trainer.strategy.process_dataloader = self._prepared
-        logged.begin(trainer.strategy, trainer.lightning_module, balancer)
+        logged.begin(trainer.strategy, trainer.lightning_module, balancer, self._count)
 
     def prepare_model(self) -> None:
         """Balance the model, which Lightning has put into its DDP."""
@@ -60,18 +60,20 @@ class BalancedFit:
             weigh_batch(self._trainer, 0)
 
     def end_step(self) -> None:
-        """Reduce what a training step has logged."""
-        self._logged.settle(None)
-
-    def end_validation_step(self) -> None:
-        """Reduce what a batch of validation has logged; unshared ones count the same."""
-        counts = [loader.count for loader in self._shared if loader.count is not None]
-        self._logged.settle(counts[0] if counts else 1)
+        """Reduce what a batch of training or validation has logged."""
+        self._logged.settle()
 
     def end(self) -> None:
         """Leave the strategy as it was."""
         vars(self._trainer.strategy).pop("process_dataloader", None)
         self._logged.end()
+
+    def _count(self) -> float | None:
+        """Return how many samples the batch in hand has; unshared validation counts the same."""
+        if self._trainer.training:
+            return None
+        counts = [loader.count for loader in self._shared if loader.count is not None]
+        return counts[0] if counts else 1
 
     def _prepared(self, loader: Any) -> Any:
         if self._trainer.training:

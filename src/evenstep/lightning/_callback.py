@@ -96,7 +96,7 @@ class BalanceCallback(_Callback):  # type: ignore[misc]  # of any kind, to mypy
     def on_validation_batch_end(self, trainer: Any, pl_module: Any, *batch: Any) -> None:
         """Reduce what was logged of the batch."""
         if self._fit is not None:
-            self._fit.end_validation_step()
+            self._fit.end_step()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """End the run on this rank."""

@@ -95,6 +95,11 @@ def weave(part: Any, name: str, around: Callable[..., Any]) -> None:
     setattr(part, name, woven)
 
 
+def is_woven(part: Any, name: str) -> bool:
+    """Tell whether a method was replaced by ``weave``."""
+    return hasattr(getattr(part, name), "_woven_around")
+
+
 def _same(value: Any) -> Any:
     """Return a tensor as one that comes after what it is made to depend on."""
     return _like(tf.identity(value), value) if tf.is_tensor(value) else value

@@ -18,7 +18,7 @@ from .._run._garbage_clock import GarbageClock
 from .._run._host_reader import HostReader
 from .._valid import check_range
 from ..tensorflow._strategy_workers import StrategyWorkers, cluster_of
-from ..tensorflow._weaving import weave
+from ..tensorflow._weaving import is_woven, weave
 from ._courier import Courier, ends_of, say_off
 from ._keras_marks import KerasMarks
 from ._keras_steps import KerasSteps
@@ -100,6 +100,12 @@ class KerasWatch(tf.keras.callbacks.Callback):  # type: ignore[misc]  # untyped
             raise ValueError("several replicas in one worker cannot be told apart")
         if getattr(model, "jit_compile", False) is True:
             raise ValueError("XLA knows no clock: `compile(jit_compile=False)` can be watched")
+        if is_woven(model, "call"):
+            # The marks would take the place of the balancer's in the optimizer, now or later.
+            raise ValueError(
+                "a `Balancer` trains this model, and measures it itself: leave `KerasWatch` out, "
+                "and give the balancer `Runtime(run_dir=...)`"
+            )
         self._garbage.open()
         self._steps = KerasSteps(gc_s=lambda: self._garbage.total_s)
         self._marks = KerasMarks(model, self._steps, self._heard)

@@ -1,9 +1,14 @@
 """Cases of `fit`: what comes out, and what Keras says of it."""
 
+import contextlib
+import io
+
 import keras
 import numpy as np
 import tensorflow as tf
 from common import BATCH_SIZE, STRATEGY, balancer, case, compiled, data, named, told, weights
+
+from evenstep.watch import KerasWatch
 
 
 @case
@@ -101,6 +106,22 @@ def again():
     return {
         "weights": weights(trained),
         "history": told(history),
+    }
+
+
+@case
+def watched():
+    """Two fits of a balanced model beside a `KerasWatch`, and what that says of them."""
+    events = []
+    with balancer(events) as made, contextlib.redirect_stderr(io.StringIO()) as said:
+        trained = made.prepare(compiled())
+        dataset = made.dataset(data())
+        for _ in range(2):
+            trained.fit(dataset, shuffle=False, verbose=0, callbacks=[KerasWatch(every_s=0)])
+    return {
+        "weights": weights(trained),
+        "said": said.getvalue(),
+        "measured": len(named(events, "StepMeasured")),
     }
 
 
