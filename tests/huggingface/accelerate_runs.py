@@ -174,26 +174,24 @@ def gathered(rank: int, folder: str) -> dict[str, Any]:
     offline(folder)
     accelerator, model, _, loader, _ = prepared(Case(), 2)
     held_out = accelerator.prepare(DataLoader(TensorDataset(torch.arange(7.0)), batch_size=2))
+    plain = accelerator.gather
     model, loader = balance(accelerator, model, loader, policy=Fixed((1, 2, 3)), runtime=QUIET)
-    found: dict[str, Any] = {"refused": []}
+    found: dict[str, Any] = {"rows": [], "of the loop": [], "metrics": [], "evaluated": []}
     for batch in loader:
         loss = model(**batch)["loss"]
         accelerator.backward(loss)
-        for data in (batch["labels"], {"labels": batch["labels"]}, [loss, batch["labels"]]):
-            try:
-                accelerator.gather_for_metrics(data)
-            except ValueError as error:
-                found["refused"].append(str(error))
         found["losses"] = len(accelerator.gather_for_metrics(loss))
-        rows = accelerator.gather_for_metrics([batch["labels"]], use_gather_object=True)
-        found["rows"] = [len(each) for each in rows]
-        found["evaluated"] = [
-            number for (x,) in held_out for number in accelerator.gather_for_metrics(x).tolist()
-        ]
+        objects = accelerator.gather_for_metrics([batch["labels"]], use_gather_object=True)
+        found["rows"].append([len(each) for each in objects])
+        found["of the loop"] += accelerator.gather(batch)["labels"].tolist()
+        metrics = accelerator.gather_for_metrics((loss, batch["labels"]))
+        found["metrics"] += metrics[1].tolist()
+        found["evaluated"].append(
+            [number for (x,) in held_out for number in accelerator.gather_for_metrics(x).tolist()]
+        )
         found["still at work"] = accelerator.gradient_state.active_dataloader is loader
-        break
     found["left"] = accelerator.gradient_state.active_dataloader is None
-    found["balancer"] = loader.balancer.batch_sizes
+    found["as it was"] = accelerator.gather == plain
     loader.close()
     return found
 

@@ -18,7 +18,7 @@ from .accelerate_runs import (
     resumed,
     switched_off,
 )
-from .small import distance
+from .small import Sentences, distance
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -69,17 +69,18 @@ def test_a_state_of_an_epochs_end_goes_on_with_the_next(tmp_path, prepare):
     assert found == {"in the last batch": orders[2], "after the loop": orders[2]}
 
 
-def test_gathering_uneven_rows_is_refused(tmp_path):
-    """In a balanced loop; single numbers, objects and loops for evaluation go through."""
+def test_uneven_rows_are_gathered(tmp_path):
+    """In a balanced loop each sample's once; loops for evaluation within it go on as they did."""
     found = run_workers(WORLD_SIZE, gathered, str(tmp_path))[0]
+    labels = sorted(Sentences().labels.tolist())
 
-    assert len(found["refused"]) == 3
-    assert all("loader.balancer.mean" in text for text in found["refused"])
     assert found["losses"] == WORLD_SIZE
-    assert found["rows"] == [1, 2, 3]
-    assert sorted(found["evaluated"]) == [0, 1, 2, 3, 4, 5, 6]
+    assert found["rows"] == [[1, 2, 3]] * 8 + [[1, 1, 1]]  # in the last, one stands in for none
+    assert sorted(found["of the loop"]) == sorted(found["metrics"]) == labels
+    assert all(sorted(each) == [0, 1, 2, 3, 4, 5, 6] for each in found["evaluated"])
     assert found["still at work"]
     assert found["left"]
+    assert found["as it was"]
 
 
 def test_what_cannot_be_balanced_is_refused(tmp_path):

@@ -62,6 +62,7 @@ def test_what_is_logged_is_what_one_process_logs(runs, world_size, name):
             assert ours.told[kind] == pytest.approx(values, rel=1e-9), kind
 
 
+@pytest.mark.slow
 def test_what_hooks_log_is_what_one_process_logs():
     """With `sync_dist=True`, before a step, within it and after it, in validation too."""
     theirs = hooked(0, 1)

@@ -12,6 +12,7 @@ from torch import nn
 from ..exceptions import invalid
 from ..torch import BalancedLoader, Balancer
 from ._checks import check_accelerator, check_model
+from ._gathered_rows import gathers_rows
 from ._stock import Stock, set_epoch
 
 
@@ -36,8 +37,9 @@ def balance(
     the model's output: the division of ``accelerator.backward`` by the accumulation steps stays
     Accelerate's, and every batch of the loader has a plan of its own. Collective.
 
-    Inside a loop over the loader, ``accelerator.gather_for_metrics`` refuses tensors, whose rows
-    differ from rank to rank: ``loader.balancer.mean`` gives means.
+    Inside a loop over the loader, ``accelerator.gather`` and ``gather_for_metrics`` take tensors
+    whose rows differ in number from rank to rank. A mean of the ranks' means would be wrong:
+    ``loader.balancer.mean`` gives that over all samples.
 
     Args:
         accelerator: of one process, or of several with DDP.
@@ -69,7 +71,6 @@ def balance(
     for place in places:
         device = getattr(parts[place], "device", accelerator.device)  # None: as they are
         made[place] = AcceleratedLoader(made[place], balancer, accelerator, device=device)
-        _refuse_gathering(accelerator)
     return made[0] if len(made) == 1 else tuple(made)
 
 
@@ -157,7 +158,10 @@ class AcceleratedLoader:
         set_epoch(self._loader, self.iteration)
         state._add_dataloader(self)
         try:
-            with closing(iter(self._loader)) as batches:  # type: ignore[type-var]
+            with (
+                gathers_rows(self._accelerator, has_none=self._has_stand_in),
+                closing(iter(self._loader)) as batches,  # type: ignore[type-var]
+            ):
                 for batch in batches:
                     self.end_of_dataloader = self._in_last_batch = self._is_at_end()
                     if self._device is None:
@@ -196,43 +200,10 @@ class AcceleratedLoader:
         """End the run on this rank: the balancer, the loader, its workers."""
         self.balancer.close()
 
+    def _has_stand_in(self) -> bool:
+        """Tell whether the batch in hand weighs nothing; not in a loop for evaluation within."""
+        is_in_hand = self._accelerator.gradient_state.active_dataloader is self
+        return is_in_hand and self.balancer.num_samples == 0
+
     def _is_at_end(self) -> bool:
         return self._loader.num_handed_out == len(self._loader)
-
-
-def _refuse_gathering(accelerator: Any) -> None:
-    """Have the accelerator refuse to gather rows of unlike numbers in a balanced loop.
-
-    With NCCL such a gather mixes up rows or hangs, with gloo it raises of some port: neither says
-    what is wrong.
-    """
-    gather = accelerator.gather_for_metrics
-    if getattr(gather, "knows_evenstep", False):
-        return
-
-    def gather_for_metrics(input_data: Any, use_gather_object: bool = False) -> Any:
-        active = accelerator.gradient_state.active_dataloader
-        if (
-            isinstance(active, AcceleratedLoader)
-            and not use_gather_object
-            and _has_rows(input_data)
-        ):
-            raise invalid(
-                "Accelerator.gather_for_metrics(input_data)",
-                "be called in a loop over a loader for evaluation",
-                "tensors in one over a balanced loader, with unlike rows on every rank",
-                "Use `loader.balancer.mean(value)` for means, or "
-                "`gather_for_metrics([tensor], use_gather_object=True)` for the rows themselves.",
-            )
-        return gather(input_data, use_gather_object)
-
-    gather_for_metrics.knows_evenstep = True  # type: ignore[attr-defined]
-    accelerator.gather_for_metrics = gather_for_metrics
-
-
-def _has_rows(data: Any) -> bool:
-    if isinstance(data, torch.Tensor):
-        return data.ndim > 0
-    if isinstance(data, dict):
-        data = list(data.values())
-    return isinstance(data, (tuple, list)) and any(_has_rows(item) for item in data)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,12 +10,18 @@ import torch
 
 
 @contextmanager
-def gathers_rows(accelerator: Any) -> Iterator[None]:
+def gathers_rows(
+    accelerator: Any, *, has_none: Callable[[], bool] = lambda: False
+) -> Iterator[None]:
     """Have ``accelerator.gather`` take tensors that have other numbers of rows on other ranks.
 
     So has a loss that gathers a metric of each sample, such as that of TRL's ``DPOTrainer``. Gloo
     would end the process there, and NCCL hang or mix up rows. A gather of rows begins with one of
     their numbers.
+
+    Args:
+        accelerator: of one process or several. ``gather_for_metrics`` gathers by the same.
+        has_none: tells whether the rows of this rank stand in for none, and are left out.
     """
     if accelerator.num_processes == 1:
         yield
@@ -27,6 +33,8 @@ def gathers_rows(accelerator: Any) -> Iterator[None]:
     def gather_one(tensor: torch.Tensor) -> Any:
         if tensor.ndim == 0:
             return equal_rows(tensor)
+        if has_none():
+            tensor = tensor[:0]
         counts = equal_rows(torch.tensor([len(tensor)], device=tensor.device)).tolist()
         most = max(counts)
         if min(counts) == most:
