@@ -139,6 +139,7 @@ def test_help_names_the_commands():
     ("arguments", "words"),
     [
         (["--workers", "1"], "must be at least 2"),
+        (["--workers", "1000000000"], "must be at most 256"),
         (["--speeds", "quick"], "fractions such as 1/3 are accepted"),
         (["--policy", "nonsense"], "nonsense"),
     ],
@@ -153,6 +154,7 @@ def test_a_wrong_option_ends_with_the_remedy(tmp_path, arguments, words):
     assert not out.exists()
 
 
+<<<<<<< HEAD
 def test_a_folder_that_cannot_be_written_ends_the_demo(tmp_path):
     """With what is wrong, and no traceback."""
     (tmp_path / "a file").touch()
@@ -161,6 +163,16 @@ def test_a_folder_that_cannot_be_written_ends_the_demo(tmp_path):
 
     assert result.exit_code == 1
     assert "Not a directory" in result.output
+=======
+def test_a_demo_that_cannot_write_is_an_error_with_a_name(tmp_path):
+    """Never a traceback."""
+    (tmp_path / "file").write_text("in the way")
+    result = run("demo", "--device", "cpu", "--out", str(tmp_path / "file"))
+
+    assert result.exit_code == 1
+    assert "`evenstep demo --out` must be a folder to write in" in " ".join(result.stderr.split())
+    assert isinstance(result.exception, SystemExit)
+>>>>>>> r-cli
 
 
 def test_a_policy_is_found_in_the_current_folder(tmp_path):

@@ -1,9 +1,11 @@
 """``evenstep doctor`` starts its ranks, says what it finds, and feeds ``evenstep plan``."""
 
 import json
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -56,11 +58,15 @@ def test_two_ranks_are_started_and_looked_at(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--nproc-per-node", "0"], "must be at least 1, got 0"),
+        (["--nproc-per-node", "0"], "must be from 1 to 1,024, got 0"),
         (["--step", "train"], "MODULE:FUNCTION or FILE:FUNCTION, got train"),
         (["--global-batch-size", "1", "--nproc-per-node", "2"], "must be at least 2, got 1"),
         (["--global-batch-size", "0"], "must be at least 1, got 0"),
         (["--out", "gone/doctor.json"], "gone/doctor.json"),
+        (["--out", "."], "`evenstep doctor --out` must be a file to write, got ."),
+        (["--out", ".", "--nproc-per-node", "2"], "`evenstep doctor --out` must be a file to"),
+        (["--out", "x" * 300], "`evenstep doctor --out` must be a file to write, got"),
+        (["--nproc-per-node", "1000000000"], "must be from 1 to 1,024, got 1000000000"),
     ],
 )
 def test_a_wrong_option_ends_with_the_remedy(options, words):
@@ -69,6 +75,35 @@ def test_a_wrong_option_ends_with_the_remedy(options, words):
 
     assert result.exit_code == 2
     assert words in re.sub(r"\s+", " ", result.output)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is full, on Linux")
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_what_was_found_is_printed_where_it_cannot_be_kept(tmp_path, options):
+    """A disk may fill up while ranks are looked at; the code says that there is no file."""
+    (tmp_path / "train.py").write_text("import time\ndef step(n):\n    time.sleep(n * 0.001)\n")
+    asked = ["--nproc-per-node", "1", "--step", "train.py:step", "--out", "/dev/full"]
+    result = run("doctor", *asked, *options)
+
+    assert result.exit_code == 1
+    assert ('"evenstep.doctor"' if options else "1 rank on 1 host") in result.stdout
+    assert "`evenstep doctor --out` must be a file to write, got /dev/full" in result.stderr
+    assert "Written to" not in result.stdout
+
+
+def test_a_look_at_where_to_write_leaves_nothing(tmp_path):
+    """Neither an empty file nor an older one that is shorter, where no run comes about."""
+    (tmp_path / "older.json").write_text("older")
+    for name in ("older.json", "new.json"):
+        asked = ["--global-batch-size", "1", "--out", name]
+        command = [sys.executable, "-m", "evenstep.doctor", *asked]
+        world = {**os.environ, "WORLD_SIZE": "2"}
+        done = subprocess.run(command, env=world, capture_output=True, check=False)
+        assert done.returncode == 2
+
+    assert (tmp_path / "older.json").read_text() == "older"
+    assert not (tmp_path / "new.json").exists()
 
 
 def test_plan_reads_the_file(tmp_path):

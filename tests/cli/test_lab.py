@@ -62,6 +62,7 @@ def test_the_hosts_are_said_in_words():
         (["--cpus", "1,1", "--mbit", "1,1,1", "script.py"], "each of the 3 hosts"),
         (["--mbit", "20", "--delay-ms", "-1", "script.py"], "delay_ms"),
         (["--mbit", "20", "--trace", "/no/such.csv", "script.py"], "/no/such.csv"),
+        (["--mbit", "20", "--trace", "/dev/zero", "script.py"], "must be a file or a pipe"),
         (
             ["--mbit", "20,20", "no/such.py", "--", "--its"],
             "SCRIPT` must be a file, got no/such.py",

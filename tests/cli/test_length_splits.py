@@ -72,7 +72,7 @@ def test_lengths_go_with_scenarios(tmp_path):
         (["--jobs", "0"], "--jobs"),
         (["--steps", "0"], "--steps"),
         (["--scenario", "spot"], "presence"),
-        (["--hidden-size", "-1"], "hidden_size"),
+        (["--hidden-size", "-1"], "--hidden-size` must be from 0"),
         (["--global-batch-size", "0"], "--global-batch-size"),
     ],
 )
@@ -150,7 +150,9 @@ def test_padding_makes_equal_counts_slower():
         (["--padded"], "--padded"),
         (["--hidden-size", "9"], "--hidden-size"),
         (["--lengths", "/no/such.txt"], "/no/such.txt"),
-        (["--lengths", "uniform", "--hidden-size", "-1"], "hidden_size"),
+        (["--lengths", "uniform", "--global-batch-size", "1000000000"], "from 1 to 1,000,000"),
+        (["--lengths", "uniform", "--hidden-size", "-1"], "--hidden-size` must be from 0"),
+        (["--lengths", "uniform", "--hidden-size", "9" * 400], "--hidden-size` must be from 0"),
         (["--lengths", "uniform", "--max", "200"], "--lengths"),
     ],
 )
@@ -165,12 +167,13 @@ def test_lengths_that_cannot_be_planned_for(arguments, words):
 @pytest.mark.parametrize("content", [b"12\nmany\n", b"1.5\n", b"", b"3\n-1\n", b"\xff\xfe", b"0\n"])
 def test_a_file_of_anything_else_is_refused(tmp_path, content):
     """With its name."""
-    file = tmp_path / "lengths.txt"
-    file.write_bytes(content)
-    result = called("plan", *TYPED, "--lengths", file)
+    for name in ("lengths.txt", "lengths.npy"):
+        file = tmp_path / name
+        file.write_bytes(content)
+        result = called("plan", *TYPED, "--lengths", file)
 
-    assert result.exit_code == 2
-    assert "lengths.txt" in result.stderr
+        assert result.exit_code == 2
+        assert name in result.stderr
 
 
 def test_an_array_of_lengths_is_read(tmp_path):

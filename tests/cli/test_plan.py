@@ -226,6 +226,12 @@ def test_what_is_typed_beats_what_was_recorded(tmp_path):
         ([*TYPED, "--mbit", "100,200", "--model-mb", "8"], "--mbit"),
         ([*TYPED, "--mbit", "100", "--model-mb", "0"], "--model-mb"),
         ([*TYPED, "--mbit", "100", "--model-mb", "8", "--chunks", "0"], "--chunks"),
+        ([*TYPED, "--mbit", "9", "--model-mb", "8", "--chunks", str(10**9)], "from 1 to 10,000"),
+        ([*TYPED, "--mbit", "9", "--model-mb", "1e308"], "from 0.001 to 1e+16, got 1e+308"),
+        ([*TYPED, "--mbit", "1e-320", "--model-mb", "8"], "from 1e-18 to 1e+18"),
+        (["--speeds", "1,1e308", *TYPED[2:]], "from 1e-18 to 1e+18"),
+        (["--run", "x" * 300], "name a recorded run"),
+        (["--doctor", "/dev/zero"], "must be a file or a pipe, got /dev/zero"),
         ([*TYPED, "--mbit", "100", "--model-mb", "8", "--overlap", "2"], "--overlap"),
     ],
 )

@@ -1,6 +1,8 @@
 """``evenstep report`` writes a page, or says what is wrong with a run."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -49,7 +51,7 @@ def test_what_was_left_out_is_said(run):
     assert "1 damaged line" in result.stderr
 
 
-@pytest.mark.parametrize("name", ["nothing", "empty"])
+@pytest.mark.parametrize("name", ["nothing", "empty", "x" * 300])
 def test_no_run_is_an_error_with_a_name(tmp_path, name):
     """Never a traceback."""
     (tmp_path / "empty").mkdir()
@@ -67,6 +69,49 @@ def test_a_page_that_cannot_be_written_is_an_error_with_a_name(run, tmp_path):
 
     assert result.exit_code == 2
     assert "--output" in result.stderr
+
+
+def test_an_older_page_stays_where_a_new_one_cannot_be_written(run):
+    """Whole: here a file may not be longer than a thousand bytes, as on a disk that is full."""
+    resource = pytest.importorskip("resource", reason="no such limits on Windows")
+    page = run / "report.html"
+    page.write_text("an older page")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+        result = report(run)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    assert result.exit_code == 2
+    assert "--output" in result.stderr
+    assert page.read_text() == "an older page"
+    assert {file.name for file in run.iterdir()} == {"events.jsonl", "report.html"}
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_a_page_goes_where_a_link_or_a_pipe_leads(run, tmp_path, kind):
+    """Which is not replaced by a file."""
+    output = tmp_path / "output"
+    if kind == "link":
+        output.symlink_to(tmp_path / "page.html")
+        assert report(run, "--output", output).exit_code == 0
+        assert output.is_symlink()
+        assert "<title>" in (tmp_path / "page.html").read_text("utf-8")
+    else:
+        os.mkfifo(output)
+        with subprocess.Popen(["cat", output], stdout=subprocess.PIPE) as reader:
+            assert report(run, "--output", output).exit_code == 0
+            assert b"<title>" in reader.communicate()[0]
+        assert output.is_fifo()
+
+
+def test_a_page_goes_to_standard_output_too(run):
+    """Which is a pipe that has no name in any folder."""
+    command = [sys.executable, "-m", "evenstep.cli", "report", run, "--output", "/dev/stdout"]
+    done = subprocess.run(command, capture_output=True, check=True)
+
+    assert b"<title>" in done.stdout
 
 
 @pytest.mark.parametrize("which", ["RUN", "RUN2"])

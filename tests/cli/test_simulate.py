@@ -219,8 +219,12 @@ def test_the_leaderboard_is_what_its_command_prints():
         (["--seeds", "0"], "--seeds"),
         (["--seeds", "7-3"], "--seeds"),
         (["--seeds", "few"], "--seeds"),
+        (["--seeds", "1000000000"], "--seeds` must be a number from 1 to 10,000"),
+        (["--seeds", "9" * 5000], "--seeds` must be a number"),
         (["--steps", "0"], "--steps"),
+        (["--steps", "1000000000"], "--steps` must be from 1 to 12,500,000, got 1000000000"),
         (["--world-size", "0"], "--world-size"),
+        (["--world-size", "1000000000"], "--world-size` must be from 1 to 100,000"),
         (["--global-batch-size", "0"], "--global-batch-size"),
         (["--global-batch-size", "3"], "--global-batch-size"),
         (["--scenario", "capped", "--global-batch-size", "9000"], "'capped'"),
@@ -230,6 +234,7 @@ def test_the_leaderboard_is_what_its_command_prints():
         (["--trace", "/no/such.csv"], "/no/such.csv"),
         (["--png", "picture.jpg"], ".png"),
         (["--markdown", "page.txt"], ".md"),
+        (["--lengths", "/dev/zero"], "--lengths` must be a file or a pipe, got /dev/zero"),
     ],
 )
 def test_a_wrong_option_ends_with_the_remedy(arguments, words):
@@ -238,6 +243,17 @@ def test_a_wrong_option_ends_with_the_remedy(arguments, words):
 
     assert (result.exit_code, result.stdout) == (2, "")
     assert words in re.sub(r"\s+", " ", result.stderr)
+
+
+@pytest.mark.parametrize(("option", "ending"), [("--png", ".png"), ("--markdown", ".md")])
+def test_a_table_stands_where_a_file_cannot_be_written(option, ending):
+    """Here its name is longer than any system takes."""
+    asked = ["--scenario", "static", "--policy", "equal", *SMALL]
+    result = simulate(*asked, option, "x" * 300 + ending)
+
+    assert result.exit_code == 1
+    assert "equal" in result.stdout
+    assert "could not be written" in re.sub(r"\s+", " ", result.stderr)
 
 
 @pytest.mark.parametrize(

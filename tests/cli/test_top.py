@@ -79,12 +79,22 @@ def test_what_is_no_run_is_an_error(tmp_path, content, words):
     assert words in result.output
 
 
-def test_a_pace_that_no_terminal_keeps_is_refused(run):
-    """Rather than a processor kept busy."""
-    result = top(run, "--refresh", 0.001)
+@pytest.mark.parametrize("pace", ["0.001", "0", "-1", "nan", "inf", "1e308"])
+def test_a_pace_that_no_terminal_keeps_is_refused(run, pace):
+    """Rather than a processor kept busy, or a view that never changes."""
+    result = top(run, "--refresh", pace)
 
     assert result.exit_code == 2
-    assert "must be at least 0.1 s, got 0.001" in result.output
+    got = f"`evenstep top --refresh` must be from 0.1 to 3,600, got {float(pace)}."
+    assert got in " ".join(result.output.split())
+
+
+def test_what_has_no_end_is_refused():
+    """Rather than read for ever."""
+    result = top("/dev/zero", "--once")
+
+    assert result.exit_code == 2
+    assert "`evenstep top RUN` must be a file or a pipe, got /dev/zero" in result.output
 
 
 def _own_terminal():

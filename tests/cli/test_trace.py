@@ -218,6 +218,9 @@ def test_a_hundred_thousand_steps_are_not_held(tmp_path):
     [
         (["--steps", "7-3"], "must name steps, got '7-3'"),
         (["--steps", "some"], "must name steps"),
+        (["--steps", "9" * 5000], "must name steps"),
+        (["--output", "no/such/folder"], "`evenstep trace --output` must be a file to write, got"),
+        (["--output", "."], "`evenstep trace --output` must be a file to write, got"),
         (["--steps", "100-"], "holds no step"),
         (["--output", "events.jsonl"], "must name another file than the events"),
     ],
@@ -231,10 +234,28 @@ def test_what_cannot_be_drawn_is_answered(tmp_path, monkeypatch, options, words)
     assert words in " ".join(done.output.split())
 
 
-def test_a_folder_without_events_is_named(tmp_path):
+@pytest.mark.parametrize("name", [".", "gone", "gone/run", "x" * 300])
+def test_a_run_that_cannot_be_read_is_named(tmp_path, monkeypatch, name):
     """And no file is left there."""
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["trace", name])
+
+    assert done.exit_code == 2
+    said = " ".join(done.output.split())
+    assert "`evenstep trace RUN` must name a recorded run, got" in said
+    assert "Give what `Runtime(run_dir=...)` was given." in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_older_trace_stays_where_a_run_cannot_be_read_to_its_end(tmp_path):
+    """As of a newer evenstep from some line on: half a trace opens nowhere."""
+    traced(run(tmp_path))
+    before = (tmp_path / "trace.json").read_bytes()
+    with (tmp_path / "events.jsonl").open("a") as events:
+        events.write('{"event": "Schema", "version": 99}\n')
     done = CliRunner().invoke(app, ["trace", str(tmp_path)])
 
     assert done.exit_code == 2
-    assert "events.jsonl" in done.output
-    assert not list(tmp_path.iterdir())
+    assert "Upgrade evenstep" in done.output
+    assert (tmp_path / "trace.json").read_bytes() == before
+    assert {file.name for file in tmp_path.iterdir()} == {"events.jsonl", "trace.json"}

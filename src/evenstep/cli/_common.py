@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import NoReturn, TypeVar
@@ -15,6 +17,8 @@ from .._render._words import paragraph, terminal_width
 from ..exceptions import invalid
 
 Number = TypeVar("Number", int, float)
+
+_SMALLEST, _LARGEST = 1e-18, 1e18  # sums and products of such numbers are finite
 
 
 def fail(message: str, code: int) -> NoReturn:
@@ -53,12 +57,12 @@ def numbers(command: str, option: str, text: str, *, positive: bool = True) -> t
         found = tuple(float(Fraction(part.strip())) for part in text.split(","))
     except (ValueError, ZeroDivisionError, OverflowError):
         found = (math.nan,)
-    if not all(math.isfinite(number) and number >= 0 for number in found) or (
-        positive and 0 in found
-    ):
-        kind = "positive numbers" if positive else "numbers of at least 0"
+    low = _SMALLEST if positive else 0.0
+    if not all(low <= number <= _LARGEST for number in found):
+        kind = "positive numbers" if positive else "numbers"
+        rule = f"be {kind} from {low:g} to {_LARGEST:g} with commas between"
         remedy = "An example is 100,80,20; fractions such as 1/3 are accepted."
-        raise refused(command, option, f"be {kind} with commas between", repr(text), remedy)
+        raise refused(command, option, rule, repr(text), remedy)
     return found
 
 
@@ -86,3 +90,39 @@ def least(command: str, option: str, value: int, bound: int, remedy: str) -> int
     if value < bound:
         raise refused(command, option, f"be at least {bound}", value, remedy)
     return value
+
+
+def within(command: str, option: str, value: float, low: float, high: float, remedy: str) -> None:
+    """Raise unless ``value`` is from ``low`` to ``high``; NaN is not."""
+    if not low <= value <= high:
+        raise refused(command, option, f"be from {low:,} to {high:,}", value, remedy)
+
+
+def check_ends(command: str, option: str, file: Path, remedy: str) -> None:
+    """Raise for what can be read without end, such as ``/dev/zero``."""
+    if os.path.exists(file) and not (file.is_file() or file.is_dir() or file.is_fifo()):
+        raise refused(command, option, "be a file or a pipe", file, remedy)
+
+
+def write_whole(file: Path, parts: Iterable[str]) -> None:
+    """Write a file whole or not at all: what stands there is replaced once all is written.
+
+    A pipe or a device is written as it is.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    is_plain = file.is_file() or not file.exists()
+    if is_plain:
+        file = Path(os.path.realpath(file))  # a link stays one
+    partial = file.with_name(f"{file.name}.partial") if is_plain else file
+    try:
+        with partial.open("w", encoding="utf-8") as out:
+            out.writelines(parts)
+        if is_plain:
+            os.replace(partial, file)
+    except BaseException:
+        if is_plain:
+            with suppress(OSError):
+                partial.unlink()
+        raise

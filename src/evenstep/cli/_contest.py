@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -12,8 +13,11 @@ from .. import sim
 from ..policies import by_name
 from ..policies._by_name import without_settings
 from ..sim._scenarios import scenario_names
-from ._common import least, names, numbers, refused, spread
+from ._common import least, names, numbers, refused, spread, within
 from ._trials import Case, Task, recorded_steps, scheme_by_name
+
+_MOST_TIMES = 10**8  # of all workers in all steps: a gigabyte
+_MOST_SEEDS = 10_000
 
 EIGHT = scenario_names()[:8]
 """What policies are compared on."""
@@ -102,8 +106,9 @@ def drawn_cases(
     """
     num_workers = 8 if world_size is None else world_size
     num_steps = 600 if steps is None else steps
-    least("simulate", "--world-size", num_workers, 1, "The default is 8.")
-    least("simulate", "--steps", num_steps, 1, "The default is 600.")
+    within("simulate", "--world-size", num_workers, 1, 100_000, "The default is 8.")
+    most = _MOST_TIMES // num_workers
+    within("simulate", "--steps", num_steps, 1, most, "The default is 600.")
     _check_total(global_batch_size)
     unknown = [name for name in asked if name not in scenario_names()]
     if unknown:
@@ -155,13 +160,15 @@ def _recorded(
 
 
 def _seeds(text: str | None) -> range:
-    first, dash, last = ("0-3" if text is None else text).partition("-")
-    if not dash and first.isdecimal() and int(first):
-        return range(int(first))
-    if first.isdecimal() and last.isdecimal() and int(first) <= int(last):
-        return range(int(first), int(last) + 1)
+    found = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", "0-3" if text is None else text)
+    if found is not None:
+        first, last = int(found[1]), found[2]
+        seeds = range(first) if last is None else range(first, int(last) + 1)
+        if 1 <= len(seeds) <= _MOST_SEEDS:
+            return seeds
+    rule = f"be a number from 1 to {_MOST_SEEDS:,}, or a range of as many"
     remedy = "4 is the seeds 0 to 3, 1000-1007 are eight."
-    raise refused("simulate", "--seeds", "be a number from 1, or a range", repr(text), remedy)
+    raise refused("simulate", "--seeds", rule, repr(text), remedy)
 
 
 def _check_room(case: Case) -> None:

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from .._install import install_line
-from ._common import fail, import_from_here, numbers
+from ._common import fail, import_from_here, numbers, refused
 
 _NEEDED = ("torch", "matplotlib")
 
@@ -71,9 +71,17 @@ def demo(
         run_demo(settings, console)
     except (DemoFailed, OSError) as error:  # a folder that cannot be written, or a full disk
         fail(str(error), 1)
+    except OSError as error:
+        fail(_unwritten(out, error), 1)
     except KeyboardInterrupt:
         console.print("\nStopped; all workers have ended.")
         raise typer.Exit(130) from None
+
+
+def _unwritten(out: Path, error: OSError) -> str:
+    got = f"{error.filename or out} ({error.strerror or error})"
+    remedy = "Give another one: `--out runs/demo`."
+    return str(refused("demo", "--out", "be a folder to write in", got, remedy))
 
 
 def _count_cards() -> int:

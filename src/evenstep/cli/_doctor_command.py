@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from .._install import install_line
-from ._common import fail, least
+from ._common import fail, least, within
 
 Ranks = Annotated[
     int | None, typer.Option(help="Ranks to start on this machine; one for each GPU, or 1.")
@@ -39,7 +39,7 @@ def doctor(
     `torchrun --nnodes 2 ... -m evenstep.doctor`, with the same options.
     """
     try:
-        from ..doctor._command_line import main
+        from ..doctor._command_line import main, parsed
     except ModuleNotFoundError as error:
         fail(f"`evenstep doctor` needs {error.name}: `{install_line('torch')}`.", 1)
     words = [*(["--step", step] if step is not None else [])]
@@ -50,9 +50,11 @@ def doctor(
     if "RANK" in os.environ:  # under torchrun already
         raise typer.Exit(main(words))
     try:
-        ranks = least("doctor", "--nproc-per-node", _ranks(nproc_per_node), 1, "1 looks at one.")
+        ranks = _ranks(nproc_per_node)
+        within("doctor", "--nproc-per-node", ranks, 1, 1024, "Each is a process; 1 looks at one.")
         total = ranks if global_batch_size is None else global_batch_size
         least("doctor", "--global-batch-size", total, ranks, "Every rank computes a sample.")
+        parsed(words)  # torchrun would tell of an error by its own traceback
     except ValueError as error:
         fail(str(error), 2)
     raise typer.Exit(main(words) if ranks == 1 else _torchrun(ranks, words))

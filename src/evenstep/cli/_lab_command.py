@@ -14,7 +14,7 @@ import typer
 from ..lab import Host, Lab, LabUnavailable, Trace, clean, read_trace
 from ..lab._machine import Machine, check_machine
 from ..lab._trace_file import parse_mbit
-from ._common import fail, numbers, refused
+from ._common import check_ends, fail, numbers, refused
 
 Value = TypeVar("Value")
 
@@ -138,10 +138,11 @@ def _rates(text: str) -> list[float | tuple[float, float]]:
 
 
 def _trace(file: Path) -> Trace:
+    remedy = "Give a CSV with the columns seconds,host,mbit."
+    check_ends("lab", "--trace", file, remedy)
     try:
         return read_trace(file)
     except OSError as error:
-        remedy = "Give a CSV with the columns seconds,host,mbit."
         raise refused("lab", "--trace", "name a file", f"{file} ({error})", remedy) from error
     except ValueError as error:
         raise ValueError(f"`evenstep lab --trace {file}`: {error}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 from statistics import fmean
 from typing import Annotated
 
@@ -16,7 +17,7 @@ from .._types import Cluster
 from ..sim import Scenario
 from ..sim._lengths import DRAWN, read_lengths
 from ..sim._sample_workload import SampleWorkload
-from ._common import refused
+from ._common import check_ends, refused, within
 
 Lengths = Annotated[
     str | None,
@@ -29,6 +30,7 @@ HiddenSize = Annotated[
     int | None,
     typer.Option(help="With --lengths: a sample costs L + L**2 / (6 N); 4096. 0 is L alone."),
 ]
+_MOST_DRAWN = 10**8  # samples of all steps: a gigabyte
 WAYS = ("equal counts", "by speed alone", "by length alone", "by both", "lower bound")
 
 
@@ -86,6 +88,12 @@ def workload_of(
     Raises:
         ValueError: there is no such file, or its lengths cannot be; the message names the option.
     """
+    most, remedy = _MOST_DRAWN // scenario.num_steps, "Each sample of each step is drawn."
+    within(command, "--global-batch-size", global_batch_size, 1, most, remedy)
+    if hidden_size is not None:
+        within(command, "--hidden-size", hidden_size, 0, 10**9, "4096 is usual, 0 is L alone.")
+    if lengths not in DRAWN:
+        check_ends(command, "--lengths", Path(lengths), "Write one length in each line.")
     try:
         return scenario.with_lengths(
             lengths if lengths in DRAWN else read_lengths(lengths),

@@ -17,7 +17,7 @@ from .._types import IntArray
 from ..advice import advise, read_run
 from ..advice._advice import Advice
 from ..advice._recorded_run import RunTimes
-from ._common import counts, fail, least, numbers, refused, spread
+from ._common import check_ends, counts, fail, least, numbers, refused, spread
 from ._length_splits import HiddenSize, Lengths, Padded
 from ._plan_lengths import answer_lengths, lengths_text
 from ._plan_links import (
@@ -181,10 +181,11 @@ def _recorded(
 
 def _checkup(path: Path) -> Checkup:
     """Return what `evenstep doctor` wrote."""
+    remedy = "Write it by `evenstep doctor --out FILE`."
+    check_ends("plan", "--doctor", path, remedy)
     try:
         return read_checkup(path)
     except OSError as error:
-        remedy = "Write it by `evenstep doctor --out FILE`."
         got = f"{path} ({error.strerror or error})"
         raise refused("plan", "--doctor", "name a file that can be read", got, remedy) from error
     except ValueError as error:

@@ -13,10 +13,11 @@ from .._types import FloatArray
 from ..network import Aggregation, Links, optimal_shares
 from ..network._plans._optimum import equal_shares
 from ..network.sim import SharedLinksComm
-from ._common import least, numbers, refused, spread
+from ._common import numbers, refused, spread, within
 from ._plan_text import Question
 
 MBIT = 125_000
+_MOST_CHUNKS = 10_000  # they are exchanged one by one
 
 Mbit = Annotated[
     str | None,
@@ -71,10 +72,10 @@ def answer_links(
         raise refused("plan", "--mbit, --model-mb", "be given together", got, remedy)
     if mbit is None or model_mb is None:
         return None
-    if not (np.isfinite(model_mb) and model_mb >= 0.001):
-        remedy = "4 bytes a parameter: 100 for 25 million."
-        raise refused("plan", "--model-mb", "be at least 0.001", model_mb, remedy)
-    least("plan", "--chunks", chunks, 1, "1 is a barrier between push and pull.")
+    remedy = "4 bytes a parameter: 100 for 25 million."
+    within("plan", "--model-mb", model_mb, 0.001, 1e16, remedy)
+    remedy = "1 is a barrier between push and pull; past 64 hardly anything changes."
+    within("plan", "--chunks", chunks, 1, _MOST_CHUNKS, remedy)
     if not 0 <= overlap <= 1:
         remedy = "0 exchanges at the end, 0.67 during the backward."
         raise refused("plan", "--overlap", "be in [0, 1]", overlap, remedy)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
@@ -10,7 +9,7 @@ import typer
 
 from .._render._words import number, paragraph, text_table
 from ..advice._memory_needs import ELEMENT_BYTES, PLANNED, STATES, left_bytes, memory_needs
-from ._common import least, numbers, refused, spread
+from ._common import least, numbers, refused, spread, within
 
 GIB, MIB = 2**30, 2**20
 WAYS = {
@@ -112,14 +111,13 @@ def answer_memory(asked: MemoryQuestion, num_workers: int | None) -> MemoryAnswe
     if parameters is None or asked.memory is None:
         _check_alone(asked)
         return None
-    if not (math.isfinite(parameters) and parameters >= 1):
-        raise refused("plan", "--parameters", "be at least 1", parameters, "1.3e9 is a billion.")
+    within("plan", "--parameters", parameters, 1, 1e18, "1.3e9 is 1.3 billion.")
     _one_of("--optimizer", asked.optimizer, STATES, "AdamW is adam, SGD with momentum is momentum.")
     _one_of("--dtype", asked.dtype, ELEMENT_BYTES, "Under autocast parameters are float32.")
     least("plan", "--layers", asked.layers, 1, "1 is a model that is sharded as a whole.")
     sample_mb = asked.sample_mb
-    if sample_mb is not None and not (math.isfinite(sample_mb) and sample_mb > 0):
-        raise refused("plan", "--sample-mb", "be positive", sample_mb, "Leave it out if unknown.")
+    if sample_mb is not None:
+        within("plan", "--sample-mb", sample_mb, 1e-6, 1e16, "Leave it out if unknown.")
     gib = numbers("plan", "--memory", asked.memory)
     gib = spread("plan", "--memory", gib, num_workers or len(gib), like="the plan")
     needs = memory_needs(

@@ -12,7 +12,7 @@ import typer
 from .. import __version__
 from .._report import ReportFigures, page, read_figures
 from .._telemetry._event_file import events_file
-from ._common import fail, refused
+from ._common import fail, refused, write_whole
 
 Run = Annotated[
     Path,
@@ -30,7 +30,7 @@ Output = Annotated[
 
 def report(run: Run, compare: Other = None, output: Output = None) -> None:
     """Write one HTML page on a recorded run, which needs no network and no server."""
-    path = output or (run if run.is_dir() else run.parent) / "report.html"
+    path = output or (run if os.path.isdir(run) else run.parent) / "report.html"
     try:
         runs = [_read(run, "RUN")] + ([] if compare is None else [_read(compare, "--compare")])
         for read in filter(None, (run, compare)):
@@ -64,7 +64,7 @@ def _spare(events: Path, path: Path) -> None:
 
 def _write(path: Path, text: str) -> None:
     try:
-        path.write_text(text, "utf-8")
+        write_whole(path, [text])
     except OSError as error:
         remedy = "Give another one: `--output report.html`."
         got = f"{path} ({error.strerror or error})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
@@ -142,7 +143,7 @@ def _run(contest: Contest, *, as_json_: bool, png: Path | None, markdown: Path |
 
 def _check_files(png: Path | None, markdown: Path | None) -> None:
     for option, file, suffix in (("--png", png, ".png"), ("--markdown", markdown, ".md")):
-        if file is not None and (file.suffix != suffix or file.is_dir()):
+        if file is not None and (file.suffix != suffix or os.path.isdir(file)):
             raise refused(
                 "simulate", option, f"name a file that ends in {suffix}", file, "Rename it."
             )

@@ -12,9 +12,7 @@ from rich.console import Console
 
 from .._top import FileSource, Source, StreamSource, TopView, watch
 from .._top._refreshing import quit_key
-from ._common import fail, refused
-
-_LEAST_S = 0.1
+from ._common import check_ends, fail, refused, within
 
 
 def top(
@@ -30,9 +28,7 @@ def top(
     """
     console = Console(highlight=False)
     try:
-        if not refresh >= _LEAST_S:
-            rule, remedy = f"be at least {_LEAST_S} s", "1 is a good pace."
-            raise refused("top", "--refresh", rule, refresh, remedy)
+        within("top", "--refresh", refresh, 0.1, 3600, "1 second is a good pace.")
         source = _source(run)
         if once or not console.is_terminal or console.is_dumb_terminal:
             console.print(_now(source, run))
@@ -50,6 +46,7 @@ def top(
 def _source(run: str) -> Source:
     if run == "-":
         return StreamSource(os.fdopen(os.dup(0), "rb"))
+    check_ends("top", "RUN", Path(run), "Give what `Runtime(run_dir=...)` was given.")
     return FileSource(Path(run))
 
 

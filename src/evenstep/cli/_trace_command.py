@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,8 +13,9 @@ import typer
 
 from .._telemetry import read_events
 from .._telemetry._chrome_trace import ALIGNMENT, ChromeTrace
+from .._telemetry._event_file import events_file
 from ..events import to_record
-from ._common import fail, refused
+from ._common import fail, refused, write_whole
 
 Run = Annotated[
     Path, typer.Argument(help="A run's folder, Runtime(run_dir=...), or its events.jsonl.")
@@ -28,44 +30,68 @@ Steps = Annotated[
 
 def trace(run: Run, output: Output = None, steps: Steps = None) -> None:
     """Write where each step's time went, on every rank, as a trace for ui.perfetto.dev."""
-    events = run / "events.jsonl" if run.is_dir() else run
-    file = output or events.with_name("trace.json")
     drawing = ChromeTrace(_range(steps))
     try:
+        events = _events(run)
+        file = output or events.with_name("trace.json")
         if file.resolve() == events.resolve():
             rule = "name another file than the events"
             raise refused("trace", "--output", rule, file, "Leave it out for `trace.json`.")
-        with events.open("rb"):  # before the other file is begun
-            pass
-        _write(file, drawing.of(map(to_record, read_events(events))))
-    except (OSError, ValueError) as error:
+        records = _records(events)
+        first = list(islice(records, 1))  # before the other file is begun
+        write_whole(file, _pieces(drawing.of(chain(first, records))))
+    except OSError as error:
+        remedy = "Give another one: `--output trace.json`."
+        got = f"{file} ({error.strerror or error})"
+        fail(str(refused("trace", "--output", "be a file to write", got, remedy)), 2)
+    except ValueError as error:
         fail(str(error), 2)
     if drawing.drawn is None:
         fail(f"{file} holds no step: none of those asked for was measured in {events}.", 1)
-    first, last = drawing.drawn
+    first_step, last_step = drawing.drawn
     size = file.stat().st_size / 1e6
     typer.echo(
-        f"{file}: steps {first} to {last}, {size:.1f} MB. Open it in https://ui.perfetto.dev"
+        f"{file}: steps {first_step} to {last_step}, {size:.1f} MB. Open it in https://ui.perfetto.dev"
     )
 
 
-def _write(file: Path, events: Iterable[dict[str, Any]]) -> None:
-    """Write the trace, event by event."""
+def _events(run: Path) -> Path:
+    try:
+        return events_file(run)
+    except OSError as error:  # of a name that is too long
+        raise _unread(run, error) from error
+
+
+def _records(events: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of a run."""
+    try:
+        yield from map(to_record, read_events(events))
+    except OSError as error:
+        raise _unread(events, error) from error
+
+
+def _unread(events: Path, error: OSError) -> ValueError:
+    got = f"{events} ({error.strerror or error})"
+    remedy = "Give what `Runtime(run_dir=...)` was given."
+    return refused("trace", "RUN", "name a recorded run", got, remedy)
+
+
+def _pieces(events: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """Yield the text of the trace, event by event."""
     head = json.dumps({"displayTimeUnit": "ms", "otherData": {"alignment": ALIGNMENT}})
-    with file.open("w", encoding="utf-8") as out:
-        out.write(head[:-1] + ', "traceEvents": [')
-        between = "\n"
-        for event in events:
-            out.write(between + json.dumps(event, separators=(",", ":")))
-            between = ",\n"
-        out.write("\n]}\n")
+    yield head[:-1] + ', "traceEvents": ['
+    between = "\n"
+    for event in events:
+        yield between + json.dumps(event, separators=(",", ":"))
+        between = ",\n"
+    yield "\n]}\n"
 
 
 def _range(text: str | None) -> range | None:
     """Return the steps that the option names."""
     if text is None:
         return None
-    found = re.fullmatch(r"(\d+)(-(\d*))?", text.strip())
+    found = re.fullmatch(r"(\d{1,18})(-(\d{0,18}))?", text.strip())
     if found is None or (found[3] and int(found[3]) < int(found[1])):
         rule, remedy = "name steps", "Examples are 1000-1999, 1000- and 1000."
         fail(str(refused("trace", "--steps", rule, repr(text), remedy)), 2)

@@ -13,6 +13,8 @@ from ..policies import by_name
 SPEEDS = (1.0, 1 / 2, 1 / 3, 1 / 6)
 """The speeds that emulated workers have unless told otherwise, in turn."""
 
+_MOST_WORKERS = 256
+
 DEVICES = ("auto", "cpu", "cuda")
 
 RUNS = ("equal", "balanced", "reference")
@@ -81,6 +83,9 @@ def _check(
 ) -> None:
     if device not in DEVICES:
         raise _refused("--device", f"be one of {', '.join(DEVICES)}", device, "Try auto.")
+    if workers is not None and workers > _MOST_WORKERS:
+        remedy = "Each is a process of its own."
+        raise _refused("--workers", f"be at most {_MOST_WORKERS}", workers, remedy)
     if workers is not None and workers < 2:
         raise _refused("--workers", "be at least 2", workers, "One has no other to share with.")
     if steps is not None and steps < 10:

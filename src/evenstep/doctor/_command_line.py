@@ -19,9 +19,8 @@ from ._stage_line import StageLine
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Examine this rank, and on rank 0 say what was found on all; return the exit code."""
-    options = _parser().parse_args(arguments)
     try:
-        _check(options)
+        options = parsed(arguments)
     except ValueError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 2
@@ -45,40 +44,69 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options, those refused that no rank could follow.
+
+    Raises:
+        ValueError: an option is out of range, or the file cannot be written.
+    """
+    options = _parser().parse_args(arguments)
+    _check(options)
+    return options
+
+
 def _say(checkup: Checkup, options: argparse.Namespace) -> int:
     findings = judge(checkup)
     record = to_json(checkup, findings)
+    problem = None
     if options.out is not None:
         try:
             options.out.write_text(record, encoding="utf-8")
-        except OSError as error:
-            print(f"Error: {options.out} cannot be written: {error.strerror}", file=sys.stderr)
-            return 1
-    if options.json:
-        print(record, end="")
-        return 0
-    print(as_text(checkup, findings, terminal_width()))
-    if options.out is not None:
+        except OSError as error:  # though it could be written when the run began
+            problem = _unwritten(options.out, error)
+    print(record if options.json else as_text(checkup, findings, terminal_width()) + "\n", end="")
+    if problem is not None:
+        print(f"Error: {problem}", file=sys.stderr)
+        return 1
+    if options.out is not None and not options.json:
         print(f"\nWritten to {options.out}: `evenstep plan --doctor {options.out}` reads it.")
     return 0
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Refuse what no rank could do.
-
-    Raises:
-        ValueError: an option is out of range.
-    """
     if options.step is not None:
         check_step(options.step)
     if options.out is not None and not options.out.parent.is_dir():
         remedy = f"Make it first: `mkdir -p {options.out.parent}`."
         raise invalid("evenstep doctor --out", "be in a folder that is there", options.out, remedy)
+    if options.out is not None and os.environ.get("RANK", "0") == "0":
+        _check_out(options.out)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     total = options.global_batch_size
     if total is not None and total < ranks:
         rule = f"be at least {ranks}, a sample for each rank"
         raise invalid("evenstep doctor --global-batch-size", rule, total, "Raise it.")
+
+
+def _check_out(out: Path) -> None:
+    """Raise for a file that cannot be written, before a run of a minute."""
+    try:
+        is_there = out.exists()
+        if is_there and not (out.is_file() or out.is_dir()):
+            return  # to open a pipe is to begin it
+        file = Path(os.path.realpath(out))  # what a link leads to
+        with file.open("ab"):
+            pass
+        if not is_there:
+            file.unlink()
+    except OSError as error:
+        raise _unwritten(out, error) from error
+
+
+def _unwritten(out: Path, error: OSError) -> ValueError:
+    got = f"{out} ({error.strerror or error})"
+    remedy = "Give another one: `--out doctor.json`."
+    return invalid("evenstep doctor --out", "be a file to write", got, remedy)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -39,7 +39,7 @@ def read_lengths(path: str | Path) -> IntArray:
         if file.suffix == ".npy":
             return checked_lengths(np.load(file, allow_pickle=False))
         return checked_lengths([int(line) for line in file.read_text("utf-8").split()])
-    except ValueError as error:  # of text that is no number, and of bytes that are no text
+    except (ValueError, EOFError) as error:  # no number, no text, or a `.npy` without a byte
         rule = "hold the length of each sample, as text or as `.npy`"
         remedy = "Write one integer in each line."
         raise invalid("read_lengths(path=...)", rule, f"{file} ({error})", remedy) from error
