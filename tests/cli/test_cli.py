@@ -154,16 +154,6 @@ def test_a_wrong_option_ends_with_the_remedy(tmp_path, arguments, words):
     assert not out.exists()
 
 
-<<<<<<< HEAD
-def test_a_folder_that_cannot_be_written_ends_the_demo(tmp_path):
-    """With what is wrong, and no traceback."""
-    (tmp_path / "a file").touch()
-    out = tmp_path / "a file" / "out"
-    result = run("demo", "--device", "cpu", "--out", str(out))
-
-    assert result.exit_code == 1
-    assert "Not a directory" in result.output
-=======
 def test_a_demo_that_cannot_write_is_an_error_with_a_name(tmp_path):
     """Never a traceback."""
     (tmp_path / "file").write_text("in the way")
@@ -172,7 +162,6 @@ def test_a_demo_that_cannot_write_is_an_error_with_a_name(tmp_path):
     assert result.exit_code == 1
     assert "`evenstep demo --out` must be a folder to write in" in " ".join(result.stderr.split())
     assert isinstance(result.exception, SystemExit)
->>>>>>> r-cli
 
 
 def test_a_policy_is_found_in_the_current_folder(tmp_path):

@@ -69,9 +69,9 @@ def demo(
     console = Console()
     try:
         run_demo(settings, console)
-    except (DemoFailed, OSError) as error:  # a folder that cannot be written, or a full disk
+    except DemoFailed as error:
         fail(str(error), 1)
-    except OSError as error:
+    except OSError as error:  # a folder that cannot be written, or a full disk
         fail(_unwritten(out, error), 1)
     except KeyboardInterrupt:
         console.print("\nStopped; all workers have ended.")
