@@ -37,7 +37,8 @@ def check_range(argument: str, value: float, rule: str, remedy: str) -> None:
         argument: class or function and argument, for the message.
         value: what was given.
         rule: ``"positive"``, ``"at least 1"``, ``"above 1"`` or ``"in [0, 1)"``, with ``"finite
-            and "`` in front where infinity is no answer.
+            and "`` in front where infinity is no answer, and ``"an integer of "`` where no
+            fraction is.
         remedy: what to do instead.
 
     Raises:
@@ -51,6 +52,10 @@ def _keeps(value: float, rule: str) -> bool:
     plain = rule.removeprefix("finite and ")
     if plain != rule and not math.isfinite(value):
         return False
+    whole = plain.removeprefix("an integer of ")
+    if whole != plain and not isinstance(value, int | np.integer):
+        return False
+    plain = whole
     if plain == "positive":
         return value > 0
     if bound := _BOUND.fullmatch(plain):

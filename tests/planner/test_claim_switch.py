@@ -61,6 +61,7 @@ def test_claims_that_cost_more_are_given_up_and_rarely_tried_again():
     trials = np.flatnonzero(np.diff(used, prepend=False, append=False).reshape(-1))
     begins, ends = trials[::2], trials[1::2]
     assert (ends - begins == 16).all()
+    assert 64 <= begins[1] - ends[0] < 128
     assert (np.diff(begins)[1:] > 1.5 * np.diff(begins)[:-1]).all()
     assert np.mean(used) < 0.06
 

@@ -322,3 +322,14 @@ def test_a_worker_that_turns_slow_while_sizes_rest_is_followed():
         proof = proved(proof, measured(equal, seconds), times, equal)
 
     assert not rests(proof)
+
+
+@pytest.mark.parametrize("step_s", [1e-4, 2e-3])
+def test_what_short_steps_cannot_save_is_said_in_seconds(step_s):
+    """A change has to save a millisecond, which is more than all of the one and half the other."""
+    slopes_s = [np.array([1.0, 1.01]) * step_s / 48] * 5
+
+    reason = follow(Auto(), Cluster(2, 96), 0.0, slopes_s)[-1].reason
+
+    seconds = "steps of 0.0001 s cannot save the 0.001 s asked for"
+    assert reason.endswith(seconds if step_s < 1e-3 else "no split would save 49.5%")

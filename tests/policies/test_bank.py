@@ -180,6 +180,9 @@ def test_the_forecast_is_the_one_under_which_the_mixture_is_level():
         ({"experts": (Expert(Ema(1.0), 0.0),)}, r"Bank\(experts"),
         ({"share": 0.0}, r"Bank\(share"),
         ({"share": 1.0}, r"Bank\(share"),
+        ({"rate": math.inf}, r"Bank\(rate=...\)` must be finite"),
+        ({"equal": math.inf}, r"Bank\(equal=...\)` must be finite"),
+        ({"experts": (Expert(Ema(1.0), math.inf),)}, r"Bank\(experts=...\)` must be finite"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings, message):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from evenstep import Cluster
+from evenstep._planner import Job, Planner, Report
 from evenstep.policies import Dbs
 
 from .simulated import follow, measured, sizes_of
@@ -81,5 +82,25 @@ def test_a_worker_idle_for_an_epoch_keeps_its_speed():
 
 def test_settings_out_of_range_are_named():
     """The message names class and argument."""
-    with pytest.raises(ValueError, match=r"`Dbs\(num_steps=...\)` must be at least 1, got 0"):
+    with pytest.raises(
+        ValueError, match=r"`Dbs\(num_steps=...\)` must be at least 1, got 0.*less a short"
+    ):
         Dbs(num_steps=0)
+
+
+def test_an_epoch_is_as_long_as_its_full_steps():
+    """The short last one is not shown to a policy, so sizes change once in each four steps."""
+    planner, sizes = Planner(Dbs(num_steps=3), Job(2, 60, tail_size=7), warm_up_steps=0), []
+    for step in range(16):
+        plan = planner.plan
+        now = plan.tail if step % 4 == 3 else plan.batch_size
+        slope_s = (0.01, 0.02) if step // 4 % 2 else (0.02, 0.01)
+        reports = [
+            Report(step, size, sum(now), size * each_s, 0.0)
+            for size, each_s in zip(now, slope_s, strict=True)
+        ]
+        planner.observe(reports, next_step=step + 1)
+        sizes.append(plan.batch_size)
+
+    changes = [step for step in range(1, 16) if sizes[step] != sizes[step - 1]]
+    assert changes == [3, 7, 11, 15]

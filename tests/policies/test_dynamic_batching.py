@@ -136,6 +136,8 @@ def test_the_first_step_after_a_resize_is_trusted_less():
         {"smoothing": 0.0},
         {"speeds": (1.0, 0.0)},
         {"speeds": ()},
+        {"speeds": (1.0, float("nan"))},
+        {"speeds": (1.0, float("inf"))},
         {"cap_fall": 0.0},
         {"cap_steps": -1},
         {"smoothing": float("nan")},

@@ -118,7 +118,14 @@ def test_a_lasting_change_re_arms_what_oscillation_had_shrunk(rank):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"delta": 0}, {"delta": 1.5}, {"delta": -0.1}, {"window": 0}, {"dead_band": -0.1}],
+    [
+        {"delta": 0},
+        {"delta": 1.5},
+        {"delta": -0.1},
+        {"delta": float("inf")},
+        {"window": 0},
+        {"dead_band": -0.1},
+    ],
     ids=str,
 )
 def test_settings_out_of_range_are_named(settings):

@@ -40,3 +40,17 @@ def test_a_horizon_out_of_range_is_named(horizon):
     """The message gives class and argument, rule, value and remedy."""
     with pytest.raises(ValueError, match=r"Auto\(horizon=...\)` must be at least 1, got"):
         Auto(horizon=horizon)
+
+
+def test_what_a_change_costs_stays_known_beside_a_worker_left_out():
+    """Nothing changed in these steps, whatever the last size of the third worker was."""
+    policy, cluster = Auto(), Cluster(3, 30, min_batch_size=0)
+    decision = policy.init(cluster)
+    decision = policy.update(cluster, measured([10, 10, 10], [0.1, 0.1, 0.1]), decision.state)
+    state = {**decision.state, "resize_s": 5.0}
+    costs = []
+    for _ in range(3):
+        state = policy.update(cluster, measured([15, 15, 0], [0.15, 0.15, np.nan]), state).state
+        costs.append(state["resize_s"])
+
+    assert costs == [pytest.approx(3.5)] * 3

@@ -176,6 +176,10 @@ def test_any_times_at_all_give_possible_costs(seed):
     [
         {"drifts": ()},
         {"drifts": (0.0,)},
+        {"drifts": (0.01, float("nan"))},
+        {"drifts": (float("inf"),)},
+        {"first_noise": float("inf")},
+        {"doubt": float("inf")},
         {"first_noise": 0.0},
         {"doubt": -1.0},
         {"gate": float("nan")},

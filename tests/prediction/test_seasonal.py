@@ -86,7 +86,14 @@ def test_every_worker_is_looked_at_in_turn():
 
 @pytest.mark.parametrize(
     "settings",
-    [{"longest": 15}, {"overlap": 1.0}, {"evidence": 0.0}, {"evidence": 1.0}],
+    [
+        {"longest": 15},
+        {"longest": 99.5},
+        {"longest": float("inf")},
+        {"overlap": 1.0},
+        {"evidence": 0.0},
+        {"evidence": 1.0},
+    ],
     ids=str,
 )
 def test_settings_out_of_range_are_refused(settings):

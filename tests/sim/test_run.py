@@ -91,6 +91,17 @@ def test_bounds_and_granularity_hold():
     assert (sizes % 8 == 0).all()
 
 
+@pytest.mark.parametrize("policy", ["equal", "auto"])
+def test_a_cap_of_nothing_gives_nothing(policy):
+    """Where no sample fits, none is computed; the oracle gives none either."""
+    cluster, workload = Cluster(2, 10, 0, [0, 10]), sim.Workload(np.zeros(2), np.ones((4, 2)))
+
+    report = sim.run(policy, cluster, workload)
+
+    assert report.batch_size.tolist() == [[0, 10]] * 4
+    assert report.step_s.tolist() == sim.oracle(cluster, workload).tolist()
+
+
 @pytest.mark.parametrize(
     ("change", "match"),
     [

@@ -136,3 +136,12 @@ def test_arguments_out_of_range_are_refused(arguments, match):
     """Each by its name."""
     with pytest.raises(ValueError, match=rf"scenario\({match}=...\)"):
         sim.scenario(**arguments)
+
+
+def test_arrays_that_were_given_stay_their_owners():
+    """A scenario has its own, which cannot be written to."""
+    given = np.zeros(2), np.ones((3, 2)), np.ones((3, 2))
+    scenario = sim.Scenario("mine", *given)
+
+    assert all(array.flags.writeable for array in given)
+    assert not any(array.flags.writeable for array in arrays(scenario))

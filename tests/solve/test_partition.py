@@ -274,3 +274,14 @@ def test_equal_workers_take_turns_at_the_longest_samples(padded):
 
     assert abs(count[0] - count[2]) < 0.3 * max(count[0] + count[2], 40)
     assert abs(count[1] - count[3]) < 0.3 * max(count[1] + count[3], 40)
+
+
+@pytest.mark.parametrize("forwards", [{}, {"equal": True, "empty": True}], ids=str)
+def test_a_worker_whose_forwards_hold_nothing_gets_nothing(forwards):
+    """All samples go to the other one."""
+    lengths = np.array([50, 60, 3, 20])
+
+    found = partition(lengths, 2, forwards=Forwards(size=lengths, max_size=[0, 100], **forwards))
+
+    assert found.owner.tolist() == [1, 1, 1, 1]
+    assert found.num_forwards[1] == 2

@@ -94,9 +94,8 @@ class ClaimSwitch:
             self._wait = _FIRST_WAIT
             self._on_trial = False
         else:
-            self._wait = min(2 * self._wait, _LONGEST_WAIT)
             self._switch(on_trial=False)
-        self._left = self._wait
+        self._left, self._wait = self._wait, min(2 * self._wait, _LONGEST_WAIT)
 
     def _switch(self, *, on_trial: bool) -> None:
         self.on = not self.on

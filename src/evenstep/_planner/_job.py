@@ -25,6 +25,7 @@ class Job:
         cuts: whether the loop takes micro-batches, so that caps limit one forward and not the
             whole local batch.
         min_forwards: fewest micro-batches of a rank in a step of such a loop.
+        most: largest local batches, one each, in place of ``bounds.max``; 0 is no samples at all.
     """
 
     world_size: int
@@ -35,9 +36,12 @@ class Job:
     tail_smallest: int = 0
     cuts: bool = False
     min_forwards: int = 1
+    most: tuple[int, ...] | None = None
 
     def caps(self) -> IntArray | None:
         """Return the largest sizes that were given, ``(world_size,)``; None if none were."""
+        if self.most is not None:
+            return np.array(self.most, np.int64)
         return self.bounds.caps(self.world_size)
 
     def cluster(self, caps: IntArray | None) -> Cluster:

@@ -123,7 +123,8 @@ class Planner(AbstractPlanner):
             next_step: the first step that can still use a new plan.
         """
         events = list(self.catch_up(next_step=next_step).events)
-        key, took_s = timings.batch_size.tobytes(), float(timings.compute_s.max())
+        ran = timings.batch_size > 0
+        key, took_s = timings.batch_size.tobytes(), float(timings.compute_s[ran].max())
         reading = self._add(self._is_full(timings), key, took_s, lambda: timings)
         if reading is not None:
             waits = not self._is_level(reading, lambda: timings.apart)

@@ -100,7 +100,7 @@ class WhatIf:
         Of steps whose sizes claims have changed, the newest one stands for all.
         """
         sizes = None if claimed else timings.batch_size.tobytes()
-        took_s = float(timings.compute_s.max())
+        took_s = float(timings.compute_s[timings.batch_size > 0].max())
         at_once |= not (self._state["num_steps"] > 0).all()
         steps = self._readings.add(sizes, took_s, lambda: timings, at_once=at_once)
         if not steps:

@@ -170,7 +170,9 @@ class Auto(AbstractPolicy[dict[str, Any]]):
         """Return what a change costs, learnt from this step if it was the first after one."""
         resize_s: float = state["resize_s"]
         former = self.filter.times(state["filter"])
-        if former is None or np.array_equal(timings.batch_size, state["filter"]["batch_size"]):
+        # Of a worker without samples the filter keeps the last size that was measured.
+        same = timings.batch_size == state["filter"]["batch_size"]
+        if former is None or same[timings.batch_size > 0].all():
             return resize_s
         return resize_cost_s(resize_s, timings, self.bank.forecast(state["bank"], former))
 
@@ -206,7 +208,7 @@ class Auto(AbstractPolicy[dict[str, Any]]):
         budget_s = (1 - needed) * each_s.max()
         # In any other split some worker has more than now, and takes no less than now.
         if each_s.min() > budget_s or not ends_within(times, cluster, float(budget_s)):
-            return equal, f"held: no split would save {needed:.1%}"
+            return equal, _no_split_saves(needed, float(each_s.max()))
         needed += self._noise(times, equal, fitted)
         return self._better(times, equal, cluster, needed=needed)
 
@@ -225,7 +227,7 @@ class Auto(AbstractPolicy[dict[str, Any]]):
             needed = 0.5 * (self.min_saving + self._noise(times, equal, fitted))
             if not ends_within(times, cluster, (1 - needed) * equal_s):
                 back = self._on_the_way_back(held, equal, cluster)
-                return back, f"equal: nothing is sure to save {needed:.1%} against it"
+                return back, f"equal: nothing is sure to save {min(needed, 1):.1%} against it"
         return self._better(times, held, cluster, needed=pays)
 
     def _on_the_way_back(self, held: IntArray, equal: IntArray, cluster: Cluster) -> IntArray:
@@ -239,7 +241,7 @@ class Auto(AbstractPolicy[dict[str, Any]]):
         held_s = makespan_s(times, held)
         # Asked before the best split is looked for, which takes longer and is rarely needed.
         if not ends_within(times, cluster, (1 - needed) * held_s):
-            return held, f"held: no split would save {needed:.1%}"
+            return held, _no_split_saves(needed, held_s)
         best = allocate(times, within_reach(held, cluster, self.reach))
         saving = 1 - makespan_s(times, best) / held_s
         slow = int(np.argmax(times.slope_s))
@@ -250,6 +252,13 @@ class Auto(AbstractPolicy[dict[str, Any]]):
         """Return the saving against the equal split that noise alone would pretend."""
         slowest = int(np.argmax(times.seconds(equal)))
         return errors_by_chance(len(equal)) * float(self.filter.uncertainty(fitted)[slowest])
+
+
+def _no_split_saves(needed: float, step_s: float) -> str:
+    """Return the reason to hold sizes: by the share that is asked for, or what it amounts to."""
+    if needed < 1:
+        return f"held: no split would save {needed:.1%}"
+    return f"held: steps of {step_s:.2g} s cannot save the {needed * step_s:.2g} s asked for"
 
 
 def resize_cost_s(before_s: float, timings: StepTimings, expected: AffineTime) -> float:

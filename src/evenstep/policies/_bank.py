@@ -30,7 +30,7 @@ class Expert:
 
     Attributes:
         predictor: foresees the costs.
-        prior: weight before anything is known, relative to the filter's 1, positive.
+        prior: weight before anything is known, relative to the filter's 1, finite and positive.
     """
 
     predictor: AbstractPredictor[Any]
@@ -88,9 +88,9 @@ class Bank:
 
     Args:
         experts: beside the filter and the equal split.
-        rate: $\eta$, positive.
+        rate: $\eta$, finite and positive.
         share: $\alpha$, in (0, 1): how fast an expert that was wrong can come back.
-        equal: prior of the equal split, positive.
+        equal: prior of the equal split, finite and positive.
 
     Raises:
         ValueError: an argument is out of range.
@@ -108,12 +108,13 @@ class Bank:
     def __post_init__(self) -> None:
         check_fields(
             self,
-            rate=("positive", "8 suits most clusters."),
+            rate=("finite and positive", "8 suits most clusters."),
             share=("in (0, 1)", "Use 0.01."),
-            equal=("positive", "0.02 suits most clusters."),
+            equal=("finite and positive", "0.02 suits most clusters."),
         )
         for expert in self.experts:
-            check_range("Bank(experts=...)", expert.prior, "positive", "1 is the filter's own.")
+            rule, remedy = "finite and positive", "1 is the filter's own."
+            check_range("Bank(experts=...)", expert.prior, rule, remedy)
 
     def init(self, cluster: Cluster) -> dict[str, Any]:
         """Return the state before the first step: only the equal split is known."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -41,10 +42,11 @@ class AffineFilter:
     figure is very sensitive.
 
     Args:
-        drifts: relative standard deviations of the slope per step, one filter each, positive.
-        first_noise: relative noise assumed before any was seen, positive.
+        drifts: relative standard deviations of the slope per step, one filter each, finite and
+            positive.
+        first_noise: relative noise assumed before any was seen, finite and positive.
         doubt: standard deviation of the intercept before the second size, as a share of the
-            first time, positive.
+            first time, finite and positive.
         contrast: relative change of size that tells about the intercept, at least 0.
         gate: standard deviations that make a jump, positive.
         least_jump: relative change that makes a jump, positive.
@@ -67,14 +69,14 @@ class AffineFilter:
     memory: float = 0.99
 
     def __post_init__(self) -> None:
-        if not self.drifts or min(self.drifts) <= 0:
+        if not self.drifts or not all(0 < drift < math.inf for drift in self.drifts):
             remedy = "Give (0.01,) for a single filter."
-            rule = "hold at least one positive number"
+            rule = "hold at least one number, all finite and positive"
             raise invalid("AffineFilter(drifts=...)", rule, self.drifts, remedy)
         check_fields(
             self,
-            first_noise=("positive", "Raise it."),
-            doubt=("positive", "Raise it."),
+            first_noise=("finite and positive", "0.03 is 3 %."),
+            doubt=("finite and positive", "1 is as much as the first time."),
             contrast=("at least 0", "0.05 is a change of 5 %."),
             gate=("positive", "Raise it."),
             least_jump=("positive", "Raise it."),

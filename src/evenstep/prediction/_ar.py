@@ -61,7 +61,7 @@ class Ar(AbstractPredictor[dict[str, Any]]):
     def __post_init__(self) -> None:
         check_fields(
             self,
-            order=("at least 1", "2 can hold a cycle."),
+            order=("an integer of at least 1", "2 can hold a cycle."),
             memory=("in (0, 1]", "0.98 looks back over about fifty values."),
         )
 

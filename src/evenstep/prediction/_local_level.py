@@ -40,7 +40,8 @@ class LocalLevel(AbstractPredictor[dict[str, Any]]):
 
     Args:
         memory: weight of the past in the learnt noises, per value, in [0, 1).
-        first_noise: standard deviation of $\ln v$ assumed at the start, positive: 0.03 is 3 %.
+        first_noise: standard deviation of $\ln v$ assumed at the start, finite and
+            positive: 0.03 is 3 %.
 
     Raises:
         ValueError: an argument is out of range.
@@ -60,7 +61,7 @@ class LocalLevel(AbstractPredictor[dict[str, Any]]):
         check_fields(
             self,
             memory=("in [0, 1)", "0.97 looks back over about thirty values."),
-            first_noise=("positive", "0.03 is 3 %."),
+            first_noise=("finite and positive", "0.03 is 3 %."),
         )
 
     def init(self, world_size: int) -> dict[str, Any]:

@@ -67,7 +67,7 @@ class Narx(AbstractPredictor[dict[str, Any]]):
         lags: $d$, values of each series that the network sees, at least 1. Without resources, a
             load that flips by the clock is foreseen up to a period of $2 d$.
         num_hidden: hidden units, at least 1.
-        learning_rate: of Adam, positive.
+        learning_rate: of Adam, finite and positive.
         seed: of the weights at the start, at least 0. All workers begin with the same.
         fallback: decides until the network has proved better, and when it fails.
 
@@ -92,11 +92,11 @@ class Narx(AbstractPredictor[dict[str, Any]]):
     def __post_init__(self) -> None:
         check_fields(
             self,
-            window=("at least 16", "Raise it."),
-            lags=("at least 1", "Raise it."),
-            num_hidden=("at least 1", "Raise it."),
-            learning_rate=("positive", "Adam's usual is 0.001."),
-            seed=("at least 0", "Raise it."),
+            window=("an integer of at least 16", "128 suits most runs."),
+            lags=("an integer of at least 1", "3 suits most runs."),
+            num_hidden=("an integer of at least 1", "6 suits most runs."),
+            learning_rate=("finite and positive", "Adam's usual is 0.001."),
+            seed=("an integer of at least 0", "Any will do."),
         )
 
     @property

@@ -56,7 +56,7 @@ class Seasonal(AbstractPredictor[dict[str, Any]]):
     def __post_init__(self) -> None:
         check_fields(
             self,
-            longest=("at least 16", "384 finds 256 steps."),
+            longest=("an integer of at least 16", "384 finds 256 steps."),
             overlap=("above 1", "1.5 waits half a period more."),
             evidence=("in (0, 1)", "0.3 is rarely chance."),
         )

@@ -40,7 +40,7 @@ class WindowMedian(AbstractPredictor[FloatArray]):
     window: int = 9
 
     def __post_init__(self) -> None:
-        check_fields(self, window=("at least 1", "9 forgives four steps."))
+        check_fields(self, window=("an integer of at least 1", "9 forgives four steps."))
 
     def init(self, world_size: int) -> FloatArray:
         return np.zeros((self.window, world_size))  # no value is 0

@@ -130,9 +130,6 @@ def job_of(cluster: Cluster) -> Job:
     def each(sizes: IntArray) -> tuple[int, ...]:
         return tuple(sizes.tolist())
 
-    bounds = Bounds(
-        min=each(cluster.min_batch_size),
-        max=each(np.maximum(cluster.max_batch_size, 1)),
-        granularity=each(cluster.granularity),
-    )
-    return Job(cluster.world_size, cluster.global_batch_size, bounds=bounds)
+    bounds = Bounds(min=each(cluster.min_batch_size), granularity=each(cluster.granularity))
+    most = each(cluster.max_batch_size)
+    return Job(cluster.world_size, cluster.global_batch_size, bounds=bounds, most=most)

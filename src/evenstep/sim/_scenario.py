@@ -41,7 +41,9 @@ class Scenario:
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, np.ndarray):
+                value = value.copy()
                 value.flags.writeable = False
+                object.__setattr__(self, field.name, value)  # past the frozen guard
 
     @property
     def world_size(self) -> int:

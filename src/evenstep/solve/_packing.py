@@ -22,7 +22,7 @@ def pack(
         num_forwards: how many there are; None takes as few as are found to do.
         empty: whether some may be left without a sample.
     """
-    fewest = max(-(-len(size) // max_samples), -(-int(size.sum()) // max_size), 1)
+    fewest = max(-(-len(size) // max_samples), -(-int(size.sum()) // max(max_size, 1)), 1)
     if num_forwards is not None:
         numbers = range(num_forwards, num_forwards + 1) if num_forwards >= fewest else range(0)
     else:

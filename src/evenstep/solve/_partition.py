@@ -91,7 +91,7 @@ def partition(
 
     Returns:
         The assignment. Every worker has a sample in each of its forwards, unless there are fewer
-        samples than workers: then some have one forward without any.
+        samples than workers, or none that fits: then some have one forward without any.
 
     Raises:
         ValueError: an argument is out of range, features of padded samples cannot be sorted, or a

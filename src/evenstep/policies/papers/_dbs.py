@@ -41,9 +41,9 @@ class Dbs(AbstractPolicy[dict[str, Any]]):
     it last had, and counts as the mean of the others if it never had any.
 
     Args:
-        num_steps: optimizer steps in an epoch, the short last one included, at least 1. A policy
-            does not see where epochs end. The default is about the papers' 50,000 samples at
-            a global batch of 512.
+        num_steps: optimizer steps in an epoch, a short last one left out, at least 1. A policy
+            does not see where epochs end, nor short steps, nor the first of a run. The default is
+            about the papers' 50,000 samples at a global batch of 512.
 
     Raises:
         ValueError: ``num_steps`` is below 1.
@@ -58,7 +58,7 @@ class Dbs(AbstractPolicy[dict[str, Any]]):
     num_steps: int = 98
 
     def __post_init__(self) -> None:
-        check_fields(self, num_steps=("at least 1", "Give `len(loader)`."))
+        check_fields(self, num_steps=("at least 1", "Give `len(loader)`, less a short step."))
 
     def init(self, cluster: Cluster) -> Decision[dict[str, Any]]:
         held = equal_split(cluster)

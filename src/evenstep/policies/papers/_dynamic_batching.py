@@ -82,8 +82,9 @@ class DynamicBatching(AbstractPolicy[dict[str, Any]]):
             cap_fall=("in (0, 1]", "0.2 takes a fall by a fifth."),
             cap_steps=("at least 0", "0 is no caps."),
         )
-        if self.speeds is not None and not (self.speeds and min(self.speeds) > 0):
-            rule, remedy = "be positive", "Only ratios matter."
+        valid = all(0 < speed < math.inf for speed in self.speeds or ())
+        if self.speeds is not None and not (self.speeds and valid):
+            rule, remedy = "be finite and positive", "Only ratios matter."
             raise invalid("DynamicBatching(speeds=...)", rule, self.speeds, remedy)
 
     def init(self, cluster: Cluster) -> Decision[dict[str, Any]]:

@@ -83,7 +83,7 @@ class LbBsp2020(AbstractPolicy[dict[str, Any]]):
         check_fields(
             self, window=("at least 1", "Raise it."), dead_band=("at least 0", "Raise it.")
         )
-        if not (0 < self.delta < 1 or 1 <= self.delta == int(self.delta)):
+        if not (0 < self.delta < 1 or (self.delta >= 1 and float(self.delta).is_integer())):
             rule = "be an integer >= 1, or a share in (0, 1)"
             remedy = "0.04 is 5 samples where the equal batch is 128."
             raise invalid("LbBsp2020(delta=...)", rule, self.delta, remedy)
