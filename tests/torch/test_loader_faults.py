@@ -46,6 +46,19 @@ def test_an_error_in_the_data_set_reaches_the_loop(num_workers):
         assert "loader_fakes.py" in str(caught.value)
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("loop", [iter, lambda loader: loader.steps()])
+def test_a_loop_that_goes_on_after_an_error_does_not_come_to_its_end(loop, num_workers):
+    """The rest of the epoch would be missing without a word, on one of the ranks."""
+    steps = loop(alone(DataLoader(Failing(20), batch_size=4, num_workers=num_workers)))
+
+    with pytest.raises(KeyError):
+        list(steps)
+    with pytest.raises(RuntimeError, match=r"ended with KeyError: .*, so it cannot go on"):
+        next(steps)
+    assert list(steps) == []
+
+
 class Forgetful(Items):
     def __getitems__(self, indices):
         return [self[index] for index in indices[1:]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import operator
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
@@ -125,14 +126,20 @@ class Checkpoint:
         On a server it does nothing: workers save among themselves.
 
         Args:
-            step: optimizer steps done so far, at least 0.
+            step: optimizer steps done so far, an integer of at least 0 and less than 10**15.
 
         Raises:
             CheckpointError: it could not be written, on any rank; the ones before stay.
-            ValueError: ``step`` is negative, or a part's state would not load again.
+            ValueError: ``step`` is out of range, or a part's state would not load again.
         """
-        if step < 0:
-            raise invalid("Checkpoint.save(step)", "be at least 0", step, "Count steps from 0.")
+        try:
+            step = operator.index(step)  # of NumPy and in tensors too
+        except TypeError:
+            remedy = "Count steps in integers."
+            raise invalid("Checkpoint.save(step)", "be an integer", repr(step), remedy) from None
+        if not 0 <= step <= disk.MOST_STEPS:
+            rule = "be at least 0" if step < 0 else f"be at most {disk.MOST_STEPS}"
+            raise invalid("Checkpoint.save(step)", rule, step, "Count steps from 0.")
         if self._ranks.is_server:
             return disk.complete_folder(self._root, step)
         with self._ranks.saving():

@@ -27,6 +27,7 @@ INDEX = "index.pt"  # of the tensors, beside that of torch's own readers
 _FORMAT = "evenstep-checkpoint-2"
 _PARTIAL = ".partial-"
 _ASIDE = ".aside-"  # before the name of a folder that another one is to replace
+MOST_STEPS = 10**15 - 1  # what `complete_folders` finds
 _COMPLETE = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,14})")  # what `complete_folder` gives
 
 

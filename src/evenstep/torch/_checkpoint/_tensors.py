@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -36,7 +37,7 @@ class Tensors:
         optimizer: one, several by name, or None.
 
     Raises:
-        ValueError: they are no modules or no optimizers.
+        ValueError: they are no modules or no optimizers, or an optimizer could not be loaded.
     """
 
     def __init__(
@@ -48,6 +49,8 @@ class Tensors:
         self._optimizers: dict[str, torch.optim.Optimizer] = (
             {} if optimizer is None else _named("optimizer", optimizer, torch.optim.Optimizer)
         )
+        for value in self._optimizers.values():
+            _check_begins(value)
         # A parent lends several models their names; they do not notice.
         self._model: nn.Module = models[""] if "" in models else nn.ModuleDict(models)
 
@@ -191,6 +194,25 @@ def _named(argument: str, given: Any, kind: type[Any]) -> dict[str, Any]:
                 "Schedulers and the like go into `others`.",
             )
     return named
+
+
+def _check_begins(optimizer: torch.optim.Optimizer) -> None:
+    """Raise for an optimizer that would be saved, and could not be loaded.
+
+    Torch loads into a state that is there. A new optimizer gets one by ``step(closure=None)``.
+    """
+    takes = inspect.signature(type(optimizer).step).parameters
+    closure = takes.get("closure")
+    has_default = closure is not None and closure.default is not inspect.Parameter.empty
+    if has_default or any(each.kind is each.VAR_KEYWORD for each in takes.values()):
+        return
+    raise invalid(
+        "Checkpoint(optimizer=...)",
+        "be loadable: torch begins a new optimizer by `step(closure=None)`",
+        f"{type(optimizer).__name__}.step{inspect.signature(type(optimizer).step)}",
+        "Give the optimizer by name in `others`, where every rank holds the whole model. Or have "
+        "its `step` work without a closure.",
+    )
 
 
 def _drop_unused(states: dict[str, Any], saved: Iterable[str]) -> None:

@@ -6,7 +6,7 @@ import abc
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 from torch.utils.data import DataLoader
 
@@ -16,6 +16,8 @@ from ....exceptions import invalid
 from .._protocols import LoaderRanks, LoaderSession, LoaderSteps, StepStart
 from .._step import Attempts, Portions, Step, StepCount
 from ..deal._by_cost import Assigned
+
+_T = TypeVar("_T")
 
 
 class AbstractLoader(abc.ABC):
@@ -105,13 +107,11 @@ class AbstractStepLoader(AbstractLoader):
         """
 
     def __iter__(self) -> Iterator[Any]:
-        with closing(self._steps(whole=True)) as steps:
-            for step in steps:
-                yield from step
+        return _Loop(self._batches())
 
     def steps(self) -> Iterator[Step]:
         """Return an iterator over the epoch's steps, each to be iterated for its micro-batches."""
-        return self._steps(whole=False)
+        return _Loop(self._steps(whole=False))
 
     def state_dict(self) -> dict[str, Any]:
         """Return where training stands: what was handed out, less what the loop fetched ahead.
@@ -173,6 +173,11 @@ class AbstractStepLoader(AbstractLoader):
     @abc.abstractmethod
     def _close_source(self) -> None:
         """Stop all that reads."""
+
+    def _batches(self) -> Generator[Any, None, None]:
+        with closing(self._steps(whole=True)) as steps:
+            for step in steps:
+                yield from step
 
     def _steps(self, *, whole: bool) -> Generator[Step, None, None]:
         outer = self._at if self._loops.is_nested else None
@@ -247,6 +252,39 @@ class AbstractStepLoader(AbstractLoader):
             start = start._replace(work=assigned.work, checksum=assigned.checksum)
         self._loops.steps.begin_step(start)
         return step
+
+
+@final
+class _Loop(Iterator[_T]):
+    """What a loop reads from: an epoch that broke off with an error is not taken for a whole one.
+
+    A generator that raised has no more items, as at its end, and scripts that catch errors of
+    ``next`` would leave out the rest of the epoch, on this rank alone.
+    """
+
+    def __init__(self, items: Generator[_T, None, None]) -> None:
+        self._items = items
+        self._problem = ""
+
+    def __next__(self) -> _T:
+        if self._problem:
+            problem, self._problem = self._problem, ""  # told once, as some catch that too
+            raise RuntimeError(
+                f"This iteration ended with {problem}, so it cannot go on: the step is missing for "
+                f"all ranks. Have the data set return another sample in the place of one that "
+                f"cannot be read."
+            )
+        try:
+            return next(self._items)
+        except StopIteration:
+            raise
+        except Exception as error:
+            self._problem = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise
+
+    def close(self) -> None:
+        """Leave the loop."""
+        self._items.close()
 
 
 @final
