@@ -90,6 +90,9 @@ class Checkpoint:
         others: Mapping[str, HasState] | None = None,
         keep: int = 2,
     ) -> None:
+        if "://" in str(folder):
+            remedy = "Give a path, such as that of a bucket that is mounted."
+            raise invalid("Checkpoint(folder)", "be a folder of a file system", folder, remedy)
         if keep < 1:
             raise invalid(
                 "Checkpoint(keep=...)", "be at least 1", keep, "2 outlives a damaged one."
@@ -114,7 +117,7 @@ class Checkpoint:
         from ._tensors import Tensors
 
         self._ranks = Ranks(balancer)
-        self._root = Path(folder)
+        self._root = Path(folder).absolute()  # a script may change its own folder later
         self._tensors = Tensors(model, optimizer)
         self._plain = {name: part for name, part in named.items() if part is not None}
         self._keep = keep
@@ -157,13 +160,14 @@ class Checkpoint:
                 another model, was renamed or lacks a part.
             ValueError: a part refuses its state, such as a loader with another global batch.
         """
-        found = self._ranks.share(lambda: disk.complete_folders(self._root), self._root)
+        found: list[tuple[int, str]] = self._ranks.share(self._found, self._root)
         problem: CheckpointError | None = None
-        for step, path in found:
+        for step, name in found:
+            path = self._root / name
             problem = self._problem(path)
             if problem is None:
                 self._take(path, step)
-                return int(step)
+                return step
             self._known_broken.add(path)
             if self._ranks.rank == 0:
                 warnings.warn(
@@ -177,6 +181,10 @@ class Checkpoint:
                 problem.path,
             ) from problem
         return None
+
+    def _found(self) -> list[tuple[int, str]]:
+        """Return step and name of all complete checkpoints, the newest first."""
+        return [(step, path.name) for step, path in disk.complete_folders(self._root)]
 
     def _save(self, step: int) -> Path:
         path = disk.partial_folder(self._root, step)
