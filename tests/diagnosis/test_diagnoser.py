@@ -86,6 +86,36 @@ def test_nothing_is_named_where_ranks_differ_by_chance(seed):
     assert "wait for others in" in found.no_verdict
 
 
+@pytest.mark.parametrize("every", [100, 150])
+def test_a_few_long_steps_are_not_called_small_differences(every):
+    """As an evaluation on one rank now and then: no cause yet, but whose they are is said."""
+
+    def late(step, rank):
+        return {"EVALUATION": 10_000_000} if rank == 0 and step % every == every - 1 else {}
+
+    found = shown(steps(210, 3, late=late)).diagnose(whole_run=True)
+
+    assert found.found == ()
+    assert "mostly for rank 0: the optimizer, an evaluation or the rest" in found.no_verdict
+    assert f"in about {210 // every} of 207 steps" in found.no_verdict
+
+
+@pytest.mark.parametrize(
+    ("fast", "world_size", "named"), [([0], 4, "mostly rank 0,"), ([1, 5], 8, "mostly 2 of the 8")]
+)
+def test_few_ranks_that_are_faster_are_not_called_small_differences(fast, world_size, named):
+    """Most ranks are as slow as is usual, so none of them is to blame."""
+
+    def late(step, rank):
+        return {} if rank in fast else {"FORWARD": 30_000, "BACKWARD": 60_000}
+
+    found = shown(steps(100, world_size, late=late)).diagnose()
+
+    assert found.found == ()
+    assert found.waiting_share > 0.1
+    assert named in found.no_verdict
+
+
 @pytest.mark.parametrize("whole_run", [False, True])
 def test_the_waiting_share_is_what_ranks_truly_wait(whole_run):
     """Half of the time one of two ranks waits 40 ms of 140: a seventh of all ranks' time."""

@@ -224,6 +224,17 @@ def test_names_do_not_matter_on_one_host():
     assert judge(checkup(alone)) == ()
 
 
+def test_the_loopback_is_no_interface_between_hosts():
+    """Others would connect to themselves; on one host it is right."""
+    (finding,) = judge(network(interface="lo"))
+    alone = changed(rank(0), "network", interface="lo")
+
+    assert (finding.ailment, finding.ranks) == ("hostname-loopback", (1,))
+    assert finding.evidence.startswith("`GLOO_SOCKET_IFNAME=lo` on rank 1 (b)")
+    assert finding.remedy == "Set it to eth0, or unset it."
+    assert judge(checkup(alone)) == ()
+
+
 def test_a_set_interface_makes_the_name_irrelevant():
     """gloo does not look the name up then."""
     case = network(resolved="127.0.1.1", interface="eth0")

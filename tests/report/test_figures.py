@@ -187,6 +187,31 @@ def test_causes_are_added_up_over_diagnoses(tmp_path):
     assert (diagnoses.num, diagnoses.num_without, diagnoses.no_verdict) == (3, 1, "few")
 
 
+def test_a_step_that_several_diagnoses_are_about_counts_once(tmp_path):
+    """They are about the newest minute, and the last one about the whole start."""
+
+    def diagnosed(step, num_steps, **shares):
+        lists = {"causes": tuple(shares), "ranks": (1,) * len(shares)}
+        lists |= {"lost_share": tuple(shares.values())}
+        lists |= {"evidence": ("it",) * len(shares), "remedy": ("",) * len(shares)}
+        return WaitingDiagnosed(step, num_steps, 1.0, 0.5, 0.9, **lists)
+
+    def costs(name, *events):
+        steps = [started(2), measured(0, [8, 8], [0.1, 0.2])]
+        run = written(tmp_path / name, [*steps, *events])
+        return {one.cause: one.lost_s for one in read_figures(run).diagnosed.causes}
+
+    first = [diagnosed(at, min(at - 2, 60), input=0.5) for at in range(12, 203, 10)]
+    first += [diagnosed(212, 60, logging=0.2)]
+    whole = diagnosed(1002, 1000, input=0.1)
+
+    assert costs("cut", *first) == pytest.approx({"input": 100.0, "logging": 12.0})
+    assert costs("ended", *first, whole) == pytest.approx({"input": 100.0, "logging": 12.0})
+    again = [started(2), measured(0, [8, 8], [0.1, 0.2]), diagnosed(12, 10, input=0.5)]
+    found = costs("again", *first, whole, *again)
+    assert found == pytest.approx({"input": 105.0, "logging": 12.0})
+
+
 def test_links_and_shares_are_told_where_a_run_has_them(tmp_path):
     """The first and the newest measurement, and the plans; no section without any."""
     steps = [started(2), measured(0, [8, 8], [0.1, 0.2])]

@@ -50,6 +50,14 @@ def test_a_rank_that_waits_for_its_input_is_waited_for_too():
     assert told(started(), slow).ranks()[0].rank == 2
 
 
+def test_of_two_ranks_one_loses_all_that_the_other_takes_longer():
+    """As long as it waits; half of that is what the mean of the two would say."""
+    ranks = told(started(2), *(measured(step, 2) for step in range(10))).ranks()
+
+    assert [one.lost_s for one in ranks] == pytest.approx([0.1, 0.0])
+    assert ranks[1].waiting_s == pytest.approx(0.1)
+
+
 def test_a_culprit_that_changes_costs_each_its_part():
     """What a rank costs is the mean of all steps."""
     ranks = told(started(), *(measured(step, slow=step % 2) for step in range(10))).ranks()

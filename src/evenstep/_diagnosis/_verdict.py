@@ -41,6 +41,11 @@ _OF_FAMILY = {
 }
 _ANY_RANK = [Family.INPUT, Family.CHECKPOINT, Family.COLLECTION, Family.COMPILATION, Family.LENGTHS]
 _UNKNOWN = [Family.COMPUTE, Family.LOOP]
+_LONGER = {
+    Family.COMPUTE: "computing",
+    Family.INPUT: "waiting for input",
+    Family.LOOP: "the optimizer, an evaluation or the rest of its loop",
+}
 
 
 class _Found(NamedTuple):
@@ -110,10 +115,33 @@ def _why_not(sums: FrontierSums, waiting: float, explained: float) -> str:
             f"measured of themselves explain {percent(explained)} % of it, and not "
             f"{percent(_LEAST_EXPLAINED)} %"
         )
+    by_chance = "by small differences that change from step to step"
+    by = _of_few_steps(sums) or _of_early_ranks(sums.waited) or by_chance
+    return f"ranks wait for others in {percent(waiting)} % of their time, {by}"
+
+
+def _of_few_steps(sums: FrontierSums) -> str:
+    """Return whose few long steps are most of what is lost; nothing where they are many."""
+    rank, family = divmod(int(sums.cost.argmax()), len(Family))
+    cost, squared = float(sums.cost[rank, family]), float(sums.cost_squared[rank, family])
+    what = _LONGER.get(Family(family))
+    if what is None or cost < 0.5 * sums.cost.sum() or cost**2 >= _LEAST_NUMBER * squared:
+        return ""
+    number = max(1, round(cost**2 / squared))
     return (
-        f"ranks wait for others in {percent(waiting)} % of their time, by small differences that "
-        "change from step to step"
+        f"mostly for rank {rank}: {what} took longer in about {number} of {sums.num_steps:.0f} "
+        "steps, which are too few to name a cause"
     )
+
+
+def _of_early_ranks(waited: FloatArray) -> str:
+    """Return which few ranks wait for all others; nothing where most of them wait."""
+    early = np.flatnonzero(waited >= 0.5 * waited.max())
+    if 2 * len(early) >= len(waited) or waited[early].sum() < _MOSTLY * waited.sum():
+        return ""
+    if len(early) == 1:
+        return f"mostly rank {early[0]}, which is through before the others"
+    return f"mostly {len(early)} of the {len(waited)} ranks, which are through before the others"
 
 
 def _of_all(sums: FrontierSums, wall: float, exchange_us: tuple[float, float]) -> Iterator[_Found]:

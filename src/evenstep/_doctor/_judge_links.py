@@ -16,6 +16,7 @@ SLOW_SHARE = 0.5
 SLOW_MBIT = 500.0
 """A link below this is slow whatever the others are: 100 MB of gradients take seconds."""
 LONG_ROUND_TRIP_S = 0.005
+_LOOPBACKS = ("lo", "lo0")
 
 
 def judge_links(checkup: Checkup) -> Iterator[FoundAilment]:
@@ -69,6 +70,14 @@ def host_mbit(checkup: Checkup) -> dict[str, float]:
 
 def _name(facts: RankFacts) -> Iterator[FoundAilment]:
     network = facts.network
+    if network.interface in _LOOPBACKS:
+        yield FoundAilment(
+            Ailment.HOSTNAME_LOOPBACK,
+            (facts.rank,),
+            f"`GLOO_SOCKET_IFNAME={network.interface}` on {facts.name}, and gloo tells the other "
+            "hosts the address of the loopback.",
+            f"Set it{_suggested(facts) or ' to another interface'}, or unset it.",
+        )
     if network.interface:
         return
     if not network.resolved or network.resolved.startswith("127.") or network.resolved == "::1":
@@ -90,7 +99,7 @@ def _suggested(facts: RankFacts) -> str:
 
 def _interface(facts: RankFacts, ranks: tuple[int, ...]) -> Iterator[FoundAilment]:
     chosen, known = facts.network.interface, facts.network.interfaces
-    if not chosen or known is None or chosen == "lo":
+    if not chosen or known is None or chosen in _LOOPBACKS:
         return
     if chosen not in known:
         yield FoundAilment(

@@ -169,6 +169,7 @@ class _Reading:
                 self._start, self._is_ended = event, False
                 self._num_starts += 1
                 self._changes.begin(None)
+                self._causes.begin()
                 self._world_size = event.world_size
                 self._largest = max(self._largest, event.world_size)
             case EstimatesRestored():
