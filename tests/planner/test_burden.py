@@ -60,3 +60,13 @@ def test_other_splits_follow_a_rank_that_slows_down():
 
     assert costs.equal_s == pytest.approx(0.96, rel=0.02)
     assert costs.best_s == pytest.approx(0.48, rel=0.05)
+
+
+def test_what_a_worker_without_samples_took_means_nothing():
+    """NaN, as nothing was measured."""
+    what_if = WhatIf(3)
+    shown = StepTimings(np.array([48, 48, 0]), np.array([0.002, 0.001, np.nan]), np.zeros(3))
+    for _ in range(4):
+        what_if.observe(shown)
+
+    assert what_if.state["num_steps"].tolist() == [4, 4, 0]

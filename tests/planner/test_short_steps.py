@@ -5,7 +5,6 @@ import pytest
 
 from evenstep import AffineTime, Cluster, StepTimings, allocate
 from evenstep._planner import Bounds, ClaimSwitch, Job, Planner, Report
-from evenstep._planner._whatif import WhatIf
 from evenstep.claims import Hybrid
 from evenstep.policies import Auto, Equal, Every, LbBsp2020
 
@@ -123,11 +122,8 @@ def test_plans_follow_speeds_also_where_claims_change_the_sizes_of_each_step():
 def test_what_a_worker_without_samples_took_means_nothing():
     """Not for how many short steps are taken together either."""
     planner = Planner(Equal(), Job(3, 96, bounds=Bounds(min=0)), warm_up_steps=0)
-    what_if = WhatIf(3)
     for step in range(4):
         shown = timings([48, 48, 0], np.array([0.002, 0.001, np.nan]))
         outcome = planner.observe_timings(step, shown, next_step=step + 1)
-        what_if.observe(shown)
 
     assert outcome.events == ()
-    assert what_if.state["num_steps"].tolist() == [4, 4, 0]
