@@ -36,6 +36,11 @@ class RunStarted:
     devices: tuple[str, ...]
     versions: tuple[str, ...] = ()
 
+    @property
+    def keeps_equal(self) -> bool:
+        """Whether the policy is ``Equal``, so that nothing can be saved against equal sizes."""
+        return self.policy.startswith("Equal(")
+
 
 @dataclass(frozen=True, slots=True)
 class EstimatesRestored:

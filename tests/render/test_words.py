@@ -14,6 +14,7 @@ from evenstep._render._words import clock, number, percent, ratio, seconds, size
         (seconds(0.6153), "615 ms"),
         (seconds(0.0123), "12.3 ms"),
         (seconds(2.41), "2.41 s"),
+        (seconds(-2.41), "-2.41 s"),
         (clock(64.6), "1:05"),
         (sizes((48, 24)), "48 + 24"),
     ],

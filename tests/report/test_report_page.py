@@ -216,6 +216,7 @@ def test_two_runs_are_compared_in_words(tmp_path):
     text = shown(first, second)
     charts = charts_of(text)
 
+    assert "nothing: it was kept" in text
     assert "A step of after is 50 % shorter: 200 ms against 400 ms." in text
     assert "Policy: Auto() against Equal()." in text
     assert charts["a-waiting"]["high"] == charts["b-waiting"]["high"] == pytest.approx(75)

@@ -1,6 +1,7 @@
 """What a reader sees of a run: in colour or plain, at any width and height."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -134,3 +135,12 @@ def test_any_figures_can_be_shown(seconds, sizes, width):
                      0.0, None, None, None)  # fmt: skip
 
     assert max(map(len, text(told(started(3), odd, odd), width=width).splitlines())) <= width
+
+
+def test_equal_sizes_that_are_kept_save_and_lose_nothing():
+    """Whatever the fits say of the equal split."""
+    start, *rest = events()
+    assert "saved" in text(told(start, *rest))
+    kept = text(told(replace(start, policy="Equal()"), *rest))
+    assert "saved" not in kept
+    assert "lost 0:" not in kept

@@ -46,6 +46,7 @@ _REMEDY = {
     "use",
 }
 _LONGER = 1.5  # times, from which it is said that an exchange has become longer
+_NOTABLY = 1.1  # times, below which computing does not differ
 _QUOTA = "raise its CPU quota, or start fewer threads; meanwhile give it fewer samples"
 _ALL_INPUT = "give all loaders more workers, faster storage, or data that is prepared beforehand"
 
@@ -101,6 +102,8 @@ def _of_computing(cause: Cause, rank: int, facts: Facts) -> str:
             f"{number(forward)} times"
         )
     text = f"it computes {number(whole)} times as long as the others"
+    if whole < _NOTABLY:
+        text = "it computes about as long as the others"
     if cause is Cause.MEMORY:
         faults, retries = rates.faults_per_s[rank], int(rates.retries[rank])
         parts = [f"{number(faults)} pages a second are read back from a disk"] * bool(faults)

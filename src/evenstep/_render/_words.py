@@ -103,7 +103,7 @@ def percent(share: float) -> str:
 
 def seconds(value: float) -> str:
     """Return a time with three digits, and its unit."""
-    return f"{number(1e3 * value)} ms" if value < 1 else f"{number(value)} s"
+    return f"{number(1e3 * value)} ms" if abs(value) < 1 else f"{number(value)} s"
 
 
 def number(value: float) -> str:

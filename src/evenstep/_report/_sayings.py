@@ -45,7 +45,7 @@ def headline(run: ReportFigures) -> str:
             "What the equal split would have taken is not known: the times of the workers were "
             "not fitted in this run."
         )
-    if run.start is not None and run.start.policy.startswith("Equal("):
+    if run.start is not None and run.start.keeps_equal:
         return (
             "The split was equal, so nothing was saved. The best split would have saved "
             f"{lasting(savings.left_s)} of computing."

@@ -69,10 +69,11 @@ def _of_charts(name: str, title: str, drawn: Sequence[Drawn], rest: str = "") ->
 def _summary(run: ReportFigures) -> str:
     savings = run.savings
     share = savings.saved_share
+    saved = "unknown" if share is None else f"{lasting(savings.saved_s)}, {percent(share)} %"
+    if run.start is not None and run.start.keeps_equal:
+        saved = "nothing: it was kept"
     figures = {
-        "Saved against the equal split": "unknown"
-        if share is None
-        else f"{lasting(savings.saved_s)}, {percent(share)} %",
+        "Saved against the equal split": saved,
         "Waiting for other ranks": f"{percent(waiting_share(run))} %",
         "Measured time": lasting(savings.elapsed_s),
         "Steps": f"{run.num_steps:,}",

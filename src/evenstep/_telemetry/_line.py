@@ -66,7 +66,7 @@ class ProgressLine:
             print(f"evenstep {text}", file=self._stream, flush=True)
         self._is_off |= isinstance(event, BalancingStopped)
         if isinstance(event, RunStarted):
-            self._is_equal = event.policy.startswith("Equal(")
+            self._is_equal = event.keeps_equal
             self._hosts = event.hosts
         elif isinstance(event, WaitingDiagnosed):
             self._diagnosed(event)

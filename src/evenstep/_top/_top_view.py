@@ -107,7 +107,7 @@ def _pace(run: LiveRun) -> Text:
 
 
 def _saved(run: LiveRun) -> Text:
-    if not run.wall_s or run.equal_s <= 0:
+    if not run.wall_s or run.equal_s <= 0 or (run.start is not None and run.start.keeps_equal):
         return Text()
     saved_s = run.equal_s - run.wall_s
     verb = "saved" if saved_s >= 0 else "lost"
