@@ -4,14 +4,13 @@ import copy
 import gc
 import io
 import weakref
-from collections import OrderedDict, deque, namedtuple
+from collections import OrderedDict, namedtuple
 from dataclasses import dataclass, field
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 
 import pytest
 import torch
 from torch import nn
-from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
 
 from evenstep.torch._model._compiled import InertHook, Surround
 from evenstep.torch._model._weighting import Backward, ForwardHook, feeds_back
@@ -266,42 +265,6 @@ def test_tensors_that_nobody_can_weight_are_refused(backward):
 
     with pytest.raises(ValueError, match="a Normal with tensors that need a gradient"):
         hooked(Gaussian(2, 2), 2.0, backward)(torch.ones(1, 2))
-
-
-@pytest.mark.parametrize(
-    "hide",
-    [
-        lambda mean: Independent(Normal(mean, 1.0), 1),
-        lambda mean: Independent(TransformedDistribution(Normal(mean, 1.0), [TanhTransform()]), 1),
-        lambda mean: SimpleNamespace(scales=[mean]),
-        lambda mean: SimpleNamespace(inner=SimpleNamespace(mean=mean)),
-        lambda mean: deque([mean]),
-    ],
-    ids=["a distribution's base", "two deep", "a list of an object", "an object's own", "a deque"],
-)
-def test_tensors_hidden_deeper_are_refused_too(hide, backward):
-    """Beside another output that is weighted, their part of the gradient would not be."""
-
-    class Hiding(nn.Linear):
-        def forward(self, x):
-            mean = super().forward(x)
-            return mean, hide(mean)
-
-    with pytest.raises(ValueError, match="with tensors that need a gradient"):
-        hooked(Hiding(2, 2), 2.0, backward)(torch.ones(1, 2))
-
-
-def test_what_hides_no_gradient_is_passed_on(backward):
-    """As a model's settings, or what it has sampled."""
-    kept = SimpleNamespace(ids=[torch.ones(1)], name="sampled"), deque([torch.ones(1)]), {1}
-
-    class Plain(nn.Linear):
-        def forward(self, x):
-            return super().forward(x), *kept
-
-    _, *given = hooked(Plain(2, 2), 2.0, backward)(torch.ones(1, 2))
-
-    assert all(one is other for one, other in zip(given, kept, strict=True))
 
 
 def test_a_detached_output_may_be_fed_back(backward):
