@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from time import perf_counter, sleep
 from typing import Any
@@ -13,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from evenstep.events import StepMeasured
+from evenstep.exceptions import EvenstepWarning
 from evenstep.policies import Fixed
 from evenstep.torch import Balancer, Bounds, Runtime
 
@@ -133,6 +135,54 @@ def two_backwards(rank: int) -> tuple[float, ...]:
             (ddp(x) ** 2).mean().backward()
     balancer.close()
     return times[-1] if times else (0.0, 1.0)
+
+
+def retained(ddp: nn.Module, x: torch.Tensor) -> None:
+    """Two losses of one forward, each with its own backward."""
+    out = ddp(x)
+    out.square().mean().backward(retain_graph=True)
+    out.abs().mean().backward()
+
+
+def forwards_first(ddp: nn.Module, x: torch.Tensor) -> None:
+    """Two forwards, and then their backwards."""
+    for loss in [ddp(x).square().mean(), ddp(2 * x).abs().mean()]:
+        loss.backward()
+
+
+def input_first(ddp: nn.Module, x: torch.Tensor) -> None:
+    """The gradient of an input, before that of the parameters."""
+    loss = ddp(x.requires_grad_()).square().mean()
+    torch.autograd.grad(loss, x, retain_graph=True)
+    loss.backward()
+
+
+def decay_apart(ddp: nn.Module, x: torch.Tensor) -> None:
+    """A term that is the same on all ranks, by itself."""
+    ddp(x).square().mean().backward()
+    sum(parameter.square().sum() for parameter in ddp.parameters()).backward()
+
+
+def retained_without_sync(ddp: nn.Module, x: torch.Tensor) -> None:
+    """Two losses of one forward, reduced by a backward after them."""
+    with ddp.no_sync():
+        retained(ddp, x)
+    ddp(x).square().mean().backward()
+
+
+def warnings_of_backwards(rank: int) -> dict[str, list[str]]:
+    """Return what is said of loops with several backwards in a step."""
+    said = {}
+    for loop in (retained, forwards_first, input_first, decay_apart, retained_without_sync):
+        balancer, ddp, loader = opened()
+        with balancer, warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for x, _ in loader:
+                loop(ddp, x)
+                ddp.zero_grad()
+        texts = [str(one.message) for one in caught if one.category is EvenstepWarning]
+        said[loop.__name__] = [text for text in texts if "second backward" in text]
+    return said
 
 
 def uneven_backwards(rank: int) -> float:

@@ -12,7 +12,7 @@ from evenstep.torch._model._compiled import Surround
 
 from .hard_loops import LOOPS as HARD_LOOPS
 from .hard_loops import WRAPS, found_in
-from .loops import LOOPS, errors_of
+from .loops import LOOPS, errors_of, warnings_of_backwards
 
 pytestmark = pytest.mark.cluster
 
@@ -34,6 +34,19 @@ def test_several_backwards_do_not_count_each_others_waits(found):
     fast, slow = found["two backwards"]["compute_s"]
 
     assert fast < 0.6 * slow
+
+
+def test_a_backward_that_ddp_does_not_reduce_is_warned_of_once():
+    """Ranks train apart after it, in plain DDP without a word."""
+    said = run_workers(2, warnings_of_backwards)[0]
+
+    assert {loop: len(texts) for loop, texts in said.items()} == {
+        "retained": 1,
+        "forwards_first": 1,
+        "input_first": 0,
+        "decay_apart": 0,
+        "retained_without_sync": 0,
+    }
 
 
 @pytest.mark.parametrize(

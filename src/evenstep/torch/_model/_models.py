@@ -20,6 +20,7 @@ from ._compiled import Surround, check_compiled, compiled_parts, ddp_of, hooks_o
 from ._fsdp import Shards, check_fsdp, device_of_fsdp, fsdp_layers, is_fsdp, refuse_other_kinds
 from ._nested import NestedBackwards
 from ._sample_draws import SampleDraws, check_draws
+from ._unreduced import Unreduced
 from ._weighting import Backward, ForwardHook
 
 Weighting = Literal["output", "loss"]
@@ -91,8 +92,10 @@ class BalancedModel:
         # Not for FSDP2, whose time ends before the last backward, nor for compiled modules, in
         # which nothing nests and a hook may cost a compilation.
         self._nested: NestedBackwards | None = None
+        self._unreduced: Unreduced | None = None
         if self.ddp is not None and self.shards is None and not self.compiles:
             self._nested = NestedBackwards(self.ddp.module, backward, steps)
+            self._unreduced = Unreduced(self.ddp, backward)
         self._draws = SampleDraws(module, hook) if draws_by_sample else None
         self.place()
 
@@ -125,6 +128,8 @@ class BalancedModel:
                 surround.release()
         if self._nested is not None:
             self._nested.release()
+        if self._unreduced is not None:
+            self._unreduced.release()
         if self._draws is not None:
             self._draws.release()
         if self.shards is not None:
@@ -141,7 +146,12 @@ class BalancedModel:
 
         None for other wrappers: how a model is sharded does not tell.
         """
-        return None if self.ddp is None else bool(self.ddp.require_backward_grad_sync)
+        if self.ddp is None:
+            return None
+        syncs = bool(self.ddp.require_backward_grad_sync)
+        if self._unreduced is not None:
+            self._unreduced.forward(syncs=syncs)
+        return syncs
 
     def _enter_broadcast(self, module: nn.Module, inputs: Any, keywords: Any) -> None:
         meter = self._steps.open_meter

@@ -15,6 +15,7 @@ alone: gradient penalties, side losses kept on a module.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -171,8 +172,7 @@ def _without_hidden_tensors(item: Any) -> Any:
 
     As in `torch.distributions`.
     """
-    hidden = getattr(item, "__dict__", {}).values()
-    if any(isinstance(entry, torch.Tensor) and entry.requires_grad for entry in hidden):
+    if any(tensor.requires_grad for tensor in _hidden_in(item)):
         raise invalid(
             "The output of a balanced model, and what is computed from it,",
             "hold its tensors in tuples, lists, dicts or dataclasses",
@@ -181,6 +181,22 @@ def _without_hidden_tensors(item: Any) -> Any:
             "use `balancer.weight(loss)`.",
         )
     return item
+
+
+def _hidden_in(item: Any) -> list[torch.Tensor]:
+    """Return the tensors in an object's attributes, in objects in those, or in a queue or a set.
+
+    Of a cache of transformers', which every model returns and no loss reads, the attributes alone.
+    """
+    if isinstance(item, deque | set | frozenset):
+        return tensors_in(list(item))
+    held = list(getattr(item, "__dict__", {}).values())
+    if not held or isinstance(item, type | torch.nn.Module):
+        return []
+    if type(item).__module__.startswith("transformers."):
+        return [entry for entry in held if isinstance(entry, torch.Tensor)]
+    inner = [entry for entry in held if isinstance(entry, torch.distributions.Distribution)]
+    return tensors_in(held) + [tensor for entry in inner for tensor in _hidden_in(entry)]
 
 
 class ForwardHook:
