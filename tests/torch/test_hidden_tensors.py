@@ -7,13 +7,12 @@ import pytest
 import torch
 from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
 
-from evenstep.torch._model._weighting import Backward, scale
-from evenstep.torch._step._conductor import StepConductor
+from .test_weighting import Backward, Told, scale
 
 
 def scaled(output):
     """Return an output as a forward of weight 2 returns it."""
-    return scale(output, SimpleNamespace(weight=2.0), Backward(StepConductor()))[0]
+    return scale(output, 2.0, Backward(Told([])))[0]
 
 
 @pytest.mark.parametrize(
