@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from evenstep.events import StepMeasured
@@ -170,10 +171,35 @@ def retained_without_sync(ddp: nn.Module, x: torch.Tensor) -> None:
     ddp(x).square().mean().backward()
 
 
-def warnings_of_backwards(rank: int) -> dict[str, list[str]]:
-    """Return what is said of loops with several backwards in a step."""
+def part_alone(ddp: nn.Module, x: torch.Tensor) -> None:
+    """A second loss of what a part says by itself."""
+    (ddp(x).square().mean() + ddp.module[0](x).abs().mean()).backward()
+
+
+def part_first(ddp: nn.Module, x: torch.Tensor) -> None:
+    """A part makes the input, as an embedding does: weighted at the output."""
+    ddp(x + ddp.module[0](x).sum(1, keepdim=True)).square().mean().backward()
+
+
+def part_unused(ddp: nn.Module, x: torch.Tensor) -> None:
+    """A part is looked at."""
+    ddp.module[0](x)
+    ddp(x).square().mean().backward()
+
+
+def part_again(ddp: nn.Module, x: torch.Tensor) -> None:
+    """The forward is made again in the backward."""
+    hidden = ddp.module[0].forward
+    ddp.module[0].forward = lambda given: checkpoint(hidden, given, use_reentrant=False)
+    ddp(x.requires_grad_()).square().mean().backward()
+    del ddp.module[0].forward
+
+
+def warnings_of_loops(rank: int) -> dict[str, list[str]]:
+    """Return what is said of loops with several backwards in a step, and of calls of parts."""
     said = {}
-    for loop in (retained, forwards_first, input_first, decay_apart, retained_without_sync):
+    backwards = retained, forwards_first, input_first, decay_apart, retained_without_sync
+    for loop in (*backwards, part_alone, part_first, part_unused, part_again):
         balancer, ddp, loader = opened()
         with balancer, warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -181,7 +207,8 @@ def warnings_of_backwards(rank: int) -> dict[str, list[str]]:
                 loop(ddp, x)
                 ddp.zero_grad()
         texts = [str(one.message) for one in caught if one.category is EvenstepWarning]
-        said[loop.__name__] = [text for text in texts if "second backward" in text]
+        words = "outside of the model" if loop.__name__.startswith("part_") else "second backward"
+        said[loop.__name__] = [text for text in texts if words in text]
     return said
 
 

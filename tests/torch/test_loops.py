@@ -12,7 +12,7 @@ from evenstep.torch._model._compiled import Surround
 
 from .hard_loops import LOOPS as HARD_LOOPS
 from .hard_loops import WRAPS, found_in
-from .loops import LOOPS, errors_of, warnings_of_backwards
+from .loops import LOOPS, errors_of, warnings_of_loops
 
 pytestmark = pytest.mark.cluster
 
@@ -36,9 +36,9 @@ def test_several_backwards_do_not_count_each_others_waits(found):
     assert fast < 0.6 * slow
 
 
-def test_a_backward_that_ddp_does_not_reduce_is_warned_of_once():
-    """Ranks train apart after it, in plain DDP without a word."""
-    said = run_workers(2, warnings_of_backwards)[0]
+def test_what_is_not_reduced_or_not_weighted_is_warned_of_once():
+    """Ranks train apart after a second backward; a part by itself has no weight."""
+    said = run_workers(2, warnings_of_loops)[0]
 
     assert {loop: len(texts) for loop, texts in said.items()} == {
         "retained": 1,
@@ -46,6 +46,10 @@ def test_a_backward_that_ddp_does_not_reduce_is_warned_of_once():
         "input_first": 0,
         "decay_apart": 0,
         "retained_without_sync": 0,
+        "part_alone": 1,
+        "part_first": 0,
+        "part_unused": 0,
+        "part_again": 0,
     }
 
 

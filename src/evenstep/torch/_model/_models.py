@@ -19,6 +19,7 @@ from .._step._conductor import StepConductor
 from ._compiled import Surround, check_compiled, compiled_parts, ddp_of, hooks_on, is_compiled
 from ._fsdp import Shards, check_fsdp, device_of_fsdp, fsdp_layers, is_fsdp, refuse_other_kinds
 from ._nested import NestedBackwards
+from ._part_calls import PartCalls
 from ._sample_draws import SampleDraws, check_draws
 from ._unreduced import Unreduced
 from ._weighting import Backward, ForwardHook
@@ -93,9 +94,12 @@ class BalancedModel:
         # which nothing nests and a hook may cost a compilation.
         self._nested: NestedBackwards | None = None
         self._unreduced: Unreduced | None = None
+        self._part_calls: PartCalls | None = None
         if self.ddp is not None and self.shards is None and not self.compiles:
             self._nested = NestedBackwards(self.ddp.module, backward, steps)
             self._unreduced = Unreduced(self.ddp, backward)
+            if weighs:
+                self._part_calls = PartCalls(self.ddp, steps)
         self._draws = SampleDraws(module, hook) if draws_by_sample else None
         self.place()
 
@@ -103,6 +107,8 @@ class BalancedModel:
         """Put the hooks where they belong: a model may be compiled after it was prepared."""
         if self.ddp is not None and self.ddp.static_graph:
             check_compiled(self.module)
+        if self._part_calls is not None and self.compiles:
+            self._part_calls.release()  # a hook in what is compiled may cost a compilation
         if self._draws is not None:
             check_draws(self.module, compiles=self.compiles)
         self._outer.place()
@@ -130,6 +136,8 @@ class BalancedModel:
             self._nested.release()
         if self._unreduced is not None:
             self._unreduced.release()
+        if self._part_calls is not None:
+            self._part_calls.release()
         if self._draws is not None:
             self._draws.release()
         if self.shards is not None:
