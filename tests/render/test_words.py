@@ -2,7 +2,7 @@
 
 import pytest
 
-from evenstep._render._words import clock, number, percent, ratio, seconds, sizes
+from evenstep._render._words import clock, counted, number, percent, ratio, seconds, sizes
 
 
 @pytest.mark.parametrize(
@@ -16,6 +16,8 @@ from evenstep._render._words import clock, number, percent, ratio, seconds, size
         (seconds(2.41), "2.41 s"),
         (seconds(-2.41), "-2.41 s"),
         (clock(64.6), "1:05"),
+        (counted(1, "step"), "1 step"),
+        (counted(1000, "step"), "1,000 steps"),
         (sizes((48, 24)), "48 + 24"),
     ],
 )

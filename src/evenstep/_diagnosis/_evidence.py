@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._render._words import number, percent, seconds
+from .._render._words import counted, number, percent, seconds
 from ._causes import Cause
 from ._frontier import Family, FrontierSums
 from ._machines import HostRates
@@ -107,7 +107,7 @@ def _of_computing(cause: Cause, rank: int, facts: Facts) -> str:
     if cause is Cause.MEMORY:
         faults, retries = rates.faults_per_s[rank], int(rates.retries[rank])
         parts = [f"{number(faults)} pages a second are read back from a disk"] * bool(faults)
-        parts += [f"its allocator had to free memory {retries} times"] * bool(retries)
+        parts += [f"its allocator had to free memory {counted(retries, 'time')}"] * bool(retries)
         return f"{text}, while {' and '.join(parts)}"
     if cause is Cause.SLOW_WORKER and rates.quota[rank] > 0.01:
         return f"{text}; its CPU quota holds it back for {percent(rates.quota[rank])} % of the time"

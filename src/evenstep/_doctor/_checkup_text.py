@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .._render._words import number, paragraph, percent, seconds, text_table
+from .._render._words import counted, number, paragraph, percent, seconds, text_table
 from ..advice import advise
 from ._checkup_facts import Checkup, RankFacts
 from ._findings import FoundAilment
@@ -35,10 +35,10 @@ def as_text(checkup: Checkup, findings: Sequence[FoundAilment], width: int | Non
 
 def _head(checkup: Checkup) -> str:
     hosts = len({facts.machine for facts in checkup.ranks})
-    count = f"{checkup.world_size} rank{'s' if checkup.world_size != 1 else ''}"
     first = checkup.ranks[0].versions if checkup.ranks else {}
     said = ", ".join(f"{name} {version}" for name, version in first.items())
-    return f"evenstep doctor: {count} on {hosts} host{'s' if hosts != 1 else ''}; {said}"
+    count = f"{counted(checkup.world_size, 'rank')} on {counted(hosts, 'host')}"
+    return f"evenstep doctor: {count}; {said}"
 
 
 def _ranks(checkup: Checkup, width: int | None) -> str:
@@ -121,8 +121,7 @@ def _waste(checkup: Checkup) -> list[str]:
 def _found(findings: Sequence[FoundAilment], width: int | None) -> list[str]:
     if not findings:
         return ["Nothing is misconfigured, as far as this can see."]
-    count = f"{len(findings)} finding{'s' if len(findings) != 1 else ''}:"
-    parts = [count]
+    parts = [f"{counted(len(findings), 'finding')}:"]
     for finding in findings:
         text = f"{finding.ailment}: {finding.evidence} {finding.remedy}"
         parts.append(paragraph(text, width))

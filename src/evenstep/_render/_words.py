@@ -112,6 +112,11 @@ def number(value: float) -> str:
     return f"{value:.0f}" if "e" in text else text
 
 
+def counted(num: int, thing: str) -> str:
+    """Return how many there are: ``1 step``, ``1,000 steps``."""
+    return f"{num:,} {thing}{'' if num == 1 else 's'}"
+
+
 def clock(seconds: float) -> str:
     """Return a stretch of time in minutes and seconds: ``1:05``."""
     whole = round(max(0.0, seconds))

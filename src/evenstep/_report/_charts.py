@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .._render._words import number, percent, seconds
+from .._render._words import counted, number, percent, seconds
 from .._types import FloatArray
 from ._chart_data import Spec, areas, every, heat, highest, lines, lowest
 from ._event_rows import PARTS
@@ -237,8 +237,7 @@ def _plan_notes(run: ReportFigures, width: int) -> dict[int, str]:
         if num:
             nums[at * run.width // width] = nums.get(at * run.width // width, 0) + num
     return {
-        at: f"{num} new plan{'s' if num > 1 else ''}"
-        + (f" ({reasons[at]})" if at in reasons else "")
+        at: counted(num, "new plan") + (f" ({reasons[at]})" if at in reasons else "")
         for at, num in nums.items()
     }
 

@@ -11,7 +11,7 @@ from ._chart_data import as_script, highest
 from ._charts import Drawn, overlaid, waiting_shares
 from ._markup import table, text
 from ._run_figures import ReportFigures
-from ._sayings import differences, lasting, waiting_share
+from ._sayings import differences, lasting, saved, waiting_share
 from ._sections import Section, sections
 
 _LETTERS = ("a", "b")
@@ -75,7 +75,7 @@ def _compared(runs: Sequence[ReportFigures], names: Sequence[str]) -> tuple[str,
         ["Step", *(lasting(run.savings.elapsed_s / run.num_steps) for run in runs)],
         ["Measured time", *(lasting(run.savings.elapsed_s) for run in runs)],
         ["Steps", *(f"{run.num_steps:,}" for run in runs)],
-        ["Saved against the equal split", *(lasting(run.savings.saved_s) for run in runs)],
+        ["Saved against the equal split", *map(saved, runs)],
         ["Waiting for other ranks", *(f"{100 * waiting_share(run):.1f} %" for run in runs)],
     ]
     drawn = overlaid(dict(zip(names, runs, strict=True)))

@@ -57,6 +57,16 @@ def headline(run: ReportFigures) -> str:
     )
 
 
+def saved(run: ReportFigures) -> str:
+    """Return what was saved against the equal split, as a table has it."""
+    savings = run.savings
+    if run.start is not None and run.start.keeps_equal:
+        return "nothing: it was kept"
+    if savings.saved_share is None:
+        return "unknown"
+    return f"{lasting(savings.saved_s)}, {percent(savings.saved_share)} %"
+
+
 def still_lost(run: ReportFigures) -> str:
     """Return what is still lost, and why, as sentences."""
     waiting = waiting_share(run)

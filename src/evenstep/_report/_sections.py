@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .._render._words import number, percent, seconds, sizes
+from .._render._words import counted, number, percent, seconds, sizes
 from ._charts import (
     MOST_ROWS,
     Drawn,
@@ -21,7 +21,7 @@ from ._charts import (
 from ._event_rows import PARTS
 from ._markup import folded, key_figures, table, text
 from ._run_figures import LinkFigures, ReportFigures
-from ._sayings import LABELS, ended, headline, lasting, rank_name, still_lost, waiting_share
+from ._sayings import LABELS, ended, headline, lasting, rank_name, saved, still_lost, waiting_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +68,8 @@ def _of_charts(name: str, title: str, drawn: Sequence[Drawn], rest: str = "") ->
 
 def _summary(run: ReportFigures) -> str:
     savings = run.savings
-    share = savings.saved_share
-    saved = "unknown" if share is None else f"{lasting(savings.saved_s)}, {percent(share)} %"
-    if run.start is not None and run.start.keeps_equal:
-        saved = "nothing: it was kept"
     figures = {
-        "Saved against the equal split": saved,
+        "Saved against the equal split": saved(run),
         "Waiting for other ranks": f"{percent(waiting_share(run))} %",
         "Measured time": lasting(savings.elapsed_s),
         "Steps": f"{run.num_steps:,}",
@@ -155,7 +151,7 @@ def _plans(run: ReportFigures) -> str:
     header = ["Step", "reason", "sizes", "samples moved"]
     most = max(run.changes, key=lambda change: change.moved_share)
     words = (
-        f"The batch sizes changed {run.num_changes:,} times. The largest change, at step "
+        f"The batch sizes changed {counted(run.num_changes, 'time')}. The largest change, at step "
         f"{most.event.step:,}, moved {share_cell(most.moved_share)} of the samples: "
         f"{ended(most.event.reason)}"
     )
@@ -215,7 +211,7 @@ def _measured_links(run: ReportFigures, links: LinkFigures) -> str:
     ways = [(one.up_bytes_per_s, one.down_bytes_per_s) for one in (links.first, links.last)]
     columns = [speeds for way in ways for speeds in way]
     order = sorted(range(len(columns[-1])), key=lambda rank: (columns[-1][rank], rank))
-    caption = f"Links in Mbit/s, measured {links.num_measured} times; the slowest first"
+    caption = f"Links in Mbit/s, measured {counted(links.num_measured, 'time')}; the slowest first"
     if len(order) > MOST_ROWS:
         caption += f", {MOST_ROWS} of {len(order)} ranks"
     rows = [

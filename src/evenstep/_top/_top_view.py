@@ -9,7 +9,7 @@ from typing import final
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.text import Text
 
-from .._render._words import clock, number, percent, seconds
+from .._render._words import clock, counted, number, percent, seconds
 from .._telemetry._line import spent
 from ..events import Rebalanced, WaitingDiagnosed
 from ._live_run import LiveRun, RankFigures
@@ -62,7 +62,8 @@ class TopView:
     def _header(self, width: int) -> list[Text]:
         parts = [Text.assemble(("evenstep top ", "bold"), _printable(self.title))]
         if (start := self.run.start) is not None:
-            workers = f"{start.world_size} workers, {start.global_batch_size} samples a step"
+            count = counted(start.world_size, "worker")
+            workers = f"{count}, {start.global_batch_size} samples a step"
             parts += [Text(_printable(start.policy.partition("(")[0]), "dim"), Text(workers, "dim")]
         return _flow(parts, width)
 
@@ -72,7 +73,8 @@ class TopView:
             return [Text("no step was measured yet", "cyan")]
         lines = _flow([_progress(run), _pace(run), _saved(run)], width)
         if run.ended is not None:
-            lines.append(Text(f"the run ended after {run.ended.num_steps} steps", "cyan"))
+            count = counted(run.ended.num_steps, "step")
+            lines.append(Text(f"the run ended after {count}", "cyan"))
         elif self.silent_s > max(10.0, 10 * (run.step_s or 0)):
             lines.append(Text(f"no new event for {clock(self.silent_s)}", "yellow"))
         if time := spent(run.accounts):
