@@ -41,9 +41,11 @@ RIVALS: Mapping[str, Rival] = {
     "ddp": Rival("_ddp_script.py"),
     "evenstep": Rival("_evenstep_script.py"),
     "torchft": Rival("_torchft_script.py", packages=("torchft",)),
-    # It imports `requests`, and does not say so to pip.
+    # It imports `requests` and `pkg_resources`, and tells pip of neither.
     "adaptdl": Rival("_adaptdl_script.py", packages=("adaptdl",), is_timed=False),
-    "adaptdl-requests": Rival("_adaptdl_script.py", packages=("adaptdl", "requests")),
+    "adaptdl-completed": Rival(
+        "_adaptdl_script.py", packages=("adaptdl", "requests", "setuptools==80.9.0")
+    ),
     "hivemind": Rival("_hivemind_script.py", packages=("hivemind",)),
     "hivemind-2048": Rival("_hivemind_script.py", packages=("hivemind",), global_batch_size=2048),
     # With 1,280 samples some of its rounds hang. 4.8 batches of samples make five steps an epoch
@@ -84,7 +86,7 @@ def versions_of(name: str, python: str, clones: Path | None) -> dict[str, str]:
     """Return what is compared: releases of its packages, or the commit of a clone."""
     rival = RIVALS[name]
     code = "import sys, importlib.metadata as m; print(*map(m.version, sys.argv[1:]))"
-    packages = ("torch", *rival.packages)
+    packages = ("torch", *(package.partition("==")[0] for package in rival.packages))
     versions = dict(zip(packages, _checked(python, "-c", code, *packages).split(), strict=True))
     if rival.clone and clones:
         versions[rival.clone] = _checked(
