@@ -3,9 +3,14 @@
 import signal
 
 import pytest
+import torch
+from torch.nn import functional
 
+from evenstep.policies import Fixed
 from evenstep.testing import run_workers
+from evenstep.torch import Balancer, Bounds
 
+from .matrix import QUIET, flat, network, samples
 from .sharded import (
     MISTAKES,
     PER_SAMPLE_S,
@@ -15,6 +20,8 @@ from .sharded import (
     lost,
     mistakes,
     plain_loops,
+    sharded,
+    stock,
     tensor_parallel,
 )
 
@@ -77,6 +84,34 @@ def test_a_mistake_is_refused(refused, mistake):
 def test_evaluations_states_and_abandoned_steps_in_between():
     """Parameters kept whole during a step are given up after it: nothing trains on old ones."""
     assert max(run_workers(2, interrupted)[0]) <= 1e-12
+
+
+def in_turn(rank):
+    """Return the errors of a model that every other step leaves out, and steps in the one after."""
+    errors = []
+    x, y = samples(torch.float64).tensors
+    with Balancer(policy=Fixed((11, 5)), bounds=Bounds(max=3), runtime=QUIET) as balancer:
+        other, model, loader = balancer.prepare(sharded(), sharded(), stock())
+        alone = network(torch.float64)
+        both = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, alone)]
+        for number, step in enumerate(loader.steps()):
+            for mine, classes in step:
+                for used in (other, model)[: 2 - number % 2]:
+                    functional.cross_entropy(used(mine), classes).backward()
+            if number % 2:
+                for one in both:
+                    one.step()
+                    one.zero_grad()
+                continue
+            part = slice(16 * number, 16 * number + 16)
+            functional.cross_entropy(alone(x[part]), y[part]).backward()
+            errors.append(float((flat(model) - flat(alone)).norm() / flat(alone).norm()))
+    return errors
+
+
+def test_a_model_that_a_step_leaves_out_may_take_its_own_step_there():
+    """It was made whole with the others, before: what it trains on next is what it became."""
+    assert max(run_workers(2, in_turn)[0]) <= 1e-12
 
 
 def test_hybrid_sharding_is_exact():

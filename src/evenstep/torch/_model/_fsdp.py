@@ -117,6 +117,7 @@ class Shards:
     def __init__(self, layers: list[Any]) -> None:
         self._layers = layers
         self._kept = False
+        self._gives_up = False  # after the forward under way
 
     def keep(self) -> None:
         """Keep parameters whole from a forward to the last backward, from now on."""
@@ -125,13 +126,32 @@ class Shards:
             layer.set_reshard_after_forward(False, recurse=False)
 
     def gather(self) -> None:
-        """Make all parameters whole, and wait for it. Collective; nothing where they are.
+        """Make all parameters whole, and wait for it. Collective.
 
-        All are asked for at once, and the wait queues up behind them on the device's stream.
+        All are asked for at once, and the wait queues up behind them on the device's stream. What
+        is whole is given up first: an optimizer may have stepped meanwhile, which it does on the
+        shards.
         """
+        self.reshard()
         handles = [layer.unshard(async_op=True) for layer in self._layers]
         for handle in handles:
             handle.wait()
+
+    def enter(self, module: nn.Module, inputs: Any, keywords: Any) -> None:
+        """Hear that a forward begins: without gradients it leaves no parameter whole.
+
+        Those that are whole already are kept: it comes among the micro-batches of a step.
+        """
+        self._gives_up = self._kept and not (torch.is_grad_enabled() or self._is_whole())
+
+    def leave(self, module: nn.Module, inputs: Any, keywords: Any, output: Any) -> Any:
+        """Hear that it is over."""
+        if self._gives_up:
+            self.reshard()
+        return output
+
+    def _is_whole(self) -> bool:
+        return any(group.is_unsharded for layer in self._layers for group in fsdp_groups(layer))
 
     def reshard(self) -> None:
         """Give up whole parameters, as after a loop that was left in the middle of a step."""

@@ -77,9 +77,13 @@ class BalancedModel:
         timed = self.ddp.module if self.ddp is not None and _broadcasts(self.ddp) else None
         self._outer = Surround(
             module,
-            first=[hook.before] if timed is None else [hook.before, self._enter_broadcast],
+            first=[
+                hook.before,
+                *([] if timed is None else [self._enter_broadcast]),
+                *([] if self.shards is None else [self.shards.enter]),
+            ],
             before=[watch.mark] if compiled else [],
-            after=[hook],
+            after=[hook, *([] if self.shards is None else [self.shards.leave])],
         )
         parts = [part for part in compiled_parts(module) if part is not module]
         self._parts = [Surround(part, before=[watch.mark]) for part in parts if part is not timed]
