@@ -113,6 +113,33 @@ def epochs(rank: int, names: Sequence[str]) -> dict[str, Any]:
     return found
 
 
+def ahead(rank: int) -> tuple[list[int], float]:
+    """Return the samples of a loop that takes each step before it uses the one at hand.
+
+    And the largest gradient error.
+    """
+    x = stock(32 * 4).dataset.tensors[0]
+    errors, counts = [], []
+    with Balancer(policy=Equal(), runtime=CLAIMS) as balancer:
+        model, loader = balancer.prepare(DistributedDataParallel(Linear()), stock(32 * 4))
+
+        def use(number: int, step: Any) -> None:
+            step.backward(lambda batch: (model(batch[0]) ** 2).mean())
+            counts.append(balancer.num_samples - step.num_samples)
+            alone = Linear()
+            (alone(x[32 * number : 32 * number + 32]) ** 2).mean().backward()
+            errors.append(float((flat(model) - flat(alone)).norm() / flat(alone).norm()))
+            model.zero_grad()
+
+        steps = loader.steps()
+        step = next(steps)
+        for number, after in enumerate(steps):
+            use(number, step)
+            step = after
+        use(number + 1, step)
+    return counts, max(errors)
+
+
 def by_auto(rank: int) -> tuple[list[ClaimsSwitched], int]:
     """Return when `auto` switched claims, and how many steps were measured."""
     events: list[Any] = []

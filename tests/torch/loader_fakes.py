@@ -201,7 +201,7 @@ class Recorder:
     def begin_claim(self):
         """Nothing to time."""
 
-    def end_claim(self, num_samples):
+    def end_claim(self, step, num_samples):
         """Nothing to count."""
 
     def came_to_end(self):

@@ -9,7 +9,7 @@ from evenstep.testing import run_workers
 from evenstep.torch import Runtime
 
 from .._tiers import Groups, slow_but
-from .claims import EPOCHS, MISTAKES, TAIL, by_auto, epochs, mistakes, two_models
+from .claims import EPOCHS, MISTAKES, TAIL, ahead, by_auto, epochs, mistakes, two_models
 
 pytestmark = pytest.mark.cluster
 
@@ -103,6 +103,13 @@ def test_two_models_in_one_loop_wait_for_nobody_in_between():
     for errors in run_workers(2, two_models):
         assert set(errors) == {"as planned", "claimed"}
         assert max(errors.values()) <= 1e-12
+
+
+def test_a_loop_may_take_the_next_step_before_it_uses_the_one_at_hand():
+    """What it claims then is of the step that it uses, and counted there."""
+    for counts, error in run_workers(2, ahead):
+        assert counts == [0] * 4
+        assert error <= 1e-12
 
 
 @pytest.fixture(scope="module")

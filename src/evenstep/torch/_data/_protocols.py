@@ -142,8 +142,8 @@ class LoaderSteps(ForwardListener, Protocol):
     def begin_claim(self) -> None:
         """Take note that this rank asks for more of the step, or waits for its samples."""
 
-    def end_claim(self, num_samples: int) -> None:
-        """Take note that it goes on, with so many samples more."""
+    def end_claim(self, step: int, num_samples: int) -> None:
+        """Take note that it goes on, with so many samples more of ``step``."""
 
     def came_to_end(self) -> None:
         """Take note that a loop over the loader came to its end, before ``end_epoch``."""

@@ -219,12 +219,11 @@ class StepConductor:
         """
         self.meter.pause()
 
-    def end_claim(self, num_samples: int) -> None:
-        """Go on with what was claimed; the wait counts as one for input."""
-        step = self._step
-        assert step is not None
-        step.num_samples += num_samples
-        step.data_s += self.meter.resume()
+    def end_claim(self, step: int, num_samples: int) -> None:
+        """Go on with what was claimed of ``step``; the wait counts as one for input."""
+        opened = self._steps[step]  # not always the one under way: a loop may fetch ahead
+        opened.num_samples += num_samples
+        opened.data_s += self.meter.resume()
 
     def found_limit(self, limit: int) -> None:
         """Pass on, with every report from now on, how large one forward may be."""

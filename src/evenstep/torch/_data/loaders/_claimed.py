@@ -131,7 +131,7 @@ class Claimed:
         slots = [self._opened.claimed(claim) for claim in granted]
         claimed = np.sort(np.concatenate(slots)) if slots else self._kept[:0]
         self.num_samples += len(claimed)
-        self._steps.end_claim(len(claimed))
+        self._steps.end_claim(self._step, len(claimed))
         self._since = self._clock(), done
         return claimed
 
@@ -153,6 +153,6 @@ class Claimed:
         """Make what a forward gets; a wait for it is no time of the model's."""
         self._steps.begin_claim()
         batch = self._feed.batch(slots)
-        self._steps.end_claim(0)
+        self._steps.end_claim(self._step, 0)
         keys = None if self._keys_of is None else self._keys_of(slots)
         self._parts.append(MicroBatch(batch, len(slots), keys=keys))
