@@ -186,6 +186,9 @@ class Step:
         its gradient, this worker's cap falls, and training goes on. With ``Bounds(max="probe")``
         the first call finds by trial how many samples fit.
 
+        Buffers that a forward changes, such as the running statistics of BatchNorm, count samples
+        that run again once more.
+
         Usage:
             for step in loader.steps():
                 loss = step.backward(lambda batch: loss_fn(model(batch[0]), batch[1]))

@@ -36,7 +36,9 @@ class Retries:
     says so.
 
     Right for plain modules and DDP. Where forwards are collectives, as with FSDP2, one rank cannot
-    repeat them: the error passes. Random numbers are drawn anew when parts run again.
+    repeat them: the error passes. Random numbers are drawn anew when parts run again. Buffers that
+    a forward changes are not put back: the running statistics of BatchNorm count what broke off and
+    what ran again, and stand-ins, once more.
 
     Args:
         models: those of the run.
