@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -113,31 +115,30 @@ def epochs(rank: int, names: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def ahead(rank: int) -> tuple[list[int], float]:
-    """Return the samples of a loop that takes each step before it uses the one at hand.
+def ahead(rank: int, depth: int, *, whole: bool) -> tuple[list[int], float]:
+    """Return what a loop counts amiss that takes so many steps before it uses the first of them.
 
     And the largest gradient error.
     """
-    x = stock(32 * 4).dataset.tensors[0]
-    errors, counts = [], []
+    x = stock(32 * 16).dataset.tensors[0]
+    errors, amiss = [], []
     with Balancer(policy=Equal(), runtime=CLAIMS) as balancer:
-        model, loader = balancer.prepare(DistributedDataParallel(Linear()), stock(32 * 4))
-
-        def use(number: int, step: Any) -> None:
-            step.backward(lambda batch: (model(batch[0]) ** 2).mean())
-            counts.append(balancer.num_samples - step.num_samples)
+        model, loader = balancer.prepare(DistributedDataParallel(Linear()), stock(32 * 16))
+        steps, waiting = loader.steps(), deque[Any]()
+        for number in range(len(loader)):
+            waiting.extend(islice(steps, depth + 1 - len(waiting)))
+            step = waiting.popleft()
+            if whole:
+                step.backward(lambda batch: (model(batch[0]) ** 2).mean())
+            else:
+                for mine, _ in step:
+                    (model(mine) ** 2).mean().backward()
+            amiss.append(balancer.num_samples - step.num_samples)
             alone = Linear()
             (alone(x[32 * number : 32 * number + 32]) ** 2).mean().backward()
             errors.append(float((flat(model) - flat(alone)).norm() / flat(alone).norm()))
             model.zero_grad()
-
-        steps = loader.steps()
-        step = next(steps)
-        for number, after in enumerate(steps):
-            use(number, step)
-            step = after
-        use(number + 1, step)
-    return counts, max(errors)
+    return amiss, max(errors)
 
 
 def by_auto(rank: int) -> tuple[list[ClaimsSwitched], int]:

@@ -1,5 +1,6 @@
 """Claims in real training: each sample once, the same gradient, and less waiting."""
 
+from functools import partial
 from itertools import chain
 from statistics import fmean
 
@@ -105,10 +106,11 @@ def test_two_models_in_one_loop_wait_for_nobody_in_between():
         assert max(errors.values()) <= 1e-12
 
 
-def test_a_loop_may_take_the_next_step_before_it_uses_the_one_at_hand():
+@pytest.mark.parametrize(("depth", "whole"), [(1, True), (10, False)])
+def test_a_loop_may_take_steps_before_it_uses_the_one_at_hand(depth, whole):
     """What it claims then is of the step that it uses, and counted there."""
-    for counts, error in run_workers(2, ahead):
-        assert counts == [0] * 4
+    for amiss, error in run_workers(2, partial(ahead, depth=depth, whole=whole)):
+        assert amiss == [0] * 16
         assert error <= 1e-12
 
 

@@ -10,7 +10,7 @@ from ._message_kinds import Answer, DoneAsked, DoneTold, Message, PlanTold
 from ._router import Rider, Router
 from ._stop import Stop
 
-_MOST_KEPT = 8  # for ranks behind, which claim by them; and the lag
+_MOST_KEPT = 128  # and the lag: claims come where a step is used, and loops may fetch ahead
 
 # The books of a step are kept this much later, in the middle of the next one: at once, they
 # would take Python's lock from the main thread on its way through the optimizer.
@@ -99,9 +99,10 @@ class Answers:
 
     def plan(self, index: int) -> Plan:
         """Return the answer to step ``index``, which was published."""
-        if len(self._plans) > _MOST_KEPT + self._lag:
+        num_kept = _MOST_KEPT + self._lag
+        if len(self._plans) > 2 * num_kept:
             with self._router.changed:
-                for old in [key for key in self._plans if key < index][: -1 - self._lag]:
+                for old in [key for key in self._plans if key < index][:-num_kept]:
                     del self._plans[old]
         return self._plans[index]
 
