@@ -12,7 +12,7 @@ from .clusters import found, start
 
 TOLD = (
     *("fit", "arrays", "arrays_shuffled", "fit_sum", "again"),
-    *("outputs", "class_weight", "own_step"),
+    *("outputs", "class_weight", "own_step", "added"),
 )
 ALONE = (*TOLD, "watched", "loop", "tutorial", "pipeline")
 # What ends badly comes last.
@@ -237,6 +237,7 @@ def test_pipelines_in_step_are_let_through(runs, name):
         ("jit", "`Model.compile(jit_compile=...)`"),
         ("several steps", "`Model.compile(steps_per_execution=...)`"),
         ("sum", "`Balancer(loss_reduction=...)`"),
+        ("masked", "have outputs without a mask"),
         ("plain data", "what `balancer.dataset(...)` returned"),
         ("plain data, iterator", "what `balancer.dataset(...)` returned"),
         ("another batch size", "`Model.fit(batch_size=...)` must be the 12 samples"),

@@ -12,7 +12,7 @@ import tensorflow as tf
 from ._keras_checks import check_compiled, guard_losses
 from ._keras_session import KerasSession
 from ._reported import Reports
-from ._weaving import weave
+from ._weaving import check_is_unmasked, weave
 
 
 @final
@@ -42,7 +42,9 @@ class FitByWorkers:
         """Replace what Keras calls, in place of what an earlier balancer did."""
         model = self._model
         weave(model, "compute_loss", self._compute_loss)
-        weave(model, "_get_metrics_result_or_logs", self._explained)
+        # Keras would read metrics anew, and those made outside of the strategy's scope have this
+        # worker's samples alone: what a step reports is of all.
+        weave(model, "_get_metrics_result_or_logs", lambda method, logs: logs)
         model.train_function = model.test_function = None
         model.make_train_function = self._make_train_function
         model.make_test_function = self._make_test_function
@@ -79,6 +81,8 @@ class FitByWorkers:
 
         In double precision the gradient would be off by up to 6e-8. Sums have no share.
         """
+        if self._loss_reduction == "mean" and not self._session.steps.is_resting:
+            check_is_unmasked((args, kwargs))  # by `compute_mask`, say, after the model's `call`
         loss = method(*args, **kwargs)
         if self._loss_reduction == "mean":
             share = 1 / self._strategy.num_replicas_in_sync

@@ -44,12 +44,14 @@ def weave_into_model(model: keras.Model, steps: TrainingSteps) -> None:
         with tf.control_dependencies([weight]):
             args, kwargs = tf.nest.map_structure(_same, (args, kwargs))
         before, steps.forwarding = steps.forwarding, model.name
+        earlier = {id(loss) for layer in model._flatten_layers() for loss in layer._losses}
         try:
             outputs = call(*args, **kwargs)
         finally:
             steps.forwarding = before
         if not weighs:
             return outputs
+        _weight_added_losses(model, weight, earlier)
         return tf.nest.map_structure(lambda output: _weighted(output, weight), outputs)
 
     weave(model, "call", woven)
@@ -108,14 +110,32 @@ def _same(value: Any) -> Any:
 def _weighted(output: Any, weight: tf.Tensor) -> Any:
     if not (tf.is_tensor(output) and (output.dtype.is_floating or output.dtype.is_complex)):
         return output
-    if getattr(output, "_keras_mask", None) is not None:
+    check_is_unmasked(output)
+    return _scaled(output, weight)
+
+
+def check_is_unmasked(outputs: Any) -> None:
+    """Raise if an output has a mask."""
+    if any(getattr(each, "_keras_mask", None) is not None for each in tf.nest.flatten(outputs)):
         raise invalid(
             'Balancer(loss_reduction="mean")',
             "have outputs without a mask",
             "a masked output, whose loss is a mean over what each worker left unmasked",
             'Use losses with `reduction="sum"` and `loss_reduction="sum"`, or drop the mask.',
         )
-    return _scaled(output, weight)
+
+
+def _weight_added_losses(model: keras.Model, weight: tf.Tensor, earlier: set[int]) -> None:
+    """Weight what layers have added by `add_loss`, as means over the samples of this forward.
+
+    A loss of parameters alone stays what it is, as weights are 1 on average. Activity regularizers
+    are left alone: `prepare` has warned of them.
+    """
+    for layer in model._flatten_layers():
+        if getattr(layer, "activity_regularizer", None) is None:
+            layer._losses[:] = [
+                loss if id(loss) in earlier else _weighted(loss, weight) for loss in layer._losses
+            ]
 
 
 @tf.custom_gradient  # type: ignore[untyped-decorator]

@@ -66,7 +66,6 @@ def refused():
     trial("activity", lambda: made.prepare(of(keras.layers.Dense, 1, activity_regularizer="l2")))
     outside = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     trial("outside", lambda: made.prepare(outside))
-    trial("nested", nested)
     trial("one behind the other", chained)
     trial("one behind the other, inside", lambda: chained(inside=True))
     trial("detached", lambda: chained(tf.stop_gradient))
@@ -83,7 +82,8 @@ def refused():
         trial(name, lambda odd=odd: odd.fit(x, y, verbose=0))
     for name, (given, options) in odd_fits(x, y).items():
         trial(name, functools.partial(balanced_fit_on, *given, **options))
-    trial("fixed size", fixed_size)
+    for name, function in {"nested": nested, "masked": masked, "fixed size": fixed_size}.items():
+        trial(name, function)
     return said
 
 
@@ -103,6 +103,31 @@ def balanced_fit_on(*given, **options):
         trained = made.prepare(compiled())
         made.dataset(data())
         trained.fit(*given, shuffle=False, verbose=0, **options)
+
+
+class Masked(keras.Model):
+    """Has a mask on its output that is made after its `call`."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.supports_masking = True
+
+    def call(self, x):
+        return self.dense(x[..., None])
+
+    def compute_mask(self, x, mask=None):
+        return x > 0
+
+
+def masked():
+    """A loss that would be a mean over what each worker left unmasked."""
+    with STRATEGY.scope():
+        trained = Masked()
+        trained.compile("sgd", "mse")
+    with balancer() as made:
+        x, _ = data()
+        made.prepare(trained).fit(made.dataset((x, x[..., None])), shuffle=False, verbose=0)
 
 
 def of(layer, *args, **options):

@@ -253,3 +253,31 @@ def own_step():
         found["weights"] += weights(trained)
         found["history"] |= told(history)
     return found
+
+
+class Pulled(keras.layers.Layer):
+    """Pulls what passes through it to zero, by a loss that no output shows."""
+
+    def call(self, x):
+        self.add_loss(tf.reduce_mean(x**2))
+        return x
+
+
+@case
+def added():
+    """A loss that a layer adds; and compiled outside of the scope, as Keras lets it be."""
+    keras.utils.set_random_seed(0)
+    with STRATEGY.scope():
+        layers = (keras.layers.Dense(8), Pulled(), keras.layers.Dense(1))
+        trained = keras.Sequential([keras.Input((4,)), *layers])
+    trained.compile(keras.optimizers.SGD(0.05), "mse", metrics=[keras.metrics.MeanAbsoluteError()])
+    with balancer() as made:
+        trained = made.prepare(trained)
+        dataset = made.dataset(data())
+        history = trained.fit(dataset, epochs=2, shuffle=False, verbose=0)
+        judged = trained.evaluate(*data(), batch_size=BATCH_SIZE, verbose=0)
+    return {
+        "weights": weights(trained),
+        "history": told(history),
+        "evaluated": list(map(float, judged)),
+    }
