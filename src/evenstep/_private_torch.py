@@ -189,6 +189,11 @@ def fsdp_groups(layer: Any) -> list[Any]:
     return [group for group in found if group is not None]
 
 
+def is_whole(layer: Any) -> bool:
+    """Tell whether an FSDP2 layer has all of a parameter gathered. [test_fsdp.py]"""
+    return any(group.is_unsharded for group in fsdp_groups(layer))
+
+
 def mark_dynamic(tensor: torch.Tensor) -> None:
     """Have no graph of its own compiled for the tensor's number of rows. [test_compiled.py]"""
     torch._dynamo.maybe_mark_dynamic(tensor, 0)

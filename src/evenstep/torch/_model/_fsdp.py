@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..._private_torch import fsdp_device, fsdp_groups, original_of
+from ..._private_torch import fsdp_device, fsdp_groups, is_whole, original_of
 from ...exceptions import invalid
 
 _FSDP1 = "FullyShardedDataParallel"
@@ -142,16 +142,17 @@ class Shards:
 
         Those that are whole already are kept: it comes among the micro-batches of a step.
         """
-        self._gives_up = self._kept and not (torch.is_grad_enabled() or self._is_whole())
+        self._gives_up = (
+            self._kept
+            and not torch.is_grad_enabled()
+            and not any(is_whole(layer) for layer in self._layers)
+        )
 
     def leave(self, module: nn.Module, inputs: Any, keywords: Any, output: Any) -> Any:
         """Hear that it is over."""
         if self._gives_up:
             self.reshard()
         return output
-
-    def _is_whole(self) -> bool:
-        return any(group.is_unsharded for layer in self._layers for group in fsdp_groups(layer))
 
     def reshard(self) -> None:
         """Give up whole parameters, as after a loop that was left in the middle of a step."""
