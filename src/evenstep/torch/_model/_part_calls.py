@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,8 @@ class PartCalls:
 
     As in ``model.module.head(model(x))``: what the head's parameters get is not weighted. A hook on
     every part costs time, so they go after a few steps. They also go if an input of the model was
-    computed: a part may have computed it, and then its gradient is weighted at the output.
+    computed: a part may have computed it, and then its gradient is weighted at the output. And they
+    go before what `prepare` returned is compiled, as graphs would be made again when they go later.
 
     Args:
         ddp: the model, weighted at its output.
@@ -37,11 +38,11 @@ class PartCalls:
         self._steps = steps
         self._is_inside = False
         self._is_over = False
-        called = _inert(self._called)
+        called = self._inert(self._called)
         self._handles = [part.register_forward_hook(called) for part in _parts(ddp.module)]
         self._handles += [
-            ddp.register_forward_pre_hook(_inert(self._enter), with_kwargs=True),
-            ddp.register_forward_hook(_inert(self._leave)),
+            ddp.register_forward_pre_hook(self._inert(self._enter), with_kwargs=True),
+            ddp.register_forward_hook(self._inert(self._leave)),
         ]
 
     def release(self) -> None:
@@ -50,6 +51,16 @@ class PartCalls:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+
+    def _inert(self, hook: Callable[..., None]) -> Untraced:
+        """Return a hook of which a copy or a pickle of the model has nothing."""
+
+        def run(hooks: Sequence[Callable[..., None]], *args: Any) -> None:
+            hooks[0](*args)
+
+        made = Untraced((hook,), run)
+        made.call = torch.compiler.disable(lambda *args: self.release())  # type: ignore[no-untyped-call]
+        return made
 
     def _enter(self, module: nn.Module, inputs: Any, keywords: Any) -> None:
         self._is_inside = True
@@ -80,11 +91,6 @@ class PartCalls:
             EvenstepWarning,
             stacklevel=2,
         )
-
-
-def _inert(hook: Callable[..., None]) -> Untraced:
-    """Return a hook of which a copy or a pickle of the model has nothing."""
-    return Untraced((hook,), lambda hooks, *args: hooks[0](*args))
 
 
 def _parts(module: nn.Module) -> Iterator[nn.Module]:
