@@ -161,7 +161,7 @@ class BalancedModel:
         if self.ddp is None:
             return None
         syncs = bool(self.ddp.require_backward_grad_sync)
-        if self._unreduced is not None:
+        if self._unreduced is not None and not self._unreduced.is_over:
             self._unreduced.forward(syncs=syncs)
         return syncs
 

@@ -18,21 +18,29 @@ _MESSAGE = (
 )
 
 
+_TRIAL = 4  # backwards after which a script is believed to make one for each forward
+
+
 class Unreduced:
     """Warns once of a backward after which ranks have gradients of their own.
 
-    One parameter of the model is looked at. A backward that does not reach it counts as none, as
-    one for the gradient of an input alone.
+    One parameter of the model is looked at, in the first few backwards. A backward that does not
+    reach it counts as none, as one for the gradient of an input alone.
 
     Args:
         ddp: the model.
         backward: knows the backward under way.
+
+    Attributes:
+        is_over: whether nothing is looked at any more.
     """
 
     def __init__(self, ddp: DistributedDataParallel, backward: Backward) -> None:
         self._backward = backward
         self._syncs = self._is_spent = False
         self._task: int | None = None
+        self._num_left = _TRIAL
+        self.is_over = False
         looked_at = next((p for p in ddp.parameters() if p.requires_grad), None)
         self._handle = None
         if looked_at is not None:
@@ -44,6 +52,7 @@ class Unreduced:
 
     def release(self) -> None:
         """Take the hook off."""
+        self.is_over = True
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
@@ -55,5 +64,7 @@ class Unreduced:
         if self._is_spent:
             warnings.warn(_MESSAGE, EvenstepWarning, stacklevel=2)
             self._syncs = False
+        self._num_left -= 1
+        if self._is_spent or not self._num_left:
             at_end_of_backward(self.release)  # not under the engine's feet
         self._is_spent, self._task = True, task
