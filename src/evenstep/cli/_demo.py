@@ -61,8 +61,10 @@ def demo(
             out=out,
             count_cards=_count_cards,
         )
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         fail(str(error), 2)
+    except OSError as error:  # of a name that is too long
+        fail(_unwritten(out, error), 2)
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop)  # so that the workers are ended on the way out
