@@ -63,8 +63,6 @@ def demo(
         )
     except ValueError as error:
         fail(str(error), 2)
-    except OSError as error:  # of a name that is too long
-        fail(_unwritten(out, error), 2)
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop)  # so that the workers are ended on the way out

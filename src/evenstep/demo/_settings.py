@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import cycle, islice
@@ -100,7 +101,7 @@ def _check_out(out: Path) -> None:
     """Refuse a folder in which a run would replace what no demo has made."""
     for name in RUNS:
         folder = out / name
-        if folder.exists() and not (folder / "job.json").is_file():
+        if os.path.exists(folder) and not os.path.isfile(folder / "job.json"):
             remedy = "Its runs are written there: give another folder."
             raise _refused("--out", f"hold no `{name}` of another making", folder, remedy)
 
