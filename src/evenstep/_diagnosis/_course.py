@@ -72,10 +72,27 @@ class Course:
         run = self._run[:, column]
         if len(run) < _FEWEST:
             return 0.0, 0.0
-        y = _blocks(run)
-        score, before, after = _best_step(y)
-        none = _score(((y - y.mean()) ** 2).sum(), len(y), 1)
-        return (before, after) if score < none else (float(y.mean()),) * 2
+        return clear_step(_blocks(run))[1:]
+
+    def rows(self, num_steps: float) -> tuple[FloatArray, int]:
+        """Return the rows of the run, ``(num_rows, num_columns)``, and how many are newest.
+
+        Args:
+            num_steps: how many steps those are.
+        """
+        return self._run, round(num_steps / self._stride)
+
+
+def clear_step(y: FloatArray) -> tuple[int, float, float]:
+    """Return where the clearest step is, and the levels before and after; 0 and the mean if none.
+
+    Args:
+        y: means of blocks, or levels, in their order.
+    """
+    score, at, before, after = _best_step(y)
+    if score < _score(((y - y.mean()) ** 2).sum(), len(y), 1):
+        return at, before, after
+    return 0, float(y.mean()), float(y.mean())
 
 
 def _merged(rows: FloatArray, number: int) -> FloatArray:
@@ -97,7 +114,7 @@ def shape_of(slower: FloatArray) -> Shape:
     if len(slower) < _FEWEST:
         return Shape.STEADY
     y = _blocks(slower)
-    (step, low, high), (slope, begin, end) = _best_step(y), _best_slope(y)
+    (step, _, low, high), (slope, begin, end) = _best_step(y), _best_slope(y)
     two, levels = _two_levels(y)
     best = min(step, slope, two)
     if best == two and levels[0] < _LOW * levels[1]:
@@ -126,8 +143,8 @@ def _score(left: FloatArray | float, num_blocks: int, num_parameters: int) -> Fl
     return score
 
 
-def _best_step(y: FloatArray) -> tuple[float, float, float]:
-    """Return the score of the best step, and the levels before and after it."""
+def _best_step(y: FloatArray) -> tuple[float, int, float, float]:
+    """Return the score of the best step, where it is, and the levels before and after it."""
     n = len(y)
     at = np.arange(n)  # 0 is no step at all
     before, total = np.concatenate([[0.0], np.cumsum(y)[:-1]]), y.sum()
@@ -135,7 +152,8 @@ def _best_step(y: FloatArray) -> tuple[float, float, float]:
     high = (total - before) / (n - at)
     left = (y**2).sum() - at * low**2 - (n - at) * high**2
     best = int(np.argmin(left))
-    return float(_score(left[best], n, 3)), float(low[best] if best else 0.0), float(high[best])
+    level = float(low[best] if best else 0.0)
+    return float(_score(left[best], n, 3)), best, level, float(high[best])
 
 
 def _best_slope(y: FloatArray) -> tuple[float, float, float]:

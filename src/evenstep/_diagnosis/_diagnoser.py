@@ -21,6 +21,7 @@ from ._causes import Diagnosis
 from ._clues import HostClues, StepClues
 from ._course import Course
 from ._frontier import FrontierSums, RankSteps, frontier
+from ._levels import levels_of
 from ._machines import Machines
 from ._size_fit import SizeFit
 from ._verdict import verdict
@@ -41,10 +42,12 @@ class Diagnoser:
         world_size: number of ranks.
         window_s: how many of the newest seconds ``diagnose`` looks at: between half of them and
             all.
+        parts_stay: whether each rank keeps its part of the batch. Else a rank that takes longer
+            than before may only have more samples, and earlier times say nothing.
     """
 
-    def __init__(self, world_size: int, *, window_s: float = 60.0) -> None:
-        self._world_size = world_size
+    def __init__(self, world_size: int, *, window_s: float = 60.0, parts_stay: bool = True) -> None:
+        self._world_size, self._parts_stay = world_size, parts_stay
         self._half_us = window_s / 2 * 1e6 * world_size
         self._most_open = max(2, min(_MOST_OPEN, _MOST_TIMES // world_size))
         self._none = [StepClues()] * world_size
@@ -55,6 +58,7 @@ class Diagnoser:
         self._run = self._older = self._newer = FrontierSums.empty(world_size)
         self._sizes = SizeFit(world_size)
         self._course, self._exchange = Course(world_size), Course(1)
+        self._computing = Course(2 * world_size)  # of every rank forward and backward
         self._machines = Machines(world_size, window_s)
 
     def add(
@@ -91,12 +95,19 @@ class Diagnoser:
     def diagnose(self, *, whole_run: bool = False) -> Diagnosis:
         """Return who the others wait for, and why, in the newest seconds or in the whole run."""
         self._sum_up()
+        sums = self._run if whole_run else self._older + self._newer
+        rows, num_newest = self._computing.rows(sums.num_steps)
         return verdict(
-            self._run if whole_run else self._older + self._newer,
+            sums,
             step=self._step,
             rates=self._machines.rates(whole_run=whole_run),
-            shape_of=self._course.shape,
+            course_of=self._course.shape,
             exchange=self._exchange.jump,
+            levels=levels_of(
+                rows.reshape(len(rows), self._world_size, 2),
+                num_newest,
+                looks_back=self._parts_stay,
+            ),
         )
 
     def _sum_up(self) -> None:
@@ -108,8 +119,9 @@ class Diagnoser:
         computed = steps.spent[:, :, [Phase.FORWARD, Phase.BACKWARD]].sum(axis=2)
         computed -= steps.collected + steps.compiled
         self._sizes.add(steps.size[1:], computed[1:])
-        sums, slower, exposed_us = frontier(steps, self._sizes.us_per_size())
+        sums, slower, stages, exposed_us = frontier(steps, self._sizes.us_per_size())
         self._course.add(slower)
+        self._computing.add(stages.reshape(len(stages), -1))
         self._exchange.add(exposed_us[:, None])
         self._run += sums
         if self._newer.wall >= self._half_us:

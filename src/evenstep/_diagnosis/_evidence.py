@@ -9,6 +9,7 @@ import numpy as np
 from .._render._words import counted, number, percent, seconds
 from ._causes import Cause
 from ._frontier import Family, FrontierSums
+from ._levels import Levels
 from ._machines import HostRates
 
 
@@ -18,6 +19,7 @@ class Facts(NamedTuple):
     sums: FrontierSums
     rates: HostRates
     exchange_us: tuple[float, float]
+    levels: Levels | None = None
 
 
 _REMEDY = {
@@ -93,17 +95,21 @@ def _of_family(cause: Cause, rank: int, sums: FrontierSums) -> str:
 
 
 def _of_computing(cause: Cause, rank: int, facts: Facts) -> str:
-    sums, rates, _ = facts
-    forward, backward = 1 + sums.stage_excess[rank] / np.maximum(sums.stage_usual, 1.0)
-    whole = 1 + sums.stage_excess[rank].sum() / max(float(sums.stage_usual.sum()), 1.0)
+    rates, whose, than = facts.rates, "the others'", "as the others"
+    above, usual = facts.sums.stage_excess[rank], facts.sums.stage_usual
+    if (levels := facts.levels) is not None and levels.is_hidden and levels.lasts[rank]:
+        above, usual = levels.above[rank], levels.usual
+        whose, than = "was usual before", "as was usual before"
+    forward, backward = 1 + above / np.maximum(usual, 1.0)
+    whole = 1 + above.sum() / max(float(usual.sum()), 1.0)
     if cause is Cause.SLOW_BACKWARD:
         return (
-            f"its backward takes {number(backward)} times as long as the others', its forward "
+            f"its backward takes {number(backward)} times as long as {whose}, its forward "
             f"{number(forward)} times"
         )
-    text = f"it computes {number(whole)} times as long as the others"
+    text = f"it computes {number(whole)} times as long {than}"
     if whole < _NOTABLY:
-        text = "it computes about as long as the others"
+        text = f"it computes about as long {than}"
     if cause is Cause.MEMORY:
         faults, retries = rates.faults_per_s[rank], int(rates.retries[rank])
         parts = [f"{number(faults)} pages a second are read back from a disk"] * bool(faults)
@@ -118,7 +124,7 @@ def _of_computing(cause: Cause, rank: int, facts: Facts) -> str:
 
 
 def _of_all(cause: Cause, facts: Facts) -> str:
-    sums, _, (before_us, after_us) = facts
+    sums, (before_us, after_us) = facts.sums, facts.exchange_us
     wall = max(sums.wall, 1.0)
     if cause is Cause.NETWORK:
         text = (

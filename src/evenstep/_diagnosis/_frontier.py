@@ -136,11 +136,13 @@ class Frontier(NamedTuple):
     Attributes:
         sums: of the steps.
         slower: own computing above the others', as a part of theirs, ``(num_steps, world_size)``.
+        stages: own forward and backward in microseconds, ``(num_steps, world_size, 2)``.
         exposed_us: communication of each step that is not hidden, ``(num_steps,)``.
     """
 
     sums: FrontierSums
     slower: FloatArray
+    stages: FloatArray
     exposed_us: FloatArray
 
 
@@ -162,12 +164,12 @@ def frontier(steps: RankSteps, us_per_size: FloatArray) -> Frontier:
     shortest = met.min(axis=1, keepdims=True)
     waits = met - shortest
     stretches = _between_meetings(groups, waits)
-    usual = _usual(stretches)
+    usual = usual_of(stretches)
     above = stretches - usual[:, :, None]
-    cost = _dealt(above)
+    cost = dealt(above)
     total = stretches.sum(axis=-1)
     wall = steps.spent[1:].sum(axis=2)
-    stage_usual = _usual(stages[None])[0]
+    stage_usual = usual_of(stages[None])[0]
     stage_above = stages - stage_usual[:, None]
     of_step = cost.sum(axis=0)
     computing = stage_usual.sum(axis=1)[:, None]
@@ -187,7 +189,7 @@ def frontier(steps: RankSteps, us_per_size: FloatArray) -> Frontier:
         stage_usual=stage_usual.sum(axis=0),
     )
     slower = stage_above.sum(axis=2) / np.maximum(computing, 1e-9)
-    return Frontier(sums, slower, shortest[1:].sum(axis=(1, 2)))
+    return Frontier(sums, slower, stages, shortest[1:].sum(axis=(1, 2)))
 
 
 def _without_clues(steps: RankSteps) -> tuple[FloatArray, list[FloatArray]]:
@@ -201,7 +203,7 @@ def _without_clues(steps: RankSteps) -> tuple[FloatArray, list[FloatArray]]:
         if not clue.any():
             direct.append(np.zeros_like(own))
             continue
-        above = np.maximum(own - _usual(own[None])[0][:, None], 0.0)
+        above = np.maximum(own - usual_of(own[None])[0][:, None], 0.0)
         above = np.where(above.sum(axis=2, keepdims=True) > 0, above, own)
         part = above / np.maximum(above.sum(axis=2, keepdims=True), 1e-9)
         taken = np.minimum(clue[:, :, None] * part, own)
@@ -221,7 +223,7 @@ def _of_lengths(steps: RankSteps, own: FloatArray, us_per_size: FloatArray) -> F
     computed = own[1:][:, :, _COMPUTE].sum(axis=2)
     if not us_per_size.any():
         return np.zeros_like(computed)
-    than_others = (size - _usual(size[None, :, :, None])[0]) * us_per_size
+    than_others = (size - usual_of(size[None, :, :, None])[0]) * us_per_size
     than_mean = (size - size.mean(axis=0)) * us_per_size
 
     def left(lengths: FloatArray) -> float:
@@ -282,7 +284,7 @@ def _is_met(own: FloatArray, waits: FloatArray) -> FloatArray:
     return met
 
 
-def _usual(times: FloatArray) -> FloatArray:
+def usual_of(times: FloatArray) -> FloatArray:
     """Return what most ranks reach, over ranks, which are the third axis of four.
 
     The lower median; of three ranks, and of other odd numbers, the one below it, so that it is
@@ -293,7 +295,7 @@ def _usual(times: FloatArray) -> FloatArray:
     return median
 
 
-def _dealt(above: FloatArray) -> FloatArray:
+def dealt(above: FloatArray) -> FloatArray:
     """Deal out what each stretch is longer by; above is ``(3, num_steps, world_size, 7)``."""
     asked = np.maximum(above.sum(axis=3), 0.0)
     order = np.argsort(-asked, axis=2)

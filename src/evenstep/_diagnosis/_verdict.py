@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -11,13 +11,15 @@ import numpy as np
 from .._render._words import percent
 from .._types import FloatArray
 from ._causes import Cause, Diagnosis, FoundCause
-from ._course import Shape
+from ._course import Shape, shape_of
 from ._evidence import Facts, told
 from ._frontier import Family, FrontierSums
+from ._levels import Levels, more_than_others
 from ._machines import HostRates
 
 _LEAST_WAITING = 0.03  # of all ranks' time: below it, nothing is said
 _LEAST_CAUSE = 0.02  # likewise, of one cause
+_LEAST_LEVEL = 0.03  # likewise, of one that is seen in levels alone, and is the only one
 _LEAST_EXPLAINED = 0.8  # of the waiting
 _LEAST_EXPOSED = 0.12  # of all ranks' time: communication from which on the network is named
 _LEAST_GROWN = 0.06  # likewise, by which it has become longer in the run
@@ -59,8 +61,9 @@ def verdict(
     *,
     step: int,
     rates: HostRates,
-    shape_of: Callable[[int], Shape],
+    course_of: Callable[[int], Shape],
     exchange: Callable[[], tuple[float, float]],
+    levels: Levels | None = None,
 ) -> Diagnosis:
     """Return who the others wait for, and why.
 
@@ -68,9 +71,10 @@ def verdict(
         sums: of the steps that are looked at.
         step: the newest of them.
         rates: what processes and machines did in that time.
-        shape_of: how a rank's slowness goes on in time.
+        course_of: how a rank's slowness goes on in time.
         exchange: microseconds of a step that all ranks wait together for what is exchanged, before
             and after it became longer in the run.
+        levels: what each rank's computing rests at; None where there were too few steps.
     """
     world_size = len(sums.waited)
     wall = max(sums.wall, 1.0)
@@ -83,10 +87,10 @@ def verdict(
     found = [*_of_all(sums, wall, jump_us)]
     if is_known and sums.num_steps and world_size > 1:
         named = {(one.cause, one.rank) for one in found}
-        others = _of_ranks(sums, rates, shape_of)
+        others = _of_ranks(sums, rates, course_of, levels)
         found += [one for one in others if (one.cause, one.rank) not in named]
     found.sort(key=lambda one: -one.share)
-    facts = Facts(sums, rates, jump_us)
+    facts = Facts(sums, rates, jump_us, levels)
     causes = tuple(
         FoundCause(one.cause, one.rank, min(1.0, one.share), *told(one.cause, one.rank, facts))
         for one in found
@@ -167,29 +171,57 @@ def _usual_wall(sums: FrontierSums) -> float:
 
 
 def _of_ranks(
-    sums: FrontierSums, rates: HostRates, shape_of: Callable[[int], Shape]
+    sums: FrontierSums,
+    rates: HostRates,
+    course_of: Callable[[int], Shape],
+    levels: Levels | None,
 ) -> Iterator[_Found]:
     """Yield what one rank costs the others, and what changes from rank to rank."""
     world_size = len(sums.waited)
     scale = (world_size - 1) / max(sums.wall, 1.0)
     if (accounted := float(sums.accounted.sum())) > 0:
         scale *= min(1.0, float(sums.waited.sum()) / accounted)
-    least = _LEAST_CAUSE * _usual_wall(sums) / max(sums.wall, 1.0)
+    usual = _usual_wall(sums) / max(sums.wall, 1.0)
+    least = _LEAST_CAUSE * usual
     cost = _gathered(sums, rates)
     rest = scale * cost
-    for family in Family:
-        for rank in range(world_size):
-            share = scale * _more_than_others(cost[:, family], rank)
-            if share >= least and _stands_out(sums, cost, rank, family):
-                cause = _OF_FAMILY.get(family) or _of_compute(sums, rates, rank, shape_of(rank))
-                yield _Found(cause, rank, share)
-                rest[rank, family] -= share  # what is left is as on the others
+    found = {
+        (family, rank): share
+        for family in Family
+        for rank in range(world_size)
+        if (share := scale * more_than_others(cost[:, family], rank)) >= least
+        and _stands_out(sums, cost, rank, family)
+    }
+    by_level = {} if levels is None else _by_level(levels, scale * sums.num_steps, usual, found)
+    for (family, rank), share in (found | by_level).items():
+        left = rest[rank, family] - share  # as on the others
+        rest[rank, family] = max(0.0, left)
+        cause = _OF_FAMILY.get(family)
+        if cause is None:
+            shape = course_of(rank)
+            if levels is not None and (family, rank) in by_level:
+                shape = shape_of(levels.slower[:, rank])
+            cause = _of_compute(sums, rates, rank, shape, levels)
+        yield _Found(cause, rank, share)
     for family in _ANY_RANK:
         if (share := float(rest[:, family].sum())) >= least:
             yield _Found(_OF_FAMILY[family], None, share)
-    if (share := _rotating(sums, rest)) >= least / _LEAST_CAUSE * _by_chance(world_size):
+    if (share := _rotating(sums, rest)) >= usual * _by_chance(world_size):
         waiting = float(sums.waited.sum()) / max(sums.wall, 1.0)
         yield _Found(Cause.ROTATING, None, min(share, waiting))
+
+
+def _by_level(
+    levels: Levels, scale: float, usual: float, found: Collection[tuple[Family, int]]
+) -> dict[tuple[Family, int], float]:
+    """Return the shares of ranks whose level alone says that they compute longer.
+
+    A small one by itself may be chance; beside another cause it is less likely to be.
+    """
+    shares = {(Family.COMPUTE, rank): scale * by for rank, by in enumerate(levels.lasting())}
+    new = [(share, key) for key, share in shares.items() if key not in found]
+    least = (_LEAST_CAUSE if found or max(new)[0] >= _LEAST_LEVEL * usual else _LEAST_LEVEL) * usual
+    return {key: float(share) for share, key in new if share >= least}
 
 
 def _rotating(sums: FrontierSums, rest: FloatArray) -> float:
@@ -233,15 +265,9 @@ def _gathered(sums: FrontierSums, rates: HostRates) -> FloatArray:
     return cost
 
 
-def _more_than_others(values: FloatArray, rank: int) -> float:
-    """Return by how much a rank is above the lower median of the others: what chance costs."""
-    others = np.sort(np.delete(values, rank))
-    return float(values[rank] - others[(len(others) - 1) // 2])
-
-
 def _stands_out(sums: FrontierSums, cost: FloatArray, rank: int, family: Family) -> bool:
     """Return whether a rank costs so much more than the others that it is no chance."""
-    more = _more_than_others(cost[:, family], rank)
+    more = more_than_others(cost[:, family], rank)
     if more < 0.5 * cost[rank, family]:
         return False
     squared = sums.cost_squared[:, family]
@@ -256,21 +282,33 @@ def _held_by(sums: FrontierSums, rates: HostRates, rank: int) -> Cause | None:
     """Return what holds a rank back by what its machine says: a quota, or others on its cores."""
     excess = float(sums.excess[rank].sum()) / max(sums.wall / len(sums.waited), 1.0)
     least = max(_LEAST_HELD, 0.3 * excess)
-    if _more_than_others(rates.quota, rank) >= least:
+    if more_than_others(rates.quota, rank) >= least:
         return Cause.SLOW_WORKER
-    return Cause.CONTENTION if _more_than_others(rates.delay, rank) >= least else None
+    return Cause.CONTENTION if more_than_others(rates.delay, rank) >= least else None
 
 
-def _of_compute(sums: FrontierSums, rates: HostRates, rank: int, shape: Shape) -> Cause:
+def _of_compute(
+    sums: FrontierSums, rates: HostRates, rank: int, shape: Shape, levels: Levels | None
+) -> Cause:
     """Return why a rank computes longer than the others."""
+    above, usual = sums.stage_excess[rank], sums.stage_usual
+    if levels is not None and levels.lasts[rank]:  # without what comes and goes
+        above, usual = levels.above[rank], levels.usual
+    return _by_machine(sums, rates, rank) or _by_course(above, usual, shape)
+
+
+def _by_machine(sums: FrontierSums, rates: HostRates, rank: int) -> Cause | None:
+    """Return why, by what its process and machine say."""
     faults = rates.faults_per_s
-    is_short = _more_than_others(faults, rank) >= max(_LEAST_FAULTS_PER_S, 0.5 * faults[rank])
-    if is_short or _more_than_others(rates.retries, rank) >= 1:
+    is_short = more_than_others(faults, rank) >= max(_LEAST_FAULTS_PER_S, 0.5 * faults[rank])
+    if is_short or more_than_others(rates.retries, rank) >= 1:
         return Cause.MEMORY
-    if held := _held_by(sums, rates, rank):
-        return held
-    excess = sums.stage_excess[rank]
-    forward, backward = excess / np.maximum(sums.stage_usual, 1.0)
+    return _held_by(sums, rates, rank)
+
+
+def _by_course(excess: FloatArray, usual: FloatArray, shape: Shape) -> Cause:
+    """Return why, by what takes longer and when: excess and usual are of forward and backward."""
+    forward, backward = excess / np.maximum(usual, 1.0)
     if forward < _ALONE * backward and excess[1] >= _MOSTLY * excess.sum():
         return Cause.SLOW_BACKWARD
     return {Shape.GROWING: Cause.THROTTLING, Shape.SPELLS: Cause.CONTENTION}.get(

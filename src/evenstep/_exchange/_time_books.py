@@ -45,7 +45,7 @@ class TimeBooks:
         self._lock = threading.Lock()  # reports arrive while events are told
         self._telling = threading.Lock()
         self._accounts = StepAccounts(world_size)
-        self._diagnoser = Diagnoser(world_size) if world_size > 1 else None
+        self._diagnoser = Diagnoser(world_size, parts_stay=False) if world_size > 1 else None
         self._ranks = range(world_size)
         self._clues: dict[int, dict[int, StepClues]] = {}  # by step and rank, where there are some
         self._hosts: list[tuple[int, HostClues]] = []
