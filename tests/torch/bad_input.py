@@ -85,6 +85,14 @@ def weight_given_twice() -> None:
         balancer.weight(model(x).mean())
 
 
+def term_weighted_twice() -> None:
+    balancer = Balancer(runtime=QUIET)
+    model, loader = balancer.prepare(linear(), stock(), weighting="loss")
+    for x, _ in loader:
+        term = balancer.weight(model(x).mean())
+        balancer.weight(0.5 * (term + model(x).square().mean())).backward()
+
+
 def output_without_a_gradient() -> None:
     class Blind(nn.Module):
         def __init__(self) -> None:
@@ -162,6 +170,7 @@ CASES: dict[str, tuple[Callable[[], None], str]] = {
         "must keep a DDP's `require_forward_param_sync`, on which evenstep relies, got none there.",
     ),
     "weight given twice": (weight_given_twice, "must be used on models prepared with"),
+    "term weighted twice": (term_weighted_twice, "be given a loss of which no term is weighted"),
     "output without a gradient": (output_without_a_gradient, "return a tensor that needs a grad"),
     "output fed back": (output_fed_back, "without other parameters in between"),
     "two kinds of loop": (two_kinds_of_loop, "use one kind of loop"),

@@ -32,7 +32,7 @@ from ._means import RunningStats, mean_over
 from ._memory._probe import Closure
 from ._model._models import Weighting, check_unprepared, device_of, forward_is_collective
 from ._model._units import Unit
-from ._model._weighting import scale
+from ._model._weighting import check_unweighted, scale
 from ._options import Runtime
 from ._parts import Parts
 from ._prepare_check import BalancerSettings, check_content, check_eval, check_prepared
@@ -299,10 +299,11 @@ class Balancer:
                 sum, with ``loss_reduction="sum"``).
 
         Raises:
-            ValueError: the model was prepared to be weighted at its output, so that this would
-                weight twice.
+            ValueError: the model was prepared to be weighted at its output, or a term of the loss
+                is weighted already, so that this would weight twice.
         """
         arguments.check_weighed_by_hand(self._parts.weighting)
+        check_unweighted(loss)
         use = self._parts.steps.use_of_loss()
         if use is None:
             return loss

@@ -114,6 +114,7 @@ class _InputUnscale(torch.autograd.Function):
         return (grads[0] / weight if weight else torch.zeros_like(grads[0])), None
 
 
+_MOST_NODES = 32  # of a loss: its terms and what is done to them, not the model
 _TWICE = (
     "A gradient of a gradient passes through the balanced model's output (`create_graph=True`, "
     "as in gradient penalties): the weight at the output would enter it non-linearly and give a "
@@ -197,6 +198,26 @@ def _hidden_in(item: Any) -> list[torch.Tensor]:
         return [entry for entry in held if isinstance(entry, torch.Tensor)]
     inner = [entry for entry in held if isinstance(entry, torch.distributions.Distribution)]
     return tensors_in(held) + [tensor for entry in inner for tensor in _hidden_in(entry)]
+
+
+def check_unweighted(loss: torch.Tensor) -> None:
+    """Raise if a term of ``loss`` is weighted, as far as its newest operations show.
+
+    Raises:
+        ValueError: one is: the sum would weigh it twice.
+    """
+    nodes: list[Any] = [loss.grad_fn]
+    for node in nodes:  # which grows meanwhile: breadth first
+        if node is None or len(nodes) > _MOST_NODES:
+            continue
+        if node.name() == "_OutputScaleBackward":
+            raise invalid(
+                "Balancer.weight(loss)",
+                "be given a loss of which no term is weighted",
+                "one that holds what `weight` returned",
+                "Weigh each term, or their sum, but not both.",
+            )
+        nodes.extend(parent for parent, _ in node.next_functions)
 
 
 class ForwardHook:
