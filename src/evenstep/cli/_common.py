@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import NoReturn, TypeVar
@@ -102,27 +101,3 @@ def check_ends(command: str, option: str, file: Path, remedy: str) -> None:
     """Raise for what can be read without end, such as ``/dev/zero``."""
     if os.path.exists(file) and not (file.is_file() or file.is_dir() or file.is_fifo()):
         raise refused(command, option, "be a file or a pipe", file, remedy)
-
-
-def write_whole(file: Path, parts: Iterable[str]) -> None:
-    """Write a file whole or not at all: what stands there is replaced once all is written.
-
-    A pipe or a device is written as it is.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    is_plain = file.is_file() or not file.exists()
-    if is_plain:
-        file = Path(os.path.realpath(file))  # a link stays one
-    partial = file.with_name(f"{file.name}.partial") if is_plain else file
-    try:
-        with partial.open("w", encoding="utf-8") as out:
-            out.writelines(parts)
-        if is_plain:
-            os.replace(partial, file)
-    except BaseException:
-        if is_plain:
-            with suppress(OSError):
-                partial.unlink()
-        raise

@@ -12,7 +12,8 @@ import typer
 from .. import __version__
 from .._report import ReportFigures, page, read_figures
 from .._telemetry._event_file import events_file
-from ._common import fail, refused, write_whole
+from .._whole_file import write_whole
+from ._common import fail, refused
 
 Run = Annotated[
     Path,

@@ -14,8 +14,9 @@ import typer
 from .._telemetry import read_events
 from .._telemetry._chrome_trace import ALIGNMENT, ChromeTrace
 from .._telemetry._event_file import events_file
+from .._whole_file import write_whole
 from ..events import to_record
-from ._common import fail, refused, write_whole
+from ._common import fail, refused
 
 Run = Annotated[
     Path, typer.Argument(help="A run's folder, Runtime(run_dir=...), or its events.jsonl.")

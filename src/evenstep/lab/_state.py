@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import final
 
+from .._whole_file import write_whole
 from ._namespaces import Namespace
 
 PREFIX = "evenstep-lab"
@@ -63,9 +63,7 @@ class State:
     def write(self, run: Path) -> None:
         """Write it down, whole or not at all."""
         run.mkdir(mode=0o755, exist_ok=True)
-        partial = run / f".{self.run_id}.partial"
-        partial.write_text(json.dumps(asdict(self)), encoding="utf-8")
-        os.replace(partial, run / f"{self.run_id}{_SUFFIX}")
+        write_whole(run / f"{self.run_id}{_SUFFIX}", [json.dumps(asdict(self))])
 
     def forget(self, run: Path) -> None:
         """Delete what was written: nothing of the lab is left by now."""

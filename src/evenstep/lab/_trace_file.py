@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
-import os
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
+from .._whole_file import write_whole
 from ..exceptions import invalid
 from ._trace import Change, Trace
 
@@ -49,16 +50,14 @@ def read_trace(path: str | Path) -> Trace:
 
 def write_trace(trace: Trace, path: str | Path) -> None:
     """Write what ``read_trace`` reads; a file in the way is replaced, whole or not at all."""
-    file = Path(path)
-    partial = file.with_name(f"{file.name}.partial")
-    with partial.open("w", encoding="utf-8", newline="") as lines:
-        writer = csv.writer(lines, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for change in trace.changes:
-            rate = "" if change.mbit is None else ":".join(map(repr, change.mbit))
-            quota = "" if change.cpus is None else repr(change.cpus)
-            writer.writerow((repr(change.at_s), change.host, rate, quota))
-    os.replace(partial, file)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for change in trace.changes:
+        rate = "" if change.mbit is None else ":".join(map(repr, change.mbit))
+        quota = "" if change.cpus is None else repr(change.cpus)
+        writer.writerow((repr(change.at_s), change.host, rate, quota))
+    write_whole(Path(path), [text.getvalue()])
 
 
 def parse_mbit(text: str) -> float | tuple[float, float]:

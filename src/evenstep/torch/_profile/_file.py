@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..._planner import places
+from ..._whole_file import write_whole
 from ...exceptions import EvenstepWarning, invalid
 from ...timemodels import ClusterProfile
 from .._exchange._startup import Alone, SideGroup
@@ -57,11 +57,9 @@ def found_in(
 
 def write_profile(path: Path, profile: ClusterProfile) -> None:
     """Write the file whole or not at all, or say why not: training goes on without."""
-    whole = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        whole.write_text(profile.to_json() + "\n", encoding="utf-8")
-        os.replace(whole, path)
+        write_whole(path, [profile.to_json(), "\n"])
     except OSError as error:
         warnings.warn(
             f"The profile is not kept in {path} ({error}), so the next run measures anew. Give "
