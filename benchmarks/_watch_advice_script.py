@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from time import perf_counter, sleep
+from time import sleep
 from typing import Any
 
 import torch
@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-NUM_STEPS, LEARNT, BATCH = 90, 30, 16
+from benchmarks._watch_advice_clock import BATCH, NUM_STEPS, Clock
+
 SAMPLE_S = (0.0025, 0.0075)  # by rank
 RANK = int(os.environ["RANK"])
 
@@ -61,23 +62,6 @@ class Device(nn.Module):
         sleep(seconds / 3)
         out: Tensor = _Late.apply(self.layer(x), 2 / 3 * seconds)[:, 0]  # type: ignore[no-untyped-call]
         return out if labels is None else {"loss": (out - labels).square().mean()}
-
-
-class Clock:
-    """Notes when steps end."""
-
-    def __init__(self) -> None:
-        self.ends_s: list[float] = []
-
-    def tick(self) -> None:
-        """Note one."""
-        self.ends_s.append(perf_counter())
-
-    def say(self) -> None:
-        """Print the mean of the steps after those in which evenstep learns, on rank 0."""
-        if RANK == 0:
-            last = self.ends_s[LEARNT:]
-            print(f"step_s {(last[-1] - last[0]) / (len(last) - 1):.6f}", flush=True)
 
 
 def of_my_own(clock: Clock, *, balanced: bool, sharded: bool) -> None:
@@ -159,7 +143,8 @@ def main() -> None:
     else:
         dist.init_process_group("gloo")
         of_my_own(clock, balanced=balanced, sharded=kind == "FSDP2")
-    clock.say()
+    if RANK == 0:
+        clock.say(SAMPLE_S[RANK] * BATCH)
     if dist.is_initialized():
         dist.destroy_process_group()
 

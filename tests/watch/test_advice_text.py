@@ -13,7 +13,7 @@ NUM_STEPS = 60
 SCRIPT = BY_NAME["mnist"]
 
 
-def run(times_ms, *, size=0, sites=(), kind="DDP", num_steps=NUM_STEPS, rest_ms=0):
+def run(times_ms, *, size=0, sites=(), kind="DDP", num_steps=NUM_STEPS, rest_ms=0, meeting_ms=0):
     """A run in which every rank's forward and backward take so long."""
     times_us = 1000 * np.array(times_ms, float)
     times_us = np.broadcast_to(times_us, (num_steps, times_us.shape[-1]))
@@ -22,6 +22,7 @@ def run(times_ms, *, size=0, sites=(), kind="DDP", num_steps=NUM_STEPS, rest_ms=
     spent[..., Phase.BACKWARD] = times_us - spent[..., Phase.FORWARD]
     spent[..., Phase.REDUCTION] = times_us.max(axis=1, keepdims=True) - times_us + 1000
     spent[..., Phase.REST] = 1000 * rest_ms
+    spent[..., Phase.MEETING] = 1000 * meeting_ms
     return WatchedRun(
         hosts=tuple(f"node{rank}" for rank in range(times_us.shape[1])),
         devices=(),
@@ -59,6 +60,17 @@ def test_each_speed_up_is_said():
 
     for words in ("balanced by speed 1.7", "by length 1.0", "by both 2.0", "without rank 1 1.5"):
         assert words in told.speed_ups
+
+
+def test_what_keras_asks_before_each_step_goes_with_evensteps_data():
+    """As long as the last one to be asked takes; in DDP, and without the slowest rank, it stays."""
+    late = {"rest_ms": np.array([0, 10]), "meeting_ms": np.array([20, 10])}
+
+    told = {kind: advice(run([100, 300], kind=kind, **late)).speed_ups for kind in ("Keras", "DDP")}
+
+    assert f"by speed {321 / (10 + 150 + 1 + 1.5):.2f}x" in told["Keras"]
+    assert f"by speed {321 / (10 + 150 + 10 + 1 + 0.4):.2f}x" in told["DDP"]
+    assert all(f"without rank 1 {321 / (200 + 10 + 1 + 0.4):.2f}x" in it for it in told.values())
 
 
 def test_the_users_own_file_gets_a_diff():

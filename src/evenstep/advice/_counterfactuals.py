@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, final
 
 import numpy as np
@@ -10,14 +10,13 @@ import numpy as np
 from .._types import Cluster, FloatArray
 from ..solve._allocate import allocate
 from ..timemodels._affine import AffineTime
-from ._watched_steps import WatchedSteps
+from ._watched_steps import OWN_S, WatchedSteps
 from ._work_lines import ALIKE, WorkLines
 
 LEAST_STEPS: Final = 20
 """Fewer tell nothing."""
 
 _WARM_UP = 5  # steps: first ones compile, fill caches, build buckets
-_OWN_S = 0.0004  # of the training thread, for each step with a Balancer
 _FINE = 1 << 20  # samples of a step whose number is not known: so many that rounding is nothing
 
 
@@ -78,8 +77,9 @@ def foresee(seen: WatchedSteps) -> Counterfactuals:
 
     $$T_k' = T_k - m_k + \max_r (t_{kr}' + o_{kr}) + e,$$
 
-    so that all which no split changes stays as it was, and $e$ is what evenstep takes itself. With
-    the lines of ``WorkLines``, work $x_{kr}$ with the total $X_k$, and $W$ ranks:
+    so that all which no split changes stays as it was, and $e$ is what evenstep takes itself, less
+    what its loader spares (``WatchedSteps.own_s``; without a rank it spares nothing). With the
+    lines of ``WorkLines``, work $x_{kr}$ with the total $X_k$, and $W$ ranks:
 
     * by speed, with sizes $n_r$ of $B$ from ``allocate`` for every 50 steps:
       $x'_{kr} = X_k n_r / B + (x_{kr} - X_k / W) \sqrt{W n_r / B}$, as samples are drawn as before:
@@ -117,7 +117,7 @@ def foresee(seen: WatchedSteps) -> Counterfactuals:
         by_length=by_length,
         by_both=by_both,
         slowest=slowest,
-        without_slowest=_told(seen, lines, _without(lines, slowest)),
+        without_slowest=_told(replace(seen, own_s=OWN_S), lines, _without(lines, slowest)),
     )
 
 
@@ -142,7 +142,7 @@ def _factor(seen: WatchedSteps, lines: WorkLines, work: FloatArray) -> float:
     takes_part = work > 0
     own_s = np.where(takes_part, lines.with_work(work) + seen.other_s, 0.0)
     was_s = (seen.compute_s + seen.other_s).max(axis=1)
-    would_s = seen.wall_s - was_s + own_s.max(axis=1) + _OWN_S
+    would_s = seen.wall_s - was_s + own_s.max(axis=1) + seen.own_s
     return float(seen.wall_s.sum() / np.maximum(would_s, 1e-9).sum())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self, final
+from typing import Final, Self, final
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,6 +12,8 @@ from .._diagnosis import Phase
 from .._types import FloatArray
 from ..exceptions import invalid
 
+OWN_S: Final = 0.0004
+"""Of the training thread, for each step with a Balancer."""
 _OWN = (Phase.INPUT, Phase.OPTIMIZER, Phase.EVALUATION, Phase.CHECKPOINT, Phase.REST)
 _LEAST_SHARE = 0.1  # of computing, for a phase that tells something
 _ONE_FACTOR = 1.25  # by which ratios of forward to backward differ at most
@@ -32,6 +34,7 @@ class WatchedSteps:
         size: numbers or tokens in it; likewise.
         is_slow_throughout: whether forward and backward of slow ranks are slower by one factor, as
             with a slow device. Then so is what a step costs before its first sample.
+        own_s: what a balanced step takes beside: evenstep's own time, less what its loader spares.
     """
 
     wall_s: FloatArray
@@ -40,6 +43,7 @@ class WatchedSteps:
     num_samples: FloatArray
     size: FloatArray
     is_slow_throughout: bool = False
+    own_s: float = OWN_S
 
     def __post_init__(self) -> None:
         shape = np.shape(self.compute_s)
@@ -63,6 +67,7 @@ class WatchedSteps:
         num_steps: ArrayLike = 1,
         num_samples: ArrayLike = 0,
         size: ArrayLike = 0,
+        own_s: float = OWN_S,
     ) -> Self:
         """Return what times by phase say of steps.
 
@@ -74,6 +79,7 @@ class WatchedSteps:
             num_steps: how many steps each row is the sum of, ``(num_rows,)``.
             num_samples: of each rank's batch, ``(num_rows, world_size)``; 0 where not known.
             size: numbers or tokens in it; likewise.
+            own_s: what a balanced step takes beside.
         """
         spent_s = np.asarray(spent_us, np.float64) / 1e6
         each = np.broadcast_to(num_steps, spent_s.shape[:1])[:, None]
@@ -87,6 +93,7 @@ class WatchedSteps:
             num_samples=np.broadcast_to(num_samples, compute_s.shape) / each,
             size=np.broadcast_to(size, compute_s.shape) / each,
             is_slow_throughout=_alike(forward_s, backward_s),
+            own_s=own_s,
         )
 
     @property
@@ -108,6 +115,7 @@ class WatchedSteps:
             self.num_samples[first:],
             self.size[first:],
             self.is_slow_throughout,
+            self.own_s,
         )
 
 

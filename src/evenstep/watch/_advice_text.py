@@ -8,14 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
 
+import numpy as np
+
+from .._diagnosis import Phase
 from ..advice._counterfactuals import Counterfactuals, SpeedUp, foresee
-from ..advice._watched_steps import WatchedSteps
+from ..advice._watched_steps import OWN_S, WatchedSteps
 from ._script_patch import ScriptPatch, by_hand, patched
 from ._watched_run import CallSite, WatchedRun
 
 WORTH: Final = 1.05
 """Speed-up below which balancing is not advised: a run of 20 hours would end an hour earlier."""
 
+_KERAS_OWN_S = 0.0015  # of a balanced step: 1 ms for the batch, the rest for calls in the graph
 _LOADER = "DataLoader"
 _RECIPES = {
     "transformers": "docs/huggingface.md",
@@ -80,7 +84,11 @@ def advice_on(
         return WatchAdvice(told, ("FSDP2 (`fully_shard`) can: docs/loops.md#fsdp2",))
     foreseen = foresee(
         WatchedSteps.of(
-            run.spent_us, num_steps=run.num_steps, num_samples=run.num_samples, size=run.size
+            run.spent_us,
+            num_steps=run.num_steps,
+            num_samples=run.num_samples,
+            size=run.size,
+            own_s=_keras_own_s(run) if run.kind == "Keras" else OWN_S,
         )
     )
     told = _speed_ups(foreseen)
@@ -94,6 +102,15 @@ def advice_on(
         return WatchAdvice(told, (line,))
     change = _change(run, folder, source_of)
     return WatchAdvice(told, (*_beside(foreseen), *change.by_hand), change.diff)
+
+
+def _keras_own_s(run: WatchedRun) -> float:
+    """Return what evenstep's hand-out of a batch takes, less what asking all for theirs took.
+
+    Before each step TensorFlow sums over all workers how many have a batch. evenstep knows that.
+    """
+    asking_s = run.spent_us[..., Phase.MEETING].min(axis=1) / run.num_steps / 1e6
+    return _KERAS_OWN_S - float(np.median(asking_s))
 
 
 def _speed_ups(foreseen: Counterfactuals) -> str:
