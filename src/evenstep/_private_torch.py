@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, MutableMapping
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from typing import Any, NamedTuple
 
 import torch
@@ -51,15 +51,15 @@ class NodeHook:
 
     Args:
         call: called with a gradient, or with None; returns None.
+
+    Attributes:
+        put: has a node call back.
     """
 
     def __init__(self, call: Callable[[Any], None]) -> None:
-        self._owner = torch.zeros((), requires_grad=True)
-        self._owner.register_hook(call)  # type: ignore[no-untyped-call]
-
-    def put(self, node: Any) -> None:
-        """Have a node call back."""
-        node._register_hook_dict(self._owner)
+        owner = torch.zeros((), requires_grad=True)
+        owner.register_hook(call)  # type: ignore[no-untyped-call]
+        self.put: Callable[[Any], None] = methodcaller("_register_hook_dict", owner)
 
 
 class CollectiveCount:

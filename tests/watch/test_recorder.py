@@ -35,7 +35,7 @@ class Rank:
         self.log = StepLog(
             HandClock(lambda: self.now_us / 1e6),
             counted_s=lambda: (self.collected_us / 1e6, 0.0),
-            guard=lambda call: call(),
+            guard=lambda call, *arguments: call(*arguments),
         )
         self.recorder = StepRecorder(self.log)
 
@@ -228,6 +228,29 @@ def test_gradients_are_the_same_bit_by_bit(rank):
     rank.model(torch.ones(3, 4)).sum().backward()
 
     assert torch.equal(seen, rank.model.weight.grad)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "num_samples", "size"),
+    [
+        ((torch.ones(3, 4),), 3, 12),
+        ((torch.ones(()),), 0, 0),
+        ((torch.ones(3, 4), torch.ones(3, 2, dtype=torch.long)), 3, 6),
+        (((), {"x": torch.ones(3, 4)}), 3, 12),
+    ],
+)
+def test_inputs_have_samples_and_a_size(rank, inputs, num_samples, size):
+    """Of one tensor, of none to count in, of tokens beside others, and by name."""
+    rank.fetch(1)
+    rank.log.forward_begins(rank.model, inputs)
+    rank.log.forward_ends(loss := rank.model.weight.sum())
+    rank.backward(loss, 20)
+    rank.step()
+    rank.fetch(1)
+
+    (record,) = rank.recorder.take_records()
+
+    assert (record.num_samples, record.clues.size) == (num_samples, size)
 
 
 def test_the_line_of_the_users_own_is_found():

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from threading import get_ident
 from typing import Any, final
 
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from ._call_sites import Frames
 from ._courier import ends_of
 from ._fsdp_patches import patch_fsdp
 from ._start_watch import ALONE, SEEN, WatchSettings
+from ._step_log import StepLog
 from ._torch_patches import (
     Patches,
     WhenLoaded,
@@ -51,7 +53,7 @@ class Attachment:
         self._loaders = loaders
         self.watch: Watch | None = None
         self._num_groups = 0
-        patches = Patches(self._current, when_loaded)
+        patches = Patches(self._current, self._hearing, when_loaded)
         for patch in (
             patch_collectives,
             patch_ddp,
@@ -86,6 +88,13 @@ class Attachment:
             return None
         watch = self.watch
         return None if watch is None or not watch.is_on else watch
+
+    def _hearing(self) -> StepLog | None:
+        if is_dynamo_compiling():  # first here too
+            return None
+        if (watch := self.watch) is None or (log := watch.log) is None:
+            return None
+        return log if log.thread_id == get_ident() else None
 
     def _store(self) -> Any:
         """Return the run's store, with a prefix of this group's own: a restart has another."""

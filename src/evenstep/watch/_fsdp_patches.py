@@ -16,7 +16,7 @@ from .._private_torch import (
     fsdp2_is_root,
 )
 from ._call_sites import frames_from
-from ._torch_patches import Current, Patches, device_of, meeting, watched_forward
+from ._torch_patches import Current, Hearing, Patches, device_of, meeting, watched_forward
 
 FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel"
 
@@ -25,12 +25,12 @@ def patch_fsdp(patches: Patches) -> None:
     """Have sharded models heard of, once what they are made by is loaded."""
 
     def fsdp2(module: Any) -> None:
-        patches.put(module.FSDPState, FSDP2_INIT, _made)
+        patches.put_maker(module.FSDPState, FSDP2_INIT, _made)
         patches.put(module.FSDPState, FSDP2_ROOT_PRE_FORWARD, _entered)
         patches.put(module.FSDPState, FSDP2_POST_FORWARD, _left)
 
     def fsdp1(module: Any) -> None:
-        patches.put(module.FullyShardedDataParallel, "__init__", _made_fsdp1)
+        patches.put_maker(module.FullyShardedDataParallel, "__init__", _made_fsdp1)
         patches.put(module.FullyShardedDataParallel, "forward", watched_forward)
 
     def waits(module: Any) -> None:
@@ -43,9 +43,9 @@ def patch_fsdp(patches: Patches) -> None:
     patches.when_loaded(FSDP1, fsdp1)
 
 
-def _gathering(before: Any, current: Current) -> Any:
+def _gathering(before: Any, hearing: Hearing) -> Any:
     """Return a method that waits on a CPU alone."""
-    waiting = meeting(before, current)
+    waiting = meeting(before, hearing)
 
     def unshard(self: Any, *args: Any, **kwargs: Any) -> Any:
         return (waiting if self.device.type == "cpu" else before)(self, *args, **kwargs)
@@ -62,23 +62,23 @@ def _made(before: Any, current: Current) -> Any:
     return init
 
 
-def _entered(before: Any, current: Current) -> Any:
+def _entered(before: Any, hearing: Hearing) -> Any:
     def root_pre_forward(self: Any, module: Any, args: Any, kwargs: Any) -> Any:
-        watch, was_root = current(), fsdp2_is_root(self)
+        log, was_root = hearing(), fsdp2_is_root(self)
         result = before(self, module, args, kwargs)
-        if watch is not None and not was_root and fsdp2_is_root(self):
-            watch.forward_begins(module, (args, kwargs) if kwargs else args)
+        if log is not None and not was_root and fsdp2_is_root(self):
+            log.guard(log.forward_begins, module, (args, kwargs) if kwargs else args)
         return result
 
     return root_pre_forward
 
 
-def _left(before: Any, current: Current) -> Any:
+def _left(before: Any, hearing: Hearing) -> Any:
     def post_forward(self: Any, module: Any, inputs: Any, output: Any) -> Any:
-        watch, was_root = current(), fsdp2_is_root(self)
+        log, was_root = hearing(), fsdp2_is_root(self)
         result = before(self, module, inputs, output)
-        if watch is not None and was_root and not fsdp2_is_root(self):
-            watch.forward_ends(result)
+        if log is not None and was_root and not fsdp2_is_root(self):
+            log.guard(log.forward_ends, result)
         return result
 
     return post_forward

@@ -170,10 +170,9 @@ class WatchLeader:
 
     def _leave(self, name: str, text: str) -> None:
         """Leave a file for the launcher, where one waits on this machine."""
-        folder = Path(self._settings.launcher_dir)
-        if self._settings.launcher_dir and folder.is_dir():
-            with suppress(OSError):  # a full disk: what was seen is said at the end all the same
-                (folder / name).write_text(text, "utf-8")
+        if folder := self._settings.launcher_dir:
+            with suppress(OSError):  # another machine, or a full disk: it is said at the end too
+                (Path(folder) / name).write_text(text, "utf-8")
 
     def _write_steps(self) -> None:
         rows, self._unwritten, self._unwritten_us = self._unwritten, [], 0

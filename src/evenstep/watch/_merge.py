@@ -42,6 +42,11 @@ class RankMerger:
     def _next(self) -> tuple[StepRecord, ...] | None:
         """Return the next row; None while it is not there."""
         while all(self._open):
+            heads = [known[0] for known in self._open]
+            if len({(head.step, head.num_steps) for head in heads}) == 1:  # as nearly always
+                for known in self._open:
+                    known.popleft()
+                return tuple(heads)
             begin = max(known[0].begin for known in self._open)
             if all(known[0].begin == begin for known in self._open):
                 row = self._ended_together()

@@ -6,6 +6,8 @@ import threading
 from collections import deque
 from typing import Any, final
 
+from torch import Size
+
 from .._diagnosis import Phase, StepClues
 from ..torch._step._phases import Timeline
 from ._step_log import StepLog
@@ -43,6 +45,7 @@ class StepRecorder:
     def __init__(self, log: StepLog) -> None:
         self.step = 0
         self._heard = log.heard
+        log.make_room = self.catch_up
         self._timeline = Timeline(log.clock)
         self._lock = threading.Lock()
         self._records: deque[StepRecord] = deque(maxlen=_MOST_UNSENT)
@@ -65,15 +68,16 @@ class StepRecorder:
     def catch_up(self) -> None:
         """Go through what was heard since the last call, on whatever thread."""
         with self._lock:
-            while self._heard:
-                what, mark, more = self._heard.popleft()
-                self._hear(what, mark, more)
+            heard, cut = self._heard, self._timeline.cut
+            while heard:
+                what, mark, more = heard.popleft()
+                if (phase := _PHASES.get(what)) is None:
+                    self._hear(what, mark, more)
+                else:
+                    cut(phase, at=mark)
 
     def _hear(self, what: str, mark: Any, more: Any) -> None:
         match what:
-            case "begins":
-                self._counted_s = more
-                self._timeline.begin(0, at=mark)
             case "input":
                 self._handed_out = -1
                 self._timeline.cut(Phase.EVALUATION if more else Phase.INPUT, at=mark)
@@ -89,31 +93,34 @@ class StepRecorder:
             case "stepped":
                 self._optimizer_stepped()
                 self._timeline.leave(at=mark)
+            case "enters":
+                self._timeline.enter(more, at=mark)
             case _:
                 self._note(what, mark, more)
 
     def _note(self, what: str, mark: Any, more: Any) -> None:
         """Note what ends no step, now or later."""
         match what:
-            case "enters":
-                self._timeline.enter(more, at=mark)
             case "leaves":
                 self._timeline.leave(at=mark)
             case "met":
                 self._timeline.met(mark, more)
             case "mixes":
                 self._timeline.mixes = True
-            case _:
-                self._timeline.cut(_PHASES[what], at=mark)
+            case "begins":
+                self._counted_s = more
+                self._timeline.begin(0, at=mark)
 
     def _begin_forward(
-        self, mark: Any, counted_s: tuple[float, float], size: tuple[int, int]
+        self, mark: Any, counted_s: tuple[float, float], size: Size | tuple[int, int]
     ) -> None:
         self._ends_step(mark, counted_s)
         if self._handed_out >= 0:
             self._timeline.was(Phase.FORWARD, self._handed_out)
             self._handed_out = -1
         self._timeline.cut(Phase.FORWARD, at=mark)
+        if type(size) is Size:
+            size = (size[0], size.numel()) if size else (0, 0)
         self._num_samples += size[0]
         self._size += size[1]
 
@@ -132,9 +139,10 @@ class StepRecorder:
         return True
 
     def _end_step(self, mark: Any, counted_s: tuple[float, float]) -> None:
+        gc_s, compile_s = self._counted_s
         gc_us, compile_us = (
-            round((after - before) * 1e6)
-            for before, after in zip(self._counted_s, counted_s, strict=True)
+            round((counted_s[0] - gc_s) * 1e6),
+            round((counted_s[1] - compile_s) * 1e6),
         )
         self._clues[self.step] = StepClues(gc_us, compile_us, self._size), self._num_samples
         self._counted_s = counted_s

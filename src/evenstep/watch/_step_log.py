@@ -5,8 +5,9 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from threading import get_ident
-from typing import Any, final
+from typing import Any, Protocol, final
 
 from torch import Tensor, is_grad_enabled, nn
 from torch.compiler import is_dynamo_compiling
@@ -23,6 +24,15 @@ from ..torch._step._containers import input_size, tensors_in
 Heard = tuple[str, Any, Any]
 """What was heard, the clock's mark of when, and more of it that cannot be known later."""
 
+_MOST_HEARD = 2048  # that the thread that sends has not taken: of 200 steps or so, 0.3 MB
+
+
+class Guard(Protocol):
+    """Calls for the thread that trains, so that no fault reaches the training."""
+
+    def __call__(self, call: Callable[..., None], *arguments: Any) -> None:
+        """Call ``call(*arguments)``, or nothing once the watch is off."""
+
 
 @final
 class StepLog:
@@ -31,16 +41,20 @@ class StepLog:
     Where a device works or the loop sleeps, nothing of ours is in the caches when we are called,
     and each function and object that is touched takes microseconds. So there are few here.
 
+    Methods that hear of something are called by the guard.
+
     Args:
         clock: sets the marks.
         counted_s: seconds of garbage collection, and of compiling, so far.
-        guard: runs what is called back, so that no fault reaches the training.
+        guard: runs what is called back.
 
     Attributes:
-        clock: likewise.
+        clock, guard: likewise.
         heard: the oldest first; to be taken away by what makes steps of it.
+        make_room: takes it away, where it is much.
         thread_id: of the thread that trains: the one that made this.
         num_stepped: steps of optimizers so far.
+        meets: whether others are waited for.
     """
 
     def __init__(
@@ -48,19 +62,23 @@ class StepLog:
         clock: AbstractClock,
         *,
         counted_s: Callable[[], tuple[float, float]],
-        guard: Callable[[Callable[[], None]], None],
+        guard: Guard,
     ) -> None:
-        self.clock = clock
+        self.clock, self.guard = clock, guard
         self.heard: deque[Heard] = deque()
+        self.make_room: Callable[[], None] = lambda: None
         self.thread_id = get_ident()
         self.num_stepped = 0
-        self._counted_s, self._guard = counted_s, guard
+        self.meets = False
+        self._mark, self._counted_s = clock.mark, counted_s
         self._depth = 0  # of forwards under way; one that raised ends with the next batch
         self._task = -1  # the engine's number of the backward under way
-        self._trained: weakref.ref[nn.Module] | None = None
+        self._trained: Callable[[], nn.Module | None] = lambda: None
         self._trains_in_eval = False
         self._evaluates = False  # whether the newest batch was for an evaluation
-        self._node_hook = NodeHook(self._backward_entered)
+        self._put_hook = NodeHook(self._backward_entered).put
+        self._own_backward_ended = partial(guard, self._go_on, "reduction")
+        self._backward_ended = partial(guard, self._note, "backward ended")
         self._hooks = (
             register_optimizer_step_pre_hook(self._optimizer_reached),
             register_optimizer_step_post_hook(self._optimizer_left),
@@ -74,10 +92,12 @@ class StepLog:
     def input_begins(self) -> None:
         """Hear that a batch is asked for."""
         self._depth = 0
-        self._evaluates = not is_grad_enabled() or self._is_in_eval()
+        trained = self._trained()  # whether it evaluates, as far as is known before its forward
+        is_in_eval = trained is not None and not trained.training and not self._trains_in_eval
+        self._evaluates = is_in_eval or not is_grad_enabled()
         self._note("input", self._evaluates)
 
-    def input_ends(self, *, is_there: bool) -> None:
+    def input_ends(self, is_there: bool) -> None:
         """Hear that it is there, or that there is none any more."""
         if self._evaluates:
             self._note("evaluation")
@@ -86,19 +106,25 @@ class StepLog:
         else:
             self._note("no batch")
 
-    def forward_begins(self, module: nn.Module, inputs: Any) -> None:
-        """Hear that a model begins to compute; one inside of another is part of it."""
+    def forward_begins(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        """Hear that a model begins to compute; one inside of another is part of it.
+
+        A shape is all that is read of a single input; its size is known from it later.
+        """
         self._depth += 1
         if self._depth > 1:
             return
+        if len(self.heard) >= _MOST_HEARD:
+            self.make_room()
         if not is_grad_enabled():
             self._note("evaluation")
             return
-        mark = self.clock.mark()
-        if self._trained is None or self._trained() is not module:
+        mark = self._mark()
+        if self._trained() is not module:
             self._trained = weakref.ref(module)
         self._trains_in_eval = not module.training
-        size = input_size(tensors_in(inputs))
+        is_plain = len(inputs) == 1 and type(inputs[0]) is Tensor and not inputs[0].is_nested
+        size = inputs[0].shape if is_plain else input_size(tensors_in(inputs))
         self.heard.append(("forward", mark, (self._counted_s(), size)))
 
     def forward_ends(self, output: Any) -> None:
@@ -107,25 +133,25 @@ class StepLog:
         By hooks on the nodes of the graph, which change nothing in it and return None: no view,
         and nothing on the tensors themselves that a pickle would meet.
         """
-        self._depth = max(0, self._depth - 1)
+        if self._depth:
+            self._depth -= 1
         if is_grad_enabled() and not self._depth:
             for tensor in (output,) if type(output) is Tensor else tensors_in(output):
                 if (node := tensor.grad_fn) is not None:
-                    self._node_hook.put(node)
+                    self._put_hook(node)
 
     def met(self, begin: Any) -> None:
         """Hear that others were waited for since a mark of the clock."""
-        self.heard.append(("met", begin, self.clock.mark()))
+        self.meets = False
+        self.heard.append(("met", begin, self._mark()))
 
     def enter(self, phase: Phase) -> None:
         """Hear that something else begins, such as a checkpoint."""
-        if get_ident() == self.thread_id:
-            self._note("enters", phase)
+        self._note("enters", phase)
 
     def leave(self) -> None:
         """Hear that it is over."""
-        if get_ident() == self.thread_id:
-            self._note("leaves")
+        self._note("leaves")
 
     def close(self) -> None:
         """Hear of optimizers no more."""
@@ -133,48 +159,27 @@ class StepLog:
             hook.remove()
 
     def _note(self, what: str, more: Any = None) -> None:
-        self.heard.append((what, self.clock.mark(), more))
-
-    def _is_in_eval(self) -> bool:
-        """Tell whether a batch is for an evaluation, as far as can be known before its forward."""
-        module = None if self._trained is None else self._trained()
-        return module is not None and not module.training and not self._trains_in_eval
+        self.heard.append((what, self._mark(), more))
 
     def _backward_entered(self, _: Any) -> None:
         if (task := backward_number()) != self._task:
             self._task = task
-            self._guard(self._begin_backward)
+            self.guard(self._go_on, "backward")
 
-    def _begin_backward(self) -> None:
-        self._note("backward")
-        at_end_of_backward(self._own_backward_ended)
+    def _go_on(self, what: str) -> None:
+        """Hear of a part of the backward.
 
-    def _own_backward_ended(self) -> None:
-        """Hear of it before DDP waits for the others: asked for first, called first."""
-        self._task = -1
-        self._guard(self._begin_reduction)
-
-    def _begin_reduction(self) -> None:
-        self._note("reduction")
-        at_end_of_backward(self._backward_ended)
-
-    def _backward_ended(self) -> None:
-        self._guard(self._end_reduction)
-
-    def _end_reduction(self) -> None:
-        self._note("backward ended")
+        Of the end of the own one before DDP waits for the others: asked for first, called first.
+        """
+        self._note(what)
+        is_own = what == "backward"
+        at_end_of_backward(self._own_backward_ended if is_own else self._backward_ended)
 
     def _optimizer_reached(self, *_: Any) -> None:
         if not is_dynamo_compiling() and get_ident() == self.thread_id:
-            self._guard(self._begin_optimizer)
-
-    def _begin_optimizer(self) -> None:
-        self._note("enters", Phase.OPTIMIZER)
+            self.guard(self._note, "enters", Phase.OPTIMIZER)
 
     def _optimizer_left(self, *_: Any) -> None:
         if not is_dynamo_compiling() and get_ident() == self.thread_id:
-            self._guard(self._end_optimizer)
-
-    def _end_optimizer(self) -> None:
-        self.num_stepped += 1
-        self._note("stepped")
+            self.num_stepped += 1
+            self.guard(self._note, "stepped")

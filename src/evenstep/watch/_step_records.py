@@ -128,7 +128,9 @@ def unpacked(data: bytes) -> RankTold:
 
 def _packed(record: StepRecord) -> bytes:
     clues = record.clues
-    times = [min(max(us, 0), _MOST_U32) for us in (*record.spent_us, clues.gc_us, clues.compile_us)]
+    times = (*record.spent_us, clues.gc_us, clues.compile_us)
+    if min(times) < 0 or max(times) > _MOST_U32:
+        times = tuple([min(max(us, 0), _MOST_U32) for us in times])
     return _RECORD.pack(record.step, record.num_steps, record.num_samples, *times, clues.size)
 
 

@@ -26,10 +26,14 @@ from .._private_torch import (
     original_of,
 )
 from ._call_sites import frames_from
+from ._step_log import StepLog
 from ._watch import Watch
 
 Current = Callable[[], Watch | None]
 """Returns the watch on this process; None while there is none, and inside of a compiler."""
+
+Hearing = Callable[[], StepLog | None]
+"""Returns what hears of this thread; None where nothing does, and inside of a compiler."""
 
 
 class WhenLoaded(Protocol):
@@ -45,14 +49,20 @@ class Patches:
 
     Args:
         current: returns the watch on this process.
+        hearing: returns what hears of this thread.
         when_loaded: has a call made when a module is loaded.
     """
 
-    def __init__(self, current: Current, when_loaded: WhenLoaded) -> None:
-        self.current, self.when_loaded = current, when_loaded
+    def __init__(self, current: Current, hearing: Hearing, when_loaded: WhenLoaded) -> None:
+        self.current, self.hearing, self.when_loaded = current, hearing, when_loaded
 
-    def put(self, owner: Any, name: str, make: Callable[[Any, Current], Any]) -> None:
-        """Put ``make(before, current)`` in the place of what ``owner`` calls ``name``."""
+    def put(self, owner: Any, name: str, make: Callable[[Any, Hearing], Any]) -> None:
+        """Put ``make(before, hearing)`` in the place of what ``owner`` calls ``name``."""
+        before = getattr(owner, name)
+        setattr(owner, name, wraps(before)(make(before, self.hearing)))
+
+    def put_maker(self, owner: Any, name: str, make: Callable[[Any, Current], Any]) -> None:
+        """Put ``make(before, current)`` there, of what makes a model."""
         before = getattr(owner, name)
         setattr(owner, name, wraps(before)(make(before, self.current)))
 
@@ -75,20 +85,20 @@ def patch_ddp(patches: Patches) -> None:
 
         return __init__
 
-    patches.put(DistributedDataParallel, "__init__", made)
+    patches.put_maker(DistributedDataParallel, "__init__", made)
     patches.put(DistributedDataParallel, "forward", watched_forward)
     patches.put(DistributedDataParallel, SYNC_BUFFERS, meeting)
 
 
-def watched_forward(before: Any, current: Current) -> Any:
+def watched_forward(before: Any, hearing: Hearing) -> Any:
     """Return a forward that is heard of."""
 
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        if (watch := current()) is None:
+        if (log := hearing()) is None:
             return before(self, *inputs, **kwargs)
-        watch.forward_begins(self, (inputs, kwargs) if kwargs else inputs)
+        log.guard(log.forward_begins, self, (inputs, kwargs) if kwargs else inputs)
         output = before(self, *inputs, **kwargs)
-        watch.forward_ends(output)
+        log.guard(log.forward_ends, output)
         return output
 
     return forward
@@ -100,8 +110,8 @@ def patch_compiled(patches: Patches) -> None:
     DDP's own forward is in the graph then, where nothing of ours may be.
     """
 
-    def called(before: Any, current: Current) -> Any:
-        heard = watched_forward(before, current)
+    def called(before: Any, hearing: Hearing) -> Any:
+        heard = watched_forward(before, hearing)
 
         def __call__(self: Any, *inputs: Any, **kwargs: Any) -> Any:
             is_ddp = isinstance(original_of(self), DistributedDataParallel)
@@ -114,17 +124,17 @@ def patch_compiled(patches: Patches) -> None:
     )
 
 
-def meeting(before: Any, current: Current) -> Any:
+def meeting(before: Any, hearing: Hearing) -> Any:
     """Return a method in which others are waited for."""
 
     def met(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if (watch := current()) is None:
+        if (log := hearing()) is None or log.meets:
             return before(self, *args, **kwargs)
-        begin = watch.mark()
+        log.meets, begin = True, log.clock.mark()
         try:
             return before(self, *args, **kwargs)
         finally:
-            watch.met(begin)
+            log.guard(log.met, begin)
 
     return met
 
@@ -140,30 +150,32 @@ def patch_collectives(patches: Patches) -> None:
 def patch_loaders(patches: Patches) -> None:
     """Have it heard of when a loader is opened, and when it is asked for a batch."""
 
-    def opened(before: Any, current: Current) -> Any:
+    def opened(before: Any, hearing: Hearing) -> Any:
         def __iter__(self: Any) -> Any:
-            if (watch := current()) is None:
+            if (log := hearing()) is None:
                 return before(self)
-            watch.input_begins()
+            log.guard(log.input_begins)
             try:
                 return before(self)
             finally:
-                watch.input_ends(None, False)
+                log.guard(log.input_ends, False)
 
         return __iter__
 
-    def read(before: Any, current: Current) -> Any:
+    def read(before: Any, hearing: Hearing) -> Any:
         def __next__(self: Any) -> Any:
-            if (watch := current()) is None:
+            if (log := hearing()) is None:
                 return before(self)
-            watch.input_begins()
+            log.guard(log.input_begins)
             is_there = False
             try:
                 batch = before(self)
                 is_there = True
                 return batch
             finally:
-                watch.input_ends(dataset_of(self), is_there)
+                log.guard(log.input_ends, is_there)
+                if log.num_stepped < 2 and is_there and (watch := patches.current()) is not None:
+                    watch.loader_read(dataset_of(self))
 
         return __next__
 
@@ -174,15 +186,15 @@ def patch_loaders(patches: Patches) -> None:
 def patch_saving(patches: Patches) -> None:
     """Have it heard of when something is saved."""
 
-    def timed(before: Any, current: Current) -> Any:
+    def timed(before: Any, hearing: Hearing) -> Any:
         def saved(*args: Any, **kwargs: Any) -> Any:
-            if (watch := current()) is None:
+            if (log := hearing()) is None:
                 return before(*args, **kwargs)
-            watch.enter(Phase.CHECKPOINT)
+            log.guard(log.enter, Phase.CHECKPOINT)
             try:
                 return before(*args, **kwargs)
             finally:
-                watch.leave()
+                log.guard(log.leave)
 
         return saved
 

@@ -7,7 +7,6 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import Any, NamedTuple, final
 
 import torch
@@ -163,14 +162,14 @@ class Timeline:
             step, cuts = self._unread[0]
             if self._clock.seconds(cuts[0][0], cuts[-1][0]) is None:
                 break
-            told = [self._clock.seconds(begin, end) for (begin, _), (end, _) in pairwise(cuts)]
+            marks, phases = zip(*cuts, strict=True)
+            told = list(map(self._clock.seconds, marks, marks[1:]))
             lasted_s = [seconds for seconds in told if seconds is not None]
             if len(lasted_s) < len(told):  # on another stream, where marks come in another order
                 break
             self._unread.popleft()
             if min(lasted_s) >= 0:
-                phases = [phase for _, phase in cuts[:-1]]
-                found.append((step, time_by_phase(lasted_s, phases)))
+                found.append((step, time_by_phase(lasted_s, phases[:-1])))
         return found
 
     def close(self) -> None:
