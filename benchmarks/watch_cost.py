@@ -7,10 +7,10 @@ trains, where its CPU seconds are what that thread takes more. The other is its 
 wake up in those blocks. Its CPU seconds are read in long blocks, in which it wakes up once for each
 line of the watch, with a diagnosis on rank 0. The cost is the sum of both.
 
-Beside it stands what the watch itself counts: wall-clock seconds of the thread that trains, and CPU
-seconds of its own. And what the whole process takes more, with the watch's own thread added. In it
+Beside it stand what the watch itself counts, wall-clock seconds of the thread that trains and CPU
+seconds of its own; and what the whole process takes more, with the watch's own thread added. In it
 are the threads that exchange gradients, too: in one step or another they take 2 ms more, with a
-watch and without, so it is known to some 0.2 ms only.
+watch and without, so it is known to some 0.2 ms only. All three have to be within the bar.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
         interval_us, all_interval_us = (
             tuple(np.array(bootstrap_median(one)) + thread_us) for one in (more_us, all_us)
         )
-        cost_us = median(more_us) + thread_us
+        cost_us, process_us = median(more_us) + thread_us, median(all_us) + thread_us
         inline_us = 1e6 * median([*found["inline"], *found["inline_long"]])
         yield Row(
             f"rank {rank}: CPU seconds of a step of {STEP_S * 1e3:g} ms, watched over plain",
@@ -75,7 +75,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
                 "percent": 100e-6 * cost_us / STEP_S,
                 "more_us": cost_us,
                 "interval_us": interval_us,
-                "process_more_us": median(all_us) + thread_us,
+                "process_more_us": process_us,
                 "process_interval_us": all_interval_us,
                 "own_accounting_us": inline_us + thread_us,
                 "own_inline_us": inline_us,
@@ -83,7 +83,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
                 "plain_cpu_us": median(found["plain_process"]) * 1e6,
                 "bytes_per_step": median(found["bytes"]),
             },
-            max(cost_us, inline_us + thread_us) <= 1e6 * MOST * STEP_S,
+            max(cost_us, process_us, inline_us + thread_us) <= 1e6 * MOST * STEP_S,
         )
 
 
