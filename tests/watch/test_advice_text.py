@@ -73,6 +73,16 @@ def test_what_keras_asks_before_each_step_goes_with_evensteps_data():
     assert all(f"without rank 1 {321 / (200 + 10 + 1 + 0.4):.2f}x" in it for it in told.values())
 
 
+def test_fsdp2_gathers_once_more_in_a_balanced_step():
+    """Its steps have two forwards at least; how long ranks gather together is known by then."""
+    late = {"rest_ms": np.array([0, 10]), "meeting_ms": np.array([20, 10])}
+
+    told = advice(run([100, 300], kind="FSDP2", **late)).speed_ups
+
+    assert f"by speed {321 / (10 + 150 + 2 * 10 + 1 + 0.4):.2f}x" in told
+    assert f"without rank 1 {321 / (200 + 10 + 1 + 0.4):.2f}x" in told
+
+
 def test_the_users_own_file_gets_a_diff():
     """With its path as seen from the folder."""
     told = advice(run([100, 300], sites=OWN))

@@ -88,7 +88,7 @@ def advice_on(
             num_steps=run.num_steps,
             num_samples=run.num_samples,
             size=run.size,
-            own_s=_keras_own_s(run) if run.kind == "Keras" else OWN_S,
+            own_s=_own_s(run),
         )
     )
     told = _speed_ups(foreseen)
@@ -104,13 +104,14 @@ def advice_on(
     return WatchAdvice(told, (*_beside(foreseen), *change.by_hand), change.diff)
 
 
-def _keras_own_s(run: WatchedRun) -> float:
-    """Return what evenstep's hand-out of a batch takes, less what asking all for theirs took.
+def _own_s(run: WatchedRun) -> float:
+    """Return what a balanced step takes beside: evenstep's own time, less what it spares.
 
-    Before each step TensorFlow sums over all workers how many have a batch. evenstep knows that.
+    Before each step of Keras, TensorFlow sums over all workers how many have a batch. evenstep
+    knows that. A step of FSDP2 has at least two forwards: layers are gathered once more in each.
     """
-    asking_s = run.spent_us[..., Phase.MEETING].min(axis=1) / run.num_steps / 1e6
-    return _KERAS_OWN_S - float(np.median(asking_s))
+    met_s = float(np.median(run.spent_us[..., Phase.MEETING].min(axis=1) / run.num_steps) / 1e6)
+    return {"Keras": _KERAS_OWN_S - met_s, "FSDP2": OWN_S + met_s}.get(run.kind, OWN_S)
 
 
 def _speed_ups(foreseen: Counterfactuals) -> str:
