@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from evenstep._diagnosis import Cause
+from evenstep._diagnosis import Cause, Phase
 
 from .runs import names, shown, steps
 
@@ -60,3 +60,17 @@ def test_ranks_whose_parts_change_are_not_held_against_earlier_times():
     ).diagnose()
 
     assert (Cause.SLOW_WORKER, 0) not in names(told)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_ranks_whose_computing_is_not_known_have_no_level(world_size):
+    """As where computing and waiting cannot be told apart: no division by nothing."""
+    found = steps(80, world_size, late=lambda step, rank: {"REST": 40_000 * rank})
+    for rows in found:
+        for row in rows:
+            row[Phase.REST] += row[Phase.FORWARD] + row[Phase.BACKWARD]
+            row[Phase.FORWARD] = row[Phase.BACKWARD] = 0
+
+    told = shown(found).diagnose()
+
+    assert (Cause.SLOW_WORKER, world_size - 1) not in names(told)

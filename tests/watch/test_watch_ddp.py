@@ -120,6 +120,16 @@ def test_a_file_that_cannot_be_written_is_a_line_and_nothing_more(tmp_path):
     assert not any(line.startswith("off on rank") for line in lines)
 
 
+def test_inputs_that_cannot_be_read_switch_it_off():
+    """On each rank with one line, in the middle of the run; the losses are the same."""
+    done = watched(torchrun("odd_inputs"))
+    off = sorted(line for line in said(done) if line.startswith("off on rank"))
+
+    assert losses(done) == losses(start(torchrun("odd_inputs")))
+    assert [line.partition(",")[0] for line in off] == ["off on rank 0", "off on rank 1"]
+    assert all("odd inputs" in line for line in off)
+
+
 def test_an_error_of_the_users_comes_with_the_summary():
     """The script fails: its error is told as ever, its status stays, and the summary is there."""
     done = watched(torchrun("fails"), SLOW="1")

@@ -216,6 +216,31 @@ def alone():
     say(train(model, DataLoader(data(), batch_size=8)))
 
 
+class Odd(dict):
+    """Inputs that show their tensors a few times, and then no more."""
+
+    shown = 0
+
+    def values(self):
+        Odd.shown += 1
+        if Odd.shown > 10:
+            raise RuntimeError("odd inputs")
+        return super().values()
+
+
+class Reads(Small):
+    def forward(self, inputs):
+        return super().forward(inputs["x"])
+
+
+def odd_inputs():
+    dist.init_process_group("gloo")
+    torch.manual_seed(1)
+    batch = {"x": torch.randn(8, 16)}
+    say(train(DistributedDataParallel(Reads()), [(Odd(batch), torch.zeros(8, 1))]))
+    dist.destroy_process_group()
+
+
 def fails():
     """An error of the user's in the middle."""
     dist.init_process_group("gloo")

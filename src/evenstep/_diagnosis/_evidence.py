@@ -14,12 +14,12 @@ from ._machines import HostRates
 
 
 class Facts(NamedTuple):
-    """What there is to cite: sums over steps, what machines did, and the exchange over time."""
+    """What there is to cite: sums over steps, machines, the exchange over time, and levels."""
 
     sums: FrontierSums
     rates: HostRates
     exchange_us: tuple[float, float]
-    levels: Levels | None = None
+    levels: Levels | None
 
 
 _REMEDY = {

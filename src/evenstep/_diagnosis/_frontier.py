@@ -296,7 +296,11 @@ def usual_of(times: FloatArray) -> FloatArray:
 
 
 def dealt(above: FloatArray) -> FloatArray:
-    """Deal out what each stretch is longer by; above is ``(3, num_steps, world_size, 7)``."""
+    """Deal out what each stretch is longer by.
+
+    Args:
+        above: what is usual, ``(num_stretches, num_steps, world_size, num_families)``.
+    """
     asked = np.maximum(above.sum(axis=3), 0.0)
     order = np.argsort(-asked, axis=2)
     falling = np.take_along_axis(asked, order, axis=2)

@@ -89,7 +89,7 @@ def levels_of(rows: FloatArray, num_newest: int, *, looks_back: bool) -> Levels 
         usual=usual[-number:].mean(axis=0),
         lasts=whole.mean(axis=0) > _LEAST_Z * chance,
         is_hidden=begin > 0,
-        slower=(blocks - usual[:, None]).sum(axis=2) / usual.sum(axis=1)[:, None],
+        slower=(blocks - usual[:, None]).sum(axis=2) / np.maximum(usual.sum(axis=1), 1e-9)[:, None],
     )
 
 

@@ -63,7 +63,7 @@ def verdict(
     rates: HostRates,
     course_of: Callable[[int], Shape],
     exchange: Callable[[], tuple[float, float]],
-    levels: Levels | None = None,
+    levels: Levels | None,
 ) -> Diagnosis:
     """Return who the others wait for, and why.
 
@@ -194,8 +194,8 @@ def _of_ranks(
     }
     by_level = {} if levels is None else _by_level(levels, scale * sums.num_steps, usual, found)
     for (family, rank), share in (found | by_level).items():
-        left = rest[rank, family] - share  # as on the others
-        rest[rank, family] = max(0.0, left)
+        # What is left is as on the others; a level may cost more than the steps' own charge.
+        rest[rank, family] = max(0.0, rest[rank, family] - share)
         cause = _OF_FAMILY.get(family)
         if cause is None:
             shape = course_of(rank)

@@ -34,7 +34,8 @@ class WatchedSteps:
         size: numbers or tokens in it; likewise.
         is_slow_throughout: whether forward and backward of slow ranks are slower by one factor, as
             with a slow device. Then so is what a step costs before its first sample.
-        own_s: what a balanced step takes beside: evenstep's own time, less what its loader spares.
+        own_s: what a balanced step takes beside: evenstep's own time and what further forwards meet
+            for, less what its loader spares.
     """
 
     wall_s: FloatArray

@@ -114,6 +114,7 @@ class _InputUnscale(torch.autograd.Function):
         return (grads[0] / weight if weight else torch.zeros_like(grads[0])), None
 
 
+_SCALED = "_OutputScaleBackward"  # autograd names a node by its function
 _MOST_NODES = 32  # of a loss: its terms and what is done to them, not the model
 _TWICE = (
     "A gradient of a gradient passes through the balanced model's output (`create_graph=True`, "
@@ -210,7 +211,7 @@ def check_unweighted(loss: torch.Tensor) -> None:
     for node in nodes:  # which grows meanwhile: breadth first
         if node is None or len(nodes) > _MOST_NODES:
             continue
-        if node.name() == "_OutputScaleBackward":
+        if node.name() == _SCALED:
             raise invalid(
                 "Balancer.weight(loss)",
                 "be given a loss of which no term is weighted",
@@ -312,7 +313,7 @@ def feeds_back(tensors: list[torch.Tensor], name: str) -> bool:
         if node is None or node in seen:
             continue
         seen.add(node)
-        if node.name() == "_OutputScaleBackward":
+        if node.name() == _SCALED:
             found = True
             continue
         others |= node.name() == "torch::autograd::AccumulateGrad"
