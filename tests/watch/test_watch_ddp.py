@@ -121,8 +121,11 @@ def test_a_file_that_cannot_be_written_is_a_line_and_nothing_more(tmp_path):
 
 
 def test_inputs_that_cannot_be_read_switch_it_off():
-    """On each rank with one line, in the middle of the run; the losses are the same."""
-    done = watched(torchrun("odd_inputs"))
+    """On each rank with one line, in the middle of the run; the losses are the same.
+
+    Both say it at the same moment, and unbuffered: their lines are not mixed.
+    """
+    done = watched(torchrun("odd_inputs"), PYTHONUNBUFFERED="1")
     off = sorted(line for line in said(done) if line.startswith("off on rank"))
 
     assert losses(done) == losses(start(torchrun("odd_inputs")))

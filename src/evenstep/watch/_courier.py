@@ -181,7 +181,8 @@ def say_off(rank: int | None, error: BaseException) -> None:
     where = "" if rank is None else f" on rank {rank}"
     with suppress(Exception):
         print(
-            f"evenstep watch: off{where}, training goes on ({type(error).__name__}: {error})",
+            f"evenstep watch: off{where}, training goes on ({type(error).__name__}: {error})\n",
+            end="",  # one write, as other ranks say so at the same moment
             file=sys.stderr,
             flush=True,
         )

@@ -136,7 +136,8 @@ def _quietly(call: Callable[..., None], *args: Any) -> None:
         call(*args)
     except Exception as error:
         print(
-            f"evenstep watch: off, training goes on ({type(error).__name__}: {error})",
+            f"evenstep watch: off, training goes on ({type(error).__name__}: {error})\n",
+            end="",  # one write, as other ranks say so at the same moment
             file=sys.stderr,
             flush=True,
         )
