@@ -45,7 +45,7 @@ def headline(run: ReportFigures) -> str:
             "What the equal split would have taken is not known: the times of the workers were "
             "not fitted in this run."
         )
-    if run.start is not None and run.start.keeps_equal:
+    if run.keeps_equal:
         return (
             "The split was equal, so nothing was saved. The best split would have saved "
             f"{lasting(savings.left_s)} of computing."
@@ -60,7 +60,7 @@ def headline(run: ReportFigures) -> str:
 def saved(run: ReportFigures) -> str:
     """Return what was saved against the equal split, as a table has it."""
     savings = run.savings
-    if run.start is not None and run.start.keeps_equal:
+    if run.keeps_equal:
         return "nothing: it was kept"
     if savings.saved_share is None:
         return "unknown"
