@@ -1,6 +1,7 @@
 """The figures of a report are those of every step, however long the run."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from evenstep._report import read_figures
 from evenstep.events import (
+    BalancingStopped,
     EstimatesRestored,
     LinksMeasured,
     Rebalanced,
@@ -128,6 +130,27 @@ def test_a_run_that_began_again_with_fewer_ranks_is_told_whole(tmp_path):
     assert not figures.is_ended
 
 
+def test_faults_are_told_of_a_file_without_its_first_line(tmp_path):
+    """As of the tail of a longer one; only the first start of a run is no fault."""
+    stopped = BalancingStopped(1, 0, "a fault", "")
+    steps = [measured(step, [8, 8], [0.1, 0.2]) for step in range(3)]
+    tail = read_figures(written(tmp_path / "tail", [*steps, stopped, started(2)]))
+    whole = read_figures(written(tmp_path / "whole", [started(2), *steps, stopped]))
+
+    assert [one.kind for one in tail.mishaps] == ["BalancingStopped", "RunStarted"]
+    assert [one.kind for one in whole.mishaps] == ["BalancingStopped"]
+
+
+def test_training_began_again_after_the_newest_step(tmp_path):
+    """A start has no step of its own, and accounts of older steps may be told last."""
+    steps = [measured(step, [8, 8], [0.1, 0.2]) for step in range(50)]
+    before = [started(2), Rebalanced(9, 1, (12, 4), "a"), *steps]
+    late = accounted(47, [[0.1, 0.2]] * 9)
+    (again,) = read_figures(written(tmp_path, [*before, late, started(2)])).mishaps
+
+    assert (again.kind, again.step) == ("RunStarted", 49)
+
+
 def test_the_largest_changes_are_kept_and_all_are_counted(tmp_path):
     """Of hundreds, the fifty that moved most samples, in their order."""
     sizes = np.random.default_rng(0).integers(0, 16, 300).tolist()
@@ -210,6 +233,33 @@ def test_a_step_that_several_diagnoses_are_about_counts_once(tmp_path):
     again = [started(2), measured(0, [8, 8], [0.1, 0.2]), diagnosed(12, 10, input=0.5)]
     found = costs("again", *first, whole, *again)
     assert found == pytest.approx({"input": 105.0, "logging": 12.0})
+
+
+def test_a_cause_holds_until_another_diagnosis_is_told(tmp_path):
+    """To the end of the start too: a run tells one only if it names other causes."""
+
+    def diagnosed(step, **shares):
+        lists = {"causes": tuple(shares), "ranks": (1,) * len(shares)}
+        lists |= {"lost_share": tuple(shares.values())}
+        lists |= {"evidence": ("it",) * len(shares), "remedy": ("",) * len(shares)}
+        return WaitingDiagnosed(step, 30, 0.2, 0.5, 0.9, **lists)
+
+    def costs(name, *events):
+        run = written(tmp_path / name, [started(2), *events])
+        return {one.cause: one.lost_s for one in read_figures(run).diagnosed.causes}
+
+    steps = [measured(step, [8, 8], [0.1, 0.2]) for step in range(500)]
+    first = [*steps[:30], diagnosed(29, input=0.25), *steps[30:]]
+    once = 0.25 * 0.2 * 500
+
+    assert costs("killed", *first) == pytest.approx({"input": once})
+    again = [started(2), *steps[:100], diagnosed(99, logging=0.1)]
+    assert costs("again", *first, *again) == pytest.approx({"input": once, "logging": 0.6})
+    other = [diagnosed(499, logging=0.1)]  # its own steps begin with the 470th
+    found = costs("changed", *first, *other)
+    assert found == pytest.approx({"input": 0.25 * 0.2 * 470, "logging": 0.6})
+    gone = replace(diagnosed(499), no_verdict="little")
+    assert costs("gone", *first, gone) == pytest.approx({"input": 0.25 * 0.2 * 470})
 
 
 def test_links_and_shares_are_told_where_a_run_has_them(tmp_path):

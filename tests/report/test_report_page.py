@@ -11,6 +11,7 @@ import pytest
 
 from evenstep._report import page, read_figures
 from evenstep.events import (
+    ClaimsSwitched,
     ExchangeMeasured,
     LinksMeasured,
     MeasurementRejected,
@@ -75,6 +76,8 @@ def full(tmp_path):
         Rebalanced(4, 1, (8, 8, 8), EVIL),
         MeasurementRejected(5, 0, EVIL),
         MemoryCapped(5, 0, 3, 2**30),
+        MemoryCapped(5, 1, 4096, 3 * 2**30, "size"),
+        ClaimsSwitched(6, True),
         WaitingDiagnosed(9, 10, 0.1, 0.2, 0.9, **lists),
         WaitingDiagnosed(19, 10, 0.1, 0.2, 0.9, **none, no_verdict=EVIL),
         LinksMeasured(3, (1e6,) * 3, (1e6,) * 3),
@@ -149,6 +152,8 @@ def test_every_section_says_what_the_run_tells(full):
         "Plans of shares",
         "Invalid measurement",
         "At most 3 samples fit into 1 GiB.",
+        "Forwards up to a size of 4096, as `Cost(max_size=...)` counts it, fit into 3 GiB.",
+        "Claims during a step were switched on.",
         "Samples of a step",
         "evenstep 1.2.3",
         "torch 2.0",
@@ -223,3 +228,50 @@ def test_two_runs_are_compared_in_words(tmp_path):
     labels = [one["label"] for one in charts["both-step-time"]["series"]]
     assert labels == ["before", "after"]
     assert not Outline(text).wrong
+
+
+def test_what_was_saved_before_an_equal_start_is_told(tmp_path):
+    """A run for comparison in the same folder; the split was equal only if it was in all starts."""
+    steps = [
+        measured(step, [8, 8], [0.2, 0.2], equal_split_s=0.3, wall_s=0.2) for step in range(50)
+    ]
+    equal = [started(2, policy="Equal()"), *steps[:2]]
+    both = shown(written(tmp_path / "both", [started(2), *steps, *equal]))
+    twice = shown(written(tmp_path / "twice", [started(2), *equal, *equal]))
+
+    assert "Balancing saved 5.2 s against the equal split" in both
+    assert "Training began 2 times in this file. Figures are of all starts together" in both
+    assert "The split was equal, so nothing was saved." in twice
+
+
+def test_the_shorter_of_two_runs_is_drawn_by_means(tmp_path):
+    """Over stretches as wide as those of the longer run, with all of its own in them."""
+
+    def run(name, num_steps):
+        walls = [0.8 if step % 4 == 1 else 0.1 for step in range(num_steps)]
+        steps = [measured(at, [8, 8], [0.1, 0.1], wall_s=walls[at]) for at in range(num_steps)]
+        return written(tmp_path / name, [started(2), *steps])
+
+    chart = charts_of(shown(run("long", 2100), run("short", 600)))["both-step-time"]
+    long, short = (one["values"] for one in chart["series"])
+    known = [value for value in short if value is not None]
+
+    assert chart["width"] == 8
+    assert len(known) == 600 / 8
+    assert known[:-1] == pytest.approx([0.275] * 74)
+    assert known[:-1] == pytest.approx(long[:74])
+
+
+def test_two_runs_of_one_name_are_told_apart(tmp_path):
+    """In sentences too; a cause that no rank has in particular is named without one."""
+    lists = {"causes": ("network",), "ranks": (-1,), "lost_share": (0.1,)}
+    lists |= {"evidence": ("it",), "remedy": ("",)}
+    found = WaitingDiagnosed(4, 10, 0.1, 0.2, 0.9, **lists)
+    steps = [measured(step, [8, 8], [0.4, 0.4], wall_s=0.4) for step in range(5)]
+    shorter = [measured(step, [8, 8], [0.2, 0.2], wall_s=0.2) for step in range(5)]
+    first = written(tmp_path / "a" / "run", [started(2), *steps])
+    second = written(tmp_path / "b" / "run", [started(2), *shorter, found])
+    text = shown(first, second)
+
+    assert "A step of run (B) is 50 % shorter" in text
+    assert "Costliest cause: network against none." in text

@@ -10,11 +10,12 @@ import numpy as np
 
 from .._render._words import counted, number, percent, seconds
 from .._types import FloatArray
-from ._chart_data import Spec, areas, every, heat, highest, lines, lowest
+from ._chart_data import Spec, areas, every, heat, highest, lines, lowest, wider
 from ._event_rows import PARTS
 from ._markup import chart, table
 from ._run_figures import LinkFigures, ReportFigures
 from ._sayings import LABELS, rank_name
+from ._step_bins import over
 
 MOST_ROWS = 32
 """Ranks in a table; of more, the ones that matter most."""
@@ -180,11 +181,12 @@ def overlaid(runs: Mapping[str, ReportFigures]) -> Drawn | None:
 
 
 def _onto(target: ReportFigures, run: ReportFigures, values: FloatArray) -> FloatArray:
-    """Return values of ``run`` at the stretches of ``target``, NaN past its end."""
-    past = target.edges - target.first_step
-    at = past // run.width
-    inside = at < len(values)
-    return np.where(inside, values[np.minimum(at, len(values) - 1)], np.nan)
+    """Return means of ``run`` over the stretches of ``target``, NaN past its end."""
+    factor = max(1, target.width // run.width)  # widths are powers of two
+    num = np.where(np.isnan(values), np.nan, run.steps.num)
+    means = over(wider((num * values)[:, None], factor), wider(num[:, None], factor))[:, 0]
+    at = (target.edges - target.first_step) // (run.width * factor)
+    return np.where(at < len(means), means[np.minimum(at, len(means) - 1)], np.nan)
 
 
 def _ranks(

@@ -34,13 +34,11 @@ _TEXTS: dict[type[Event], str] = {
     WorkerKept: "Could not be dropped: {0.obstacle}",
     BalancingStopped: "Balancing stopped, and sizes were equal from then on: {0.problem}",
     SizesHeld: "Batch sizes stayed as they were: {0.problem}",
-    MemoryCapped: "At most {0.max_batch_size} {0.unit} fit into {capacity_gib:.3g} GiB.",
     MeasurementRejected: "Invalid measurement, and the plan stayed: {0.problem}",
     PolicyFailed: "The policy {0.policy} failed, and the last good plan stayed: {0.problem}",
     PolicySlow: "The policy took {0.decide_s:.3g} s to decide, and was left out for "
     "{0.rest_s:.0f} s.",
     LossNotFinite: "Losses became NaN or infinite, first on the ranks {0.ranks}.",
-    ClaimsSwitched: "Claims during a step were switched (on: {0.on}).",
 }
 _OFTEN = (MeasurementRejected, PolicyFailed, PolicySlow, MemoryCapped, SizesHeld, WorkerUnhelpful)
 """Told once for each rank, with their number: one that fails does so at every step."""
@@ -55,16 +53,17 @@ class Mishaps:
         self._step = -1
         self.num_more = 0
 
-    def add(self, event: Event, *, is_first: bool = False) -> None:
+    def add(self, event: Event, step: int, *, is_first: bool = False) -> None:
         """Take in an event of any kind.
 
         Args:
             event: what happened.
-            is_first: whether it is the first of the run, and so no mishap.
+            step: the newest one that was measured: when it happened, if it does not say so.
+            is_first: whether it is the first start of the run, and so no mishap.
         """
-        self._step = getattr(event, "step", self._step)
-        words = _TEXTS.get(type(event))
-        if words is None or is_first:
+        self._step = getattr(event, "step", step)
+        words = _words(event)
+        if not words or is_first:
             return
         kind, rank = type(event).__name__, getattr(event, "rank", None)
         is_often = isinstance(event, _OFTEN)
@@ -73,10 +72,8 @@ class Mishaps:
         if before is None and len(self._found) >= _MOST:
             self.num_more += 1
             return
-        capacity_gib = getattr(event, "capacity_bytes", 0) / 2**30
-        text = words.format(event, capacity_gib=capacity_gib)[:_MOST_CHARACTERS]
         num = 1 if before is None else before.num + 1
-        self._found[key] = Mishap(kind, self._step, rank, text, num)
+        self._found[key] = Mishap(kind, self._step, rank, words[:_MOST_CHARACTERS], num)
 
     def all(self) -> tuple[Mishap, ...]:
         """Return them in the order of their steps."""
@@ -85,3 +82,17 @@ class Mishaps:
             text = f"{self.num_more} more of these are not listed."
             found.append(Mishap("More", self._step, None, text, self.num_more))
         return tuple(found)
+
+
+def _words(event: Event) -> str:
+    """Return what happened, as a sentence; nothing where it is no mishap."""
+    match event:
+        case ClaimsSwitched(on=on):
+            return f"Claims during a step were switched {'on' if on else 'off'}."
+        case MemoryCapped(max_batch_size=most, capacity_bytes=capacity, unit=unit):
+            what = f"At most {most} {unit}"
+            if unit == "size":
+                what = f"Forwards up to a size of {most}, as `Cost(max_size=...)` counts it,"
+            return f"{what} fit into {capacity / 2**30:.3g} GiB."
+        case _:
+            return _TEXTS.get(type(event), "").format(event)

@@ -70,7 +70,7 @@ def _names(runs: Sequence[ReportFigures]) -> list[str]:
 
 def _compared(runs: Sequence[ReportFigures], names: Sequence[str]) -> tuple[str, tuple[Drawn, ...]]:
     first, second = runs
-    told = "".join(text("li", line) for line in differences(first, second))
+    told = "".join(text("li", line) for line in differences(first, second, names[1]))
     rows = [
         ["Step", *(lasting(run.savings.elapsed_s / run.num_steps) for run in runs)],
         ["Measured time", *(lasting(run.savings.elapsed_s) for run in runs)],

@@ -76,7 +76,8 @@ class _Reading:
         self._changes, self._causes, self._mishaps = PlanChanges(bins), CauseTally(), Mishaps()
         self._start: RunStarted | None = None
         self._num_starts = self._world_size = self._largest = 0
-        self._is_ended = False
+        self._step = -1  # the newest that was measured
+        self._is_ended, self._keeps_equal = False, True
 
     def take(self, line: Line) -> None:
         """Take in the next line."""
@@ -107,6 +108,7 @@ class _Reading:
             start=self._start,
             num_starts=self._num_starts,
             is_ended=self._is_ended,
+            keeps_equal=self._keeps_equal,
             world_size=self._largest,
             num_steps=steps.num_steps,
             first_step=first,
@@ -116,7 +118,7 @@ class _Reading:
             steps=steps.figures(num, self._largest),
             accounts=accounts.figures(num, self._largest) if accounts.num_steps else None,
             savings=steps.savings(),
-            diagnosed=self._causes.result(),
+            diagnosed=self._causes.result(self._step),
             changes=self._changes.largest(),
             num_changes=self._changes.num,
             changes_by_stretch=self._changes.by_stretch(num),
@@ -143,6 +145,8 @@ class _Reading:
         self._bins.begin(row.step)
         if isinstance(row, MeasuredRow):
             self._measured.append(row)
+            self._step = row.step
+            self._keeps_equal &= self._start is not None and self._start.keeps_equal
         else:
             self._accounted.append(row)
         if max(len(self._measured), len(self._accounted)) * row.world_size >= _BLOCK_NUMBERS:
@@ -162,14 +166,15 @@ class _Reading:
         left_out.first = left_out.first or f"line {line}: {problem}"
 
     def _add(self, event: Event) -> None:
-        self._mishaps.add(event, is_first=self._num_starts == 0)
+        is_first = isinstance(event, RunStarted) and self._num_starts == 0 and self._step < 0
+        self._mishaps.add(event, self._step, is_first=is_first)
         match event:
             case RunStarted():
                 self._flush()
                 self._start, self._is_ended = event, False
                 self._num_starts += 1
                 self._changes.begin(None)
-                self._causes.begin()
+                self._causes.begin(self._step)
                 self._world_size = event.world_size
                 self._largest = max(self._largest, event.world_size)
             case EstimatesRestored():

@@ -192,6 +192,7 @@ class ReportFigures:
         start: the newest start; None where none was recorded.
         num_starts: how often training began.
         is_ended: whether the newest start came to its end.
+        keeps_equal: whether the sizes were kept equal in all that was measured, as by ``Equal``.
         world_size: of the largest start.
         num_steps: measured steps.
         first_step, last_step: their range.
@@ -213,6 +214,7 @@ class ReportFigures:
     start: RunStarted | None
     num_starts: int
     is_ended: bool
+    keeps_equal: bool
     world_size: int
     num_steps: int
     first_step: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .._render._words import number, percent, seconds
 from ._event_rows import PARTS
-from ._run_figures import ReportFigures
+from ._run_figures import KnownCause, ReportFigures
 
 LABELS = {
     "input_s": "input",
@@ -45,7 +45,7 @@ def headline(run: ReportFigures) -> str:
             "What the equal split would have taken is not known: the times of the workers were "
             "not fitted in this run."
         )
-    if run.start is not None and run.start.keeps_equal:
+    if run.keeps_equal:
         return (
             "The split was equal, so nothing was saved. The best split would have saved "
             f"{lasting(savings.left_s)} of computing."
@@ -60,7 +60,7 @@ def headline(run: ReportFigures) -> str:
 def saved(run: ReportFigures) -> str:
     """Return what was saved against the equal split, as a table has it."""
     savings = run.savings
-    if run.start is not None and run.start.keeps_equal:
+    if run.keeps_equal:
         return "nothing: it was kept"
     if savings.saved_share is None:
         return "unknown"
@@ -73,8 +73,7 @@ def still_lost(run: ReportFigures) -> str:
     told = [f"Ranks wait for each other {percent(waiting)} % of their time."]
     if run.diagnosed and run.diagnosed.causes:
         worst = run.diagnosed.causes[0]
-        whose = f" on {rank_name(run, worst.rank)}" if worst.rank >= 0 else ""
-        told.append(f"The costliest cause is {worst.cause}{whose}: {ended(worst.evidence)}")
+        told.append(f"The costliest cause is {_cause(run, worst)}: {ended(worst.evidence)}")
     elif run.diagnosed and run.diagnosed.no_verdict:
         told.append(f"No cause is named: {ended(run.diagnosed.no_verdict)}")
     elif run.steps.caused_s.sum() > 0:
@@ -115,8 +114,13 @@ def rank_name(run: ReportFigures, rank: int) -> str:
     return f"rank {rank} ({run.start.hosts[rank]})"
 
 
-def differences(first: ReportFigures, second: ReportFigures) -> list[str]:
-    """Return how the second run differs from the first, a sentence each."""
+def _cause(run: ReportFigures, cause: KnownCause) -> str:
+    """Return a cause with its rank, where it has one."""
+    return cause.cause if cause.rank < 0 else f"{cause.cause} on {rank_name(run, cause.rank)}"
+
+
+def differences(first: ReportFigures, second: ReportFigures, name: str) -> list[str]:
+    """Return how the second run, called ``name``, differs from the first, a sentence each."""
     told = []
     steps = [run.savings.elapsed_s / run.num_steps for run in (first, second)]
     ratio = steps[1] / steps[0] if steps[0] else 1.0
@@ -125,7 +129,7 @@ def differences(first: ReportFigures, second: ReportFigures) -> list[str]:
     else:
         word = "shorter" if ratio < 1 else "longer"
         told.append(
-            f"A step of {second.name} is {percent(abs(1 - ratio))} % {word}: {seconds(steps[1])} "
+            f"A step of {name} is {percent(abs(1 - ratio))} % {word}: {seconds(steps[1])} "
             f"against {seconds(steps[0])}."
         )
     waiting = [waiting_share(run) for run in (first, second)]
@@ -148,5 +152,5 @@ def _settings(run: ReportFigures) -> dict[str, str]:
         "Ranks": f"{run.world_size}",
         "Samples of a step": f"{run.start.global_batch_size:,}" if run.start else "unknown",
         "Policy": run.start.policy if run.start else "unknown",
-        "Costliest cause": f"{cause.cause} on {rank_name(run, cause.rank)}" if cause else "none",
+        "Costliest cause": _cause(run, cause) if cause else "none",
     }

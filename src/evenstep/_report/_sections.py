@@ -81,6 +81,11 @@ def _summary(run: ReportFigures) -> str:
     notes = []
     if run.left_out:
         notes.append(f"Not all of the file could be used: {ended(run.left_out)}")
+    if run.num_starts > 1:
+        notes.append(
+            f"Training began {run.num_starts} times in this file. Figures are of all starts "
+            "together, settings of the newest."
+        )
     if not run.is_ended:
         notes.append("The run has no end in this file: it is still training, or was stopped.")
     told = "".join(f'<p class="note">{text("span", note)}</p>' for note in notes)
