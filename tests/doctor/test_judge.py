@@ -285,3 +285,14 @@ def test_many_links_are_shown_by_the_slowest():
     assert "132 links measured, 9000 Mbit/s in the median; no time for 3 pairs" in text
     assert "7 to 0" in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_nothing_is_printed_that_a_terminal_would_obey():
+    """Names and errors come from other machines."""
+    evil = "\x1b]0;title\x07"
+    odd = rank(1, evil, device=Device("cpu", evil), versions={"torch": evil})
+    found = checkup(rank(0, versions={"torch": evil}), odd, workload=evil, paces=(pace(0), pace(1)))
+    text = as_text(found, judge(found))
+
+    assert text.count("]0;title") == 4  # versions, host, device, workload
+    assert text.replace("\n", "").isprintable()
