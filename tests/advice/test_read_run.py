@@ -8,7 +8,7 @@ import pytest
 
 from evenstep._telemetry import JsonLines
 from evenstep.advice import read_run
-from evenstep.events import MemoryCapped, RunStarted, StepMeasured, to_record
+from evenstep.events import MemoryCapped, Rebalanced, RunStarted, StepMeasured, to_record
 
 INTERCEPT_S, SLOPE_S = np.array([0.05, 0.1, 0.02]), np.array([0.001, 0.002, 0.008])
 
@@ -113,6 +113,17 @@ def test_caps_in_tokens_are_no_caps_of_samples(tmp_path):
     found = read_run(write(tmp_path, started(3, 48), *steps(PLANS), capped))
 
     assert found.max_batch_size is None
+
+
+def test_caps_of_one_forward_are_no_caps_of_a_batch(tmp_path):
+    """In a loop that takes micro-batches; of the newest run, as the one before may not have."""
+    capped, plan = MemoryCapped(0, 1, 16, 1), Rebalanced(1, 1, (32, 32, 32), "why", (32, 16, 32))
+    parts = write(tmp_path, started(), capped, plan, *steps(PLANS), MemoryCapped(9, 2, 20, 1))
+    assert read_run(parts).max_batch_size is None
+
+    whole = [started(), capped, Rebalanced(1, 1, (40, 16, 40), "why"), *steps(PLANS)]
+    found = read_run(write(tmp_path, started(), plan, *whole))
+    assert found.max_batch_size.tolist() == [96, 16, 96]
 
 
 def test_a_run_without_steps_is_refused(tmp_path):

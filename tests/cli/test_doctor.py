@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from evenstep._doctor import read_checkup, to_json
+from evenstep._doctor import Device, read_checkup, to_json
 from tests.doctor.facts import changed, checkup, links, pace, rank
 
 from . import app
@@ -128,6 +128,47 @@ def test_plan_takes_the_links_as_well(tmp_path):
     assert typed["links"]["mbit"] == [7, 7]
 
 
+def test_plan_calls_workers_by_their_ranks(tmp_path):
+    """Where one had no times: the others keep their numbers, and it is named."""
+    ranks = [rank(number, "abcd"[number]) for number in range(4)]
+    paces = (pace(0), pace(2), pace(3, speed=1))
+    found = checkup(*ranks, links=links(4, mbit=100.0), paces=paces)
+    (tmp_path / "doctor.json").write_text(to_json(found, ()))
+    asked = "plan", "--doctor", "doctor.json", "--model-mb", "8"
+    told = json.loads(run(*asked, "--json").stdout)
+    text = run(*asked).stdout
+
+    assert [worker["rank"] for worker in told["workers"]] == [0, 2, 3]
+    assert told["workers"][2]["worth_keeping"] is False
+    assert re.search(r"^without 3 ", text, re.M)
+    assert "Fastest without worker 3:" in text
+    assert re.search(r"^3 d some CPU .* leave out$", text, re.M)
+    assert re.search(r"^3 +100 ", text, re.M)  # its link
+    assert "Rank 1 has no times and is left out" in text
+
+
+def test_plan_asks_for_links_of_ranks_that_have_times_alone(tmp_path):
+    """One that has none shares no link with the other of its host."""
+    found = checkup(
+        rank(0), rank(1), rank(2, "b"), links=links(3, mbit=100.0), paces=(pace(0), pace(2))
+    )
+    (tmp_path / "doctor.json").write_text(to_json(found, ()))
+    told = json.loads(run("plan", "--doctor", "doctor.json", "--model-mb", "8", "--json").stdout)
+
+    assert told["links"]["mbit"] == pytest.approx([100, 100])
+
+
+def test_plan_prints_nothing_that_a_terminal_would_obey(tmp_path):
+    """Names come from another's file."""
+    odd = rank(1, "\x1b[2Jb", device=Device("cpu", "\x1b]0;title\x07"))
+    found = checkup(rank(0), odd, paces=(pace(0), pace(1)))
+    (tmp_path / "doctor.json").write_text(to_json(found, ()))
+    told = [run("plan", "--doctor", "doctor.json").output]
+    told.append(run("plan", "--doctor", "doctor.json", "--model-mb", "8").output)
+
+    assert all("[2Jb" in text and text.replace("\n", "").isprintable() for text in told)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -136,7 +177,8 @@ def test_plan_takes_the_links_as_well(tmp_path):
         (["--doctor", "bad.json"], "must be JSON"),
         (["--doctor", "doctor.json", "--speeds", "1,2"], "got --speeds and --doctor"),
         (["--doctor", "doctor.json", "--intercepts", "1"], "be left out with --doctor"),
-        (["--doctor", "unlinked.json", "--model-mb", "8"], "--mbit, --model-mb"),
+        (["--doctor", "unlinked.json", "--model-mb", "8"], "got none for a, b. Write `--mbit"),
+        (["--doctor", "shared.json", "--model-mb", "8"], "got 2 workers on a, which share its"),
     ],
 )
 def test_plan_refuses_what_is_no_checkup(tmp_path, options, words):
@@ -146,6 +188,8 @@ def test_plan_refuses_what_is_no_checkup(tmp_path, options, words):
     record["checkup"]["links"] = []
     (tmp_path / "unlinked.json").write_text(json.dumps(record))
     (tmp_path / "bad.json").write_text("nonsense")
+    shared = checkup(rank(0), rank(1), rank(2, "b"), links=links(3), paces=[*map(pace, range(3))])
+    (tmp_path / "shared.json").write_text(to_json(shared, ()))
     result = run("plan", *options)
 
     assert result.exit_code == 2

@@ -259,3 +259,13 @@ def test_an_older_trace_stays_where_a_run_cannot_be_read_to_its_end(tmp_path):
     assert "Upgrade evenstep" in done.output
     assert (tmp_path / "trace.json").read_bytes() == before
     assert {file.name for file in tmp_path.iterdir()} == {"events.jsonl", "trace.json"}
+
+
+def test_an_account_of_no_steps_is_left_out(tmp_path):
+    """It is damaged; its step is drawn as it was measured, with its plan."""
+    plan = Rebalanced(1, 1, (6, 2), "rank 1 is slow")
+    told = [STARTED, measured(0), plan, accounted(1, num_steps=0), measured(1)]
+    whole = traced(run(tmp_path, told))
+
+    assert [step for _, step, _, _ in slices(whole, 0)] == ["0"] * 3 + ["1"] * 3
+    assert "plan 1" in {event["name"] for event in kind(whole, "i")}

@@ -10,8 +10,8 @@ from hypothesis import given
 from evenstep._doctor import (
     RankFacts,
     from_record,
+    host_mbit,
     judge,
-    mbit_by_rank,
     read_checkup,
     run_times,
     to_json,
@@ -108,6 +108,7 @@ def test_times_become_fixed_cost_and_speed():
     np.testing.assert_allclose(1 / found.times.slope_s, [1000, 250], rtol=1e-6)
     np.testing.assert_allclose(found.times.intercept_s, 0, atol=1e-9)
     assert found.names == ("a some CPU", "c some CPU")
+    assert (found.ranks, found.untimed) == ((0, 2), (1,))
     assert found.global_batch_size == 96
 
 
@@ -121,5 +122,5 @@ def test_a_host_s_link_is_the_best_that_it_had():
     """A pair is as slow as the slower of two, so the best peer shows the own one."""
     case = replace(healthy(), links=links(3, r2=100.0, r1=400.0))
 
-    assert mbit_by_rank(case) == pytest.approx((400, 400, 100))
-    assert mbit_by_rank(replace(case, links=())) is None
+    assert host_mbit(case) == pytest.approx({"boot-a": 400, "boot-b": 400, "boot-c": 100})
+    assert host_mbit(replace(case, links=())) == {}

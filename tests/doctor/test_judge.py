@@ -235,6 +235,20 @@ def test_the_loopback_is_no_interface_between_hosts():
     assert judge(checkup(alone)) == ()
 
 
+def test_an_interface_of_unknown_rate_is_not_suggested():
+    """Such as Docker's bridge: other hosts are not reached by it."""
+    bridge = {"docker0": 0, "eth0": 1000}
+    cases = [
+        network(resolved="127.0.1.1", interfaces=known) for known in (bridge, {**bridge, "eth0": 0})
+    ]
+    known, unknown = [finding for case in cases for finding in judge(case)]
+
+    assert known.remedy.endswith("set `GLOO_SOCKET_IFNAME` to eth0.")
+    assert unknown.remedy.endswith("set `GLOO_SOCKET_IFNAME`.")
+    assert judge(network(interface="eth0", interfaces=bridge)) == ()
+    assert judge(network(interface="docker0", interfaces=bridge)) == ()
+
+
 def test_a_set_interface_makes_the_name_irrelevant():
     """gloo does not look the name up then."""
     case = network(resolved="127.0.1.1", interface="eth0")
@@ -271,3 +285,14 @@ def test_many_links_are_shown_by_the_slowest():
     assert "132 links measured, 9000 Mbit/s in the median; no time for 3 pairs" in text
     assert "7 to 0" in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_nothing_is_printed_that_a_terminal_would_obey():
+    """Names and errors come from other machines."""
+    evil = "\x1b]0;title\x07"
+    odd = rank(1, evil, device=Device("cpu", evil), versions={"torch": evil})
+    found = checkup(rank(0, versions={"torch": evil}), odd, workload=evil, paces=(pace(0), pace(1)))
+    text = as_text(found, judge(found))
+
+    assert text.count("]0;title") == 4  # versions, host, device, workload
+    assert text.replace("\n", "").isprintable()

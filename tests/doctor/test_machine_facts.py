@@ -171,3 +171,16 @@ def test_interfaces_are_listed_with_their_rates(tmp_path):
 
     assert set(found) <= set(names)
     assert set(found.values()) <= {10_000}
+
+
+@pytest.mark.parametrize("kind", ["bridge/bridge_id", "tun_flags"])
+def test_a_bridge_or_tunnel_has_no_rate(tmp_path, kind):
+    """It stays in the list, but the figure that the kernel has is of no cable."""
+    names = [name for _, name in socket.if_nameindex()]
+    for name in names:
+        write(tmp_path, f"/sys/class/net/{name}/speed", "10000\n")
+    known = read_network({}, "localhost", tmp_path).interfaces
+    for name in names:
+        write(tmp_path, f"/sys/class/net/{name}/{kind}", "x\n")
+
+    assert read_network({}, "localhost", tmp_path).interfaces == dict.fromkeys(known, 0)

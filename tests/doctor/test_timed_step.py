@@ -118,6 +118,26 @@ def test_what_a_quota_held_back_is_a_share(tmp_path):
     assert pace.throttled_share == pytest.approx(0.25)
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_what_a_quota_held_back_on_several_cpus_counts_once(tmp_path, version):
+    """The kernel sums over them: 4 threads that are held back for 3 % each make 12 % there."""
+    clock, stat = FakeClock(), tmp_path / "cpu.stat"
+
+    def step(size):
+        clock.now_s += 1.0
+        used, held = int(clock.now_s * 3_880_000), int(clock.now_s * 120_000)
+        if version == 2:
+            stat.write_text(f"usage_usec {used}\nthrottled_usec {held}\n")
+            return
+        stat.write_text(f"throttled_time {held}000\n")
+        (tmp_path / "cpuacct.usage").write_text(f"{used}000\n")
+
+    limits = CgroupLimits(3.88, "/q", stat_file=stat)
+    pace = time_steps(0, lambda: step, (1, 2), limits, clock=clock, budget_s=10.0)
+
+    assert pace.throttled_share == pytest.approx(0.03)
+
+
 @pytest.mark.parametrize(
     ("total", "ranks", "sizes"), [(64, 2, (8, 32)), (2, 2, (1, 2)), (7, 7, (1, 2)), (9, 2, (1, 4))]
 )

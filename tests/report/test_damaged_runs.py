@@ -8,9 +8,10 @@ import pytest
 from evenstep._report import page, read_figures
 from evenstep.events import to_record
 
-from .recorded import measured, started, trained, written
+from .recorded import PARTS, accounted, measured, started, trained, written
 
 STEP = json.dumps(to_record(measured(7, [8, 8], [0.1, 0.2])))
+ACCOUNT = json.dumps(to_record(accounted(7, [[0.1, 0.1]] * len(PARTS), num_steps=0)))
 
 
 @pytest.fixture
@@ -38,6 +39,7 @@ DAMAGES = {
     "no number of a step": STEP.replace('"step": 7', '"step": "x"').encode() + b"\n",
     "a size below zero": STEP.replace("[8, 8]", "[8, -8]").encode() + b"\n",
     "other ranks": json.dumps(to_record(measured(7, [8], [0.1]))).encode() + b"\n",
+    "an account of no steps": ACCOUNT.encode() + b"\n",
     "another type": b"[1, 2, 3]\n",
     "nested too deeply": b"[" * 100_000 + b"\n",
     "a long line": b"x" * (5 << 20) + b"\n",

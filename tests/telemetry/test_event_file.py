@@ -256,6 +256,7 @@ def test_every_event_comes_back_as_it_was(data, kind):
         plain = PLAIN[re.search(r"int|float|str|bool", field.type)[0]]
         value = st.tuples(plain, plain) if "tuple" in field.type else plain
         value = st.none() | value if "None" in field.type else value
+        value = st.integers(1, 2) if field.name == "num_steps" else value  # none are no account
         values[field.name] = data.draw(value)
     event = kind(**values)
 

@@ -14,10 +14,10 @@ from ._checkup_file import from_record as from_record
 from ._checkup_file import read_checkup as read_checkup
 from ._checkup_file import to_json as to_json
 from ._checkup_text import as_text as as_text
-from ._checkup_text import mbit_by_rank as mbit_by_rank
 from ._findings import Ailment as Ailment
 from ._findings import FoundAilment as FoundAilment
 from ._judge import judge as judge
+from ._judge_links import host_mbit as host_mbit
 from ._link_probe import TURN_S as TURN_S
 from ._link_probe import LinkServer as LinkServer
 from ._link_probe import measure_link as measure_link
@@ -48,8 +48,8 @@ __all__ = [
     "as_text",
     "from_record",
     "gpus_of_driver",
+    "host_mbit",
     "judge",
-    "mbit_by_rank",
     "measure_link",
     "read_cgroups",
     "read_checkup",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .._run._cgroups import Cgroups, throttled_s
+from .._run._kernel_files import contents, number_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,20 @@ class CgroupLimits:
     stat_file: Path | None = None
 
     def throttled_s(self) -> float:
-        """Return for how long the quota held the group back so far; 0 where it is unknown."""
+        """Return for how long the quota held the group back so far; 0 where it is unknown.
+
+        On several CPUs at once, that is the sum over them.
+        """
         return 0.0 if self.stat_file is None else throttled_s(self.stat_file)
+
+    def used_s(self) -> float:
+        """Return the CPU time that the group has had so far; 0 where it is unknown."""
+        if self.stat_file is None:
+            return 0.0
+        if (second_us := number_of(contents(self.stat_file), b"usage_usec")) is not None:
+            return second_us / 1e6
+        first_ns = contents(self.stat_file.with_name("cpuacct.usage"))
+        return int(first_ns) / 1e9 if first_ns.strip().isdigit() else 0.0
 
 
 def read_cgroups(root: Path = Path("/")) -> CgroupLimits:

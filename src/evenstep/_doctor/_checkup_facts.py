@@ -76,7 +76,7 @@ class NetworkFacts:
             name has none.
         interface: the value of ``GLOO_SOCKET_IFNAME``, empty where it is not set.
         interfaces: Mbit/s of each interface that is up and has an address, but for the loopback;
-            0 where its driver does not tell.
+            0 where its driver does not tell, and of bridges and tunnels.
         address: by which this rank is reached, as far as can be told.
         port: where it listens while links are measured; 0 where it does not.
     """

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .._render._words import counted, number, paragraph, percent, seconds, text_table
+from .._render._words import counted, number, paragraph, percent, printable, seconds, text_table
 from ..advice import advise
 from ._checkup_facts import Checkup, RankFacts
 from ._findings import FoundAilment
-from ._judge_links import between_hosts, host_mbit
+from ._judge_links import between_hosts
 from ._judge_speeds import spread_of
 from ._paces import run_times, usable
 
@@ -24,10 +24,10 @@ LITTLE = 0.03
 def as_text(checkup: Checkup, findings: Sequence[FoundAilment], width: int | None = None) -> str:
     """Return all that is to be said, for a terminal of ``width`` columns or of any."""
     parts = [
-        paragraph(_head(checkup), width),
+        paragraph(printable(_head(checkup)), width),
         _ranks(checkup, width),
         *_links(checkup, width),
-        *(paragraph(text, width) for text in _waste(checkup)),
+        *(paragraph(printable(text), width) for text in _waste(checkup)),
         *_found(findings, width),
     ]
     return "\n\n".join(parts)
@@ -43,7 +43,7 @@ def _head(checkup: Checkup) -> str:
 
 def _ranks(checkup: Checkup, width: int | None) -> str:
     rows = [
-        [str(facts.rank), facts.host, facts.device.name or facts.device.kind, *_cpu(facts)]
+        [str(facts.rank), printable(facts.host), printable(_device(facts)), *_cpu(facts)]
         for facts in checkup.ranks
     ]
     paces = usable(checkup)
@@ -60,6 +60,10 @@ def _ranks(checkup: Checkup, width: int | None) -> str:
         row += speeds.get(facts.rank, ["-", "-", "-"])
     head = ["rank", "host", "device", "cores", "quota", "threads", "samples/s", "fixed", "spread"]
     return text_table(head, rows, left=3, width=width)
+
+
+def _device(facts: RankFacts) -> str:
+    return facts.device.name or facts.device.kind
 
 
 def _cpu(facts: RankFacts) -> list[str]:
@@ -124,13 +128,5 @@ def _found(findings: Sequence[FoundAilment], width: int | None) -> list[str]:
     parts = [f"{counted(len(findings), 'finding')}:"]
     for finding in findings:
         text = f"{finding.ailment}: {finding.evidence} {finding.remedy}"
-        parts.append(paragraph(text, width))
+        parts.append(paragraph(printable(text), width))
     return parts
-
-
-def mbit_by_rank(checkup: Checkup) -> tuple[float, ...] | None:
-    """Return what the link of each rank's host carries, for ranks with times; None if unknown."""
-    by_host = host_mbit(checkup)
-    found = [by_host.get(checkup.of(pace.rank).machine) for pace in usable(checkup)]
-    known = [mbit for mbit in found if mbit is not None]
-    return tuple(known) if known and len(known) == len(found) else None

@@ -94,7 +94,8 @@ def _name(facts: RankFacts) -> Iterator[FoundAilment]:
 
 def _suggested(facts: RankFacts) -> str:
     known = facts.network.interfaces or {}
-    return f" to {max(known, key=lambda name: known[name])}" if known else ""
+    fastest = max(known, key=lambda name: known[name], default="")
+    return f" to {fastest}" if fastest and known[fastest] else ""
 
 
 def _interface(facts: RankFacts, ranks: tuple[int, ...]) -> Iterator[FoundAilment]:

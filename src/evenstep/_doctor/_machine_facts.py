@@ -103,7 +103,10 @@ def gpus_of_driver(root: Path = Path("/")) -> int:
 
 
 def _interfaces(root: Path) -> dict[str, int] | None:
-    """Return Mbit/s of interfaces with an address; None where they cannot be listed."""
+    """Return Mbit/s of interfaces with an address; None where they cannot be listed.
+
+    A bridge, such as Docker's, and a tunnel have 0: what the kernel says there is no link's rate.
+    """
     folder = root / "sys/class/net"
     try:
         names = sorted(path.name for path in folder.iterdir())
@@ -112,6 +115,9 @@ def _interfaces(root: Path) -> dict[str, int] | None:
     found = {}
     for name in names:
         if name == "lo" or interface_address(name) is None:
+            continue
+        if any((folder / name / file).exists() for file in ("bridge", "tun_flags")):
+            found[name] = 0
             continue
         with suppress(ValueError):
             found[name] = max(0, int(_text(folder / name / "speed") or 0))

@@ -27,6 +27,7 @@ def run_times(checkup: Checkup) -> RunTimes:
     if not paces:
         remedy = "Run `evenstep doctor` again, and see its findings."
         raise invalid("Checkup(paces=...)", "hold the times of a rank", "none", remedy)
+    ranks = tuple(pace.rank for pace in paces)
     num_steps = max(len(pace.seconds) for pace in paces)
     sizes = np.zeros((num_steps, len(paces)), np.int64)
     seconds = np.ones((num_steps, len(paces)))
@@ -41,7 +42,7 @@ def run_times(checkup: Checkup) -> RunTimes:
     return RunTimes(
         times=times,
         global_batch_size=max(checkup.global_batch_size, len(paces)),
-        names=tuple(_name(checkup, pace.rank) for pace in paces),
+        names=tuple(_name(checkup, rank) for rank in ranks),
         max_batch_size=None,
         overhead_s=0.0,
         noise=estimator.noise(state),
@@ -51,6 +52,8 @@ def run_times(checkup: Checkup) -> RunTimes:
         num_steps=num_steps,
         step_s=slowest,
         by_cost=None,
+        ranks=ranks,
+        untimed=tuple(rank for rank in range(checkup.world_size) if rank not in ranks),
     )
 
 

@@ -88,6 +88,11 @@ def _aligned(columns: Sequence[Sequence[str]], left: int, gap: int) -> str:
     return "\n".join((" " * gap).join(cells).rstrip() for cells in zip(*padded, strict=True))
 
 
+def printable(text: str) -> str:
+    """Return ``text`` without what a terminal would obey: it may be another's."""
+    return "".join(sign if sign.isprintable() else " " for sign in text)
+
+
 def markdown_table(header: Row, rows: Iterable[Row], *, left: int = 1) -> str:
     """Return the same as Markdown; ``left`` as for ``text_table``."""
     rule = ["---" if at < left else "---:" for at in range(len(header))]

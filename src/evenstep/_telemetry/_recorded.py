@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..events import Event, MemoryCapped, RunStarted, StepMeasured
+from ..events import Event, MemoryCapped, Rebalanced, RunStarted, StepMeasured
 from ..exceptions import invalid
 from ._event_file import EventFile
 
@@ -17,7 +17,7 @@ WARM_UP = 1
 MOST_STEPS = 20_000
 """The newest steps that are kept, at most: 64 ranks take 200 MB for them."""
 
-_WANTED = frozenset({"StepMeasured", "MemoryCapped"})
+_WANTED = frozenset({"StepMeasured", "MemoryCapped", "Rebalanced"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,8 @@ class Recorded:
         start: its ``RunStarted``; None where that was not recorded.
         steps: the newest ``StepMeasured``, each with the line that says so, at least one, all of
             as many workers, with times and sizes that can be.
-        caps: the last known largest batch of a rank, where there was one.
+        caps: the last known largest batch of a rank, where there was one. Empty in a loop that
+            takes micro-batches: what is known there bounds one forward.
     """
 
     file: Path
@@ -54,7 +55,7 @@ class Recorded:
         """
         start: RunStarted | None = None
         steps: deque[tuple[int, StepMeasured]] = deque(maxlen=MOST_STEPS)
-        caps: dict[int, int] = {}
+        caps: dict[int, int] | None = {}
         events = EventFile(path, wanted=_WANTED, check=_check)
         try:
             for line, event in events:
@@ -64,8 +65,8 @@ class Recorded:
                         steps.clear()
                     case StepMeasured():
                         steps.append((line, event))
-                    case MemoryCapped(rank=rank, max_batch_size=most, unit="samples"):
-                        caps[rank] = most
+                    case MemoryCapped() | Rebalanced():
+                        caps = _caps_after(event, caps)
         except ValueError as error:
             raise ValueError(f"`{caller}(path=...)`: {error}") from error
         file, left_out = events.path, str(events.left_out)
@@ -75,7 +76,7 @@ class Recorded:
             raise invalid(f"{caller}(path=...)", "hold a measured step", got, remedy)
         if left_out:
             logging.getLogger("evenstep").warning("%s: %s. The rest is used.", file, left_out)
-        return cls(file, start, list(steps), caps)
+        return cls(file, start, list(steps), caps or {})
 
     @property
     def global_batch_size(self) -> int:
@@ -83,6 +84,17 @@ class Recorded:
         if self.start is None:
             return sum(self.steps[-1][1].batch_size)
         return self.start.global_batch_size
+
+
+def _caps_after(
+    event: MemoryCapped | Rebalanced, caps: dict[int, int] | None
+) -> dict[int, int] | None:
+    """Return the caps of local batches; None once they are known to bound one forward only."""
+    if isinstance(event, Rebalanced):
+        return caps if event.max_forward is None else None
+    if caps is None or event.unit != "samples":
+        return caps
+    return {**caps, event.rank: event.max_batch_size}
 
 
 def _check(event: Event) -> None:

@@ -9,7 +9,7 @@ from typing import final
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.text import Text
 
-from .._render._words import clock, counted, number, percent, seconds
+from .._render._words import clock, counted, number, percent, printable, seconds
 from .._telemetry._line import spent
 from ..events import Rebalanced, WaitingDiagnosed
 from ._live_run import LiveRun, RankFigures
@@ -246,9 +246,8 @@ def _height(text: Text, width: int) -> int:
 
 
 def _printable(text: str, most: int = 300) -> str:
-    """Return ``text`` without what a terminal would obey: it may be another's."""
-    kept = text if len(text) <= most else text[: most - 3] + "..."
-    return "".join(sign if sign.isprintable() else " " for sign in kept)
+    """Return what is shown of ``text``, which may be another's and long."""
+    return printable(text if len(text) <= most else text[: most - 3] + "...")
 
 
 def _long(value: float) -> str:

@@ -40,7 +40,7 @@ class RunTimes:
         times: fixed cost and cost per sample at the end of the run, as ``AffineFilter`` has them.
         global_batch_size: samples per step.
         names: host and device of every rank, empty where they were not recorded.
-        max_batch_size: the caps last known; None if none was.
+        max_batch_size: the caps last known; None if none was, or if they bound one forward only.
         overhead_s: median seconds of a step past its slowest worker's computing.
         noise: relative standard deviation of a single step.
         speed_error: relative standard error of the cost per sample, and so of the speed.
@@ -50,6 +50,8 @@ class RunTimes:
         num_steps: measured steps that the estimates come from.
         step_s: median seconds of the slowest worker's computing, as it was.
         by_cost: means over the steps that were assigned by cost; None if none was.
+        ranks: whose times they are, in this order.
+        untimed: ranks beside them that have none.
     """
 
     times: AffineTime
@@ -64,6 +66,8 @@ class RunTimes:
     num_steps: int
     step_s: float
     by_cost: RecordedSplits | None
+    ranks: tuple[int, ...]
+    untimed: tuple[int, ...] = ()
 
 
 def read_run(path: str | Path) -> RunTimes:
@@ -111,6 +115,7 @@ def _estimated(run: Recorded) -> RunTimes:
         num_steps=len(shown),
         step_s=float(np.median([step.makespan_s for step in shown])),
         by_cost=_by_cost(shown),
+        ranks=tuple(range(sizes.shape[1])),
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,8 +13,8 @@ import numpy as np
 import typer
 
 from .. import AffineTime
-from .._doctor import Checkup, mbit_by_rank, read_checkup, run_times
-from .._render._words import terminal_width
+from .._doctor import Checkup, host_mbit, read_checkup, run_times
+from .._render._words import printable, terminal_width
 from .._types import IntArray
 from ..advice import advise, read_run
 from ..advice._advice import Advice
@@ -120,7 +122,7 @@ def plan(
         links = answer_links(
             question,
             advice.balanced.batch_size,
-            mbit=_measured_mbit(checkup) if mbit is None and model_mb is not None else mbit,
+            mbit=_mbit(mbit, model_mb, checkup, question.ranks),
             model_mb=model_mb,
             chunks=chunks,
             overlap=overlap,
@@ -192,10 +194,25 @@ def _checkup(path: Path) -> Checkup:
         raise ValueError(f"`evenstep plan --doctor`: {error}") from error
 
 
-def _measured_mbit(checkup: Checkup | None) -> str | None:
-    """Return the links that a checkup measured, as they would be typed; None if it has none."""
-    found = None if checkup is None else mbit_by_rank(checkup)
-    return None if found is None else ",".join(f"{mbit:.6g}" for mbit in found)
+def _mbit(
+    typed: str | None, model_mb: float | None, checkup: Checkup | None, ranks: Sequence[int]
+) -> str | None:
+    """Return the links as they were typed, else, where they are needed, as a checkup has them."""
+    if typed is not None or model_mb is None or checkup is None:
+        return typed
+    by_machine = host_mbit(checkup)
+    machines = [checkup.of(rank).machine for rank in ranks]
+    host = {name: printable(checkup.machines[name][0].host) for name in machines}
+    if unknown := [host[name] for name in host if name not in by_machine]:
+        rule = "be given where no link of a host to another was measured"
+        remedy = "Write `--mbit 200,200,50` say."
+        raise refused("plan", "--mbit", rule, f"none for {', '.join(unknown)}", remedy)
+    name, most = Counter(machines).most_common(1)[0]
+    if most > 1:
+        got = f"{most} workers on {host[name]}, which share its link"
+        remedy = "Write what each of them has of it: `--mbit 50,50,200` say."
+        raise refused("plan", "--mbit", "be given unless each host has one worker", got, remedy)
+    return ",".join(f"{by_machine[name]:.6g}" for name in machines)
 
 
 def _question(

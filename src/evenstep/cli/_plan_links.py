@@ -37,6 +37,7 @@ class LinkAnswer:
     """Steps with the exchange of gradients counted, in seconds.
 
     Attributes:
+        ranks: what the workers are called, ``(world_size,)``.
         mbit: what each worker's link carries, in Mbit/s, ``(world_size,)``.
         aggregation: what is summed, in how many chunks.
         overlap: part of computing during which gradients become ready.
@@ -46,6 +47,7 @@ class LinkAnswer:
         best_shares: those, ``(world_size,)``.
     """
 
+    ranks: tuple[int, ...]
     mbit: FloatArray
     aggregation: Aggregation
     overlap: float
@@ -88,7 +90,9 @@ def answer_links(
         SharedLinksComm(aggregation, links, each, overlap)(compute_s) + overhead_s
         for each in (None, equal_shares(aggregation), shares)
     )
-    return LinkAnswer(np.array(given), aggregation, overlap, plain_s, equal_s, best_s, shares)
+    return LinkAnswer(
+        question.ranks, np.array(given), aggregation, overlap, plain_s, equal_s, best_s, shares
+    )
 
 
 def links_text(answer: LinkAnswer, width: int | None = None) -> str:
@@ -104,7 +108,7 @@ def links_text(answer: LinkAnswer, width: int | None = None) -> str:
     ]
     workers = [
         [str(rank), number(float(mbit)), f"{100 * share:.0f} %"]
-        for rank, (mbit, share) in enumerate(zip(answer.mbit, answer.best_shares, strict=True))
+        for rank, mbit, share in zip(answer.ranks, answer.mbit, answer.best_shares, strict=True)
     ]
     names = [f"with {megabytes} MB of gradients", "step", "times as fast"]
     steps = text_table(names, rows, width=width)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 from .. import AffineTime
-from .._render._words import number, paragraph, percent, seconds, text_table
+from .._render._words import number, paragraph, percent, printable, seconds, text_table
 from .._types import IntArray
 from ..advice._advice import Advice, PlannedSplit
 from ..advice._recorded_run import RunTimes
@@ -38,12 +39,17 @@ class Question:
     overhead_s: float
     recorded: RunTimes | None
 
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """What the workers are called, ``(world_size,)``."""
+        return self.recorded.ranks if self.recorded else tuple(range(self.times.world_size))
+
 
 def as_text(question: Question, advice: Advice, more: AffineTime, width: int | None = None) -> str:
     """Return the answer in words and tables, for a terminal of ``width`` columns or of any."""
     parts = [
         paragraph(_head(question), width),
-        _splits(advice, width),
+        _splits(question, advice, width),
         _workers(question, advice, width),
         _added(advice, more, width),
         *(paragraph(note, width) for note in _notes(question, advice)),
@@ -56,19 +62,19 @@ def as_json(question: Question, advice: Advice, more: AffineTime) -> dict[str, A
     times, caps = question.times, question.max_batch_size
     workers = [
         {
-            "rank": rank,
-            "name": _name(question, rank),
-            "samples_per_s": _finite(_speed(times, rank)),
-            "samples_per_s_error": _error(question, rank),
-            "intercept_s": float(times.intercept_s[rank]),
-            "max_batch_size": None if caps is None else int(caps[rank]),
-            "equal_batch_size": advice.equal.batch_size[rank],
-            "batch_size": advice.balanced.batch_size[rank],
+            "rank": question.ranks[at],
+            "name": _name(question, at),
+            "samples_per_s": _finite(_speed(times, at)),
+            "samples_per_s_error": _error(question, at),
+            "intercept_s": float(times.intercept_s[at]),
+            "max_batch_size": None if caps is None else int(caps[at]),
+            "equal_batch_size": advice.equal.batch_size[at],
+            "batch_size": advice.balanced.batch_size[at],
             "step_without_s": None if without is None else without.step_s,
-            "brings": advice.brings(rank),
-            "worth_keeping": advice.worth_keeping[rank],
+            "brings": advice.brings(at),
+            "worth_keeping": advice.worth_keeping[at],
         }
-        for rank, without in enumerate(advice.without)
+        for at, without in enumerate(advice.without)
     ]
     added = [
         {
@@ -111,9 +117,9 @@ def _head(question: Question) -> str:
     return text
 
 
-def _splits(advice: Advice, width: int | None) -> str:
+def _splits(question: Question, advice: Advice, width: int | None) -> str:
     named = [("equal split", advice.equal), ("balanced", advice.balanced)]
-    if out := _left_out(advice):
+    if out := _left_out(question, advice):
         named.append((f"without {out}", advice.best))
     rows = []
     for name, split in named:
@@ -125,23 +131,23 @@ def _splits(advice: Advice, width: int | None) -> str:
 def _workers(question: Question, advice: Advice, width: int | None) -> str:
     header = ["worker", "samples/s", "fixed cost", "equal", "balanced", "step without it", ""]
     rows = []
-    for rank, without in enumerate(advice.without):
-        cost = seconds(float(question.times.intercept_s[rank]))
-        sizes = [str(split.batch_size[rank]) for split in (advice.equal, advice.balanced)]
-        speed = number(_speed(question.times, rank))
-        if (error := _error(question, rank)) is not None:
+    for at, without in enumerate(advice.without):
+        cost = seconds(float(question.times.intercept_s[at]))
+        sizes = [str(split.batch_size[at]) for split in (advice.equal, advice.balanced)]
+        speed = number(_speed(question.times, at))
+        if (error := _error(question, at)) is not None:
             speed += f" ± {_rounded(error)} %"
-        rows.append([_name(question, rank), speed, cost, *sizes, *_verdict(advice, rank, without)])
+        rows.append([_name(question, at), speed, cost, *sizes, *_verdict(advice, at, without)])
     return text_table(header, rows, width=width)
 
 
-def _verdict(advice: Advice, rank: int, without: PlannedSplit | None) -> tuple[str, str]:
+def _verdict(advice: Advice, at: int, without: PlannedSplit | None) -> tuple[str, str]:
     """Return the step without a worker, and what that says of it."""
-    brings = advice.brings(rank)
+    brings = advice.brings(at)
     if without is None or brings is None:
         return "does not fit", "needed"
     text = f"{seconds(without.step_s)} ({'+' if brings >= 0 else ''}{percent(brings)} %)"
-    if not advice.worth_keeping[rank]:
+    if not advice.worth_keeping[at]:
         return text, "leave out"
     return text, "brings little" if brings < LITTLE else "keep"
 
@@ -161,7 +167,7 @@ def _added(advice: Advice, more: AffineTime, width: int | None) -> str:
 
 
 def _notes(question: Question, advice: Advice) -> Iterator[str]:
-    if out := _left_out(advice):
+    if out := _left_out(question, advice):
         yield (
             f"Fastest without worker {out}: one sample there takes as long as the whole global "
             "batch on the others."
@@ -169,6 +175,11 @@ def _notes(question: Question, advice: Advice) -> Iterator[str]:
     recorded = question.recorded
     if recorded is None:
         return
+    if missing := recorded.untimed:
+        text = "Rank {} has no times and is left out."
+        if len(missing) > 1:
+            text = "Ranks {} have no times and are left out."
+        yield text.format(", ".join(map(str, missing)))
     if (ran := recorded.by_cost) is not None:
         saved = [percent(1 - one / ran.equal_s) for one in (ran.speed_s, ran.length_s, ran.took_s)]
         yield (
@@ -176,43 +187,48 @@ def _notes(question: Question, advice: Advice) -> Iterator[str]:
             f"have saved {saved[0]} %, lengths alone {saved[1]} %; both saved {saved[2]} %. Batch "
             "sizes tell little of its times: the fixed costs and speeds above are rough."
         )
-    rough = [rank for rank, error in enumerate(recorded.speed_error) if error > ROUGH]
-    rough = [rank for rank in rough if recorded.is_line_known[rank]]
-    if rough:
+    is_rough = (recorded.speed_error > ROUGH) & recorded.is_line_known
+    if is_rough.any():
         yield (
-            f"The batch sizes of worker {', '.join(map(str, rough))} were too similar for this "
+            f"The batch sizes of worker {_called(question, is_rough)} were too similar for this "
             "much noise: fixed cost and samples/s are uncertain, and workers that differ by less "
             "than their errors may be equal. Steps near the sizes of the run are known to "
-            f"{_rounded(float(recorded.time_error[rough].max()))} %."
+            f"{_rounded(float(recorded.time_error[is_rough].max()))} %."
         )
     if not recorded.is_line_known.all():
-        ranks = [str(rank) for rank, known in enumerate(recorded.is_line_known) if not known]
         yield (
-            f"Worker {', '.join(ranks)} had one batch size only, so its fixed cost is unknown and "
-            "assumed to be 0. Record a run with a policy that balances to measure it."
+            f"Worker {_called(question, ~recorded.is_line_known)} had one batch size only, so its "
+            "fixed cost is unknown and assumed to be 0. Record a run with a policy that balances "
+            "to measure it."
         )
 
 
-def _left_out(advice: Advice) -> str:
+def _left_out(question: Question, advice: Advice) -> str:
     """Return the workers that are not worth keeping, nothing if all are."""
-    return ", ".join(str(rank) for rank, keep in enumerate(advice.worth_keeping) if not keep)
+    return _called(question, [not keep for keep in advice.worth_keeping])
 
 
-def _name(question: Question, rank: int) -> str:
+def _called(question: Question, chosen: Iterable[bool]) -> str:
+    """Return the numbers of the chosen workers."""
+    return ", ".join(str(rank) for rank in compress(question.ranks, chosen))
+
+
+def _name(question: Question, at: int) -> str:
     named = question.recorded.names if question.recorded else ()
-    return f"{rank} {named[rank]}" if named else str(rank)
+    rank = question.ranks[at]
+    return printable(f"{rank} {named[at]}") if named else str(rank)
 
 
-def _speed(times: AffineTime, rank: int) -> float:
+def _speed(times: AffineTime, at: int) -> float:
     """Return samples per second past the fixed cost; infinite where samples cost nothing."""
-    slope_s = float(times.slope_s[rank])
+    slope_s = float(times.slope_s[at])
     return 1 / slope_s if slope_s else math.inf
 
 
-def _error(question: Question, rank: int) -> float | None:
+def _error(question: Question, at: int) -> float | None:
     """Return the relative standard error of a recorded speed; None of one that was typed."""
     recorded = question.recorded
-    return None if recorded is None else float(recorded.speed_error[rank])
+    return None if recorded is None else float(recorded.speed_error[at])
 
 
 def _rounded(share: float) -> str:

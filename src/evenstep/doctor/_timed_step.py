@@ -47,22 +47,30 @@ def time_steps(
         clock: in seconds.
     """
     taken: list[float] = []
-    held_s, began_s = limits.throttled_s(), clock()
+    before = _look(limits, clock)
     error = ""
     try:
         step = load()
         block_s = min(BLOCK_S, budget_s / 10)
         repeats = [_repeats(step, size, clock, block_s) for size in sizes]
-        held_s, began_s = limits.throttled_s(), clock()
-        until_s = began_s + budget_s
+        before = _look(limits, clock)
+        until_s = before[0] + budget_s
         while len(taken) < len(sizes) or (clock() < until_s and len(taken) < MOST_STEPS):
             at = len(taken) % len(sizes)
             taken.append(_timed(step, sizes[at], repeats[at], clock))
     except (Exception, SystemExit) as raised:  # the user's own code may raise anything
         error = f"{type(raised).__name__}: {raised}".splitlines()[0][:300]
     used = tuple(sizes[at % len(sizes)] for at in range(len(taken)))
-    share = (limits.throttled_s() - held_s) / max(clock() - began_s, 1e-9)
+    after = _look(limits, clock)
+    lasted_s, held_s, used_s = (new - old for new, old in zip(after, before, strict=True))
+    # Held back on several CPUs at once counts several times, as does the time used there.
+    share = held_s / max(lasted_s, held_s + used_s, 1e-9)
     return Pace(rank, used, tuple(taken), min(max(share, 0.0), 1.0), error)
+
+
+def _look(limits: CgroupLimits, clock: Callable[[], float]) -> tuple[float, float, float]:
+    """Return the time, how long the quota held back so far, and the CPU time used so far."""
+    return clock(), limits.throttled_s(), limits.used_s()
 
 
 def _repeats(step: Step, size: int, clock: Callable[[], float], block_s: float) -> int:
