@@ -9,7 +9,7 @@ from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from .. import events
-from ..events import Event, RunStarted, WaitingDiagnosed
+from ..events import Event, RunStarted, StepMeasured, WaitingDiagnosed
 
 _MOST = 2.0**53  # integers up to there are exact as floats; no time, size or rate is larger
 _NUMBERS = frozenset({int, float})
@@ -65,6 +65,8 @@ def from_record(record: Mapping[str, Any]) -> Event | None:
             raise ValueError(f"`{name}({field}=...)` must {error}, got {_short(value)}") from None
     if form.kind is WaitingDiagnosed and len({len(found[field]) for field in _BY_CAUSE}) > 1:
         raise ValueError("`WaitingDiagnosed` must have as many entries for each cause")
+    if form.kind is StepMeasured and found["num_steps"] < 1:
+        raise ValueError("`StepMeasured(num_steps=...)` must be at least 1")
     return form.kind(**found)
 
 
