@@ -71,6 +71,21 @@ def test_the_newest_start_counts_wherever_it_is(tmp_path):
     assert source.remark == ""
 
 
+def test_the_newest_start_counts_however_far_off_it_is(tmp_path):
+    """Ranks that are fewer since are no damage, and have the hosts of the newest start."""
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(lines(events(3, 4)) + lines([started(2)]))
+    with path.open("r+b") as file:
+        file.seek(257 << 20, os.SEEK_END)  # a hole, which takes no room on a disk
+        file.write(b"\n" + b"".join(lines([measured(9, 2)]).splitlines(keepends=True)[1:]))
+    source = FileSource(path)
+    run = caught_up(source)
+
+    assert run.start == started(2)
+    assert run.last is not None
+    assert source.remark == "only the last 4 MiB were read at first"
+
+
 def test_a_file_that_is_replaced_is_another_run(tmp_path):
     """Nothing of the one before is left, not even the number of its ranks."""
     path = tmp_path / "events.jsonl"
