@@ -1,6 +1,7 @@
 """A run is read from its file or a stream, from the end where it is long, and followed."""
 
 import io
+import itertools
 import os
 import threading
 import time
@@ -205,3 +206,25 @@ def test_the_view_follows_until_its_reader_has_seen_enough(tmp_path):
     assert "why" in seen[2]
     assert "the run ended after 3 steps" in seen[3]
     assert not set(threading.enumerate()) - threads
+
+
+def test_however_seldom_it_is_drawn_nothing_piles_up(tmp_path):
+    """What is added between two drawings is read by the next, however much more than one look."""
+    from rich.console import Console
+
+    path, waited_s = tmp_path / "events.jsonl", []
+    path.write_bytes(lines([started()]))
+
+    def wait(seconds):
+        at = 50 * len(waited_s)
+        waited_s.append(seconds)
+        append(path, lines([measured(step) for step in range(at, at + 50)]))
+        return len(waited_s) > 5
+
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, height=30)
+    ticks = itertools.count(step=0.01)
+    source = FileSource(path, clock=lambda: next(ticks))  # a look is over after a few lines
+    view = watch(source, console, title="mine", refresh_s=60, wait=wait, clock=lambda: 0.0)
+
+    assert view.run.last.step == 249
+    assert max(waited_s) <= 1.0
