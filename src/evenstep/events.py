@@ -82,6 +82,8 @@ class StepMeasured:
         speed_split_s: what dividing by the ranks' speeds alone would have cost, by count; None
             where samples are not assigned by cost.
         cost_split_s: the same for assigning by costs alone, to ranks taken for equally fast.
+        num_steps: of how many steps this is the mean, in a row up to ``step``: of several short
+            ones under ``evenstep watch``. ``wall_s`` is the mean of those of the event before.
     """
 
     step: int
@@ -97,6 +99,7 @@ class StepMeasured:
     wall_s: float | None
     speed_split_s: float | None = None
     cost_split_s: float | None = None
+    num_steps: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,11 @@
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -58,6 +60,24 @@ def test_standard_input_is_a_run_too(run):
     )
 
     assert "step 2 (3 of 10 of its epoch" in done.stdout.decode()
+
+
+def test_the_line_for_another_machine_begins_with_the_newest_start(run):
+    """As the page has it: with the ranks of now, where more of them trained before."""
+    page = (Path(__file__).parents[2] / "docs" / "top.md").read_text("utf-8")
+    (line,) = re.findall(r"^\$ ssh node0 '(.+)' \| evenstep top -$", page, re.MULTILINE)
+    before = [RunStarted(1, 64, 10, "Auto()", ("c",), ("cpu",))]
+    before += [StepMeasured(3, 0, (64,), (0.2,), (0.0,), (0.0,), 0.2, 0.0, None, None, 1)]
+    older = "".join(json.dumps(to_record(event)) + "\n" for event in before)
+    schema, start, _, *steps = run.read_text().splitlines(keepends=True)
+    run.write_text(schema + older + schema + start + "".join(600 * steps))
+    line = line.replace("runs/first", str(run.parent)).replace(" -F ", " ")
+    shell = ["sh", "-c", f"({line}) | {sys.executable} -m evenstep.cli top -"]
+    shown = subprocess.run(shell, capture_output=True, check=True).stdout.decode()
+
+    assert "2 workers, 64 samples a step" in shown
+    assert "step 2 " in shown
+    assert "left out" not in shown
 
 
 @pytest.mark.parametrize(

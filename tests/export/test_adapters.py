@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
@@ -101,6 +102,14 @@ def test_prometheus_scrapes_base_units_and_totals():
     assert found["evenstep_faults_total", ("kind", "PolicyFailed")] == 1
     phases = {key[1][1]: v for key, v in found.items() if key[0] == "evenstep_phase_seconds_total"}
     assert phases == dict.fromkeys(PHASES, 0.75)
+
+
+def test_steps_that_are_told_together_are_counted_one_by_one():
+    """As those of a run that was watched."""
+    found = scraped([RUN[0], replace(RUN[1], num_steps=10)])
+
+    assert found["evenstep_steps_total",] == 10
+    assert found["evenstep_samples_total",] == 80
 
 
 def test_opentelemetry_observes_the_same_with_units():

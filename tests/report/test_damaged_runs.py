@@ -37,6 +37,7 @@ DAMAGES = {
     "a time below zero": STEP.replace("[0.1, 0.2]", "[0.1, -0.2]", 1).encode() + b"\n",
     "a list too long": STEP.replace("[8, 8]", "[8, 8, 8]").encode() + b"\n",
     "no number of a step": STEP.replace('"step": 7', '"step": "x"').encode() + b"\n",
+    "a mean of no step": STEP.replace('"num_steps": 1', '"num_steps": 0').encode() + b"\n",
     "a size below zero": STEP.replace("[8, 8]", "[8, -8]").encode() + b"\n",
     "other ranks": json.dumps(to_record(measured(7, [8], [0.1]))).encode() + b"\n",
     "an account of no steps": ACCOUNT.encode() + b"\n",

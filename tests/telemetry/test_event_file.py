@@ -57,6 +57,7 @@ DAMAGED = {
     "a field missing": ({"event": "StepMeasured", "step": 3}, "`StepMeasured(plan_epoch=...)` is"),
     "text for a number": (record(STEP, step="9"), "`StepMeasured(step=...)` must be an integer"),
     "half a step": (record(STEP, step=9.5), "must be an integer, got 9.5"),
+    "a mean of no step": (record(STEP, num_steps=0), "`StepMeasured(num_steps=...)` must be at le"),
     "true for a number": (record(STEP, step=True), "must be an integer, got True"),
     "NaN": (record(STEP, makespan_s=float("nan")), "must be a number below 2^53, got nan"),
     "NaN in a list": (record(STEP, compute_s=[0.1, float("nan")]), "hold numbers of at least 0"),
@@ -103,7 +104,7 @@ def test_what_a_newer_evenstep_adds_is_passed_over(file):
 def test_what_an_older_evenstep_left_out_has_its_default(file):
     """A file of last year is read with the fields of this one."""
     old = record(STEP)
-    del old["speed_split_s"], old["cost_split_s"]
+    del old["speed_split_s"], old["cost_split_s"], old["num_steps"]
     insert(file, old)
 
     assert list(read_events(file))[3] == STEP

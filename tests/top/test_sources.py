@@ -1,6 +1,7 @@
 """A run is read from its file or a stream, from the end where it is long, and followed."""
 
 import io
+import itertools
 import os
 import threading
 import time
@@ -69,6 +70,21 @@ def test_the_newest_start_counts_wherever_it_is(tmp_path):
 
     assert (run.start, run.num_measured) == (started(2), 30)
     assert source.remark == ""
+
+
+def test_the_newest_start_counts_however_far_off_it_is(tmp_path):
+    """Ranks that are fewer since are no damage, and have the hosts of the newest start."""
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(lines(events(3, 4)) + lines([started(2)]))
+    with path.open("r+b") as file:
+        file.seek(257 << 20, os.SEEK_END)  # a hole, which takes no room on a disk
+        file.write(b"\n" + b"".join(lines([measured(9, 2)]).splitlines(keepends=True)[1:]))
+    source = FileSource(path)
+    run = caught_up(source)
+
+    assert run.start == started(2)
+    assert run.last is not None
+    assert source.remark == "only the last 4 MiB were read at first"
 
 
 def test_a_file_that_is_replaced_is_another_run(tmp_path):
@@ -190,3 +206,25 @@ def test_the_view_follows_until_its_reader_has_seen_enough(tmp_path):
     assert "why" in seen[2]
     assert "the run ended after 3 steps" in seen[3]
     assert not set(threading.enumerate()) - threads
+
+
+def test_however_seldom_it_is_drawn_nothing_piles_up(tmp_path):
+    """What is added between two drawings is read by the next, however much more than one look."""
+    from rich.console import Console
+
+    path, waited_s = tmp_path / "events.jsonl", []
+    path.write_bytes(lines([started()]))
+
+    def wait(seconds):
+        at = 50 * len(waited_s)
+        waited_s.append(seconds)
+        append(path, lines([measured(step) for step in range(at, at + 50)]))
+        return len(waited_s) > 5
+
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, height=30)
+    ticks = itertools.count(step=0.01)
+    source = FileSource(path, clock=lambda: next(ticks))  # a look is over after a few lines
+    view = watch(source, console, title="mine", refresh_s=60, wait=wait, clock=lambda: 0.0)
+
+    assert view.run.last.step == 249
+    assert max(waited_s) <= 1.0

@@ -4,9 +4,14 @@ import io
 import json
 import re
 
+import numpy as np
 import pytest
 
 from evenstep._diagnosis import Phase, StepClues
+from evenstep._report import read_figures
+from evenstep._telemetry import read_events
+from evenstep._top import LiveRun
+from evenstep.advice import read_run
 from evenstep.watch._leader import WatchLeader
 from evenstep.watch._mail import RankHello
 from evenstep.watch._start_watch import WatchSettings
@@ -36,8 +41,8 @@ class Run:
         self.seen.append(run)
         return ["change this line"]
 
-    def tell(self, steps, *, is_last=False):
-        for rank, (compute_us, waited_us) in enumerate([(50_000, 100_000), (150_000, 0)]):
+    def tell(self, steps, *, is_last=False, times=((50_000, 100_000), (150_000, 0))):
+        for rank, (compute_us, waited_us) in enumerate(times):
             told = tuple(record(step, compute_us, waited_us) for step in steps)
             self.leader.take(rank, RankTold(told, None, is_last=is_last))
         self.leader.work()
@@ -118,7 +123,7 @@ def fails(run):
 
 
 def test_events_are_those_of_a_run(run, tmp_path):
-    """In the order in which a balanced run has them."""
+    """In the order in which a balanced run has them; what a step took is told with the next."""
     run.tell(range(3))
     run.leader.end("DDP", [], own_s=0.0)
 
@@ -126,10 +131,48 @@ def test_events_are_those_of_a_run(run, tmp_path):
     events = [json.loads(line) for line in lines]
     kinds = [event["event"] for event in events]
     assert kinds[:2] == ["Schema", "RunStarted"]
-    assert kinds[2:8] == ["StepsAccounted", "StepMeasured"] * 3
+    assert kinds[2:8] == ["StepMeasured", "StepsAccounted"] * 3
     assert kinds[8:] == ["WaitingDiagnosed", "RunEnded"]
     assert events[1]["global_batch_size"] == 8
-    assert events[3]["compute_s"] == [0.05, 0.15]
+    assert events[2]["compute_s"] == [0.05, 0.15]
+    assert [events[at]["wall_s"] for at in (2, 4, 6)] == [None, 0.15, 0.15]
+
+
+def test_short_steps_that_are_told_together_count_as_many(run, tmp_path):
+    """A thousand of 10 ms, 5 ms of it computing: ten in an event, for every reader."""
+    run.tell(range(1000), times=[(2_000, 8_000), (5_000, 5_000)])
+    run.leader.end("DDP", [], own_s=0.0)
+    folder = tmp_path / "run"
+    figures, live, times = read_figures(folder), LiveRun(), read_run(folder)
+    for event in read_events(folder):
+        live.add(event)
+
+    assert (figures.num_steps, figures.first_step, figures.last_step) == (1000, 0, 999)
+    assert figures.savings.elapsed_s == pytest.approx(9.95)  # of the newest, computing is known
+    assert figures.steps.rank_samples.tolist() == [4000, 4000]
+    assert figures.steps.num_slowest.tolist() == [0, 1000]
+    np.testing.assert_allclose(figures.steps.makespan_s, 0.005)  # in every stretch
+    np.testing.assert_allclose(figures.steps.wall_s[:-5], 0.01)
+    assert (live.num_measured, live.first_step) == (1000, 0)
+    assert live.step_s == pytest.approx(0.01)
+    assert times.num_steps == 990  # the first event warms up
+    assert times.overhead_s == pytest.approx(0.005)
+
+
+def test_events_of_more_steps_weigh_more(run, tmp_path):
+    """A hundred steps of 10 ms and ten of 100 ms are 18 ms each in the mean."""
+    run.tell(range(100), times=[(2_000, 8_000), (5_000, 5_000)])
+    run.tell(range(100, 111), times=[(60_000, 40_000), (50_000, 50_000)])
+    run.leader.end("DDP", [], own_s=0.0)
+    live = LiveRun()
+    for event in read_events(tmp_path / "run"):
+        live.add(event)
+
+    assert live.step_s == pytest.approx((100 * 0.01 + 10 * 0.1) / 110)
+    computing_s = {one.rank: one.compute_s for one in live.ranks()}
+    assert computing_s[0] == pytest.approx((100 * 0.002 + 11 * 0.06) / 111)
+    lost_s = {one.rank: one.lost_s for one in live.ranks()}
+    assert lost_s[1] == pytest.approx(100 * 0.003 / 111)
 
 
 def test_a_file_that_cannot_be_written_leaves_the_watch(tmp_path):

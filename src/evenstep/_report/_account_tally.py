@@ -6,7 +6,6 @@ from typing import final
 
 import numpy as np
 
-from .._types import FloatArray, IntArray
 from ._event_rows import PARTS, AccountedRow, RowBlock
 from ._run_figures import AccountFigures
 from ._step_bins import StepBins, over
@@ -35,7 +34,7 @@ class AccountTally:
             return
         num = np.array([row.num_steps for row in block.rows], np.int64)
         last = np.array([row.step for row in block.rows], np.int64)
-        row, at, weight = self._spread(last, num)
+        row, at, weight = self._bins.spread(last, num)
         part_s = block.times_s[row] * weight[:, None, None]
         wall_s = part_s.sum(axis=1)
         self._part_s.add(at, part_s.sum(axis=2))
@@ -58,25 +57,3 @@ class AccountTally:
             rank_part_s=self._by_rank.values.sum(axis=0).reshape(-1, len(PARTS)),
             num_steps=self.num_steps,
         )
-
-    def _spread(self, last: IntArray, num: IntArray) -> tuple[IntArray, IntArray, FloatArray]:
-        """Return the stretches that accounts reach into, and the part of each that is there.
-
-        Args:
-            last: newest step of each account.
-            num: its steps.
-
-        Returns:
-            An index of an account, a stretch and a part in [0, 1], each as often as accounts reach
-            into stretches.
-        """
-        end = self._bins.at(last)
-        begin = np.minimum(self._bins.at(np.maximum(last - num + 1, 0)), end)
-        reach = end - begin + 1
-        row = np.repeat(np.arange(len(last)), reach)
-        at = begin[row] + np.arange(len(row)) - np.repeat(np.cumsum(reach) - reach, reach)
-        start = (self._bins.first or 0) + at * self._bins.width
-        until = np.minimum(start + self._bins.width, last[row] + 1)
-        overlap = np.maximum(until - np.maximum(start, last[row] - num[row] + 1), 0)
-        total = np.bincount(row, overlap, len(last))[row]
-        return row, at, np.where(total > 0, overlap / np.maximum(total, 1), 1 / reach[row])

@@ -31,7 +31,7 @@ class MeasuredRow:
 
     Attributes:
         line: where it stands in the file, from 1.
-        step: its number.
+        step, num_steps: of the event.
         batch_size: ``(world_size,)``.
         lists: ``compute_s`` alone, comma-separated.
         rest: the fields behind the lists.
@@ -39,6 +39,7 @@ class MeasuredRow:
 
     line: int
     step: int
+    num_steps: int
     batch_size: IntArray
     lists: tuple[bytes]
     rest: dict[str, Any]
@@ -129,7 +130,10 @@ class RowReader:
         if texts[0].count(b",") + 1 != len(self._sizes):
             return None
         numbers = json.loads((start + rest).decode())  # decoded: it need not find out from what
-        return MeasuredRow(number, _count(numbers["step"]), self._sizes, (texts[0],), numbers)
+        step, num_steps = _count(numbers["step"]), _count(numbers.get("num_steps", 1))
+        if num_steps < 1:
+            return None
+        return MeasuredRow(number, step, num_steps, self._sizes, (texts[0],), numbers)
 
     def _accounted(self, line: bytes, number: int) -> AccountedRow | None:
         head, *lists, end = line.split(b"]")

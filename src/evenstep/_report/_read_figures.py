@@ -142,7 +142,7 @@ class _Reading:
             self._flush()
             self._world_size = row.world_size
             self._largest = max(self._largest, row.world_size)
-        self._bins.begin(row.step)
+        self._bins.begin(max(row.step - row.num_steps + 1, 0))
         if isinstance(row, MeasuredRow):
             self._measured.append(row)
             self._step = row.step

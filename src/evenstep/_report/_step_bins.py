@@ -46,6 +46,28 @@ class StepBins:
                 table.halve()
         return past // self.width
 
+    def spread(self, last: IntArray, num: IntArray) -> tuple[IntArray, IntArray, FloatArray]:
+        """Return the stretches that events of several steps reach into, and the part there of each.
+
+        Args:
+            last: newest step of each event.
+            num: its steps, in a row.
+
+        Returns:
+            An index of an event, a stretch and a part in [0, 1], each as often as events reach
+            into stretches.
+        """
+        end = self.at(last)
+        begin = np.minimum(self.at(np.maximum(last - num + 1, 0)), end)
+        reach = end - begin + 1
+        row = np.repeat(np.arange(len(last)), reach)
+        at = begin[row] + np.arange(len(row)) - np.repeat(np.cumsum(reach) - reach, reach)
+        start = (self.first or 0) + at * self.width
+        until = np.minimum(start + self.width, last[row] + 1)
+        overlap = np.maximum(until - np.maximum(start, last[row] - num[row] + 1), 0)
+        total = np.bincount(row, overlap, len(last))[row]
+        return row, at, np.where(total > 0, overlap / np.maximum(total, 1), 1 / reach[row])
+
     def sums(self) -> BinnedSums:
         """Return a table of sums for these stretches, empty."""
         table = BinnedSums()

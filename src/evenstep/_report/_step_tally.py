@@ -17,6 +17,8 @@ from ._step_bins import StepBins, over
 class StepTally:
     """Adds up ``StepMeasured``, blocks of them at a time.
 
+    Several short steps that were told together count as many of their mean, spread over them.
+
     Attributes:
         num_steps: those that were added.
         last_step: the highest of their numbers.
@@ -32,8 +34,8 @@ class StepTally:
         self._makespan_s, self._num = bins.sums(), bins.sums()  # of steps that the rank was in
         self._num_slowest, self._caused_s = bins.sums(), bins.sums()
         self._before = np.full(
-            (1, 3), np.nan
-        )  # of the newest step: number, computing, what equal adds
+            (1, 4), np.nan
+        )  # of the newest event: step, how many, computing, what equal adds
         self._elapsed_s = self._saved_s = self._left_s = 0.0
         self._compared_s = self._compared_more_s = 0.0
 
@@ -42,20 +44,23 @@ class StepTally:
         if not block.rows:
             return
         steps = np.array([row.step for row in block.rows], np.int64)
+        nums = np.array([row.num_steps for row in block.rows], np.int64)
         samples = np.array([row.batch_size for row in block.rows], np.float64)
         compute_s = np.where(samples > 0, block.times_s[:, 0], 0.0)
         makespan_s = compute_s.max(axis=1)
         equal_s, best_s = _column(block, "equal_split_s"), _column(block, "best_split_s")
-        at = self._bins.at(steps)
-        self._add_ranks(at, samples, compute_s, makespan_s)
-        self._computing.add(at, makespan_s)
-        self._computing_range.add(at, makespan_s)
-        self._equal.add(at, equal_s)
-        self._best.add(at, best_s)
-        self._add_whole(steps, _column(block, "wall_s"), makespan_s, equal_s - makespan_s)
-        self._saved_s += float(np.nansum(equal_s - makespan_s))
-        self._left_s += float(np.nansum(np.maximum(makespan_s - best_s, 0)))
-        self.num_steps += len(steps)
+        row, at, part = self._bins.spread(steps, nums)
+        weight = nums[row] * part
+        self._add_ranks(at, samples[row], compute_s[row], weight)
+        self._computing.add(at, makespan_s[row], weight)
+        self._computing_range.add(at, makespan_s[row])
+        self._equal.add(at, equal_s[row], weight)
+        self._best.add(at, best_s[row], weight)
+        these = np.stack([steps, nums, makespan_s, equal_s - makespan_s], axis=1)
+        self._add_whole(these, _column(block, "wall_s"))
+        self._saved_s += float(np.nansum(nums * (equal_s - makespan_s)))
+        self._left_s += float(np.nansum(nums * np.maximum(makespan_s - best_s, 0)))
+        self.num_steps += int(nums.sum())
         self.last_step = max(self.last_step, int(steps.max()))
 
     def figures(self, num_stretches: int, world_size: int) -> StepFigures:
@@ -73,7 +78,7 @@ class StepTally:
         extent = self._whole_range if is_whole_known else self._computing_range
         num, compute_s = self._num.values, self._compute_s.values
         return StepFigures(
-            num=cut(self._computing.num).astype(np.int64),
+            num=cut(np.rint(self._computing.num)).astype(np.int64),
             wall_s=cut(self._whole.mean),
             makespan_s=cut(self._computing.mean),
             equal_s=cut(self._equal.mean),
@@ -83,7 +88,7 @@ class StepTally:
             batch_size=cut(over(self._samples.values, num)),
             samples_per_s=cut(over(self._samples.values, compute_s)),
             idle_share=cut(over(self._idle_s.values, self._makespan_s.values)),
-            num_slowest=self._num_slowest.values.sum(axis=0).astype(np.int64),
+            num_slowest=np.rint(self._num_slowest.values.sum(axis=0)).astype(np.int64),
             caused_s=self._caused_s.values.sum(axis=0),
             rank_samples=self._samples.values.sum(axis=0),
             rank_compute_s=compute_s.sum(axis=0),
@@ -103,35 +108,36 @@ class StepTally:
         )
 
     def _add_ranks(
-        self, at: IntArray, samples: FloatArray, compute_s: FloatArray, makespan_s: FloatArray
+        self, at: IntArray, samples: FloatArray, compute_s: FloatArray, num: FloatArray
     ) -> None:
-        idle_s = makespan_s[:, None] - compute_s
+        nums = np.broadcast_to(num[:, None], compute_s.shape)
+        makespan_s = compute_s.max(axis=1, keepdims=True)
+        idle_s = nums * (makespan_s - compute_s)
         is_slowest = np.zeros_like(idle_s)
         is_slowest[np.arange(len(at)), compute_s.argmax(axis=1)] = 1
-        self._samples.add(at, samples)
-        self._compute_s.add(at, compute_s)
+        self._samples.add(at, nums * samples)
+        self._compute_s.add(at, nums * compute_s)
         self._idle_s.add(at, idle_s)
-        self._makespan_s.add(at, np.broadcast_to(makespan_s[:, None], idle_s.shape))
-        self._num.add(at, np.ones_like(idle_s))
-        self._num_slowest.add(at, is_slowest)
+        self._makespan_s.add(at, nums * makespan_s)
+        self._num.add(at, nums)
+        self._num_slowest.add(at, nums * is_slowest)
         self._caused_s.add(at, is_slowest * idle_s.sum(axis=1, keepdims=True))
 
-    def _add_whole(
-        self, steps: IntArray, wall_s: FloatArray, makespan_s: FloatArray, more_s: FloatArray
-    ) -> None:
-        """Add whole steps: what a step took is told with the one after it."""
-        these = np.stack([steps, makespan_s, more_s], axis=1)
+    def _add_whole(self, these: FloatArray, wall_s: FloatArray) -> None:
+        """Add whole steps: what they took is told with those after them."""
         before = np.concatenate([self._before, these[:-1]])
         self._before = these[-1:]
-        follows = (before[:, 0] + 1 == steps) & ~np.isnan(wall_s)
+        self._elapsed_s += float((these[:, 1] * these[:, 2]).sum())
+        follows = (before[:, 0] + these[:, 1] == these[:, 0]) & ~np.isnan(wall_s)
         before, wall_s = before[follows], wall_s[follows]
-        at = self._bins.at(before[:, 0].astype(np.int64))
-        self._whole.add(at, wall_s)
-        self._whole_range.add(at, wall_s)
-        self._elapsed_s += float(makespan_s.sum() + (wall_s - before[:, 1]).sum())
-        is_compared = ~np.isnan(before[:, 2])
-        self._compared_s += float(wall_s[is_compared].sum())
-        self._compared_more_s += float(before[is_compared, 2].sum())
+        last, nums = before[:, :2].astype(np.int64).T
+        row, at, part = self._bins.spread(last, nums)
+        self._whole.add(at, wall_s[row], nums[row] * part)
+        self._whole_range.add(at, wall_s[row])
+        self._elapsed_s += float((nums * (wall_s - before[:, 2])).sum())
+        is_compared = ~np.isnan(before[:, 3])
+        self._compared_s += float((nums * wall_s)[is_compared].sum())
+        self._compared_more_s += float((nums * before[:, 3])[is_compared].sum())
 
 
 class _Mean:
@@ -140,9 +146,9 @@ class _Mean:
     def __init__(self, bins: StepBins) -> None:
         self._sums, self._nums = bins.sums(), bins.sums()
 
-    def add(self, at: IntArray, values: FloatArray) -> None:
-        self._sums.add(at, np.nan_to_num(values)[:, None])
-        self._nums.add(at, (~np.isnan(values)).astype(np.float64)[:, None])
+    def add(self, at: IntArray, values: FloatArray, num: FloatArray) -> None:
+        self._sums.add(at, (num * np.nan_to_num(values))[:, None])
+        self._nums.add(at, (num * ~np.isnan(values))[:, None])
 
     @property
     def num(self) -> FloatArray:

@@ -9,10 +9,11 @@ from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from .. import events
-from ..events import Event, RunStarted, StepsAccounted, WaitingDiagnosed
+from ..events import Event, RunStarted, StepMeasured, StepsAccounted, WaitingDiagnosed
 
 _MOST = 2.0**53  # integers up to there are exact as floats; no time, size or rate is larger
 _NUMBERS = frozenset({int, float})
+_OF_STEPS = StepMeasured, StepsAccounted
 _FACES = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
 
 Read = Callable[[Any], Any]
@@ -65,7 +66,7 @@ def from_record(record: Mapping[str, Any]) -> Event | None:
             raise ValueError(f"`{name}({field}=...)` must {error}, got {_short(value)}") from None
     if form.kind is WaitingDiagnosed and len({len(found[field]) for field in _BY_CAUSE}) > 1:
         raise ValueError("`WaitingDiagnosed` must have as many entries for each cause")
-    if form.kind is StepsAccounted and found["num_steps"] < 1:
+    if form.kind in _OF_STEPS and found.get("num_steps", 1) < 1:
         raise ValueError(f"`{name}(num_steps=...)` must be at least 1, got {found['num_steps']}")
     return form.kind(**found)
 

@@ -24,7 +24,7 @@ from ..events import (
 )
 
 WINDOW = 32
-"""Steps that the figures of now are about."""
+"""Steps that the figures of now are about; of short ones that are told together, so many events."""
 _PLANS, _NEWS = 3, 4  # the newest of each that are kept
 _LEAST_S = 1e-9  # nothing is computed in less
 _LONGEST = 400  # characters of a text: reasons and problems have any length
@@ -92,7 +92,7 @@ class LiveRun:
         self.plans: deque[Rebalanced] = deque(maxlen=_PLANS)
         self.news: deque[str] = deque(maxlen=_NEWS)
         self._steps: deque[StepMeasured] = deque(maxlen=WINDOW)
-        self._walls_s: deque[float] = deque(maxlen=WINDOW)
+        self._walls_s: deque[tuple[float, int]] = deque(maxlen=WINDOW)  # and of how many steps
         self._accounts: deque[StepsAccounted] = deque(maxlen=WINDOW)
 
     def add(self, event: Event) -> None:
@@ -122,14 +122,16 @@ class LiveRun:
         ):
             self._clear()
         before = self.last
-        self.first_step = step.step if before is None else self.first_step
-        if before is not None and step.wall_s is not None and step.step == before.step + 1:
-            self._walls_s.append(step.wall_s)
+        begin = step.step - step.num_steps + 1
+        self.first_step = max(begin, 0) if before is None else self.first_step
+        if before is not None and step.wall_s is not None and begin == before.step + 1:
+            num = before.num_steps
+            self._walls_s.append((step.wall_s, num))
             if before.equal_split_s is not None:
-                self.wall_s += step.wall_s
-                self.equal_s += step.wall_s + before.equal_split_s - before.makespan_s
+                self.wall_s += num * step.wall_s
+                self.equal_s += num * (step.wall_s + before.equal_split_s - before.makespan_s)
         self.last = step
-        self.num_measured += 1
+        self.num_measured += step.num_steps
         self._steps.append(step)
 
     def _tell(self, event: Event) -> None:
@@ -149,15 +151,19 @@ class LiveRun:
     def step_s(self) -> float | None:
         """Seconds of one of the newest steps, in the mean; the slowest rank's alone if need be."""
         if self._walls_s:
-            return fmean(self._walls_s)
-        return fmean(step.makespan_s for step in self._steps) if self._steps else None
+            return fmean(*zip(*self._walls_s, strict=True))
+        if not self._steps:
+            return None
+        return fmean([step.makespan_s for step in self._steps], self._num_steps())
 
     @property
     def idle_share(self) -> float | None:
         """Part of all ranks' time that is waiting for others, in the newest steps."""
         if wall_s := sum(sum(one.wall_s) for one in self._accounts):
             return sum(sum(one.waiting_s) for one in self._accounts) / wall_s
-        return fmean(step.idle_share for step in self._steps) if self._steps else None
+        if not self._steps:
+            return None
+        return fmean([step.idle_share for step in self._steps], self._num_steps())
 
     @property
     def left_s(self) -> float | None:
@@ -174,18 +180,21 @@ class LiveRun:
         compute_s = np.array([step.compute_s for step in self._steps])
         input_s = np.array([step.data_s for step in self._steps])
         own_s = compute_s + input_s
-        lost_s = _lost_s(own_s)
+        num = np.array(self._num_steps(), np.float64)
+        part = num / num.sum()
+        lost_s = _lost_s(own_s, num)
         waiting_s = self._waiting_s()
         causes = self._causes()
-        speed = sizes.sum(axis=0) / np.maximum(compute_s.sum(axis=0), _LEAST_S)
-        order = np.lexsort((-own_s.mean(axis=0), -lost_s))
+        mean_s = part @ compute_s
+        speed = part @ sizes / np.maximum(mean_s, _LEAST_S)
+        order = np.lexsort((-part @ own_s, -lost_s))
         return [
             RankFigures(
                 rank=rank,
                 batch_size=self.last.batch_size[rank],
                 speed=float(speed[rank]) if speed[rank] > 0 else None,
-                compute_s=float(compute_s[:, rank].mean()),
-                input_s=float(input_s[:, rank].mean()),
+                compute_s=float(mean_s[rank]),
+                input_s=float(part @ input_s[:, rank]),
                 waiting_s=float(waiting_s[rank]),
                 lost_s=float(lost_s[rank]),
                 own_s=tuple(own_s[:, rank].tolist()),
@@ -198,8 +207,13 @@ class LiveRun:
         if num_steps := sum(one.num_steps for one in self._accounts):
             total: FloatArray = np.sum([one.waiting_s for one in self._accounts], axis=0)
             return total / num_steps
-        mean: FloatArray = np.mean([step.idle_s for step in self._steps], axis=0)
+        idle_s = [step.idle_s for step in self._steps]
+        mean: FloatArray = np.average(idle_s, axis=0, weights=self._num_steps())
         return mean
+
+    def _num_steps(self) -> list[int]:
+        """Return of how many steps each of the newest events is."""
+        return [step.num_steps for step in self._steps]
 
     def _causes(self) -> dict[int, str]:
         """Return the costliest cause of each rank that has one."""
@@ -209,10 +223,16 @@ class LiveRun:
         return dict(reversed(pairs))
 
 
-def _lost_s(own_s: FloatArray) -> FloatArray:
-    """Return what each rank costs the others in a step, from ``(num_steps, world_size)``."""
+def _lost_s(own_s: FloatArray, num: FloatArray) -> FloatArray:
+    """Return what each rank costs the others in a step.
+
+    Args:
+        own_s: of each event and rank.
+        num: steps of each event.
+    """
     slowest = own_s.argmax(axis=1)
     middle = (own_s.shape[1] - 1) // 2  # the lower one: of two ranks, the other one
     more_s = own_s.max(axis=1) - np.partition(own_s, middle, axis=1)[:, middle]
-    lost_s: FloatArray = np.bincount(slowest, more_s, minlength=own_s.shape[1]) / len(own_s)
+    summed_s = np.bincount(slowest, num * more_s, minlength=own_s.shape[1])
+    lost_s: FloatArray = summed_s / num.sum()
     return lost_s

@@ -6,6 +6,8 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
+from math import ceil
 from select import select
 from time import monotonic, sleep
 
@@ -15,8 +17,8 @@ from rich.live import Live
 from ._run_sources import Source
 from ._top_view import TopView
 
-READ_S = 0.03
-"""Seconds of reading between two drawings, at most: a long file is caught up with bit by bit."""
+_READ_S = 0.03  # seconds of one reading
+_LONGEST_S = 1.0  # seconds between two readings: nothing piles up, and q is noticed meanwhile
 
 Wait = Callable[[float], bool]
 """Waits for so many seconds; returns whether the reader wants to end."""
@@ -33,14 +35,16 @@ def watch(
 ) -> TopView:
     """Draw a run until ``wait`` says that it is enough, or its source is at its end.
 
-    A file that is not there yet is waited for, and one that is gone may come back.
+    A file that is not there yet is waited for, and one that is gone may come back. Reading goes on
+    between two drawings, and takes half of the time at most: a long file is caught up with bit by
+    bit.
 
     Args:
         source: the run.
         console: a terminal.
         title: where the run is read from.
         refresh_s: seconds from one drawing to the next.
-        wait: between drawings.
+        wait: between readings.
         clock: seconds, from any moment on.
 
     Returns:
@@ -50,18 +54,23 @@ def watch(
         ValueError: what is read is no run, or a newer evenstep's.
     """
     view = TopView(source.run, title)
+    num_readings = ceil(refresh_s / _LONGEST_S)  # for each drawing
+    every_s = refresh_s / num_readings
     with Live(view, console=console, screen=True, auto_refresh=False) as live:
-        while not source.is_over:
+        for reading in count():
+            if source.is_over:
+                break
             began_s = clock()
             remark = ""
             try:
-                source.update(within_s=READ_S)
+                while source.update(within_s=_READ_S) and clock() - began_s < every_s / 2:
+                    pass
             except OSError as error:
                 remark = f"not to be read now: {error.strerror or error}"
             remark = "; ".join(filter(None, (source.remark, remark)))
             view = TopView(source.run, title, remark, source.silent_s)
-            live.update(view, refresh=True)
-            if wait(max(0.0, refresh_s - (clock() - began_s))):
+            live.update(view, refresh=reading % num_readings == 0)
+            if wait(max(0.0, every_s - (clock() - began_s))):
                 break
     return view
 

@@ -20,7 +20,6 @@ from ._live_run import LiveRun
 
 TAIL = 1 << 22
 """Bytes of a long file that are read at first: a hundred steps of 64 ranks and more."""
-_SEARCHED = 1 << 28  # bytes from the end in which the newest start is looked for: 0.1 s
 _BLOCK = 1 << 20
 _WAITING = 64  # lines of a stream
 _BEGIN = b'\n{"event": "Schema"'  # the line before a run's start
@@ -58,8 +57,8 @@ class Source(Protocol):
 class FileSource:
     """The file of a run; it is read from its end at first where it is long.
 
-    Then all that is added is. The newest start is looked for in the last 256 MiB, and else at the
-    beginning. A file that is replaced by another one is begun anew.
+    Then all that is added is. The newest start is looked for from the end backwards. A file that
+    is replaced by another one is begun anew.
 
     Args:
         path: a run's folder or its ``events.jsonl``, which need not exist yet.
@@ -197,9 +196,12 @@ def _take(line: Line, lines: EventLines, run: LiveRun) -> None:
 
 
 def _newest_start(file: BinaryIO, size: int) -> int:
-    """Return where the newest run begins; the beginning of the file if that is far off."""
+    """Return where the newest run begins, however far off: 0.3 s for each GB that is cached.
+
+    With the start of an older run, ranks would have other hosts, or be refused for their number.
+    """
     end = size
-    while end > max(size - _SEARCHED, 0):
+    while end > 0:
         first = max(end - _BLOCK, 0)
         file.seek(first)
         at = file.read(end - first + len(_BEGIN)).rfind(_BEGIN)

@@ -42,7 +42,8 @@ class RunTimes:
         names: host and device of every rank, empty where they were not recorded.
         max_batch_size: the caps last known; None if none was, or if they bound one forward only.
         overhead_s: median seconds of a step past its slowest worker's computing.
-        noise: relative standard deviation of a single step.
+        noise: relative standard deviation of a single step; of the mean of several where they
+            were told together.
         speed_error: relative standard error of the cost per sample, and so of the speed.
         time_error: the same of the time that a worker takes for its last batch.
         is_line_known: whether a worker was seen at two sizes or more. Where not, all of its time
@@ -112,7 +113,7 @@ def _estimated(run: Recorded) -> RunTimes:
         speed_error=estimator.slope_uncertainty(state),
         time_error=estimator.uncertainty(state),
         is_line_known=sizes.max(axis=0) > np.where(sizes > 0, sizes, sizes.max()).min(axis=0),
-        num_steps=len(shown),
+        num_steps=sum(step.num_steps for step in shown),
         step_s=float(np.median([step.makespan_s for step in shown])),
         by_cost=_by_cost(shown),
         ranks=tuple(range(sizes.shape[1])),
@@ -131,7 +132,7 @@ def _overhead_s(steps: Iterable[StepMeasured]) -> float:
     before: StepMeasured | None = None
     past_s: list[float] = []
     for step in steps:
-        follows = before is not None and step.step == before.step + 1
+        follows = before is not None and step.step == before.step + step.num_steps
         if before is not None and follows and step.wall_s is not None:
             past_s.append(step.wall_s - before.makespan_s)
         before = step

@@ -120,8 +120,8 @@ def counts_of(event: Event) -> Iterator[MetricValue]:
     """Yield by how much ``event`` makes counters grow."""
     match event:
         case StepMeasured():
-            yield MetricValue("evenstep.steps", 1)
-            yield MetricValue("evenstep.samples", sum(event.batch_size))
+            yield MetricValue("evenstep.steps", event.num_steps)
+            yield MetricValue("evenstep.samples", event.num_steps * sum(event.batch_size))
         case StepsAccounted():
             for field in event.__match_args__:
                 if field.endswith("_s") and field != "wall_s":

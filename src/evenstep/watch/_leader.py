@@ -59,6 +59,7 @@ class WatchLeader:
         self._rows: deque[tuple[StepRecord, ...]] = deque(maxlen=_MOST_ROWS)
         self._unwritten: list[tuple[StepRecord, ...]] = []
         self._unwritten_us = 0  # of rank 0
+        self._wall_s: float | None = None  # of a step, in what was written last
         self._file: JsonLines | None = None
         self._has_started = False
         self._num_steps = self._num_summed = 0
@@ -175,14 +176,16 @@ class WatchLeader:
                 (Path(folder) / name).write_text(text, "utf-8")
 
     def _write_steps(self) -> None:
-        rows, self._unwritten, self._unwritten_us = self._unwritten, [], 0
+        rows, lasted_s = self._unwritten, self._unwritten_us / 1e6
+        self._unwritten, self._unwritten_us = [], 0
         if not rows:
             return
         spent_us = [[record.spent_us for record in row] for row in rows]
         num_steps = sum(row[0].num_steps for row in rows)
         account = accounted([row[0].step for row in rows], spent_us)
+        self._write(_measured(rows, num_steps, self._wall_s))
         self._write(replace(account, num_steps=num_steps))
-        self._write(_measured(rows, num_steps))
+        self._wall_s = lasted_s / num_steps
 
     def _write(self, event: Event) -> None:
         """Write an event; where that fails, say so and write no more. The watch goes on."""
@@ -216,8 +219,10 @@ class WatchLeader:
         )
 
 
-def _measured(rows: Sequence[tuple[StepRecord, ...]], num_steps: int) -> StepMeasured:
-    """Return the means of some steps as those of one: the newest."""
+def _measured(
+    rows: Sequence[tuple[StepRecord, ...]], num_steps: int, wall_s: float | None
+) -> StepMeasured:
+    """Return the means of some steps; ``wall_s`` is of a step before them."""
     spent_s = (
         np.array([[one.spent_us for one in row] for row in rows]).sum(axis=0) / 1e6 / num_steps
     )
@@ -236,5 +241,6 @@ def _measured(rows: Sequence[tuple[StepRecord, ...]], num_steps: int) -> StepMea
         idle_share=float(idle_s.mean() / slowest_s),
         equal_split_s=None,
         best_split_s=None,
-        wall_s=float(spent_s[0].sum()),
+        wall_s=wall_s,
+        num_steps=num_steps,
     )
