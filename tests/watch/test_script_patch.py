@@ -119,6 +119,11 @@ UNCERTAIN = {
     "a loader made in every epoch": (
         "model = DDP(net)\nfor epoch in range(2):\n    loader = DataLoader(data)\n"
     ),
+    "a loader made in a function that every epoch calls": (
+        "def train_epoch(model):\n    loader = DataLoader(data)\n\n"
+        "def main():\n    model = DDP(net)\n    for epoch in range(2):\n"
+        "        train_epoch(model)\n"
+    ),
     "a loader that an iterator has already": (
         "loader = DataLoader(data)\nbatches = iter(loader)\nmodel = DDP(net)\n"
     ),

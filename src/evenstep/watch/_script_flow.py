@@ -163,7 +163,7 @@ def _handed_on(script: Script, binding: Binding) -> Iterator[Binding]:
         return
     for call in [node for node in script.within(binding.scope) if isinstance(node, ast.Call)]:
         function = _defined(script, call)
-        if function is None:
+        if function is None or script.is_in_loop(call):
             continue
         name = _parameter(script, function, call, binding.name)
         if name is not None:
