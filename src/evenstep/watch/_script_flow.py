@@ -117,7 +117,10 @@ def _returned(script: Script, scope: Scope, place: int | None, part: Part) -> It
     if isinstance(scope, ast.Module):
         return
     found: list[Binding] = []
-    for call in _calls_of(script, scope):
+    calls = _calls_of(script, scope)
+    if part == "model" and len(calls) > 1:
+        return  # several models, whatever becomes of each
+    for call in calls:
         statement = script.statement_of(call)
         if not _is_value(script, getattr(statement, "value", None), call):
             continue
