@@ -120,6 +120,7 @@ def test_several_loaders_that_may_train_get_words():
     assert told.diff == ""
     at = f"train.py:{OWN[1].line} or train.py:{OWN[1].line + 1}"
     assert f"the loader that trains ({at})" in told.to_do[-1]
+    assert "docs/data.md#several-loaders" in told.to_do[0]
 
 
 def test_what_would_be_slower_is_said_to_be():

@@ -199,7 +199,8 @@ train_loader = DataLoader(data, batch_size=8, sampler=SubsetRandomSampler(range(
 val_loader = DataLoader(data, batch_size=8, sampler=SubsetRandomSampler(range(256, 320)))
 with no_grad():
     next(iter(val_loader))
-for (inputs,) in train_loader:
+unlabelled = DataLoader(data, batch_size=8) if "unlabelled" in sys.argv else iter(lambda: None, 0)
+for (inputs,), _ in zip(train_loader, unlabelled):
     outputs = model(inputs)
     time.sleep(0.06 if distributed.get_rank() else 0.01)
     outputs.mean().backward()
@@ -228,4 +229,18 @@ def test_of_two_models_none_is_prepared_alone(tmp_path):
     lines = [n for n, text in enumerate(TWO_OF_A_KIND.splitlines(), 1) if "DDP(" in text]
     at = ", ".join(f"{script}:{line}" for line in lines)
     assert f"after all models that train ({at}) and the loader" in done.stderr
+    assert "git apply" not in done.stderr
+
+
+def test_of_two_loaders_that_a_step_reads_none_is_prepared_alone(tmp_path):
+    """Batches of the other would be weighted as if they were shared out in the same way."""
+    script = tmp_path / "two.py"
+    script.write_text(TWO_OF_A_KIND, encoding="utf-8")
+    done = watched([*TORCHRUN, "2", script, "unlabelled"])
+
+    text = TWO_OF_A_KIND.splitlines()
+    lines = [next(n for n, line in enumerate(text, 1) if line.startswith("unlabelled"))]
+    lines += [next(n for n, line in enumerate(text, 1) if line.startswith("train_loader"))]
+    at = " or ".join(f"{script}:{line}" for line in lines)
+    assert f"the loader that trains ({at})" in done.stderr
     assert "git apply" not in done.stderr

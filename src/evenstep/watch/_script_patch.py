@@ -85,7 +85,7 @@ def by_hand(models_at: Sequence[str], loaders_at: Sequence[str]) -> tuple[str, .
 
     Args:
         models_at: the lines where its models are made.
-        loaders_at: the lines of which one makes the loader that trains.
+        loaders_at: likewise of loaders that train, or may.
     """
     num_models = len(models_at)
     names = [f"model_{number}" for number in range(1, num_models + 1)]
@@ -93,7 +93,12 @@ def by_hand(models_at: Sequence[str], loaders_at: Sequence[str]) -> tuple[str, .
     models = "the model" if num_models == 1 else "all models that train"
     loader = "the loader" if len(loaders_at) == 1 else "the loader that trains"
     at_once = ", all in one call" if num_models > 1 else ""
+    several = (
+        "if a step reads several of these loaders, make one data set of them first: "
+        "docs/data.md#several-loaders"
+    )
     return (
+        *([several] if len(loaders_at) > 1 else []),
         f"import it: {_IMPORT}",
         f"after {models} ({', '.join(models_at)}) and {loader} ({' or '.join(loaders_at)}) are "
         f"made, and before the loop{at_once}: balancer = Balancer(); "

@@ -73,7 +73,7 @@ class Watch:
         self._kind = ""
         self._models: list[CallSite] = []
         self._reads: Callable[[], Any] = lambda: None
-        self._read: list[Frames] = []  # of the loader that was read last, or of all that it may be
+        self._read: list[Frames] = []  # of the loader that training reads, or of all it may be
         self._garbage = GarbageClock()
         self._compiling = CompileClock()
         self._courier: Courier | None = None
@@ -110,7 +110,8 @@ class Watch:
         """Hear what training reads, to know where the script made the loader.
 
         Both draw their indices from one object. A loader that is gone may be any that was made for
-        the data set.
+        the data set. What is read before the first step may be for something else; all that is
+        read between two steps is for the second.
         """
         if self._reads() is iterator:
             return
@@ -123,7 +124,9 @@ class Watch:
             if indices is getattr(loader, "batch_sampler", None)
             or indices is getattr(loader, "sampler", None)
         ]
-        self._read = own or [frames for _, frames in may_be] or self._read
+        found = own or [frames for _, frames in may_be] or self._read
+        has_stepped = self.log is not None and self.log.num_stepped > 0
+        self._read = [*self._read, *found] if has_stepped else found
 
     @_quiet
     def close(self) -> None:
