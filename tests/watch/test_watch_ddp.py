@@ -190,13 +190,13 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 distributed.init_process_group("gloo")
-data = TensorDataset(ones(320, 4))
+data = TensorDataset(ones(384, 4))
 model = DDP(nn.Linear(4, 4))
 if "critic" in sys.argv:
     critic = DDP(nn.Linear(4, 4))
 optimizer = optim.SGD(model.parameters())
-train_loader = DataLoader(data, batch_size=8, sampler=SubsetRandomSampler(range(256)))
-val_loader = DataLoader(data, batch_size=8, sampler=SubsetRandomSampler(range(256, 320)))
+train_loader = DataLoader(data, batch_size=8, sampler=SubsetRandomSampler(range(320)))
+val_loader = DataLoader(data, batch_size=8, sampler=SubsetRandomSampler(range(320, 384)))
 with no_grad():
     next(iter(val_loader))
 unlabelled = DataLoader(data, batch_size=8) if "unlabelled" in sys.argv else iter(lambda: None, 0)
