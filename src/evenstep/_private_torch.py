@@ -270,6 +270,11 @@ def dataset_of(iterator: Any) -> Any:
     return iterator._dataset
 
 
+def indices_of(iterator: Any) -> Any:
+    """Return what such a one draws indices from: its loader's own. [test_watch_ddp.py]"""
+    return iterator._index_sampler
+
+
 def fsdp2_device(state: Any) -> torch.device:
     """Return where an FSDP2 layer computes, by its state. [test_watch_fsdp.py]"""
     device: torch.device = state._device

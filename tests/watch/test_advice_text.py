@@ -58,7 +58,7 @@ def test_each_speed_up_is_said():
     size = np.random.default_rng(0).gamma(16, 100, (NUM_STEPS, 2))
     told = advice(run(0.1 * size * [1, 3], size=size, sites=OWN))
 
-    for words in ("balanced by speed 1.7", "by length 1.0", "by both 2.0", "without rank 1 1.5"):
+    for words in ("balanced by speed 1.7", "by length 1.0", "by both 2.0", "without rank 1: 1.5"):
         assert words in told.speed_ups
 
 
@@ -70,7 +70,7 @@ def test_what_keras_asks_before_each_step_goes_with_evensteps_data():
 
     assert f"by speed {321 / (10 + 150 + 1 + 1.5):.2f}x" in told["Keras"]
     assert f"by speed {321 / (10 + 150 + 10 + 1 + 0.4):.2f}x" in told["DDP"]
-    assert all(f"without rank 1 {321 / (200 + 10 + 1 + 0.4):.2f}x" in it for it in told.values())
+    assert all(f"without rank 1: {321 / (200 + 10 + 1 + 0.4):.2f}x" in it for it in told.values())
 
 
 def test_fsdp2_gathers_once_more_in_a_balanced_step():
@@ -80,7 +80,7 @@ def test_fsdp2_gathers_once_more_in_a_balanced_step():
     told = advice(run([100, 300], kind="FSDP2", **late)).speed_ups
 
     assert f"by speed {321 / (10 + 150 + 2 * 10 + 1 + 0.4):.2f}x" in told
-    assert f"without rank 1 {321 / (200 + 10 + 1 + 0.4):.2f}x" in told
+    assert f"without rank 1: {321 / (200 + 10 + 1 + 0.4):.2f}x" in told
 
 
 def test_the_users_own_file_gets_a_diff():
@@ -89,6 +89,47 @@ def test_the_users_own_file_gets_a_diff():
 
     assert told.diff.startswith("--- a/train.py\n+++ b/train.py\n")
     assert told.notes()[-1].endswith(f":\n{told.diff}")
+
+
+def test_a_file_outside_of_the_folder_says_where_its_diff_applies():
+    """The script was started from elsewhere, or changed its folder."""
+    made = [site(one.made, one.line, file="/data/p/train.py") for one in OWN]
+
+    told = advice(run([100, 300], sites=made))
+
+    assert told.diff.startswith("--- a/train.py\n+++ b/train.py\n")
+    assert told.notes()[-1] == f"the change, for `git apply` in /data/p:\n{told.diff}"
+
+
+def test_several_models_get_words():
+    """All go into one call, and the diff of one of them would leave out the others."""
+    told = advice(run([100, 300], sites=[*OWN, site(OWN[0].made, OWN[0].line + 1)]))
+
+    assert told.diff == ""
+    assert f"(train.py:{OWN[0].line}, train.py:{OWN[0].line + 1})" in told.to_do[-1]
+    assert told.to_do[-1].endswith(
+        "all in one call: balancer = Balancer(); "
+        "model_1, model_2, loader = balancer.prepare(model_1, model_2, loader)"
+    )
+
+
+def test_several_loaders_that_may_train_get_words():
+    """The lines of both are named, as it is not known which one it is."""
+    told = advice(run([100, 300], sites=[*OWN, site("DataLoader", OWN[1].line + 1)]))
+
+    assert told.diff == ""
+    at = f"train.py:{OWN[1].line} or train.py:{OWN[1].line + 1}"
+    assert f"the loader that trains ({at})" in told.to_do[-1]
+    assert "docs/data.md#several-loaders" in told.to_do[0]
+
+
+def test_what_would_be_slower_is_said_to_be():
+    """One of two equal workers alone: a factor below 1 is no advice."""
+    told = advice(run([100, 100], sites=OWN))
+
+    assert told.speed_ups.endswith(
+        "not by length, as the sizes of the batches are not known; without rank 0: 0.50x (slower)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -162,7 +203,7 @@ def test_too_few_steps_give_no_advice():
     """It says how many it takes."""
     told = advice(run([100, 300], num_steps=12, sites=OWN))
 
-    assert "only 12 steps were seen" in told.speed_ups
+    assert "only 12 steps, or sums of short ones, were seen" in told.speed_ups
     assert told.diff == ""
 
 

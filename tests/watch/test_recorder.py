@@ -8,8 +8,10 @@ from torch import nn
 
 from evenstep._diagnosis import Phase
 from evenstep.watch._call_sites import site_of
+from evenstep.watch._courier import RankEnds
 from evenstep.watch._recorder import StepRecorder
 from evenstep.watch._step_log import StepLog
+from evenstep.watch._watch import Watch
 from evenstep.watch._watched_run import CallSite
 
 
@@ -265,3 +267,15 @@ def test_the_line_of_the_users_own_is_found():
         "DDP", "/u/a.py", 7, "accelerate"
     )
     assert site_of("DDP", [(torch_file, 3), (library, 9)]) == CallSite("DDP", "", 0, "accelerate")
+
+
+def test_a_device_that_cannot_be_timed_is_named(capsys):
+    """In words of the watch's own: the script calls nothing of evenstep's."""
+    watch = Watch(RankEnds(3, 1.0, None, None, None), loaders=[])
+
+    watch.model_made("DDP", "DistributedDataParallel", torch.device("meta"), [])
+
+    said = capsys.readouterr().err
+    assert "off on rank 3, training goes on" in said
+    assert "steps on meta cannot be timed" in said
+    assert "prepare" not in said

@@ -96,6 +96,19 @@ def test_a_last_line_without_an_end_is_no_obstacle(tmp_path):
         assert "\nbalancer = Balancer()\nmodel, loader = " in after
 
 
+def test_a_script_elsewhere_is_changed_in_its_own_folder(tmp_path):
+    """The script's path is absolute: the diff has its name, and the folder to apply it in."""
+    shape = BY_NAME["mnist"]
+    folder = tmp_path / "project"
+    folder.mkdir()
+
+    patch = patched(shape.text, str(folder / "train.py"), **shape.lines)
+    after = changed(shape.text, patch.diff, folder)
+
+    assert patch.folder == str(folder)
+    assert f"= balancer.prepare({shape.prepared})" in after
+
+
 def test_a_line_of_one_layer_leads_to_the_whole_model():
     """`fully_shard` of layers in a loop is a part of it; that the loop changes as well is said."""
     shape = BY_NAME["fsdp2"]
@@ -119,6 +132,11 @@ UNCERTAIN = {
     "a loader made in every epoch": (
         "model = DDP(net)\nfor epoch in range(2):\n    loader = DataLoader(data)\n"
     ),
+    "a loader made in a function that every epoch calls": (
+        "def train_epoch(model):\n    loader = DataLoader(data)\n\n"
+        "def main():\n    model = DDP(net)\n    for epoch in range(2):\n"
+        "        train_epoch(model)\n"
+    ),
     "a loader that an iterator has already": (
         "loader = DataLoader(data)\nbatches = iter(loader)\nmodel = DDP(net)\n"
     ),
@@ -133,6 +151,9 @@ UNCERTAIN = {
     "a function that is called twice": (
         "def make(data):\n    return DataLoader(data)\n\none = make(1)\ntwo = make(2)\n"
         "model = DDP(net)\n"
+    ),
+    "a function that makes two models": (
+        "def wrap(net):\n    return DDP(net)\n\nmodel = wrap(one)\nothers.append(wrap(two))\n"
     ),
     "a class that is made twice": (
         "class T:\n    def __init__(self, data):\n        self.data = data\n"

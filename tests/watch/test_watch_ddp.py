@@ -180,3 +180,67 @@ def test_no_thread_of_the_watch_outlives_its_end(tmp_path):
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("LEFT []") == 2
+
+
+TWO_OF_A_KIND = """
+import sys, time
+
+from torch import distributed, nn, no_grad, ones, optim
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
+
+distributed.init_process_group("gloo")
+data = TensorDataset(ones(384, 4))
+model = DDP(nn.Linear(4, 4))
+if "critic" in sys.argv:
+    critic = DDP(nn.Linear(4, 4))
+optimizer = optim.SGD(model.parameters())
+train_loader = DataLoader(data, batch_size=8, sampler=SubsetRandomSampler(range(320)))
+val_loader = DataLoader(data, batch_size=8, sampler=SubsetRandomSampler(range(320, 384)))
+with no_grad():
+    next(iter(val_loader))
+unlabelled = DataLoader(data, batch_size=8) if "unlabelled" in sys.argv else iter(lambda: None, 0)
+for (inputs,), _ in zip(train_loader, unlabelled):
+    outputs = model(inputs)
+    time.sleep(0.06 if distributed.get_rank() else 0.01)
+    outputs.mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+distributed.destroy_process_group()
+"""
+
+
+def test_of_two_loaders_over_one_data_set_the_one_that_trains_is_prepared(tmp_path):
+    """The other is made later, and read first, in an evaluation."""
+    script = tmp_path / "two.py"
+    script.write_text(TWO_OF_A_KIND, encoding="utf-8")
+    done = watched([*TORCHRUN, "2", script])
+
+    assert f"the change, for `git apply` in {tmp_path}:" in done.stderr
+    assert "+model, train_loader = balancer.prepare(model, train_loader)" in done.stderr
+
+
+def test_of_two_models_none_is_prepared_alone(tmp_path):
+    """Both lines are named, and there is no diff."""
+    script = tmp_path / "two.py"
+    script.write_text(TWO_OF_A_KIND, encoding="utf-8")
+    done = watched([*TORCHRUN, "2", script, "critic"])
+
+    lines = [n for n, text in enumerate(TWO_OF_A_KIND.splitlines(), 1) if "DDP(" in text]
+    at = ", ".join(f"{script}:{line}" for line in lines)
+    assert f"after all models that train ({at}) and the loader" in done.stderr
+    assert "git apply" not in done.stderr
+
+
+def test_of_two_loaders_that_a_step_reads_none_is_prepared_alone(tmp_path):
+    """Batches of the other would be weighted as if they were shared out in the same way."""
+    script = tmp_path / "two.py"
+    script.write_text(TWO_OF_A_KIND, encoding="utf-8")
+    done = watched([*TORCHRUN, "2", script, "unlabelled"])
+
+    text = TWO_OF_A_KIND.splitlines()
+    lines = [next(n for n, line in enumerate(text, 1) if line.startswith("unlabelled"))]
+    lines += [next(n for n, line in enumerate(text, 1) if line.startswith("train_loader"))]
+    at = " or ".join(f"{script}:{line}" for line in lines)
+    assert f"the loader that trains ({at})" in done.stderr
+    assert "git apply" not in done.stderr

@@ -192,7 +192,11 @@ def _length_untold(lines: WorkLines) -> SpeedUp | None:
 
 
 def _nothing(seen: WatchedSteps) -> Counterfactuals:
-    why = f"only {seen.num_steps} steps were seen, and it takes {LEAST_STEPS + _WARM_UP}"
+    # A row may be several short steps.
+    why = (
+        f"only {seen.num_steps} steps, or sums of short ones, were seen, and it takes "
+        f"{LEAST_STEPS + _WARM_UP}"
+    )
     untold = SpeedUp.untold("there is one rank" if seen.world_size < 2 else why)
     step_s = float(seen.wall_s.mean()) if seen.num_steps else 0.0
     slowest = int(np.argmax(seen.compute_s.mean(axis=0))) if seen.num_steps else 0

@@ -42,15 +42,18 @@ class WatchAdvice:
         speed_ups: what other splits would bring, or why that cannot be told.
         to_do: what to do, a line each.
         diff: the change to the user's own file; empty where there is none, or none is certain.
+        folder: where the diff applies; empty for the one that paths are shown relative to.
     """
 
     speed_ups: str
     to_do: tuple[str, ...]
     diff: str = ""
+    folder: str = ""
 
     def notes(self) -> tuple[str, ...]:
         """Return it as lines; the diff is one, with all of its own."""
-        change = (f"the change, for `git apply`:\n{self.diff}",) if self.diff else ()
+        where = f" in {self.folder}" if self.folder else ""
+        change = (f"the change, for `git apply`{where}:\n{self.diff}",) if self.diff else ()
         return (self.speed_ups, *self.to_do, *change)
 
 
@@ -101,7 +104,8 @@ def advice_on(
         )
         return WatchAdvice(told, (line,))
     change = _change(run, folder, source_of)
-    return WatchAdvice(told, (*_beside(foreseen), *change.by_hand), change.diff)
+    to_do = (*_beside(foreseen), *change.by_hand)
+    return WatchAdvice(told, to_do, change.diff, change.folder)
 
 
 def _own_s(run: WatchedRun) -> float:
@@ -122,13 +126,18 @@ def _speed_ups(foreseen: Counterfactuals) -> str:
     length = foreseen.by_length
     if length.factor is not None and not length.reason:
         parts += [f"by length {_times(length)}", f"by both {_times(foreseen.by_both)}"]
+    elif length.reason:
+        parts += [f"not by length, as {length.reason}"]
     text = f"balanced {', '.join(parts)}"
     if foreseen.without_slowest.factor is not None:
-        text += f"; without rank {foreseen.slowest} {_times(foreseen.without_slowest)}"
-    return text + (f" (by length: {length.reason})" if length.reason else "")
+        text += f"; without rank {foreseen.slowest}: {_times(foreseen.without_slowest)}"
+    return text
 
 
 def _times(one: SpeedUp) -> str:
+    assert one.factor is not None
+    if round(one.factor, 2) < 1:
+        return f"{one.factor:.2f}x (slower)"
     bound = f" (at least {one.least:.2f}x, as {one.reason})" if one.reason else ""
     return f"{one.factor:.2f}x{bound}"
 
@@ -148,21 +157,25 @@ def _beside(foreseen: Counterfactuals) -> Iterator[str]:
 
 
 def _change(run: WatchedRun, folder: str, source_of: Callable[[str], str | None]) -> ScriptPatch:
-    model = next((site for site in run.sites if site.made != _LOADER), None)
-    loader = next((site for site in run.sites if site.made == _LOADER), None)
-    for site in (model, loader):
-        if site is not None and site.library in _RECIPES:
+    models = [site for site in run.sites if site.made != _LOADER]
+    loaders = [site for site in run.sites if site.made == _LOADER]
+    for site in (*models, *loaders):
+        if site.library in _RECIPES:
             page = _RECIPES[site.library]
             return ScriptPatch("", (f"{site.library} makes the {_part(site)}: see {page}",))
-    if model is None or not model.file:
+    models_at = [_shown(site, folder) for site in models if site.file]
+    loaders_at = [_shown(site, folder) for site in loaders if site.file]
+    if not models_at:
         return ScriptPatch("", ("the recipe for loops of your own: docs/in-your-script.md",))
-    if loader is None or not loader.file:
-        at = _shown(model, folder)
+    if not loaders_at:
+        at = ", ".join(models_at)
         line = f"no DataLoader was seen, and evenstep balances one: docs/data.md (model: {at})"
         return ScriptPatch("", (line,))
-    source = source_of(model.file) if model.file == loader.file else None
+    model, loader = models[0], loaders[0]
+    is_one_file = len(models) == len(loaders) == 1 and model.file == loader.file
+    source = source_of(model.file) if is_one_file else None
     if source is None:
-        return ScriptPatch("", by_hand(_shown(model, folder), _shown(loader, folder)))
+        return ScriptPatch("", by_hand(models_at, loaders_at))
     path = _path(model.file, folder)
     return patched(source, path, model_line=model.line, loader_line=loader.line)
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.compiler import is_dynamo_compiling
 
 from .._private_torch import default_store
-from ._call_sites import Frames
+from ._call_sites import MadeLoader
 from ._courier import ends_of
 from ._fsdp_patches import patch_fsdp
 from ._start_watch import ALONE, SEEN, WatchSettings
@@ -40,14 +40,14 @@ class Attachment:
     Args:
         settings: as the launcher wrote them down.
         when_loaded: has a call made when a module is loaded.
-        loaders: data sets' ids and frames of the loaders that were made; grows.
+        loaders: those that were made; grows.
 
     Attributes:
         watch: the one on this process; None while no group is open.
     """
 
     def __init__(
-        self, settings: str, when_loaded: WhenLoaded, loaders: Sequence[tuple[int, Frames]]
+        self, settings: str, when_loaded: WhenLoaded, loaders: Sequence[MadeLoader]
     ) -> None:
         self._settings = WatchSettings.read(settings)
         self._loaders = loaders

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from ._watched_run import CallSite
 
 Frames = Sequence[tuple[str, int]]
+MadeLoader: TypeAlias = tuple[Callable[[], Any], int, Frames]
+"""What returns a loader while it is there, its data set's id, and the frames that made it."""
 _MOST = 64
 _OURS = Path(__file__).parent.as_posix() + "/"
 _STDLIB = Path(sysconfig.get_path("stdlib")).as_posix() + "/"

@@ -117,7 +117,10 @@ def _returned(script: Script, scope: Scope, place: int | None, part: Part) -> It
     if isinstance(scope, ast.Module):
         return
     found: list[Binding] = []
-    for call in _calls_of(script, scope):
+    calls = _calls_of(script, scope)
+    if part == "model" and len(calls) > 1:
+        return  # several models, whatever becomes of each
+    for call in calls:
         statement = script.statement_of(call)
         if not _is_value(script, getattr(statement, "value", None), call):
             continue
@@ -163,7 +166,7 @@ def _handed_on(script: Script, binding: Binding) -> Iterator[Binding]:
         return
     for call in [node for node in script.within(binding.scope) if isinstance(node, ast.Call)]:
         function = _defined(script, call)
-        if function is None:
+        if function is None or script.is_in_loop(call):
             continue
         name = _parameter(script, function, call, binding.name)
         if name is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import io
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
@@ -24,10 +25,12 @@ class ScriptPatch:
     Attributes:
         diff: for ``git apply`` or ``patch -p1``; empty where it is not certain.
         by_hand: what to do instead, or besides, a line each.
+        folder: where the diff applies; empty for the folder that the script's path begins in.
     """
 
     diff: str
     by_hand: tuple[str, ...] = ()
+    folder: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ def patched(source: str, path: str, *, model_line: int, loader_line: int) -> Scr
 
     Args:
         source: the script's text.
-        path: its name in the diff.
+        path: its name; in the diff, that in its own folder if it is absolute.
         model_line: where DDP or ``fully_shard`` is called, from 1.
         loader_line: where the loader that trains is made.
     """
@@ -63,7 +66,7 @@ def patched(source: str, path: str, *, model_line: int, loader_line: int) -> Scr
     if script.uses("evenstep"):
         return ScriptPatch("", (f"{path} imports evenstep already",))
     calls = script.made_at(model_line, "model"), script.made_at(loader_line, "loader")
-    words = by_hand(f"{path}:{model_line}", f"{path}:{loader_line}")
+    words = by_hand([f"{path}:{model_line}"], [f"{path}:{loader_line}"])
     if calls[0] is None or calls[1] is None:
         return ScriptPatch("", words)
     models = bindings_of(script, calls[0], "model")
@@ -73,15 +76,33 @@ def patched(source: str, path: str, *, model_line: int, loader_line: int) -> Scr
     if found is None or not _stands_alone(found.after, lines):
         return ScriptPatch("", words)
     besides = _steps_loop(path) if script.called(calls[0]) == "fully_shard" else ()
-    return ScriptPatch(_diff(script, lines, path, found), besides)
+    folder, name = os.path.split(path) if os.path.isabs(path) else ("", path)
+    return ScriptPatch(_diff(script, lines, name, found), besides, folder)
 
 
-def by_hand(model_at: str, loader_at: str) -> tuple[str, ...]:
-    """Return in words what a script needs, where its parts are made at these lines."""
+def by_hand(models_at: Sequence[str], loaders_at: Sequence[str]) -> tuple[str, ...]:
+    """Return in words what a script needs.
+
+    Args:
+        models_at: the lines where its models are made.
+        loaders_at: likewise of loaders that train, or may.
+    """
+    num_models = len(models_at)
+    names = [f"model_{number}" for number in range(1, num_models + 1)]
+    parts = ", ".join([*(names if num_models > 1 else ["model"]), "loader"])
+    models = "the model" if num_models == 1 else "all models that train"
+    loader = "the loader" if len(loaders_at) == 1 else "the loader that trains"
+    at_once = ", all in one call" if num_models > 1 else ""
+    several = (
+        "if a step reads several of these loaders, make one data set of them first: "
+        "docs/data.md#several-loaders"
+    )
     return (
+        *([several] if len(loaders_at) > 1 else []),
         f"import it: {_IMPORT}",
-        f"after the model ({model_at}) and the loader ({loader_at}) are made, and before the "
-        "loop: balancer = Balancer(); model, loader = balancer.prepare(model, loader)",
+        f"after {models} ({', '.join(models_at)}) and {loader} ({' or '.join(loaders_at)}) are "
+        f"made, and before the loop{at_once}: balancer = Balancer(); "
+        f"{parts} = balancer.prepare({parts})",
     )
 
 
@@ -199,9 +220,7 @@ def _diff(script: Script, lines: Sequence[str], path: str, place: _Place) -> str
         new[after - 1] += newline
     new[after:after] = [f"{indent}{one}{newline}" for one in added]
     new.insert(_import_line(script), _IMPORT + newline)
-    label = path if path.startswith("/") else None
-    names = (label or f"a/{path}", label or f"b/{path}")
-    found = difflib.unified_diff(list(lines), new, *names)
+    found = difflib.unified_diff(list(lines), new, f"a/{path}", f"b/{path}")
     return "".join(_ended(line) for line in found)
 
 

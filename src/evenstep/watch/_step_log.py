@@ -85,6 +85,11 @@ class StepLog:
         )
         self._note("begins", counted_s())
 
+    @property
+    def evaluates(self) -> bool:
+        """Whether the newest batch was for an evaluation."""
+        return self._evaluates
+
     def mixes(self) -> None:
         """Take computing and waiting for one from now on: they cannot be told apart."""
         self._note("mixes")

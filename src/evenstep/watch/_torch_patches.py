@@ -21,7 +21,6 @@ from .._diagnosis import Phase
 from .._private_torch import (
     EVAL_FRAME,
     SYNC_BUFFERS,
-    dataset_of,
     loader_iterators,
     original_of,
 )
@@ -174,8 +173,9 @@ def patch_loaders(patches: Patches) -> None:
                 return batch
             finally:
                 log.guard(log.input_ends, is_there)
-                if log.num_stepped < 2 and is_there and (watch := patches.current()) is not None:
-                    watch.loader_read(dataset_of(self))
+                is_first = log.num_stepped < 2 and is_there and not log.evaluates
+                if is_first and (watch := patches.current()) is not None:
+                    watch.loader_read(self)
 
         return __next__
 

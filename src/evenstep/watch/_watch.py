@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -11,12 +12,13 @@ from typing import Any, Concatenate, ParamSpec, final
 
 import torch
 
+from .._private_torch import dataset_of, indices_of
 from .._run._garbage_clock import GarbageClock
 from .._run._host_reader import HostReader
 from ..torch._memory_reader import alloc_retries
 from ..torch._step._clock import clock_of
 from ..torch._step._compile_clock import CompileClock
-from ._call_sites import Frames, site_of
+from ._call_sites import Frames, MadeLoader, site_of
 from ._courier import Courier, RankEnds, say_off
 from ._mail import RankHello
 from ._recorder import StepRecorder
@@ -49,7 +51,7 @@ class Watch:
 
     Args:
         ends: of this rank, of what ranks tell.
-        loaders: data sets' ids and frames of the loaders that were made; grows.
+        loaders: those that were made; grows.
 
     Attributes:
         is_on: whether it still watches.
@@ -61,7 +63,7 @@ class Watch:
         self,
         ends: RankEnds,
         *,
-        loaders: Sequence[tuple[int, Frames]],
+        loaders: Sequence[MadeLoader],
     ) -> None:
         self.is_on = True
         self.log: StepLog | None = None
@@ -69,7 +71,9 @@ class Watch:
         self._ends = ends
         self._loaders = loaders
         self._kind = ""
-        self._sites: dict[str, CallSite] = {}
+        self._models: list[CallSite] = []
+        self._reads: Callable[[], Any] = lambda: None
+        self._read: list[Frames] = []  # of the loader that training reads, or of all it may be
         self._garbage = GarbageClock()
         self._compiling = CompileClock()
         self._courier: Courier | None = None
@@ -88,7 +92,10 @@ class Watch:
     def model_made(self, kind: str, made: str, device: torch.device, frames: Frames) -> None:
         """Hear that a model was wrapped, and begin to watch if it is the first."""
         self._kind = kind
-        self._sites.setdefault(made, site_of(made, frames))
+        site = site_of(made, frames)
+        is_layer = kind == "FSDP2" and any(one.made == made for one in self._models)
+        if not is_layer and site not in self._models:
+            self._models.append(site)
         if self.log is None:
             self._begin(device)
 
@@ -99,18 +106,35 @@ class Watch:
             self.log.mixes()
 
     @_quiet
-    def loader_read(self, dataset: Any) -> None:
-        """Hear which data set a loader reads, to know where the script made the loader."""
-        for number, frames in self._loaders:
-            if number == id(dataset):
-                self._sites["DataLoader"] = site_of("DataLoader", frames)
+    def loader_read(self, iterator: Any) -> None:
+        """Hear what training reads, to know where the script made the loader.
+
+        Both draw their indices from one object. A loader that is gone may be any that was made for
+        the data set. What is read before the first step may be for something else; all that is
+        read between two steps is for the second.
+        """
+        if self._reads() is iterator:
+            return
+        self._reads = weakref.ref(iterator)
+        number, indices = id(dataset_of(iterator)), indices_of(iterator)
+        may_be = [(made(), frames) for made, dataset, frames in self._loaders if dataset == number]
+        own = [
+            frames
+            for loader, frames in may_be
+            if indices is getattr(loader, "batch_sampler", None)
+            or indices is getattr(loader, "sampler", None)
+        ]
+        found = own or [frames for _, frames in may_be] or self._read
+        has_stepped = self.log is not None and self.log.num_stepped > 0
+        self._read = [*self._read, *found] if has_stepped else found
 
     @_quiet
     def close(self) -> None:
         """Send the last, and on rank 0 say what was seen."""
         if self._courier is not None:
+            loaders = dict.fromkeys(site_of("DataLoader", frames) for frames in self._read)
             self._courier.close(
-                self._kind, tuple(self._sites.values()), own_s=lambda: self.inline_s + self.thread_s
+                self._kind, (*self._models, *loaders), own_s=lambda: self.inline_s + self.thread_s
             )
         self._stop()
 
@@ -138,8 +162,12 @@ class Watch:
                 log.close()
 
     def _begin(self, device: torch.device) -> None:
+        try:
+            clock = clock_of(device)
+        except ValueError as error:  # whose words are on a call that the script does not make
+            raise RuntimeError(f"steps on {device} cannot be timed") from error
         self._garbage.open()
-        self.log = StepLog(clock_of(device), counted_s=self._counted_s, guard=self._guard)
+        self.log = StepLog(clock, counted_s=self._counted_s, guard=self._guard)
         self._courier = Courier(
             StepRecorder(self.log),
             RankHello(socket.gethostname(), device_in_words(device)),

@@ -60,7 +60,7 @@ class _Watched:
         self._when_loaded = when_loaded
         self._attachment: Any = None
         self._broken = False
-        self.loaders: list[Any] = []  # for each, its data set's id and the frames that made it
+        self.loaders: list[Any] = []  # for each, weakly, with its data set's id and its frames
 
     def wrap_groups(self, distributed: Any) -> None:
         """Have the process groups of a module heard of."""
@@ -86,6 +86,7 @@ class _Watched:
     def note_loaders(self, dataloader: Any) -> None:
         """Have the places noted where loaders are made."""
         from functools import wraps
+        from weakref import ref
 
         made = dataloader.DataLoader.__init__
 
@@ -93,7 +94,8 @@ class _Watched:
         def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
             made(loader, *args, **kwargs)
             if len(self.loaders) < _MOST_FRAMES:
-                self.loaders.append((id(getattr(loader, "dataset", None)), _frames()))
+                number = id(getattr(loader, "dataset", None))
+                self.loaders.append((ref(loader), number, _frames()))
 
         dataloader.DataLoader.__init__ = __init__
 
