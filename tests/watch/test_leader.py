@@ -14,11 +14,13 @@ from evenstep.watch._step_records import RankTold, StepRecord
 from evenstep.watch._watched_run import CallSite
 
 
-def record(step, compute_us, waited_us):
-    """A step of a rank, with four samples."""
+def record(step, compute_us, waited_us, num_steps=1):
+    """A step of a rank, with four samples; or several together."""
     spent_us = [0] * len(Phase)
-    spent_us[Phase.FORWARD], spent_us[Phase.REDUCTION] = compute_us, waited_us
-    return StepRecord(step, 1, tuple(spent_us), StepClues(size=40), 4)
+    spent_us[Phase.FORWARD] = num_steps * compute_us
+    spent_us[Phase.REDUCTION] = num_steps * waited_us
+    clues = StepClues(size=40 * num_steps)
+    return StepRecord(step, num_steps, tuple(spent_us), clues, 4 * num_steps)
 
 
 class Run:
@@ -38,7 +40,7 @@ class Run:
 
     def tell(self, steps, *, is_last=False):
         for rank, (compute_us, waited_us) in enumerate([(50_000, 100_000), (150_000, 0)]):
-            told = tuple(record(step, compute_us, waited_us) for step in steps)
+            told = tuple(record(step, compute_us, waited_us, steps.step) for step in steps)
             self.leader.take(rank, RankTold(told, None, is_last=is_last))
         self.leader.work()
 
@@ -99,6 +101,35 @@ def test_the_end_says_all_and_hands_over_what_was_seen(run):
     assert seen.spent_us.shape == (80, 2, len(Phase))
     assert seen.num_samples.tolist() == [[4, 4]] * 80
     assert seen.size.tolist() == [[40, 40]] * 80
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 16])
+def test_short_steps_that_are_told_together_are_diagnosed(num_steps):
+    """As single ones are: who is slow, how many steps, how long each is."""
+    run = Run(WatchSettings())
+    run.tell(range(num_steps - 1, 800, num_steps), is_last=True)
+    run.leader.end("DDP", [], own_s=0.0)
+
+    settling = 3 * num_steps
+    assert run.stream.getvalue().splitlines()[0] == (
+        f"evenstep watch: {800 - settling} steps, 0.15 s each: 33 % of the time is waiting, "
+        "for rank 1 (bob), because of compute."
+    )
+
+
+def test_steps_that_come_together_from_some_time_on_stay_known():
+    """As where one telling was late; and steps of which nothing is known have no time."""
+    run = Run(WatchSettings())
+    run.tell(range(100))
+    run.tell(range(101, 400, 2), is_last=True)
+    run.leader.end("DDP", [], own_s=0.0)
+    alone = Run(WatchSettings())
+    alone.tell(range(1))
+    alone.leader.end("DDP", [], own_s=0.0)
+
+    assert run.stream.getvalue().startswith("evenstep watch: 397 steps, 0.15 s each: 33 % ")
+    first, *_ = alone.stream.getvalue().splitlines()
+    assert first == "evenstep watch: no two steps of all ranks are known yet."
 
 
 def test_a_fault_in_what_is_advised_leaves_the_summary(run):

@@ -93,6 +93,7 @@ class WatchLeader:
                 row[0].step,
                 [record.spent_us for record in row],
                 [record.clues for record in row],
+                num_steps=row[0].num_steps,
             )
             if self._settings.run_dir:
                 self._unwritten.append(row)
