@@ -5,12 +5,15 @@ import json
 import re
 
 import pytest
+import torch
 
 from evenstep._diagnosis import Phase, StepClues
+from evenstep.watch._courier import RankEnds
 from evenstep.watch._leader import WatchLeader
-from evenstep.watch._mail import RankHello
+from evenstep.watch._mail import RankHello, RankSender
 from evenstep.watch._start_watch import WatchSettings
 from evenstep.watch._step_records import RankTold, StepRecord
+from evenstep.watch._watch import Watch
 from evenstep.watch._watched_run import CallSite
 
 
@@ -80,7 +83,50 @@ def test_lines_keep_their_time(tmp_path):
         (number,) = re.findall(r"(\d+) steps, ", (tmp_path / "summary.txt").read_text("utf-8"))
         seen.append((len(run.stream.getvalue().splitlines()), int(number)))
 
-    assert seen == [(1, 97), (2, 97), (2, 97), (3, 202)]  # all but the first three count
+    assert seen == [(1, 97), (2, 97), (2, 197), (3, 197)]  # all but the first three count
+
+
+def test_a_line_is_on_new_steps(run, tmp_path):
+    """Where none is complete any more, as in a long test at the end, nothing is said again."""
+    run.tell(range(60))
+    for run.now_s in (6.0, 60.0, 61.0):
+        run.leader.work()
+    lines = run.stream.getvalue().splitlines()
+    run.tell(range(60, 70))
+    run.leader.end("DDP", [], own_s=0.0)
+
+    assert len(lines) == 1
+    assert run.stream.getvalue().count(" s a step: ") == 2
+    events = (tmp_path / "run" / "events.jsonl").read_text("utf-8")
+    assert events.count('"WaitingDiagnosed"') == 3  # one at the end
+
+
+def test_the_launcher_has_a_summary_without_lines_too(tmp_path):
+    """From the begin on, so that it has one to say wherever rank 0 is killed."""
+    run = Run(WatchSettings(0.0, "", str(tmp_path)))
+    first = (tmp_path / "summary.txt").read_text("utf-8")
+    run.tell(range(60))
+
+    assert first == "evenstep watch: too few steps were seen.\n"
+    assert "for rank 1 (bob)" in (tmp_path / "summary.txt").read_text("utf-8")
+    assert run.stream.getvalue() == ""
+
+
+def test_a_restart_begins_a_summary_of_its_own(tmp_path):
+    """Once that of the attempt before was said; one that was not stays until there is another."""
+    settings = WatchSettings(0.0, "", str(tmp_path))
+    run = Run(settings)
+    run.tell(range(60))
+    run.leader.end("DDP", [], own_s=0.0)
+    assert (tmp_path / "shown").exists()
+
+    again = Run(settings)
+    assert not (tmp_path / "shown").exists()
+    assert "too few steps" in (tmp_path / "summary.txt").read_text("utf-8")
+
+    again.tell(range(60))
+    Run(settings)
+    assert "for rank 1 (bob)" in (tmp_path / "summary.txt").read_text("utf-8")
 
 
 def test_the_end_says_all_and_hands_over_what_was_seen(run):
@@ -186,6 +232,37 @@ def test_a_file_that_cannot_be_written_leaves_the_watch(tmp_path):
 def test_too_few_steps_are_told():
     """A run that ended before any step was whole has no diagnosis."""
     run = Run(WatchSettings())
-    run.leader.end("", [], own_s=0.0)
+    run.leader.end("DDP", [], own_s=0.0)
 
     assert run.stream.getvalue() == "evenstep watch: too few steps were seen.\n"
+
+
+def test_a_group_without_a_model_is_told():
+    """As of a library that exchanges gradients itself; only rank 0 says so."""
+    run = Run(WatchSettings())
+    for ends in (
+        RankEnds(1, 10.0, RankSender(Gone(), 1), None, None),
+        RankEnds(0, 10.0, None, None, run.leader),
+    ):
+        Watch(ends, loaders=[]).close()
+
+    assert run.stream.getvalue() == (
+        "evenstep watch: no DDP or FSDP model was made: nothing was watched.\n"
+    )
+
+
+def test_a_rank_that_ends_after_rank_0_is_quiet(capfd):
+    """Rank 0 may have had the store: the last that is told reaches it no more."""
+    watch = Watch(RankEnds(1, 10.0, RankSender(Gone(), 1), None, None), loaders=[])
+    watch.model_made("DDP", "DistributedDataParallel", torch.device("cpu"), [])
+    watch.close()
+
+    assert capfd.readouterr().err == ""
+
+
+class Gone:
+    """A store of a process that has ended; it had the hello."""
+
+    def set(self, key, value):
+        if not key.endswith("hello"):
+            raise ConnectionError("Broken pipe")

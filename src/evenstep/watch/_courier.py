@@ -126,13 +126,16 @@ class Courier:
             self._thread.join(2.0)
             if self._thread.is_alive():
                 return
+        if self._leader is None:
+            with suppress(Exception):  # rank 0, which may have the store, may have left before
+                self._tell(is_last=True)
+            return
         self._tell(is_last=True)
-        if self._leader is not None:
-            until = monotonic() + _LAST_S
-            while not self._leader.is_complete and monotonic() < until:
-                threading.Event().wait(0.01)
-                self._listen()
-            self._leader.end(kind, sites, own_s=own_s())
+        until = monotonic() + _LAST_S
+        while not self._leader.is_complete and monotonic() < until:
+            threading.Event().wait(0.01)
+            self._listen()
+        self._leader.end(kind, sites, own_s=own_s())
 
     def _run(self) -> None:
         """Tell again and again what is there; the thread's own life."""

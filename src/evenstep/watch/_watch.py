@@ -112,6 +112,8 @@ class Watch:
             self._courier.close(
                 self._kind, tuple(self._sites.values()), own_s=lambda: self.inline_s + self.thread_s
             )
+        elif self._ends.leader is not None:
+            self._ends.leader.end("", (), own_s=0.0)
         self._stop()
 
     def switch_off(self, error: BaseException) -> None:
