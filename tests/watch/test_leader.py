@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import threading
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from evenstep.watch._leader import WatchLeader
 from evenstep.watch._mail import RankHello, RankSender
 from evenstep.watch._start_watch import WatchSettings
 from evenstep.watch._step_records import RankTold, StepRecord
-from evenstep.watch._watch import Watch
+from evenstep.watch._watch import Watch, ignore_captures
 from evenstep.watch._watched_run import CallSite
 
 
@@ -258,6 +259,43 @@ def test_a_rank_that_ends_after_rank_0_is_quiet(capfd):
     watch.close()
 
     assert capfd.readouterr().err == ""
+
+
+def test_nothing_is_heard_while_a_graph_is_captured():
+    """A mark would be in the graph, and tell no time."""
+    watch = Watch(RankEnds(1, 10.0, RankSender(Gone(), 1), None, None), loaders=[])
+    watch.model_made("DDP", "DistributedDataParallel", torch.device("cpu"), [])
+    log = watch.log
+    numbers = []
+    for watch.captures in (lambda: True, lambda: False):
+        log.guard(log.enter, Phase.CHECKPOINT)
+        log.guard(log.leave)
+        numbers.append(len(log.heard))
+    watch.close()
+
+    assert numbers == [1, 3]  # the first is where the log begins
+
+
+@pytest.mark.gpu
+def test_a_thread_may_ask_for_events_while_a_graph_is_captured():
+    """As the watch's does: what another thread captures is whole."""
+    event, asked = torch.cuda.Event(enable_timing=True), []
+    event.record()
+
+    def ask():
+        ignore_captures()
+        asked.append(event.query())
+
+    graph, values = torch.cuda.CUDAGraph(), torch.ones(4, device="cuda")
+    with torch.cuda.graph(graph):
+        values += 1
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join()
+    graph.replay()
+
+    assert asked == [True]
+    assert values.tolist() == [2.0] * 4
 
 
 class Gone:

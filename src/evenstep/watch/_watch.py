@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -53,6 +54,7 @@ class Watch:
 
     Attributes:
         is_on: whether it still watches.
+        captures: whether this thread captures a CUDA graph: a mark of then tells no time.
         log: hears of the thread that trains; None before its first model, and once it is off.
         inline_s: seconds that it took of the thread that trains, so far.
     """
@@ -64,6 +66,7 @@ class Watch:
         loaders: Sequence[tuple[int, Frames]],
     ) -> None:
         self.is_on = True
+        self.captures: Callable[[], bool] = bool
         self.log: StepLog | None = None
         self.inline_s = 0.0
         self._ends = ends
@@ -141,6 +144,9 @@ class Watch:
 
     def _begin(self, device: torch.device) -> None:
         self._garbage.open()
+        is_cuda = device.type == "cuda"
+        if is_cuda:
+            self.captures = _captures
         self.log = StepLog(clock_of(device), counted_s=self._counted_s, guard=self._guard)
         self._courier = Courier(
             StepRecorder(self.log),
@@ -148,12 +154,13 @@ class Watch:
             HostReader(alloc_retries=partial(alloc_retries, device)),
             self._ends,
             on_fault=self.switch_off,
+            prepare=ignore_captures if is_cuda else lambda: None,
         )
         self._courier.open()
 
     def _guard(self, call: Callable[..., None], *arguments: Any) -> None:
         """Call for the thread that trains, as ``_quiet`` does."""
-        if self.is_on:
+        if self.is_on and not self.captures():
             begin = perf_counter()
             try:
                 call(*arguments)
@@ -164,6 +171,25 @@ class Watch:
     def _counted_s(self) -> tuple[float, float]:
         self._compiling.listen()
         return self._garbage.total_s, self._compiling.total_s
+
+
+def _captures() -> bool:
+    """Return whether this thread captures a CUDA graph; also where the device does not say."""
+    try:
+        return torch.cuda.is_current_stream_capturing()
+    except RuntimeError:  # it is broken, as the training's own next call will say
+        return True
+
+
+def ignore_captures() -> None:
+    """Have this thread ask for events while another one captures a CUDA graph.
+
+    Where a thread is left as it begins, asking makes that capture fail. This changes no other's.
+    """
+    thread_local = ctypes.c_int(1)  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+    with suppress(OSError, AttributeError):  # another's device than NVIDIA's
+        driver = ctypes.CDLL("libcuda.so.1")
+        driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(thread_local))
 
 
 def device_in_words(device: torch.device) -> str:
