@@ -2,6 +2,7 @@
 
 import pickle
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -261,6 +262,32 @@ def test_a_step_that_is_missing_is_left_out():
 
     assert told.num_steps == 6 * 8 - 2
     assert names(told) == [(Cause.LOGGING, 1)]
+
+
+@pytest.mark.parametrize(
+    ("late", "exchange", "cause"),
+    [
+        ({}, 8_000, None),
+        ({"FORWARD": 3_000, "BACKWARD": 6_000}, 8_000, (Cause.SLOW_WORKER, 1)),
+        ({"CHECKPOINT": 15_000}, 2_000, (Cause.CHECKPOINT, 1)),
+    ],
+)
+def test_short_steps_may_be_summed_from_some_time_on(late, exchange, cause):
+    """Nothing becomes longer by it, and what a step takes is still a step's."""
+    found = steps(600, 4, late=lambda step, rank: late if rank == 1 else {}, exchange=exchange)
+    diagnoser = Diagnoser(4)
+    for step, spent_us in enumerate(found[:200]):
+        diagnoser.add(step, spent_us)
+    single = diagnoser.diagnose()
+    for step in range(203, 600, 4):
+        summed = np.sum(found[step - 3 : step + 1], axis=0).tolist()
+        diagnoser.add(step, summed, num_steps=4)
+    told = diagnoser.diagnose(whole_run=True)
+
+    assert names(told) == names(single) == ([cause] if cause else [])
+    assert told.num_steps == 600 - 3
+    assert told.step_s == pytest.approx(single.step_s, rel=0.01)
+    assert told.waiting_share == pytest.approx(single.waiting_share, abs=0.01)
 
 
 def test_memory_stays_the_same_however_long_the_run():

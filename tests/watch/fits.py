@@ -3,9 +3,12 @@
 Prints the losses of each, bit by bit. Rank 1 sleeps long, in its forward or in a callback.
 """
 
+import contextlib
+import gc
 import os
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -63,6 +66,25 @@ def nameless():
     raise OSError("no name")
 
 
+class Fail(keras.callbacks.Callback):
+    """Ends a fit with an error of the user's, on all ranks."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == STEPS // 2:
+            raise RuntimeError("of the user's")
+
+
+class Threads(keras.callbacks.Callback):
+    """Says how many threads of a watch there are, and what it has Python's collector call."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == STEPS // 2:
+            names = [one.name for one in threading.enumerate()]
+            calls = [call for call in gc.callbacks if "GarbageClock" in repr(call)]
+            threads = names.count("evenstep-watch")
+            os.write(1, f"THREADS {RANK} {threads} {len(calls)}\n".encode())
+
+
 def fit(name, *watches, slow="compute"):
     keras.utils.set_random_seed(1)
     x = np.random.default_rng(0).normal(size=(STEPS * BATCH_SIZE, 32)).astype(np.float32)
@@ -90,5 +112,9 @@ fit("plain")
 fit("watched", KerasWatch(every_s=0.5, run_dir=FOLDER / "run"))
 fit("logging", KerasWatch(every_s=0), slow="logging")
 fit("input", KerasWatch(every_s=0), slow="input")
+watch = KerasWatch(every_s=0)
+with contextlib.suppress(RuntimeError):
+    fit("failed", watch, Fail())
+fit("again", watch, Threads())
 socket.gethostname = nameless
 fit("broken", KerasWatch(every_s=0))

@@ -30,7 +30,7 @@ class Fits:
             timeout=300,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        self.folder, self.errors = folder, done.stderr
+        self.folder, self.errors, self.out = folder, done.stderr, done.stdout
         rows = re.findall(r"^LOSSES (\w+) (\d) (.*)$", done.stdout, re.MULTILINE)
         self.losses = {(name, int(rank)): rest for name, rank, rest in rows}
         # Rank 0 says all of a fit before it begins the next one.
@@ -81,6 +81,15 @@ def test_events_are_those_of_a_watched_run(fits):
     assert waited_s[0] > 3 * waited_s[1]
     assert events(fits.folder / "run", "StepMeasured")[-1]["batch_size"] == [12, 12]
     assert len(events(fits.folder / "run", "RunEnded")) == 1
+
+
+def test_a_fit_after_one_that_failed_is_watched_alone(fits):
+    """The first is said and stopped before the second begins: one thread, and one of each call."""
+    told = re.findall(r"^evenstep watch: (\d+) steps, ", fits.said["again"], re.MULTILINE)
+
+    assert len(told) == 2
+    assert int(told[0]) <= STEPS // 2 < int(told[1])
+    assert sorted(re.findall(r"^THREADS (\d \d \d)$", fits.out, re.MULTILINE)) == ["0 1 1", "1 1 1"]
 
 
 def test_a_fault_of_its_own_switches_it_off(fits):

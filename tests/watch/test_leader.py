@@ -3,27 +3,36 @@
 import io
 import json
 import re
+import threading
 
 import numpy as np
 import pytest
+import torch
 
 from evenstep._diagnosis import Phase, StepClues
+<<<<<<< HEAD
 from evenstep._report import read_figures
 from evenstep._telemetry import read_events
 from evenstep._top import LiveRun
 from evenstep.advice import read_run
+=======
+from evenstep.watch._courier import RankEnds
+>>>>>>> leader
 from evenstep.watch._leader import WatchLeader
-from evenstep.watch._mail import RankHello
+from evenstep.watch._mail import RankHello, RankSender
 from evenstep.watch._start_watch import WatchSettings
 from evenstep.watch._step_records import RankTold, StepRecord
+from evenstep.watch._watch import Watch, ignore_captures
 from evenstep.watch._watched_run import CallSite
 
 
-def record(step, compute_us, waited_us):
-    """A step of a rank, with four samples."""
+def record(step, compute_us, waited_us, num_steps=1):
+    """A step of a rank, with four samples; or several together."""
     spent_us = [0] * len(Phase)
-    spent_us[Phase.FORWARD], spent_us[Phase.REDUCTION] = compute_us, waited_us
-    return StepRecord(step, 1, tuple(spent_us), StepClues(size=40), 4)
+    spent_us[Phase.FORWARD] = num_steps * compute_us
+    spent_us[Phase.REDUCTION] = num_steps * waited_us
+    clues = StepClues(size=40 * num_steps)
+    return StepRecord(step, num_steps, tuple(spent_us), clues, 4 * num_steps)
 
 
 class Run:
@@ -41,9 +50,15 @@ class Run:
         self.seen.append(run)
         return ["change this line"]
 
+<<<<<<< HEAD
     def tell(self, steps, *, is_last=False, times=((50_000, 100_000), (150_000, 0))):
         for rank, (compute_us, waited_us) in enumerate(times):
             told = tuple(record(step, compute_us, waited_us) for step in steps)
+=======
+    def tell(self, steps, *, is_last=False):
+        for rank, (compute_us, waited_us) in enumerate([(50_000, 100_000), (150_000, 0)]):
+            told = tuple(record(step, compute_us, waited_us, steps.step) for step in steps)
+>>>>>>> leader
             self.leader.take(rank, RankTold(told, None, is_last=is_last))
         self.leader.work()
 
@@ -83,7 +98,50 @@ def test_lines_keep_their_time(tmp_path):
         (number,) = re.findall(r"(\d+) steps, ", (tmp_path / "summary.txt").read_text("utf-8"))
         seen.append((len(run.stream.getvalue().splitlines()), int(number)))
 
-    assert seen == [(1, 97), (2, 97), (2, 97), (3, 202)]  # all but the first three count
+    assert seen == [(1, 97), (2, 97), (2, 197), (3, 197)]  # all but the first three count
+
+
+def test_a_line_is_on_new_steps(run, tmp_path):
+    """Where none is complete any more, as in a long test at the end, nothing is said again."""
+    run.tell(range(60))
+    for run.now_s in (6.0, 60.0, 61.0):
+        run.leader.work()
+    lines = run.stream.getvalue().splitlines()
+    run.tell(range(60, 70))
+    run.leader.end("DDP", [], own_s=0.0)
+
+    assert len(lines) == 1
+    assert run.stream.getvalue().count(" s a step: ") == 2
+    events = (tmp_path / "run" / "events.jsonl").read_text("utf-8")
+    assert events.count('"WaitingDiagnosed"') == 3  # one at the end
+
+
+def test_the_launcher_has_a_summary_without_lines_too(tmp_path):
+    """From the begin on, so that it has one to say wherever rank 0 is killed."""
+    run = Run(WatchSettings(0.0, "", str(tmp_path)))
+    first = (tmp_path / "summary.txt").read_text("utf-8")
+    run.tell(range(60))
+
+    assert first == "evenstep watch: too few steps were seen.\n"
+    assert "for rank 1 (bob)" in (tmp_path / "summary.txt").read_text("utf-8")
+    assert run.stream.getvalue() == ""
+
+
+def test_a_restart_begins_a_summary_of_its_own(tmp_path):
+    """Once that of the attempt before was said; one that was not stays until there is another."""
+    settings = WatchSettings(0.0, "", str(tmp_path))
+    run = Run(settings)
+    run.tell(range(60))
+    run.leader.end("DDP", [], own_s=0.0)
+    assert (tmp_path / "shown").exists()
+
+    again = Run(settings)
+    assert not (tmp_path / "shown").exists()
+    assert "too few steps" in (tmp_path / "summary.txt").read_text("utf-8")
+
+    again.tell(range(60))
+    Run(settings)
+    assert "for rank 1 (bob)" in (tmp_path / "summary.txt").read_text("utf-8")
 
 
 def test_the_end_says_all_and_hands_over_what_was_seen(run):
@@ -104,6 +162,35 @@ def test_the_end_says_all_and_hands_over_what_was_seen(run):
     assert seen.spent_us.shape == (80, 2, len(Phase))
     assert seen.num_samples.tolist() == [[4, 4]] * 80
     assert seen.size.tolist() == [[40, 40]] * 80
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 16])
+def test_short_steps_that_are_told_together_are_diagnosed(num_steps):
+    """As single ones are: who is slow, how many steps, how long each is."""
+    run = Run(WatchSettings())
+    run.tell(range(num_steps - 1, 800, num_steps), is_last=True)
+    run.leader.end("DDP", [], own_s=0.0)
+
+    settling = 3 * num_steps
+    assert run.stream.getvalue().splitlines()[0] == (
+        f"evenstep watch: {800 - settling} steps, 0.15 s each: 33 % of the time is waiting, "
+        "for rank 1 (bob), because of compute."
+    )
+
+
+def test_steps_that_come_together_from_some_time_on_stay_known():
+    """As where one telling was late; and steps of which nothing is known have no time."""
+    run = Run(WatchSettings())
+    run.tell(range(100))
+    run.tell(range(101, 400, 2), is_last=True)
+    run.leader.end("DDP", [], own_s=0.0)
+    alone = Run(WatchSettings())
+    alone.tell(range(1))
+    alone.leader.end("DDP", [], own_s=0.0)
+
+    assert run.stream.getvalue().startswith("evenstep watch: 397 steps, 0.15 s each: 33 % ")
+    first, *_ = alone.stream.getvalue().splitlines()
+    assert first == "evenstep watch: no two steps of all ranks are known yet."
 
 
 def test_a_fault_in_what_is_advised_leaves_the_summary(run):
@@ -198,6 +285,74 @@ def test_a_file_that_cannot_be_written_leaves_the_watch(tmp_path):
 def test_too_few_steps_are_told():
     """A run that ended before any step was whole has no diagnosis."""
     run = Run(WatchSettings())
-    run.leader.end("", [], own_s=0.0)
+    run.leader.end("DDP", [], own_s=0.0)
 
     assert run.stream.getvalue() == "evenstep watch: too few steps were seen.\n"
+
+
+def test_a_group_without_a_model_is_told():
+    """As of a library that exchanges gradients itself; only rank 0 says so."""
+    run = Run(WatchSettings())
+    for ends in (
+        RankEnds(1, 10.0, RankSender(Gone(), 1), None, None),
+        RankEnds(0, 10.0, None, None, run.leader),
+    ):
+        Watch(ends, loaders=[]).close()
+
+    assert run.stream.getvalue() == (
+        "evenstep watch: no DDP or FSDP model was made: nothing was watched.\n"
+    )
+
+
+def test_a_rank_that_ends_after_rank_0_is_quiet(capfd):
+    """Rank 0 may have had the store: the last that is told reaches it no more."""
+    watch = Watch(RankEnds(1, 10.0, RankSender(Gone(), 1), None, None), loaders=[])
+    watch.model_made("DDP", "DistributedDataParallel", torch.device("cpu"), [])
+    watch.close()
+
+    assert capfd.readouterr().err == ""
+
+
+def test_nothing_is_heard_while_a_graph_is_captured():
+    """A mark would be in the graph, and tell no time."""
+    watch = Watch(RankEnds(1, 10.0, RankSender(Gone(), 1), None, None), loaders=[])
+    watch.model_made("DDP", "DistributedDataParallel", torch.device("cpu"), [])
+    log = watch.log
+    numbers = []
+    for watch.captures in (lambda: True, lambda: False):
+        log.guard(log.enter, Phase.CHECKPOINT)
+        log.guard(log.leave)
+        numbers.append(len(log.heard))
+    watch.close()
+
+    assert numbers == [1, 3]  # the first is where the log begins
+
+
+@pytest.mark.gpu
+def test_a_thread_may_ask_for_events_while_a_graph_is_captured():
+    """As the watch's does: what another thread captures is whole."""
+    event, asked = torch.cuda.Event(enable_timing=True), []
+    event.record()
+
+    def ask():
+        ignore_captures()
+        asked.append(event.query())
+
+    graph, values = torch.cuda.CUDAGraph(), torch.ones(4, device="cuda")
+    with torch.cuda.graph(graph):
+        values += 1
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join()
+    graph.replay()
+
+    assert asked == [True]
+    assert values.tolist() == [2.0] * 4
+
+
+class Gone:
+    """A store of a process that has ended; it had the hello."""
+
+    def set(self, key, value):
+        if not key.endswith("hello"):
+            raise ConnectionError("Broken pipe")

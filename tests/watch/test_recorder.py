@@ -1,6 +1,7 @@
 """One rank's steps seen from outside, by a clock that goes on when it is told to."""
 
 import threading
+import tracemalloc
 
 import pytest
 import torch
@@ -173,6 +174,48 @@ def test_without_any_optimizer_that_is_seen_backwards_end_steps(rank):
 
     assert len(records) == 7
     assert all(spent(record)[Phase.BACKWARD] == 20 for record in records[1:])
+
+
+def test_a_step_that_never_ends_takes_no_more_memory(rank):
+    """As of a compiled model, whose backward is not heard: it is left out, and the next are not."""
+    sizes = []
+    tracemalloc.start()
+    for _ in range(2):
+        for _ in range(5_000):
+            rank.fetch(1)
+            rank.log.enter(Phase.OPTIMIZER)
+            rank.log.leave()
+            rank.recorder.catch_up()
+        sizes.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    assert sizes[1] < 1.2 * sizes[0]
+
+    for _ in range(2):
+        rank.backward(rank.forward(10), 20)
+        rank.step()
+        rank.fetch(1)
+
+    (record,) = rank.recorder.take_records()
+
+    assert (record.step, spent(record)[Phase.BACKWARD]) == (1, 20)
+
+
+def test_a_long_evaluation_is_in_its_step(rank):
+    """However many batches it has; of many marks in one step, those of an evaluation are few."""
+    rank.fetch(1)
+    rank.backward(rank.forward(10), 20)
+    rank.step()
+    rank.model.eval()
+    for _ in range(10_000):
+        rank.fetch(1)
+        with torch.no_grad():
+            rank.forward(2)
+    rank.model.train()
+    rank.fetch(1)
+
+    (record,) = rank.recorder.take_records()
+
+    assert spent(record)[Phase.EVALUATION] == 30_000
 
 
 def test_steps_may_be_made_on_another_thread_and_late(rank):

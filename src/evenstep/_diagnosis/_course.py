@@ -74,13 +74,13 @@ class Course:
             return 0.0, 0.0
         return clear_step(_blocks(run))[1:]
 
-    def rows(self, num_steps: float) -> tuple[FloatArray, int]:
+    def rows(self, number: float) -> tuple[FloatArray, int]:
         """Return the rows of the run, ``(num_rows, num_columns)``, and how many are newest.
 
         Args:
-            num_steps: how many steps those are.
+            number: how many that were taken in the newest are.
         """
-        return self._run, round(num_steps / self._stride)
+        return self._run, round(number / self._stride)
 
 
 def clear_step(y: FloatArray) -> tuple[int, float, float]:

@@ -53,6 +53,7 @@ class Diagnoser:
         self._none = [StepClues()] * world_size
         self._open: list[Sequence[Sequence[int]]] = []  # the first was summed up before
         self._clues: list[Sequence[StepClues]] = []
+        self._counts: list[int] = []
         self._step = -1
         self._num_settling = _SETTLING
         self._run = self._older = self._newer = FrontierSums.empty(world_size)
@@ -66,25 +67,32 @@ class Diagnoser:
         step: int,
         spent_us: Sequence[Sequence[int]],
         clues: Sequence[StepClues] | None = None,
+        *,
+        num_steps: int = 1,
     ) -> None:
         """Take in a step that all ranks have told of. Steps come in order; some may be missing.
+
+        Short steps may come several in a row as one, with the sums of their times. What changes
+        from one of them to the next is not seen then.
 
         A step lasts from its hand-out to the next one's, so what leads to a batch is in the step
         before it. The first three steps are left out, and one after a gap: they only say what leads
         to the next.
 
         Args:
-            step: its number.
+            step: its number; of several, the newest.
             spent_us: microseconds by rank and ``Phase``, as ``time_by_phase`` gives them.
             clues: of each rank; None where there are none.
+            num_steps: how many steps it is.
         """
-        if step != self._step + 1 or self._num_settling:
+        if step - num_steps != self._step or self._num_settling:
             self._sum_up()
-            self._open, self._clues = [], []
+            self._open, self._clues, self._counts = [], [], []
             self._num_settling = max(0, self._num_settling - 1)
         self._step = step
         self._open.append(spent_us)
         self._clues.append(self._none if clues is None else clues)
+        self._counts.append(num_steps)
         if len(self._open) > self._most_open:
             self._sum_up()
 
@@ -96,7 +104,7 @@ class Diagnoser:
         """Return who the others wait for, and why, in the newest seconds or in the whole run."""
         self._sum_up()
         sums = self._run if whole_run else self._older + self._newer
-        rows, num_newest = self._computing.rows(sums.num_steps)
+        rows, num_newest = self._computing.rows(sums.num_rows)
         return verdict(
             sums,
             step=self._step,
@@ -115,10 +123,12 @@ class Diagnoser:
         if len(self._open) < 2:
             return
         steps = self._opened()
-        self._open, self._clues = self._open[-1:], self._clues[-1:]
+        for kept in (self._open, self._clues, self._counts):
+            del kept[:-1]
         computed = steps.spent[:, :, [Phase.FORWARD, Phase.BACKWARD]].sum(axis=2)
         computed -= steps.collected + steps.compiled
-        self._sizes.add(steps.size[1:], computed[1:])
+        count = steps.counts[1:, None]
+        self._sizes.add(steps.size[1:] / count, computed[1:] / count)
         sums, slower, stages, exposed_us = frontier(steps, self._sizes.us_per_size())
         self._course.add(slower)
         self._computing.add(stages.reshape(len(stages), -1))
@@ -130,11 +140,11 @@ class Diagnoser:
             self._newer += sums
 
     def _opened(self) -> RankSteps:
-        spent = np.array(self._open, np.float64)
+        spent, counts = np.array(self._open, np.float64), np.array(self._counts, np.float64)
         if all(clues is self._none for clues in self._clues):
-            return RankSteps(spent, *np.zeros((3, *spent.shape[:2])))
+            return RankSteps(spent, counts, *np.zeros((3, *spent.shape[:2])))
         clues = np.array(
             [[(one.gc_us, one.compile_us, one.size) for one in step] for step in self._clues],
             np.float64,
         )
-        return RankSteps(spent, *np.moveaxis(clues, 2, 0))
+        return RankSteps(spent, counts, *np.moveaxis(clues, 2, 0))

@@ -57,14 +57,18 @@ _STRETCHES = (_LATE, [Phase.INPUT], [Phase.FORWARD], [Phase.BACKWARD])  # in the
 class RankSteps(NamedTuple):
     """Steps of all ranks in microseconds, the first one only for what leads to the second.
 
+    A row is a step, or the sum of several short ones.
+
     Attributes:
         spent: by phase, ``(num_steps + 1, world_size, num_phases)``.
+        counts: how many steps each row is, ``(num_steps + 1,)``.
         collected: in the garbage collector, ``(num_steps + 1, world_size)``.
         compiled: compiling, likewise.
         size: of the inputs, likewise.
     """
 
     spent: FloatArray
+    counts: FloatArray
     collected: FloatArray
     compiled: FloatArray
     size: FloatArray
@@ -76,13 +80,14 @@ class FrontierSums:
 
     Attributes:
         num_steps: how many.
+        num_rows: into how many they were summed before.
         wall: of all ranks together.
         exposed: the same in meetings whose last rank had come: communication that is not hidden.
         fed: waiting for input that all ranks have in common, of all ranks together.
         waited: waiting for others, ``(world_size,)``.
         accounted: the waiting that own times make expect, likewise.
         cost: what the cluster's steps are longer by, ``(world_size, num_families)``.
-        cost_squared: summed over the squares of each step's, likewise.
+        cost_squared: summed over the squares of each row's, likewise.
         excess: own time above the others', likewise; negative parts left out.
         num_seen: steps in which that is more than a twentieth of the step, likewise.
         usual: what is usual on all ranks, ``(num_families,)``.
@@ -91,6 +96,7 @@ class FrontierSums:
     """
 
     num_steps: float
+    num_rows: float
     wall: float
     exposed: float
     fed: float
@@ -115,6 +121,7 @@ class FrontierSums:
         ranks = np.zeros(world_size)
         return cls(
             num_steps=0.0,
+            num_rows=0.0,
             wall=0.0,
             exposed=0.0,
             fed=0.0,
@@ -136,8 +143,8 @@ class Frontier(NamedTuple):
     Attributes:
         sums: of the steps.
         slower: own computing above the others', as a part of theirs, ``(num_steps, world_size)``.
-        stages: own forward and backward in microseconds, ``(num_steps, world_size, 2)``.
-        exposed_us: communication of each step that is not hidden, ``(num_steps,)``.
+        stages: own forward and backward in microseconds a step, ``(num_steps, world_size, 2)``.
+        exposed_us: communication of a step that is not hidden, ``(num_steps,)``.
     """
 
     sums: FrontierSums
@@ -154,6 +161,7 @@ def frontier(steps: RankSteps, us_per_size: FloatArray) -> Frontier:
         us_per_size: microseconds of computing per unit of ``size``, ``(world_size,)``; 0 where a
             size explains nothing.
     """
+    count = steps.counts[1:]
     own, direct = _without_clues(steps)
     lengths = _of_lengths(steps, own, us_per_size)
     stages = own[1:][:, :, _COMPUTE]
@@ -173,8 +181,10 @@ def frontier(steps: RankSteps, us_per_size: FloatArray) -> Frontier:
     stage_above = stages - stage_usual[:, None]
     of_step = cost.sum(axis=0)
     computing = stage_usual.sum(axis=1)[:, None]
+    is_seen = above.sum(axis=0) > 0.05 * wall.mean(axis=1)[:, None, None]
     sums = FrontierSums(
-        num_steps=float(len(wall)),
+        num_steps=float(count.sum()),
+        num_rows=float(len(count)),
         wall=float(wall.sum()),
         exposed=float(shortest[1:].sum() * wall.shape[1]),
         fed=float(usual[:, :, Family.INPUT].sum() * wall.shape[1]),
@@ -183,13 +193,14 @@ def frontier(steps: RankSteps, us_per_size: FloatArray) -> Frontier:
         cost=of_step.sum(axis=0),
         cost_squared=(of_step**2).sum(axis=0),
         excess=np.maximum(above, 0.0).sum(axis=(0, 1)),
-        num_seen=(above.sum(axis=0) > 0.05 * wall.mean(axis=1)[:, None, None]).sum(axis=0) * 1.0,
+        num_seen=np.tensordot(count, is_seen, 1),
         usual=usual.sum(axis=(0, 1)),
         stage_excess=stage_above.sum(axis=0),
         stage_usual=stage_usual.sum(axis=0),
     )
     slower = stage_above.sum(axis=2) / np.maximum(computing, 1e-9)
-    return Frontier(sums, slower, stages, shortest[1:].sum(axis=(1, 2)))
+    exposed_us = shortest[1:].sum(axis=(1, 2)) / count
+    return Frontier(sums, slower, stages / count[:, None, None], exposed_us)
 
 
 def _without_clues(steps: RankSteps) -> tuple[FloatArray, list[FloatArray]]:
@@ -224,7 +235,9 @@ def _of_lengths(steps: RankSteps, own: FloatArray, us_per_size: FloatArray) -> F
     if not us_per_size.any():
         return np.zeros_like(computed)
     than_others = (size - usual_of(size[None, :, :, None])[0]) * us_per_size
-    than_mean = (size - size.mean(axis=0)) * us_per_size
+    counts = steps.counts[1:, None]
+    mean = size.sum(axis=0) / counts.sum()
+    than_mean = (size - mean * counts) * us_per_size
 
     def left(lengths: FloatArray) -> float:
         rest = computed - lengths

@@ -94,7 +94,7 @@ class Attachment:
             return None
         if (watch := self.watch) is None or (log := watch.log) is None:
             return None
-        return log if log.thread_id == get_ident() else None
+        return log if log.thread_id == get_ident() and not watch.captures() else None
 
     def _store(self) -> Any:
         """Return the run's store, with a prefix of this group's own: a restart has another."""

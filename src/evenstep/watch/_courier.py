@@ -79,6 +79,7 @@ class Courier:
         host: reads what this process goes through.
         ends: of this rank.
         on_fault: called with what was raised in the thread.
+        prepare: called first in the thread.
 
     Attributes:
         thread_s: CPU seconds of the thread, so far.
@@ -92,11 +93,12 @@ class Courier:
         ends: RankEnds,
         *,
         on_fault: Callable[[BaseException], None],
+        prepare: Callable[[], None] = lambda: None,
     ) -> None:
         self.thread_s = 0.0
         self._steps, self._hello, self._host = steps, hello, host
         self._rank, self._every_s, self._sender, self._reader, self._leader = ends
-        self._on_fault = on_fault
+        self._on_fault, self._prepare = on_fault, prepare
         self._left: list[StepRecord] = []  # short steps whose group is not complete
         self._group_size = 1
         self._over = threading.Event()
@@ -126,17 +128,21 @@ class Courier:
             self._thread.join(2.0)
             if self._thread.is_alive():
                 return
+        if self._leader is None:
+            with suppress(Exception):  # rank 0, which may have the store, may have left before
+                self._tell(is_last=True)
+            return
         self._tell(is_last=True)
-        if self._leader is not None:
-            until = monotonic() + _LAST_S
-            while not self._leader.is_complete and monotonic() < until:
-                threading.Event().wait(0.01)
-                self._listen()
-            self._leader.end(kind, sites, own_s=own_s())
+        until = monotonic() + _LAST_S
+        while not self._leader.is_complete and monotonic() < until:
+            threading.Event().wait(0.01)
+            self._listen()
+        self._leader.end(kind, sites, own_s=own_s())
 
     def _run(self) -> None:
         """Tell again and again what is there; the thread's own life."""
         try:
+            self._prepare()
             if self._sender is not None:
                 self._sender.hello(self._hello)
             due_s = monotonic() + (_BEHIND_S if self._leader is not None else 0.0)

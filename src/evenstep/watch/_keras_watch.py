@@ -68,6 +68,7 @@ class KerasWatch(tf.keras.callbacks.Callback):  # type: ignore[misc]  # untyped
 
     def set_model(self, model: Any) -> None:
         """Put the marks there before the step is traced: Keras calls it first."""
+        self.on_train_end()  # of a ``fit`` that an error left
         super().set_model(model)
         self._is_on = True
         self._heard(lambda: self._prepare(model))

@@ -25,7 +25,8 @@ from ._watched_run import CallSite, WatchedRun
 
 _LEAST_US = 100_000  # of rank 0 in one event
 _MOST_ROWS = 4096
-_NO_TIME = "too few steps were seen"
+_TOO_FEW = "evenstep watch: too few steps were seen.\n"
+_NO_MODEL = "evenstep watch: no DDP or FSDP model was made: nothing was watched.\n"
 
 Notes = Callable[[WatchedRun], Sequence[str]]
 
@@ -62,10 +63,11 @@ class WatchLeader:
         self._wall_s: float | None = None  # of a step, in what was written last
         self._file: JsonLines | None = None
         self._has_started = False
-        self._num_steps = self._num_summed = 0
+        self._num_steps = self._num_spoken = self._num_summed = 0
         self._spent_s = 0.0  # of rank 0, in all steps
         self._spoken_s = now()
         self._last: set[int] = set()
+        self._begin_summary()
 
     @property
     def is_complete(self) -> bool:
@@ -85,7 +87,10 @@ class WatchLeader:
             self._last.add(rank)
 
     def work(self) -> None:
-        """Go through what is complete; write a line if it is time."""
+        """Go through what is complete; write a line if it is time, and there is something new.
+
+        The launcher is left a summary, at most a tenth of the run old.
+        """
         for row in self._merger.take():
             self._rows.append(row)
             self._num_steps = row[0].step + 1
@@ -94,6 +99,7 @@ class WatchLeader:
                 row[0].step,
                 [record.spent_us for record in row],
                 [record.clues for record in row],
+                num_steps=row[0].num_steps,
             )
             if self._settings.run_dir:
                 self._unwritten.append(row)
@@ -101,20 +107,24 @@ class WatchLeader:
                 if self._unwritten_us >= _LEAST_US:
                     self._write_steps()
         every_s = self._settings.every_s
-        if self._rows and every_s and (late_s := self._now() - self._spoken_s) >= every_s:
+        is_new = self._num_steps > self._num_spoken
+        if is_new and every_s and (late_s := self._now() - self._spoken_s) >= every_s:
             self._spoken_s += late_s - late_s % every_s  # one that is late puts off no other
             self._speak()
+        if self._settings.launcher_dir and self._num_steps > 1.1 * self._num_summed:
+            self._num_summed = self._num_steps
+            self._leave(SUMMARY, self._summary(self._diagnoser.diagnose(whole_run=True)))
 
     def end(self, kind: str, sites: Sequence[CallSite], *, own_s: float) -> None:
         """Say what was seen in all, and close.
 
         Args:
-            kind: how gradients are exchanged.
+            kind: how gradients are exchanged; empty where no model was made.
             sites: where the script made its model and its loader.
             own_s: seconds that watching took of this rank.
         """
         if not self._rows:
-            text = f"evenstep watch: {_NO_TIME}.\n"
+            text = _TOO_FEW if kind else _NO_MODEL
         else:
             self._write_steps()
             diagnosis = self._diagnoser.diagnose(whole_run=True)
@@ -147,13 +157,11 @@ class WatchLeader:
         )
 
     def _speak(self) -> None:
-        """Write a line, and leave the launcher a summary, at most a tenth of the run old."""
+        """Write a line."""
+        self._num_spoken = self._num_steps
         diagnosis = self._diagnoser.diagnose()
         self._write(diagnosed(diagnosis))
         print(live_line(diagnosis, self._hosts), file=self._stream, flush=True)
-        if self._settings.launcher_dir and self._num_steps >= 1.1 * self._num_summed:
-            self._num_summed = self._num_steps
-            self._leave(SUMMARY, self._summary(self._diagnoser.diagnose(whole_run=True)))
 
     def _advice(self, run: WatchedRun) -> Sequence[str]:
         """Return what more is said; the summary is there without it too."""
@@ -168,6 +176,16 @@ class WatchLeader:
 
     def _summary(self, diagnosis: Diagnosis, notes: Sequence[str] = ()) -> str:
         return summary(diagnosis, self._hosts, notes)
+
+    def _begin_summary(self) -> None:
+        """Leave a first summary, but over none of a run before that was not said yet."""
+        if not (folder := self._settings.launcher_dir):
+            return
+        shown = Path(folder) / SHOWN
+        if shown.exists() or not (Path(folder) / SUMMARY).exists():
+            self._leave(SUMMARY, _TOO_FEW)
+        with suppress(OSError):
+            shown.unlink(missing_ok=True)
 
     def _leave(self, name: str, text: str) -> None:
         """Leave a file for the launcher, where one waits on this machine."""

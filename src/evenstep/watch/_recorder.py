@@ -14,6 +14,7 @@ from ._step_log import StepLog
 from ._step_records import StepRecord
 
 _MOST_UNSENT = 8192  # records that the thread that sends has not taken yet
+_MOST_MARKS = 10_000  # of a step: one that has more is left out, as it may never end
 _MANY = 64  # backwards without any step of an optimizer: then each ends a step
 _PHASES = {  # that begin with what is heard, which means nothing else
     "no batch": Phase.REST,
@@ -68,19 +69,24 @@ class StepRecorder:
     def catch_up(self) -> None:
         """Go through what was heard since the last call, on whatever thread."""
         with self._lock:
-            heard, cut = self._heard, self._timeline.cut
+            heard, timeline = self._heard, self._timeline
             while heard:
                 what, mark, more = heard.popleft()
                 if (phase := _PHASES.get(what)) is None:
                     self._hear(what, mark, more)
+                elif phase is Phase.EVALUATION:
+                    timeline.go(phase, at=mark)  # one mark, however long it is
                 else:
-                    cut(phase, at=mark)
+                    timeline.cut(phase, at=mark)
+                if timeline.num_marks > _MOST_MARKS:
+                    timeline.drop()
 
     def _hear(self, what: str, mark: Any, more: Any) -> None:
         match what:
             case "input":
                 self._handed_out = -1
-                self._timeline.cut(Phase.EVALUATION if more else Phase.INPUT, at=mark)
+                hear = self._timeline.go if more else self._timeline.cut
+                hear(Phase.EVALUATION if more else Phase.INPUT, at=mark)
             case "batch":
                 is_new = self._ends_step(mark, more)
                 self._handed_out = 0 if is_new else self._timeline.cut(Phase.REST, at=mark)

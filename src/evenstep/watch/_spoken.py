@@ -31,6 +31,8 @@ def who(rank: int, hosts: Sequence[str]) -> str:
 
 def sentence(diagnosis: Diagnosis, hosts: Sequence[str]) -> str:
     """Return who waits for whom and why, in one sentence."""
+    if not diagnosis.num_steps:
+        return f"{diagnosis.no_verdict}."
     waiting = f"{100 * diagnosis.waiting_share:.0f} % of the time is waiting"
     if not diagnosis.found:
         return f"{waiting}: {diagnosis.no_verdict}." if diagnosis.no_verdict else f"{waiting}."
@@ -46,10 +48,8 @@ def _because(found: FoundCause, hosts: Sequence[str]) -> str:
 
 def live_line(diagnosis: Diagnosis, hosts: Sequence[str]) -> str:
     """Return the line on the newest steps."""
-    return (
-        f"evenstep watch: step {diagnosis.step}, {diagnosis.step_s:.3g} s a step: "
-        f"{sentence(diagnosis, hosts)}"
-    )
+    lasts = f", {diagnosis.step_s:.3g} s a step" if diagnosis.num_steps else ""
+    return f"evenstep watch: step {diagnosis.step}{lasts}: {sentence(diagnosis, hosts)}"
 
 
 def summary(diagnosis: Diagnosis, hosts: Sequence[str], notes: Sequence[str] = ()) -> str:
@@ -60,8 +60,9 @@ def summary(diagnosis: Diagnosis, hosts: Sequence[str], notes: Sequence[str] = (
         hosts: of the ranks.
         notes: more lines, such as what to change.
     """
-    lines = [f"{diagnosis.num_steps} steps, {diagnosis.step_s:.3g} s each: "]
-    lines[0] += sentence(diagnosis, hosts)
+    lines = [sentence(diagnosis, hosts)]
+    if diagnosis.num_steps:
+        lines[0] = f"{diagnosis.num_steps} steps, {diagnosis.step_s:.3g} s each: {lines[0]}"
     for found in diagnosis.found:
         lines += [f"  {_heading(found, hosts)}: {found.evidence}", f"    {found.remedy}"]
     return "".join(f"evenstep watch: {line}\n" for line in (*lines, *notes))

@@ -24,6 +24,9 @@ SUMMARY = "summary.txt"
 SHOWN = "shown"
 SEEN = "seen"
 ALONE = "evenstep watch: one process: nothing to wait for."
+_UNSEEN = (
+    "evenstep watch: no process on this machine opened a process group: nothing was watched here."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +185,6 @@ def _say_the_rest(folder: Path, *, ended_well: bool) -> None:
     """Say what no rank said itself."""
     if not (folder / SEEN).exists():
         if ended_well:
-            print(ALONE, file=sys.stderr)
+            print(_UNSEEN, file=sys.stderr)
     elif not (folder / SHOWN).exists() and (folder / SUMMARY).exists():
         print((folder / SUMMARY).read_text("utf-8"), end="", file=sys.stderr)

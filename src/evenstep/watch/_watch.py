@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import socket
 import weakref
 from collections.abc import Callable, Sequence
@@ -55,6 +56,7 @@ class Watch:
 
     Attributes:
         is_on: whether it still watches.
+        captures: whether this thread captures a CUDA graph: a mark of then tells no time.
         log: hears of the thread that trains; None before its first model, and once it is off.
         inline_s: seconds that it took of the thread that trains, so far.
     """
@@ -66,6 +68,7 @@ class Watch:
         loaders: Sequence[MadeLoader],
     ) -> None:
         self.is_on = True
+        self.captures: Callable[[], bool] = bool
         self.log: StepLog | None = None
         self.inline_s = 0.0
         self._ends = ends
@@ -136,6 +139,8 @@ class Watch:
             self._courier.close(
                 self._kind, (*self._models, *loaders), own_s=lambda: self.inline_s + self.thread_s
             )
+        elif self._ends.leader is not None:
+            self._ends.leader.end("", (), own_s=0.0)
         self._stop()
 
     def switch_off(self, error: BaseException) -> None:
@@ -167,19 +172,27 @@ class Watch:
         except ValueError as error:  # whose words are on a call that the script does not make
             raise RuntimeError(f"steps on {device} cannot be timed") from error
         self._garbage.open()
+<<<<<<< HEAD
         self.log = StepLog(clock, counted_s=self._counted_s, guard=self._guard)
+=======
+        is_cuda = device.type == "cuda"
+        if is_cuda:
+            self.captures = _captures
+        self.log = StepLog(clock_of(device), counted_s=self._counted_s, guard=self._guard)
+>>>>>>> leader
         self._courier = Courier(
             StepRecorder(self.log),
             RankHello(socket.gethostname(), device_in_words(device)),
             HostReader(alloc_retries=partial(alloc_retries, device)),
             self._ends,
             on_fault=self.switch_off,
+            prepare=ignore_captures if is_cuda else lambda: None,
         )
         self._courier.open()
 
     def _guard(self, call: Callable[..., None], *arguments: Any) -> None:
         """Call for the thread that trains, as ``_quiet`` does."""
-        if self.is_on:
+        if self.is_on and not self.captures():
             begin = perf_counter()
             try:
                 call(*arguments)
@@ -190,6 +203,25 @@ class Watch:
     def _counted_s(self) -> tuple[float, float]:
         self._compiling.listen()
         return self._garbage.total_s, self._compiling.total_s
+
+
+def _captures() -> bool:
+    """Return whether this thread captures a CUDA graph; also where the device does not say."""
+    try:
+        return torch.cuda.is_current_stream_capturing()
+    except RuntimeError:  # it is broken, as the training's own next call will say
+        return True
+
+
+def ignore_captures() -> None:
+    """Have this thread ask for events while another one captures a CUDA graph.
+
+    Where a thread is left as it begins, asking makes that capture fail. This changes no other's.
+    """
+    thread_local = ctypes.c_int(1)  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+    with suppress(OSError, AttributeError):  # another's device than NVIDIA's
+        driver = ctypes.CDLL("libcuda.so.1")
+        driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(thread_local))
 
 
 def device_in_words(device: torch.device) -> str:

@@ -70,6 +70,15 @@ class Timeline:
         """Hear of the steps of optimizers, until it is closed."""
         self._hooks = _optimizer_hooks(weakref.ref(self))
 
+    @property
+    def num_marks(self) -> int:
+        """Number of marks in the step under way."""
+        return len(self._cuts)
+
+    def drop(self) -> None:
+        """Leave out the step under way, with all that it has until the next one begins."""
+        self._step, self._cuts = -1, []
+
     def begin(self, step: int, *, at: Any = None) -> None:
         """End the step before, and begin ``step``: it is handed out, or used."""
         mark = self._clock.mark() if at is None else at
