@@ -19,6 +19,68 @@ def rank():
     made.log.close()
 
 
+def test_several_updates_on_one_batch_are_one_step(rank):
+    """As where a discriminator learns from a batch, and then a generator: a hand-out ends it."""
+    for _ in range(10):
+        rank.fetch(5)
+        for num_samples in (128, 64):
+            rank.backward(rank.forward(10, num_samples=num_samples), 20)
+            rank.step(1)
+    steps = rank.recorder.take_records()
+
+    assert [record.num_samples for record in steps] == [128 + 64] * 9
+    assert spent(steps[1]) == {
+        Phase.INPUT: 5,
+        Phase.FORWARD: 20,
+        Phase.BACKWARD: 40,
+        Phase.OPTIMIZER: 2,
+    }
+
+
+def test_the_last_batch_of_a_loader_that_fetches_ahead_is_a_step(rank):
+    """One batch ahead, as Accelerate's: the loader has ended before the last batch is used."""
+    for _ in range(2):
+        rank.fetch(1)
+        for number in range(3):
+            if number < 2:
+                rank.fetch(1)
+            else:
+                rank.log.input_begins()
+                rank.log.input_ends(is_there=False)
+            rank.backward(rank.forward(10), 20)
+            rank.step()
+    steps = rank.recorder.take_records()
+
+    assert [spent(record)[Phase.BACKWARD] for record in steps] == [20] * 5
+
+
+def test_a_batch_that_was_taken_for_an_evaluation_begins_a_step(rank):
+    """Where `model.train()` comes after the hand-out, as in `Trainer` after an evaluation."""
+    for _ in range(3):
+        rank.fetch(1)
+        for _ in range(2):
+            rank.model.train()
+            rank.backward(rank.forward(10), 20)
+            rank.step()
+            rank.model.eval()
+            rank.fetch(1)
+    steps = rank.recorder.take_records()
+
+    assert [spent(record)[Phase.BACKWARD] for record in steps] == [20] * 5
+
+
+def test_batches_that_were_read_before_are_steps_too(rank):
+    """One batch for all of the training: updates are taken for those of a batch at first alone."""
+    rank.fetch(1)
+    for _ in range(40):
+        rank.backward(rank.forward(10), 20)
+        rank.step()
+    steps = rank.recorder.take_records()
+
+    assert len(steps) > 30
+    assert all(spent(record)[Phase.BACKWARD] == 20 for record in steps[1:])
+
+
 @pytest.fixture
 def ddp(rank):
     """The rank's model, in a DDP of one process."""

@@ -147,7 +147,11 @@ def patch_collectives(patches: Patches) -> None:
 
 
 def patch_loaders(patches: Patches) -> None:
-    """Have it heard of when a loader is opened, and when it is asked for a batch."""
+    """Have it heard of when a loader is opened, and when it is asked for a batch.
+
+    A loader of Accelerate's that reads on rank 0 for all ranks hands out on each of them, so that
+    all have the same steps.
+    """
 
     def opened(before: Any, hearing: Hearing) -> Any:
         def __iter__(self: Any) -> Any:
@@ -181,6 +185,32 @@ def patch_loaders(patches: Patches) -> None:
 
     patches.put(DataLoader, "__iter__", opened)
     patches.put(loader_iterators(), "__next__", read)
+    patches.when_loaded(
+        "accelerate.data_loader",
+        lambda module: patches.put(module.DataLoaderDispatcher, "__iter__", _dispatched),
+    )
+
+
+def _dispatched(before: Any, hearing: Hearing) -> Any:
+    """Return a generator that hands out batches, wherever they were read."""
+
+    def __iter__(self: Any) -> Any:
+        batches = before(self)
+        while True:
+            if (log := hearing()) is not None:
+                log.guard(log.input_begins)
+            is_there = False
+            try:
+                batch = next(batches)
+                is_there = True
+            except StopIteration:
+                return
+            finally:
+                if log is not None:
+                    log.guard(log.input_ends, is_there)
+            yield batch
+
+    return __iter__
 
 
 def patch_saving(patches: Patches) -> None:
