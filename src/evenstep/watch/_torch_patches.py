@@ -7,8 +7,10 @@ a compiler it is nothing else, so that graphs and their breaks stay the same.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import wraps
+from types import ModuleType
 from typing import Any, Protocol, final
 
 import torch
@@ -228,17 +230,31 @@ def patch_saving(patches: Patches) -> None:
 
         return saved
 
-    def each(names: tuple[str, ...]) -> Callable[[Any], None]:
+    heard_of: dict[int, Any] = {}  # by the id of what it is in the place of
+
+    def each(*names: str) -> Callable[[Any], None]:
         def put(module: Any) -> None:
             for name in names:
-                if hasattr(module, name):
+                if (before := getattr(module, name, None)) is not None:
                     patches.put(module, name, timed)
+                    heard_of[id(before)] = getattr(module, name)
 
         return put
 
-    patches.put(torch.serialization, "save", timed)
-    torch.save = torch.serialization.save
-    patches.when_loaded(
-        "torch.distributed.checkpoint.state_dict_saver", each(("save", "async_save"))
-    )
-    patches.when_loaded("safetensors.torch", each(("save_file",)))
+    each("save")(torch.serialization)
+    patches.when_loaded("torch.distributed.checkpoint.state_dict_saver", each("save", "async_save"))
+    patches.when_loaded("safetensors.torch", each("save_file"))
+    _put_wherever_imported(heard_of)
+
+
+def _put_wherever_imported(heard_of: dict[int, Any]) -> None:
+    """Put functions where modules have imported, by any name, what they are in the place of.
+
+    Read past the modules' own ``__getattribute__``: one that is loaded late would load.
+    """
+    for module in tuple(sys.modules.values()):
+        if issubclass(type(module), ModuleType):
+            names = object.__getattribute__(module, "__dict__")
+            for name, value in tuple(names.items()):
+                if (after := heard_of.get(id(value))) is not None:
+                    names[name] = after
