@@ -76,6 +76,48 @@ def test_buffers_evaluation_and_checkpoint(tmp_path):
     assert sum(account["checkpoint_s"][1] for account in accounts) == 0
 
 
+SAVES = """
+import sys, time
+import torch.distributed.checkpoint as dcp  # as at the top of a script: before the group opens
+from safetensors.torch import save_file as save
+from torch import distributed, nn, ones, optim
+
+class Planner(dcp.DefaultSavePlanner):
+    def finish_plan(self, *given):
+        time.sleep(0.2)
+        return super().finish_plan(*given)
+
+class Weights(dict):
+    def items(self):
+        time.sleep(0.2)
+        return super().items()
+
+distributed.init_process_group("gloo")
+model = nn.parallel.DistributedDataParallel(nn.Linear(4, 1))
+optimizer, folder = optim.SGD(model.parameters()), sys.argv[1]
+for _ in range(4):
+    model(ones(2, 4)).mean().backward()
+    optimizer.step()
+    if distributed.get_rank() == 0:
+        dcp.save(model.state_dict(), checkpoint_id=folder, planner=Planner(), no_dist=True)
+    else:
+        save(Weights(model.state_dict()), folder + ".safetensors")
+distributed.destroy_process_group()
+"""
+
+
+def test_saving_is_heard_by_whatever_name_the_script_has_it(tmp_path):
+    """Of what was imported before: rank 0 saves by `dcp.save`, rank 1 by `save_file`."""
+    (tmp_path / "saves.py").write_text(SAVES, encoding="utf-8")
+    command = [*TORCHRUN, "2", tmp_path / "saves.py", tmp_path / "saved"]
+    done = watched(command, run_dir=tmp_path / "run")
+    accounts = events(tmp_path / "run", "StepsAccounted")
+    of_rank_0, of_rank_1 = zip(*(account["checkpoint_s"] for account in accounts), strict=True)
+
+    assert done.returncode == 0, done.stderr
+    assert min(sum(of_rank_0), sum(of_rank_1)) > 3 * 0.2
+
+
 def test_waits_in_collectives_of_the_script_are_waits(tmp_path):
     """An `all_reduce` for the log, and a barrier: rank 0 waits there, and does nothing itself."""
     alone = start(torchrun("reporting"), SLOW="1")

@@ -14,8 +14,13 @@ from ._step_log import StepLog
 from ._step_records import StepRecord
 
 _MOST_UNSENT = 8192  # records that the thread that sends has not taken yet
+<<<<<<< HEAD
 _MOST_MARKS = 10_000  # of a step: one that has more is left out, as it may never end
 _MANY = 64  # backwards without any step of an optimizer: then each ends a step
+=======
+_MANY = 64  # backwards without a step of any optimizer, or on one batch: then each may end a step
+_FEW = 8  # backwards on one batch, until a hand-out has ended a step
+>>>>>>> hearing
 _PHASES = {  # that begin with what is heard, which means nothing else
     "no batch": Phase.REST,
     "evaluation": Phase.EVALUATION,
@@ -32,6 +37,10 @@ class StepRecorder:
     such after an optimizer's step that had a backward before it: as a balanced run has it, with
     all micro-batches of a step in it. Its number is the same on all ranks, as all have the same
     backwards. Where no optimizer is seen, as one that is compiled, each backward ends a step.
+
+    A loader is seen while it hands out batches, so all updates on one batch belong to one step, as
+    those of two optimizers. It is not seen past its end, nor past a batch that seemed to be for an
+    evaluation, nor where one batch had so many backwards that the loop has others.
 
     What is done between the hand-out of a batch and the forward counts as forward, and so does
     the loss. Where no loader is seen it is the rest.
@@ -55,6 +64,8 @@ class StepRecorder:
         self._size = self._num_samples = 0
         self._handed_out = -1  # the mark of the hand-out before the forward; -1 is none
         self._num_backwards = 0
+        self._most_on_batch = _FEW
+        self._fed_until = 0  # how many backwards; before, no forward ends a step
         self._sees_optimizer = False
         self._had_backward = self._is_due = False  # whether the next hand-out begins a step
 
@@ -84,11 +95,19 @@ class StepRecorder:
     def _hear(self, what: str, mark: Any, more: Any) -> None:
         match what:
             case "input":
+<<<<<<< HEAD
                 self._handed_out = -1
                 hear = self._timeline.go if more else self._timeline.cut
                 hear(Phase.EVALUATION if more else Phase.INPUT, at=mark)
+=======
+                self._handed_out, self._fed_until = -1, 0
+                self._timeline.cut(Phase.EVALUATION if more else Phase.INPUT, at=mark)
+>>>>>>> hearing
             case "batch":
                 is_new = self._ends_step(mark, more)
+                if is_new:
+                    self._most_on_batch = _MANY
+                self._fed_until = self._num_backwards + self._most_on_batch
                 self._handed_out = 0 if is_new else self._timeline.cut(Phase.REST, at=mark)
             case "forward":
                 self._begin_forward(mark, *more)
@@ -120,7 +139,8 @@ class StepRecorder:
     def _begin_forward(
         self, mark: Any, counted_s: tuple[float, float], size: Size | tuple[int, int]
     ) -> None:
-        self._ends_step(mark, counted_s)
+        if self._num_backwards >= self._fed_until:
+            self._ends_step(mark, counted_s)
         if self._handed_out >= 0:
             self._timeline.was(Phase.FORWARD, self._handed_out)
             self._handed_out = -1

@@ -11,13 +11,14 @@ from typing import Any, Protocol, final
 
 from torch import Tensor, is_grad_enabled, nn
 from torch.compiler import is_dynamo_compiling
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
 
 from .._diagnosis import Phase
-from .._private_torch import NodeHook, at_end_of_backward, backward_number
+from .._private_torch import NodeHook, at_end_of_backward, backward_number, original_of
 from ..torch._step._clock import AbstractClock
 from ..torch._step._containers import input_size, tensors_in
 
@@ -73,7 +74,8 @@ class StepLog:
         self._mark, self._counted_s = clock.mark, counted_s
         self._depth = 0  # of forwards under way; one that raised ends with the next batch
         self._task = -1  # the engine's number of the backward under way
-        self._trained: Callable[[], nn.Module | None] = lambda: None
+        self._heard_of: Callable[[], nn.Module | None] = lambda: None  # the newest forward's
+        self._trained: Callable[[], nn.Module | None] = self._heard_of  # or the model in its DDP
         self._trains_in_eval = False
         self._evaluates = False  # whether the newest batch was for an evaluation
         self._put_hook = NodeHook(self._backward_entered).put
@@ -125,9 +127,9 @@ class StepLog:
             self._note("evaluation")
             return
         mark = self._mark()
-        if self._trained() is not module:
-            self._trained = weakref.ref(module)
-        self._trains_in_eval = not module.training
+        if self._heard_of() is not module:
+            self._heard_of, self._trained = weakref.ref(module), weakref.ref(_model_in(module))
+        self._trains_in_eval = (trained := self._trained()) is not None and not trained.training
         is_plain = len(inputs) == 1 and type(inputs[0]) is Tensor and not inputs[0].is_nested
         size = inputs[0].shape if is_plain else input_size(tensors_in(inputs))
         self.heard.append(("forward", mark, (self._counted_s(), size)))
@@ -188,3 +190,11 @@ class StepLog:
         if not is_dynamo_compiling() and get_ident() == self.thread_id:
             self.num_stepped += 1
             self.guard(self._note, "stepped")
+
+
+def _model_in(module: nn.Module) -> nn.Module:
+    """Return the model in a DDP, whose mode counts: libraries switch that one alone."""
+    original = original_of(module)
+    if isinstance(original, DistributedDataParallel):
+        original = original_of(original.module)
+    return original

@@ -7,8 +7,10 @@ a compiler it is nothing else, so that graphs and their breaks stay the same.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import wraps
+from types import ModuleType
 from typing import Any, Protocol, final
 
 import torch
@@ -147,7 +149,11 @@ def patch_collectives(patches: Patches) -> None:
 
 
 def patch_loaders(patches: Patches) -> None:
-    """Have it heard of when a loader is opened, and when it is asked for a batch."""
+    """Have it heard of when a loader is opened, and when it is asked for a batch.
+
+    A loader of Accelerate's that reads on rank 0 for all ranks hands out on each of them, so that
+    all have the same steps.
+    """
 
     def opened(before: Any, hearing: Hearing) -> Any:
         def __iter__(self: Any) -> Any:
@@ -181,6 +187,32 @@ def patch_loaders(patches: Patches) -> None:
 
     patches.put(DataLoader, "__iter__", opened)
     patches.put(loader_iterators(), "__next__", read)
+    patches.when_loaded(
+        "accelerate.data_loader",
+        lambda module: patches.put(module.DataLoaderDispatcher, "__iter__", _dispatched),
+    )
+
+
+def _dispatched(before: Any, hearing: Hearing) -> Any:
+    """Return a generator that hands out batches, wherever they were read."""
+
+    def __iter__(self: Any) -> Any:
+        batches = before(self)
+        while True:
+            if (log := hearing()) is not None:
+                log.guard(log.input_begins)
+            is_there = False
+            try:
+                batch = next(batches)
+                is_there = True
+            except StopIteration:
+                return
+            finally:
+                if log is not None:
+                    log.guard(log.input_ends, is_there)
+            yield batch
+
+    return __iter__
 
 
 def patch_saving(patches: Patches) -> None:
@@ -198,17 +230,31 @@ def patch_saving(patches: Patches) -> None:
 
         return saved
 
-    def each(names: tuple[str, ...]) -> Callable[[Any], None]:
+    heard_of: dict[int, Any] = {}  # by the id of what it is in the place of
+
+    def each(*names: str) -> Callable[[Any], None]:
         def put(module: Any) -> None:
             for name in names:
-                if hasattr(module, name):
+                if (before := getattr(module, name, None)) is not None:
                     patches.put(module, name, timed)
+                    heard_of[id(before)] = getattr(module, name)
 
         return put
 
-    patches.put(torch.serialization, "save", timed)
-    torch.save = torch.serialization.save
-    patches.when_loaded(
-        "torch.distributed.checkpoint.state_dict_saver", each(("save", "async_save"))
-    )
-    patches.when_loaded("safetensors.torch", each(("save_file",)))
+    each("save")(torch.serialization)
+    patches.when_loaded("torch.distributed.checkpoint.state_dict_saver", each("save", "async_save"))
+    patches.when_loaded("safetensors.torch", each("save_file"))
+    _put_wherever_imported(heard_of)
+
+
+def _put_wherever_imported(heard_of: dict[int, Any]) -> None:
+    """Put functions where modules have imported, by any name, what they are in the place of.
+
+    Read past the modules' own ``__getattribute__``: one that is loaded late would load.
+    """
+    for module in tuple(sys.modules.values()):
+        if issubclass(type(module), ModuleType):
+            names = object.__getattribute__(module, "__dict__")
+            for name, value in tuple(names.items()):
+                if (after := heard_of.get(id(value))) is not None:
+                    names[name] = after
