@@ -10,14 +10,11 @@ import pytest
 import torch
 
 from evenstep._diagnosis import Phase, StepClues
-<<<<<<< HEAD
 from evenstep._report import read_figures
 from evenstep._telemetry import read_events
 from evenstep._top import LiveRun
 from evenstep.advice import read_run
-=======
 from evenstep.watch._courier import RankEnds
->>>>>>> leader
 from evenstep.watch._leader import WatchLeader
 from evenstep.watch._mail import RankHello, RankSender
 from evenstep.watch._start_watch import WatchSettings
@@ -50,15 +47,9 @@ class Run:
         self.seen.append(run)
         return ["change this line"]
 
-<<<<<<< HEAD
     def tell(self, steps, *, is_last=False, times=((50_000, 100_000), (150_000, 0))):
         for rank, (compute_us, waited_us) in enumerate(times):
-            told = tuple(record(step, compute_us, waited_us) for step in steps)
-=======
-    def tell(self, steps, *, is_last=False):
-        for rank, (compute_us, waited_us) in enumerate([(50_000, 100_000), (150_000, 0)]):
             told = tuple(record(step, compute_us, waited_us, steps.step) for step in steps)
->>>>>>> leader
             self.leader.take(rank, RankTold(told, None, is_last=is_last))
         self.leader.work()
 

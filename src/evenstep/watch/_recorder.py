@@ -14,13 +14,9 @@ from ._step_log import StepLog
 from ._step_records import StepRecord
 
 _MOST_UNSENT = 8192  # records that the thread that sends has not taken yet
-<<<<<<< HEAD
 _MOST_MARKS = 10_000  # of a step: one that has more is left out, as it may never end
-_MANY = 64  # backwards without any step of an optimizer: then each ends a step
-=======
 _MANY = 64  # backwards without a step of any optimizer, or on one batch: then each may end a step
 _FEW = 8  # backwards on one batch, until a hand-out has ended a step
->>>>>>> hearing
 _PHASES = {  # that begin with what is heard, which means nothing else
     "no batch": Phase.REST,
     "evaluation": Phase.EVALUATION,
@@ -95,14 +91,9 @@ class StepRecorder:
     def _hear(self, what: str, mark: Any, more: Any) -> None:
         match what:
             case "input":
-<<<<<<< HEAD
-                self._handed_out = -1
+                self._handed_out, self._fed_until = -1, 0
                 hear = self._timeline.go if more else self._timeline.cut
                 hear(Phase.EVALUATION if more else Phase.INPUT, at=mark)
-=======
-                self._handed_out, self._fed_until = -1, 0
-                self._timeline.cut(Phase.EVALUATION if more else Phase.INPUT, at=mark)
->>>>>>> hearing
             case "batch":
                 is_new = self._ends_step(mark, more)
                 if is_new:

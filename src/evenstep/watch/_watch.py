@@ -172,14 +172,10 @@ class Watch:
         except ValueError as error:  # whose words are on a call that the script does not make
             raise RuntimeError(f"steps on {device} cannot be timed") from error
         self._garbage.open()
-<<<<<<< HEAD
-        self.log = StepLog(clock, counted_s=self._counted_s, guard=self._guard)
-=======
         is_cuda = device.type == "cuda"
         if is_cuda:
             self.captures = _captures
-        self.log = StepLog(clock_of(device), counted_s=self._counted_s, guard=self._guard)
->>>>>>> leader
+        self.log = StepLog(clock, counted_s=self._counted_s, guard=self._guard)
         self._courier = Courier(
             StepRecorder(self.log),
             RankHello(socket.gethostname(), device_in_words(device)),
