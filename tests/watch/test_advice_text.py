@@ -203,7 +203,7 @@ def test_too_few_steps_give_no_advice():
     """It says how many it takes."""
     told = advice(run([100, 300], num_steps=12, sites=OWN))
 
-    assert "only 12 steps, or sums of short ones, were seen" in told.speed_ups
+    assert "only 12 steps (or sums of short ones) were seen" in told.speed_ups
     assert told.diff == ""
 
 

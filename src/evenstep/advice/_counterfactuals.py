@@ -194,7 +194,7 @@ def _length_untold(lines: WorkLines) -> SpeedUp | None:
 def _nothing(seen: WatchedSteps) -> Counterfactuals:
     # A row may be several short steps.
     why = (
-        f"only {seen.num_steps} steps, or sums of short ones, were seen, and it takes "
+        f"only {seen.num_steps} steps (or sums of short ones) were seen, and it takes "
         f"{LEAST_STEPS + _WARM_UP}"
     )
     untold = SpeedUp.untold("there is one rank" if seen.world_size < 2 else why)
