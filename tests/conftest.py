@@ -41,6 +41,16 @@ def pytest_report_header(config):
     return None
 
 
+@pytest.fixture(scope="module", autouse=True)
+def earlier_files_are_no_garbage():
+    """Leave what earlier files imported, and keep, out of later searches for garbage.
+
+    Each of those took a second at the end of a long run, and tests of loaders make one each.
+    """
+    gc.collect()  # what is garbage by now is to be found, with what it left open
+    gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
     """Look for no garbage while tests are collected: that took a quarter of the time."""

@@ -2,6 +2,7 @@
 
 import ast
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src" / "evenstep"
@@ -16,6 +17,7 @@ SHARED = {
 }
 
 
+@cache
 def found_twice():
     """Names of public classes, and of files, that stand in more than one folder."""
     classes, files = defaultdict(set), defaultdict(set)

@@ -153,6 +153,7 @@ def test_knowing_the_speeds_is_the_bound(name):
     assert {"ddp", "auto", "hybrid", setup.rule, *setup.rivals} <= contestants(setup).keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "bound"), [("lb-bsp-gpu", 1.54), ("dynamic-10-fold", 4.0)])
 def test_what_a_paper_leaves_open_is_chosen_to_allow_its_figure(name, bound):
     """Up to one sample."""

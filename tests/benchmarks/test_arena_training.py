@@ -39,6 +39,7 @@ def alone(num_steps, *, first=0, size=48, start=None):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_exact_contestants_train_as_one_process():
     """However unequal the sizes are; and local SGD with a step a round is plain DDP."""

@@ -6,6 +6,8 @@ import pytest
 from benchmarks._lengths_packs import Packs, pack_orders, packs
 from benchmarks._lengths_training import LONGEST, text
 
+pytestmark = pytest.mark.slow  # to read the standard library takes seconds
+
 
 @pytest.fixture(scope="module")
 def data():

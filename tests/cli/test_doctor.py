@@ -1,8 +1,8 @@
 """``evenstep doctor`` starts its ranks, says what it finds, and feeds ``evenstep plan``."""
 
 import json
-import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -92,15 +92,16 @@ def test_what_was_found_is_printed_where_it_cannot_be_kept(tmp_path, options):
     assert "Written to" not in result.stdout
 
 
-def test_a_look_at_where_to_write_leaves_nothing(tmp_path):
+def test_a_look_at_where_to_write_leaves_nothing(tmp_path, monkeypatch):
     """Neither an empty file nor an older one that is shorter, where no run comes about."""
     (tmp_path / "older.json").write_text("older")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     for name in ("older.json", "new.json"):
         asked = ["--global-batch-size", "1", "--out", name]
-        command = [sys.executable, "-m", "evenstep.doctor", *asked]
-        world = {**os.environ, "WORLD_SIZE": "2"}
-        done = subprocess.run(command, env=world, capture_output=True, check=False)
-        assert done.returncode == 2
+        monkeypatch.setattr(sys, "argv", ["evenstep.doctor", *asked])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module("evenstep.doctor", run_name="__main__")
+        assert ended.value.code == 2
 
     assert (tmp_path / "older.json").read_text() == "older"
     assert not (tmp_path / "new.json").exists()

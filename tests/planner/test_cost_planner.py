@@ -1,6 +1,7 @@
 """Plans by cost: learnt from reports, and back to counts where lengths tell nothing."""
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from evenstep._planner import Cost, CostPlanner, EqualSizes, Job, Report, Work, 
 from evenstep.events import MeasurementRejected, MemoryCapped, Rebalanced, SizesHeld
 from evenstep.solve import partition
 
+from .._tiers import slow_but
 from .playing import Playing
 
 SPEED = np.array([1.0, 1.0, 2.0, 4.0])
@@ -258,9 +260,10 @@ def test_a_plan_assigns_samples_of_another_data_set_that_are_far_longer():
     assert sorted(found.owner[[0, 2]].tolist()) == [0, 1]
 
 
-@pytest.mark.parametrize("noise", [0.05, 0.1])
-@pytest.mark.parametrize("fixed", [0.3, 0.9])
-@pytest.mark.parametrize("step_s", [1e-3, 5e-3])
+@pytest.mark.parametrize(
+    ("step_s", "fixed", "noise"),
+    slow_but([(1e-3, 0.9, 0.1), (5e-3, 0.3, 0.05)], product([1e-3, 5e-3], [0.3, 0.9], [0.05, 0.1])),
+)
 def test_equal_ranks_stay_equal_in_short_noisy_steps(step_s, fixed, noise):
     """Costs within 10 % of each other, and hardly a new plan, whatever part of a step is fixed."""
     each = (1 - fixed) * step_s / (BATCH_SIZE / WORLD_SIZE * np.mean(LENGTH))

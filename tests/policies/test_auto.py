@@ -1,7 +1,7 @@
 """Facts special to `Auto`."""
 
 import math
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from evenstep.policies import Auto
 from evenstep.policies._proof import no_proof, proved, rests
 from evenstep.solve._allocate import makespan_s
 
+from .._tiers import slow_but
 from .simulated import (
     above_best,
     follow,
@@ -34,8 +35,10 @@ def test_the_third_plan_is_within_two_percent_of_the_best(seed):
     assert above_best(sizes, EIGHT, intercept_s, slope_s)[2] <= 0.02
 
 
-@pytest.mark.parametrize("share", [0.01, 0.03])
-@pytest.mark.parametrize("world_size", [2, 8, 32])
+@pytest.mark.parametrize(
+    ("world_size", "share"),
+    slow_but([(2, 0.01), (32, 0.03)], product([2, 8, 32], [0.01, 0.03])),
+)
 def test_equal_workers_keep_the_equal_split_under_jitter(world_size, share):
     """Noise alone is no reason to leave it."""
     cluster, slopes_s = Cluster(world_size, 64 * world_size), [np.full(world_size, 0.001)] * 300

@@ -9,6 +9,7 @@ from evenstep.prediction import Ema, Narx
 from evenstep.timemodels import TableTime
 from tests.prediction.simulated import series
 
+from .._tiers import slow_but
 from .simulated import measured
 
 TRIO = Cluster(3, 96)
@@ -43,7 +44,7 @@ def test_sizes_follow_the_foreseen_speeds():
     assert "ema" in decision.reason
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", slow_but([2], range(3)))
 def test_what_resources_foretell_is_planned_for_in_time(seed):
     """Neighbours come and go: within 12 % of the best, where the average ends 40 % above."""
     given, cluster = series("neighbours", seed), Cluster(8, 4096)

@@ -9,13 +9,14 @@ from evenstep import Resources
 from evenstep.prediction import Ema, LocalLevel, Narx
 from evenstep.prediction._tanh_network import TanhNetwork
 
+from .._tiers import slow_but
 from .simulated import FIRST, foresee, rmse, series
 
 EXPLAINED = ("neighbours", "restless load", "short of memory")
 UNEXPLAINED = ("steady", "odd steps", "wandering", "lasting changes")
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", slow_but([0], range(3)))
 @pytest.mark.parametrize("kind", EXPLAINED)
 def test_resources_that_explain_the_speed_are_learnt(kind, seed):
     """After 200 steps at most 0.7 times the average's error, by its own networks in 80 %."""
@@ -27,7 +28,7 @@ def test_resources_that_explain_the_speed_are_learnt(kind, seed):
     assert own[FIRST:].mean() >= 0.8
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", slow_but([0], range(3)))
 @pytest.mark.parametrize("kind", UNEXPLAINED)
 def test_where_nothing_explains_the_speed_it_is_the_average(kind, seed):
     """Within 5 % of the average's error, whatever the resources say."""

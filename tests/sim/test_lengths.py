@@ -37,7 +37,7 @@ def mean_steps(workload):
 @pytest.mark.parametrize(
     ("lengths", "padded"),
     slow_but(
-        [("fine-tuning", False), ("long-tails", True)],
+        [("long-tails", True)],
         product(("fine-tuning", "long-tails", "uniform"), (False, True)),
     ),
 )

@@ -104,7 +104,7 @@ def test_saturated_devices_are_flat_at_first():
 @pytest.mark.parametrize("world_size", [1, 2, 5, 8, 100])
 def test_caps_hold_96_samples_a_worker(world_size):
     """So that 64 a worker, as in the other scenarios, always fit, whoever has to take them."""
-    given = sim.scenario("capped", world_size)
+    given = sim.scenario("capped", world_size, num_steps=60)
     cluster = given.cluster(96 * world_size)
 
     assert cluster.max_batch_size.max() <= 192

@@ -1,5 +1,7 @@
 """What schemes make of simulated steps."""
 
+from itertools import product
+
 import hypothesis.strategies as st
 import numpy as np
 import pytest
@@ -11,6 +13,8 @@ from evenstep import Cluster, sim
 from evenstep.claims import Bsp, Factoring, Hybrid
 from evenstep.policies import Fixed
 from evenstep.sim._rounds import as_planned, filled, in_turns
+
+from .._tiers import slow_but
 
 IN_STEP = [Stealing(), Stealing(hand_over_s=0.001), Hybrid(), Hybrid(claim_s=0.001)]
 in_step = pytest.mark.parametrize("scheme", IN_STEP, ids=repr)
@@ -57,9 +61,14 @@ def test_the_samples_of_a_step_stay_the_same(scheme, name):
     assert report.samples_per_s == pytest.approx(200 * 30 / report.step_s.sum())
 
 
-@in_step
-@pytest.mark.parametrize("name", ["burst", "jitter"])
-def test_moving_samples_absorbs_what_no_plan_foresees(scheme, name):
+@pytest.mark.parametrize(
+    ("name", "scheme"),
+    slow_but(
+        [("burst", IN_STEP[1]), ("jitter", IN_STEP[3])], product(["burst", "jitter"], IN_STEP)
+    ),
+    ids=str,
+)
+def test_moving_samples_absorbs_what_no_plan_foresees(name, scheme):
     """Where speeds change at once, a step ends earlier than the plan alone would have it."""
     moved, best_s = run(name, scheme)
     plain, _ = run(name, Bsp())

@@ -1,11 +1,10 @@
-"""Saves a step again and again, and dies in the middle of it: `python -m tests.torch.saves FOLDER`.
+"""Saves a step again and again, and dies in the middle of it.
 
-A process of its own without a process group, so that it can be forked. Prints a JSON list.
+For a process of its own without a process group, which can be forked.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -63,7 +62,3 @@ def _die_at(call: int) -> None:
             os._exit(9)
 
     sys.addaudithook(hook)
-
-
-if __name__ == "__main__":
-    print(json.dumps(killed_while_saving_again(sys.argv[1])))

@@ -13,11 +13,12 @@ from torch.utils.data import DataLoader, TensorDataset
 from evenstep.testing import run_workers
 from evenstep.torch import Balancer, Drain
 
+from .._tiers import slow_but
 from .restarts import bereft, drained, drained_by_four
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("told", [0, 1])
+@pytest.mark.parametrize("told", slow_but([1], [0, 1]))
 def test_all_ranks_stop_after_the_same_step(tmp_path, told):
     """Whoever was told: the step after the one in which it was, and no collective for it.
 

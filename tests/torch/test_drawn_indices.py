@@ -12,6 +12,7 @@ from evenstep.testing import run_workers
 from evenstep.torch import DrawnIndices
 from evenstep.torch._data._loader_state import sealed
 
+from .._tiers import slow_but
 from .drawn_runs import (
     HIGH,
     STOPS_AFTER,
@@ -171,7 +172,7 @@ def test_a_wrong_batch_size_is_refused(batch_size):
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("ahead", slow_but([True], [False, True]))
 def test_a_loop_in_nanogpts_order_is_exact(ahead, tmp_path):
     """Batches made of drawn indices, two of them a step, resumed on another number of ranks.
 

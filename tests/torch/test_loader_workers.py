@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import threading
 from collections import Counter
+from itertools import product
 
 import pytest
 import torch
@@ -45,9 +46,12 @@ def nothing_is_left_behind():
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.parametrize("collate", [None, list], ids=["packed", "own-collate"])
-@pytest.mark.parametrize("persistent", [False, True])
-def test_every_plan_is_in_force_at_its_step(collate, persistent):
+@pytest.mark.parametrize(
+    ("persistent", "collate"),
+    slow_but([(False, None), (True, list)], product([False, True], [None, list])),
+    ids=lambda value: {None: "packed", list: "own-collate"}.get(value),
+)
+def test_every_plan_is_in_force_at_its_step(persistent, collate):
     """Under a new plan at every step: its sizes, every sample once, fetched in workers alone."""
     plans = RandomPlans(2, 12, tail=4)
     ranks = Ranks(

@@ -8,12 +8,13 @@ from torch.utils.data import DataLoader
 
 from evenstep.torch._data._loader_state import sealed
 
+from .._tiers import slow_but
 from .loader_fakes import FixedPlan, Items, Ranks, alone, flat
 from .order_fakes import SAMPLERS, indices_of, seeded
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("drop_last", slow_but([False], [False, True]))
 def test_a_run_goes_on_in_a_later_block(name, drop_last):
     """At every step of two epochs: the rest of the epoch, and the next one of a generator."""
 

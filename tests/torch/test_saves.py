@@ -1,27 +1,18 @@
 """A save is all or nothing, at every call that changes the disk, and on the disk as a whole."""
 
-import json
+import multiprocessing
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 from evenstep.torch import Checkpoint
 
 from .checkpoints import plain_net
-
-ROOT = Path(__file__).parents[2]
+from .saves import killed_while_saving_again
 
 
 def test_a_step_that_is_saved_again_is_never_lost(tmp_path):
     """Killed at any call in between, the first save is found or the second, and later this one."""
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT), *filter(None, sys.path)])
-    command = [sys.executable, "-m", "tests.torch.saves", str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, env=environment, cwd=ROOT, check=True, timeout=120, stdout=subprocess.PIPE
-    )
-    found = json.loads(done.stdout)
+    with multiprocessing.get_context("forkserver").Pool(1) as pool:
+        found = pool.apply_async(killed_while_saving_again, (str(tmp_path),)).get(timeout=120)
 
     values = [value for _, _, value in found]
     assert all(step == 7 for _, step, _ in found)

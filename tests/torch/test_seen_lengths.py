@@ -1,5 +1,6 @@
 """Lengths that become known as samples are read: one table on all ranks, through restarts too."""
 
+from itertools import product
 from queue import Queue
 from threading import Thread
 
@@ -15,6 +16,7 @@ from evenstep.testing import run_workers
 from evenstep.torch import Balancer, Cost, Runtime
 from evenstep.torch._data.deal._by_cost import CostDeal
 
+from .._tiers import slow_but
 from .cost_runs import BATCH_SIZE, LENGTH, NUM_SAMPLES, Masked, lengths_in, loader_of, loss_of
 
 COST = Cost(from_batch=lengths_in)
@@ -67,8 +69,9 @@ def _ahead(batches):
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("ahead", [False, True], ids=["plain", "a thread fetches ahead"])
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("workers", "ahead"), slow_but([(0, False), (1, True)], product([0, 1], [False, True]))
+)
 def test_the_second_epoch_goes_by_cost(workers, ahead):
     """Each sample once an epoch, one table that is right, and the parameters of one process."""
     found = run_workers(3, _two_epochs, 3, workers, ahead, timeout_s=120)

@@ -8,12 +8,15 @@ import subprocess
 import sys
 import textwrap
 import time
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 import evenstep
 from evenstep.watch._start_watch import PROCESS, SETTINGS, SITE, WatchSettings, environment, run
+
+from .._tiers import slow_but
 
 SOURCE = Path(evenstep.__file__).parents[1]
 
@@ -116,11 +119,17 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("watch", WATCHES.values(), ids=WATCHES)
-@pytest.mark.parametrize(("words", "named"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_on_the_command_line_is_named(watch, words, named):
+@pytest.mark.parametrize(
+    ("mistake", "watch"),
+    slow_but(
+        [("a negative time", "console script"), *product(MISTAKES, ["module"])],
+        product(MISTAKES, WATCHES),
+    ),
+)
+def test_a_mistake_on_the_command_line_is_named(watch, mistake):
     """What is wrong and what to write instead; never a traceback, nor a watch that is off."""
-    command = [sys.executable, "-m", *watch, *words]
+    words, named = MISTAKES[mistake]
+    command = [sys.executable, "-m", *WATCHES[watch], *words]
     env = os.environ | {"PYTHONPATH": str(SOURCE)}
 
     done = subprocess.run(command, env=env, capture_output=True, text=True)
