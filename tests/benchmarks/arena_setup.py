@@ -20,7 +20,7 @@ SETUP = ArenaSetUp(
 )
 
 
-def trained(rank, contestants, num_steps, duration_s=0.5):
+def trained(rank, contestants, num_steps, duration_s=2.0):
     """Parameters after each update, by contestant; None on ranks that updated nothing.
 
     Each makes ``num_steps`` steps of its own, one after the other.

@@ -106,14 +106,14 @@ class WatchLeader:
                 self._unwritten_us += sum(row[0].spent_us)
                 if self._unwritten_us >= _LEAST_US:
                     self._write_steps()
+        if self._settings.launcher_dir and self._num_steps > 1.1 * self._num_summed:
+            self._num_summed = self._num_steps
+            self._leave(SUMMARY, self._summary(self._diagnoser.diagnose(whole_run=True)))
         every_s = self._settings.every_s
         is_new = self._num_steps > self._num_spoken
         if is_new and every_s and (late_s := self._now() - self._spoken_s) >= every_s:
             self._spoken_s += late_s - late_s % every_s  # one that is late puts off no other
             self._speak()
-        if self._settings.launcher_dir and self._num_steps > 1.1 * self._num_summed:
-            self._num_summed = self._num_steps
-            self._leave(SUMMARY, self._summary(self._diagnoser.diagnose(whole_run=True)))
 
     def end(self, kind: str, sites: Sequence[CallSite], *, own_s: float) -> None:
         """Say what was seen in all, and close.
