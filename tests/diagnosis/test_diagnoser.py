@@ -203,6 +203,18 @@ def test_a_quota_and_the_want_of_a_core_are_told_apart_by_the_machine():
         assert word in found.evidence
 
 
+def test_a_quota_on_several_cpus_counts_once():
+    """Eight threads that are held back together for 0.25 s of a second are held for 0.25 s."""
+    late = {"FORWARD": 30_000, "BACKWARD": 60_000}
+    diagnoser = shown(steps(100, 2, late=lambda step, rank: late if rank else {}))
+    for second in range(10):
+        diagnoser.add_host(0, HostClues(second, 1.0, cpu_s=8.0))
+        diagnoser.add_host(1, HostClues(second, 1.0, cpu_s=6.0, throttled_s=2.0))
+
+    (found,) = diagnoser.diagnose().found
+    assert "holds it back for 25 % of the time" in found.evidence
+
+
 def test_sizes_that_differ_on_purpose_are_no_lengths():
     """A rank half as fast has half the samples, and that changes with the plan."""
     sizes = [(40, 20) if step % 20 < 10 else (36, 18) for step in range(100)]

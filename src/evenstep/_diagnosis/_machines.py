@@ -37,7 +37,7 @@ class Machines:
 
     def __init__(self, world_size: int, window_s: float) -> None:
         self._half_s = window_s / 2
-        self._run, self._older, self._newer = np.zeros((3, 5, world_size))
+        self._run, self._older, self._newer = np.zeros((3, 6, world_size))
 
     def add(self, rank: int, clues: HostClues) -> None:
         """Take in one look."""
@@ -46,6 +46,7 @@ class Machines:
             self._newer[:, rank] = 0.0
         found = (
             clues.lasted_s,
+            clues.cpu_s,
             clues.throttled_s,
             clues.run_delay_s,
             clues.major_faults,
@@ -58,5 +59,7 @@ class Machines:
         """Return what was seen."""
         sums = self._run if whole_run else self._older + self._newer
         lasted_s = np.maximum(sums[0], 1e-9)
-        quota, delay, faults_per_s = sums[1:4] / lasted_s
-        return HostRates(quota, delay, faults_per_s, retries=sums[4].copy())
+        # Held back on several CPUs at once counts several times, as does the time used there.
+        quota = sums[2] / np.maximum(lasted_s, sums[1] + sums[2])
+        delay, faults_per_s = sums[3:5] / lasted_s
+        return HostRates(quota, delay, faults_per_s, retries=sums[5].copy())

@@ -53,6 +53,24 @@ def test_a_look_that_promises_nothing_is_over_at_once():
     assert [plan.parts is None for plan in plans] == [True, True, False, True, True]
 
 
+@pytest.mark.parametrize(("slowest", "num_shared"), [(100, 1), (85, 1), (50, 3)])
+def test_links_that_look_alike_are_looked_at_once(slowest, num_shared):
+    """None hides another there: shares that promise no gain on them are not tried."""
+    told = Told(collocated(), mbit(100, 100, 100, slowest))
+    plans = [told.step_of(1.0) for _ in range(6)]
+
+    assert sum(plan.parts is not None for plan in plans[:5]) == num_shared
+    assert (plans[5].parts is None) == (num_shared == 1)
+
+
+def test_links_that_look_alike_are_tried_where_all_reduce_is_slower_than_they_are():
+    """Shares that take what the model says are faster than such an all-reduce."""
+    told = Told(collocated(), mbit(100, 100, 100, 100))
+    plans = [told.step_of(1.5 if step < 2 else 1.0) for step in range(6)]
+
+    assert all(plan.parts is not None for plan in plans[2:])
+
+
 def test_a_look_goes_by_what_was_known_of_the_links():
     """A slow server gets little in the second one, which then costs less than half of the first."""
     aggregation, links = dedicated(servers=2), mbit(*[100] * 4, 100, 10)

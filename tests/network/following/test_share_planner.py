@@ -89,13 +89,13 @@ def test_steady_links_have_steady_shares(noise):
 
 
 def test_equal_links_use_all_reduce_and_look_seldom():
-    """Three exchanges by shares, then after 50 steps, 100, ...: what that can cost is little."""
+    """One exchange by shares, then after 50 steps, 100, ...: what that can cost is little."""
     aggregation, links = collocated(), [mbit(100, 100, 100, 100)] * 250
     found = follow_links(OPTIMAL, aggregation, links, noise=0.1)
     by_shares = [step for step, plan in enumerate(found.plans) if plan.parts is not None]
 
-    assert by_shares == [first + i for first in (2, 55, 158) for i in range(3)]
-    assert "of all-reduce, as measured, no gain of 15%" in planned(found)[2].reason
+    assert by_shares == [2, 53, 154]
+    assert "of all-reduce, as measured, no gain of 15%" in planned(found)[1].reason
 
 
 def test_shares_come_back_when_a_link_slows_down():

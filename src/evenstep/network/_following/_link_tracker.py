@@ -24,6 +24,7 @@ FULL = 0.95  # part of a link that makes it the limit
 LITTLE = 0.4  # of the bytes of the link that had most to do
 CERTAIN = 0.95  # part of what a link carried in use that it is taken for at least
 GROWTH = 1.5  # what one exchange may make of a link that had little to do
+ALIKE = 0.8  # rate of the slowest link over the fastest from which on they are equal but for noise
 DOUBT = 0.15  # logarithm of a ratio: what a link that is not the limit may seem slower by
 
 
@@ -216,3 +217,9 @@ def _with(links: Links, both: FloatArray) -> Links:
 def links_apart(one: Links, other: Links) -> float:
     """Return by which part the most different link differs."""
     return float(abs(_both(one) / _both(other) - 1).max())
+
+
+def links_alike(links: Links) -> bool:
+    """Tell whether all carry about as much, in each direction."""
+    both = _both(links)
+    return bool((both.min(axis=1) >= ALIKE * both.max(axis=1)).all())

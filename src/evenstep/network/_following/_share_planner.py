@@ -23,7 +23,7 @@ from .._plans._ring import ring_s
 from .._plans._share_plan import plan_shares
 from .._plans._split import Split
 from ._in_force import ShareOutcome, SharesInForce
-from ._link_tracker import LEAST_BYTES, LinkTracker, links_apart
+from ._link_tracker import LEAST_BYTES, LinkTracker, links_alike, links_apart
 from ._share_choice import ShareChoice
 from ._share_looks import Looks, PlainLooks, Soundings
 from ._share_trust import Trust
@@ -35,6 +35,7 @@ LOSSES = 3  # comparisons in a row that shares have to lose to all-reduce, as li
 STAYS = 0.02  # gain over all-reduce below which shares in force end
 MEASURED = 1 / 3  # of the margin by which shares have to win that were tried
 NUM_LOOKS = 3  # exchanges of a look: one that shows the links, and two by what it showed
+HOPELESS = 1.5  # times all-reduce: a look that promises no better is over after one exchange
 TOLD = 0.1  # a change of some link by which part is worth an event
 
 
@@ -44,8 +45,9 @@ class SharePlanner:
 
     - It begins with plain all-reduce, measures it, and looks at the links.
     - A look is three exchanges: one by equal shares, or by what was known of the links, and two by
-      shares that suit what it showed. They stay if all-reduce took longer than the better one of
-      these by ``margin``, or by a third of it where servers have no data and their links look slow.
+      shares that suit what it showed, unless these promise nothing. They stay if all-reduce took
+      longer than the better one of these by ``margin``, or by a third of it where servers have no
+      data and their links look slow.
     - Every exchange by shares tells more of the links (``LinkTracker``). New shares are adopted
       if those in force would take 5 % longer on the servers' links as they are now.
     - Shares in force give way to all-reduce where they would not win by 2 % three times in a row.
@@ -220,16 +222,25 @@ class SharePlanner:
             self._look_no += 1
             return []
         decision = self._choice.on(links)
-        at_best_s = self._choice.seconds_of_servers(links, decision.shares)
-        if self._look_no == 1 and not self._trust.is_hopeless(at_best_s):
+        margin = self._margin * (MEASURED if self._helped else 1.0)
+        if self._look_no == 1 and self._is_promising(decision, links, margin):
             reason = "probing the links: shares for the links as last known"
             return self._share(decision, links, next_step, reason, look_no=2)
         shares_s = self._trust.best_of(NUM_LOOKS - 1)
-        margin = self._margin * (MEASURED if self._helped else 1.0)
         wins, reason = self._trust.compared(shares_s, margin)
         if wins:
             return self._begin(decision, links, next_step, reason)
         return self._fall_back(next_step, links, reason, shares_s)
+
+    def _is_promising(self, decision: ShareDecision[Any], links: Links, margin: float) -> bool:
+        """Return whether what one exchange showed of the links is worth two by other shares.
+
+        A link that was not the limit looks slower than it is, and shares may take less than the
+        model says. Of links that look alike none hides another, and the model is all there is.
+        """
+        at_best_s = self._choice.seconds_of_servers(links, decision.shares)
+        hides = self._helped or not links_alike(links)
+        return self._trust.promises(at_best_s, HOPELESS if hides else 1 / (1 + margin))
 
     def _after_plain(self, links: Links, next_step: int) -> list[Event]:
         """Decide between an all-reduce just tried and the shares before it."""

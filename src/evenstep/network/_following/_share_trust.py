@@ -9,7 +9,6 @@ from statistics import median
 from .._plans._share_plan import SharePlan
 
 FRESH = 10  # exchanges by shares for which an all-reduce before them says what one takes
-HOPELESS = 1.5  # times all-reduce: a look that promises no better is over after one exchange
 OTHER_TIME = 1.2  # what takes longer by this factor, or shorter, goes over other links
 POSSIBLE = 0.7  # of what a ring takes on links as they are known: less is no reading of theirs
 SAVED_UP = 2**18  # bytes that shaped links may have let through at once
@@ -100,14 +99,14 @@ class Trust:
         """
         return median(self._ratios) if len(self._ratios) > 2 else max(1.0, self.plain_factor)
 
-    def is_hopeless(self, predicted_s: float) -> bool:
-        """Return whether shares that take so long by the model promise nothing.
+    def promises(self, predicted_s: float, most: float) -> bool:
+        """Return whether shares that take so long by the model may take ``most`` of all-reduce.
 
         Corrected by the newest exchange alone, as of a look there is but one.
         """
         if not (self._ratios and self._plain_s):
-            return False
-        return predicted_s * self._ratios[-1] > HOPELESS * median(self._plain_s)
+            return True
+        return predicted_s * self._ratios[-1] <= most * median(self._plain_s)
 
     def forget_shares(self) -> None:
         """Leave out exchanges by shares so far."""
