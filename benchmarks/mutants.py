@@ -112,8 +112,8 @@ MUTANTS = (
     Mutant(
         "running statistics are averaged without counts",
         "torch/_means.py",
-        "_running(module)], count, side)",
-        "_running(module)], min(count, 1), side)",
+        "_average(buffers, count, side)",
+        "_average(buffers, min(count, 1), side)",
         "tests/torch/test_units.py::test_running_statistics_are_the_mean_by_counts",
     ),
     Mutant(
