@@ -1,8 +1,12 @@
 """A save is all or nothing, at every call that changes the disk, and on the disk as a whole."""
 
+import errno
 import multiprocessing
 import os
 
+import pytest
+
+from evenstep.exceptions import EvenstepWarning
 from evenstep.torch import Checkpoint
 
 from .checkpoints import plain_net
@@ -19,6 +23,24 @@ def test_a_step_that_is_saved_again_is_never_lost(tmp_path):
     assert values == sorted(values)
     assert {values[0], values[-1]} == {1.0, 2.0}
     assert values.count(2.0) > 2, "nothing was killed after the second was in place"
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_fails_no_save(tmp_path, monkeypatch):
+    """As on NFS while a process has a file in it open: a warning says so, the new one counts."""
+    checkpoint = Checkpoint(tmp_path, model=plain_net(), keep=1)
+    checkpoint.save(1)
+
+    def busy(path, **_):
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), os.fspath(path))
+
+    with monkeypatch.context() as nfs:
+        nfs.setattr(os, "rmdir", busy)
+        with pytest.warns(EvenstepWarning, match="step-00000001"):
+            checkpoint.save(2)
+
+    assert checkpoint.load() == 2
+    checkpoint.save(3)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]
 
 
 def test_all_of_a_checkpoint_is_on_the_disk_before_it_counts(tmp_path, monkeypatch):
