@@ -1,6 +1,7 @@
 """A connection that breaks between two living ranks costs nothing but a warning."""
 
 import contextlib
+import logging
 import os
 import socket
 import struct
@@ -64,6 +65,21 @@ def test_a_connection_that_breaks_is_made_again(star, caplog, end):
     assert at_first.losses.empty()
     assert at_second.losses.empty()
     assert "was restored" in caplog.text
+
+
+def test_a_log_that_raises_ends_no_exchange(star):
+    """As the handler of a user's that sends records over the network, when that has a break."""
+    (first, _), (_, at_second), _ = star()
+    log, failing = logging.getLogger("evenstep"), logging.Handler()
+    failing.emit = lambda record: 1 / 0
+    log.addHandler(failing)
+    cut(first, 1)
+    first.send(1, {"still": "here"})
+
+    assert at_second.messages.get(timeout=5) == (0, {"still": "here"})
+    first.send(1, {"and": "later"})
+    assert at_second.messages.get(timeout=5) == (0, {"and": "later"})
+    log.removeHandler(failing)
 
 
 def test_a_message_cut_in_the_middle_arrives_whole(star):

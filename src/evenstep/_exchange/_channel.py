@@ -8,7 +8,6 @@ between two living processes can be made again.
 
 from __future__ import annotations
 
-import logging
 import math
 import selectors
 import socket
@@ -21,6 +20,7 @@ from typing import Any, Protocol
 
 from ._door import Door
 from ._greeting import Newcomer
+from ._internal import say
 from ._meeting import Call, Star, dial
 from ._peer import Peer, hang_up
 from ._process import has_ended, process_name
@@ -164,7 +164,7 @@ class StarChannel:
         except Exception as error:
             if self._closing.is_set():
                 return  # closed under a thread that had not come to its end
-            logging.getLogger("evenstep").exception("The exchange between the ranks broke down.")
+            say("The exchange between the ranks broke down.", error=error)
             self._give_up(f"the thread that talks to it failed ({error!r})", receiver)
 
     def _give_up(self, problem: str, receiver: Receiver) -> None:
@@ -255,7 +255,7 @@ class StarChannel:
             return
         if peer.refused:
             text = "The connection to rank %d is closed, since a message was refused: %s."
-            logging.getLogger("evenstep").warning(text, number, peer.refused)
+            say(text, number, peer.refused)
         self._forget(peer.connection)
         peer.break_off()
         if self._star is None or peer.is_leaving:
@@ -326,7 +326,7 @@ class StarChannel:
         self._behind.add(number)  # perhaps: what is sent again may be more than it takes
         self._heard[number] = now_s
         self._selector.register(call.connection, selectors.EVENT_READ, number)
-        logging.getLogger("evenstep").warning(
+        say(
             "The connection between rank 0 and rank %d broke and was restored after %.2f s; "
             "training continues and no message was lost.",
             number or self._star.rank,
@@ -346,5 +346,5 @@ class StarChannel:
         """Keep the thread alive whatever the receiver does."""
         try:
             call(*arguments)
-        except Exception:
-            logging.getLogger("evenstep").exception("The exchange failed on a message.")
+        except Exception as error:
+            say("The exchange failed on a message.", error=error)
