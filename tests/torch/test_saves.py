@@ -3,10 +3,12 @@
 import errno
 import multiprocessing
 import os
+import resource
 
 import pytest
+from torch import nn
 
-from evenstep.exceptions import EvenstepWarning
+from evenstep.exceptions import CheckpointError, EvenstepWarning
 from evenstep.torch import Checkpoint
 
 from .checkpoints import plain_net
@@ -41,6 +43,21 @@ def test_an_old_checkpoint_that_cannot_be_removed_fails_no_save(tmp_path, monkey
     assert checkpoint.load() == 2
     checkpoint.save(3)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]
+
+
+def test_a_disk_that_fills_up_in_a_save_is_an_error_and_the_one_before_stays(tmp_path):
+    """It says so, where torch tells of positions alone; the next save clears what was written."""
+    checkpoint = Checkpoint(tmp_path, model=nn.Linear(500, 500))
+    checkpoint.save(1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, before[1]))
+    with pytest.raises(CheckpointError, match=r"\.partial-00000002.*The disk may be full"):
+        checkpoint.save(2)
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    assert checkpoint.load() == 1
+    checkpoint.save(3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000003"]
 
 
 def test_all_of_a_checkpoint_is_on_the_disk_before_it_counts(tmp_path, monkeypatch):
