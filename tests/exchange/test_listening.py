@@ -9,11 +9,12 @@ import threading
 import pytest
 
 from evenstep import torch as ours
+from evenstep._exchange._channel import StarChannel
 from evenstep._exchange._listening import interface_address, listen
 from evenstep._exchange._meeting import Meeting, connect_star, dial
 from evenstep._exchange._process import network_name, process_name
 
-from .channels import rendezvous
+from .channels import FAST, meet, rendezvous
 
 
 def listening(addresses, ports=(0,)):
@@ -79,6 +80,16 @@ def test_a_port_that_is_released_in_time_is_taken():
     with listen(["127.0.0.1"], [port], backlog=1, timeout_s=20) as server:
         assert server.getsockname()[1] == port
     timer.join()
+
+
+def test_a_port_is_free_once_its_run_is_over():
+    """Also where a forked process that lives on, such as a loader worker, holds the socket."""
+    stars = meet()
+    port, held = stars[0].meeting.port, stars[0].server.dup()
+    StarChannel(stars[0].connections, star=stars[0], **FAST).close()
+
+    with held, stars[1].connections[0]:
+        assert listening(["127.0.0.1"], [port]) == ("127.0.0.1", port)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A connection that breaks between two living ranks costs nothing but a warning."""
 
 import contextlib
+import logging
 import os
 import socket
 import struct
@@ -66,6 +67,21 @@ def test_a_connection_that_breaks_is_made_again(star, caplog, end):
     assert "was restored" in caplog.text
 
 
+def test_a_log_that_raises_ends_no_exchange(star):
+    """As the handler of a user's that sends records over the network, when that has a break."""
+    (first, _), (_, at_second), _ = star()
+    log, failing = logging.getLogger("evenstep"), logging.Handler()
+    failing.emit = lambda record: 1 / 0
+    log.addHandler(failing)
+    cut(first, 1)
+    first.send(1, {"still": "here"})
+
+    assert at_second.messages.get(timeout=5) == (0, {"still": "here"})
+    first.send(1, {"and": "later"})
+    assert at_second.messages.get(timeout=5) == (0, {"and": "later"})
+    log.removeHandler(failing)
+
+
 def test_a_message_cut_in_the_middle_arrives_whole(star):
     """The half that came over the broken connection is forgotten."""
     (first, _), (at_first, at_second), _ = star()
@@ -99,6 +115,19 @@ def test_a_forged_message_ends_its_connection_alone(star, caplog, end):
     assert victim.messages.get(timeout=5) == (end, {"n": 1})
     assert all(listener.losses.empty() for listener in listeners)
     assert "a message was refused: it is forged, changed, repeated or out of order" in caplog.text
+
+
+def test_what_a_loader_worker_holds_open_is_made_again_too(star):
+    """A forked process has all files of its rank: the other end has to see the end even so."""
+    (first, second), (at_first, _), _ = star()
+    second.send(0, {"n": 0})
+    assert at_first.messages.get(timeout=5) == (1, {"n": 0})
+    with first._peers[1].connection.dup():
+        second._peers[0].connection.sendall(b"forged" * 100)
+        second.send(0, {"n": 1})
+
+        assert at_first.messages.get(timeout=4) == (1, {"n": 1})
+    assert at_first.losses.empty()
 
 
 def test_what_is_not_authentic_is_no_sign_of_life():
@@ -136,6 +165,20 @@ def test_one_that_cannot_be_made_again_is_a_loss_in_time(star):
     peer, problem = at_second.losses.get(timeout=5)
     assert peer == 0
     assert "it made no new one within 0." in problem
+
+
+def test_tries_that_last_longer_than_heartbeats_come_to_an_end(star):
+    """As where the host of rank 0 is gone: it answers nothing, and each try takes a second."""
+    (first, _), (_, at_second), stars = star(reconnect_s=0.3)
+    stars[0].server.shutdown(socket.SHUT_RDWR)
+    with socket.create_server(
+        ("127.0.0.1", stars[0].meeting.port)
+    ):  # takes calls, and says nothing
+        cut(first, 1)
+
+        peer, problem = at_second.losses.get(timeout=8)
+    assert peer == 0
+    assert "it made no new one within" in problem
 
 
 def test_a_channel_closed_on_purpose_is_no_break(star):
@@ -219,6 +262,35 @@ def guessed_greeting():
     """The greeting of rank 1, by someone who has guessed the token and the challenge."""
     text = encode({"version": VERSION, "rank": 1, "process": None})
     return b"n" * 16 + Wire(b"guessed", is_caller=True).head(text, 0) + text.data
+
+
+STUCK = """
+import sys, threading
+from evenstep._exchange._process import end_process
+
+class Both:
+    def write(self, text):
+        sys.__stderr__.write(text)
+
+    def flush(self):
+        sys.__stderr__.flush()
+
+sys.stderr = Both()
+side = threading.Thread(target=end_process, args=("rank 1 is gone",))
+side.start()
+side.join()
+"""
+
+
+def test_a_stuck_process_is_ended_whatever_standard_error_is():
+    """Scripts put an object there that is no file, as one that writes to a log as well."""
+    ended = subprocess.run(
+        [sys.executable, "-c", STUCK], capture_output=True, text=True, check=False
+    )
+
+    assert ended.returncode == 1
+    assert "rank 1 is gone" in ended.stderr
+    assert "in end_process" in ended.stderr
 
 
 def test_a_process_that_ended_is_known_to_have():

@@ -45,6 +45,27 @@ def test_a_lost_worker_is_an_error_for_everybody_who_waits():
     assert isinstance(emitted.get(timeout=1), WorkerLost)
 
 
+def test_a_thread_that_waits_hears_that_the_run_was_closed(star):
+    """One that fetches ahead for a loop which was left early: it would keep the process alive."""
+    both, _ = star()
+    both[1].at(0)
+    heard = Queue()
+
+    def fetch():
+        try:
+            both[1].at(1, trains=False)
+        except RuntimeError as error:
+            heard.put(str(error))
+
+    thread = threading.Thread(target=fetch, daemon=True)
+    thread.start()
+    wait_for(lambda: both[1]._awaited[False] == 0)
+    both[1].close()
+
+    assert heard.get(timeout=5) == "The balancer was closed, and with it this loader."
+    thread.join(5)
+
+
 def test_a_main_thread_stuck_in_a_collective_is_ended():
     """It would wait for half an hour, and nothing can interrupt it."""
     ended = Queue()

@@ -1,6 +1,7 @@
 """A sink that raises, blocks or is slow costs its own events, never training's time."""
 
 import logging
+import sys
 import threading
 
 import pytest
@@ -60,6 +61,20 @@ def test_a_sink_that_raises_is_told_of_once_and_gets_no_more(told):
     assert len(told()) == 1
     assert "The telemetry sink mine failed on RunEnded (KeyError" in told()[0]
     assert "training continues" in told()[0]
+
+
+def test_a_sink_that_wants_to_exit_is_told_of_too(told):
+    """It ends its own thread alone, and that without a word."""
+
+    def leaving(event):
+        sys.exit("enough")
+
+    outlet = Outlet(leaving, name="mine")
+    outlet.start()
+    outlet(RunEnded(0))
+
+    assert outlet.close()
+    assert "The telemetry sink mine failed on RunEnded (SystemExit: enough)" in told()[0]
 
 
 def test_a_sink_that_blocks_drops_what_is_too_much_and_says_so_once(told):

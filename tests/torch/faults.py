@@ -10,6 +10,7 @@ import subprocess
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from time import monotonic, sleep
 from typing import Any
 
@@ -103,6 +104,33 @@ def _train_until(is_over: Callable[[int], bool]) -> str:
     except (WorkerLostError, ValueError) as error:
         return str(error)
     return "nothing happened"
+
+
+class FailedDevice:
+    """Stands for a look at a loss on a device that has failed."""
+
+    def is_finite(self) -> bool:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+
+def fail_on_a_device(rank: int) -> tuple[str, list[str]]:
+    """Rank 0's device fails; return what each is told, and the names of its events."""
+    events: list[Any] = []
+    runtime = replace(WATCHFUL, hooks=(events.append,))
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    dataset = TensorDataset(torch.randn(48, 4))
+    told = "nothing happened"
+    try:
+        with Balancer(runtime=runtime) as balancer:
+            model, loader = balancer.prepare(model, DataLoader(dataset, batch_size=4))
+            for step, (x,) in enumerate(loader):
+                model(x).sum().backward()
+                if rank == 0 and step == 2:
+                    balancer._parts.steps._finite.unread.append((step, FailedDevice()))
+                    FailedDevice().is_finite()
+    except RuntimeError as error:
+        told = str(error)
+    return told, [type(event).__name__ for event in events]
 
 
 def hang(rank: int) -> str:

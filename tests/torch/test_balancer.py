@@ -146,6 +146,8 @@ def test_settings_out_of_range_are_refused(settings, message):
         ({"heartbeat_s": 0}, r"`Runtime\(heartbeat_s=...\)` must be positive and at most a third"),
         ({"deadline_s": 2.0}, "heartbeat_s"),
         ({"line_every": 0}, r"`Runtime\(line_every=...\)` must be at least 1, or None"),
+        ({"hooks": print}, r"`Runtime\(hooks=...\)` must be a tuple of functions"),
+        ({"hooks": None}, r"`Runtime\(hooks=...\)` must be a tuple of functions"),
         ({"freshness": "stale"}, r'`Runtime\(freshness=...\)` must be "newest" or "exact"'),
     ],
 )

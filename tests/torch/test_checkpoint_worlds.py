@@ -7,7 +7,7 @@ import torch
 
 from evenstep.testing import run_workers
 
-from .checkpoints import apart, refused_on_one, sharded, unwritten
+from .checkpoints import apart, bytes_told, refused_on_one, sharded, unwritten
 
 
 @pytest.mark.cluster
@@ -47,3 +47,9 @@ def test_an_index_that_cannot_be_written_is_an_error_on_all_ranks(tmp_path):
     for message in run_workers(2, unwritten, str(tmp_path), timeout_s=60):
         assert "index.pt" in message
         assert "Is a directory" in message
+
+
+@pytest.mark.cluster
+def test_what_rank_zero_writes_is_not_gathered(tmp_path):
+    """It is alike on all ranks, and may be as large as the model: each would hold all of them."""
+    assert max(run_workers(2, bytes_told, str(tmp_path), timeout_s=60)) < 10_000

@@ -105,6 +105,16 @@ def test_an_exception_on_one_rank_is_told_to_all(victim):
         assert "slow" not in results[rank]
 
 
+def test_a_rank_whose_device_failed_says_so_and_keeps_its_events():
+    """Such a device raises again whatever it is asked, as at the end of the run."""
+    (own, events), (told, _) = run_workers(2, faults.fail_on_a_device, timeout_s=15)
+
+    assert own == "CUDA error: device-side assert triggered"
+    assert "Rank 0 on " in told
+    assert f"it raised RuntimeError: {own} after step 2." in told
+    assert events[-1] == "RunEnded"
+
+
 def test_a_rank_that_hangs_while_its_heartbeats_go_on_is_named():
     """As an error on all others, with the line at which it hangs."""
     results = run_workers(3, faults.hang, timeout_s=30, check=False, stop_after=2)

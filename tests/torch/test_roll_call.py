@@ -1,5 +1,6 @@
 """A rank that never comes to `prepare` is named, where torch would wait for half an hour."""
 
+import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -26,6 +27,11 @@ def test_all_that_come_go_on_and_may_come_again():
             assert list(ranks.map(lambda call: call.wait(30.0), calls)) == [None] * 3
 
 
+def test_the_wait_may_be_for_any_time():
+    """As `Runtime(hang_s=math.inf)` has it, which no clock of the system can count to."""
+    call_of(dist.HashStore(), 0, num_ranks=1).wait(math.inf)
+
+
 @pytest.mark.parametrize(
     ("came", "named"), [((0, 1), "Rank 2 was lost"), ((0,), "Ranks 1, 2 were lost")]
 )
@@ -40,6 +46,12 @@ def test_who_does_not_come_is_named(came, named):
         with pytest.raises(WorkerLostError, match=f"{named}.*hang_s") as caught:
             each.result()
         assert caught.value.rank == len(came)
+
+
+def test_who_has_another_rank_among_all_is_named_by_both():
+    """In a process group of some of the ranks, as the data-parallel one of a mesh."""
+    with pytest.raises(WorkerLostError, match=r"Rank 1 \(rank 3 of all\) was lost"):
+        call_of(dist.HashStore(), 0, num_ranks=2, numbers=(1, 3)).wait(0.1)
 
 
 class Broken:

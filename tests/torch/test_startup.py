@@ -8,7 +8,7 @@ import torch
 
 from evenstep.testing import run_workers
 from evenstep.torch import Runtime
-from evenstep.torch._exchange._startup import SideGroup, WorkerFacts, addresses_of
+from evenstep.torch._exchange._startup import SideGroup, WorkerFacts, addresses_of, open_side
 from evenstep.torch._session import open_channel
 
 from ..exchange.channels import rendezvous
@@ -32,6 +32,22 @@ def test_unlike_versions_are_refused_on_all_ranks(unlike):
     assert one == other
     assert f"0.0.0 (protocol 4) on rank 0 and 0.1.0 (protocol {unlike + 4}) on rank 1" in one
     assert met == [0, 1]
+
+
+@pytest.mark.parametrize("value", ["", "auto", "1"])
+def test_a_single_process_starts_whatever_the_environment_has(monkeypatch, value):
+    """What no launcher sets says nothing of other processes."""
+    monkeypatch.setenv("WORLD_SIZE", value)
+
+    assert open_side(None).world_size == 1
+
+
+def test_several_processes_without_a_process_group_are_refused(monkeypatch):
+    """Each would train alone."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    with pytest.raises(RuntimeError, match=r"A launcher started 2 processes.*init_process_group"):
+        open_side(None)
 
 
 class Ranks:

@@ -8,7 +8,6 @@ between two living processes can be made again.
 
 from __future__ import annotations
 
-import logging
 import math
 import selectors
 import socket
@@ -21,8 +20,9 @@ from typing import Any, Protocol
 
 from ._door import Door
 from ._greeting import Newcomer
+from ._internal import say
 from ._meeting import Call, Star, dial
-from ._peer import Peer
+from ._peer import Peer, hang_up
 from ._process import has_ended, process_name
 from ._wire import VERSION, Text, Wire, encode
 
@@ -156,7 +156,7 @@ class StarChannel:
         for one in (*self._peers.values(), *rest):
             one.close()
         if self._star is not None and self._star.server is not None:
-            self._star.server.close()
+            hang_up(self._star.server)
 
     def _run(self, receiver: Receiver) -> None:
         try:
@@ -164,7 +164,7 @@ class StarChannel:
         except Exception as error:
             if self._closing.is_set():
                 return  # closed under a thread that had not come to its end
-            logging.getLogger("evenstep").exception("The exchange between the ranks broke down.")
+            say("The exchange between the ranks broke down.", error=error)
             self._give_up(f"the thread that talks to it failed ({error!r})", receiver)
 
     def _give_up(self, problem: str, receiver: Receiver) -> None:
@@ -197,6 +197,7 @@ class StarChannel:
                 beat_s = now_s + self._heartbeat_s
             if self._broken and now_s >= self._mend_s:
                 self._mend(now_s, receiver)
+                beat_s = max(beat_s, self._clock())  # what a try takes is no pause of this process
 
     def _wait_s(self, beat_s: float) -> float:
         """Return how long there is nothing to do, having sent what could be."""
@@ -246,8 +247,7 @@ class StarChannel:
     def _read(self, number: int, receiver: Receiver) -> None:
         """Take in what a peer sent, or that its connection is at an end."""
         peer = self._peers[number]
-        messages = peer.receive()
-        if messages is not None:
+        if (messages := peer.receive()) is not None:
             self._heard[number] = self._clock()
         for message in messages or ():
             self._guard(receiver.received, number, message)
@@ -255,7 +255,7 @@ class StarChannel:
             return
         if peer.refused:
             text = "The connection to rank %d is closed, since a message was refused: %s."
-            logging.getLogger("evenstep").warning(text, number, peer.refused)
+            say(text, number, peer.refused)
         self._forget(peer.connection)
         peer.break_off()
         if self._star is None or peer.is_leaving:
@@ -280,27 +280,27 @@ class StarChannel:
         for number, since_s in tuple(self._broken.items()):
             if self._has_ended(number):
                 self._lose(number, _CLOSED, receiver)
+            elif number == 0 and self._redial():
+                continue
             elif now_s - since_s > self.reconnect_s:
                 problem = f"{_CLOSED}; it made no new one within {now_s - since_s:.1f} s"
                 self._lose(number, problem, receiver)
-            elif number == 0:
-                self._redial()
 
-    def _redial(self) -> None:
-        """Make the connection to rank 0 again, if it can be reached."""
+    def _redial(self) -> bool:
+        """Make the connection to rank 0 again, if it can be reached; tell whether it was."""
         assert self._star is not None
         peer, star = self._peers[0], self._star
         try:
             call = dial(star.meeting, star.rank, peer.num_received, timeout_s=_DIAL_S)
         except ConnectionError:
-            return  # tried again in a moment
+            return False  # tried again in a moment
         self._resume(0, call)
+        return True
 
     def _greet(self, newcomer: Newcomer) -> None:
         """Let a rank in again whose connection broke; here that may not have been noticed yet."""
         assert self._door is not None
-        said = self._door.read(newcomer)
-        if said is None:
+        if (said := self._door.read(newcomer)) is None:
             return
         peer = self._peers.get(said.rank)
         if peer is None or said.rank in self._gone or said.version != VERSION:
@@ -326,7 +326,7 @@ class StarChannel:
         self._behind.add(number)  # perhaps: what is sent again may be more than it takes
         self._heard[number] = now_s
         self._selector.register(call.connection, selectors.EVENT_READ, number)
-        logging.getLogger("evenstep").warning(
+        say(
             "The connection between rank 0 and rank %d broke and was restored after %.2f s; "
             "training continues and no message was lost.",
             number or self._star.rank,
@@ -346,5 +346,5 @@ class StarChannel:
         """Keep the thread alive whatever the receiver does."""
         try:
             call(*arguments)
-        except Exception:
-            logging.getLogger("evenstep").exception("The exchange failed on a message.")
+        except Exception as error:
+            say("The exchange failed on a message.", error=error)

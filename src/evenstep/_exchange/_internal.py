@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 
 from .._planner import UserMistake, in_words
 
@@ -20,7 +21,17 @@ def log_fault(step: int | None, error: Exception, consequence: str) -> None:
     """
     what = fault_in_words(error) if step is None else f"Step {step}: {fault_in_words(error)}"
     request = "" if isinstance(error, UserMistake) else " Please report it, with this traceback."
-    logging.getLogger("evenstep").error("%s. %s%s", what, consequence, request, exc_info=error)
+    say("%s. %s%s", what, consequence, request, error=error)
+
+
+def say(text: str, *values: object, error: Exception | None = None) -> None:
+    """Warn, or log an error with its traceback, from a thread that has to go on.
+
+    Handlers are the user's, and some raise.
+    """
+    level = logging.WARNING if error is None else logging.ERROR
+    with suppress(Exception):
+        logging.getLogger("evenstep").log(level, text, *values, exc_info=error)
 
 
 def fault_in_words(error: Exception) -> str:

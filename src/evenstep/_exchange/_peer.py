@@ -119,7 +119,7 @@ class Peer:
         with self._lock:
             self._is_broken = True
             self._backlog.clear()
-            self.connection.close()
+            hang_up(self.connection)
 
     def resume(self, connection: socket.socket, wire: Wire, num_arrived: int) -> None:
         """Go on over a new connection.
@@ -172,3 +172,10 @@ class Peer:
         while self._num_sure < num_arrived and self._unsure:
             self._unsure.popleft()
             self._num_sure += 1
+
+
+def hang_up(connection: socket.socket) -> None:
+    """Close a socket for good, also where forked processes such as loader workers hold it open."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()

@@ -85,9 +85,14 @@ def interrupt_thread(thread_id: int) -> None:
 def end_process(message: str) -> None:
     """End the process from a side thread: the main one is stuck."""
     log = logging.getLogger("evenstep")
-    log.critical(
-        "Aborting this process, which is stuck in a collective (stacks below): %s", message
-    )
-    faulthandler.dump_traceback()
-    logging.shutdown()
-    os._exit(1)
+    try:
+        log.critical(
+            "Aborting this process, which is stuck in a collective (stacks below): %s", message
+        )
+        try:
+            faulthandler.dump_traceback()
+        except Exception:  # scripts put what is no file in the place of standard error
+            faulthandler.dump_traceback(2)
+        logging.shutdown()
+    finally:
+        os._exit(1)

@@ -9,12 +9,12 @@ one that has not sent it is behind, too.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
 
+from ._internal import say
 from ._losses import Losses
 from ._message_kinds import Message, PlaceAsked, ProgressTold
 from ._place import Framework, Place
@@ -288,7 +288,7 @@ class Patrol:
         for rank in (finding.rank, *finding.waiting):
             self._router.to(rank, PlaceAsked())
         if finding.warning:
-            logging.getLogger("evenstep").warning("%s", finding.warning)
+            say("%s", finding.warning)
         return None if finding.hung is None else (finding.rank, finding.hung)
 
     def _look_at_leader(self) -> tuple[int, str] | None:

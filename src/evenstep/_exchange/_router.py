@@ -88,6 +88,7 @@ class Router:
         self.sent: dict[str, int] = {}
         self.awaited: dict[str, int] = {}
         self._channel = channel
+        self._is_closed = False
         self._parts: dict[type[Message], Part] = {}
 
     def add(self, *parts: Part) -> None:
@@ -140,7 +141,7 @@ class Router:
         self.owner.check_left()
 
     def wait(self, is_here: Callable[[], bool], *, limit_s: float | None = None) -> bool:
-        """Wait until something is here, or will not come as a worker was lost; tell whether it is.
+        """Wait until something is here, or will not come any more; tell whether it is.
 
         Args:
             is_here: looks for it.
@@ -149,7 +150,9 @@ class Router:
         # Not under the condition: it looks at the decisions, whose lock is held to publish.
         self.owner.check_left()
         with self.changed:
-            self.changed.wait_for(lambda: is_here() or self.owner.is_broken, timeout=limit_s)
+            self.changed.wait_for(
+                lambda: is_here() or self.owner.is_broken or self._is_closed, timeout=limit_s
+            )
             return is_here()
 
     def need(self, is_here: Callable[[], bool]) -> None:
@@ -158,9 +161,11 @@ class Router:
         Raises:
             WorkerLostError: a worker was lost before that.
             RanksDivergedError: ranks reduced the gradients of different batches together.
+            RuntimeError: the run was closed here before that, by another thread.
         """
         if not self.wait(is_here):
             self.owner.check()
+            raise RuntimeError("The balancer was closed, and with it this loader.")
 
     def notify(self) -> None:
         """Have those who wait look again."""
@@ -180,10 +185,13 @@ class Router:
         return 0.0 if self._channel is None else self._channel.reconnect_s
 
     def close(self) -> None:
-        """Send nothing any more."""
+        """Send nothing any more, and have no thread wait for what could come."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
+        with self.changed:
+            self._is_closed = True
+            self.changed.notify_all()
 
     def _guarded(self, call: Callable[[], None]) -> None:
         try:

@@ -50,6 +50,13 @@ class AbstractRuntime:
                 self.line_every,
                 "Use None for no line at all.",
             )
+        if not (isinstance(self.hooks, tuple | list) and all(map(callable, self.hooks))):
+            raise invalid(
+                "Runtime(hooks=...)",
+                "be a tuple of functions of an event",
+                repr(self.hooks),
+                "Give `(function,)` for a single one, and leave it out for none.",
+            )
         ports = self.listening_ports
         if self.ports is not None and not (ports and min(ports) >= 1 and max(ports) <= 65535):
             raise invalid(

@@ -117,11 +117,11 @@ class Outlet:
     def _pass_on(self, event: Event) -> None:
         try:
             self._hook(event)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # the latter ends a thread without a word
             self._is_broken = True
             self._report(error, f"on {type(event).__name__}")
 
-    def _report(self, error: Exception, when: str) -> None:
+    def _report(self, error: BaseException, when: str) -> None:
         # A full disk is the user's to see, not ours to explain; a mistake in a hook has a place.
         trace = None if isinstance(error, OSError) else error
         _LOG.warning(

@@ -459,8 +459,10 @@ class Balancer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        lost = self._session.loss_behind(error)
-        self.close()
+        try:
+            lost = self._session.loss_behind(error)
+        finally:
+            self.close()
         if lost is not None and lost is not error:
             raise lost from error
 
@@ -485,5 +487,7 @@ class Balancer:
     def _say_goodbye(self) -> None:
         """Close at the end of a script that never did; if a collective broke, say who broke it."""
         # The exchange logs what it learns.
-        self._session.loss_behind(getattr(sys, "last_value", None))
-        self.close()
+        try:
+            self._session.loss_behind(getattr(sys, "last_value", None))
+        finally:
+            self.close()

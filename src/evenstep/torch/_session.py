@@ -204,12 +204,14 @@ class Session:
         self._closed = True
         if self.exchange is None:
             return
-        if self._cuts is not None:
-            self.steps.close()
-        self._parts.clues.close()
-        self.exchange.close()
-        if self._record is not None:
-            self._record.end(self.steps.num_steps if self._crew.side.rank == 0 else None)
+        try:
+            if self._cuts is not None:
+                self.steps.close()
+        finally:  # as where a device failed, which raises whatever it is asked
+            self._parts.clues.close()
+            self.exchange.close()
+            if self._record is not None:
+                self._record.end(self.steps.num_steps if self._crew.side.rank == 0 else None)
 
     @property
     def _crew(self) -> Crew:
@@ -275,8 +277,7 @@ class Session:
 
     def _planner(self, job: Job, *, has_peers: bool) -> AbstractPlanner:
         parts = self._parts
-        costs = parts.loaders[0].costs
-        if costs is not None:
+        if (costs := parts.loaders[0].costs) is not None:
             workers = [worker.device for worker in self._facts[: self._crew.num_workers]]
             kinds = [workers.index(device) for device in workers]
             by_speed = not isinstance(parts.policy, Equal)
@@ -297,8 +298,7 @@ class Session:
         runtime, found = self._parts.runtime, list[Measure]()
         if runtime.memory is not None or device.type == "cuda":
             found.append(MemoryMeasure(runtime.memory or CudaMemory(device)))
-        machine = machine_reader_of(self._parts.policy, runtime.machine)
-        if machine is not None:
+        if (machine := machine_reader_of(self._parts.policy, runtime.machine)) is not None:
             found.append(MachineMeasure(machine))
         return found
 

@@ -177,7 +177,7 @@ def test_balancers_in_turn_have_servers_each():
 @pytest.mark.cluster
 def test_a_subgroup_has_servers_of_its_own():
     """Numbered within it; whoever has another number in errors is named by both."""
-    names = ["", " (rank 2 of all)", ", a server (rank 1 of all)"]
+    names = [" (rank 1 of all)", " (rank 3 of all)", ", a server"]
 
     assert run_workers(4, grouped) == [None, (3, names), (0, names), (3, names)]
 

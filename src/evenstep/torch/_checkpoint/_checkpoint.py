@@ -188,7 +188,7 @@ class Checkpoint:
 
     def _save(self, step: int) -> Path:
         path = disk.partial_folder(self._root, step)
-        plain = self._ranks.together(lambda: self._plain_bytes(step), path)
+        plain = self._ranks.on_all(lambda: self._plain_bytes(step), path)
         self._ranks.share(lambda: self._begin(step), path)
         self._ranks.together(lambda: _check_shared(path, self._ranks.rank), path)
         states = self._ranks.on_all(self._tensors.collect, path)
@@ -196,13 +196,13 @@ class Checkpoint:
         self._ranks.share(lambda: self._tensors.save_index(path, index), path)
         digests = self._ranks.together(lambda: _digests(path, self._ranks.rank), path)
         merged = {name: summed for part in digests for name, summed in part.items()}
-        self._ranks.share(lambda: self._finish(step, plain[0], merged), path)
+        self._ranks.share(lambda: self._finish(step, plain, merged), path)
         return disk.complete_folder(self._root, step)
 
     def _begin(self, step: int) -> None:
         for newer, path in disk.complete_folders(self._root):
             if newer > step and path in self._known_broken:
-                disk.remove(path)
+                disk.clear_away(path)
             elif newer > step:
                 raise CheckpointError(
                     f"`{path}` is newer than the step {step} to be saved. Call `load` before "
@@ -222,7 +222,7 @@ class Checkpoint:
         folders = [path for _, path in disk.complete_folders(self._root)]
         good = [path for path in folders if path not in self._known_broken]
         for path in [*(set(folders) & self._known_broken), *good[self._keep :]]:
-            disk.remove(path)
+            disk.clear_away(path)
 
     def _plain_bytes(self, step: int) -> bytes:
         """Return the states of everything but model and optimizer, which load as they are."""

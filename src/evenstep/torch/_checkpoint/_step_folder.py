@@ -14,12 +14,13 @@ import json
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ...exceptions import CheckpointError
+from ...exceptions import CheckpointError, EvenstepWarning
 from ._plain import reason
 
 MANIFEST = "manifest.json"
@@ -64,12 +65,15 @@ def begin(root: Path, step: int) -> Path:
     for aside in root.glob(f"{_ASIDE}*"):
         final = root / aside.name.removeprefix(_ASIDE)
         if final.exists():
-            remove(aside)
+            clear_away(aside)
         else:
             aside.rename(final)
-    for path in root.glob(f"{_PARTIAL}*"):
-        remove(path)
     path = partial_folder(root, step)
+    for partial in root.glob(f"{_PARTIAL}*"):
+        if partial == path:
+            remove(partial)  # or files of another save would be among those of this one
+        else:
+            clear_away(partial)
     path.mkdir()
     return path
 
@@ -109,7 +113,7 @@ def seal(root: Path, step: int, *, world_size: int, digests: Mapping[str, str]) 
     path.rename(final)
     _sync(root)
     if aside.exists():
-        remove(aside)
+        clear_away(aside)
 
 
 def remove(path: Path) -> None:
@@ -118,6 +122,22 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink()
+
+
+def clear_away(path: Path) -> None:
+    """Remove what is of no use; where that fails, say so: nothing depends on it.
+
+    On NFS, a folder stays as long as a process has a file in it open.
+    """
+    try:
+        remove(path)
+    except OSError as error:
+        warnings.warn(
+            f"`{path}` is of no use any more and cannot be removed ({error}). Later saves try "
+            f"again; remove it by hand if it stays.",
+            EvenstepWarning,
+            stacklevel=2,
+        )
 
 
 @contextmanager

@@ -259,7 +259,9 @@ def _names(state: Any, prefix: str = "") -> Iterable[str]:
 
 def _cause(error: CheckpointException) -> str:
     rank, (problem, _) = min(error.failures.items())
-    return f"on rank {rank}, {type(problem).__name__}: {problem}"
+    text = f"on rank {rank}, {type(problem).__name__}: {problem}"
+    # All that torch's writer of archives says where the disk takes less than it was given.
+    return f"{text}. The disk may be full" if "unexpected pos" in text else text
 
 
 def _is_alone() -> bool:

@@ -109,8 +109,11 @@ class Crew:
             dist.destroy_process_group(own)
 
     def _global(self, rank: int) -> str:
-        """Return the rank that one has in the process group, where it is another one."""
-        return "" if self.order[rank] == rank else f" (rank {self.order[rank]} of all)"
+        """Return the rank that one has among all processes, where it is another one."""
+        if self.world_size == 1:  # perhaps without a process group
+            return ""
+        number = dist.get_process_group_ranks(self.all or dist.group.WORLD)[self.order[rank]]
+        return "" if number == rank else f" (rank {number} of all)"
 
     def _part(
         self, parts: Sequence[Sequence[int]], backend: str | None = None

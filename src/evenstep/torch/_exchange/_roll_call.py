@@ -6,9 +6,10 @@ by which the default group was made tells who is missing.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Protocol
@@ -53,6 +54,7 @@ def roll_call(process_group: dist.ProcessGroup | None, limit_s: float | None) ->
         f"evenstep/{group.group_name}",
         num_ranks=len(ranks),
         rank=dist.get_rank(process_group),
+        numbers=ranks,
     )
     call.wait(limit_s)
 
@@ -65,6 +67,7 @@ class RollCall:
         prefix: of its keys; the same on all ranks, and no other's.
         num_ranks: how many have to come.
         rank: of them, this process.
+        numbers: the rank that each has among all processes; None is the same.
         environment: says whether torchrun hosts the store.
     """
 
@@ -75,10 +78,12 @@ class RollCall:
         *,
         num_ranks: int,
         rank: int,
+        numbers: Sequence[int] | None = None,
         environment: Mapping[str, str] = os.environ,
     ) -> None:
         self._store, self._prefix = store, prefix
         self._num_ranks, self._rank = num_ranks, rank
+        self._numbers = range(num_ranks) if numbers is None else numbers
         self._is_agents = environment.get(_AGENTS_STORE) == "True"
 
     def wait(self, limit_s: float) -> None:
@@ -94,13 +99,14 @@ class RollCall:
         )
         asking.start()
         try:
-            found = answers.get(timeout=limit_s + 2 * _LONGEST_PAUSE_S)
+            most_s = None if math.isinf(limit_s) else limit_s + 2 * _LONGEST_PAUSE_S
+            found = answers.get(timeout=most_s)
         except Empty:
             found = TimeoutError(f"no answer within {limit_s:g} s")
         if isinstance(found, Exception):
             raise self._broken(found) from found
         if found:
-            raise _lost(found, limit_s)
+            raise self._lost(found, limit_s)
 
     def _missing(self, limit_s: float) -> list[int]:
         """Come, and return who has not within the limit."""
@@ -126,20 +132,23 @@ class RollCall:
             f"store, which it hosts, broke or stopped answering ({error}).",
         )
 
+    def _lost(self, missing: list[int], limit_s: float) -> WorkerLostError:
+        names = ", ".join(map(self._name, missing))
+        which = f"Rank {names} was" if len(missing) == 1 else f"Ranks {names} were"
+        return WorkerLostError(
+            missing[0],
+            f"{which} lost: it did not reach `Balancer.prepare` within {limit_s:g} s of this rank "
+            "(if it was only slow, raise `Runtime(hang_s=...)`, or call "
+            "`torch.distributed.barrier()` first).",
+        )
+
+    def _name(self, rank: int) -> str:
+        number = self._numbers[rank]
+        return f"{rank}" if number == rank else f"{rank} (rank {number} of all)"
+
 
 def _answer(answers: SimpleQueue[list[int] | Exception], ask: Callable[[], list[int]]) -> None:
     try:
         answers.put(ask())
     except Exception as error:  # of the store's
         answers.put(error)
-
-
-def _lost(missing: list[int], limit_s: float) -> WorkerLostError:
-    names = ", ".join(map(str, missing))
-    which = f"Rank {names} was" if len(missing) == 1 else f"Ranks {names} were"
-    return WorkerLostError(
-        missing[0],
-        f"{which} lost: it did not reach `Balancer.prepare` within {limit_s:g} s of this rank "
-        "(if it was only slow, raise `Runtime(hang_s=...)`, or call `torch.distributed.barrier()` "
-        "first).",
-    )

@@ -245,9 +245,10 @@ def open_side(
         RuntimeError: a launcher started several processes, which do not know of each other yet.
     """
     if not (dist.is_available() and dist.is_initialized()):
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        told = os.environ.get("WORLD_SIZE", "")
+        if told.isdecimal() and int(told) > 1:
             raise RuntimeError(
-                f"A launcher started {os.environ['WORLD_SIZE']} processes, and each would train "
+                f"A launcher started {told} processes, and each would train "
                 f"alone: call `torch.distributed.init_process_group()` before `prepare`."
             )
         return Alone()
