@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 
@@ -162,6 +163,25 @@ def test_a_demo_that_cannot_write_is_an_error_with_a_name(tmp_path):
     assert result.exit_code == 1
     assert "`evenstep demo --out` must be a folder to write in" in " ".join(result.stderr.split())
     assert isinstance(result.exception, SystemExit)
+
+
+def test_a_demo_behind_nohup_goes_on(tmp_path, monkeypatch):
+    """A signal that is ignored stays so; others end it, and its workers with it."""
+    kinds = signal.SIGTERM, signal.SIGHUP
+    before, seen = [signal.getsignal(kind) for kind in kinds], []
+    monkeypatch.setattr(
+        "evenstep.demo._run_demo.run_demo",
+        lambda *_: seen.extend(signal.getsignal(kind) for kind in kinds),
+    )
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert run("demo", "--device", "cpu", "--out", str(tmp_path)).exit_code == 0
+    finally:
+        for kind, handler in zip(kinds, before, strict=True):
+            signal.signal(kind, handler)
+
+    assert callable(seen[0])
+    assert seen[1] == signal.SIG_IGN
 
 
 def test_a_policy_is_found_in_the_current_folder(tmp_path):

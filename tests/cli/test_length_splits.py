@@ -177,10 +177,11 @@ def test_a_file_of_anything_else_is_refused(tmp_path, content):
 
 
 def test_an_array_of_lengths_is_read(tmp_path):
-    """As numpy saves it; the same as text."""
+    """As numpy saves it; the same as text, with the first bytes of a spreadsheet's."""
     lengths = np.random.default_rng(0).integers(1, 500, 400)
     np.save(tmp_path / "lengths.npy", lengths)
-    np.savetxt(tmp_path / "lengths.txt", lengths, fmt="%d")
+    text = "\n".join(map(str, lengths))
+    (tmp_path / "lengths.txt").write_text(text, encoding="utf-8-sig")
     found = [
         answer("plan", *TYPED, "--lengths", tmp_path / f"lengths.{end}") for end in ("npy", "txt")
     ]

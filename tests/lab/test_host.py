@@ -1,12 +1,18 @@
 """What a host may use: values, checked."""
 
+import errno
 import math
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from evenstep.lab import Host, Lab, LabUnavailable
+from evenstep.lab._cpu_groups import CpuGroupsV2
 from evenstep.lab._host import Rate, check_cores
+from evenstep.lab._links import set_rate
 from evenstep.lab._machine import Machine, check_machine, check_torch
+from evenstep.lab._namespaces import Namespace
 from tests.test_surface import run
 
 ALL = frozenset({"pyroute2", "torch"})
@@ -85,6 +91,31 @@ def test_where_no_lab_can_be_made_the_remedy_is_said(machine, words):
     """Another system, another user, a missing package."""
     with pytest.raises(LabUnavailable, match=words):
         check_machine(machine)
+
+
+def test_a_kernel_without_a_token_bucket_is_explained(monkeypatch):
+    """As one without netem is."""
+
+    def unknown(*_):
+        raise OSError(errno.ENOENT, "netlink: no such kind")
+
+    monkeypatch.setattr("evenstep.lab._links._on", unknown)
+    with pytest.raises(LabUnavailable, match=r"`Host\(mbit=...\)` needs tbf.*modprobe sch_tbf"):
+        set_rate(Namespace(Path("none")), "eth0", 5.0)
+
+
+def test_control_groups_that_are_read_only_are_needed_for_quotas_alone(monkeypatch):
+    """As those of most containers are. Links do without."""
+    made = []
+    groups = CpuGroupsV2(Path("groups"))
+    monkeypatch.setattr("evenstep.lab._lab.check_machine", lambda _: None)
+    monkeypatch.setattr("evenstep.lab._lab.find_cpu_groups", lambda _: groups)
+    monkeypatch.setattr("evenstep.lab._lab.os.access", lambda *_: False)
+    monkeypatch.setattr("evenstep.lab._lab.Built", lambda *_, **kept: made.append(kept) or Mock())
+    with Lab([Host(mbit=5)]):
+        assert made == [{"groups": None, "delay_ms": 0.0}]
+    with pytest.raises(LabUnavailable, match="can be written to"), Lab([Host(cpus=0.5)]):
+        pytest.fail("made all the same")
 
 
 def test_torchrun_needs_torch():

@@ -37,9 +37,9 @@ def test_a_trace_is_read_as_it_was_written(tmp_path_factory, made):
 
 
 def test_a_file_is_read_as_a_person_writes_it(tmp_path):
-    """Without the column of quotas, with blanks and an empty line."""
+    """Without the column of quotas, with blanks, an empty line and a spreadsheet's first bytes."""
     file = tmp_path / "trace.csv"
-    file.write_text("host, seconds, mbit\n0, 0, 200\n\n1, 1.5, 100:50\n")
+    file.write_bytes(b"\xef\xbb\xbfhost, seconds, mbit\n0, 0, 200\n\n1, 1.5, 100:50\n")
 
     assert read_trace(file).changes == (
         Change(0.0, 0, mbit=200.0),

@@ -55,6 +55,16 @@ def test_json_lines_say_the_same(tmp_path):
     assert np.array_equal(table.slope_s, turned.slope_s)
 
 
+def test_a_mark_of_byte_order_is_no_part_of_the_first_name(tmp_path):
+    """As spreadsheets begin text in UTF-8 with."""
+    for name, lines in (("marked.csv", [HEADER, *ROWS]), ("marked.jsonl", as_json(ROWS))):
+        file = write(tmp_path, lines, name)
+        plain = sim.read_trace(file)
+        file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+
+        assert np.array_equal(sim.read_trace(file).slope_s, plain.slope_s)
+
+
 def test_who_has_no_row_was_not_there(tmp_path):
     """A worker that joins, and one that vanishes for a step; columns by number, not by place."""
     rows = ["0,7,0.2,10", "1,7,0.2,10", "1,2,0.4,10", "2,2,0.4,10", "3,2,0.4,10", "3,7,0.2,10"]

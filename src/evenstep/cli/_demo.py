@@ -64,8 +64,7 @@ def demo(
     except ValueError as error:
         fail(str(error), 2)
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _stop)  # so that the workers are ended on the way out
+    _end_by_signals()
     console = Console()
     try:
         run_demo(settings, console)
@@ -88,6 +87,14 @@ def _count_cards() -> int:
     import torch
 
     return torch.cuda.device_count()
+
+
+def _end_by_signals() -> None:
+    """Have signals that end this process end the workers too, on the way out."""
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        if number is not None and signal.getsignal(number) != signal.SIG_IGN:  # as `nohup` has it
+            signal.signal(number, _stop)
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:

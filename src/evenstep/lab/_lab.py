@@ -75,10 +75,13 @@ class Lab:
         if warning is not None:
             warnings.warn(warning, EvenstepWarning, stacklevel=2)
         groups = find_cpu_groups(Path("/proc/self/mountinfo").read_text(encoding="utf-8"))
+        if groups is not None and not os.access(groups.root, os.W_OK):
+            groups = None  # read-only, as in a container with a few capabilities
         if groups is None and any(host.cpus is not None for host in self._hosts):
             message = (
-                "`Host(cpus=...)` needs control groups with the CPU's, and none is mounted. Mount "
-                "them, or leave `cpus` out."
+                "`Host(cpus=...)` needs control groups with the CPU's, and none is mounted that "
+                "can be written to. Mount them, start a container with `docker run --privileged`, "
+                "or leave `cpus` out."
             )
             raise LabUnavailable(message)
         try:

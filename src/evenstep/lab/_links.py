@@ -100,16 +100,8 @@ def set_delay(namespace: Namespace, interface: str, delay_ms: float) -> None:
         # More packets than any rate here sends in any delay worth asking for.
         route.tc("add", "netem", index, _DELAY, delay=round(1000 * delay_ms), limit=100_000)
 
-    try:
+    with _needing("netem", "`Lab(delay_ms=...)`", "leave the delay at 0"):
         _on(namespace, interface, change)
-    except OSError as error:
-        if error.errno != errno.ENOENT:
-            raise
-        message = (
-            "`Lab(delay_ms=...)` needs netem, and this kernel has none. Load it with `modprobe "
-            "sch_netem`, take a kernel with CONFIG_NET_SCH_NETEM, or leave the delay at 0."
-        )
-        raise LabUnavailable(message) from error
 
 
 def set_rate(
@@ -126,6 +118,9 @@ def set_rate(
         interface: its name.
         mbit: in Mbit/s.
         delayed: whether ``set_delay`` came before.
+
+    Raises:
+        LabUnavailable: the kernel has no tbf.
     """
     parent = _DELAY + 1 if delayed else _ROOT
 
@@ -141,7 +136,23 @@ def set_rate(
         shape = {"rate": f"{round(mbit * 1e6)}bit", "burst": _burst(mbit), "latency": _QUEUE}
         route.tc("replace", "tbf", index, _SHAPER, parent=parent, **shape)
 
-    _on(namespace, interface, change)
+    with _needing("tbf", "`Host(mbit=...)`", "leave `mbit` out"):
+        _on(namespace, interface, change)
+
+
+@contextmanager
+def _needing(kind: str, argument: str, otherwise: str) -> Iterator[None]:
+    """Say what is missing where the kernel does not know a kind of queue."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENOENT:
+            raise
+        message = (
+            f"{argument} needs {kind}, and this kernel has none. Load it with `modprobe "
+            f"sch_{kind}`, take a kernel with CONFIG_NET_SCH_{kind.upper()}, or {otherwise}."
+        )
+        raise LabUnavailable(message) from error
 
 
 def _burst(mbit: float) -> int:

@@ -74,7 +74,7 @@ def parse_mbit(text: str) -> float | tuple[float, float]:
 
 
 def _rows(file: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    with file.open(encoding="utf-8", newline="") as lines:
+    with file.open(encoding="utf-8-sig", newline="") as lines:
         reader = csv.reader(lines, strict=True)
         try:
             header = [name.strip() for name in next(reader, [])]

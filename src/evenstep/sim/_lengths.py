@@ -38,7 +38,7 @@ def read_lengths(path: str | Path) -> IntArray:
     try:
         if file.suffix == ".npy":
             return checked_lengths(np.load(file, allow_pickle=False))
-        return checked_lengths([int(line) for line in file.read_text("utf-8").split()])
+        return checked_lengths([int(line) for line in file.read_text("utf-8-sig").split()])
     except (ValueError, EOFError) as error:  # no number, no text, or a `.npy` without a byte
         rule = "hold the length of each sample, as text or as `.npy`"
         remedy = "Write one integer in each line."

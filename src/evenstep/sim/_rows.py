@@ -102,7 +102,7 @@ def refuse(file: Path, line: int, rule: str, got: object, remedy: str) -> NoRetu
 
 
 def _csv(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with file.open(encoding="utf-8", newline="") as lines:
+    with file.open(encoding="utf-8-sig", newline="") as lines:
         reader = csv.reader(lines, strict=True)
         try:
             header = next(reader, [])
@@ -121,7 +121,7 @@ def _csv(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _json_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with file.open(encoding="utf-8") as lines:
+    with file.open(encoding="utf-8-sig") as lines:
         for number, text in enumerate(lines, start=1):
             if not text.strip():
                 continue

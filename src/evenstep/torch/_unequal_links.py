@@ -11,6 +11,7 @@ from .._exchange._channel import StarChannel
 from .._exchange._progress import COMPILING_TIMES
 from .._run._open_channel import open_channel
 from ..exceptions import invalid
+from ._exchange._agent import ROLE
 from ._exchange._crew import Crew
 from ._exchange._startup import WorkerFacts, addresses_of, gather_facts
 from ._exchange._stuck import TORCH
@@ -47,9 +48,16 @@ def open_reduction(network: Network, crew: Crew, runtime: Runtime) -> Reduction:
         network: what the user asked for.
         crew: all ranks, servers among them.
         runtime: says how long a rank may keep others waiting.
+
+    Raises:
+        ValueError: only servers should sum, and there are none.
     """
     from ..network._torch._reduction import Reduction
 
+    if network.only_servers and crew.num_servers == 0:
+        rule, got = "be given where some ranks hold no data", "all ranks as workers"
+        remedy = f"Name them in `Network(servers=...)`, or set {ROLE}=server in their environment."
+        raise invalid("Network(only_servers=...)", rule, got, remedy)
     group = dist.new_group(
         dist.get_process_group_ranks(crew.all or dist.group.WORLD),
         backend="gloo",

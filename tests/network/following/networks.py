@@ -23,6 +23,12 @@ def dedicated(workers=4, servers=4, num_bytes=8_000_000, num_chunks=16):
     )
 
 
+def mixed(workers=4, servers=2, num_bytes=8_000_000, num_chunks=16):
+    """Workers, who sum too, then servers."""
+    works = np.arange(workers + servers) < workers
+    return Aggregation(workers + servers, num_bytes, num_chunks=num_chunks, is_worker=works)
+
+
 def mbit(*rates):
     """Links of that many Mbit/s."""
     return Links(np.array(rates, np.float64) * MBIT)

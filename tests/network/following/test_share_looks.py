@@ -9,10 +9,10 @@ from evenstep.network._following._share_choice import ShareChoice
 from evenstep.network._following._share_looks import Looks
 from evenstep.network._following._share_trust import Trust
 from evenstep.network._following._transfers import ObservedExchange, Transfers
-from evenstep.network.sim import follow_links
+from evenstep.network.sim import follow_links, known_links
 from evenstep.network.sim._played import play_exchange
 
-from .networks import MBIT, collocated, dedicated, mbit, planned
+from .networks import MBIT, collocated, dedicated, mbit, mixed, planned
 
 OPTIMAL = OptimalShares(margin=0)
 
@@ -277,6 +277,18 @@ def test_looks_slow_training_on_equal_links_down_by_two_percent():
     assert sum(seconds[5:1500]) <= 1.02 * 1495 * plain_s
     assert sum(second > 1.5 * plain_s for second in seconds[5:1500]) > 1  # there were looks
     assert planner.plan.parts is not None
+
+
+@pytest.mark.parametrize(
+    ("fast", "num_steps", "aggregation"), [(400, 110, dedicated(4, 2)), (200, 230, mixed(4, 2))]
+)
+def test_a_server_that_is_very_slow_costs_little_once_it_is_known(fast, num_steps, aggregation):
+    """2000 times and more: neither looks nor soundings wait for it again and again."""
+    links = [mbit(100, 100, 100, 100, fast, 0.1)] * num_steps
+    found = follow_links(OPTIMAL, aggregation, links, noise=0.1).exchange_s
+    known_s = known_links(OPTIMAL, aggregation, links)
+
+    assert found[50:].sum() <= 1.05 * known_s[50:].sum()
 
 
 class Failing(OptimalShares):

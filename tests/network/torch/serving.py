@@ -151,6 +151,7 @@ def refused(rank: int) -> dict[str, str]:
         "no network": (None, "server" if rank == 1 else ""),
         "some": (Network() if rank == 1 else None, ""),
         "overruled": (Network(servers=()), "server" if rank == 2 else ""),
+        "none": (Network(only_servers=True), ""),
         "wide": (Network(servers=(2,)), ""),
     }
     told = {}

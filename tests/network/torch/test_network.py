@@ -209,10 +209,12 @@ def test_a_plan_holds_from_its_first_step_on():
     [
         ({"shares": "fair"}, r"Network\(shares=...\)"),
         ({"shares": None}, r"Network\(shares=...\)"),
+        ({"shares": [0.5, 0.25, 0.25]}, r"Network\(shares=...\)"),
         ({"margin": -0.1}, r"Network\(margin=...\)"),
         ({"margin": float("nan")}, r"Network\(margin=...\)"),
         ({"margin": float("inf")}, r"Network\(margin=...\)"),
         ({"chunk_bytes": 10}, r"Network\(chunk_bytes=...\)"),
+        ({"chunk_bytes": 1e6}, r"Network\(chunk_bytes=...\)` must be an integer"),
         ({"wire": torch.float64}, r"Network\(wire=...\)"),
     ],
 )

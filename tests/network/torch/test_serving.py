@@ -114,6 +114,7 @@ def test_roles_that_cannot_be_are_refused_on_every_rank():
         assert "`Balancer(network=...)` must be given on all ranks or on none" in told["some"]
         assert "DDP(model, process_group=balancer.workers)" in told["wide"]
         assert told["overruled"] == "nothing"
+        assert "EVENSTEP_ROLE=server in their environment" in told["none"]
 
 
 @pytest.mark.cluster

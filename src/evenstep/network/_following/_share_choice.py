@@ -17,6 +17,7 @@ from .._plans._optimum import equal_shares
 from .._plans._ring import ring_s
 
 LOOK_EQUAL = 0.25  # part of a look that goes to all alike, whatever was known of the links
+MOST_LOOK = 4.0  # times all-reduce, or best shares, that a look may take by what was known
 SOUNDING, LEAST_SOUNDED = 1.4, 0.02  # times its part that a server gets to see what it carries
 
 
@@ -50,11 +51,20 @@ class ShareChoice:
         self._state = decision.state
 
     def to_look(self, links: Links | None) -> FloatArray:
-        """Return shares that show the links: equal ones, or nearer to what was best."""
-        equal = equal_shares(self._aggregation)
+        """Return shares that show the links: equal ones, or nearer to what was best.
+
+        The nearer, the longer a link that is known to be slow would keep all waiting.
+        """
+        looked: FloatArray = equal_shares(self._aggregation)
         if links is None:
-            return equal
-        looked: FloatArray = LOOK_EQUAL * equal + (1 - LOOK_EQUAL) * self.on(links).shares
+            return looked
+        equal, best = looked, self.on(links).shares
+        most_s = MOST_LOOK * max(self.seconds(links, None), self.seconds(links, best))
+        for halvings in range(8):
+            part = LOOK_EQUAL / 2**halvings
+            looked = part * equal + (1 - part) * best
+            if self.seconds(links, looked) <= most_s:
+                break
         return looked
 
     def to_sound(self, shares: FloatArray, rank: int) -> FloatArray:

@@ -158,7 +158,9 @@ class PlainLooks:
 class Soundings:
     """Says which server gets more than its part for one exchange, in turns: one of 25.
 
-    A link shows no more than it is asked for, and a server that nothing goes to shows nothing.
+    A link shows no more than it is asked for, and a server that nothing goes to shows nothing. One
+    that is known to be very slow would keep all waiting: its turn is left out until 2 % of what
+    exchanges took make up for it.
 
     Args:
         aggregation: its servers take turns, if there are two at least.
@@ -166,13 +168,24 @@ class Soundings:
 
     def __init__(self, aggregation: Aggregation) -> None:
         self._servers = np.flatnonzero(aggregation.is_server).tolist()
-        self._num_shared = 0
+        self._num_shared, self._saved = 0, 0.0  # in exchanges
 
     def due(self) -> int | None:
         """Return a rank if it is time, after an exchange by shares."""
         self._num_shared += 1
+        self._saved += MAY_COST
         turn, left = divmod(self._num_shared, SOUND_EVERY)
         if left or len(self._servers) < 2:
             return None
         rank: int = self._servers[turn % len(self._servers)]
         return rank
+
+    def afford(self, cost: float) -> bool:
+        """Return whether there is enough saved for one, and spend it.
+
+        Args:
+            cost: by how many exchanges it takes longer, as far as is known.
+        """
+        affordable = cost <= self._saved
+        self._saved -= cost if affordable else 0.0
+        return affordable

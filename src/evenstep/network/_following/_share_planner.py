@@ -53,7 +53,8 @@ class SharePlanner:
     - Shares in force give way to all-reduce where they would not win by 2 % three times in a row.
       What either took, over what its model said, corrects the model.
     - Predictions that fail five times in a row by 1.35, slower than all-reduce was, end shares.
-    - One exchange of 25 gives a server 1.4 times its part, in turns, to see what its link carries.
+    - One exchange of 25 gives a server 1.4 times its part, in turns, to see what its link carries,
+      if 2 % of what exchanges took make up for it.
     - Servers without data hide what workers' links carry. So one exchange tries all-reduce some
       steps after links changed, unless some worker is slower than others.
     - All-reduce tells nothing of links. So while it is in force there is a look from time to time:
@@ -267,6 +268,8 @@ class SharePlanner:
         assert self.plan.shares is not None
         shares = self._choice.to_sound(self.plan.shares, rank)
         seconds = self._choice.seconds(links, shares)
+        if not self._soundings.afford(seconds / self._choice.seconds(links, self.plan.shares) - 1):
+            return []
         reason = f"probing rank {rank}: whether its link carries more than it is asked for"
         events = self._adopt(next_step, Split.of(shares).parts, seconds, reason)
         self._sounding = True

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 
 import torch
 
+from ..._valid import check_range
 from ...exceptions import invalid
 from .._plans._base import AbstractSharePolicy
 from .._plans._equal_shares import EqualShares
@@ -47,7 +48,8 @@ class Network:
             each once and never 0, the same on all ranks; at least two ranks have to train. None
             uses the environment: processes with ``EVENSTEP_ROLE=server`` serve. ``()`` is none,
             regardless of the environment.
-        only_servers: whether only servers sum. False lets workers sum too, if that saves time.
+        only_servers: whether only servers sum; refused in `prepare` where there are none. False
+            lets workers sum too, if that saves time.
 
     Raises:
         ValueError: an argument is out of range.
@@ -61,7 +63,8 @@ class Network:
     only_servers: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.shares, AbstractSharePolicy) and self.shares not in _RULES:
+        by_name = isinstance(self.shares, str) and self.shares in _RULES
+        if not (by_name or isinstance(self.shares, AbstractSharePolicy)):
             raise invalid(
                 "Network(shares=...)",
                 f"be a share policy or one of {', '.join(map(repr, _RULES))}",
@@ -78,13 +81,10 @@ class Network:
         if not 0 <= self.margin < float("inf"):
             rule = "be finite and at least 0"
             raise invalid("Network(margin=...)", rule, self.margin, "0.15 is 15 %.")
-        if self.chunk_bytes is not None and self.chunk_bytes < _SMALLEST:
-            raise invalid(
-                "Network(chunk_bytes=...)",
-                f"be at least {_SMALLEST}, or None",
-                self.chunk_bytes,
-                "Each chunk costs its messages.",
-            )
+        if self.chunk_bytes is not None:
+            rule, remedy = f"an integer of at least {_SMALLEST}", "None takes a size that suits."
+            check_range("Network(chunk_bytes=...)", self.chunk_bytes, rule, remedy)
+            object.__setattr__(self, "chunk_bytes", int(self.chunk_bytes))  # NumPy's too
         if self.servers is not None:
             object.__setattr__(self, "servers", _checked_servers(self.servers))
 
