@@ -26,6 +26,7 @@ from .small import (
     flat,
     gpt,
     gpt_in_double,
+    in_a_tuple,
     offline,
     unkeyed,
 )
@@ -64,6 +65,12 @@ CASES = {
 def own_loss(trainer: Any, model: Any, inputs: Any, **_: Any) -> torch.Tensor:
     """Return the loss of the model as many scripts do, without the number of items."""
     return model(**inputs)["loss"]
+
+
+def loss_of_a_tuple(trainer: Any, model: Any, inputs: Any, **_: Any) -> torch.Tensor:
+    """Return the loss of the model on a batch that is no mapping."""
+    ids, labels = inputs
+    return model(input_ids=ids, labels=labels)["loss"]
 
 
 def summed_loss(trainer: Any, model: Any, inputs: Any, num_items_in_batch: Any, **_: Any) -> Any:
@@ -119,6 +126,12 @@ STOCK = {
         loss=row_gathering_loss, batch_size=16, num_samples=144, more=SELDOM
     ),
     "another mean": Case(Deaf, more=SELDOM),
+    "batches in tuples": Case(
+        Deaf,
+        loss=loss_of_a_tuple,
+        collator=lambda: in_a_tuple,
+        more={**SELDOM, "remove_unused_columns": False},
+    ),
     "no loss keywords": Case(unkeyed, more=SELDOM),
     "no loss keywords, accumulated": Case(
         unkeyed, num_accumulated=2, more={**SELDOM, "logging_steps": 3}
