@@ -13,8 +13,9 @@ from evenstep.torch import Cost
 
 from ..torch.plans import Restless
 from .lengths import Steep, Table, Texts, packing, padding
+from .losses import gathering_loss
 from .small import bert, gpt_in_double, offline
-from .trainer_runs import Case, Result, gathering_loss, make, run
+from .trainer_runs import Case, Result, make, run
 
 
 def mean_of_sequences(trainer: Any, model: Any, inputs: Any, **_: Any) -> torch.Tensor:

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 
 from evenstep.torch import Runtime
 
-from .small import Pairs, offline
+from .small import Pairs, TwoTexts, offline, two_texts
 from .trainer_runs import Case, make, run
 
 
@@ -35,6 +35,12 @@ def refused(rank: int, folder: str) -> dict[str, str]:
         ("loss_reduction", Case(), {"loss_reduction": "sum"}, {}),
         ("process_group", Case(), {"runtime": Runtime(process_group=object())}, {}),
         ("pairs", Case(Pairs), {}, {}),
+        (
+            "pairs in mappings",
+            Case(TwoTexts, collator=lambda: two_texts),
+            {},
+            {"remove_unused_columns": False},
+        ),
         ("own step", Case(behind={"training_step": own_step}), {}, {}),
         ("own step before", Case(before={"training_step": own_step}), {}, {}),
         ("own loader before", Case(before={"get_train_dataloader": own_loader}), {}, {}),

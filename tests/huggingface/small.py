@@ -162,6 +162,26 @@ class Pairs(Plain):
         return {"loss": nn.functional.cross_entropy(rows @ rows.T, torch.arange(len(rows)))}
 
 
+class TwoTexts(Plain):
+    """A model of queries and documents, each of which is to find its own among all."""
+
+    def forward(self, query: Any, document: Any, **_: Any) -> Any:
+        first, second = [self.tokens(text["input_ids"]).mean(1) for text in (query, document)]
+        found = first @ second.T + self.head.weight.mean()
+        return {"loss": nn.functional.cross_entropy(found, torch.arange(len(found)))}
+
+
+def two_texts(samples: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
+    """Return halves of the sentences, each in a mapping of its own."""
+    ids = torch.stack([sample["input_ids"] for sample in samples])
+    return {"query": {"input_ids": ids[:, :4]}, "document": {"input_ids": ids[:, 4:]}}
+
+
+def in_a_tuple(samples: list[dict[str, torch.Tensor]]) -> tuple[torch.Tensor, ...]:
+    """Return a batch that is no mapping."""
+    return tuple(torch.stack([one[name] for one in samples]) for name in ("input_ids", "labels"))
+
+
 def flat(model: nn.Module) -> torch.Tensor:
     """Return all parameters in one vector, in double precision."""
     return torch.cat([p.detach().double().flatten() for p in model.parameters()])

@@ -91,6 +91,38 @@ def test_a_sample_may_have_several_sequences():
     assert pieces_of(packing()(rows(1)), 1) is None
 
 
+def test_lists_and_what_is_in_mappings_are_cut_with_the_rows():
+    """As boxes are given to a detector, or two texts to one model; single values stay."""
+    batch = {
+        "pixels": torch.arange(6).reshape(3, 2),
+        "labels": [{"boxes": torch.zeros(n, 4)} for n in (1, 2, 3)],
+        "query": {"input_ids": torch.arange(3), "kind": "text"},
+        "scale": torch.tensor(2.0),
+        "empty": None,
+    }
+    made = pieces_of(batch, 3).cut(1, 3)
+
+    assert made["pixels"].tolist() == [[2, 3], [4, 5]]
+    assert [len(each["boxes"]) for each in made["labels"]] == [2, 3]
+    assert made["query"]["input_ids"].tolist() == [1, 2]
+    assert (made["query"]["kind"], float(made["scale"]), made["empty"]) == ("text", 2.0, None)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        {"graph": object(), "labels": torch.zeros(3)},
+        {"text": ["a", "b"], "labels": torch.zeros(3)},
+        {"scale": 1.0},
+        (torch.zeros(3, 2), torch.zeros(3)),
+    ],
+    ids=["an object", "a list of another length", "no rows", "a tuple"],
+)
+def test_what_has_no_rows_is_not_cut(batch):
+    """Of a piece of its tensors alone, a model would make nothing, or the same loss."""
+    assert pieces_of(batch, 3) is None
+
+
 def test_a_stand_in_has_no_targets_and_no_tokens():
     """What a rank without samples computes is in no count."""
     step = FakeStep(0)

@@ -148,6 +148,7 @@ def test_what_cannot_be_balanced_is_refused(tmp_path):
         "loss_reduction": "leave out 'loss_reduction'",
         "process_group": "leave out `Runtime(process_group=...)`",
         "pairs": "must have a loss that is divided by `num_items_in_batch`",
+        "pairs in mappings": "must have a loss that is divided by `num_items_in_batch`",
         "own step": "`BalancedTrainer.training_step(...)` must get its loss from",
         "own step before": "`class BalancedTrainer(BalancedMixin, OwnTrainer)`",
         "own loader before": "`BalancedTrainer.get_train_dataloader()` must be left to",

@@ -15,6 +15,7 @@ from evenstep.policies import Equal
 from evenstep.torch import Runtime
 
 from ..torch.plans import Restless
+from .losses import loss_of_a_tuple, own_loss, row_gathering_loss, summed_loss
 from .small import (
     Classified,
     Deaf,
@@ -26,6 +27,7 @@ from .small import (
     flat,
     gpt,
     gpt_in_double,
+    in_a_tuple,
     offline,
     unkeyed,
 )
@@ -61,41 +63,6 @@ CASES = {
 }
 
 
-def own_loss(trainer: Any, model: Any, inputs: Any, **_: Any) -> torch.Tensor:
-    """Return the loss of the model as many scripts do, without the number of items."""
-    return model(**inputs)["loss"]
-
-
-def summed_loss(trainer: Any, model: Any, inputs: Any, num_items_in_batch: Any, **_: Any) -> Any:
-    """Return squared distances over the number of items, of which all numbers are some."""
-    off = model(input_ids=inputs["input_ids"])["logits"].squeeze(-1) - inputs["labels"]
-    return off.square().sum() / num_items_in_batch * trainer.accelerator.num_processes
-
-
-def gathering_loss(
-    trainer: Any, model: Any, inputs: Any, num_items_in_batch: Any = None, **_: Any
-) -> torch.Tensor:
-    """Return Trainer's own loss, with a metric gathered in every forward, as TRL's trainers do."""
-    from transformers import Trainer
-
-    targets = (inputs["labels"] != -100).sum()
-    trainer.gathered.append(int(trainer.accelerator.gather_for_metrics(targets).sum()))
-    return Trainer.compute_loss(trainer, model, inputs, num_items_in_batch=num_items_in_batch)
-
-
-def row_gathering_loss(
-    trainer: Any, model: Any, inputs: Any, num_items_in_batch: Any = None, **_: Any
-) -> torch.Tensor:
-    """Return Trainer's own loss, with two metrics of every row gathered, as TRL does."""
-    from transformers import Trainer
-
-    first, last = inputs["labels"][:, 0], inputs["labels"][:, 1:].sum(1)
-    gathered = trainer.accelerator.gather({"first": first, "last": last})
-    rows = zip(gathered["first"].tolist(), gathered["last"].tolist(), strict=True)
-    trainer.gathered.append(sorted(rows))
-    return Trainer.compute_loss(trainer, model, inputs, num_items_in_batch=num_items_in_batch)
-
-
 SELDOM = {"logging_steps": 5, "optim": "sgd"}  # of 18 or 10 steps, which 5 does not divide or does
 STOCK = {
     "causal": Case(more=SELDOM),
@@ -119,6 +86,12 @@ STOCK = {
         loss=row_gathering_loss, batch_size=16, num_samples=144, more=SELDOM
     ),
     "another mean": Case(Deaf, more=SELDOM),
+    "batches in tuples": Case(
+        Deaf,
+        loss=loss_of_a_tuple,
+        collator=lambda: in_a_tuple,
+        more={**SELDOM, "remove_unused_columns": False},
+    ),
     "no loss keywords": Case(unkeyed, more=SELDOM),
     "no loss keywords, accumulated": Case(
         unkeyed, num_accumulated=2, more={**SELDOM, "logging_steps": 3}

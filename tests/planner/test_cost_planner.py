@@ -261,6 +261,20 @@ def test_a_plan_assigns_samples_of_another_data_set_that_are_far_longer():
 
 
 @pytest.mark.parametrize(
+    "of",
+    [[0] * 8 + [9], [[0, 0]] * 8 + [[7, 3]], [[1 << 47, 1], [1, 1 << 47]] * 5],
+    ids=["no length", "no features", "features whose costs are rounded away"],
+)
+def test_samples_that_cost_nothing_are_shared_out(of):
+    """By their number: one rank would compute all of them but a sample for each other."""
+    costs = Cost(of, padded=False).table(range(len(of)))
+    plan = CostPlanner(Job(2, 8), costs, kinds=[0, 0]).plan
+    found = assign(costs, costs.features(np.arange(8)), plan.costs.workers())
+
+    assert np.bincount(found.owner).tolist() == [4, 4]
+
+
+@pytest.mark.parametrize(
     ("step_s", "fixed", "noise"),
     slow_but([(1e-3, 0.9, 0.1), (5e-3, 0.3, 0.05)], product([1e-3, 5e-3], [0.3, 0.9], [0.05, 0.1])),
 )

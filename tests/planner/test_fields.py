@@ -97,8 +97,9 @@ def test_a_collator_may_change_its_samples():
             lambda _, batch: [3, 1],
             r"for each of the 3 samples .*int64 of shape \(2,\)",
         ),
-        (lambda _, batch: [3.0, 1.0, 2.0], "integer of at least 0.*float64"),
-        (lambda _, batch: [3, -1, 2], "integer of at least 0"),
+        (lambda _, batch: [3.0, 1.0, 2.0], "integer from 0 to 16777216.*float64"),
+        (lambda _, batch: [3, -1, 2], "integer from 0 to 16777216.*from -1 to 3"),
+        (lambda _, batch: [3, 1 << 40, 2], "to 1099511627776. Count .* in thousands"),
     ],
 )
 def test_what_is_no_length_in_a_batch_is_refused(of, words):

@@ -209,6 +209,8 @@ def test_pipelines_in_step_are_let_through(runs, name):
         ("batched, prefetched", "pipeline of single samples"),
         ("endless", "have a length, got an endless one"),
         ("unknown", "assert_cardinality"),
+        ("ragged", "of one shape, got RaggedTensor. Pad them first"),
+        ("sparse", "of one shape, got SparseTensor. Pad them first"),
         ("rows", "as many rows each"),
         ("none", "`Balancer.dataset(source)`"),
         ("shuffled pipeline", "seed"),

@@ -194,8 +194,10 @@ def test_features_of_ones_own_stand_beside_the_count(kind):
         (lambda: Cost([]), r"one length for each sample.*shape \(0,\)"),
         (lambda: Cost(3), r"one length for each sample.*shape \(\)"),
         (lambda: Cost([[1, 2]], padded=True), "where nothing is padded"),
-        (lambda: Cost([1], max_size=0), r"`Cost\(max_size=\.\.\.\)` must be at least 1, got 0"),
-        (lambda: Cost([1], max_samples=0), r"`Cost\(max_samples=\.\.\.\)` must be at least 1"),
+        (lambda: Cost([1], max_size=0), r"`Cost\(max_size=\.\.\.\)` .*at least 1, got 0"),
+        (lambda: Cost([1], max_samples=0), r"`Cost\(max_samples=\.\.\.\)` .*at least 1, got 0"),
+        (lambda: Cost([1], max_size=8e3), r"an integer of at least 1, got 8000\.0"),
+        (lambda: Cost([1], max_size="8192"), r"an integer of at least 1, got '8192'"),
         (lambda: Cost([1, 2]).table(range(3)), "one entry for each of the data set's 3 samples"),
         (
             lambda: Cost([3, 99, 4], max_size=50).table(range(3)),

@@ -4,6 +4,7 @@ Bounds and memory caps, the last good plan, the tail of an epoch, claims, the wh
 """
 
 from ._assign import assign as assign
+from ._assign import fitted as fitted
 from ._base import AbstractPlanner as AbstractPlanner
 from ._bounds import Bounds as Bounds
 from ._claim_switch import ClaimSwitch as ClaimSwitch
@@ -53,6 +54,7 @@ __all__ = [
     "batch_lengths",
     "blaming",
     "check_learnt",
+    "fitted",
     "in_words",
     "of_lengths",
     "places",

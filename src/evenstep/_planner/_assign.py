@@ -38,8 +38,7 @@ def assign(
     equal = equal_forwards and num_samples >= 2 * world_size
     if equal:  # in one forward each they do not fit: the last one's time is not known
         fewer = -(-num_samples // world_size) - 1
-    fitting = workers.fitting(features)  # rounded for another data set, perhaps
-    split = partial(partition, features, fitting, padded=bool(costs.cost.padded))
+    split = partial(partition, features, fitted(workers, features), padded=bool(costs.cost.padded))
     forwards = partial(costs.forwards, features, most=fewer)
     sizes = features[:, 1]
     most = costs.cost.max_size or num_samples * int(sizes.max())
@@ -51,6 +50,25 @@ def assign(
             if not whole or found.num_forwards.max() == 1:
                 return found
     return split(forwards=forwards(equal=equal))
+
+
+def fitted(workers: WorkerCosts, features: IntArray) -> WorkerCosts:
+    """Return workers in a unit in which a step's samples can be partitioned, each at some cost.
+
+    Those that cost nothing would all go to one worker, whose forward then has most of the step: of
+    length 0, or rounded away beside what is far larger. They count as one unit each.
+
+    Args:
+        workers: rounded for another data set, perhaps.
+        features: of the samples, of which the first is 1, ``(num_samples, num_features)``.
+    """
+    found = workers.fitting(features)
+    counts = np.unique(found.slope > 0, axis=0)
+    if all(features[:, one].any(axis=1).all() for one in counts):
+        return found
+    slope = found.slope.copy()
+    slope[:, 0] = np.maximum(slope[:, 0], 1)
+    return WorkerCosts(slope, found.intercept)
 
 
 def _rooms(caps: IntArray, most: int, sizes: IntArray) -> Iterator[IntArray]:

@@ -67,12 +67,15 @@ def batch_lengths(of: Any, samples: Sequence[Any], collate: Callable[[Any], Any]
     if lengths is None:
         lengths = _of_field(of, batch) if isinstance(of, str) else of(samples, batch)
     found = np.asarray(lengths)
-    if found.dtype.kind not in "iu" or found.shape != (len(samples),) or found.min() < 0:
+    is_whole = found.dtype.kind in "iu" and found.shape == (len(samples),)
+    if not is_whole or found.min() < 0 or found.max() > MOST_LENGTH:
+        limits = f" from {found.min()} to {found.max()}" if is_whole else ""
         raise invalid(
             "Cost(from_batch=...)",
-            f"give an integer of at least 0 for each of the {len(samples)} samples of a batch",
-            f"{found.dtype} of shape {found.shape}",
-            "Count the tokens of each sample.",
+            f"give an integer from 0 to {MOST_LENGTH} for each of the {len(samples)} samples of a "
+            f"batch",
+            f"{found.dtype} of shape {found.shape}{limits}",
+            "Count the tokens of each sample, or in thousands what there is more of.",
         )
     return batch, found.astype(np.int64)
 

@@ -68,8 +68,10 @@ class Cost:
     def __post_init__(self) -> None:
         for name in ("max_size", "max_samples"):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not value >= 1):
-                raise invalid(f"Cost({name}=...)", "be at least 1", value, "None is no limit.")
+            is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+            if value is not None and not (is_whole and value >= 1):
+                rule, remedy = "be an integer of at least 1", "None is no limit."
+                raise invalid(f"Cost({name}=...)", rule, repr(value), remedy)
         if self.from_batch is not None:
             self._check_from_batch()
         elif not isinstance(self.of, str) and not callable(self.of):

@@ -6,6 +6,7 @@ a call more than the others waits for ever.
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any, final
 
 import torch
@@ -51,7 +52,7 @@ def without_gradient(trainer: Any, batch: Any, num_items: Any) -> Any:
         trainer.compute_loss_context_manager(),
     ):
         torch.manual_seed(0)  # what is drawn in evaluation mode too is drawn alike
-        inputs = trainer._prepare_inputs(dict(batch))
+        inputs = trainer._prepare_inputs(copy(batch))
         return trainer.compute_loss(model, inputs, num_items_in_batch=num_items)
 
 

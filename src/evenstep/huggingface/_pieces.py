@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any, final
 
 import torch
@@ -9,7 +10,7 @@ import torch
 
 @final
 class RowPieces:
-    """A batch with a row for each sample.
+    """A batch with a row for each sample, in its tensors and lists and in mappings of such.
 
     Attributes:
         num: of its pieces.
@@ -21,12 +22,15 @@ class RowPieces:
         self.num = num_samples
         self.num_samples: int | None = num_samples
 
-    def cut(self, first: int, end: int) -> dict[str, Any]:
+    def cut(self, first: int, end: int) -> Any:
         """Return a batch of some pieces, from ``first`` to before ``end``."""
-        return {
-            name: value[first:end] if isinstance(value, torch.Tensor) and value.ndim else value
-            for name, value in self._batch.items()
-        }
+        return self._cut(self._batch, first, end)
+
+    def _cut(self, value: Any, first: int, end: int) -> Any:
+        if isinstance(value, Mapping):  # made anew as `Trainer` does to move it
+            cut = {name: self._cut(each, first, end) for name, each in value.items()}
+            return type(value)(cut)  # type: ignore[call-arg]
+        return value if _is_for_all(value) else value[first:end]
 
 
 @final
@@ -75,11 +79,33 @@ def pieces_of(batch: Any, num_samples: int) -> RowPieces | SequencePieces | None
         batch: as a collator made it.
         num_samples: in it.
     """
-    tensors = [value for value in batch.values() if isinstance(value, torch.Tensor) and value.ndim]
-    if num_samples > 1 and all(len(tensor) == num_samples for tensor in tensors):
+    if not isinstance(batch, Mapping):
+        return None
+    parts = [part for part in _parts(batch) if not _is_for_all(part)]
+    if num_samples > 1 and parts and all(_has_rows(part, num_samples) for part in parts):
         return RowPieces(batch, num_samples)
     positions = batch.get("position_ids")
     if isinstance(positions, torch.Tensor) and positions.ndim == 2 and len(positions) == 1:
         packed = SequencePieces(batch, num_samples)
         return packed if packed.num > 1 else None
     return None
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """Yield what a batch holds, in mappings within it too."""
+    if isinstance(value, Mapping):
+        for each in value.values():
+            yield from _parts(each)
+    else:
+        yield value
+
+
+def _is_for_all(part: Any) -> bool:
+    """Tell whether a part is a single value, which stays as it is in every piece."""
+    return part is None or isinstance(part, str | int | float) or getattr(part, "shape", None) == ()
+
+
+def _has_rows(part: Any, num_samples: int) -> bool:
+    """Tell whether a part is an array or a list with a row for each sample."""
+    is_some = isinstance(part, list | tuple) or hasattr(part, "shape")
+    return is_some and len(part) == num_samples

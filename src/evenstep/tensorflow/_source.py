@@ -148,6 +148,7 @@ class PipelineSource(AbstractSource):
         pipeline = self._make(epoch)
         _length(pipeline)
         _check_single(pipeline)
+        _check_dense(pipeline)
         _check_seeded(pipeline)
         return pipeline
 
@@ -207,6 +208,18 @@ def _check_single(pipeline: Any) -> None:
             "one that makes batches",
             "Leave `.batch(...)` out: every worker's batch is sized here.",
         )
+
+
+def _check_dense(pipeline: tf.data.Dataset) -> None:
+    """Raise if samples hold what is no array, of which a step is not cut by rows."""
+    for part in tf.nest.flatten(pipeline.element_spec):
+        if not isinstance(part, tf.TensorSpec):
+            raise invalid(
+                "Balancer.dataset(source)",
+                "be a pipeline of dense samples, all of one shape",
+                type(part).__name__.removesuffix("Spec"),
+                "Pad them first, by `ragged.to_tensor()` or `tf.sparse.to_dense(sparse)`.",
+            )
 
 
 def _check_seeded(pipeline: Any) -> None:

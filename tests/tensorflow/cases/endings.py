@@ -47,6 +47,8 @@ def refused():
         "batched, prefetched": slices((x, y)).batch(4).prefetch(2),
         "endless": slices((x, y)).repeat(),
         "unknown": slices((x, y)).filter(lambda *_: True),
+        "ragged": slices(tf.RaggedTensor.from_row_lengths(y, [100, 22])),
+        "sparse": slices(tf.sparse.from_dense(x)),
         "rows": (x, y[:5]),
         "none": 7,
     }.items():

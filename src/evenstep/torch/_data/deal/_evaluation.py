@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...._planner import PlanCosts, SampleCosts
+from ...._planner import PlanCosts, SampleCosts, fitted
 from ...._types import IntArray
 from ....solve import WorkerCosts, partition
 from ....solve._apportion import in_proportion
@@ -110,7 +110,7 @@ def forwards_by_cost(
     alike = WorkerCosts(workers.slope, np.zeros(world_size, np.int64))  # no step begins here
     found = partition(
         features,
-        alike.fitting(features),
+        fitted(alike, features),
         padded=bool(costs.cost.padded),
         forwards=costs.forwards(features, most=batch_size, equal=lockstep, empty=lockstep),
     )
