@@ -70,6 +70,25 @@ def image_to_image_with_weighted_losses(models, loader, optimizers, run):
     _pix2pix(models, loader, optimizers, run, weight=run.weight)
 
 
+def relativistic(models, loader, optimizers, run):
+    """ESRGAN: the critic is frozen while the generator trains, and looks at real data too."""
+    making, judging = models
+    for_making, for_judging = optimizers
+    for wanted, given, _ in loader:
+        for parameter in judging.parameters():
+            parameter.requires_grad_(False)
+        for_making.zero_grad()
+        fake = making(given)
+        real = judging(wanted).detach()
+        _is(judging(fake) - real, 1.0).backward()
+        for_making.step()
+        for parameter in judging.parameters():
+            parameter.requires_grad_(True)
+        for_judging.zero_grad()
+        (_is(judging(wanted), 1.0) + _is(judging(fake.detach()), 0.0)).backward()
+        for_judging.step()
+
+
 def critic_more_often(models, loader, optimizers, run):
     """WGAN: the generator is trained after every second update of the critic, then clipped."""
     making, judging = models
@@ -226,4 +245,5 @@ PATTERNS = (
     Pattern(optimizer_for_each_part, models=(TwoHeads,)),
     Pattern(losses_of_two_forwards, models=(square,), data=with_noise),
     Pattern(fast_gradient_sign),
+    Pattern(relativistic, models=PAIR, data=with_noise),
 )

@@ -212,6 +212,53 @@ def warnings_of_loops(rank: int) -> dict[str, list[str]]:
     return said
 
 
+def head_beside(ddp: nn.Module, other: nn.Module, x: torch.Tensor) -> None:
+    """A head in a DDP of its own."""
+    other(ddp(x).repeat(1, 2)).square().mean().backward()
+
+
+def critic_beside(ddp: nn.Module, other: nn.Module, x: torch.Tensor) -> None:
+    """A critic that is trained by itself, after the model."""
+    ddp(x).square().mean().backward()
+    other(x).square().mean().backward()
+
+
+def encoder_before(ddp: nn.Module, other: nn.Module, x: torch.Tensor) -> None:
+    """What lies before the model is weighted with it."""
+    ddp(other(x).repeat(1, 2)).square().mean().backward()
+
+
+def copy_filled_in(ddp: nn.Module, other: nn.Module, x: torch.Tensor) -> None:
+    """An optimizer over copies, whose gradients a script fills in."""
+    ddp(x).square().mean().backward()
+    for parameter in other.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+
+
+def warnings_of_others(rank: int) -> dict[str, int]:
+    """Return how often a model beside the prepared one is warned of, by loop and policy."""
+    said = {}
+    for loop in (head_beside, critic_beside, encoder_before, copy_filled_in):
+        for policy in (Fixed((14, 6)), "equal"):
+            runtime = Runtime(line_every=None, deadline_s=6.0)
+            other = DistributedDataParallel(nn.Linear(4, 2).double())
+            with (
+                Balancer(policy=policy, runtime=runtime) as balancer,
+                warnings.catch_warnings(record=True) as caught,
+            ):
+                warnings.simplefilter("always")
+                ddp, loader = balancer.prepare(DistributedDataParallel(model()), stock())
+                optimizer = torch.optim.SGD([*ddp.parameters(), *other.parameters()], lr=0.1)
+                for x, _ in loader:
+                    loop(ddp, other, x)
+                    optimizer.step()
+                    optimizer.zero_grad()
+            words = "belong to no prepared model"
+            count = sum(words in str(one.message) for one in caught)
+            said[loop.__name__, isinstance(policy, str)] = count
+    return said
+
+
 def uneven_backwards(rank: int) -> float:
     """Return seconds of an epoch of three steps in which ranks foresee unlike things."""
     balancer, ddp, loader = opened(bounds=Bounds(max=5))

@@ -12,7 +12,7 @@ from evenstep.torch._model._compiled import Surround
 
 from .hard_loops import LOOPS as HARD_LOOPS
 from .hard_loops import WRAPS, found_in
-from .loops import LOOPS, errors_of, warnings_of_loops
+from .loops import LOOPS, errors_of, warnings_of_loops, warnings_of_others
 
 pytestmark = pytest.mark.cluster
 
@@ -51,6 +51,17 @@ def test_what_is_not_reduced_or_not_weighted_is_warned_of_once():
         "part_unused": 0,
         "part_again": 0,
     }
+
+
+def test_a_model_that_was_not_prepared_and_is_trained_is_warned_of_once():
+    """Not where the weight is 1, or its gradient came through the model, or by no backward."""
+    said = run_workers(2, warnings_of_others)[0]
+
+    assert {case for case, count in said.items() if count} == {
+        ("head_beside", False),
+        ("critic_beside", False),
+    }
+    assert max(said.values()) == 1
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from evenstep.torch._step._tickets import Tickets
+from evenstep.torch._step._tickets import StepUnderWay, Ticket, Tickets
 
 from .test_tickets import matched, opened
 
@@ -189,3 +189,19 @@ def test_a_batch_of_indices_that_a_loop_left_behind_is_passed_over(tickets):
     second, _ = opened(tickets, 1, 4, batch=indices(4))
 
     assert matched(tickets, torch.randn(4, 3)) == [second]
+
+
+@pytest.mark.parametrize(
+    ("rows", "units", "count"),
+    [(3, None, 1), (3, 7.0, 0), (1, None, 0), (4, None, 0), (8, None, 0)],
+)
+def test_samples_that_a_collate_fn_leaves_out_are_warned_of(rows, units, count, recwarn):
+    """They are weighted by the plan; not where units are counted, and one row may be packed."""
+    tickets = Tickets(identifies=True, counts_rows=True)
+    step = StepUnderWay(0, 4, 12, 0.0, None, units=units)
+
+    for held in (4, rows, rows):
+        batch = torch.ones(held, 3), torch.ones(held)
+        tickets.open(Ticket(step, 4, 1.0, 1.0, is_last=True), batch)
+
+    assert len(recwarn) == count

@@ -33,6 +33,13 @@ class Fixed:
     looks: list = field(default_factory=list)
 
 
+class Detached(nn.Module):
+    """Gives back what no gradient comes through."""
+
+    def forward(self, x):
+        return x.detach()
+
+
 class Weights:
     """Gives every forward one weight; None is outside of a step."""
 
@@ -289,12 +296,22 @@ def test_inputs_with_a_history_of_their_own_are_fine(backward):
 
 def test_an_output_without_a_gradient_is_refused_in_training(backward):
     """Nothing could be weighted there; the error says what to do."""
-    layer = nn.Linear(2, 2)
-    layer.requires_grad_(False)
-    hooked(layer, 2.0, backward)
+    layer = hooked(nn.Sequential(nn.Linear(2, 2), Detached()), 2.0, backward)
 
     with pytest.raises(ValueError, match=r"return a tensor that needs a gradient.*Unfreeze"):
         layer(torch.ones(1, 2))
+
+
+def test_a_frozen_model_may_look_at_data(backward):
+    """As a critic does while its generator trains: there is no gradient to be weighted."""
+    layer = hooked(nn.Linear(2, 1), 2.0, backward).requires_grad_(False)
+    made = torch.ones(1, 2, requires_grad=True)
+
+    seen = layer(torch.ones(1, 2))
+    layer(made).sum().backward()
+
+    assert not seen.requires_grad
+    assert torch.equal(made.grad, 2.0 * layer.weight)
 
 
 def test_evaluation_is_left_alone(backward):

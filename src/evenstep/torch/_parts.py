@@ -15,7 +15,7 @@ from .._exchange._mailbox import Mailbox
 from .._planner import Bounds, Cost, Job
 from .._run._clue_reader import ClueReader
 from ..exceptions import invalid
-from ..policies import AbstractPolicy
+from ..policies import AbstractPolicy, Equal
 from ._data._prepare import agreed_batch_size, balanced_loader, check_is_loader
 from ._data._protocols import Collectives, LoaderSession
 from ._data._step import StepCount
@@ -161,6 +161,8 @@ class Parts:
         )
         self.watch.before_steps(model.place)
         self.models.append(model)
+        if weighs and crew.num_workers > 1 and not isinstance(self.policy, Equal):
+            self.models.watch_others(self.steps, self.backward)
         return still_wrapped(given, outer)
 
     def add_loader(

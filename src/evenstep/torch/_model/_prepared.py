@@ -12,9 +12,12 @@ from torch.utils.hooks import RemovableHandle
 
 from ..._private_torch import version_of
 from .._data._step import StepCount
+from .._step._conductor import StepConductor
 from ._carried import watch_states
 from ._models import BalancedModel
+from ._others import Others
 from ._unused import Unused
+from ._weighting import Backward
 
 
 class PreparedModels(list[BalancedModel]):
@@ -31,6 +34,7 @@ class PreparedModels(list[BalancedModel]):
         self._through = False
         self._hooks: list[RemovableHandle] = []
         self._states: list[RemovableHandle] = []
+        self._others: Others | None = None
 
     def append(self, model: BalancedModel) -> None:
         """Add a model."""
@@ -39,9 +43,15 @@ class PreparedModels(list[BalancedModel]):
             self._unused.watch(model.module)
             self._states.extend(watch_states(model.module))
 
+    def watch_others(self, steps: StepConductor, backward: Backward) -> None:
+        """Notice models that are trained beside these and were not prepared."""
+        self._others = self._others or Others(self.parameters, steps, backward)
+
     def close(self) -> None:
         """Let go of the models, and say if they were trained past the balancer."""
         self._unused.close()
+        if self._others is not None:
+            self._others.release()
         for hook in self._states:
             hook.remove()
         self._states.clear()

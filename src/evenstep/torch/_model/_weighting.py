@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -40,7 +40,13 @@ class Backward:
 
     Args:
         steps: are told.
+
+    Attributes:
+        newest_task: the engine's number of the newest backward that came to a balanced output, of
+            any balancer.
     """
+
+    newest_task: ClassVar[int] = -1
 
     def __init__(self, steps: StepConductor) -> None:
         self._steps = steps
@@ -57,6 +63,7 @@ class Backward:
         task = backward_number()
         if task != self._task:  # a backward that raised never came to its callbacks
             self._task, self._uses = task, [use]
+            Backward.newest_task = task
             self._steps.backward_begins()
             at_end_of_backward(self._finished)
         elif not any(known is use for known in self._uses):
@@ -280,7 +287,8 @@ class ForwardHook:
         if not self._weighs:
             return output
         scaled, count = scale(output, use, self._backward)
-        if not count and module.training:
+        # A model that is frozen for a while, such as a critic's for its generator, gives none.
+        if not count and module.training and any(p.requires_grad for p in module.parameters()):
             raise invalid(
                 f"{type(module).__name__}.forward(...)",
                 "return a tensor that needs a gradient, by itself or in a container",

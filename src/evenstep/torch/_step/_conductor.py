@@ -119,7 +119,8 @@ class StepConductor:
         )
         self._cuts = cuts
         self._is_alone = world_size == 1
-        self._tickets = Tickets(identifies=tells_samples or not self._is_alone)
+        identifies = tells_samples or not self._is_alone
+        self._tickets = Tickets(identifies=identifies, counts_rows=loss_reduction == "mean")
         self._finite = FiniteWatch(exchange)
         self._blind = BlindWatch(versions)
         self._peers = () if peers is None else (peers,)

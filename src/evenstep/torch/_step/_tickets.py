@@ -35,7 +35,7 @@ import torch
 from ..._run._step_under_way import StepUnderWay
 from ..._types import IntArray
 from ...exceptions import invalid
-from ._batch_memory import BatchMemory, Found, Peek, has_memory
+from ._batch_memory import BatchMemory, Found, LostRows, Peek, has_memory
 from ._containers import tensors_in
 from ._unknown_weights import not_told, rows_of_several
 
@@ -144,10 +144,12 @@ class Tickets:
 
     Args:
         identifies: whether batches are recognised by their memory; not needed by a single rank.
+        counts_rows: whether weights go by samples, unless steps have other units.
     """
 
-    def __init__(self, *, identifies: bool) -> None:
+    def __init__(self, *, identifies: bool, counts_rows: bool = False) -> None:
         self._identifies = identifies
+        self._rows = LostRows(warns=counts_rows)
         self._lock = threading.Lock()
         self._live: list[Ticket] = []
         self._memory: BatchMemory[Ticket] = BatchMemory()
@@ -172,9 +174,7 @@ class Tickets:
                 tensors = [tensor for tensor in tensors_in(batch) if has_memory(tensor)]
                 self._memory.add(tensors, ticket)
                 self._note_layouts(tensors, ticket.size)
-                ticket.has_rows = not tensors or any(
-                    ticket.size in tensor.shape[:2] for tensor in tensors
-                )
+                ticket.has_rows = self._rows.has(tensors, ticket.size, units=ticket.step.units)
                 ticket.is_indices = _are_indices(tensors)
                 ticket.tensors = tuple(map(weakref.ref, tensors[:_MOST_PEEKS]))
                 if peeks or self._mixes:
