@@ -149,6 +149,17 @@ def test_a_broken_policy_leaves_the_last_good_plan(way):
     assert ("lost" if way == "raises" else "Broken gave") in failed[0].problem
 
 
+def test_sizes_that_break_granules_are_no_plan():
+    """Every forward would have another shape: one worker may carry what is left, and not two."""
+    planner = Planner(Broken("sum"), Job(3, 96, bounds=Bounds(granularity=8)))
+
+    events = run(planner, 2)
+
+    (failed,) = [event for event in events if isinstance(event, PolicyFailed)]
+    assert "[33, 32, 31], more than one of them in no whole granules" in failed.problem
+    assert planner.plan.batch_size == (32, 32, 32)
+
+
 def test_a_plan_that_stays_the_same_is_the_same_plan():
     """No event, no new epoch."""
     planner = Planner(Equal(), Job(3, 96))

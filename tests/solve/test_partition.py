@@ -114,6 +114,17 @@ def test_many_samples_end_within_a_percent_of_the_bound(padded, speeds, num_samp
     assert found.load.max() <= found.bound * (1.01 + 4 * padded / num_samples)
 
 
+@pytest.mark.parametrize("world_size", [4, 64])
+def test_fixed_costs_of_many_workers_are_in_the_bound(world_size):
+    """With their weights, what 64 bits can hold of one is more than they can of all together."""
+    workers = WorkerCosts(np.full((world_size, 1), 2**40), np.full(world_size, 2**48))
+
+    found = partition(np.ones(8 * world_size, np.int64), workers)
+
+    assert (found.limit, found.bound) == ("work", 2**48 + 2**43)
+    assert found.load.max() == found.bound
+
+
 def test_one_long_sample_rules_and_it_is_said():
     """No split helps: the bound is the sample itself, on the fastest worker."""
     workers = WorkerCosts(np.array([[4], [1]]), np.array([0, 10]))

@@ -90,7 +90,7 @@ def check_decision(decision: Decision[Any], cluster: Cluster, *, name: str) -> N
 
     Raises:
         TypeError: it is no decision, or its sizes are no array.
-        ValueError: they are no integers, do not add up or break the bounds.
+        ValueError: they are no integers, do not add up, or break the bounds or the granules.
     """
     if not isinstance(decision, Decision):
         raise TypeError(f"{name} gave {decision!r}, not a `Decision`")
@@ -112,4 +112,10 @@ def check_decision(decision: Decision[Any], cluster: Cluster, *, name: str) -> N
         raise ValueError(
             f"{name} gave rank {rank} {sizes[rank]} samples, outside "
             f"{cluster.min_batch_size[rank]} to {cluster.max_batch_size[rank]}"
+        )
+    granule = cluster.granularity
+    if np.count_nonzero(sizes % granule) > 1:
+        raise ValueError(
+            f"{name} gave {sizes.tolist()}, more than one of them in no whole granules of "
+            f"{granule.tolist()}"
         )

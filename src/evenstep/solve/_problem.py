@@ -249,7 +249,9 @@ class Problem:
         total = np.maximum(self.features.sum(axis=0) @ self.workers.slope.T, 1)
         weight = np.maximum((int(total.min()) << _WEIGHT_BITS) // total, 1)
         rows = max(1, _BLOCK // self.world_size)
-        work, longest = int((weight * self.workers.intercept).sum()), 0
+        # As Python's integers: a product fits into 64 bits, and that of many workers does not.
+        work = sum(map(int.__mul__, weight.tolist(), self.workers.intercept.tolist()))
+        longest = 0
         for first in range(0, self.num_samples, rows):
             cost = self.features[first : first + rows] @ self.workers.slope.T
             work += int((cost * weight).min(axis=1).sum())

@@ -233,12 +233,6 @@ def feasible(
         check_decision(decision, cluster, name=type(policy).__name__)
     except (TypeError, ValueError) as error:
         pytest.fail(f"{where}: {error}", pytrace=False)
-    sizes = decision.batch_size
-    keeps(
-        np.count_nonzero(sizes % cluster.granularity) <= 1,
-        f"{where}: {sizes.tolist()} break more than one of the granules of "
-        f"{cluster.granularity.tolist()}",
-    )
 
 
 def same(one: Decision[Any], other: Decision[Any], what: str) -> None:
