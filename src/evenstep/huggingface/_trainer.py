@@ -109,6 +109,13 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
             self._plain = Balancer(**self._balancing)
             self._plain.prepare()  # which compares the ranks
             return prepared
+        if self._is_scaled() and self._balancing.get("unit", "samples") != "samples":
+            raise invalid(
+                f"{type(self).__name__}(balancing=...)",
+                "leave out 'unit', as Trainer divides this model's loss by its targets itself",
+                repr(self._balancing["unit"]),
+                "If not, set `model.accepts_loss_kwargs = False` before the trainer is made.",
+            )
         if self._data is not None:
             self._data.close()
         self._data = TrainingData(
