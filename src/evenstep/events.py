@@ -44,15 +44,15 @@ class RunStarted:
 
 @dataclass(frozen=True, slots=True)
 class EstimatesRestored:
-    """What an earlier run had learnt about the workers was taken up, before the first step.
+    """Estimates of the workers from an earlier run were loaded, before the first step.
 
     Attributes:
-        known: whether the worker was known from then, per rank.
-        policy: how the policy starts: ``"resumed"`` from its very state, as the workers have the
-            ranks they had; ``"rehearsed"`` on the times of the workers, which have other ranks
-            now; ``"anew"``, as some worker is new or the estimates were of no use.
+        known: whether the earlier run knew the worker, per rank.
+        policy: how the policy starts: ``"resumed"`` with its saved state, if all workers have the
+            ranks that they had; ``"rehearsed"`` on the known times of the workers, if they have
+            other ranks now; ``"anew"`` if a worker is new or the estimates cannot be used.
         batch_size: local batch sizes to begin with, one per rank.
-        problem: why the policy could not start in the way before that; empty if nothing failed.
+        problem: why a better one of these ways failed; empty if none did.
     """
 
     known: tuple[bool, ...]
@@ -74,16 +74,16 @@ class StepMeasured:
         idle_s: waiting for the slowest rank's computing in seconds, per rank.
         makespan_s: ``max(compute_s)``, what the step cost without communication.
         idle_share: summed ``idle_s`` over ``world_size * makespan_s``, in [0, 1).
-        equal_split_s: what the equal split would have cost in this very step, each worker's time
+        equal_split_s: ``makespan_s`` if this step had had the equal split: each worker's time is
             scaled by its fitted curve; None before a fit.
-        best_split_s: the same for the split that the fit holds for best.
-        wall_s: rank 0's time from the batch before to this one, so the whole of the step before,
+        best_split_s: the same for the best split by the fit.
+        wall_s: rank 0's time from the batch before to this one. So it is the whole step before,
             with communication and optimizer; None for the first step of a loop.
-        speed_split_s: what dividing by the ranks' speeds alone would have cost, by count; None
-            where samples are not assigned by cost.
-        cost_split_s: the same for assigning by costs alone, to ranks taken for equally fast.
-        num_steps: of how many steps this is the mean, in a row up to ``step``: of several short
-            ones under ``evenstep watch``. ``wall_s`` is the mean of those of the event before.
+        speed_split_s: the same as ``equal_split_s`` for a split by the ranks' speeds alone, by
+            count; None unless samples are assigned by cost.
+        cost_split_s: the same for assigning by costs alone, as if ranks were equally fast.
+        num_steps: number of steps, up to ``step``, of which this is the mean: several short ones
+            under ``evenstep watch``. ``wall_s`` is the mean of those of the event before.
     """
 
     step: int
@@ -106,25 +106,25 @@ class StepMeasured:
 class StepsAccounted:
     """Where the time of a step went on every worker, or of several short ones together.
 
-    A step lasts from its hand-out until the next one is handed out, or used where a loop fetches
-    ahead; so evaluations and checkpoints are in the step before them. The last step of a run is
-    left out, as it has no such end. The parts add up to ``wall_s``. On a device they are times of
-    the device.
+    A step lasts from the hand-out of its batch until the next batch is handed out, or used, if a
+    loop fetches ahead. So an evaluation or a checkpoint belongs to the step before it. The last
+    step of a run has no such end and is left out. The parts add up to ``wall_s``. On a device they
+    are times of the device.
 
     Attributes:
         step: the newest of the steps, from 0, counted over the whole run.
         num_steps: their number. All times are sums over them.
-        wall_s: all of it in seconds, per rank, as is every time below.
+        wall_s: the whole time in seconds, per rank, as all times below.
         input_s: waiting for the batch, and opening the loader.
-        forward_s: own forward, from the hand-out to the backward: the loss is in it.
+        forward_s: own forward and loss, from the hand-out to the backward.
         backward_s: own backward.
-        communication_s: the exchange of gradients past the own backward, other collectives that
-            evenstep knows, and the exchange of plans, once the last rank has come to it.
-        waiting_s: until the last rank has come to it.
+        communication_s: the exchange of gradients after the own backward, other collectives that
+            evenstep knows, and the exchange of plans, each from when the last rank has come.
+        waiting_s: in one of these, until the last rank has come.
         optimizer_s: steps of torch's optimizers.
         evaluation_s: loops over loaders of ``Balancer.prepare_eval``.
         checkpoint_s: ``Checkpoint.save``, waiting for others in it included.
-        rest_s: what else the loop does, and own computing where it cannot be told from waiting,
+        rest_s: everything else in the loop, and own computing that cannot be told from waiting,
             as in FSDP2's layers.
     """
 
@@ -144,21 +144,21 @@ class StepsAccounted:
 
 @dataclass(frozen=True, slots=True)
 class WaitingDiagnosed:
-    """Who the others wait for, and why; the costliest cause first.
+    """Which ranks the others wait for, and why; the costliest cause first.
 
     Attributes:
         step: the newest of the steps that were looked at, from 0.
-        num_steps: how many were.
-        step_s: seconds of one, in the mean.
+        num_steps: their number.
+        step_s: their mean duration in seconds.
         waiting_share: part of all ranks' time that is waiting for others, in [0, 1].
         explained_share: part of the waiting that the causes explain, in [0, 1].
-        causes: such as ``"input"``; none where too little is explained, or little is lost.
-        ranks: whose each is; -1 for one that no rank has in particular.
-        lost_share: part of all ranks' time that is lost by each, in [0, 1]: others wait, or would
-            if no slower rank hid this one.
-        evidence: what was measured that says so, a line for each.
-        remedy: what to do, a line for each.
-        no_verdict: why there is no cause, in words; empty where there are some.
+        causes: such as ``"input"``; empty if too little is explained, or little is lost.
+        ranks: the rank of each cause; -1 for a cause without a rank.
+        lost_share: part of all ranks' time that each cause costs, in [0, 1]: others wait for it, or
+            would wait if no slower rank hid it.
+        evidence: what was measured, a line for each cause.
+        remedy: what to do, a line for each cause.
+        no_verdict: why there is no cause, in words; empty if there is one.
     """
 
     step: int
@@ -200,7 +200,7 @@ class MeasurementRejected:
 
     Attributes:
         step: optimizer step, from 0.
-        rank: who reported it.
+        rank: the rank that reported it.
         problem: what is wrong with it.
     """
 
@@ -249,8 +249,8 @@ class PolicySlow:
 
     Attributes:
         step: optimizer step whose timings it was given, from 0.
-        decide_s: seconds of the newest decision, which all ranks waited for. It counts.
-        rest_s: seconds from then on for which the sizes stay.
+        decide_s: seconds of the newest decision, for which all ranks waited. It takes effect.
+        rest_s: seconds for which the sizes stay after it.
     """
 
     step: int
@@ -265,10 +265,10 @@ class MemoryCapped:
     Attributes:
         step: optimizer step after which it holds, from 0.
         rank: whose limit it is.
-        max_batch_size: largest local batch, or forward of several, that fits by the model of its
-            memory, in ``unit``.
+        max_batch_size: largest local batch that fits by the model of its memory, in ``unit``; in
+            loops over micro-batches, the largest forward.
         capacity_bytes: memory the device offers.
-        unit: ``"samples"``; or ``"size"`` where they are assigned by cost: what
+        unit: ``"samples"``; or, if samples are assigned by cost, ``"size"``, which
             ``Cost(max_size=...)`` counts, such as tokens.
     """
 
@@ -283,8 +283,9 @@ class MemoryCapped:
 class SizesHeld:
     """The batch sizes stay as they are, and training continues with them.
 
-    By the model of their memory, all workers together cannot hold the global batch, and no size
-    grows; or a compiled model would not be compiled for more sizes.
+    Either all workers together cannot hold the global batch, by the model of their memory, so no
+    size grows. Or a compiled model is close to torch's limit on the number of its graphs. Or the
+    record of a ``Replay`` has ended.
 
     Attributes:
         step: optimizer step after which it was noticed, from 0.
@@ -300,8 +301,8 @@ class LossNotFinite:
     """Losses are NaN or infinite, and do not recover; once in a run.
 
     Attributes:
-        step: the first optimizer step in which one was, from 0; none was finite in all since.
-        ranks: whose was, in that step.
+        step: the first optimizer step with such a loss, from 0; in no step since were all finite.
+        ranks: the ranks with such a loss in that step.
     """
 
     step: int
@@ -310,11 +311,11 @@ class LossNotFinite:
 
 @dataclass(frozen=True, slots=True)
 class ClaimsSwitched:
-    """A part of every step's samples is up for claims from now on, or no longer.
+    """Work stealing begins or ends: ranks may claim a part of every step's samples, or not.
 
     Attributes:
         step: optimizer step after which it was decided, from 0.
-        on: whether it is.
+        on: whether ranks claim samples from now on.
     """
 
     step: int
@@ -329,7 +330,7 @@ class WorkerUnhelpful:
         step: optimizer step after which it was noticed, from 0.
         rank: which worker.
         with_s: seconds of computing of a step under the best split with it.
-        without_s: the same with those alone that help.
+        without_s: the same with only the workers that help.
     """
 
     step: int
@@ -344,7 +345,7 @@ class WorkerDropped:
 
     Attributes:
         step: optimizer step after which it was decided, from 0.
-        rank: who leaves.
+        rank: the worker that leaves.
         host: where it runs.
     """
 
@@ -359,7 +360,7 @@ class WorkerKept:
 
     Attributes:
         step: optimizer step after which it was decided, from 0.
-        rank: who stays.
+        rank: the worker that stays.
         obstacle: what is in the way, as text.
     """
 
@@ -373,7 +374,7 @@ class LinksMeasured:
     """The links were measured, or found to have changed.
 
     Attributes:
-        step: optimizer step after which they are believed, from 0.
+        step: optimizer step after which these figures hold, from 0.
         up_bytes_per_s: what each rank's link carries away, per rank.
         down_bytes_per_s: what it carries to the rank, per rank.
     """
@@ -385,13 +386,13 @@ class LinksMeasured:
 
 @dataclass(frozen=True, slots=True)
 class SharesPlanned:
-    """Other ranks sum other parts of the gradients, or plain all-reduce is used from now on.
+    """The shares of the aggregation change, or plain all-reduce is used from now on.
 
     Attributes:
         step: first optimizer step that uses them, from 0.
         plan_epoch: number of the plan of shares; plans of batch sizes have their own.
-        parts: part of every bucket that each rank sums, adding up to 1048576, one per rank; None
-            for plain all-reduce.
+        parts: part of every bucket that each rank sums, one per rank, in units of 1 / 1048576;
+            None for plain all-reduce.
         predicted_s: seconds of an exchange by the model; None before links are known.
         plain_s: seconds of plain all-reduce, as last measured; None before.
         reason: why, in words.
@@ -407,14 +408,14 @@ class SharesPlanned:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeMeasured:
-    """How long the exchange of one step's gradients took, against what was predicted.
+    """How long the exchange of one step's gradients took, and what was predicted.
 
     Attributes:
         step: optimizer step, from 0.
         plan_epoch: the plan of shares it ran under.
         exchange_s: seconds from when all ranks could begin until the last had all sums.
-        predicted_s: what the plan takes by the model, on the links as they are believed to be
-            after it; None before they are known.
+        predicted_s: seconds of the plan by the model, on the links as estimated after this
+            exchange; None before links are known.
     """
 
     step: int
@@ -429,7 +430,7 @@ class WorkerLost:
 
     Attributes:
         step: last step that was complete on all ranks; -1 if none was.
-        rank: who was lost.
+        rank: the worker that was lost.
         host: where it ran.
         problem: how it was noticed.
     """

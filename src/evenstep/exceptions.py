@@ -38,14 +38,14 @@ class CheckpointError(RuntimeError):
 
 
 class EvenstepWarning(UserWarning):
-    """Something that was asked for has a limit the user should know; the message says which."""
+    """A request has a limit that you should know; the message says which."""
 
 
 class RanksDivergedError(RuntimeError):
     """Ranks reduced the gradients of different batches together: the gradient was wrong.
 
     Attributes:
-        rank: the one that differed from most.
+        rank: the rank that differs from most others.
     """
 
     def __init__(self, rank: int, message: str) -> None:  # noqa: D107  # the class says it
@@ -60,7 +60,7 @@ class WorkerLostError(RuntimeError):
     """A worker died, hung or left, and the step cannot be finished without it.
 
     Attributes:
-        rank: who was lost.
+        rank: the rank that was lost.
     """
 
     def __init__(self, rank: int, message: str) -> None:  # noqa: D107  # the class says it

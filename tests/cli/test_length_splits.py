@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -187,3 +188,13 @@ def test_an_array_of_lengths_is_read(tmp_path):
     ]
 
     assert found[0] == found[1]
+
+
+@pytest.mark.slow
+def test_the_page_shows_what_is_printed():
+    """Its example of lengths, as far as it goes."""
+    page = (Path(__file__).parents[2] / "docs" / "simulate.md").read_text("utf-8")
+    block = r"```console\n\$ (evenstep simulate --lengths .*?)\n(.*?)\.\.\.\n```"
+    command, printed = re.search(block, page, re.S).groups()
+
+    assert CliRunner().invoke(app, command.split()[1:]).stdout.startswith(printed)

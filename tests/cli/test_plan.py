@@ -115,6 +115,17 @@ def test_the_page_shows_what_is_printed():
     assert CliRunner().invoke(app, command.split()[1:]).stdout == printed
 
 
+@pytest.mark.parametrize("option", ["--mbit", "--lengths"])
+def test_the_page_shows_the_end_of_what_is_printed(option):
+    """Its examples of links and of lengths, which are those that the page names below them."""
+    page = (ROOT / "docs" / "plan.md").read_text("utf-8")
+    block = rf"```console\n\$ (evenstep plan [^\n]* {option} [^\n]*)\n\.\.\.\n(.*?)```"
+    command, printed = re.search(block, page, re.S).groups()
+    words = command.replace("lengths.txt", "fine-tuning").split()[1:]
+
+    assert CliRunner().invoke(app, words).stdout.endswith(printed)
+
+
 def test_who_costs_more_than_he_brings_is_named():
     """And what it would be without him."""
     text = plan("--speeds", "1000,800,2", "--intercepts", ".01,.01,.9", *TYPED[2:]).stdout

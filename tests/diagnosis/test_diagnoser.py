@@ -229,6 +229,19 @@ def test_sizes_that_differ_on_purpose_are_no_lengths():
     assert names(found) == [(Cause.INPUT, 0)]
 
 
+def test_the_remedy_for_lengths_is_the_argument_that_the_balancer_has():
+    """The one that plans by cost; ``prepare`` has none."""
+    sizes = np.random.default_rng(0).integers(10, 100, (100, 2)).tolist()
+    late = shown(
+        steps(100, 2, late=lambda step, rank: {"FORWARD": 1_000 * sizes[step][rank]}),
+        clues=[[StepClues(size=size) for size in both] for both in sizes].__getitem__,
+    )
+    (lengths,) = late.diagnose().found
+
+    assert lengths.cause is Cause.LENGTHS
+    assert "`Balancer(cost=...)`" in lengths.remedy
+
+
 def test_how_often_it_is_asked_changes_nothing():
     """Steps are summed up in pieces; of the sums nothing is lost."""
     slow = steps(90, 3, late=lambda step, rank: {"INPUT": 30_000 * (rank == 2)})

@@ -33,6 +33,7 @@ def refused(rank: int, folder: str) -> dict[str, str]:
         ("average_tokens", Case(), {}, {"average_tokens_across_devices": False}),
         ("global_batch_size", Case(), {"global_batch_size": 6}, {}),
         ("loss_reduction", Case(), {"loss_reduction": "sum"}, {}),
+        ("unit", Case(), {"unit": "tokens"}, {}),
         ("process_group", Case(), {"runtime": Runtime(process_group=object())}, {}),
         ("pairs", Case(Pairs), {}, {}),
         (

@@ -146,6 +146,7 @@ def test_what_cannot_be_balanced_is_refused(tmp_path):
         "average_tokens": "`TrainingArguments(average_tokens_across_devices=...)` must be True",
         "global_batch_size": "leave out 'global_batch_size'",
         "loss_reduction": "leave out 'loss_reduction'",
+        "unit": "`BalancedTrainer(balancing=...)` must leave out 'unit'",
         "process_group": "leave out `Runtime(process_group=...)`",
         "pairs": "must have a loss that is divided by `num_items_in_batch`",
         "pairs in mappings": "must have a loss that is divided by `num_items_in_batch`",

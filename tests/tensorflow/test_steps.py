@@ -162,7 +162,7 @@ def test_a_batch_that_is_not_trained_on_is_noticed(forwards, missing):
     for _ in range(forwards):
         conducted.begin_forward()
 
-    with pytest.raises(RuntimeError, match=rf"its {missing} did not come by.*`next\(iterator\)`"):
+    with pytest.raises(RuntimeError, match=rf"no call of its {missing}\..*`next\(iterator\)`"):
         conducted.next_plan()
 
 

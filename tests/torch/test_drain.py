@@ -118,5 +118,5 @@ def test_a_thread_is_told_where_signals_are_heard():
     thread.start()
     thread.join()
     (problem,) = problems
-    assert problem.startswith("Python hears signals in the main thread only: enter `Drain` there.")
+    assert problem.startswith("Python gets signals in the main thread only: enter `Drain` there.")
     assert "ray.train.get_preemption_info()" in problem

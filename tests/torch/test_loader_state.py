@@ -310,5 +310,5 @@ def test_a_state_and_a_skip_do_not_mix(first):
     one, other = ways if first == "state" else reversed(ways)
     one()
 
-    with pytest.raises(ValueError, match="in one way where its next epoch begins"):
+    with pytest.raises(ValueError, match="the start of its next epoch from one call"):
         other()

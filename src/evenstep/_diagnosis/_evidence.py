@@ -29,7 +29,7 @@ _REMEDY = {
     Cause.CONTENTION: "find what else runs on its machine, and move it away, or give this rank "
     "cores of its own; balancing follows its speed meanwhile",
     Cause.SLOW_BACKWARD: "look for what its backward does and the others' do not: hooks on "
-    "gradients, a branch that is computed there alone, recomputed activations, or swapping",
+    "gradients, a branch that only this rank computes, recomputed activations, or swapping",
     Cause.INPUT: "give its loader more workers, a faster disk, or data that is prepared beforehand",
     Cause.NETWORK: "check the links, reduce less often (gradient accumulation) or in lower "
     "precision, or hide it behind a larger batch; `evenstep doctor` measures the links",
@@ -38,10 +38,10 @@ _REMEDY = {
     Cause.CHECKPOINT: "save more rarely, or from a copy in a thread of its own, or on all ranks "
     "at the same time, each a part",
     Cause.LOGGING: "do it more rarely, in a thread of its own, or split over all ranks",
-    Cause.LENGTHS: "deal the samples of a step to the ranks by length, as "
-    "`prepare(..., cost=...)` does; or group samples of like length into a batch",
+    Cause.LENGTHS: "assign the samples of a step to the ranks by length, as "
+    "`Balancer(cost=...)` does; or group samples of similar length into a batch",
     Cause.ROTATING: "look at what changes from step to step on the ranks' machines: other "
-    "processes, shared storage, or samples whose work is not seen in their shape",
+    "processes, shared storage, or samples of one shape that differ in work",
     Cause.COMPILATION: "keep shapes the same, or mark what changes as dynamic; and have all ranks "
     "compile before the first step",
     Cause.MEMORY: "take a smaller batch or fewer loader workers there, or free memory that others "
@@ -68,7 +68,7 @@ _IN_FAMILY = {
     Cause.INPUT: (Family.INPUT, "waiting for input takes"),
     Cause.LOGGING: (
         Family.LOOP,
-        "the optimizer, evaluations and what else the loop does take",
+        "the optimizer, evaluations and the rest of the loop take",
     ),
     Cause.CHECKPOINT: (Family.CHECKPOINT, "saving takes"),
     Cause.GARBAGE_COLLECTION: (Family.COLLECTION, "Python's garbage collector takes"),
@@ -128,8 +128,8 @@ def _of_all(cause: Cause, facts: Facts) -> str:
     wall = max(sums.wall, 1.0)
     if cause is Cause.NETWORK:
         text = (
-            f"all ranks wait together for what is exchanged, {percent(sums.exposed / wall)} % "
-            "of their time"
+            f"all ranks wait together for the exchange, {percent(sums.exposed / wall)} % of their "
+            "time"
         )
         if after_us < _LONGER * before_us:
             return text
@@ -138,11 +138,12 @@ def _of_all(cause: Cause, facts: Facts) -> str:
     if cause is Cause.INPUT and sums.fed >= float(sums.cost[:, Family.INPUT].sum()):
         return f"all ranks wait for input, {percent(sums.fed / wall)} % of their time"
     if cause is Cause.ROTATING:
-        return "the slowest rank changes from step to step, and nothing that is measured says why"
+        return "the slowest rank changes from step to step, for no measured reason"
     if cause is Cause.LENGTHS:
         more = _a_step(float(sums.cost[:, Family.LENGTHS].sum()), sums)
         return (
-            f"computing goes with the size of the inputs; the longest take {more} more than usual"
+            f"computing time goes with the size of the inputs; the longest take {more} longer than "
+            "usual"
         )
     family, what = _IN_FAMILY[cause]
     more = _a_step(float(sums.cost[:, family].sum()), sums)

@@ -115,9 +115,8 @@ def _why_not(sums: FrontierSums, waiting: float, explained: float) -> str:
         return f"ranks wait for others in {percent(waiting)} % of their time, which is little"
     if explained < _LEAST_EXPLAINED:
         return (
-            f"ranks wait for others in {percent(waiting)} % of their time, but the times that they "
-            f"measured of themselves explain {percent(explained)} % of it, and not "
-            f"{percent(_LEAST_EXPLAINED)} %"
+            f"ranks wait for others in {percent(waiting)} % of their time, but their own times "
+            f"explain only {percent(explained)} % of that, not {percent(_LEAST_EXPLAINED)} %"
         )
     by_chance = "by small differences that change from step to step"
     by = _of_few_steps(sums) or _of_early_ranks(sums.waited) or by_chance
@@ -144,8 +143,8 @@ def _of_early_ranks(waited: FloatArray) -> str:
     if 2 * len(early) >= len(waited) or waited[early].sum() < _MOSTLY * waited.sum():
         return ""
     if len(early) == 1:
-        return f"mostly rank {early[0]}, which is through before the others"
-    return f"mostly {len(early)} of the {len(waited)} ranks, which are through before the others"
+        return f"mostly rank {early[0]}, which is done before the others"
+    return f"mostly {len(early)} of the {len(waited)} ranks, which are done before the others"
 
 
 def _of_all(sums: FrontierSums, wall: float, exchange_us: tuple[float, float]) -> Iterator[_Found]:

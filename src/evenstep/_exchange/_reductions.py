@@ -91,10 +91,10 @@ def _assigned_apart(told: Mapping[int, Reduced]) -> RanksDiverged:
     others = [other for other, checksum in sums.items() if checksum == most]
     return RanksDiverged(
         rank,
-        f"Rank {rank} went by an assignment of samples with checksum {sums[rank]:#010x} in "
-        f"{_words(told[rank])}, and {listed(others)} by one with {most:#010x}: that gradient was "
-        f"wrong. Either the lengths of `Balancer(cost=...)` differ between ranks, or evenstep has "
-        f"a defect: please report it. Go on from the last checkpoint.",
+        f"Rank {rank} used an assignment of samples with checksum {sums[rank]:#010x} in "
+        f"{_words(told[rank])}, and {listed(others)} used {most:#010x}: that gradient was wrong. "
+        f"Either the lengths of `Balancer(cost=...)` differ between ranks, or evenstep has a "
+        f"defect: please report it. Continue from the last checkpoint.",
     )
 
 

@@ -21,11 +21,12 @@ class Bounds:
         min: smallest local batch; one number for all workers or one each. ``"auto"`` is 1, and 2
             for models with local batch normalization, which cannot normalize a single sample.
             At 0 a worker may be left out entirely, and is then no longer measured.
-        max: most samples that fit into a worker's memory at once, likewise; None is no cap.
-            Plain loops never get more. Loops over ``loader.steps()`` may be given more, and get
-            it as micro-batches of at most this size. ``"probe"`` has every worker find out by
-            trial in its first step, in loops that call ``step.backward(closure)``.
-        granularity: samples that stay together, likewise, such as 8 for tensor cores.
+        max: most samples that fit into a worker's memory at once, one number for all workers or
+            one each; None is no cap. Plain loops never get more. Loops over ``loader.steps()`` may
+            get more, as micro-batches of at most this size. With ``"probe"`` every worker finds
+            its limit by trial in the first step, in loops that call ``step.backward(closure)``.
+        granularity: samples that stay together, such as 8 for tensor cores; one number for all
+            workers or one each.
         vary: what differs between workers. ``"size"``: a local batch is one forward of any size,
             or as few as ``max`` allows. ``"count"``: every forward has ``granularity`` samples,
             one number for all workers, and faster workers get more forwards. This gives compiled

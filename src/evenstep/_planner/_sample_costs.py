@@ -25,13 +25,13 @@ class Cost:
     r"""What samples cost: by their lengths, or by features of your own.
 
     With lengths $L$, a sample costs $f_0 + f_1 L + f_2 L^2$; with features $x$, it costs
-    $f_0 + f \cdot x$. Nothing has to be set: $f$, and how fast each rank is, are fitted to the
-    times of training steps, beginning with $L$ alone.
+    $f_0 + f \cdot x$. You do not set $f$ or the speeds of the ranks: they are fitted to the times
+    of training steps, beginning with $L$ alone.
 
     Right where costs add up over the samples of a forward (packed or unpadded text, pixels of
     images in a list, nodes and edges of graphs), or, with ``padded``, where every sample of a
-    forward takes as long as its longest one. A wrong length costs speed, and nothing else: who
-    computes a sample does not change the gradient.
+    forward takes as long as its longest one. A wrong length costs speed, and nothing else: the
+    gradient does not depend on which rank computes a sample.
 
     Usage:
         Balancer(cost="length")  # a column of a Hugging Face data set
@@ -43,20 +43,20 @@ class Cost:
         of: lengths by index, ``(num_samples,)``, from 0 to 2**24; or features,
             ``(num_samples, num_features)``, one to six of them, from 0 to 2**48; integers. Or the
             name of a column of lengths, or of lists, whose lengths count, such as
-            ``"input_ids"``; without such a column it is looked for in each sample, which reads the
-            whole data set once. Or a function from an index to its length, which is called once
-            for each sample. For a stream, the name of a field of each sample, or a function of a
-            sample.
-        padded: whether a collator pads the samples of a forward to the longest. None asks it: it
-            is shown some samples before training.
-        max_size: most that one forward may have: the sum of the lengths, or where they are padded
-            the longest times their number; of features, the first one counts. None is no limit.
-            For loops over ``loader.steps()``, which may make several forwards.
-        max_samples: most samples of one forward; likewise.
-        from_batch: in the place of ``of``, where lengths become known as samples are read: the name
-            of a field that each sample has, or the batch, such as ``"attention_mask"``; or a
-            function of the samples that a collator was given, and of the batch that it made, which
-            returns the length of each sample. In the first epoch plans count samples.
+            ``"input_ids"``; without such a column, it is the name of a field of each sample, and
+            the whole data set is read once. Or a function from an index to its length, which is
+            called once for each sample. For a stream, the name of a field of each sample, or a
+            function of a sample.
+        padded: whether the collator pads the samples of a forward to the longest. With None,
+            evenstep finds out: it shows the collator some samples before training.
+        max_size: largest size of one forward: the sum of the lengths, or, if samples are padded,
+            the longest length times their number; of features, the first one counts. None is no
+            limit. For loops over ``loader.steps()``, which may make several forwards.
+        max_samples: most samples of one forward, in the same loops; None is no limit.
+        from_batch: instead of ``of``, if lengths become known only when samples are read: the name
+            of a field of each sample, or of the batch, such as ``"attention_mask"``; or a function
+            that gets the collator's samples and its batch, and returns the length of each sample.
+            In the first epoch, plans count samples.
     """
 
     of: Any = None
@@ -79,12 +79,12 @@ class Cost:
 
     @classmethod
     def given(cls, value: Any) -> Cost | None:
-        """Return what ``Balancer(cost=...)`` was given as a ``Cost``; None is none."""
+        """Return the argument of ``Balancer(cost=...)`` as a ``Cost``; None stays None."""
         return value if value is None or isinstance(value, cls) else cls(value)
 
     @property
     def is_capped(self) -> bool:
-        """Whether one forward may be too small for what a rank gets."""
+        """Whether a rank may need several forwards for its samples."""
         return self.max_size is not None or self.max_samples is not None
 
     @property
@@ -132,9 +132,9 @@ class Cost:
         return isinstance(self.of, str) and isinstance(names, list) and self.of in names
 
     def read(self, dataset: Any) -> Cost:
-        """Return it with what the samples of ``dataset`` cost, in the place of a name or function.
+        """Return a copy with the costs of ``dataset``'s samples in place of a name or function.
 
-        As it is where that becomes known ``from_batch``.
+        With ``from_batch`` it returns itself.
 
         Raises:
             ValueError: nothing in the data set has that name, or it is not one length for each

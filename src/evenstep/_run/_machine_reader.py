@@ -1,4 +1,4 @@
-"""What the machine under a rank has to spare: CPU and memory, as NARX wants to know."""
+"""The free CPU and memory of a rank's machine, which NARX uses."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from ._process_reader import ProcessReader
 
 
 class MachineReader(Protocol):
-    """Reads what one worker can have of its machine. Anything with this method will do."""
+    """Reads the CPU and memory that one worker can have. Any object with this method will do."""
 
     def read(self) -> tuple[float, int] | None:
         """Return the share of the CPUs that the worker can have, in [0, 1], and free bytes.
 
-        It is called when the worker's own part of a step is done, on the thread that did it: the
-        latest moment at which the plan of the next step can still follow what it says. None where
-        that is unknown.
+        It is called when the worker's own part of a step is done, on the thread that did it. This
+        is the latest moment at which the next step's plan can still use the reading. None means
+        that it is unknown.
         """
 
 
 class PsutilReader:
-    """Reads the whole host by psutil, where there are no files of Linux's to read.
+    """Reads the whole host by psutil, on systems without Linux's files.
 
-    The share is that of idle cores since the last call. A worker that is busy counts as load, and
-    what bounds this process alone is not seen. Some 0.05 ms a call.
+    The share is that of idle cores since the last call. A busy worker counts as load, and limits
+    of this process alone are not seen. A call takes about 0.05 ms.
     """
 
     def __init__(self) -> None:

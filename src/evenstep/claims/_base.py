@@ -1,4 +1,4 @@
-"""The interface every scheme implements, and what its machines are made of."""
+"""The interface of schemes, and the parts of their state machines."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Chunk:
     Attributes:
         start: first slot of the step, from 0.
         stop: the slot after the last.
-        cost_s: seconds that getting hold of them is taken to need, before they can be computed.
-        is_moved: whether they were claimed or handed over, and not in the rank's own plan.
+        cost_s: assumed seconds of the claim itself, before the samples can be computed.
+        is_moved: whether they were claimed or handed over, and are not in the rank's own plan.
     """
 
     start: int
@@ -39,11 +39,11 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn(Generic[State]):
-    """What a rank without anything to do is to do next.
+    """What an idle rank does next.
 
     Attributes:
         chunk: the slots to compute; None if the rank has done its part.
-        state: of the step from now on.
+        state: the state of the step from now on.
         woken: ranks that were given something in this turn, and ask again if they had ended.
     """
 
@@ -55,18 +55,18 @@ class Turn(Generic[State]):
 class AbstractScheme(abc.ABC, Generic[State]):
     """Says how a planned step is carried out, as a pure state machine.
 
-    A policy plans how many samples each rank gets. A scheme decides what becomes of that while
-    the step runs: ``begin`` takes the plan, and whenever a rank has nothing to do its ``turn``
-    says what is next, until that is nothing. Whatever the order of turns, the chunks of all ranks
-    are the slots of the step, each exactly once.
+    A policy plans how many samples each rank gets. A scheme decides what happens to the plan while
+    the step runs. ``begin`` takes the plan. Whenever a rank is idle, ``turn`` says what it does
+    next, until there is nothing left. In any order of turns, the chunks of all ranks are the slots
+    of the step, each exactly once.
 
-    A scheme is an immutable value without clock or transport. The simulator asks it when its
-    workers are ready by the simulated clock; a driver can ask the same object when real ones are.
-    One rank, or a counter that all share, has to hold the state.
+    A scheme is an immutable value without clock or transport. The simulator asks it when a
+    simulated worker is ready; a driver can ask the same object when a real worker is. One rank, or
+    a counter that all ranks share, has to hold the state.
 
     Attributes:
-        moves_samples: whether slots may change hands inside a step. Where they may not, each
-            rank's one turn is its plan, and a driver needs no machine at all.
+        moves_samples: whether slots may change their rank inside a step. If not, each rank's only
+            turn is its plan, and a driver needs no state machine.
     """
 
     __slots__ = ()
@@ -75,14 +75,14 @@ class AbstractScheme(abc.ABC, Generic[State]):
 
     @abc.abstractmethod
     def local_steps(self, step_s: FloatArray) -> IntArray:
-        """Return how many steps each rank takes by itself until all are averaged, at least 1.
+        """Return how many steps each rank takes alone until parameters are averaged, at least 1.
 
         Args:
-            step_s: what a step takes every rank, newest measurement, ones before there is any,
+            step_s: the newest measured step time of every rank, or ones before there is any,
                 ``(world_size,)``.
 
         Returns:
-            Numbers of steps, ``(world_size,)``: ones where gradients meet in every step.
+            Numbers of steps, ``(world_size,)``: ones if gradients are summed in every step.
         """
 
     @abc.abstractmethod
@@ -91,19 +91,19 @@ class AbstractScheme(abc.ABC, Generic[State]):
 
     @abc.abstractmethod
     def turn(self, state: State, rank: int, speeds: FloatArray) -> Turn[State]:
-        """Return what ``rank``, which has nothing to do, does next.
+        """Return what the idle ``rank`` does next.
 
         Args:
-            state: from ``begin`` or the turn before, of whichever rank.
-            rank: who asks.
-            speeds: samples per second of every rank as far as they are known, positive,
-                ``(world_size,)``. Only ratios matter, but where costs are given.
+            state: from ``begin`` or from the turn before, of any rank.
+            rank: the idle rank.
+            speeds: estimated samples per second of every rank, positive, ``(world_size,)``. Only
+                ratios matter, unless costs are given in seconds.
         """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Planned:
-    """Contiguous slots for every rank, rank 0's first, and who has begun with them.
+    """Contiguous slots for every rank, rank 0's first, and which ranks have begun.
 
     Attributes:
         edges: rank r's slots are ``edges[r]`` to ``edges[r + 1]``, ``(world_size + 1,)``.
@@ -126,7 +126,7 @@ class Planned:
         return cls(edges, np.zeros(len(sizes), np.bool_))
 
     def take(self, rank: int) -> tuple[Chunk | None, Planned]:
-        """Return the rank's slots, None if there are none left, and what holds from now on."""
+        """Return the rank's slots (None if there are none left) and the new value."""
         if self.begun[rank]:
             return None, self
         begun = self.begun.copy()

@@ -1,4 +1,4 @@
-"""How much a rank claims of what is left of a step."""
+"""How many of a step's remaining samples a rank claims."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from ..exceptions import invalid
 
 @dataclass(frozen=True, slots=True)
 class Factoring:
-    r"""Claims in proportion to speed that shrink with what is left.
+    r"""Claims in proportion to speed, which become smaller as samples run out.
 
-    $\max(m, \lfloor f R \, v_i / \sum_j v_j \rfloor)$ of $R$ samples left, $v$ the speeds. Early
-    claims are large, so there are few; late ones small, so all end together. A rank that would
-    need longer for a single sample than the fastest needs for all of the rest claims none.
+    A claim is $\max(m, \lfloor f R \, v_i / \sum_j v_j \rfloor)$ of the $R$ samples left, with
+    speeds $v$. Early claims are large, so there are few; late ones are small, so all ranks end
+    together. If a rank would need longer for one sample than the fastest rank for all the rest, it
+    claims none.
 
-    Right where speeds are about known and claims are cheap: $W$ equal ranks share out $R$ samples
-    in about $W (1 + \ln(f R / W)) / f$ of them. Wrong where a claim costs as much as several
+    Right if speeds are approximately known and claims are cheap: $W$ equal ranks share out $R$
+    samples in about $W (1 + \ln(f R / W)) / f$ claims. Wrong if a claim costs as much as several
     samples: raise ``smallest``.
 
     Args:

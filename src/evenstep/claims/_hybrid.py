@@ -35,24 +35,24 @@ class HybridState:
 class Hybrid(AbstractScheme[HybridState]):
     r"""Each rank begins with a part of its predicted share, then all claim what is left.
 
-    Of its planned $b_i$ a rank computes $\max(1, \lfloor p \, b_i \rfloor)$ unasked. The other
-    samples lie in one heap, and ranks that are ready claim from it by ``factoring``. A prediction
-    that was right costs some claims; one that was wrong up to a factor of about $1 / p$ is made
-    up for within the step.
+    Of its planned $b_i$ samples a rank computes $\max(1, \lfloor p \, b_i \rfloor)$ at once. The
+    other samples of all ranks are pooled, and ranks that are ready claim from the pool by
+    ``factoring``. If the prediction was right, this costs some claims. If it was wrong by up to a
+    factor of about $1 / p$, the step makes up for it.
 
-    The defaults were chosen where a claim costs a hundredth of the step.
+    The defaults were chosen for claims that cost a hundredth of the step.
 
-    Right where load changes faster than a plan can follow, and a claim costs little against that.
-    Wrong on calm workers: each claim is one more forward and one more request, for nothing. The
+    Right if load changes faster than a plan can follow, and claims are cheap compared with that.
+    Wrong on steady workers: each claim is one more forward and one more request, for nothing. The
     samples of the step, and so its gradient, are the same either way.
 
     Args:
-        first: $p$, the part of the plan that is not up for claims, in [0, 1]. At 1 it is ``Bsp``.
+        first: $p$, the part of the plan that cannot be claimed, in [0, 1]. 1 is ``Bsp``.
         factoring: how large a claim is.
-        least: smallest claim, as a share of what the rank would have of the whole step, in
-            [0, 1]. Smaller ones are mostly cost, and larger ones end too far apart.
-        claim_s: seconds that a claim takes its rank, at least 0: the request, and a forward's own
-            fixed cost.
+        least: smallest claim, as a share of the rank's part of the whole step, in [0, 1]. Smaller
+            claims are mostly cost, and after larger ones ranks end too far apart.
+        claim_s: seconds that a claim takes on its rank, at least 0: the request, and the fixed cost
+            of a forward.
 
     Raises:
         ValueError: an argument is out of range.

@@ -45,15 +45,15 @@ def evenstep(
 
 
 app.command("demo", short_help="Equal shares against balanced ones, live.")(demo)
-app.command("lab", short_help="A script on hosts that this machine plays.")(lab)
-app.command("simulate", short_help="Policies on simulated workers, compared.")(simulate)
-app.command("trace", short_help="A recorded run, to be opened in Perfetto.")(trace)
-app.command("plan", short_help="What a step takes, who is worth keeping.")(plan)
+app.command("lab", short_help="Run a script on hosts that this machine emulates.")(lab)
+app.command("simulate", short_help="Compare policies on simulated workers.")(simulate)
+app.command("trace", short_help="Write a recorded run as a trace for Perfetto.")(trace)
+app.command("plan", short_help="How long a step takes, and which workers are worth it.")(plan)
 app.command(
     "watch",
-    short_help="A training as it is: who waits for whom, and why.",
+    short_help="Which ranks of a training wait for which, and why.",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )(watch)
-app.command("top", short_help="A run in the terminal, while it goes on.")(top)
+app.command("top", short_help="Follow a run in the terminal.")(top)
 app.command("doctor", short_help="What is wrong with machines and links.")(doctor)
-app.command("report", short_help="A recorded run as one HTML page.")(report)
+app.command("report", short_help="Write a recorded run as one HTML page.")(report)

@@ -19,22 +19,23 @@ _NEEDED = ("torch", "matplotlib")
 
 def demo(
     workers: Annotated[
-        int | None, typer.Option(help="How many worker processes; 4, or one per card.")
+        int | None, typer.Option(help="Number of worker processes (default: 4, or one per GPU).")
     ] = None,
     speeds: Annotated[
-        str | None, typer.Option(help="Emulated speeds, one per worker: 1,1/2,1/3,1/6.")
+        str | None, typer.Option(help="Emulated speeds, one per worker, such as 1,1/2,1/3,1/6.")
     ] = None,
     policy: Annotated[
         str,
         typer.Option(
-            help="The balanced run's policy: a name, or module:Class, in the current folder too."
+            help="The balanced run's policy: a name, or module:Class (also in this folder)."
         ),
     ] = "auto",
     device: Annotated[
-        str, typer.Option(help="auto, cpu or cuda. auto: your cards, if there are two or more.")
+        str, typer.Option(help="auto, cpu or cuda; auto takes GPUs if there are two or more.")
     ] = "auto",
     steps: Annotated[
-        int | None, typer.Option(help="Steps of each run; else what fits in about a minute.")
+        int | None,
+        typer.Option(help="Steps of each run (default: as many as fit in about a minute)."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for picture, figures and events.")] = Path(
         "runs/demo"

@@ -14,16 +14,17 @@ from .._install import install_line
 from ._common import fail, least, within
 
 Ranks = Annotated[
-    int | None, typer.Option(help="Ranks to start on this machine; one for each GPU, or 1.")
+    int | None, typer.Option(help="Ranks to start on this machine (default: one per GPU, or 1).")
 ]
 StepName = Annotated[
     str | None,
-    typer.Option("--step", help="Your own step: MODULE:FUNCTION or FILE.py:FUNCTION of a number."),
+    typer.Option("--step", help="Your own step: MODULE:FUNCTION or FILE.py:FUNCTION."),
 ]
 Total = Annotated[
-    int | None, typer.Option(help="Samples per step of all ranks; 32 for each, 512 on GPUs.")
+    int | None,
+    typer.Option(help="Samples per step of all ranks (default: 32 per rank, 512 on GPUs)."),
 ]
-Out = Annotated[Path | None, typer.Option(help="File for `evenstep plan --doctor`.")]
+Out = Annotated[Path | None, typer.Option(help="File to write, for `evenstep plan --doctor`.")]
 
 
 def doctor(
@@ -33,7 +34,7 @@ def doctor(
     out: Out = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
-    """Say what is wrong with machines and links, in a minute, and what plain training wastes.
+    """Say in a minute what is wrong with machines and links, and what plain training wastes.
 
     It starts the ranks of this machine. On several machines, start it on each as your training:
     `torchrun --nnodes 2 ... -m evenstep.doctor`, with the same options.

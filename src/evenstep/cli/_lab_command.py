@@ -25,21 +25,23 @@ def lab(
     ] = None,
     cpus: Annotated[
         str | None,
-        typer.Option(help="Cores of each host, or of all: 0.8,0.6,0.3; what is free."),
+        typer.Option(help="Cores of each host, such as 0.8,0.6,0.3 (default: no quota)."),
     ] = None,
     mbit: Annotated[
         str | None,
-        typer.Option(help="Mbit/s of each link, or of all: 200,100:50, up:down; not shaped."),
+        typer.Option(
+            help="Mbit/s of each link, or up:down, such as 200,100:50 (default: not shaped)."
+        ),
     ] = None,
     trace: Annotated[
         Path | None,
-        typer.Option(help="CSV of changes while it runs: seconds,host,mbit and perhaps cpus."),
+        typer.Option(help="CSV file of changes: columns seconds,host,mbit and perhaps cpus."),
     ] = None,
     delay_ms: Annotated[
-        float, typer.Option(help="What packets wait on their way out; needs netem.")
+        float, typer.Option(help="Delay in ms of packets on their way out of a host; needs netem.")
     ] = 0.0,
     clean_: Annotated[
-        bool, typer.Option("--clean", help="Remove what labs left that were killed, and end.")
+        bool, typer.Option("--clean", help="Remove the remains of labs that were killed, and exit.")
     ] = False,
 ) -> None:
     """Run a script with torchrun on hosts that this machine emulates. Linux and root only."""

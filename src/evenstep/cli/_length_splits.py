@@ -21,14 +21,14 @@ from ._common import check_ends, refused, within
 
 Lengths = Annotated[
     str | None,
-    typer.Option(help=f"Lengths of samples: {', '.join(DRAWN)} or a file with one in each line."),
+    typer.Option(help=f"Lengths of samples: {', '.join(DRAWN)}, or a file with one per line."),
 ]
 Padded = Annotated[
-    bool, typer.Option("--padded", help="With --lengths: samples are padded to the longest.")
+    bool, typer.Option("--padded", help="Samples are padded to the longest; with --lengths.")
 ]
 HiddenSize = Annotated[
     int | None,
-    typer.Option(help="With --lengths: a sample costs L + L**2 / (6 N); 4096. 0 is L alone."),
+    typer.Option(help="A sample costs L + L**2 / (6 N); N = 0: L (default: 4096; with --lengths)."),
 ]
 _MOST_DRAWN = 10**8  # samples of all steps: a gigabyte
 WAYS = ("equal counts", "by speed alone", "by length alone", "by both", "lower bound")

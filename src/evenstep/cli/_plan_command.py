@@ -46,32 +46,36 @@ from ._plan_memory import (
 )
 from ._plan_text import Question, as_json, as_text
 
-Speeds = Annotated[str | None, typer.Option(help="Samples per second of each worker: 100,80,20.")]
+Speeds = Annotated[
+    str | None, typer.Option(help="Samples per second of each worker, such as 100,80,20.")
+]
 Run = Annotated[
     Path | None,
-    typer.Option(help="Instead: a run's folder, Runtime(run_dir=...), or its events.jsonl."),
+    typer.Option(help="In place of speeds: a recorded run's folder, or its events.jsonl."),
 ]
 Doctor = Annotated[
-    Path | None, typer.Option(help="Instead: what `evenstep doctor --out FILE` wrote.")
+    Path | None, typer.Option(help="In place of speeds: the file of `evenstep doctor --out FILE`.")
 ]
 Samples = Annotated[
-    int | None, typer.Option(help="Samples per step; that of the run where one is given.")
+    int | None, typer.Option(help="Samples per step (default: that of the run, if there is one).")
 ]
 Intercepts = Annotated[
     str | None,
-    typer.Option(help="Seconds of a step before its first sample, one number or one each; 0."),
+    typer.Option(help="Fixed seconds of a step, one number or one per worker (default: 0)."),
 ]
 Overhead = Annotated[
     float | None,
-    typer.Option(help="Seconds of a step past computing: communication, optimizer; 0."),
+    typer.Option(help="Seconds of a step for communication and optimizer (default: 0)."),
 ]
 MostSamples = Annotated[
     str | None,
-    typer.Option("--max", help="Most samples that fit, one number or one each; no cap."),
+    typer.Option(
+        "--max", help="Most samples that fit, one number or one per worker (default: no cap)."
+    ),
 ]
 Added = Annotated[
     str | None,
-    typer.Option(help="Speeds of machines to add, each alone; like the fastest and slowest."),
+    typer.Option(help="Speeds of machines to try adding (default: the fastest and the slowest)."),
 ]
 
 Part = tuple[dict[str, Any], str]  # as JSON, and for people
@@ -101,7 +105,7 @@ def plan(
     sample_mb: SampleMb = None,
     as_json_: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
-    """Say how long a step takes, equal and balanced, who is worth keeping, what one more brings."""
+    """Say how long a step takes, equal and balanced, and what each worker or one more brings."""
     width = terminal_width()
     held = MemoryQuestion(parameters, memory, optimizer, dtype, layers, sample_mb)
     try:

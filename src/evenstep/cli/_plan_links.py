@@ -21,14 +21,16 @@ _MOST_CHUNKS = 10_000  # they are exchanged one by one
 
 Mbit = Annotated[
     str | None,
-    typer.Option(help="What each worker's link carries in Mbit/s, one number or one each."),
+    typer.Option(help="Mbit/s of each worker's link, one number or one per worker."),
 ]
 ModelMb = Annotated[
-    float | None, typer.Option(help="MB of gradients that are summed in a step, with --mbit.")
+    float | None, typer.Option(help="MB of gradients that a step sums; with --mbit.")
 ]
-Chunks = Annotated[int, typer.Option(help="Parts that gradients go in, with --mbit.")]
+Chunks = Annotated[
+    int, typer.Option(help="Number of chunks that gradients are sent in; with --mbit.")
+]
 Overlap = Annotated[
-    float, typer.Option(help="Part of computing in which gradients become ready, with --mbit.")
+    float, typer.Option(help="Part of computing in which gradients are sent; with --mbit.")
 ]
 
 

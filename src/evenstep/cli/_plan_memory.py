@@ -32,16 +32,21 @@ REMEDIES = {
 """What to do, for the first of the ways that fits on every worker."""
 
 Parameters = Annotated[
-    float | None, typer.Option(help="Numbers that the model trains, with --memory: 1.3e9.")
+    float | None, typer.Option(help="Number of parameters, such as 1.3e9; with --memory.")
 ]
 Memory = Annotated[
-    str | None, typer.Option(help="GiB of each worker's memory, with --parameters: 24,24,12.")
+    str | None,
+    typer.Option(help="GiB of each worker's memory, such as 24,24,12; with --parameters."),
 ]
-Optimizer = Annotated[str, typer.Option(help="adam, momentum or sgd, with --parameters.")]
-Dtype = Annotated[str, typer.Option(help="float32 (autocast too) or bfloat16.")]
-Layers = Annotated[int, typer.Option(help="Equal parts that FSDP2 gathers one by one.")]
+Optimizer = Annotated[str, typer.Option(help="adam, momentum or sgd; with --parameters.")]
+Dtype = Annotated[
+    str, typer.Option(help="float32 (also under autocast) or bfloat16; with --parameters.")
+]
+Layers = Annotated[
+    int, typer.Option(help="Number of layers that FSDP2 gathers one by one; with --parameters.")
+]
 SampleMb = Annotated[
-    float | None, typer.Option(help="MiB that a sample takes in a forward, with --parameters.")
+    float | None, typer.Option(help="MiB that a sample takes in a forward; with --parameters.")
 ]
 
 

@@ -17,20 +17,19 @@ from ._common import fail, refused
 
 Run = Annotated[
     Path,
-    typer.Argument(
-        help="A run's folder, Runtime(run_dir=...), or its events.jsonl.", metavar="RUN"
-    ),
+    typer.Argument(help="A recorded run's folder, or its events.jsonl.", metavar="RUN"),
 ]
 Other = Annotated[
     Path | None, typer.Option("--compare", help="Another run, shown beside it.", metavar="RUN2")
 ]
 Output = Annotated[
-    Path | None, typer.Option("--output", "-o", help="The page; report.html in the run's folder.")
+    Path | None,
+    typer.Option("--output", "-o", help="The page (default: report.html in the run's folder)."),
 ]
 
 
 def report(run: Run, compare: Other = None, output: Output = None) -> None:
-    """Write one HTML page on a recorded run, which needs no network and no server."""
+    """Write one HTML page about a recorded run. The page needs no network and no server."""
     path = output or (run if os.path.isdir(run) else run.parent) / "report.html"
     try:
         runs = [_read(run, "RUN")] + ([] if compare is None else [_read(compare, "--compare")])

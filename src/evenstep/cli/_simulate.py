@@ -23,24 +23,28 @@ from ._simulate_lengths import LengthCase, length_cases, lengths_json, lengths_t
 from ._trials import play, play_all
 
 Scenarios = Annotated[
-    str | None, typer.Option(help="Names with commas between; the eight policies meet in.")
+    str | None, typer.Option(help="Comma-separated names (default: the first eight).")
 ]
 Policies = Annotated[
     str | None,
-    typer.Option(help="Names or module:Class, commas between; all that need no settings."),
+    typer.Option(
+        help="Comma-separated names or module:Class (default: all that need no settings)."
+    ),
 ]
 Traces = Annotated[
     list[Path] | None,
-    typer.Option(help="A run's folder or events.jsonl, or a table; may be given several times."),
+    typer.Option(help="A run's folder, its events.jsonl, or a table; may be given several times."),
 ]
 Steps = Annotated[
-    int | None, typer.Option(help="Steps of drawn scenarios; 600, or 200 with --lengths.")
+    int | None, typer.Option(help="Steps of drawn scenarios (default: 600; with --lengths 200).")
 ]
 Seeds = Annotated[
-    str | None, typer.Option(help="How many, from 0, or a range such as 1000-1007; 4.")
+    str | None,
+    typer.Option(help="Number of seeds, from 0, or a range such as 1000-1007 (default: 4)."),
 ]
 Samples = Annotated[
-    int | None, typer.Option(help="Samples per step; 64 a worker, or as a trace has it.")
+    int | None,
+    typer.Option(help="Samples per step (default: 64 per worker, or that of the trace)."),
 ]
 
 
@@ -48,25 +52,30 @@ def simulate(
     scenario: Scenarios = None,
     policy: Policies = None,
     scheme: Annotated[
-        str, typer.Option(help="bsp, hybrid or module:Class, commas between.")
+        str, typer.Option(help="Comma-separated: bsp, hybrid or module:Class.")
     ] = "bsp",
     trace: Traces = None,
     intercepts: Annotated[
-        str | None, typer.Option(help="Fixed seconds of a step in traces, one or one each.")
+        str | None,
+        typer.Option(help="Fixed seconds of a step in traces, one number or one per worker."),
     ] = None,
-    world_size: Annotated[int | None, typer.Option(help="Workers of drawn scenarios; 8.")] = None,
+    world_size: Annotated[
+        int | None, typer.Option(help="Workers of drawn scenarios (default: 8).")
+    ] = None,
     steps: Steps = None,
     seeds: Seeds = None,
     global_batch_size: Samples = None,
     move_cost: Annotated[
-        float, typer.Option(help="What a claim takes, in steps of the best plan.")
+        float, typer.Option(help="Cost of a claim, as a part of the best plan's step.")
     ] = 0.01,
     lengths: Lengths = None,
     padded: Padded = False,
     hidden_size: HiddenSize = None,
-    jobs: Annotated[int | None, typer.Option(help="Processes; one per CPU.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="Number of processes (default: one per CPU).")
+    ] = None,
     as_json_: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
-    png: Annotated[Path | None, typer.Option(help="Draw it into this file.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Draw the table into this file.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write a page with the table.")] = None,
 ) -> None:
     """Compare policies on simulated workers with the perfect-foresight oracle."""

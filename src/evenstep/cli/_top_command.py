@@ -17,12 +17,12 @@ from ._common import check_ends, fail, refused, within
 
 def top(
     run: Annotated[
-        str, typer.Argument(help="A run's folder, Runtime(run_dir=...), its events.jsonl, or -.")
+        str, typer.Argument(help="A run's folder, its events.jsonl, or - for standard input.")
     ],
     refresh: Annotated[float, typer.Option(help="Seconds from one view to the next.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print one view of all ranks.")] = False,
 ) -> None:
-    """Show a run while it goes on: its ranks, what is lost for whom and why; q ends it.
+    """Follow a run: its ranks, and which of them the others wait for, and why; q ends it.
 
     With - it reads events from standard input, such as those of another machine.
     """

@@ -18,14 +18,13 @@ from .._whole_file import write_whole
 from ..events import to_record
 from ._common import fail, refused
 
-Run = Annotated[
-    Path, typer.Argument(help="A run's folder, Runtime(run_dir=...), or its events.jsonl.")
-]
+Run = Annotated[Path, typer.Argument(help="A recorded run's folder, or its events.jsonl.")]
 Output = Annotated[
-    Path | None, typer.Option("--output", "-o", help="The file; trace.json beside the events.")
+    Path | None,
+    typer.Option("--output", "-o", help="The file (default: trace.json beside the events)."),
 ]
 Steps = Annotated[
-    str | None, typer.Option(help="Steps to draw, such as 1000-1999 or 1000-; all of them.")
+    str | None, typer.Option(help="Steps to draw, such as 1000-1999 or 1000- (default: all).")
 ]
 
 

@@ -1,4 +1,4 @@
-"""``evenstep watch``: who waits for whom in a training, and why; the script stays as it is."""
+"""``evenstep watch``: which ranks of a training wait for which, and why."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from ._common import fail
 
 def watch(
     command: Annotated[
-        list[str], typer.Argument(help="What starts the training: torchrun ... train.py.")
+        list[str],
+        typer.Argument(help="The command that starts the training, such as torchrun ... train.py."),
     ],
     every: Annotated[
-        float, typer.Option(help="Seconds between two lines on standard error; 0: none.")
+        float, typer.Option(help="Seconds between two lines on standard error; 0 writes none.")
     ] = 10.0,
     run_dir: Annotated[
-        Path | None, typer.Option(help="Folder for rank 0's events, for report and top.")
+        Path | None, typer.Option(help="Folder for rank 0's events, which `report` and `top` read.")
     ] = None,
 ) -> None:
-    """Run a training and say who waits for whom in it, and why. Nothing in it changes."""
+    """Run a training unchanged, and say which ranks wait for which, and why."""
     from ..watch._start_watch import run
 
     try:

@@ -19,14 +19,14 @@ class OpenTelemetry:
     """A hook whose metrics a meter of OpenTelemetry observes.
 
     Names are ``evenstep.step.wall_s``, ``evenstep.rank.compute_s`` with the attribute ``rank``, and
-    so on; there is no convention of OpenTelemetry's for training steps. Values are made when the
-    SDK asks for them, at its own interval. A meter observes one run at a time.
+    so on; OpenTelemetry has no convention for training steps. Values are made when the SDK asks for
+    them, at its own interval. A meter observes one run at a time.
 
     Usage:
         hooks = (OpenTelemetry(metrics.get_meter("training")),)
 
     Args:
-        meter: of the caller's ``MeterProvider``; it says where metrics go.
+        meter: a meter of your ``MeterProvider``, which says where metrics go.
 
     Raises:
         ValueError: it is no meter.

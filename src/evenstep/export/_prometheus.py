@@ -30,7 +30,7 @@ class Prometheus:
         hooks = (Prometheus(registry),)
 
     Args:
-        registry: where this is registered. What serves it is the caller's to start, on rank 0.
+        registry: where this is registered. Start the server for it yourself, on rank 0.
 
     Raises:
         ValueError: it is no registry.

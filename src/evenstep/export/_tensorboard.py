@@ -24,17 +24,16 @@ class ScalarWriter(Protocol):
 class TensorBoard:
     """A hook that writes the metrics of steps as scalars.
 
-    Tags begin with ``evenstep/``; a rank's end with its number. A scalar takes 20 microseconds of
-    Python's time, so that all of them would slow training down: every tenth step is written, and
-    of more than 16 ranks quantiles and the largest values. Counters are left to the other adapters.
+    Tags begin with ``evenstep/``; those of a rank end with its number. A scalar takes 20
+    microseconds of Python's time, so all of them would slow training down. Only every tenth step is
+    written, and with more than 16 ranks quantiles and the largest values. Counters are left out.
 
     Usage:
         hooks = (TensorBoard(SummaryWriter("runs/mine")),)
 
     Args:
-        writer: such as ``torch.utils.tensorboard.SummaryWriter``. It is the caller's, to be closed
-            after the run.
-        every: steps between two that are written, at least 1, which writes all.
+        writer: such as ``torch.utils.tensorboard.SummaryWriter``. Close it yourself after the run.
+        every: number of steps of which one is written, at least 1; 1 writes all.
 
     Raises:
         ValueError: ``writer`` cannot write scalars, or ``every`` is below 1.

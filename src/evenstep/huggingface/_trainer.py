@@ -35,35 +35,36 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
         trainer = BalancedTrainer(model=model, args=args, train_dataset=dataset)
         trainer.train()
 
-    Every optimizer step trains on the samples that it has in a plain `Trainer` with as many
-    processes; ranks differ in how many of them they compute. With ``gradient_accumulation_steps``
-    the batches of all ranks in a step are shared out together, in forwards of at most
+    Every optimizer step trains on the same samples as in a plain `Trainer` with as many processes.
+    Ranks differ in how many of them they compute. With ``gradient_accumulation_steps`` the batches
+    of all ranks in a step are shared out together, in forwards of at most
     ``per_device_train_batch_size``: a fast rank makes more forwards than a slow one.
 
-    Where `Trainer` divides the loss by the ``num_items_in_batch`` of all ranks, which it does for
-    models that accept loss keywords and for a ``compute_loss_func``, its gradient is exact for any
-    split, and nothing is weighted a second time. A loss that was to divide by it, and does not,
-    as in many models for classification, is found out in the first step and weighted by what it
-    divides by instead: its samples, or its own targets. Where `Trainer` has no such rule, that is
-    found out likewise, and in doubt it is samples; or the ``unit`` in ``balancing`` says it, and
-    the loss is weighted at the model's output.
+    `Trainer` divides the loss by the ``num_items_in_batch`` of all ranks if the model accepts loss
+    keywords or there is a ``compute_loss_func``. Its gradient is then exact for any split, and
+    evenstep adds no weights. Many models for classification ignore that number. evenstep finds this
+    out in the first step, and weights such a loss by what it divides by: its samples, or its own
+    targets. For models without loss keywords it finds out in the same way, and takes samples in
+    doubt; or a ``unit`` in ``balancing`` says it.
 
-    ``TrainingArguments(train_sampling_strategy="batch_rebalance")`` asks for plans by the lengths
-    that transformers finds; the samples of every step are those it has there.
+    With ``TrainingArguments(train_sampling_strategy="batch_rebalance")``, plans go by the lengths
+    that transformers finds, with the same samples in every step.
 
-    Resuming from a checkpoint of `Trainer` goes on at the next step, within an epoch too, with as
-    many processes as before.
+    Resuming from a checkpoint of `Trainer` continues at the next step, also within an epoch, with
+    as many processes as before.
 
     Args:
-        args: for `Trainer`, and the keywords beside ``balancing`` as well.
-        balancing: keywords for ``evenstep.torch.Balancer``: ``policy``, ``bounds``, ``unit``,
-            ``runtime``, ``cost``, whose columns may be some that the model does not take.
+        args: arguments for `Trainer`, as are the keywords other than ``balancing``.
+        balancing: keywords for ``evenstep.torch.Balancer``: ``policy``, ``bounds``, ``runtime``,
+            ``unit`` (only for models without loss keywords), and ``cost``, whose columns need not
+            be ones that the model takes.
 
     Attributes:
-        balancer: of the training under way, or of the last one; None before.
+        balancer: the balancer of the current or the last training; None before.
 
     Raises:
-        ValueError: `Trainer` is set up for what is not balanced; the message says what to do.
+        ValueError: `Trainer` is set up for something that is not balanced; the message says what
+            to do.
     """
 
     def __init__(
@@ -108,6 +109,13 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
             self._plain = Balancer(**self._balancing)
             self._plain.prepare()  # which compares the ranks
             return prepared
+        if self._is_scaled() and self._balancing.get("unit", "samples") != "samples":
+            raise invalid(
+                f"{type(self).__name__}(balancing=...)",
+                "leave out 'unit', as Trainer divides this model's loss by its targets itself",
+                repr(self._balancing["unit"]),
+                "If not, set `model.accepts_loss_kwargs = False` before the trainer is made.",
+            )
         if self._data is not None:
             self._data.close()
         self._data = TrainingData(

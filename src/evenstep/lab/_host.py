@@ -32,10 +32,10 @@ class Host:
     """One host of a lab.
 
     Args:
-        cpus: CPU time that all of its processes get together, in cores, at least 0.1 and finite;
-            None takes whatever is free. A quota is an upper limit: it cannot give what others use.
-        mbit: what its link carries in Mbit/s, one number for both ways or ``(up, down)``, from 0.1
-            to 10,000; None does not shape it.
+        cpus: CPU time of all its processes together, in cores, at least 0.1 and finite; None is no
+            quota. A quota is an upper limit: it does not reserve CPU time.
+        mbit: bandwidth of its link in Mbit/s, one number for both directions or ``(up, down)``,
+            from 0.1 to 10,000; None does not shape it.
 
     Attributes:
         cpus: as above.

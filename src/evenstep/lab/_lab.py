@@ -31,25 +31,25 @@ _PATIENCE_S = 5.0
 class Lab:
     """A cluster on one machine, from ``with`` to its end. Linux and root only.
 
-    Each host is a network namespace with one link, ``eth0``, to a bridge in a namespace of its own,
-    shaped both ways, and a control group with a CPU quota. Nothing leads out: hosts reach each
-    other and themselves. Files, memory and processes are the machine's.
+    Each host is a network namespace with one link, ``eth0``, to a bridge in a separate namespace,
+    shaped in both directions, and a control group with a CPU quota. Hosts reach each other and
+    themselves, and nothing else. Files, memory and processes are the machine's.
 
-    At the end of ``with``, by an error too, the processes on all hosts are ended and everything is
-    removed. ``clean`` does it for a process that was killed.
+    At the end of ``with``, also by an error, the processes on all hosts are ended and everything is
+    removed. ``clean`` does this for a process that was killed.
 
     Usage:
         with Lab([Host(mbit=200), Host(mbit=50, cpus=0.5)]) as lab:
             code = lab.torchrun(["train.py"])
 
     Args:
-        hosts: 1 to 250 of them.
-        delay_ms: what every packet waits on its way out of its host, at least 0; a round trip takes
+        hosts: 1 to 250 hosts.
+        delay_ms: delay of every packet on its way out of its host, at least 0; a round trip takes
             twice that. Needs a kernel with netem.
 
     Raises:
         ValueError: an argument is out of range.
-        LabUnavailable: at ``with``, this machine cannot make it; the message says what would help.
+        LabUnavailable: at ``with``: this machine cannot make a lab; the message has the remedy.
     """
 
     def __init__(self, hosts: Sequence[Host], *, delay_ms: float = 0.0) -> None:

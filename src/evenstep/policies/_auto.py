@@ -1,4 +1,4 @@
-"""The policy to start with: fit every worker's times, solve exactly, move if it pays."""
+"""The default policy: fit every worker's times, solve exactly, change sizes if it pays."""
 
 from __future__ import annotations
 
@@ -39,37 +39,38 @@ class Auto(AbstractPolicy[dict[str, Any]]):
     Leaving the equal split takes more: the saving has to exceed what noise alone would pretend,
     $(2 + \sqrt{2 \ln W})$ standard errors of the slowest worker's estimate. Of $W$ equal workers
     the slowest looks slow by $\sqrt{2 \ln W}$ of them. So equal workers keep the equal split
-    under jitter of some percent, and go back to it once nothing is sure to save half of that. Two
-    workers that differ by less than 5 % are told apart after a handful of steps, unlike ones
-    after the first. It also has to exceed a millisecond: less is not worth unequal sizes.
+    under jitter of some percent, and return to it if no other split is sure to save half of that.
+    Workers that differ by less than 5 % are distinguished after a few steps, very different ones
+    after the first. The saving also has to exceed a millisecond of a step.
 
-    Without noise the second plan is near the best and the third within 2 %: one size gives a
-    speed, and two sizes a fixed cost too. No size is tried for that purpose alone. Once sizes are
-    settled, unknown fixed costs cost 0.2 points at most (``benchmarks/fixed_costs.py``). A single
-    slow step changes nothing. A permanent change is followed after its second step, or after its
-    first if earlier changes were permanent.
-    A step in which all workers end within the noise changes nothing by itself.
-    Load that follows the clock is predicted after one and a half periods, up to 256 steps.
-    Where a larger share costs more than in proportion, as with samples padded to the longest one,
-    and times vary by chance, unequal sizes can take longer than equal ones. Steps show that after
-    8 to 30 readings, and the equal split then rests for a while (see ``proved``).
-    In the long run, nothing is worse than any one forecast, or than the equal split, by more than
-    the bound in ``Bank``.
-    Wrong where no line fits (see ``AffineFilter``).
+    Without noise the second plan is near the best and the third within 2 %: one size shows the
+    speed, and two sizes the fixed cost too. No size is tried only to learn. Once sizes are settled,
+    unknown fixed costs cost 0.2 points at most (``benchmarks/fixed_costs.py``). A single slow step
+    changes nothing. A permanent change is followed after its second step, or after its first if
+    earlier changes were permanent. A step in which all workers end within the noise changes nothing
+    by itself. Load that follows the clock is predicted after one and a half periods, up to 256
+    steps.
+
+    If a larger share costs more than in proportion, as with samples padded to the longest one, and
+    times vary by chance, unequal sizes can take longer than equal ones. This shows after 8 to 30
+    readings, and then the equal split stays for a while (see ``proved``).
+
+    In the long run, ``auto`` is not worse than any single forecast, or than the equal split, by
+    more than the bound in ``Bank``. Wrong if no line fits (see ``AffineFilter``).
 
     A worker with zero samples, which needs ``min_batch_size=0``, is not measured and keeps its
-    last estimate. It comes back only if the others slow down. Nothing changes until every worker
-    was measured.
+    last estimate. It gets samples again only if the others slow down. Nothing changes until every
+    worker was measured.
 
     Args:
         min_saving: least predicted saving that is worth a change, as a share of the step, in
             [0, 1).
-        horizon: steps within which a change has to pay for itself, at least 1, where the first
-            step at new sizes is seen to take longer.
-        reach: most by which one plan multiplies or divides a batch size, above 1. A line through
-            sizes around 50 knows little about size 1: what is asked for on the way there tells.
-        filter: what estimates the times.
-        bank: what foresees the next step from them.
+        horizon: steps within which a change has to pay for itself, at least 1, if the first step
+            at new sizes was seen to take longer.
+        reach: largest factor by which one plan changes a batch size, above 1. A line through sizes
+            around 50 says little about size 1, so sizes go there in several plans.
+        filter: estimates the times.
+        bank: predicts the next step from these estimates.
 
     Raises:
         ValueError: ``min_saving``, ``horizon`` or ``reach`` is out of range.

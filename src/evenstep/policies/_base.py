@@ -12,7 +12,7 @@ from .._types import Cluster, Decision, State, StepTimings
 from ..exceptions import invalid
 
 READING_S = 0.05
-"""Seconds of computing that policies take short steps together for.
+"""Seconds of computing for which policies combine short steps.
 
 Learning from a reading takes rank 0 about a millisecond, and every rank a message.
 """
@@ -21,19 +21,18 @@ Learning from a reading takes rank 0 about a millisecond, and every rank a messa
 class AbstractPolicy(abc.ABC, Generic[State]):
     """Decides how many samples each worker gets on the next step.
 
-    A policy is an immutable value: hyperparameters live on ``self``, everything that changes
-    lives in ``State``, which is plain enough for any checkpoint (see ``Decision``). It does no
-    I/O, reads no clock and knows no framework, so the trainer and the simulator run the very
-    same object.
+    A policy is an immutable value: hyperparameters are on ``self``, and everything that changes is
+    in ``State``, which is plain enough for any checkpoint (see ``Decision``). It does no I/O, reads
+    no clock and knows no framework, so the trainer and the simulator run the same object.
 
-    Three things may happen that are not in the policy's hands, and it has to live with them. A
-    measurement may arrive a step late, taken under the plan before. A wrapper or a driver may
-    keep another split in force than the one decided. And the bounds of ``cluster`` may move from
-    one update to the next, as a driver learns what fits in memory; the number of workers may
-    not, for which there is ``init``.
+    A policy has to allow for three things. A measurement may arrive a step late, taken under the
+    plan before. A wrapper or a driver may keep another split in force than the one decided. And the
+    bounds of ``cluster`` may change from one update to the next, as a driver learns what fits in
+    memory. The number of workers stays the same between two calls of ``init``.
 
     Attributes:
-        name: what configurations, the CLI and reports call it, such as ``"lb-bsp-2020"``.
+        name: its name in configurations, on the command line and in reports, such as
+            ``"lb-bsp-2020"``.
     """
 
     __slots__ = ()
@@ -42,10 +41,11 @@ class AbstractPolicy(abc.ABC, Generic[State]):
 
     @property
     def reading_s(self) -> float:
-        """Seconds of computing for which short steps are taken together before an ``update``.
+        """Seconds of computing for which short steps are combined before an ``update``.
 
-        0 shows each step, however short. More suits a policy that is not worth its own time on
-        steps of a few milliseconds; it is shown every worker's median (``StepTimings.num_steps``).
+        With 0 the policy sees each step, however short. A larger value suits a policy that takes
+        too long for steps of a few milliseconds: it sees the median of every worker
+        (``StepTimings.num_steps``).
         """
         return 0.0
 

@@ -16,14 +16,14 @@ from ._splits import refit
 @final
 @dataclass(frozen=True, slots=True)
 class Deadband(AbstractPolicy[dict[str, Any]]):
-    r"""Another policy, whose changes are adopted only if some worker's is large.
+    r"""Another policy, whose new split is adopted only if some worker's batch changes enough.
 
-    The split stays while $\max_r |b^\mathrm{new}_r - b_r| / b_r \le$ ``threshold``. For resizes
-    that cost something: kernels tuned per shape, compiled graphs, fetched samples that change
-    owner. Costs up to about ``threshold`` of the step where small differences last.
+    The split stays while $\max_r |b^\mathrm{new}_r - b_r| / b_r \le$ ``threshold``. Right if
+    resizes are expensive: kernels tuned per shape, compiled graphs, fetched samples that change
+    their rank. If small differences last, it costs up to about ``threshold`` of the step.
 
     Args:
-        policy: decides; it goes on seeing every step.
+        policy: the policy that decides; it sees every step.
         threshold: largest relative change that is ignored, at least 0.
 
     Raises:

@@ -13,12 +13,12 @@ from ._splits import equal_split
 @final
 @dataclass(frozen=True, slots=True)
 class Equal(AbstractPolicy[None]):
-    r"""Every worker gets the same batch, whatever it measures.
+    r"""Every worker gets the same batch, whatever is measured.
 
-    $b_r = B / W$, what plain data-parallel training does. A step takes
-    $\max_r t_r(B / W)$: right where all workers are alike, and the baseline that every other
-    policy has to beat. Bounds that keep a worker from its share leave the others the rest, in
-    equal parts; a remainder goes to the lower ranks.
+    $b_r = B / W$, as in plain data-parallel training. A step takes $\max_r t_r(B / W)$. Right if
+    all workers are equally fast; and the baseline that every other policy has to beat. If bounds
+    keep a worker from its share, the others divide the rest equally. A remainder goes to the lower
+    ranks.
     """
 
     name: ClassVar[str] = "equal"

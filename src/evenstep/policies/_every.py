@@ -1,4 +1,4 @@
-"""Change the split now and then only."""
+"""Change the split only at every n-th step."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ._splits import refit
 class Every(AbstractPolicy[dict[str, Any]]):
     """Another policy, whose split is adopted at every ``num_steps``-th step.
 
-    In between the split stays, and the policy goes on learning from every step. For resizes that
-    cost something, once in a while: at ``num_steps`` = steps per epoch this is the pace of
-    OmniLearn and DBS. A change waits ``num_steps`` / 2 on average until it is answered.
+    In between the split stays, and the policy continues to learn from every step. Right if resizes
+    are expensive: with the steps of an epoch as ``num_steps``, sizes change as often as in
+    OmniLearn and DBS. It takes ``num_steps`` / 2 steps on average to react to a change of speed.
 
     Args:
-        policy: decides; it goes on seeing every step.
-        num_steps: steps between changes, at least 1, which changes nothing.
+        policy: the policy that decides; it sees every step.
+        num_steps: steps between changes, at least 1. With 1, the policy is followed as it is.
 
     Raises:
         ValueError: ``policy`` is not a policy, or ``num_steps`` is below 1.

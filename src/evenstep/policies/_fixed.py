@@ -18,13 +18,12 @@ from ._splits import is_feasible, refit
 class Fixed(AbstractPolicy[None]):
     r"""The batch sizes given, whatever is measured.
 
-    $b_r$ is constant. Right where speeds are known and never change, and for experiments that
-    need a split of their own. Wrong as soon as another job uses one of the machines: nothing
-    reacts.
+    $b_r$ is constant. Right if speeds are known and never change, and for experiments with a
+    certain split. Wrong as soon as another job uses one of the machines: sizes do not react.
 
-    The sizes have to fit the cluster exactly when training starts. Should the bounds tighten
-    later, because a batch turns out not to fit in memory, the split stays as near to them in
-    proportion as the new bounds let it, and the reason says so.
+    The sizes have to fit the cluster exactly when training starts. If the bounds become tighter
+    later, because a batch does not fit in memory, the split stays as close to the given proportions
+    as the new bounds allow, and the reason says so.
 
     Args:
         batch_size: local batch sizes in samples, one per rank, adding up to the global batch.

@@ -1,4 +1,4 @@
-"""The plans of a recorded run, once more."""
+"""The plans of a recorded run, repeated."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from ._splits import is_feasible, refit
 class Replay(AbstractPolicy[int]):
     """The sizes of a recorded run, step by step, whatever is measured.
 
-    For debugging bit by bit. In training every plan comes into force in the very step it did, so
-    that each rank computes the same samples in the same forwards. With the same seeds, code,
+    For debugging bit by bit. In training, every plan takes effect in the same step as in the
+    record, so each rank computes the same samples in the same forwards. With the same seeds, code,
     devices and ``torch.use_deterministic_algorithms(True)``, the parameters are the same bit by
-    bit. Past the end of the record its last sizes stay, and an event says so.
+    bit. After the end of the record its last sizes stay, and an event says so.
 
-    The record is read here, once. Of a file with several runs it is the newest: the replay has to
-    begin with the step that this one began with, so from the same checkpoint if it had one.
+    The record is read once, when the policy is made. Of a file with several runs, the newest one
+    counts. The replay has to begin at the first step of that run, so from the same checkpoint if it
+    loaded one.
 
-    Events do not hold which samples were claimed within a step, or assigned by cost: such a run is
-    refused. Where memory ran out, parts of the step ran again; that is not repeated.
+    Events do not say which samples were claimed within a step or assigned by cost, so such a run is
+    refused. If memory ran out in the recorded run, parts of a step ran again; this is not repeated.
 
     Args:
         run: the run's folder, as given to ``Runtime(run_dir=...)``, or its ``events.jsonl``.
@@ -39,7 +40,7 @@ class Replay(AbstractPolicy[int]):
 
     Raises:
         ValueError: plans are missing or damaged, or do not say which samples a rank computed; in
-            training, the workers, the global batch or the first step are others.
+            training, the number of workers, the global batch or the first step differs.
         OSError: the file cannot be read.
     """
 

@@ -15,19 +15,18 @@ from ._base import AbstractPolicy, check_policy
 @final
 @dataclass(frozen=True, slots=True)
 class RoundTo(AbstractPolicy[Any]):
-    """Another policy, made to decide in multiples of ``granularity`` wherever it can.
+    """Another policy, which decides in multiples of ``granularity`` if the bounds allow.
 
-    The policy sees a cluster with that granularity, so that an exact one stays exact: all workers
-    but one hold whole multiples, and that one carries what is left. For kernels that come in
-    tiles, and to keep the number of distinct shapes small. It costs about half a multiple's time
-    per step.
+    The policy sees a cluster with that granularity, so an exact policy stays exact. All workers but
+    one have whole multiples, and that one carries the remainder. Right for kernels that work in
+    tiles, and to keep the number of shapes small. It costs about half a multiple's time per step.
 
-    This is a wish. A worker without room for a multiple between its bounds keeps its own
-    granularity; where no split is left at all, all workers do, and the reason says so.
-    ``Cluster(granularity=...)`` is the way to insist.
+    A worker whose bounds leave no room for a multiple keeps its own granularity. If no split is
+    possible at all, all workers keep theirs, and the reason says so. ``Cluster(granularity=...)``
+    enforces a granularity.
 
     Args:
-        policy: decides.
+        policy: the policy that decides.
         granularity: samples, at least 1. Workers with a granularity of their own get a common
             multiple.
 

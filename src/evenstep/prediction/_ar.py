@@ -30,18 +30,17 @@ class Ar(AbstractPredictor[dict[str, Any]]):
     $\hat z_{k+1} = \sum_{j=1}^{p} \theta_j z_{k+1-j}$,
 
     where $\theta$ minimises
-    $\sum_k \lambda^{n-k} (z_k - \hat z_k)^2 + \delta |\theta - \theta_0|^2$ over the past, solved
-    anew after every value from sums that are kept up to date. $\theta_0$ repeats the last value.
-    A forecast past twice the largest, or half the smallest, of the last $p$ values is cut off
-    there.
+    $\sum_k \lambda^{n-k} (z_k - \hat z_k)^2 + \delta |\theta - \theta_0|^2$ over the past. It is
+    solved again after every value, from running sums. $\theta_0$ repeats the last value. A forecast
+    is limited to twice the largest and half the smallest of the last $p$ values.
 
-    Right where values swing: a neighbour with a cycle of its own, two jobs that take turns, an
-    overshooting frequency governor. Two weights hold one sine wave, and values that return to
-    their mean need one. Wrong on steady machines for some ten values per weight, until the weights
-    are known, and after jumps, which pull at all of them: the more, the higher the order.
+    Right if values oscillate: another job with a cycle, two jobs that take turns, an overshooting
+    frequency governor. Two weights can follow one sine wave, and values that return to their mean
+    need one weight. Wrong on steady machines for about ten values per weight, until the weights are
+    known, and after jumps, which distort all weights: the more, the higher the order.
 
     Args:
-        order: past values that count, $p$, at least 1. Costs grow with its cube.
+        order: number $p$ of past values, at least 1. The cost grows with its cube.
         memory: $\lambda$, weight of the past per value, in (0, 1].
 
     Raises:

@@ -9,21 +9,20 @@ from .._types import FloatArray, Resources, State
 
 
 class AbstractPredictor(abc.ABC, Generic[State]):
-    """Foresees the next value of a positive series, one for every worker.
+    """Predicts the next value of a positive series, one for every worker.
 
-    The series may be speeds in samples per second or costs in seconds per sample: a predictor
-    knows no units, and gives $c$ times the forecast for $c$ times the values. Like a policy it is
-    an immutable value: hyperparameters live on ``self``, everything that changes lives in
-    ``State``, nested tuples and dicts of arrays and plain values, none of them NaN. It reads no
-    clock and draws no random numbers but by a seed of its own, so the same series gives the same
-    forecasts.
+    The series may be speeds in samples per second or costs in seconds per sample. A predictor knows
+    no units: $c$ times the values give $c$ times the forecast. Like a policy it is an immutable
+    value: hyperparameters are on ``self``, and everything that changes is in ``State``, which
+    consists of nested tuples and dicts of arrays and plain values without NaN. It reads no clock
+    and draws random numbers only from its own seed, so the same series gives the same forecasts.
 
-    A worker that was not measured in a step has a NaN there and keeps its forecast. Workers do
-    not see each other: a permutation of the workers permutes the forecasts.
+    A worker that was not measured in a step has a NaN there and keeps its forecast. Workers are
+    independent: a permutation of the workers permutes the forecasts.
 
     Attributes:
-        name: what configurations and reports call it, such as ``"ema"``.
-        reads_resources: whether ``update`` makes use of ``resources``.
+        name: its name in configurations and reports, such as ``"ema"``.
+        reads_resources: whether ``update`` uses ``resources``.
     """
 
     __slots__ = ()
@@ -41,14 +40,14 @@ class AbstractPredictor(abc.ABC, Generic[State]):
 
         Args:
             state: from ``init`` or ``update``.
-            values: what was measured, positive and finite, or NaN, ``(world_size,)``.
-            resources: what the machines have to spare now, at the end of that step: current as
-                to the step to come. Most predictors ignore it.
+            values: the measured values, positive and finite, or NaN, ``(world_size,)``.
+            resources: the free CPU and memory of the machines at the end of that step, so current
+                for the next step. Most predictors ignore it.
         """
 
     @abc.abstractmethod
     def predict(self, state: State) -> FloatArray:
-        """Return the values expected of the next step, positive, ``(world_size,)``.
+        """Return the expected values of the next step, positive, ``(world_size,)``.
 
         NaN for a worker that was never measured.
         """

@@ -18,16 +18,16 @@ class Ema(AbstractPredictor[dict[str, Any]]):
     r"""The mean of all values, each counting less by $1 - \alpha$ than the one after it.
 
     $\hat v_{k+1} = (1 - w_k) \hat v_k + w_k v_k$ with $w_k = \max(\alpha, 1/k)$ at a worker's
-    $k$-th value: a plain mean until $1/\alpha$ values are in.
+    $k$-th value: a plain mean until there are $1/\alpha$ values.
 
-    With $\alpha = 1$ it is the last value as it was measured, the naive forecast: nothing beats it
-    on a random walk without noise, and it repeats all noise, with $\sqrt 2$ times the error of a
-    long mean on a steady machine.
+    With $\alpha = 1$ it is the last measured value, the naive forecast. This is the best forecast
+    for a random walk without noise. But it repeats all noise: on a steady machine its error is
+    $\sqrt 2$ times that of a long mean.
 
-    Right on steady machines under jitter, of which $\sqrt{\alpha / (2 - \alpha)}$ is left, a third
-    at 0.2; and hard to lead astray, which makes it the one to fall back to. Wrong wherever values
-    move: it is $1/\alpha$ steps behind a drift, takes $2.3 / \alpha$ steps for nine tenths of a
-    lasting change, and carries $\alpha$ of every single slow step along.
+    Right on steady machines with jitter, of which $\sqrt{\alpha / (2 - \alpha)}$ remains, a third
+    at 0.2. It is robust, and so a good fallback. Wrong if values change: it is $1/\alpha$ steps
+    behind a drift, takes $2.3 / \alpha$ steps for nine tenths of a permanent change, and keeps
+    $\alpha$ of every single slow step.
 
     Args:
         alpha: weight of the newest value, in (0, 1]. 1 is the last value.

@@ -23,14 +23,14 @@ class Holt(AbstractPredictor[dict[str, Any]]):
     $l_k = y_k - (1 - \alpha) e_k, \quad b_k = \phi b_{k-1} + \alpha \beta e_k, \quad
     \hat v_{k+1} = \exp(l_k + \phi b_k)$.
 
-    In the logarithm a trend is a percentage per step, and no forecast falls to 0. Where values
-    grow by a steady $g$ per step, forecasts end up behind by
-    $g (1 - \phi) / (\alpha (1 - \phi + \beta \phi))$, 0.9 steps' growth with these defaults; an
-    average of the same $\alpha$ by $g / \alpha$.
+    In the logarithm a trend is a percentage per step, and no forecast falls to 0. If values grow by
+    a constant $g$ per step, forecasts are behind by
+    $g (1 - \phi) / (\alpha (1 - \phi + \beta \phi))$, 0.9 steps of growth with the defaults; an
+    average with the same $\alpha$ is behind by $g / \alpha$.
 
-    Right on drifts over tens of steps: a machine that warms up, a neighbour's job that grows.
-    Wrong on steady machines, where the trend is noise and adds a tenth to the error, and on
-    values that swing to and fro, which it overshoots.
+    Right on drifts over tens of steps: a machine that warms up, another job that grows. Wrong on
+    steady machines, where the trend is noise and adds a tenth to the error, and on values that
+    oscillate, where it overshoots.
 
     Args:
         alpha: weight of the newest value in the level, in (0, 1].

@@ -19,9 +19,9 @@ LEAST_VARIANCE = 1e-12
 @final
 @dataclass(frozen=True, slots=True)
 class LocalLevel(AbstractPredictor[dict[str, Any]]):
-    r"""An average as long as the values deserve: a Kalman filter whose noises are learnt.
+    r"""An average of suitable length: a Kalman filter that learns both noises.
 
-    The logarithm is a level that wanders, seen through noise:
+    The logarithm is modelled as a level that wanders, measured with noise:
     $y_k = m_k + \varepsilon_k$ and $m_{k+1} = m_k + \eta_k$, with variances $r$ and $q$. The
     filter is $K_k = P_k / (P_k + r)$, $\hat m_{k+1} = \hat m_k + K_k (y_k - \hat m_k)$ and
     $P_{k+1} = (1 - K_k) P_k + q$. Changes from value to value tell the noises apart: with
@@ -29,14 +29,14 @@ class LocalLevel(AbstractPredictor[dict[str, Any]]):
 
     $r = -\mathrm{E}[d_k d_{k-1}], \quad q = \mathrm{E}[d_k^2] - 2 r$,
 
-    both cut off at 0, the means being exponential moving averages of what came before $y_k$. So
-    a single odd step is noise when it comes, and two opposite changes when it is gone: it leaves
-    little trace. A lasting change is followed with its second value.
+    both cut off at 0, where the means are exponential moving averages of the values before $y_k$.
+    So a single outlier counts as noise at first, and then as two opposite changes: it has little
+    effect. A permanent change is followed from its second value on.
 
-    Right on steady and on wandering machines alike, without a knob to turn: its error is within
-    8 % of the best moving average's for either. Wrong for some ``1 / (1 - memory)`` steps after a
-    lasting change, while noise is followed too. It knows neither trends nor cycles, and on values
-    that swing it is the last value.
+    Right on steady machines and on machines whose speed wanders, without a setting: its error is
+    within 8 % of that of the best moving average for either. Wrong for about ``1 / (1 - memory)``
+    steps after a permanent change, while it follows noise too. It knows neither trends nor cycles;
+    on values that oscillate it is the last value.
 
     Args:
         memory: weight of the past in the learnt noises, per value, in [0, 1).

@@ -1,4 +1,4 @@
-"""A neural network on past values and on what the machines have to spare, after Chen et al."""
+"""A neural network on past values and on free CPU and memory, after Chen et al."""
 
 from __future__ import annotations
 
@@ -41,35 +41,35 @@ class Narx(AbstractPredictor[dict[str, Any]]):
     layer, one for every worker. $\mathrm{cpu}_{k+1}$ is what is free at the end of step $k$.
     Values and free bytes enter as logarithms, everything standardised over the replay window.
 
-    The network is trained as the run goes, by Adam on a Huber loss: after every step once through
-    the last ``window`` steps. Until it has proved better, the fallback decides. It takes over as
-    its mean error in the logarithm, of forecasts made beforehand over the last thirty steps or so,
-    is below 0.9 times the fallback's on the same steps, and gives way as it is above it.
-    ``decides`` tells where it does.
+    The network is trained during the run, by Adam on a Huber loss: after every step, once through
+    the last ``window`` steps. The fallback decides until the network has proved better. The network
+    takes over when its mean error in the logarithm, over its forecasts for about the last thirty
+    steps, is below 0.9 times that of the fallback on the same steps. It gives way when its error is
+    above the fallback's. ``decides`` says for which workers the network decides.
 
-    Right where the machines' resources explain their speed, as with CPU workers whose neighbours
-    come and go: after 200 steps its error is 0.1 to 0.3 times that of ``Ema``, after 100 at
-    most 0.7 times. Also on cycles a few steps long, and without resources, on past values alone.
-    A quota that changes is known before a step has run under it, if the reading is of this worker
-    alone. Wrong where nothing explains the speed: it costs time and gains nothing, being the
-    fallback within a percent or two. Nothing is learnt about loads never seen. One update takes 0.3
-    to 0.7 ms for 8 workers, and its state holds 5 KB per worker.
+    Right if free resources explain the speed, as for CPU workers beside jobs that come and go:
+    after 200 steps its error is 0.1 to 0.3 times that of ``Ema``, after 100 at most 0.7 times. Also
+    right for cycles of a few steps, and without resources, on past values alone. A changed quota is
+    known before a step has run under it, if the reading is of this worker alone. Wrong if nothing
+    explains the speed: it takes time and gains nothing, and stays within one or two percent of the
+    fallback. It knows nothing about loads that never occurred. One update takes 0.3 to 0.7 ms for 8
+    workers, and its state has 5 KB per worker.
 
-    Resources that are missing in one step read as in the step before; before the first of them,
-    and where there never are any, as average.
+    If resources are missing in a step, those of the step before count; before the first reading, an
+    average.
 
     Chosen here, as the paper's text was not recovered: lags, width, training, the logarithms, all
     constants, and that it is not trusted before it has proved better. They were chosen on
     simulated workers.
 
     Args:
-        window: steps replayed, at least 16.
-        lags: $d$, values of each series that the network sees, at least 1. Without resources, a
-            load that flips by the clock is foreseen up to a period of $2 d$.
-        num_hidden: hidden units, at least 1.
+        window: number of steps that are replayed, at least 16.
+        lags: $d$, number of values of each series that the network sees, at least 1. Without
+            resources, it predicts load that switches by the clock up to a period of $2 d$.
+        num_hidden: number of hidden units, at least 1.
         learning_rate: of Adam, finite and positive.
-        seed: of the weights at the start, at least 0. All workers begin with the same.
-        fallback: decides until the network has proved better, and when it fails.
+        seed: seed of the first weights, at least 0. All workers begin with the same weights.
+        fallback: the predictor that decides until the network has proved better, and if it fails.
 
     Raises:
         ValueError: an argument is out of range.
@@ -142,7 +142,7 @@ class Narx(AbstractPredictor[dict[str, Any]]):
         return np.where(state["decides"], positive(state["own"]), average)
 
     def decides(self, state: dict[str, Any]) -> NDArray[np.bool_]:
-        """Return whose forecasts are their network's own, and not the fallback's."""
+        """Return for which workers the network decides, and not the fallback."""
         deciding: NDArray[np.bool_] = state["decides"].copy()
         return deciding
 

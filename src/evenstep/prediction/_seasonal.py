@@ -1,4 +1,4 @@
-"""What comes again after a while: the value of one period ago."""
+"""The value of one period ago, for periodic load."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class Seasonal(AbstractPredictor[dict[str, Any]]):
 
     $$\min_p \; \frac{\sum_{k > p} (x_k - x_{k-p})^2}{\sum_{k > p} (x_k - x_{k-1})^2},$$
 
-    $x$ the logarithm of the value, if the ratio is below ``evidence``: what changed since the
-    step before was foreseen by the step a period ago. A constant with noise has a ratio of 1 at
-    every lag and a smooth wave hardly less, where the trend says as much and sooner.
+    with $x$ the logarithm of the value, if the ratio is below ``evidence``: the step a period ago
+    then predicts the changes since the last step. A constant with noise has a ratio of 1 at every
+    lag. A smooth wave has hardly less, and a trend predicts it sooner.
 
-    Right for loads that switch by the clock: other people's jobs, thermal cycles, evaluations.
-    Wrong for whatever looks so once: it takes ``overlap`` periods to be found at all, and chance
-    matches a short stretch. A period beyond ``longest / overlap`` steps is never found.
+    Right for loads that switch by the clock: other users' jobs, thermal cycles, evaluations. Wrong
+    for loads that only look periodic: a period is found after ``overlap`` periods, and a short
+    stretch may match by chance. A period beyond ``longest / overlap`` steps is never found.
 
     Args:
-        longest: steps that are remembered, at least 16.
-        overlap: periods that have to be seen, above 1.
+        longest: number of steps that are remembered, at least 16.
+        overlap: number of periods that have to be seen, above 1.
         evidence: largest ratio that counts as periodic, in (0, 1).
 
     Raises:

@@ -17,16 +17,15 @@ from ._base import AbstractPredictor
 class WindowMedian(AbstractPredictor[FloatArray]):
     r"""The median of a worker's last ``window`` values, of two in the middle their mean.
 
-    $\hat v_{k+1} = \mathrm{median}(v_k, \dots, v_{k-n+1})$, over what there is until $n$ values
-    are in.
+    $\hat v_{k+1} = \mathrm{median}(v_k, \dots, v_{k-n+1})$; over fewer values until there are $n$.
 
-    Right where single steps go wrong, by garbage collection, a checkpoint or a page fault: up to
-    $\lceil n/2 \rceil - 1$ odd values among the last $n$ leave no trace. Wrong where values move:
-    a lasting change is not seen at all for $n/2$ steps, and then all of it. Under plain jitter it
-    needs half as many values again as a mean for the same error.
+    Right if single steps are outliers, by garbage collection, a checkpoint or a page fault: up to
+    $\lceil n/2 \rceil - 1$ outliers among the last $n$ values have no effect. Wrong if values
+    change: a permanent change is ignored for $n/2$ steps, and then followed completely. Under plain
+    jitter it needs 1.5 times as many values as a mean for the same error.
 
     Args:
-        window: values looked at, at least 1. 1 is the last value.
+        window: number of values, at least 1. 1 is the last value.
 
     Raises:
         ValueError: ``window`` is below 1.

@@ -17,18 +17,18 @@ from ._workload import AbstractWorkload, jitter_of
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class CurveWorkload(AbstractWorkload):
-    r"""A time model for every step, and jitter: staircases, profiles, whatever a model can say.
+    r"""A time model of any shape for every step, and jitter.
 
-    $t_{kr}(b) = m_k(b)_r \, j_{kr}$. A step in several forwards pays the full curve for each:
-    a model does not say what of it is paid once. No worker leaves or joins.
+    $t_{kr}(b) = m_k(b)_r \, j_{kr}$. A step in several forwards pays the full curve for each
+    forward, because a model does not say which part is paid once. No worker leaves or joins.
 
     Args:
-        times: what all workers need, one model for every step; give the same object again where
-            nothing changes, and an oracle plans once.
+        times: the times of all workers, one model for every step. Give the same object again if
+            nothing changes, so that an oracle plans only once.
         jitter: factors $j$, finite, positive, ``(num_steps, world_size)``; None is 1 throughout.
 
     Raises:
-        ValueError: there is no step, or the models speak of unlike numbers of workers.
+        ValueError: there is no step, or the models have different numbers of workers.
     """
 
     curves: tuple[AbstractTimeModel, ...]

@@ -1,4 +1,4 @@
-"""Run a policy on simulated workers, and the plan that knows what they will do beside it."""
+"""Run a policy on simulated workers, and the perfect-foresight oracle."""
 
 from __future__ import annotations
 
@@ -33,32 +33,32 @@ def run(
     comm: Comm | None = None,
     cost: Any = None,
 ) -> SimReport:
-    """Return what ``policy`` makes of these workers.
+    """Return the report of a simulated run with ``policy``.
 
-    The policy sits in the very ``Planner`` that trains on rank 0: what it gets to see, and what
-    becomes of its mistakes, is the same. Step k decides k + 1. Deterministic: the same arguments
-    give the same report.
+    The policy runs in the same ``Planner`` as in training, which shows it the same things and
+    treats its mistakes in the same way. Step k decides k + 1. The same arguments give the same
+    report.
 
     With ``cost``, the ``CostPlanner`` of training assigns samples by lengths and speeds, or, under
-    the policy ``"equal"``, by lengths alone. Step k decides k + 2 there.
+    the policy ``"equal"``, by lengths alone. Step k then decides k + 2.
 
-    Where the members change, the policy starts again with those who are there, as after an
-    elastic restart: from its own state if all are the same, from the times known if all were
-    measured, anew otherwise. The restart itself takes no time.
+    When workers leave or join, the policy starts again with those that are there, as after an
+    elastic restart: from its own state if they are the same, from the known times if all were
+    measured, otherwise anew. The restart itself takes no time.
 
     Args:
         policy: by name or by value.
         cluster: global batch, and bounds of all workers of the run.
-        workload: what computing takes, and who is there.
-        scheme: what becomes of a plan while its step runs; by default it is carried out.
-        comm: the seconds of a step, by when each worker ends computing, ``(world_size,)``: with
-            communication, more than the slowest's. None is the slowest's, and no communication.
-        cost: what ``Balancer(cost=...)`` would be given, of a ``Scenario.with_lengths``: its
-            ``lengths``, or others, to see what wrong ones do. None counts samples.
+        workload: the times of computing, and which workers are there.
+        scheme: how a plan is carried out; by default as planned.
+        comm: a function from the times at which workers end computing, ``(world_size,)``, to the
+            seconds of the step. None takes the slowest worker's time, without communication.
+        cost: the argument of ``Balancer(cost=...)``, for a ``Scenario.with_lengths``: its
+            ``lengths``, or other ones, to see what wrong lengths do. None counts samples.
 
     Raises:
-        ValueError: the numbers of workers differ; those of a step cannot hold the global batch;
-            a policy that breaks its contract; a cost that does not go with the other arguments.
+        ValueError: the numbers of workers differ; the workers of a step cannot hold the global
+            batch; the policy breaks its contract; or the cost does not suit the other arguments.
     """
     _check_world(cluster, workload)
     given = by_name(policy) if isinstance(policy, str) else policy
@@ -86,10 +86,10 @@ def oracle(
 ) -> FloatArray:
     """Return the step times, ``(num_steps,)``, of the perfect-foresight oracle.
 
-    It knows every step's times beforehand, but not its jitter, which it suffers like the others.
-    The arguments are those of ``run``; a scheme that moves samples inside a step can do better
-    than this plan without one. It counts samples: of those with lengths it knows the mean, and
-    ``lower_bound_s`` of their workload is what to compare with.
+    It knows every step's times beforehand, but not the jitter, which affects it like others. The
+    arguments are those of ``run``. A scheme that moves samples inside a step can be faster than
+    this plan. The oracle counts samples: if they have lengths it knows their mean, so compare with
+    ``lower_bound_s`` of the workload instead.
     """
     _check_world(cluster, workload)
     return _play(OracleDecider(workload, cluster), workload, scheme, comm).step_s

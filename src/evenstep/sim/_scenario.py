@@ -16,7 +16,7 @@ from ._workload import BoolArray, Workload
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scenario:
-    """What workers do over a run, whatever is asked of them: drawn by name, or recorded.
+    """The speeds of workers over a run, drawn by name or recorded.
 
     Attributes:
         name: of the scenario, or of the file it was read from.
@@ -26,7 +26,7 @@ class Scenario:
         saturation: samples up to which any batch takes the same time, ``(world_size,)``; None is
             a straight line.
         max_batch_size: most samples that fit in memory, ``(world_size,)``; None is no cap.
-        presence: who is there, ``(num_steps, world_size)``; None is all workers, always.
+        presence: which workers are there, ``(num_steps, world_size)``; None is always all.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Scenario:
         r"""Return its workers with samples of these lengths, for ``run``.
 
         A sample of length $L$ costs $L + L^2 / (6 h)$, as in a transformer with a hidden size of
-        $h$, and one of mean cost takes what a sample takes without lengths.
+        $h$. A sample of mean cost takes as long as a sample without lengths.
 
         Usage:
             work = sim.scenario("static").with_lengths("fine-tuning", 512)
@@ -97,7 +97,7 @@ class Scenario:
 
         Raises:
             ValueError: an argument is out of range; or the scenario has devices to fill, caps in
-                samples, or workers that leave, none of which goes together with lengths.
+                samples, or workers that leave, which cannot be combined with lengths.
         """
         own = {name: getattr(self, name) for name in ("saturation", "max_batch_size", "presence")}
         own = {name: value for name, value in own.items() if value is not None}

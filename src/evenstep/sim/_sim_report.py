@@ -12,19 +12,19 @@ from ._workload import BoolArray
 class SimReport:
     """What happened in a simulated run.
 
-    Where ranks average only every so many steps (local SGD), the seconds of a round are spread
-    evenly over its steps, and a step counts what each worker computed in it, be it several local
-    steps.
+    If ranks average parameters only after several steps (local SGD), the seconds of a round are
+    spread evenly over its steps, and a step counts all samples that a worker computed in it.
 
     Attributes:
         step_s: seconds of every step, communication included, ``(num_steps,)``.
         batch_size: samples that each worker computed, ``(num_steps, world_size)``.
-        compute_s: what each worker computed for, likewise; claims and hand-overs are no part.
-        reasons: why each plan was as it was, in the policy's words, one for every step.
+        compute_s: seconds that each worker computed, without claims and hand-overs,
+            ``(num_steps, world_size)``.
+        reasons: the policy's reason for the plan of every step.
         staleness: most local steps that a worker had taken since the last average when it began
-            one in this step, ``(num_steps,)``. 0 where gradients meet in every step.
+            one in this step, ``(num_steps,)``. 0 if gradients are summed in every step.
         num_moves: claims and hand-overs, ``(num_steps,)``.
-        presence: who took part, ``(num_steps, world_size)``.
+        presence: which workers took part, ``(num_steps, world_size)``.
         restarts: steps before which workers left or joined.
     """
 
@@ -39,7 +39,7 @@ class SimReport:
 
     @property
     def idle_share(self) -> float:
-        """Share of the time of all who were there that was not spent computing, in [0, 1)."""
+        """Share of the time of the present workers that was not spent computing, in [0, 1)."""
         paid_s = (self.step_s * self.presence.sum(axis=1)).sum()
         return float(1 - self.compute_s.sum() / paid_s)
 
@@ -49,5 +49,5 @@ class SimReport:
         return float(self.batch_size.sum() / self.step_s.sum())
 
     def regret(self, oracle_s: FloatArray) -> float:
-        """Return mean step time over that of ``oracle``, less 1: for equal global batches."""
+        """Return the mean step time divided by that of ``oracle``, minus 1; for equal batches."""
         return float(self.step_s.mean() / oracle_s.mean() - 1)

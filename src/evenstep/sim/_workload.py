@@ -1,4 +1,4 @@
-"""What every simulated worker needs for any batch, step by step, and who is there."""
+"""The times of simulated workers for any batch, step by step, and which workers are there."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ BoolArray = NDArray[np.bool_]
 
 
 class AbstractWorkload(abc.ABC):
-    """Times of workers over a run, in two parts: what could be foreseen, and luck.
+    """Times of workers over a run, in two parts: a predictable part, and jitter.
 
-    Workers are numbered through the whole run; in a step only its members take part, and they
-    have ranks in that order. What could be foreseen is what an ``oracle`` plans by.
+    Workers are numbered through the whole run. In a step only its members take part, and they have
+    ranks in that order. An ``oracle`` plans by the predictable part.
     """
 
     __slots__ = ()
@@ -43,23 +43,23 @@ class AbstractWorkload(abc.ABC):
 
     @abc.abstractmethod
     def times(self, step: int) -> AbstractTimeModel:
-        """Return what the members need in ``step``, luck apart."""
+        """Return the times of the members in ``step``, without jitter."""
 
     @abc.abstractmethod
     def repeats(self, step: int) -> bool:
-        """Tell whether members and times, luck apart, are those of the step before."""
+        """Return whether members and times, without jitter, are those of the step before."""
 
     @abc.abstractmethod
     def seconds(self, step: int, batch_size: IntArray) -> FloatArray:
-        """Return what every worker needs in ``step`` for its samples, both ``(world_size,)``."""
+        """Return the time of every worker in ``step`` for its samples, both ``(world_size,)``."""
 
     @abc.abstractmethod
     def chunk_s(self, step: int, worker: int, num_samples: int, *, again: bool) -> float:
-        """Return what one worker needs for a part of its samples.
+        """Return the time of one worker for a part of its samples.
 
         Args:
-            step: when.
-            worker: who.
+            step: the step.
+            worker: the worker's number.
             num_samples: samples of this forward, at least 1.
             again: whether it has computed others in this step.
         """
@@ -68,13 +68,13 @@ class AbstractWorkload(abc.ABC):
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Workload(AbstractWorkload):
-    r"""Straight lines, flat at first where a device has to fill up, and jitter.
+    r"""Straight lines, flat up to saturation if a device has to fill up, and jitter.
 
     $t_{kr}(b) = (a_r + c_{kr} \max(b, s_r)) \, j_{kr}$, and 0 at $b = 0$. A step in several
     forwards pays $a_r$ once, and each forward costs $c_{kr} \max(n, s_r)$.
 
-    No plan can foresee the jitter; slopes may change from step to step and can, in
-    principle, be foreseen.
+    No plan can predict the jitter. Slopes may change from step to step, and can be predicted in
+    principle.
 
     Args:
         intercept_s: fixed cost $a$ of a step in seconds, finite, at least 0, ``(world_size,)``.

@@ -1,4 +1,4 @@
-"""Which sample of a step goes to which worker, by what samples cost and how fast workers are."""
+"""Which sample of a step goes to which worker, by the costs of samples and workers' speeds."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from ._problem import Forwards, Problem, WorkerCosts
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Assignment:
-    """Who computes which samples of a step, in which forward.
+    """Which worker computes which samples of a step, in which forward.
 
     Attributes:
         owner: rank of every sample, read-only, ``(num_samples,)``.
         forward: number of its forward within its rank, from 0, read-only, ``(num_samples,)``.
         num_forwards: of every rank, ``(world_size,)``.
-        load: when every rank ends, in the units of the costs, ``(world_size,)``.
-        bound: no assignment at all ends earlier than this.
-        limit: what the bound comes from: ``"work"``, all costs over all speeds, or ``"sample"``,
-            one sample that takes as long on the worker that is best for it.
+        load: when every rank ends, in the unit of the costs, ``(world_size,)``.
+        bound: a time that no assignment beats.
+        limit: the reason for the bound: ``"work"``, all costs over all speeds, or ``"sample"``, a
+            single sample that takes as long on its best worker.
     """
 
     owner: IntArray
@@ -48,7 +48,7 @@ class Assignment:
 
     @property
     def checksum(self) -> int:
-        """CRC-32 of who has what, which ranks compare."""
+        """CRC-32 of the assignment, which ranks compare."""
         return zlib.crc32(self.forward.tobytes(), zlib.crc32(self.owner.tobytes()))
 
 
@@ -70,28 +70,27 @@ def partition(
     costs: the samples, sorted, are cut into runs, one for each forward, by bisection on the time
     at which all end.
 
-    Workers that are equal take turns: which of them has the longest samples follows from the
-    samples. If it were always the same one, what long samples cost would pass for its speed in
-    what is fitted to its times.
+    Equal workers take turns at the longest samples, in an order that follows from the samples. If
+    one worker always had them, fits to its times would take the cost of long samples for its speed.
 
-    All arithmetic is on integers: ranks with the same arguments find the same assignment, whatever
-    their CPUs. Within a few percent of ``bound`` from four samples a worker on; with fewer, single
-    samples rule. The bound of padded costs leaves out padding, so that it may be far from reach.
+    All arithmetic is on integers, so ranks with the same arguments find the same assignment on any
+    CPU. It is within a few percent of ``bound`` from four samples per worker on; with fewer, single
+    samples decide. The bound of padded costs leaves out padding, so it may be far from reach.
 
     Usage:
         evenstep.solve.partition(lengths, 4).samples(0)[0]  # of rank 0, of 4 equal ones
 
     Args:
-        features: what samples cost, integers of at least 0, ``(num_samples, num_features)``; or
-            ``(num_samples,)`` for one feature. For padded costs, a sample that exceeds another
-            in one feature is at least as large in each.
-        workers: how they take it; or how many equal ones there are.
+        features: features of the samples, integers of at least 0, ``(num_samples, num_features)``;
+            or ``(num_samples,)`` for one feature. For padded costs, a sample that exceeds another
+            in one feature has to be at least as large in each.
+        workers: their costs; or the number of equal workers.
         padded: whether all samples of a forward take as long as its longest one.
-        forwards: how the samples of a worker are cut.
+        forwards: how the samples of a worker are cut into forwards.
 
     Returns:
         The assignment. Every worker has a sample in each of its forwards, unless there are fewer
-        samples than workers, or none that fits: then some have one forward without any.
+        samples than workers, or no sample fits: then some workers have one forward without any.
 
     Raises:
         ValueError: an argument is out of range, features of padded samples cannot be sorted, or a

@@ -21,12 +21,12 @@ _BLOCK = 1 << 20  # costs that are held at once
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkerCosts:
-    """How long workers take, in integers of any unit, the same for all of them.
+    """The time that workers take, in integers of one unit for all workers.
 
     Attributes:
-        slope: what one of each feature costs a worker, at least 0,
+        slope: cost of one unit of each feature on each worker, at least 0,
             ``(world_size, num_features)``.
-        intercept: what a step costs before its first sample, at least 0, ``(world_size,)``.
+        intercept: cost of a step before its first sample, at least 0, ``(world_size,)``.
     """
 
     slope: IntArray
@@ -55,7 +55,7 @@ class WorkerCosts:
 
     @classmethod
     def equal(cls, world_size: int, features: Any) -> WorkerCosts:
-        """Return equal workers, to whom each feature costs one."""
+        """Return equal workers, with a cost of 1 for each feature."""
         if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
             raise invalid(
                 "partition(workers=...)",
@@ -68,12 +68,12 @@ class WorkerCosts:
 
     @classmethod
     def rounded(cls, model: CostModel, features: Any) -> WorkerCosts:
-        """Return the seconds of a model as integers, as fine as the samples at hand allow.
+        """Return the seconds of a model as integers, as fine as these samples allow.
 
-        Ranks with unlike CPUs may round differently: one rank does it, and sends the integers.
+        Different CPUs may round differently, so one rank calls this and sends the integers.
 
         Args:
-            model: fitted, or written down.
+            model: a fitted one, or one of your own.
             features: of the samples of a step, ``(num_samples, num_features)``.
         """
         table = np.asarray(features, np.float64)
@@ -105,18 +105,19 @@ class WorkerCosts:
 @final
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Forwards:
-    """How the samples that a worker has in a step are cut into forwards.
+    """How the samples of a worker in a step are cut into forwards.
 
     Attributes:
         max_samples: most samples in one forward; None is no limit.
-        size: what counts for memory, such as tokens, at least 0, ``(num_samples,)``; None where
-            nothing does.
-        max_size: most of it in one forward, of all workers or ``(world_size,)``. The forward has
-            the sum over its samples; where costs are padded, their number times the largest.
-        equal: whether all workers run as many, as forwards that are collective must. Otherwise
-            each runs as few as its samples need.
-        empty: whether a forward may be left without a sample where forwards are equal. Otherwise
-            each has one, unless there are fewer samples than workers.
+        size: memory size of each sample, such as its tokens, at least 0, ``(num_samples,)``; None
+            if sizes are not limited.
+        max_size: largest size of one forward, one number for all workers or ``(world_size,)``. The
+            size is the sum over the forward's samples, or, if costs are padded, their number times
+            the largest.
+        equal: whether all workers run equally many forwards, as they must if forwards are
+            collective. Otherwise each runs as few as its samples need.
+        empty: whether a forward may have no sample if forwards are equal. Otherwise each has at
+            least one, unless there are fewer samples than workers.
     """
 
     max_samples: int | None = None

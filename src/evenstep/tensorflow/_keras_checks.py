@@ -37,7 +37,7 @@ def checked_bounds(bounds: Bounds) -> Bounds:
             "Balancer(bounds=...)",
             "vary sizes, up to limits that are given",
             bounds,
-            "Forwards of one size and limits found by trial are there for PyTorch alone.",
+            "Forwards of one size, and limits found by trial, exist only for PyTorch.",
         )
     return bounds
 
@@ -67,12 +67,12 @@ def check_model(model: Any, strategy: tf.distribute.Strategy) -> None:
             _warn(
                 f"Layer {layer.name!r} normalises over each worker's own samples, so the result "
                 f"depends on the split, and a worker without samples in a short last step has "
-                f"statistics that are no numbers: `drop_remainder=True`. Use `GroupNormalization`."
+                f"statistics of NaN without `drop_remainder=True`. Use `GroupNormalization`."
             )
         if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized:
             _warn(
                 f"Layer {layer.name!r} waits for all workers in the middle of a forward, so that "
-                f"their times look alike and nothing is balanced. Use `GroupNormalization`."
+                f"their times look equal and nothing is balanced. Use `GroupNormalization`."
             )
         if getattr(layer, "activity_regularizer", None) is not None:
             _warn(
@@ -134,7 +134,7 @@ def check_compiled(model: keras.Model, loss_reduction: str) -> None:
             "Model.compile(jit_compile=...)",
             "be False or 'auto'",
             model.jit_compile,
-            "XLA compiles anew for every batch size, and knows no clock.",
+            "XLA compiles again for every batch size, and its code cannot be timed.",
         )
     if model.run_eagerly:
         raise invalid(

@@ -172,7 +172,7 @@ class KerasSession:
         if self._closed:
             raise RuntimeError(
                 "The balancer was closed. Make a new `Balancer` for a new run, and trace steps of "
-                "your own anew: what `tf.function` made before knows the old one."
+                "your own again: functions that `tf.function` traced before use the old one."
             )
 
     def close(self) -> None:

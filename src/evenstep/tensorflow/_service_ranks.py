@@ -114,8 +114,8 @@ class ServiceRanks:
                 if monotonic() < until_s:
                     continue
                 raise ConnectionError(
-                    f"Nothing was heard from rank {rank} within {self._wait_s:g} s. All workers "
-                    f"have to begin to train together; where some take longer to get there, raise "
+                    f"Rank {rank} sent nothing within {self._wait_s:g} s. All workers have to "
+                    f"begin training together. If some take longer to start, raise "
                     f"`Runtime(meeting_s=...)`."
                 ) from error
 

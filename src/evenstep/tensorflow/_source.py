@@ -126,7 +126,7 @@ class PipelineSource(AbstractSource):
         if _length(pipeline) != self.num_samples:
             raise invalid(
                 "Balancer.dataset(source)",
-                f"return as many samples for every epoch, {self.num_samples}",
+                f"return equally many samples for every epoch, {self.num_samples}",
                 f"{_length(pipeline)} for epoch {epoch}",
                 "Other data is for another run, with a `Balancer` of its own.",
             )

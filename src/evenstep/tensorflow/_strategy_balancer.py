@@ -55,7 +55,8 @@ class Balancer:
         strategy: ``tf.distribute.MultiWorkerMirroredStrategy``, with one replica a worker.
         global_batch_size: samples per optimizer step over all workers.
         policy: decides the sizes: a name (``"auto"``, ``"equal"``, ``"dynamic-batching"``,
-            ``"lb-bsp-2020"``, ``"lbb"``), ``"module:Class"``, or a policy.
+            ``"dbs"``, ``"lb-bsp-2018"``, ``"lb-bsp-2020"``, ``"lbb"``), ``"module:Class"``, or a
+            policy.
         loss_reduction: what the user's loss does over the samples of a batch. ``"mean"``: Keras'
             losses as they are, or ``tf.nn.compute_average_loss`` without a size. ``"sum"``:
             losses with ``reduction="sum"``, or divided by the global batch size; left as it is.
@@ -104,9 +105,9 @@ class Balancer:
     def prepare(self, model: Any, *optimizers: Any) -> Any:
         """Return the model, or it and its optimizers, ready for balanced steps.
 
-        The same objects come back: training forwards are weighted and timed, optimizers say when
-        gradients are complete. What ``model.compile`` was or will be given is found by ``fit``;
-        loops of your own name their optimizers here. Every worker prepares the same things.
+        The same objects come back: training forwards are weighted and timed, and optimizers say
+        when gradients are complete. ``fit`` finds the compiled optimizer by itself; for loops of
+        your own, name the optimizers here. Every worker prepares the same things.
 
         Args:
             model: of Keras, made under the strategy's scope; the outermost one.
@@ -139,24 +140,24 @@ class Balancer:
         """Return the training data as a distributed data set of one epoch, to be iterated again.
 
         Its ``cardinality`` is the number of steps, and its ``element_spec`` leaves the batch size
-        open. Step k has the same samples as one process' would, and each sample counts once an
-        epoch. Nothing is made ahead, so every batch has the newest plan's size: step k decides
-        k + 1. One for each balancer, made alike on every worker.
+        open. Step k has the same samples as in one process, and each sample counts once an epoch.
+        No batch is made ahead, so every batch has the newest plan's size: step k decides k + 1.
+        A balancer has one data set, made in the same way on every worker.
 
         Args:
-            source: nested tuples or dicts of arrays with as many rows each; or a
-                ``tf.data.Dataset`` of single samples with a length, alike on all workers (shuffled
-                by a seed), which each of them reads whole to keep its own; or a function from the
-                epoch's number to one, which a restart can begin again in the middle.
+            source: nested tuples or dicts of arrays with equally many rows; or a
+                ``tf.data.Dataset`` of single samples with a length, the same on all workers
+                (shuffled by a seed), which each reads completely to keep its own samples; or a
+                function from the epoch's number to such a data set, for restarts within an epoch.
             shuffle: whether to draw an order of the arrays for every epoch.
             seed: of these orders.
-            drop_remainder: whether to leave out a short last batch. It has its own weights.
-            map_fn: from a sample to a sample, as in ``tf.data.Dataset.map``, run for own samples
-                alone: decoding and augmentation belong here.
-            num_parallel_calls: samples that it runs on at a time; None is one for each core.
+            drop_remainder: whether to leave out a short last batch, which has its own weights.
+            map_fn: from a sample to a sample, as in ``tf.data.Dataset.map``, only for the worker's
+                own samples: decoding and augmentation belong here.
+            num_parallel_calls: samples on which it runs at a time; None is one per core.
 
         Raises:
-            ValueError: the data cannot be shared out, or in no way within the bounds.
+            ValueError: the data cannot be shared out, at all or within the bounds.
             RuntimeError: there is a data set already.
         """
         self._session.check_open()
@@ -190,8 +191,8 @@ class Balancer:
     def callback(self) -> keras.callbacks.Callback:
         """Return the callback for ``fit(callbacks=[...])``, after ``BackupAndRestore`` if any.
 
-        It tells which epoch ``fit`` is in. So every epoch has the order it would have had, beside
-        ``keras.callbacks.BackupAndRestore`` or with ``fit(initial_epoch=...)`` too.
+        It tells the balancer which epoch ``fit`` is in. So every epoch has its own order, also with
+        ``keras.callbacks.BackupAndRestore`` or ``fit(initial_epoch=...)``.
         """
         return keras.callbacks.LambdaCallback(
             on_epoch_begin=lambda epoch, logs: self.begin_epoch(epoch),
@@ -199,16 +200,16 @@ class Balancer:
         )
 
     def begin_epoch(self, epoch: int) -> None:
-        """Hand out ``epoch`` at the next iteration; for loops of your own that count epochs.
+        """Have the next iteration hand out ``epoch``; for loops of your own that count epochs.
 
         Args:
-            epoch: from 0; it names the order.
+            epoch: its number, from 0, which determines the order.
         """
         if self._batches is not None:
             self._batches.begin_epoch(epoch)
 
     def end_epoch(self) -> None:
-        """Close an epoch's last step, so that what follows is not taken for training."""
+        """End an epoch's last step, so that what follows does not count as training."""
         self._session.open().end_epoch()
 
     @property
@@ -218,7 +219,7 @@ class Balancer:
         return () if plan is None else plan.batch_size
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the data is and what was learnt (rank 0 knows it), to be saved."""
+        """Return the position in the data and, on rank 0, what was learnt about the workers."""
         kept, batches = self._kept, self._batches
         if batches is not None:
             kept = replace(kept, position=batches.position, form=batches.form)
@@ -228,10 +229,10 @@ class Balancer:
         return kept.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where ``state_dict`` was called, on as many workers or others, before training.
+        """Continue where ``state_dict`` was called, on any number of workers; before training.
 
         Raises:
-            ValueError: it is no state, or comes too late.
+            ValueError: it is not a state, or training has begun.
         """
         if self._session.is_open:
             raise invalid(
@@ -250,7 +251,7 @@ class Balancer:
         return StateInCheckpoint(self.state_dict, self.load_state_dict)
 
     def close(self) -> None:
-        """Say goodbye to the other workers and end the run. May be called again."""
+        """End the run on this worker, and tell the others. May be called again."""
         self._session.close()
 
     def __enter__(self) -> Self:

@@ -187,11 +187,11 @@ class TrainingSteps:
         if not (step.num_forwards and step.num_backwards):
             missing = "model" if step.num_backwards else "optimizer"
             raise RuntimeError(
-                f"Step {step.number} was handed out and its {missing} did not come by: a batch was "
-                f"taken and not trained on, or by what the balancer does not know. Prepare both, "
-                f"`balancer.prepare(model, optimizer)`; train on forwards without "
-                f"`training=False`; for shapes alone take `dataset.element_spec`; in place of a "
-                f"`for` over the data inside of a `tf.function`, call `next(iterator)` there."
+                f"The batch of step {step.number} was handed out, and the balancer saw no call of "
+                f"its {missing}. Prepare both, `balancer.prepare(model, optimizer)`, and train on "
+                f"every batch, without `training=False`. If you only need shapes, use "
+                f"`dataset.element_spec`. In a `tf.function`, call `next(iterator)` instead of a "
+                f"`for` over the data."
             )
         if not step.reported:
             self._report(step, self._exchange)

@@ -22,16 +22,15 @@ class Runtime(AbstractRuntime):
         hang_s: seconds for which a worker may make the others wait in a step while its process
             lives, before it counts as lost. It has to be longer than the longest pause that one
             worker makes alone. None waits for ever.
-        meeting_s: seconds within which all workers have to reach their first step.
         line_every: steps between two progress lines on standard error, from rank 0; None is
             silence.
         run_dir: folder for ``events.jsonl``, written by rank 0; None writes none.
         hooks: called with every event on rank 0, each in a thread of its own.
         address: host name or address of rank 0 that every other rank can reach, or one of its
-            network interfaces; None takes the address that the strategy itself reaches it at.
-        ports: the TCP port at which rank 0 listens for the other ranks, or a ``range`` whose first
-            free one it takes; None is any port that is free.
-        meeting_s: seconds within which all workers have to come to their first step.
+            network interfaces; None takes the address that the strategy itself uses for rank 0.
+        ports: the TCP port at which rank 0 listens for the other ranks, or a ``range`` of which it
+            takes the first free port; None is any free port.
+        meeting_s: seconds within which all workers have to reach their first step.
 
     Raises:
         ValueError: a number is out of range.

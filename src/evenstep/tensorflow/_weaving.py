@@ -164,7 +164,7 @@ def _check_is_unweighted(model: Any, given: Sequence[Any], *, within: str | None
             "be given no models of which one's output goes into another: gradients would be "
             "weighted by both",
             f"{model.name!r} " + (f"within {other!r}" if within else "behind another one"),
-            "Prepare the last one alone, the critic behind a generator say, with all optimizers.",
+            "Prepare only the last one, such as a critic behind a generator, with all optimizers.",
         )
 
 

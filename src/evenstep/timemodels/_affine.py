@@ -18,8 +18,8 @@ from ._per_worker import alike, costs
 class AffineTime(AbstractTimeModel):
     r"""Step times that grow in a straight line with the batch.
 
-    $t_r(b) = a_r + c_r b$ for $b \ge 1$, and $t_r(0) = 0$: a worker without samples skips even
-    its fixed cost, which lets a costly worker sit out where its smallest batch is 0.
+    $t_r(b) = a_r + c_r b$ for $b \ge 1$, and $t_r(0) = 0$. A worker without samples has no fixed
+    cost either, so an expensive worker can be left out if its smallest batch is 0.
 
     Right for a CPU, and for a GPU past saturation. Wrong below saturation, where a GPU takes
     about the same time for any batch (``PiecewiseTime``), and where kernels come in tiles

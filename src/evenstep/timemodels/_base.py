@@ -13,16 +13,16 @@ from .._types import FloatArray, IntArray
 class AbstractTimeModel(abc.ABC):
     """Says how long every worker takes for any batch size.
 
-    A model is an immutable value. Its times never fall as the batch grows, and a worker without
-    samples takes none: ``seconds`` is 0 at a batch size of 0, also where there is a fixed cost.
-    ``largest_batch`` inverts ``seconds`` exactly, down to the last bit of a float; the solver
-    relies on it. ``bisect_batch`` does that for a model which has no closed form.
+    A model is an immutable value. Its times never fall as the batch grows. A worker without samples
+    takes no time: ``seconds`` is 0 at a batch size of 0, even with a fixed cost. ``largest_batch``
+    inverts ``seconds`` exactly, down to the last bit of a float; the solver relies on it.
+    ``bisect_batch`` does that for a model without a closed form.
     """
 
     @property
     @abc.abstractmethod
     def world_size(self) -> int:
-        """Number of workers the model speaks of."""
+        """Number of workers of the model."""
 
     @abc.abstractmethod
     def seconds(self, batch_size: IntArray) -> FloatArray:

@@ -29,18 +29,17 @@ class CubicTime(AbstractTimeModel):
     $t_r(0) = 0$, and $t_r(b) = t_r(m_r) + d_r (b - m_r)$ past $m_r$. The slope $d_r$ is the
     steeper of the last step, $t_r(m_r) - t_r(m_r - 1)$, and the average, $t_r(m_r) / m_r$.
 
-    Right between the sizes of a profile, for whatever bends once or twice. A cubic through noisy
-    points may dip; the running maximum holds it level there, and so takes a worker for slower
-    than the cubic, never for faster. (``ClusterProfile.cubic`` makes none that dips.) Wrong past
-    $m$, where a cubic explodes or falls: the straight line is a guess on the slow side. Wrong for
-    stairs.
+    Right between the sizes of a profile, for curves that bend once or twice. A cubic through noisy
+    points may dip. The running maximum stays level there, so a worker looks slower than the cubic
+    and never faster. (``ClusterProfile.cubic`` makes no cubic that dips.) Wrong past $m$, where a
+    cubic explodes or falls: the straight line there is a guess on the slow side. Wrong for stairs.
 
     It tabulates $m_r + 1$ sizes per worker, 8 bytes each.
 
     Args:
         coefficients: $p_3, p_2, p_1, p_0$ in seconds per power of a sample, finite,
             ``(world_size, 4)``.
-        most: largest size $m$ that the cubic speaks of, integers in [1, 2**20],
+        most: largest size $m$ of the profile, integers in [1, 2**20],
             ``(world_size,)``.
 
     Raises:

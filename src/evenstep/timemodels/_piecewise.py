@@ -20,14 +20,13 @@ class PiecewiseTime(AbstractTimeModel):
 
     $t_r(b) = f_r + c_r \lceil \max(b - s_r, 0) / w_r \rceil$ for $b \ge 1$, and $t_r(0) = 0$.
 
-    Right where parallel lanes idle until the batch fills them, and, with tiles, where a kernel
-    computes a tile whole or not at all, or where a compiled graph pads its sizes. Real devices
-    bend gently where this has a corner. Layers with tiles of their own add up to something close
-    to a straight line. At $s = 0$ this is a staircase, and at $w = 1$ besides an ``AffineTime``,
-    as for a CPU, which has no lanes to fill: workers of all these kinds fit into one model. Sizes
-    between two stairs cost as much as the next one: ``allocate`` knows, and a `granularity` of
-    the cluster at $w$ keeps all workers on whole tiles besides. What does not fit in memory is
-    none of its business: cap it with the cluster's `max_batch_size`.
+    Right if parallel lanes idle until the batch fills them; with tiles, if a kernel computes only
+    whole tiles, or a compiled graph pads its sizes. Real devices have a gentle bend where this has
+    a corner. Layers with different tiles add up to something close to a straight line. With
+    $s = 0$ this is a staircase, and with $w = 1$ in addition an ``AffineTime``, as for a CPU. So
+    workers of all these kinds fit into one model. Sizes between two stairs cost as much as the next
+    stair. ``allocate`` takes this into account, and a `granularity` of $w$ in the cluster keeps all
+    workers at whole tiles. The model knows nothing of memory: use the cluster's `max_batch_size`.
 
     Args:
         flat_s: seconds $f$ of any batch up to saturation, finite and at least 0, ``(world_size,)``.

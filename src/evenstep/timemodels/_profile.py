@@ -21,10 +21,10 @@ class Profile:
 
     Args:
         sizes: samples of each measurement, integers of at least 1, ascending, ``(num,)``. Repeats
-            are welcome, and at least two sizes are needed: one says nothing of a curve.
-        seconds: what it took, positive and finite, ``(num,)``.
-        peak_bytes: the memory peak of each, integers of at least 0, ``(num,)``, with 0 where it
-            is not known; None where none is.
+            are welcome, and at least two sizes are needed: one shows no curve.
+        seconds: the time of each, positive and finite, ``(num,)``.
+        peak_bytes: the memory peak of each, integers of at least 0, ``(num,)``, with 0 if it is
+            not known; None if none is known.
 
     Attributes:
         sizes, seconds, peak_bytes: read-only arrays, copies of what was given.

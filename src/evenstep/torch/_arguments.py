@@ -13,7 +13,7 @@ from ._options import Runtime
 
 
 def checked_size(global_batch_size: Any) -> int | None:
-    """Return the global batch size, if it is one."""
+    """Return the global batch size, or raise if it is invalid."""
     if global_batch_size is None:
         return None
     if type(global_batch_size) is not int or global_batch_size < 1:
@@ -30,10 +30,10 @@ def checked_size(global_batch_size: Any) -> int | None:
 def checked_cost(
     cost: Any, *, policy: AbstractPolicy[Any], bounds: Bounds, runtime: Runtime
 ) -> Cost | None:
-    """Return what samples cost, if the other settings go with that; None where they are counted.
+    """Return the cost of samples, if the other settings suit it; None if samples are counted.
 
     Raises:
-        ValueError: it is no cost, or other settings count samples.
+        ValueError: the cost is invalid, or other settings count samples.
     """
     found = Cost.given(cost)
     if found is None:
@@ -47,23 +47,23 @@ def checked_cost(
             rule = "be left out where samples are assigned by `cost`, as it counts them"
             raise invalid(f"Balancer({name}=...)", rule, value, remedy)
     if isinstance(runtime.claims, Hybrid):
-        rule = "be left out with `Balancer(cost=...)`, as samples are claimed by count"
+        rule = "be left out with `Balancer(cost=...)`, because claims count samples"
         raise invalid("Runtime(claims=...)", rule, runtime.claims, "Use one of the two.")
     return found
 
 
 def check_lockstep(lockstep: Lockstep | None, cost: Cost | None) -> None:
-    """Raise unless it is a way to evaluate that goes with ``cost``.
+    """Raise unless ``lockstep`` is valid and suits ``cost``.
 
     Raises:
-        ValueError: it is none, or counts samples that are to be shared out by cost.
+        ValueError: it is invalid, or counts samples while ``cost`` is given.
     """
     if lockstep not in (None, True, False, "steps"):
         raise invalid(
             "Balancer.prepare_eval(lockstep=...)",
             'be a bool or "steps"',
             repr(lockstep),
-            "Leave it out to have it found out.",
+            "Leave it out, and evenstep finds out.",
         )
     if lockstep == "steps" and cost is not None:
         raise invalid(
@@ -93,8 +93,8 @@ def check_trains(*, is_server: bool) -> None:
     """Raise on a rank without data, where there is nothing to be measured."""
     if is_server:
         raise RuntimeError(
-            "`Balancer.profile` is for workers: this rank is a server and trains nothing. Call it "
-            "`if not balancer.is_server`."
+            "`Balancer.profile` is for workers, and this rank is a server, which trains nothing. "
+            "Call it only `if not balancer.is_server`."
         )
 
 
@@ -102,17 +102,16 @@ def check_counts(cost: Cost | None) -> None:
     """Raise where samples are assigned by cost: a profile measures counts."""
     if cost is not None:
         raise RuntimeError(
-            "`Balancer.profile` measures how long ranks take for how many samples, and "
-            "`Balancer(cost=...)` does not count them. Leave the profile out: costs are learnt in "
-            "the first steps."
+            "`Balancer.profile` measures times by the number of samples, and `Balancer(cost=...)` "
+            "does not count samples. Leave the profile out: costs are learnt in the first steps."
         )
 
 
 def check_weighting(weighting: str, before: str | None) -> None:
-    """Raise unless it is one, and that of the models prepared before.
+    """Raise unless ``weighting`` is valid, and that of the models prepared before.
 
     Raises:
-        ValueError: it is none, or another one.
+        ValueError: it is invalid, or differs from the earlier call.
     """
     if weighting not in ("output", "loss"):
         raise invalid(

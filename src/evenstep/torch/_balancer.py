@@ -77,21 +77,21 @@ class Balancer:
             ``"dbs"``, ``"lb-bsp-2018"``, ``"lb-bsp-2020"``, ``"lbb"``), ``"module:Class"``, or a
             policy.
         unit: what the loss is a mean over: ``"samples"``; ``"tokens"``, the targets other than
-            -100 in batches of Hugging Face's collators, for models of transformers, whose kind
-            tells whether they shift labels; or a function from a batch, as the loop gets it, to
-            what the loss divides by, such as the number of valid targets or the sum of their class
-            weights. A forward is then weighted by its units. Plans still count samples.
-        loss_reduction: what the user's loss does over the units of a forward, ``"mean"`` or
-            ``"sum"``. The tensors do not show which. A sum stays as in plain DDP, which averages
-            over ranks: the sum over the global batch divided by their number.
+            -100 in batches of Hugging Face's collators, for models of transformers; or a function
+            from a batch, as the loop gets it, to the number that the loss divides by, such as the
+            number of valid targets or the sum of their class weights. A forward is then weighted
+            by its units. Plans still count samples.
+        loss_reduction: what your loss does over the units of a forward, ``"mean"`` or ``"sum"``.
+            The tensors do not show which. A sum stays as in plain DDP, which averages over ranks:
+            the sum over the global batch divided by the number of ranks.
         bounds: limits on every worker's samples.
         runtime: the ranks, heartbeats, deadlines, the progress line, how memory is read, and the
-            seed of what samples draw.
+            seed for random numbers by sample.
         network: sums gradients by shares that suit the links, and names ranks that hold no data
             and only sum; None is plain all-reduce.
-        cost: what samples cost, where they differ: lengths by index, the name of a column, or a
-            ``Cost``. Each step's samples are then assigned by cost and by the ranks' speeds, which
-            are learnt; None counts samples.
+        cost: what samples cost, if they differ: lengths by index, the name of a column, or a
+            ``Cost``. Each step's samples are then assigned by cost and by the ranks' learnt
+            speeds; None counts samples.
 
     Raises:
         ValueError: an argument is out of range.
@@ -160,24 +160,25 @@ class Balancer:
     ) -> Any:
         """Return models and loaders (mostly one of each) ready for balanced steps.
 
-        A model comes back as the same object with hooks on it, so that ``state_dict`` keys stay;
-        a plain one is wrapped into DDP where there are several processes. The loader comes back
-        as one whose every iteration is a global step, and whose length is their number.
-        Collective: every rank prepares the same things in the same order, which is compared.
+        A model in DDP or FSDP2 comes back as the same object with hooks on it, so its
+        ``state_dict`` keys stay. A plain model is wrapped into DDP if there are several processes.
+        A loader comes back as one whose iterations are global steps, and whose length is their
+        number. Collective: every rank prepares the same things in the same order, which is
+        compared.
 
         Args:
-            parts: modules (plain or DDP) and ``DataLoader``s, in any order. Several loaders are
-                used in turn, one loop after the other.
+            parts: modules (plain, DDP or FSDP2) and ``DataLoader``s, in any order. Several loaders
+                are used in turn, one loop after the other.
             weighting: ``"output"`` weights the gradient at the model's output, with no change to
-                the loss. ``"loss"`` leaves it to ``weight(loss)``, for gradient penalties and
+                the loss. With ``"loss"`` you call ``weight(loss)``: for gradient penalties, and
                 for losses that bypass the output.
-            stream: which rank reads what of an ``IterableDataset``: ``"same"``, all read all of it,
-                or ``"sharded"``, each reads its own samples. See ``StreamLoader``.
+            stream: which rank reads what of an ``IterableDataset``: with ``"same"`` all ranks read
+                all of it, with ``"sharded"`` each rank reads its own samples.
 
         Returns:
-            The prepared parts in the order given; a single one by itself. To a type checker a model
-            keeps its class, though a plain one may be in a DDP now, and a loader is both the
-            ``DataLoader`` it was and what it has become.
+            The prepared parts in the order given; a single part without a tuple. To a type checker
+            a model keeps its class, although a plain one may be in a DDP now, and a loader has the
+            types of both ``DataLoader`` and a balanced loader.
 
         Raises:
             ValueError: a part cannot be balanced, or ranks differ; the message says what to do.
@@ -213,20 +214,22 @@ class Balancer:
     def prepare_eval(
         self, loader: DataLoader[T], *, lockstep: Lockstep | None = None, cost: Any = None
     ) -> PreparedEval[T]:
-        """Return ``loader`` for evaluation, each sample once over all ranks, shared out by speed.
+        """Return ``loader`` for evaluation: each sample once over all ranks, shared out by speed.
 
-        Collective, as a loop over what it returns is: every rank makes it. Any number of loaders.
+        Collective, and so is a loop over the loader that it returns. Takes any number of loaders,
+        one call each.
 
         Args:
-            loader: over a data set with a length; ``batch_size`` is the most of one forward.
-            lockstep: whether all ranks make as many forwards, as where a forward is a collective.
-                None finds out from the prepared models: FSDP, or a DDP that broadcasts buffers.
-                Say True for such a model that was not prepared. With ``"steps"`` each rank makes
-                one forward for every batch of a plain evaluation, of any size and at least one
-                sample, so that a loop may have collectives in each; samples are counted then.
-            cost: what its samples cost, as in ``Balancer(cost=...)``, by which they are shared out
-                then. None is the balancer's own, if that names a column which this data set has;
-                otherwise samples are counted.
+            loader: over a data set with a length; ``batch_size`` is the most samples of a forward.
+            lockstep: whether all ranks make equally many forwards, because a forward is a
+                collective. None finds out from the prepared models: FSDP, or a DDP that broadcasts
+                buffers. Give True for such a model that was not prepared. With ``"steps"`` each
+                rank makes one forward for every batch of a plain evaluation, of any size and at
+                least one sample, so that a loop may have collectives after each; this counts
+                samples.
+            cost: what its samples cost, as in ``Balancer(cost=...)``; they are then shared out by
+                cost. None takes the balancer's own cost, if it names a column that this data set
+                has; otherwise samples are counted.
 
         Raises:
             ValueError: the loader cannot be shared out; the message says what to do instead.
@@ -267,23 +270,25 @@ class Balancer:
         through: Callable[[torch.Tensor], Any] = torch.Tensor.backward,
         path: str | Path | None = None,
     ) -> ClusterProfile:
-        """Measure forward and backward on every rank by itself, and begin the run balanced by it.
+        """Measure forward and backward on every rank by itself, so that the run begins balanced.
 
         Collective, between ``prepare`` and the first loop. Parameters, gradients, buffers, random
         states and the loader's position stay as they are.
 
         Args:
             closure: from a batch, as ``collate_fn`` made it, to its loss; with no other effects.
-            sizes: batch sizes to measure. None takes some twelve, up to four equal shares.
-            repeats: runs of each size that count, after one that warms up.
-            samples: from the data set, repeated to the sizes; None takes its first ones.
-            through: runs the backward of a loss, as in ``Step.backward``.
-            path: rank 0's file, which keeps the profile. Workers that it has, by host and device,
-                with this model are not measured anew.
+            sizes: batch sizes to measure. None takes about twelve, up to four equal shares.
+            repeats: measured runs of each size, after one that warms up.
+            samples: samples to measure with, repeated to the sizes; None takes the data set's
+                first ones.
+            through: runs the backward of a loss, as in ``step.backward``.
+            path: file in which rank 0 keeps the profile. Workers that it has, by host and device,
+                with this model are not measured again.
 
         Raises:
             ValueError: an argument is out of range, or a forward is a collective.
-            RuntimeError: a rank failed, or this is no time for it.
+            RuntimeError: a rank failed, or the call does not come between ``prepare`` and the
+                first loop.
         """
         self._check_open()
         arguments.check_trains(is_server=self._parts.service is not None)
@@ -292,7 +297,7 @@ class Balancer:
         return Profiler(self._parts, self._session).profile(asked)
 
     def weight(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return ``loss`` weighted for this forward: the explicit form of what is exact.
+        """Return ``loss`` weighted for this forward, for models prepared with ``weighting="loss"``.
 
         Args:
             loss: this rank's loss, a mean over the units of the forward just made (or their
@@ -313,9 +318,9 @@ class Balancer:
     def step(self, batch: Any) -> AbstractContextManager[None]:
         """Return a context in which forwards belong to ``batch``: the explicit form.
 
-        A forward is matched to its batch by its inputs: by their memory, or by their size. Loops
-        that fetch ahead and copy batches before the forward may leave that open, where batches of
-        the same size weigh differently; a backward then raises, and names this form.
+        evenstep matches a forward to its batch by the inputs: by their memory, or by their size.
+        If a loop fetches ahead and copies batches before the forward, the match can be ambiguous.
+        The backward then raises an error that names this form.
 
         Usage:
             for batch, copy in fetched_ahead(loader):
@@ -324,10 +329,10 @@ class Balancer:
                 loss.backward()
 
         Args:
-            batch: as the loader handed it out, or tensors of it.
+            batch: the batch that the loader handed out, or tensors of it.
 
         Raises:
-            ValueError: it was not handed out, or has been freed.
+            ValueError: the loader did not hand it out, or it has been freed.
             RuntimeError: no batch was handed out yet.
         """
         return self._parts.steps.named(batch)
@@ -335,14 +340,14 @@ class Balancer:
     def mean(self, value: float | torch.Tensor, count: float | None = None) -> float:
         """Return the mean of ``value`` over the samples, or other units, of all ranks.
 
-        The mean of per-rank means is wrong for uneven batches. Collective, and reads the value
-        from the device: for every step's log on a GPU, that is a synchronisation.
+        The mean of per-rank means is wrong for uneven batches. Collective. It reads the value from
+        the device, so each call is a synchronization on a GPU.
 
         Args:
-            value: this rank's mean over its own samples. Where the balancer has another ``unit``
-                and ``count`` is None: over its own units, as the loss is.
-            count: how many those were, at least 0; None is this rank's samples, or units, of the
-                training step under way.
+            value: this rank's mean over its own samples; or over its own units, as the loss is, if
+                the balancer has another ``unit`` and ``count`` is None.
+            count: number of these samples or units, at least 0; None takes those of the training
+                step under way.
 
         Raises:
             RuntimeError: outside of a training step, as in an evaluation, without ``count``.
@@ -352,9 +357,9 @@ class Balancer:
     def pause(self) -> AbstractContextManager[None]:
         """Return a context in which this rank works alone, for as long as it takes.
 
-        For what one rank does while the others wait for it: an evaluation or an upload on rank 0
-        alone. Without this, a rank that keeps others waiting for ``Runtime(hang_s=...)`` counts as
-        hanging, and ends the run. A rank that stops or dies in here is noticed all the same.
+        Use it if the others wait for one rank, as for an evaluation or an upload on rank 0 alone.
+        Without it, a rank that keeps others waiting for ``Runtime(hang_s=...)`` counts as hanging,
+        and the run ends. A rank that stops or dies inside the context is still noticed.
 
         Usage:
             if rank == 0:
@@ -366,14 +371,13 @@ class Balancer:
         return nullcontext() if exchange is None else exchange.pause()
 
     def average_buffers(self) -> None:
-        """Give every rank one set of BatchNorm's running statistics: the mean over all ranks.
+        """Give all ranks the same running statistics of BatchNorm: the mean over all ranks.
 
-        Weighted by the samples that they stand for: those since the last call where each rank
-        keeps its own (``DDP(model, broadcast_buffers=False)``); those of the newest step where
-        DDP hands rank 0's to all at each forward, which is its default and loses the others'.
-        Other buffers stay as they are. Collective; call it before an evaluation or a checkpoint.
-
-        It repairs what evaluation reads. In training, local BatchNorm depends on the split still.
+        The mean is weighted by samples. If each rank keeps its own statistics
+        (``DDP(model, broadcast_buffers=False)``), these are the samples since the last call. With
+        DDP's default, each forward replaces all statistics by rank 0's, and these are the samples
+        of the newest step. Other buffers stay. Collective; call it before an evaluation or a
+        checkpoint. In training, local BatchNorm still depends on the split.
 
         Raises:
             RuntimeError: before ``prepare``, or after ``close``.
@@ -382,9 +386,9 @@ class Balancer:
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """Local batch sizes of the step under way, one per rank; empty before the first.
+        """Planned local batch sizes of the step under way, one per rank; empty before the first.
 
-        Those of full steps: the short last batch of an epoch has fewer.
+        They are those of full steps: the short last batch of an epoch has fewer samples.
         """
         plan = self._parts.steps.plan
         return () if plan is None else plan.batch_size
@@ -393,8 +397,8 @@ class Balancer:
     def num_samples(self) -> int:
         """This rank's samples of the training step under way; 0 outside of one.
 
-        Also 0 where the rank got a stand-in of weight 0, because the short last step of an epoch
-        had fewer samples than ranks.
+        Also 0 if the rank got a stand-in of weight 0, as in a short last step with fewer samples
+        than ranks.
         """
         return self._parts.steps.num_samples or 0
 
@@ -408,30 +412,31 @@ class Balancer:
 
     @property
     def workers(self) -> torch.distributed.ProcessGroup | None:
-        """The workers' process group, for a DDP or collectives of your own; None is the default.
+        """The workers' process group, for your own DDP or collectives; None is the default group.
 
-        On a server, one of that server alone: no rank waits there. Collective before ``prepare``.
+        On a server it is a group of this server alone, so collectives do not wait. Collective
+        before ``prepare``.
         """
         return self._join().workers
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was learnt about speeds and memory, by host and device; on rank 0 alone.
+        """Return what rank 0 learnt about speeds and memory, by host and device; {} on other ranks.
 
-        Not collective; one text, whatever was learnt. Other ranks, which do not plan, have {}.
+        Not collective.
         """
         return self._session.estimates.packed() if self._parts.is_first else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Begin the run with what ``state`` says about its hosts and devices; rank 0's counts.
+        """Begin the run with what ``state`` says about its hosts and devices; only rank 0's counts.
 
         Raises:
-            ValueError: ``state`` is broken or something else, or the first loop has begun.
+            ValueError: ``state`` is not an intact one, or the first loop has begun.
         """
         has_none = state == {} and not self._parts.is_first
         self._session.restore(Estimates() if has_none else Estimates.read(state))
 
     def close(self) -> None:
-        """End the run on this rank: stop the exchange, the loader's workers, the event file."""
+        """End the run on this rank: its connections, loader workers and event file."""
         if self._closed:
             return
         self._closed = True

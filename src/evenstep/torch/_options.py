@@ -34,8 +34,9 @@ class Runtime(AbstractRuntime):
             decides, which is the last step on a CPU and often the one before on CUDA.
             ``"exact"`` waits for the device at every step, so that step k always decides k + 1.
         run_dir: folder for ``events.jsonl``, written by rank 0; None writes none.
-        hooks: called with every event on rank 0, each in a thread of its own, such as ``wandb`` or
-            a dashboard. One that raises or is slow loses events, and training continues.
+        hooks: callables that get every event, on rank 0, each in a thread of its own: for
+            ``wandb`` or a dashboard. If one raises or is slow, it loses events, and training
+            continues.
         address: host name or address of rank 0 that every other rank can reach, or one of its
             network interfaces, such as ``"ib0"``. None finds one: the loopback if all ranks share
             a network, else the interface in ``GLOO_SOCKET_IFNAME``, else ``MASTER_ADDR`` and the
@@ -44,19 +45,19 @@ class Runtime(AbstractRuntime):
             takes the first free port; None is any free port. evenstep listens at no other port.
         memory: reads this rank's memory, so that no plan exceeds what fits: anything with the
             methods of ``MemoryReader``. None reads the CUDA device, and nothing on a CPU.
-        machine: reads what this rank can have of its machine, for policies that predict speeds
-            from it: anything with the methods of ``MachineReader``. None reads this process's CPU
+        machine: reads the CPU and memory that this rank can have, for policies that predict speeds
+            from them: anything with the methods of ``MachineReader``. None reads this process's CPU
             quota, affinity, waits for a core and memory on Linux, and the whole host elsewhere,
             and only if the policy needs it.
         claims: work stealing in loops over ``loader.steps()``: whether ranks begin each step with a
             part of their planned samples and claim the rest during the step. ``"auto"`` does so
             while it is faster, with the policy ``"auto"`` only. A ``Hybrid`` always does so, with
             its settings. ``"off"`` never does.
-        process_group: the data-parallel ranks; None is all of them.
-        sample_seed: draws what is random in augmentation and dropout by sample: it follows from
-            this number, the epoch and the sample's position in it, and not from which rank
-            computes the sample. From 0 to 2^63 - 1. None leaves it to each rank, as plain
-            training does.
+        process_group: the data-parallel ranks; None is all ranks.
+        sample_seed: seed of random numbers by sample, from 0 to 2^63 - 1: those of augmentation and
+            dropout then follow from it, the epoch and the sample's position in the epoch, and not
+            from the rank that computes the sample. None leaves them to each rank, as in plain
+            training.
 
     Raises:
         ValueError: a number is out of range.

@@ -105,7 +105,8 @@ def main(arguments: Sequence[str]) -> NoReturn:
     """Read a command line: ``[options] -- command`` or ``[options] script.py``."""
     parser = argparse.ArgumentParser(
         prog="python -m evenstep.watch",
-        description="Say who waits for whom in a training, and why; the script stays as it is.",
+        description="Say which ranks of a training wait for which, and why. The script does not "
+        "change.",
         usage="%(prog)s [--every S] [--run-dir DIR] (-- COMMAND ... | [-m] SCRIPT ...)",
     )
     add_options(parser)
@@ -129,7 +130,11 @@ def main(arguments: Sequence[str]) -> NoReturn:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a watch."""
     parser.add_argument(
-        "--every", type=float, default=10.0, metavar="S", help="seconds between two lines; 0: none"
+        "--every",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="seconds between two lines; 0 writes none",
     )
     parser.add_argument(
         "--run-dir", default="", metavar="DIR", help="folder for rank 0's events.jsonl"

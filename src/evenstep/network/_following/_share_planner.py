@@ -41,36 +41,38 @@ TOLD = 0.1  # a change of some link by which part is worth an event
 
 @final
 class SharePlanner:
-    """Runs a share policy over the exchanges of a training run, and checks what it promises.
+    """Runs a share policy over the exchanges of a training run, and checks its predictions.
 
-    - It begins with plain all-reduce, measures it, and looks at the links.
-    - A look is three exchanges: one by equal shares, or by what was known of the links, and two by
-      shares that suit what it showed, unless these promise nothing. They stay if all-reduce took
-      longer than the better one of these by ``margin``, or by a third of it where servers have no
+    - It begins with plain all-reduce, measures it, and probes the links.
+    - A probe is three exchanges: one by equal shares, or by the links known so far, and two by
+      shares that suit its result, unless these promise nothing. Shares stay if all-reduce took
+      longer than the better one of these by ``margin``, or by a third of it if servers have no
       data and their links look slow.
-    - Every exchange by shares tells more of the links (``LinkTracker``). New shares are adopted
-      if those in force would take 5 % longer on the servers' links as they are now.
-    - Shares in force give way to all-reduce where they would not win by 2 % three times in a row.
-      What either took, over what its model said, corrects the model.
-    - Predictions that fail five times in a row by 1.35, slower than all-reduce was, end shares.
-    - One exchange of 25 gives a server 1.4 times its part, in turns, to see what its link carries,
+    - Every exchange by shares adds to what is known of the links (``LinkTracker``). New shares are
+      adopted if the current ones would take 5 % longer on the servers' current links.
+    - All-reduce replaces the shares if they would not win by 2 % three times in a row. Measured
+      times correct the models of both.
+    - All-reduce also replaces them if five predictions in a row are wrong by a factor of 1.35, and
+      exchanges were slower than all-reduce.
+    - In one exchange of 25, one server gets 1.4 times its part, in turns, to measure its link,
       if 2 % of what exchanges took make up for it.
     - Servers without data hide what workers' links carry. So one exchange tries all-reduce some
       steps after links changed, unless some worker is slower than others.
-    - All-reduce tells nothing of links. So while it is in force there is a look from time to time:
-      when it takes another time than it did, or than shares that lost to it, and after 50, then
-      100, ... and at most 1600 steps, later where looks would cost more than 2 % (``Looks``).
-    - An all-reduce that known links are too slow for is refused, until five in a row are alike.
+    - All-reduce shows nothing about links. So while it is in force there are probes: if its time
+      changes, if it takes longer than shares that lost to it, and after 50, then 100, ... and at
+      most 1600 steps, or later if probes would cost more than 2 % (``Looks``).
+    - A time of all-reduce that is impossible on the known links is refused, unless five in a row
+      agree.
 
-    It reads no clock and sends nothing: an exchange in, a plan and events out.
+    It reads no clock and sends nothing. It gets exchanges and returns plans and events.
 
     Args:
         policy: decides the shares.
-        aggregation: what is summed, by whom, in how many chunks.
-        margin: what shares have to gain over plain all-reduce, at least 0.
+        aggregation: what is summed, on which ranks, in how many chunks.
+        margin: the gain over plain all-reduce that shares need, at least 0.
 
     Attributes:
-        plan: what is in force from ``plan.first_step`` on.
+        plan: the plan in force from ``plan.first_step`` on.
 
     Raises:
         ValueError: ``margin`` is out of range.
@@ -104,18 +106,18 @@ class SharePlanner:
 
     @property
     def aggregation(self) -> Aggregation:
-        """What is summed, by whom, in how many chunks."""
+        """What is summed, on which ranks, in how many chunks."""
         return self._aggregation
 
     @property
     def links(self) -> Links | None:
-        """What the links are believed to carry; None before anything is known."""
+        """The estimated links; None before anything is known."""
         return None if self._belief is None else self._belief.links
 
     def observe(self, step: int, exchange: ObservedExchange, *, next_step: int) -> ShareOutcome:
         """Return what follows from the exchange of one step.
 
-        Figures that cannot be are named in an event and left out; so is a user's policy that fails.
+        Impossible figures are named in an event and left out; so is a user's policy that fails.
 
         Args:
             step: the step that was measured.

@@ -1,4 +1,4 @@
-"""What is to be summed, by whom, and in how many chunks."""
+"""What is summed, on which ranks, and in how many chunks."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ BoolArray = NDArray[np.bool_]
 @final
 @dataclass(frozen=True, slots=True, eq=False, init=False)
 class Aggregation:
-    r"""The gradients of a step, who has them, who may sum them, and how finely that overlaps.
+    r"""The gradients of a step, which ranks have them, which may sum them, and in how many chunks.
 
-    Every worker *pushes* each server's part of its gradients to it, servers only sum, and every
-    worker *pulls* the sums. Optimizers stay on the workers, so another plan moves no state. All
-    ranks by default are workers and servers at once, which is called collocated. With
-    ``is_server`` the opposite of ``is_worker`` servers are dedicated; with some ranks that only
-    serve it is mixed. A rank that only serves needs a link of its own: a second process behind a
-    worker's link adds no bandwidth.
+    Every worker *pushes* to each server its part of the gradients, servers sum, and every worker
+    *pulls* the sums. Optimizers stay on the workers, so another plan moves no state. By default all
+    ranks are workers and servers at once; such servers are called collocated. If ``is_server`` is
+    the opposite of ``is_worker``, servers are dedicated; if some ranks only serve, it is mixed. A
+    rank that only serves needs its own link: a second process behind a worker's link adds no
+    bandwidth.
 
     Args:
         world_size: number of ranks, workers and servers together, at least 1.
-        num_bytes: $V$, bytes that each worker's gradients have, at least 1.
-        num_chunks: $C$, in how many chunks they go, the push of one overlapping the pull of the
-            one before, at least 1. 1 is a barrier between push and pull. None is the limit of
-            infinitely many, each without latency.
-        is_worker: whose gradients are summed, all by default.
-        is_server: who may sum, all by default.
+        num_bytes: $V$, bytes of each worker's gradients, at least 1.
+        num_chunks: $C$, number of chunks, at least 1; the push of one overlaps the pull of the one
+            before. 1 is a barrier between push and pull. None is the limit of infinitely many
+            chunks without latency.
+        is_worker: ranks whose gradients are summed, by default all.
+        is_server: ranks that may sum, by default all.
 
     Attributes:
         is_worker, is_server: read-only, ``(world_size,)``.

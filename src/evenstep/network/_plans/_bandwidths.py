@@ -17,18 +17,19 @@ REMEDY = "Measure it, or leave the rank out."
 @final
 @dataclass(frozen=True, slots=True, eq=False, init=False)
 class Links:
-    """Bandwidths as they were measured, in bytes per second.
+    """Measured bandwidths, in bytes per second.
 
-    What a rank's link carries to all others together counts, as when all ranks send at once.
-    Links that were tested pair by pair, each alone, overstate that: give both.
+    A rank's bandwidth is that to all others together, when all ranks send at once. If links were
+    only tested pair by pair, one at a time, they look faster than that: give both.
 
     Args:
         up_bytes_per_s: what each rank can send, positive and finite, ``(world_size,)``.
-        down_bytes_per_s: what each can receive, likewise; as much as it can send if None.
-        pair_bytes_per_s: what the way from one rank (row) to another (column) carries, positive,
-            infinite where nothing but the ranks' own links limits it,
-            ``(world_size, world_size)``. Its diagonal is ignored.
-        latency_s: what every chunk adds, whatever its size, finite and at least 0.
+        down_bytes_per_s: what each rank can receive, positive and finite, ``(world_size,)``; None
+            is as much as it can send.
+        pair_bytes_per_s: bandwidth from one rank (row) to another (column), positive, infinite if
+            only the ranks' own links limit it, ``(world_size, world_size)``. Its diagonal is
+            ignored.
+        latency_s: time that every chunk adds, whatever its size, finite and at least 0.
         half_duplex: whether a link either sends or receives. With equal bandwidths it is also a
             limit on the sum of both directions.
 
@@ -75,7 +76,7 @@ class Links:
 
     @property
     def bandwidth_bytes_per_s(self) -> FloatArray:
-        r"""What each rank can send while it receives as much, ``(world_size,)``.
+        r"""What each rank can send while it receives equally much, ``(world_size,)``.
 
         $b_i = \min(e_i, g_i)$ of up and down, or $1 / (1/e_i + 1/g_i)$ if half duplex.
         """

@@ -16,9 +16,9 @@ class ShareDecision(Generic[State]):
     """What a share policy decided, what it remembers, and why.
 
     Attributes:
-        shares: part of the bytes that each rank sums, at least 0, adding up to 1, 0 where a rank
-            is no server, ``(world_size,)``.
-        state: handed back at the next ``update``; as plain as that of ``evenstep.Decision``.
+        shares: part of the bytes that each rank sums, at least 0, adding up to 1, and 0 for ranks
+            that are not servers, ``(world_size,)``.
+        state: passed to the next ``update``; as plain as that of ``evenstep.Decision``.
         reason: a few words for people.
     """
 
@@ -30,10 +30,9 @@ class ShareDecision(Generic[State]):
 class AbstractSharePolicy(abc.ABC, Generic[State]):
     """Decides which part of the gradients each server sums.
 
-    As ``evenstep.policies.AbstractPolicy`` does of samples: an immutable value whose memory is the
-    state, without I/O, clock or framework. It is shown links as they were measured, and smoothed if
-    they are noisy. Whether its shares are worth carrying out is for
-    ``plan_shares`` to say.
+    Like ``evenstep.policies.AbstractPolicy`` for samples, it is an immutable value whose memory is
+    the state, without I/O, clock or framework. It gets the measured links, smoothed if they are
+    noisy. ``plan_shares`` decides whether its shares are worth using.
 
     Attributes:
         name: what configurations and reports call it, such as ``"optimal"``.

@@ -14,11 +14,12 @@ from ._optimum import equal_shares
 @final
 @dataclass(frozen=True, slots=True)
 class EqualShares(AbstractSharePolicy[None]):
-    r"""Every server sums as many bytes, whatever its link carries.
+    r"""Every server sums equally many bytes, whatever its link carries.
 
-    $w_i = 1 / n$ over $n$ servers: what sharded parameter servers and ZeRO do. Best where links
-    are equal, and, behind a barrier between push and pull, on all collocated servers whose links
-    are as fast both ways. Wrong for dedicated servers of unlike links: the slowest decides.
+    $w_i = 1 / n$ over $n$ servers, as in sharded parameter servers and ZeRO. Optimal if links are
+    equal; and for collocated servers with a barrier between push and pull, if links are equally
+    fast in both directions. Wrong for dedicated servers with different links: the slowest
+    determines the time.
     """
 
     name: ClassVar[str] = "equal"

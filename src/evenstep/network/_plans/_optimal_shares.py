@@ -18,19 +18,19 @@ from ._optimum import equal_shares, formula_shares, optimal_shares
 @final
 @dataclass(frozen=True, slots=True)
 class OptimalShares(AbstractSharePolicy[dict[str, Any]]):
-    r"""The shares of ``optimal_shares``, adopted where they are clearly faster than those held.
+    r"""The shares of ``optimal_shares``, adopted if they are clearly faster than the current ones.
 
     New shares are adopted if those in force would take more than ``1 + margin`` times as long on
     the links as they are now measured.
 
-    Right for links that are measured under load and last longer than the measurement. Wrong where
-    they change from step to step: shares follow what was. Where ``optimal_shares`` needs scipy and
-    there is none, the best shares that have a formula are taken, and the reason says so.
+    Right for links that are measured under load and stay the same for longer than the measurement.
+    Wrong if links change from step to step. If ``optimal_shares`` needs scipy and it is not
+    installed, the best shares with a closed form are taken, and the reason says so.
 
     Args:
-        margin: what a change has to gain, at least 0. At 0 every measurement moves the shares,
-            though nothing migrates when they do. ``SharePlanner`` has a dead band of its own: more
-            than a little here adds to that, and shares stay that are worse by both.
+        margin: the gain that a change needs, at least 0. With 0 every measurement changes the
+            shares (no data moves). ``SharePlanner`` has a dead band of its own, to which this one
+            adds.
 
     Raises:
         ValueError: ``margin`` is negative or not finite.

@@ -1,4 +1,4 @@
-"""Who sums what, in whole numbers from which every rank derives the same ranges."""
+"""Which rank sums what, as integers from which every rank derives the same ranges."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ Edges = tuple[int, ...]
 class Split:
     """Which rank sums which part of everything, as integers decided on one rank.
 
-    Every rank cuts every chunk by the same integers with ``cut``, so that no float is compared
-    between CPUs that may round otherwise. A later split has a later epoch.
+    Every rank cuts every chunk by the same integers with ``cut``, so CPUs that round floats
+    differently still agree. A later split has a larger epoch.
 
     Args:
         parts: how many of 2**20 parts each rank sums, at least 0, adding up to that,
             ``(world_size,)``. Make them of shares with ``Split.of``.
         epoch: number of the plan, at least 0, larger than of those before.
-        chunk_bytes: about how much of a bucket is under way at once, at least 1. Small chunks
-            overlap better, and each costs its messages.
-        min_bytes: least bytes of a rank's range within a chunk, at least 0. A smaller one goes to
-            the others.
+        chunk_bytes: approximate size of a chunk of a bucket, at least 1. Small chunks overlap
+            better, but each chunk costs messages.
+        min_bytes: least bytes of a rank's range within a chunk, at least 0. A smaller range goes to
+            the other ranks.
 
     Raises:
         ValueError: the parts do not add up, or an argument is out of range.
@@ -75,7 +75,7 @@ class Split:
             epoch, chunk_bytes, min_bytes: as above.
 
         Raises:
-            ValueError: as above, or the shares are none.
+            ValueError: as above, or the shares are invalid.
         """
         given = np.asarray(shares, np.float64)
         if given.ndim != 1 or not given.size or not (given >= 0).all():
@@ -96,8 +96,8 @@ class Split:
     def chunks(self, num_elements: int, element_bytes: int) -> list[Edges]:
         """Return the chunks of a bucket, each as the edges of the ranks' ranges in it.
 
-        As few chunks as there can be of at most ``chunk_bytes``, as equal as there can be, each
-        cut by ``parts``. Where a chunk's ranges end, the next one's begin.
+        There are as few chunks of at most ``chunk_bytes`` as possible, nearly equal in size, each
+        cut by ``parts``. The ranges of a chunk begin where those of the chunk before end.
 
         Args:
             num_elements: of the bucket, at least 0.
@@ -155,14 +155,14 @@ def cut(num_elements: int, parts: Sequence[int], *, min_elements: int = 1) -> Ed
 def traffic_bytes(
     split: Split, num_elements: int, element_bytes: int, *, workers: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return what each rank sends and receives for one bucket: push and pull, headers apart.
+    """Return what each rank sends and receives for one bucket: push and pull, without headers.
 
-    Exact, of the very ranges that ``Split.chunks`` makes. A rank sends its gradients but what it
-    sums itself, and its sums to every other worker; it receives as much as it sends where all
-    workers serve.
+    The figures are exact, from the ranges of ``Split.chunks``. A rank sends its gradients except
+    for what it sums itself, and sends its sums to every other worker. If all workers are servers,
+    it receives as much as it sends.
 
     Args:
-        split: who sums what.
+        split: which rank sums what.
         num_elements: of the bucket, at least 0.
         element_bytes: size of one on the wire, at least 1.
         workers: the ranks that have gradients.

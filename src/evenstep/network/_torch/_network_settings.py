@@ -32,8 +32,8 @@ class Network:
     continues. The result is all-reduce's up to rounding, and the same bits for any shares.
 
     Right for three or more workers in DDP over gloo, whose links differ or change. On equal links,
-    three measuring steps come at the start, and then so seldom that they take 2 % of the time of
-    exchanges. Wrong for a model whose exchange takes a few milliseconds. NCCL is not supported.
+    three steps measure at the start. Later ones are so rare that they take at most 2 % of the time
+    of exchanges. Wrong for a model whose exchange takes a few milliseconds. NCCL is not supported.
 
     Args:
         shares: which rank sums how much: ``"optimal"``, ``"proportional"`` (the reconstructed rule

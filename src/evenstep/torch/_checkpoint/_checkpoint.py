@@ -23,14 +23,14 @@ _PLAIN = "plain.pt"  # whatever is not the model's nor the optimizer's
 
 
 class HasState(Protocol):
-    """A loader, a balancer, a scheduler, a scaler: anything whose state can be taken and given."""
+    """A loader, a balancer, a scheduler, a scaler: anything whose state can be saved and loaded."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, of plain values and tensors."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
-        """Take a state up."""
+        """Load a state."""
         ...
 
 
@@ -67,13 +67,14 @@ class Checkpoint:
     Args:
         folder: holds the checkpoints, in folders named after their steps. Made if it is not
             there.
-        model: the model, prepared or plain; several go by names.
-        optimizer: its optimizer, or all of them by name. None saves none.
+        model: the model, prepared or plain; several models in a mapping, by name.
+        optimizer: its optimizer; several in a mapping, by name. None saves none.
         loader: the prepared loader.
-        balancer: the balancer: what it has learnt. Needed where it has servers, which take no part.
-        others: schedulers, gradient scalers and the like, by name.
-        keep: how many checkpoints stay, the newest, at least 1. With 2, a damaged one costs no
-            more than the steps between two.
+        balancer: the balancer, which knows what was learnt about the workers. Needed if there are
+            servers, which take no part in a save.
+        others: schedulers, gradient scalers and similar objects, by name.
+        keep: number of newest checkpoints that stay, at least 1. With 2, a damaged one costs no
+            more than the steps between two checkpoints.
 
     Raises:
         ValueError: an argument is out of range.

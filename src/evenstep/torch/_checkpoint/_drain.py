@@ -1,4 +1,4 @@
-"""A notice to stop, such as that of a spot instance, heard by one rank and followed by all."""
+"""A notice to stop, such as that of a spot instance: one rank gets it, and all ranks follow."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Drain:
         if not self._signals or {signal.SIGKILL, signal.SIGSTOP} & set(self._signals):
             raise invalid(
                 "Drain(signals=...)",
-                "name at least one signal, and only such as can be caught",
+                "name at least one signal, and only signals that can be caught",
                 self._signals,
                 "Leave it out for SIGTERM.",
             )
@@ -91,18 +91,17 @@ class Drain:
     def requested(self) -> bool:
         """Whether to stop after the step under way: the same on all ranks.
 
-        True from the step after the notice on; with steps of a few milliseconds, whose plans are
-        known beforehand, up to a tenth of a second later.
-
-        Stays true once it is, also after the loop.
+        True from the step after the notice on. With steps of a few milliseconds, whose plans are
+        known in advance, it may be up to a tenth of a second later. It then stays true, also after
+        the loop.
         """
         return self._session.steps.stopping
 
     def __enter__(self) -> Self:
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError(
-                "Python hears signals in the main thread only: enter `Drain` there. Ray Train runs "
-                "scripts in another one: save where `ray.train.get_preemption_info()` tells of a "
+                "Python gets signals in the main thread only: enter `Drain` there. Ray Train runs "
+                "scripts in another thread: save when `ray.train.get_preemption_info()` returns a "
                 "notice."
             )
         for number in self._signals:

@@ -143,7 +143,7 @@ def _across(mesh: Any, balanced: set[int]) -> torch.Tensor:
         elif len(line & balanced) > 1:
             raise invalid(
                 "Balancer.prepare(model)",
-                "have device meshes along whose dimensions lie all of the balanced ranks or one",
+                "have device meshes with all balanced ranks, or one of them, along each dimension",
                 f"ranks {sorted(line)}, of which {sorted(line & balanced)} are balanced",
                 "Give the whole data-parallel dimension to `Runtime(process_group=...)`.",
             )

@@ -22,11 +22,11 @@ class LossCheck:
     """What a loss does over the samples of a batch.
 
     Attributes:
-        kind: ``"mean"`` over samples, ``"sum"`` over them, mean over other ``"units"`` such as
-            valid targets, or ``"neither"``: no sum over samples at all.
-        shares: by how much the gradient of each of three parts enters that of the whole.
+        kind: ``"mean"`` over samples, ``"sum"`` over samples, ``"units"`` for a mean over other
+            units such as valid targets, or ``"neither"`` if it is not a sum over samples.
+        shares: weights of the gradients of three parts in the gradient of the whole batch.
         error: largest relative difference between the whole and the weighted sum of its parts, in
-            value and gradient. Rounding, but for ``"neither"``.
+            value and gradient. Only rounding, except for ``"neither"``.
     """
 
     kind: LossKind
@@ -49,14 +49,14 @@ def check_loss(
     reduction: Literal["mean", "sum"] = "mean",
     unit: Literal["samples"] | Callable[[Any], float] = "samples",
 ) -> LossCheck:
-    r"""Check that ``loss_fn`` is what ``Balancer`` is told, on a small batch, or say what it is.
+    r"""Check on a small batch that ``loss_fn`` is the mean or sum that the balancer expects.
 
-    The batch is cut into three parts of unlike sizes. With $L$ the loss of the whole, $L_i$ that
-    of a part and $g$ gradients with respect to the part's own rows, a loss is a sum over samples
-    up to a weight exactly if $g_i(L) = s_i\, g(L_i)$ and $L = \sum_i s_i L_i$ with numbers $s_i$:
-    $n_i / N$ for a mean over samples, $1$ for a sum, $u_i / U$ for a mean over other units. Where
-    samples see each other (contrastive losses, hard triplets, batch normalization inside
-    ``loss_fn``) there are no such numbers.
+    The batch is cut into three parts of different sizes. Let $L$ be the loss of the whole, $L_i$
+    that of a part, and $g$ gradients with respect to the part's own rows. A loss is a sum over
+    samples up to a weight exactly if $g_i(L) = s_i\, g(L_i)$ and $L = \sum_i s_i L_i$ with numbers
+    $s_i$: $n_i / N$ for a mean over samples, $1$ for a sum, $u_i / U$ for a mean over other units.
+    If the loss compares samples (contrastive losses, hard triplets, batch normalization inside
+    ``loss_fn``), there are no such numbers.
 
     It examines only the batch that it gets: a batch without padding, or with equal padding in every
     part, says nothing about padding. Right for losses that give the same value when called again:
@@ -67,19 +67,18 @@ def check_loss(
 
     Args:
         loss_fn: called with ``tensors``, whole and in parts; returns a scalar.
-        tensors: what the loss is a function of, each of shape ``(n, ...)`` with at least 6
-            samples; the gradient is taken with respect to those that need one, else to the first
-            of floating point. Single or double precision.
-        reduction: what ``Balancer(loss_reduction=...)`` is told.
-        unit: what ``Balancer(unit=...)`` is told; a function is given the tuple of a part's
-            tensors here.
+        tensors: the arguments of the loss, each of shape ``(n, ...)`` with at least 6 samples, in
+            single or double precision. The gradient is taken with respect to those that require
+            one, otherwise to the first one of floating point.
+        reduction: the balancer's ``loss_reduction``.
+        unit: the balancer's ``unit``; here a function gets the tuple of a part's tensors.
 
     Returns:
-        What was found, if it is what was said.
+        The result, if it agrees with ``reduction`` and ``unit``.
 
     Raises:
-        ValueError: the loss is something else; the message says what, and the remedy. Or the
-            batch does not show it.
+        ValueError: the loss is something else, and the message says what, with the remedy; or this
+            batch is not sufficient to tell.
     """
     _check_tensors(tensors)
     whole = _evaluate(loss_fn, tensors)

@@ -56,7 +56,7 @@ def _checked(given: Any, job: Job, *, smallest: int) -> list[int]:
         raise invalid(name, rule, repr(given)[:60], remedy)
     sizes = sorted(set(values))
     if len(sizes) < 2:
-        remedy = "One says nothing of a curve: add another, best at twice the first."
+        remedy = "One size shows no curve: add another, best twice the first."
         raise invalid(name, "hold at least two sizes", repr(given)[:60], remedy)
     if job.bounds.vary == "count" and any(size % job.bounds.forward_size for size in sizes):
         rule = f"be multiples of {job.bounds.forward_size} with `Bounds(vary='count')`"

@@ -36,10 +36,10 @@ class Request:
             rule, remedy = "be callable", "Give a function from a batch to its loss."
             raise invalid("Balancer.profile(closure=...)", rule, repr(self.closure)[:60], remedy)
         if type(self.repeats) is not int or self.repeats < 1:
-            remedy = "3 leaves out a run that was disturbed."
+            remedy = "With 3, one disturbed run does not count."
             raise invalid("Balancer.profile(repeats=...)", "be at least 1", self.repeats, remedy)
         if self.samples is not None and not len(self.samples):
-            remedy = "Give samples as the data set does, before they are collated."
+            remedy = "Give samples of the data set, before they are collated."
             raise invalid("Balancer.profile(samples=...)", "hold a sample", "none", remedy)
 
 

@@ -36,17 +36,17 @@ _MOST_STARTS = 8  # more epochs than a loop fetches ahead
 
 
 class BalancedLoader(AbstractStepLoader):
-    r"""Hands out this rank's part of every global step, as the newest plan cuts it.
+    r"""Hands out this rank's part of every global step, by the newest plan.
 
-    Step $k$ of an epoch trains on positions $[kB, (k+1)B)$ of one order, whatever the plan says;
-    the plan says only which rank computes which of them. So every sample counts exactly once an
-    epoch, and what is trained on does not depend on the plans, nor on the number of ranks.
+    Step $k$ of an epoch trains on positions $[kB, (k+1)B)$ of one order, under any plan. A plan
+    only says which rank computes which of them. So every sample counts exactly once an epoch, and
+    the samples of a step depend neither on the plans nor on the number of ranks.
 
-    The user's loader is kept: data set, sampler (on rank 0, for all), ``collate_fn``, workers and
-    what sets them up. Two things differ. The samples of a rank are in the order of their
+    Your loader is kept: data set, sampler (on rank 0, for all ranks), ``collate_fn``, loader
+    workers and their settings. Two things differ. The samples of a rank are in the order of their
     positions. And a ``collate_fn`` other than torch's runs in a thread of the training process,
-    because which samples share a batch is known only with the plan: a slow one takes time from
-    training, and one that draws random numbers draws them there.
+    because only the plan says which samples share a batch. A slow one takes time from training, and
+    random numbers in it are drawn in the training process.
 
     A plan point is where the loop comes back for the next step. The batch handed out there always
     has the size of the plan in force, also when workers fetch ahead.
@@ -57,9 +57,9 @@ class BalancedLoader(AbstractStepLoader):
     Args:
         loader: the user's own. Given the same generators, one process sees the very batches that
             torch's loader gives.
-        context: whose steps it hands out.
-        block_size: indices of the order that are drawn at a time, the same on all ranks; None is
-            as many as suit.
+        context: the run whose steps it hands out.
+        block_size: indices of the order that are drawn at a time, the same on all ranks; None
+            chooses a number.
 
     Raises:
         ValueError: the loader cannot be balanced; the message names the remedy.
@@ -324,9 +324,9 @@ class BalancedLoader(AbstractStepLoader):
 def _both_ways() -> ValueError:
     return invalid(
         "BalancedLoader",
-        "be told in one way where its next epoch begins",
+        "get the start of its next epoch from one call",
         "`load_state_dict` and `skip` both",
-        "Load the state alone: it knows the step.",
+        "Load the state alone: it has the step.",
     )
 
 

@@ -100,7 +100,7 @@ class EvalLoader(AbstractLoader):
         return self._order.num_samples
 
     def __len__(self) -> int:
-        """Return how many batches this rank would get now; a newer plan may change that."""
+        """Return the number of batches that this rank would get now; newer plans may change it."""
         return len(self._forwards(np.arange(self.num_samples)))
 
     def __iter__(self) -> Iterator[Any]:
@@ -117,13 +117,14 @@ class EvalLoader(AbstractLoader):
                 self.count = None
 
     def add(self, name: str, value: float | torch.Tensor, *, count: float | None = None) -> None:
-        """Add the batch in hand to the mean of ``name``; waits for no rank and for no device.
+        """Add the current batch to the mean of ``name``; does not wait for ranks or devices.
 
         Args:
-            name: what is measured.
-            value: its mean over the batch: a number, or a tensor of one element.
-            count: what it is a mean over, at least 0, where that is not samples: valid targets,
-                say. None is the batch's samples. A value over nothing is left out.
+            name: the name of the mean.
+            value: the mean over the batch: a number, or a tensor of one element.
+            count: the number of items that it is a mean over, at least 0, if these are not samples
+                but, for example, valid targets. None takes the batch's samples. With 0 the value is
+                left out.
 
         Raises:
             RuntimeError: outside of a loop over this loader, without ``count``.
@@ -156,8 +157,8 @@ class EvalLoader(AbstractLoader):
     def mean(self) -> dict[str, float]:
         """Return the mean of everything added since the last loop began, over all ranks.
 
-        Exact whatever the split: sums and counts in double precision, added in the order of the
-        ranks, so that every rank has the same number. Collective.
+        Exact for any split: sums and counts are in double precision and added in the order of the
+        ranks, so every rank has the same number. Collective.
         """
         self._session.steps.report_now()
         mine = {name: (float(total), float(seen)) for name, (total, seen) in self._sums.items()}

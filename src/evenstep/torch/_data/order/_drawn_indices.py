@@ -22,10 +22,10 @@ _ENDLESS = 1 << 62
 class DrawnIndices(DataLoader[Any]):
     r"""An endless loader whose batches are int64 tensors of indices, ``(batch_size,)``.
 
-    For scripts that draw their batches themselves, such as nanoGPT, and for data that are
-    generated, such as rollouts. ``Balancer.prepare`` takes it as any other loader: step $k$ has
-    draws $[kB, (k+1)B)$ of one sequence, each rank gets as many of them as the plan says, and a
-    checkpoint goes on at that draw, on any number of ranks, without drawing those before it.
+    For scripts that draw their batches themselves, such as nanoGPT, and for generated data, such
+    as rollouts. ``Balancer.prepare`` takes it like any other loader. Step $k$ has draws
+    $[kB, (k+1)B)$ of one sequence, and each rank gets as many of them as the plan says. A
+    checkpoint continues at the next draw, on any number of ranks, without repeating earlier draws.
 
     Draw $p$ is $x_p \bmod \mathrm{high}$, where $x_p$ is the $p$-th number of 64 bits from Philox
     generators that are keyed by a seed. The seed is drawn at the beginning of each loop, on rank
@@ -33,7 +33,7 @@ class DrawnIndices(DataLoader[Any]):
 
     Usage:
         model, draws = balancer.prepare(model, DrawnIndices(len(tokens) - block_size, 12))
-        for indices in draws:  # or `next(iterator)` where a batch is needed
+        for indices in draws:  # or `next(iterator)` when a batch is needed
             x = torch.stack([tokens[i : i + block_size] for i in indices])
 
     Right where samples are drawn independently of each other, with replacement. To see each sample
@@ -41,10 +41,11 @@ class DrawnIndices(DataLoader[Any]):
 
     Args:
         high: indices are from 0 to ``high - 1``, all equally likely; from 1 to 2**48. None counts
-            up from 0 without end, so that each number comes once: for generated data, to which a
+            up from 0 without end, so that each number comes once: for generated data, where a
             number can be the seed of a sample.
-        batch_size: of a rank with an equal share, as in ``DataLoader(batch_size=...)``.
-        generator: of the seed; None is torch's own.
+        batch_size: indices per step of a rank with an equal share, as in
+            ``DataLoader(batch_size=...)``.
+        generator: the torch generator that draws the seed; None is torch's default.
 
     Raises:
         ValueError: ``high`` or ``batch_size`` is out of range.
