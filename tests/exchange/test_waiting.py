@@ -45,6 +45,28 @@ def test_a_lost_worker_is_an_error_for_everybody_who_waits():
     assert isinstance(emitted.get(timeout=1), WorkerLost)
 
 
+def test_a_rank_that_fails_in_the_middle_of_a_report_is_named(star):
+    """It takes the step for reported, and no report of it ever comes."""
+    both, _ = star()
+    for rank in (0, 1):
+        both[rank].at(0)
+    report(both[0], 0, reports_of(0, 0, 8))
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        both[1].report(0, interrupted)
+    both[1].losses.script_failed(caught.value)
+    both[1].close()
+    closing = threading.Timer(5, both[0].close)  # or it would wait for ever
+    closing.start()
+
+    with pytest.raises(WorkerLostError, match=r"Rank 1 on b was lost: it raised KeyboardInterrupt"):
+        both[0].at(1)
+    closing.cancel()
+
+
 def test_a_thread_that_waits_hears_that_the_run_was_closed(star):
     """One that fetches ahead for a loop which was left early: it would keep the process alive."""
     both, _ = star()

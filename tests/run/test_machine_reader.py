@@ -1,6 +1,13 @@
 """What reads a machine, and for which policies."""
 
-from evenstep._run._machine_reader import PsutilReader, machine_reader_of, own_reader
+import numpy as np
+
+from evenstep._run._machine_reader import (
+    PsutilReader,
+    machine_reader_of,
+    own_reader,
+    read_by,
+)
 from evenstep.policies import Auto, LbBsp2018
 
 
@@ -11,6 +18,16 @@ def test_what_this_system_has_gives_a_share_and_bytes():
 
         assert 0 <= share <= 1
         assert size > 2**20
+
+
+def test_numbers_of_numpy_are_read_as_pythons_own():
+    """Messages between ranks carry no others."""
+
+    class Mine:
+        def read(self):
+            return np.float32(0.5), np.int64(7)
+
+    assert list(map(type, read_by(Mine()))) == [float, int]
 
 
 def test_without_the_files_of_linux_psutil_reads_the_host(tmp_path):

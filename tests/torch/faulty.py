@@ -47,7 +47,7 @@ class Mine(AbstractPolicy[None]):
 
 
 class Reader:
-    """A user's reader of memory that breaks."""
+    """A user's reader of memory, by NumPy, that breaks."""
 
     def __init__(self, switch: Switch) -> None:
         self.switch = switch
@@ -58,7 +58,7 @@ class Reader:
     def peak_bytes(self) -> int:
         if self.switch.on:
             raise OSError("no such counter")
-        return 10**6
+        return np.int64(10**6)
 
     def reset(self) -> None:
         pass

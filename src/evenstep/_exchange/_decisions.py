@@ -168,6 +168,12 @@ class Decisions:
         with self._lock:
             return max(self._arrived, default=-1)
 
+    def waits_for(self, rank: int) -> int | None:
+        """Return a step that some ranks have reported and ``rank`` has not; None if none."""
+        with self._lock:
+            found = (step for step, known in self._arrived.items() if rank not in known)
+            return min(found, default=None)
+
     def _decide(self, step: int) -> None:
         """Show the planner what is complete and publish what it says; then keep the books."""
         assert self.planner is not None

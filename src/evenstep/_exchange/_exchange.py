@@ -288,6 +288,8 @@ class Exchange:
     def waits_for(self, rank: int) -> int | None:
         """Return the step that waits for what only ``rank`` could send; None if none does."""
         waiting = self.units.waits_for(rank)
+        if waiting is None and self._router.rank == 0 and self.losses.failure_of(rank) is not None:
+            waiting = self.decisions.waits_for(rank)  # an error in a report leaves it unsent
         if waiting is None and rank == 0:
             waiting = self.claims.awaited
         if waiting is None and rank == 0 and self._misses_an_answer():

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import psutil  # type: ignore[import-untyped]
 
+from .._planner import blaming
 from ..policies._resources import reads_resources
 from ._process_reader import ProcessReader
 
@@ -44,6 +45,17 @@ def machine_reader_of(policy: Any, given: MachineReader | None = None) -> Machin
     if not reads_resources(policy):
         return None
     return given or own_reader()
+
+
+def read_by(reader: MachineReader) -> tuple[float, int] | None:
+    """Return what ``reader`` says, in Python's own numbers: messages carry no others.
+
+    Raises:
+        UserMistake: a user's reader failed, or said something else.
+    """
+    with blaming(reader):
+        found = reader.read()
+        return None if found is None else (float(found[0]), int(found[1]))
 
 
 def own_reader(root: Path = Path("/")) -> MachineReader:

@@ -10,8 +10,8 @@ from typing import final
 from .._exchange._exchange import Exchange
 from .._exchange._internal import ALL_EQUAL, fault_in_words, log_fault
 from .._exchange._message_kinds import StepReports
-from .._planner import Plan, Report, blaming
-from .._run._machine_reader import MachineReader
+from .._planner import Plan, Report
+from .._run._machine_reader import MachineReader, read_by
 from .._run._step_under_way import StepUnderWay
 
 
@@ -221,8 +221,7 @@ class TrainingSteps:
         if self._machine is None:
             return None, ""
         try:
-            with blaming(self._machine):
-                return self._machine.read(), ""
+            return read_by(self._machine), ""
         except Exception as error:
             self._machine = None
             log_fault(self.num_steps, error, ALL_EQUAL)

@@ -10,7 +10,7 @@ from ..._exchange._exchange import Exchange
 from ..._exchange._internal import fault_in_words, log_fault
 from ..._exchange._message_kinds import Message, Reduced, StepReports, TimesTold
 from ..._planner import Report, blaming
-from ..._run._machine_reader import MachineReader
+from ..._run._machine_reader import MachineReader, read_by
 from ..._run._step_under_way import StepUnderWay
 from .._memory_reader import MemoryReader
 from ._compile_watch import CompileWatch
@@ -45,8 +45,8 @@ class MemoryMeasure:
     def read(self) -> dict[str, Any]:
         with blaming(self._reader):
             return {
-                "peak_bytes": self._reader.peak_bytes(),
-                "capacity_bytes": self._reader.capacity_bytes(),
+                "peak_bytes": int(self._reader.peak_bytes()),
+                "capacity_bytes": int(self._reader.capacity_bytes()),
             }
 
 
@@ -65,8 +65,7 @@ class MachineMeasure:
         """Do nothing: the time since the call before counts."""
 
     def read(self) -> dict[str, Any]:
-        with blaming(self._reader):
-            free_cpu, free_memory_bytes = self._reader.read() or (None, 0)
+        free_cpu, free_memory_bytes = read_by(self._reader) or (None, 0)
         return {"free_cpu": free_cpu, "free_memory_bytes": free_memory_bytes}
 
 
