@@ -109,6 +109,21 @@ def test_a_pace_that_no_terminal_keeps_is_refused(run, pace):
     assert got in " ".join(result.output.split())
 
 
+def test_signs_that_the_output_lacks_end_no_command(run, tmp_path):
+    """Bars in ASCII, and bytes of a name that are no text."""
+    odd = os.fsencode(tmp_path) + b"/o\xffdd"
+    os.rename(run.parent, odd)
+    for asked in (["top", odd, "--once"], ["trace", odd], ["simulate", "--trace", odd]):
+        done = subprocess.run(
+            [sys.executable, "-m", "evenstep.cli", *asked],
+            env=os.environ | {"PYTHONIOENCODING": "ascii"},
+            capture_output=True,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert re.search(rb"o[? ]dd", done.stdout)
+
+
 def test_what_has_no_end_is_refused():
     """Rather than read for ever."""
     result = top("/dev/zero", "--once")

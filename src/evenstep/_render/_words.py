@@ -7,6 +7,8 @@ import shutil
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
+from io import TextIOWrapper
+from typing import TextIO
 
 Row = Sequence[str]
 
@@ -86,6 +88,12 @@ def _aligned(columns: Sequence[Sequence[str]], left: int, gap: int) -> str:
         align = str.ljust if at < left else str.rjust
         padded.append([align(cell, width) for cell in column])
     return "\n".join((" " * gap).join(cells).rstrip() for cells in zip(*padded, strict=True))
+
+
+def spare_strictness(stream: TextIO | None) -> None:
+    """Have a stream write `?` for signs that its encoding lacks, where it would raise."""
+    if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+        stream.reconfigure(errors="replace")
 
 
 def printable(text: str) -> str:

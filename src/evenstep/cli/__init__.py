@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from .._render._words import spare_strictness
+
 __all__ = ["main"]
 
 
@@ -15,4 +17,5 @@ def main() -> None:
         from .._install import install_line
 
         sys.exit(f"`evenstep` on the command line needs {error.name}: `{install_line('cli')}`.")
+    spare_strictness(sys.stdout)
     app()

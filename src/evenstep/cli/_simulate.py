@@ -145,7 +145,8 @@ def _run(contest: Contest, *, as_json_: bool, png: Path | None, markdown: Path |
             save_picture(png, board)
         if markdown is not None:
             markdown.parent.mkdir(parents=True, exist_ok=True)
-            markdown.write_text(as_markdown(board, png=png, page=markdown), encoding="utf-8")
+            page = as_markdown(board, png=png, page=markdown)
+            markdown.write_text(page, encoding="utf-8", errors="replace")  # of a name in any bytes
     except OSError as error:
         fail(f"The table stands, but a file could not be written: {error}.", 1)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .._doctor import Checkup, as_text, judge, to_json
-from .._render._words import terminal_width
+from .._render._words import spare_strictness, terminal_width
 from ..exceptions import invalid
 from ._desk import open_desk
 from ._examination import Patience, examine
@@ -27,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)  # a step of the user's own is found there
+    spare_strictness(sys.stdout)  # rather than lose what a minute has found
     patience = Patience()
     try:
         desk = open_desk(os.environ, timeout_s=patience.arrive_s)

@@ -66,7 +66,7 @@ def read_trace(path: str | Path, *, intercept_s: float | FloatArray | None = Non
     slope_s = np.where(table.presence, slope_s, known)
     everybody = bool(table.presence.all())
     return Scenario(
-        _name_of(file),
+        _name_of(file).encode("utf-8", "replace").decode(),  # a folder may be named by any bytes
         fixed_s,
         slope_s,
         np.ones_like(slope_s),
