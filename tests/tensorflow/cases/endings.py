@@ -84,7 +84,13 @@ def refused():
         trial(name, lambda odd=odd: odd.fit(x, y, verbose=0))
     for name, (given, options) in odd_fits(x, y).items():
         trial(name, functools.partial(balanced_fit_on, *given, **options))
-    for name, function in {"nested": nested, "masked": masked, "fixed size": fixed_size}.items():
+    for name, function in {
+        "nested": nested,
+        "masked": masked,
+        "fixed size": fixed_size,
+        "evaluated": evaluated_on_training_data,
+        "on a batch": on_a_batch,
+    }.items():
         trial(name, function)
     return said
 
@@ -98,6 +104,20 @@ def odd_fits(x, y):
         "other arrays": ([x, y], {}),
         "split": ([x, y], {"validation_split": 0.999}),
     }
+
+
+def evaluated_on_training_data():
+    """The balancer's own data, to judge by."""
+    with balancer() as made:
+        trained = made.prepare(compiled())
+        dataset = made.dataset(data())
+        trained.fit(dataset, shuffle=False, verbose=0, validation_data=dataset)
+
+
+def on_a_batch():
+    """A step on a batch of the script's own."""
+    with balancer() as made:
+        made.prepare(compiled()).train_on_batch(*data(12))
 
 
 def balanced_fit_on(*given, **options):
