@@ -42,16 +42,7 @@ def refused():
     x, y = data()
     slices = tf.data.Dataset.from_tensor_slices
     made = balancer()
-    for name, source in {
-        "batched": slices((x, y)).batch(4),
-        "batched, prefetched": slices((x, y)).batch(4).prefetch(2),
-        "endless": slices((x, y)).repeat(),
-        "unknown": slices((x, y)).filter(lambda *_: True),
-        "ragged": slices(tf.RaggedTensor.from_row_lengths(y, [100, 22])),
-        "sparse": slices(tf.sparse.from_dense(x)),
-        "rows": (x, y[:5]),
-        "none": 7,
-    }.items():
+    for name, source in odd_sources(x, y).items():
         trial(name, lambda source=source: made.dataset(source))
     trial("shuffled pipeline", lambda: made.dataset(slices((x, y)), shuffle=True))
     trial("policy", lambda: balancer(policy="fastest"))
@@ -93,6 +84,21 @@ def refused():
     }.items():
         trial(name, function)
     return said
+
+
+def odd_sources(x, y):
+    """What is no data set of single samples, as many for every epoch, of one shape."""
+    slices = tf.data.Dataset.from_tensor_slices
+    return {
+        "batched": slices((x, y)).batch(4),
+        "batched, prefetched": slices((x, y)).batch(4).prefetch(2),
+        "endless": slices((x, y)).repeat(),
+        "unknown": slices((x, y)).filter(lambda *_: True),
+        "ragged": slices(tf.RaggedTensor.from_row_lengths(y, [100, 22])),
+        "sparse": slices(tf.sparse.from_dense(x)),
+        "rows": (x, y[:5]),
+        "none": 7,
+    }
 
 
 def odd_fits(x, y):
