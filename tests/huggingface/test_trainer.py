@@ -19,6 +19,7 @@ from .trainer_runs import (
     in_single_alone,
     on_the_cluster,
     resumed,
+    resumed_by_length,
     stock_alone,
     stock_on_the_cluster,
     switched_off,
@@ -126,6 +127,14 @@ def test_it_goes_on_from_a_checkpoint(tmp_path):
     assert distance(found["resumed"].parameters, found["unbroken"].parameters) <= 1e-9
     # The epoch under way from its start instead, if that is asked for: other samples.
     assert distance(found["epoch anew"].parameters, found["unbroken"].parameters) > 1e-6
+
+
+@pytest.mark.slow
+def test_it_goes_on_in_an_order_that_torch_draws(tmp_path):
+    """As plain Trainer does in its first epoch: the restart draws no other numbers before it."""
+    whole, again = run_workers(2, resumed_by_length, str(tmp_path))[0]
+
+    assert distance(again, whole) <= 1e-9
 
 
 @pytest.mark.slow

@@ -259,6 +259,23 @@ def resumed(rank: int, folder: str) -> dict[str, Result]:
     return found
 
 
+def resumed_by_length(rank: int, folder: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return parameters of an unbroken training and of one that goes on within its first epoch.
+
+    The order is drawn from torch's own generator.
+    """
+    offline(folder)
+    case = Case(more={"train_sampling_strategy": "group_by_length", "num_train_epochs": 1})
+    saves = {"save_strategy": "steps", "save_steps": 3}
+    whole = run(make(folder, case, balancing={"policy": Restless()}))
+    first = make(folder, case, balancing={"policy": Restless()}, **saves)
+    first.add_callback(_stops_after(3))
+    run(first)
+    again = make(folder, case, balancing={"policy": Restless()}, **saves)
+    goes_on = run(again, resume_from_checkpoint=f"{folder}/checkpoint-3")
+    return whole.parameters, goes_on.parameters
+
+
 def _stops_after(num_steps: int) -> Any:
     from transformers import TrainerCallback
 

@@ -246,6 +246,8 @@ def test_pipelines_in_step_are_let_through(runs, name):
         ("other arrays", "has its training data"),
         ("split", "`Model.fit(validation_split=...)` must leave some rows on both sides"),
         ("fixed size", "input_signature=[dataset.element_spec]"),
+        ("evaluated", "`Model.evaluate(x)` must be data as it is"),
+        ("on a batch", "`Model.train_on_batch(...)` must be left out with several workers"),
     ],
 )
 def test_what_cannot_be_balanced_is_refused(runs, name, said):

@@ -7,6 +7,8 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from .._planner import Bounds
 from ..torch import BalancedLoader, Balancer, Cost
 from ..torch._data._step import Step
@@ -24,8 +26,9 @@ class TrainingData:
 
     `Trainer` holds it for its training loader. Its length is that in batches; its iterators tell
     epochs apart, and yield a callback that looks into the data what it gets in plain `Trainer`.
-    What else Trainer, Accelerate and callbacks ask for is the balanced loader's, but for workers: a
-    copy of this loader that skips batches would start them.
+    What else Trainer, Accelerate and callbacks ask for is the balanced loader's, but for workers
+    and the generator: a copy of this loader that skips batches would start them, and draw from it,
+    so that an order drawn after that would be another one than before a restart.
     """
 
     num_workers = 0
@@ -45,6 +48,7 @@ class TrainingData:
     ) -> None:
         stock = Stock(prepared, accelerator)
         self._prepared = prepared
+        self.generator = torch.Generator()
         self._batch_size = stock.global_batch_size  # over all ranks, of what Trainer calls a batch
         forward_size = per_rank(self._batch_size, accelerator.num_processes)
         limits: dict[str, Any] = {}

@@ -57,6 +57,18 @@ class Fit:
                 return fit(**given)
 
         weave(model, "fit", run)
+        weave(model, "evaluate", self._evaluate)
+
+    def _evaluate(self, evaluate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        x = inspect.signature(evaluate).bind(*args, **kwargs).arguments.get("x")
+        if not self._is_alone and x is not None and x is self._made():
+            raise invalid(
+                "Model.evaluate(x)",
+                "be data as it is, in `fit(validation_data=...)` too",
+                "what `balancer.dataset(...)` returned, of which every batch is trained on",
+                "Give the arrays, or a `tf.data.Dataset` with its `.batch(...)`.",
+            )
+        return evaluate(*args, **kwargs)
 
     def _read(self, given: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments to call ``fit`` with, in place of those that it was given.

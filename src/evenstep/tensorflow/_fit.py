@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from ..exceptions import invalid
 from ._keras_checks import check_compiled, guard_losses
 from ._keras_session import KerasSession
 from ._reported import Reports
@@ -61,9 +62,16 @@ class FitByWorkers:
             self._model.test_function = self._function(self._test)
 
     def _build(self, iterator: Any = None, data_batch: Any = None) -> None:
-        if data_batch is None:
-            spec = iterator._distributed_dataset.element_spec
-            data_batch = tf.nest.map_structure(_symbol, spec)
+        if data_batch is not None:  # Keras gives it for a single batch alone
+            raise invalid(
+                "Model.train_on_batch(...)",
+                "be left out with several workers, and `test_on_batch` as well: no balancer hands "
+                "out its batch",
+                "a call",
+                "Use `fit` and `evaluate`, or a loop of your own over `balancer.dataset(...)`.",
+            )
+        spec = iterator._distributed_dataset.element_spec
+        data_batch = tf.nest.map_structure(_symbol, spec)
         with self._strategy.scope(), self._session.steps.resting():
             self._model._symbolic_build(data_batch=data_batch)
         guard_losses(self._model, self._loss_reduction)

@@ -42,7 +42,7 @@ def refused():
     x, y = data()
     slices = tf.data.Dataset.from_tensor_slices
     made = balancer()
-    for name, source in odd_pipelines(x, y).items():
+    for name, source in odd_sources(x, y).items():
         trial(name, lambda source=source: made.dataset(source))
     trial("shuffled pipeline", lambda: made.dataset(slices((x, y)), shuffle=True))
     trial("policy", lambda: balancer(policy="fastest"))
@@ -75,13 +75,19 @@ def refused():
         trial(name, lambda odd=odd: odd.fit(x, y, verbose=0))
     for name, (given, options) in odd_fits(x, y).items():
         trial(name, functools.partial(balanced_fit_on, *given, **options))
-    for name, function in {"nested": nested, "masked": masked, "fixed size": fixed_size}.items():
+    for name, function in {
+        "nested": nested,
+        "masked": masked,
+        "fixed size": fixed_size,
+        "evaluated": evaluated_on_training_data,
+        "on a batch": on_a_batch,
+    }.items():
         trial(name, function)
     return said
 
 
-def odd_pipelines(x, y):
-    """What is no pipeline of single samples, or has no length."""
+def odd_sources(x, y):
+    """What is no data set of single samples, as many for every epoch, of one shape."""
     slices = tf.data.Dataset.from_tensor_slices
     return {
         "batched": slices((x, y)).batch(4),
@@ -104,6 +110,20 @@ def odd_fits(x, y):
         "other arrays": ([x, y], {}),
         "split": ([x, y], {"validation_split": 0.999}),
     }
+
+
+def evaluated_on_training_data():
+    """The balancer's own data, to judge by."""
+    with balancer() as made:
+        trained = made.prepare(compiled())
+        dataset = made.dataset(data())
+        trained.fit(dataset, shuffle=False, verbose=0, validation_data=dataset)
+
+
+def on_a_batch():
+    """A step on a batch of the script's own."""
+    with balancer() as made:
+        made.prepare(compiled()).train_on_batch(*data(12))
 
 
 def balanced_fit_on(*given, **options):
