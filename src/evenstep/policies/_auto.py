@@ -52,10 +52,12 @@ class Auto(AbstractPolicy[dict[str, Any]]):
     Load that follows the clock is predicted after one and a half periods, up to 256 steps.
     Where a larger share costs more than in proportion, as with samples padded to the longest one,
     and times vary by chance, unequal sizes can take longer than equal ones. Steps show that after
-    8 to 30 readings, and the equal split then rests for a while (see ``proved``).
+    8 to 30 readings, and the equal split then rests for a while (see ``proved``). So it does, after
+    3 to 8 readings, where a size takes so much longer than a smaller one that steps are two or
+    three times as long as equal ones were, as where memory is swapped.
     In the long run, nothing is worse than any one forecast, or than the equal split, by more than
     the bound in ``Bank``.
-    Wrong where no line fits (see ``AffineFilter``).
+    Wrong where no line fits (see ``AffineFilter``): what equal steps would take is by the fit, too.
 
     A worker with zero samples, which needs ``min_batch_size=0``, is not measured and keeps its
     last estimate. It comes back only if the others slow down. Nothing changes until every worker
