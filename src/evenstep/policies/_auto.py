@@ -34,7 +34,7 @@ class Auto(AbstractPolicy[dict[str, Any]]):
     against trends, periods, averages and the last step by what following each would have cost.
     The split in force stays unless the best one is predicted to shorten the step by at least
     ``min_saving``, and to save within ``horizon`` steps what a change costs
-    (``resize_cost_s``).
+    (``resize_cost_s``); or within as many as sizes have stayed, as a pause may pass for that cost.
 
     Leaving the equal split takes more: the saving has to exceed what noise alone would pretend,
     $(2 + \sqrt{2 \ln W})$ standard errors of the slowest worker's estimate. Of $W$ equal workers
@@ -67,7 +67,7 @@ class Auto(AbstractPolicy[dict[str, Any]]):
         min_saving: least predicted saving that is worth a change, as a share of the step, in
             [0, 1).
         horizon: steps within which a change has to pay for itself, at least 1, where the first
-            step at new sizes is seen to take longer.
+            step at new sizes is seen to take longer; as many as since the last one if that is more.
         reach: most by which one plan multiplies or divides a batch size, above 1. A line through
             sizes around 50 knows little about size 1: what is asked for on the way there tells.
         filter: what estimates the times.
@@ -110,6 +110,7 @@ class Auto(AbstractPolicy[dict[str, Any]]):
             "level": self.min_saving,
             "resize_s": 0.0,
             "proof": no_proof(),
+            "num_held": 0,  # steps since sizes have changed
         }
         return Decision(equal, state, "equal: nothing measured yet", self.min_saving)
 
@@ -133,7 +134,8 @@ class Auto(AbstractPolicy[dict[str, Any]]):
             foreseen = self.bank.forecast(bank, times)
             proof = proved(proof, timings, times, equal)
             choose = self._leave_equal if np.array_equal(held, equal) else self._go_on
-            pays = max(self.min_saving, resize_s / self.horizon / makespan_s(foreseen, held))
+            horizon = max(self.horizon, state["num_held"])
+            pays = max(self.min_saving, resize_s / horizon / makespan_s(foreseen, held))
             if rests(proof):
                 wanted = self._on_the_way_back(held, equal, cluster)
                 reason = "equal: following times that vary by chance cost more than it saved"
@@ -144,6 +146,7 @@ class Auto(AbstractPolicy[dict[str, Any]]):
             if not np.array_equal(wanted, held):  # the next step has to confirm it
                 level, reason = 0.0, f"held: level to {state['level']:.1%}, not yet: {reason}"
             wanted = held
+        stays = np.array_equal(wanted, state["held"])
         state = {
             "held": wanted,
             "filter": fitted,
@@ -151,6 +154,7 @@ class Auto(AbstractPolicy[dict[str, Any]]):
             "level": level,
             "resize_s": resize_s,
             "proof": proof,
+            "num_held": state["num_held"] + timings.num_steps if stays else 0,
         }
         return Decision(wanted, state, reason, level)
 
