@@ -8,13 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks._recorded_runs import drawn, feed
-from evenstep._diagnosis import (
-    Cause,
-    Diagnoser,
-    Phase,
-    StepClues,
-    diagnosed,
-)
+from evenstep._diagnosis import Cause, Diagnoser, HostClues, Phase, StepClues, diagnosed
 from evenstep.events import to_record
 
 from .runs import names, shown, steps
@@ -179,6 +173,32 @@ def test_a_rank_that_was_slow_from_the_start_is_not_throttled(first, cause):
         return {"FORWARD": 30_000 * part, "BACKWARD": 60_000 * part}
 
     assert names(shown(steps(60, 3, late=late)).diagnose()) == [(cause, 1)]
+
+
+def test_a_quota_and_the_want_of_a_core_are_told_apart_by_the_machine():
+    """Both look like a slow worker; with equal times the one or the other is named."""
+    slow = steps(
+        100, 2, late=lambda step, rank: {"FORWARD": 30_000 * rank, "BACKWARD": 60_000 * rank}
+    )
+    for field, cause, word in (
+        ("throttled_s", Cause.SLOW_WORKER, "quota"),
+        ("run_delay_s", Cause.CONTENTION, "core"),
+        ("major_faults", Cause.MEMORY, "disk"),
+    ):
+        diagnoser = shown(slow)
+        amount = 500 if field == "major_faults" else 0.5
+        for second in range(10):
+            diagnoser.add_host(0, HostClues(second, 1.0))
+            diagnoser.add_host(1, HostClues(second, 1.0, **{field: amount}))
+        (found,) = diagnoser.diagnose().found
+
+        assert (found.cause, found.rank) == (cause, 1)
+        assert word in found.evidence
+
+    several = shown(slow)
+    for second in range(10):  # eight threads, of which two are held back at a time
+        several.add_host(1, HostClues(second, 1.0, cpu_s=6.0, throttled_s=2.0))
+    assert "holds it back for 25 % of the time" in several.diagnose().found[0].evidence
 
 
 def test_sizes_that_differ_on_purpose_are_no_lengths():

@@ -35,6 +35,24 @@ def test_a_change_has_to_pay_for_what_it_costs():
     assert 2 < dear < free / 3
 
 
+def test_a_pause_that_passes_for_the_cost_of_a_change_is_outlived():
+    """Two minutes in the first step after one, of steps of 0.1 s: speeds that turn are followed.
+
+    Sizes that have stayed for long may stay as long again, and a change pays for itself in that.
+    """
+    policy, cluster, pauses = Auto(), Cluster(2, 128), [120.0]
+    decision, slope_s = policy.init(cluster), np.array([0.001, 0.002])
+    for step in range(1000):
+        sizes = decision.batch_size
+        seconds = (slope_s[::-1] if step >= 50 else slope_s) * sizes
+        if sizes[0] != 64 and pauses:
+            seconds += pauses.pop()
+        decision = policy.update(cluster, measured(sizes, seconds), decision.state)
+
+    assert decision.state["resize_s"] > 0.5
+    assert abs(decision.batch_size - [43, 85]).max() <= 1
+
+
 @pytest.mark.parametrize("horizon", [0, -1, float("nan")])
 def test_a_horizon_out_of_range_is_named(horizon):
     """The message gives class and argument, rule, value and remedy."""

@@ -34,7 +34,7 @@ class Auto(AbstractPolicy[dict[str, Any]]):
     against trends, periods, averages and the last step by what following each would have cost.
     The split in force stays unless the best one is predicted to shorten the step by at least
     ``min_saving``, and to save within ``horizon`` steps what a change costs
-    (``resize_cost_s``).
+    (``resize_cost_s``); or within as many as sizes have stayed, as a pause may pass for that cost.
 
     Leaving the equal split takes more: the saving has to exceed what noise alone would pretend,
     $(2 + \sqrt{2 \ln W})$ standard errors of the slowest worker's estimate. Of $W$ equal workers
@@ -53,10 +53,13 @@ class Auto(AbstractPolicy[dict[str, Any]]):
 
     If a larger share costs more than in proportion, as with samples padded to the longest one, and
     times vary by chance, unequal sizes can take longer than equal ones. This shows after 8 to 30
-    readings, and then the equal split stays for a while (see ``proved``).
+    readings, and then the equal split stays for a while (see ``proved``). It does so after 3 to 8
+    readings if times jump at a size, as with swapped memory, so that steps take two or three times
+    as long as equal ones did.
 
     In the long run, ``auto`` is not worse than any single forecast, or than the equal split, by
-    more than the bound in ``Bank``. Wrong if no line fits (see ``AffineFilter``).
+    more than the bound in ``Bank``. Wrong if no line fits (see ``AffineFilter``): the
+    time of equal steps is by the fit, too.
 
     A worker with zero samples, which needs ``min_batch_size=0``, is not measured and keeps its
     last estimate. It gets samples again only if the others slow down. Nothing changes until every
@@ -66,7 +69,7 @@ class Auto(AbstractPolicy[dict[str, Any]]):
         min_saving: least predicted saving that is worth a change, as a share of the step, in
             [0, 1).
         horizon: steps within which a change has to pay for itself, at least 1, if the first step
-            at new sizes was seen to take longer.
+            at new sizes was seen to take longer; as many as since the last change if that is more.
         reach: largest factor by which one plan changes a batch size, above 1. A line through sizes
             around 50 says little about size 1, so sizes go there in several plans.
         filter: estimates the times.
@@ -109,6 +112,7 @@ class Auto(AbstractPolicy[dict[str, Any]]):
             "level": self.min_saving,
             "resize_s": 0.0,
             "proof": no_proof(),
+            "num_held": 0,  # steps since sizes have changed
         }
         return Decision(equal, state, "equal: nothing measured yet", self.min_saving)
 
@@ -132,7 +136,8 @@ class Auto(AbstractPolicy[dict[str, Any]]):
             foreseen = self.bank.forecast(bank, times)
             proof = proved(proof, timings, times, equal)
             choose = self._leave_equal if np.array_equal(held, equal) else self._go_on
-            pays = max(self.min_saving, resize_s / self.horizon / makespan_s(foreseen, held))
+            horizon = max(self.horizon, state["num_held"])
+            pays = max(self.min_saving, resize_s / horizon / makespan_s(foreseen, held))
             if rests(proof):
                 wanted = self._on_the_way_back(held, equal, cluster)
                 reason = "equal: following times that vary by chance cost more than it saved"
@@ -143,6 +148,7 @@ class Auto(AbstractPolicy[dict[str, Any]]):
             if not np.array_equal(wanted, held):  # the next step has to confirm it
                 level, reason = 0.0, f"held: level to {state['level']:.1%}, not yet: {reason}"
             wanted = held
+        stays = np.array_equal(wanted, state["held"])
         state = {
             "held": wanted,
             "filter": fitted,
@@ -150,6 +156,7 @@ class Auto(AbstractPolicy[dict[str, Any]]):
             "level": level,
             "resize_s": resize_s,
             "proof": proof,
+            "num_held": state["num_held"] + timings.num_steps if stays else 0,
         }
         return Decision(wanted, state, reason, level)
 

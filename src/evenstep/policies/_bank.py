@@ -72,8 +72,9 @@ class Bank:
     T \ln \frac{1}{1 - \alpha} \Bigr)$$
 
     for every sequence $e_k$ of experts that changes $s$ times, $p$ the smallest prior among them:
-    fixed share. Losses of a good expert are far below 1, where the weights do much better than
-    the term $\eta T / 8$ says.
+    fixed share, as long as no loss is cut off at 1. Losses of a good expert are far below 1, where
+    the weights do much better than the term $\eta T / 8$ says: with the default $\eta$ it is all
+    that losses can add up to, so that the bound alone promises nothing of these weights.
 
     Such weights follow within a few steps what lasts, and chase lucky experts where nothing
     does. So there are two sets of them, on the same experts: these, and calm ones, that learn
