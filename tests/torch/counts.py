@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ def stock(num_samples: int, batch_size: int = 16, **options: Any) -> DataLoader:
 
 def run(wrap: str, num_samples: int, policy: Any, **options: Any) -> dict[str, Any]:
     """Return the rows of every forward, the samples seen, the errors, of an epoch on this rank."""
+    gc.collect()  # or a forked loader worker frees the last case's DDP, which has threads
     rows, seen, errors, plans = [], [], [], set()
     x = stock(num_samples).dataset.tensors[0]
     with Balancer(policy=policy, bounds=BY_FOUR, runtime=QUIET) as balancer:

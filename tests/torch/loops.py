@@ -297,6 +297,15 @@ def short_tail() -> None:
         Balancer().prepare(DistributedDataParallel(with_norm), stock(43))
 
 
+def forward_alone() -> None:
+    balancer, ddp, loader = opened(bounds=Bounds(max=5))
+    with balancer:
+        for step in loader.steps():
+            for x, _ in step:
+                (ddp(x) ** 2).mean().backward()
+            ddp(x)  # for a log, and not without gradients
+
+
 def own_error() -> None:
     balancer, ddp, loader = opened()
     with balancer:
@@ -330,6 +339,6 @@ def errors_of(rank: int) -> dict[str, dict[str, Any]]:
         found[name] = {"error": max(errors), "steps": len(errors) - 1}
     found["two backwards"] = {"compute_s": two_backwards(rank)}
     found["uneven backwards"] = {"seconds": uneven_backwards(rank)}
-    for mistake in (after_close, other_group, short_tail, own_error):
+    for mistake in (after_close, other_group, short_tail, forward_alone, own_error):
         found[mistake.__name__.replace("_", " ")] = {"text": text_of(mistake)}
     return found

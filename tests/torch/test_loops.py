@@ -70,6 +70,7 @@ def test_a_model_that_was_not_prepared_and_is_trained_is_warned_of_once():
         ("after close", "The balancer was closed"),
         ("other group", "must average gradients over the balancer's ranks"),
         ("short tail", "have 2 samples for each of 2 ranks in its last step"),
+        ("forward alone", "Run forwards whose gradient is not used without gradients"),
     ],
 )
 def test_a_mistake_is_refused(found, mistake, message):

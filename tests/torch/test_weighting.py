@@ -31,6 +31,7 @@ class Fixed:
 
     weight: float
     looks: list = field(default_factory=list)
+    reduces: bool | None = None
 
 
 class Detached(nn.Module):

@@ -52,6 +52,7 @@ class PreparedModels(list[BalancedModel]):
         self._unused.close()
         if self._others is not None:
             self._others.release()
+            self._others = None  # which knows the steps, and they know these models
         for hook in self._states:
             hook.remove()
         self._states.clear()

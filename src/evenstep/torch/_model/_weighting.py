@@ -28,6 +28,7 @@ from .._step._conductor import StepConductor
 from .._step._containers import rebuild, tensors_in
 from .._step._finite import look_at
 from .._step._tickets import known
+from .._step._unknown_weights import not_averaged
 from .._step._uses import ForwardUse
 
 
@@ -122,6 +123,7 @@ class _InputUnscale(torch.autograd.Function):
 
 
 _SCALED = "_OutputScaleBackward"  # autograd names a node by its function
+_MOST_AWAITED = 64  # forwards of one step
 _MOST_NODES = 32  # of a loss: its terms and what is done to them, not the model
 _TWICE = (
     "A gradient of a gradient passes through the balanced model's output (`create_graph=True`, "
@@ -260,6 +262,7 @@ class ForwardHook:
         self._model = model
         self._weighs = weighs
         self._reduces = reduces
+        self._awaited: deque[ForwardUse] = deque(maxlen=_MOST_AWAITED)  # the newest that reduce
         self.use: ForwardUse | None = None
 
     def before(self, module: torch.nn.Module, inputs: Any, keywords: Any) -> Any:
@@ -271,6 +274,8 @@ class ForwardHook:
         use = self.use = self._steps.begin_use(self._model, tensors, reduces=self._reduces())
         if use is None and module.training:
             self._steps.outside()
+        if use is not None and use.reduces is False and not use.ticket.is_last and self._waits():
+            use.weight = not_averaged
         changed = None
         if use is not None and self._weighs and feeds_back(tensors, type(module).__name__):
             changed = inputs, keywords = unscale(inputs, use), unscale(keywords, use)
@@ -284,6 +289,10 @@ class ForwardHook:
         if use is None:
             return output
         self._steps.end_use()
+        if use.reduces:
+            if not self._waits():
+                self._awaited.clear()
+            self._awaited.append(use)
         if not self._weighs:
             return output
         scaled, count = scale(output, use, self._backward)
@@ -297,6 +306,10 @@ class ForwardHook:
                 "`prepare(..., weighting='loss')` and use `balancer.weight(loss)`.",
             )
         return scaled
+
+    def _waits(self) -> bool:
+        """Tell whether DDP waits for a backward still, of one of the newest forwards."""
+        return bool(self._awaited) and all(use.reduces for use in self._awaited)
 
 
 def feeds_back(tensors: list[torch.Tensor], name: str) -> bool:

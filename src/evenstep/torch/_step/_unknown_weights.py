@@ -1,4 +1,4 @@
-"""Weights of forwards whose batch nothing tells: the backward raises, and names the remedy."""
+"""Weights of forwards that nothing can make right: the backward raises, and names the remedy."""
 
 from __future__ import annotations
 
@@ -33,3 +33,13 @@ def not_told(sizes: Sequence[int]) -> Callable[[], NoReturn]:
         )
 
     return unknown
+
+
+def not_averaged() -> NoReturn:
+    """Raise for the weight of a micro-batch whose gradient DDP would average before the last."""
+    raise RuntimeError(
+        "A forward of this model in the last micro-batch of a step had no backward. DDP waits for "
+        "one, and would average the gradient of this micro-batch, on this rank alone. Run "
+        "forwards whose gradient is not used without gradients: "
+        "`with torch.no_grad(): fake = generator(noise)`."
+    )
