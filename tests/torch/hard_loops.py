@@ -5,6 +5,7 @@ Each returns what is compared with one process that has the whole batch, for DDP
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from statistics import median
@@ -25,6 +26,7 @@ from evenstep.events import StepMeasured
 from evenstep.policies import Fixed
 from evenstep.torch import Balancer, Bounds, Runtime
 
+from .loops import opened
 from .matrix import BATCH_SIZE, QUIET, UNEVEN, flat, network, parameters, samples, wrapped
 
 WRAPS = ("ddp", "fsdp2")
@@ -268,3 +270,20 @@ def found_in(rank: int) -> dict[Any, Any]:
     """Return what each loop found, by name and wrapper."""
     found: dict[Any, Any] = {uneven: compressed(rank, uneven) for uneven in (False, True)}
     return found | {(name, wrap): loop(wrap) for name, loop in LOOPS.items() for wrap in WRAPS}
+
+
+def warnings_of_left_steps(rank: int) -> dict[bool, int]:
+    """Return how often a loop is warned of that leaves its steps early, after a backward or not."""
+    said = {}
+    for is_trained in (True, False):
+        balancer, ddp, loader = opened(bounds=Bounds(max=5))
+        with balancer, warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for step in loader.steps():
+                for x, _ in step:
+                    if is_trained:
+                        ddp(x).square().mean().backward()
+                    break
+                ddp.zero_grad()
+        said[is_trained] = sum("was left before the last one" in str(one.message) for one in caught)
+    return said

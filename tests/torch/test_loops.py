@@ -11,8 +11,13 @@ from evenstep.testing import run_workers
 from evenstep.torch._model._compiled import Surround
 
 from .hard_loops import LOOPS as HARD_LOOPS
-from .hard_loops import WRAPS, found_in
-from .loops import LOOPS, errors_of, warnings_of_loops, warnings_of_others
+from .hard_loops import WRAPS, found_in, warnings_of_left_steps
+from .loops import (
+    LOOPS,
+    errors_of,
+    warnings_of_loops,
+    warnings_of_others,
+)
 
 pytestmark = pytest.mark.cluster
 
@@ -62,6 +67,11 @@ def test_a_model_that_was_not_prepared_and_is_trained_is_warned_of_once():
         ("critic_beside", False),
     }
     assert max(said.values()) == 1
+
+
+def test_a_step_that_is_left_before_its_last_micro_batch_is_warned_of_once():
+    """Its gradients were not averaged; not where there are none."""
+    assert run_workers(2, warnings_of_left_steps)[0] == {True: 1, False: 0}
 
 
 @pytest.mark.parametrize(

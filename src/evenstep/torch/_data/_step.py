@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from ..._types import IntArray
-from ...exceptions import invalid
+from ...exceptions import EvenstepWarning, invalid
 from ._protocols import ForwardListener, MicroBatch
 
 
@@ -22,10 +23,12 @@ class StepCount:
     Attributes:
         value: how many, and so the number of the next.
         begun: whether any was, in this process: from then on it only counts.
+        has_warned: of one that was left.
     """
 
     value: int = 0
     begun: bool = False
+    has_warned: bool = False
 
     def go_on_from(self, step: int) -> None:
         """Count on from what a checkpoint says; a run under way counts on as it is.
@@ -43,6 +46,20 @@ class StepCount:
                 "of the whole cluster, so loaders take turns: end one loop before the next, or "
                 "make one loader of both data sets."
             )
+
+    def left(self, *, used: bool) -> None:
+        """Warn once of a step that a loop left before its last micro-batch, after a backward."""
+        if self.has_warned or not used:
+            return
+        self.has_warned = True
+        warnings.warn(
+            "A loop over the micro-batches of a step was left before the last one, in whose "
+            "backward gradients are averaged: what was accumulated differs from rank to rank, and "
+            "a rank that comes to its last one waits for the others. Take all micro-batches of a "
+            "step, or leave out the step as a whole, on all ranks.",
+            EvenstepWarning,
+            stacklevel=4,
+        )
 
 
 def with_units(
@@ -137,6 +154,7 @@ class Step:
 
     Attributes:
         global_num_samples: the step's samples over all ranks.
+        is_left: whether a loop over it has begun, and has not come to its last micro-batch.
     """
 
     def __init__(
@@ -155,6 +173,7 @@ class Step:
         self._listener = listener
         self._no_sync = no_sync
         self.global_num_samples = global_num_samples
+        self.is_left = False
 
     @property
     def num_samples(self) -> int:
@@ -223,6 +242,7 @@ class Step:
                 "`Bounds(max=...)` a number.",
             )
         for part, is_last in self._portions:
+            self.is_left = not is_last
             self._listener.begin_forward(self._number, part, is_last=is_last)
             if is_last:
                 yield part.batch

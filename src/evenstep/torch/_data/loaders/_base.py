@@ -188,6 +188,9 @@ class AbstractStepLoader(AbstractLoader):
                     self._go_on(whole=whole)
                 while (step := self._next(whole=whole)) is not None:
                     yield step
+                    if step.is_left and self._context.ranks.world_size > 1:
+                        used = self._context.session.steps.next_unused == self._next_step
+                        self._context.count.left(used=used)
                     del step  # its batch is the loop's alone
                     if not self._loops.is_current(loop):
                         self._return_to(at)
