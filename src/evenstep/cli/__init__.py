@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from .._render._words import spare_strictness
-
 __all__ = ["main"]
 
 
 def main() -> None:
     """Run the command line; an extra that is missing ends it with the remedy."""
+    from .._render._words import spare_strictness
+
     try:
         from ._app import app
     except ModuleNotFoundError as error:
