@@ -18,6 +18,7 @@ import numpy as np
 from benchmarks._common import Row, main
 from evenstep import Cluster, policies
 from evenstep.policies import AbstractPolicy, Auto, DynamicBatching, Lbb, LbBsp2020
+from evenstep.sim import Workload, run
 from tests.policies.simulated import (
     FOUR_GPUS,
     above_best,
@@ -160,10 +161,15 @@ def lasting_change(policy: AbstractPolicy, num_seeds: int) -> Row:
 
 
 def pure_noise(policy: AbstractPolicy, num_seeds: int) -> Row:
-    """Three equal workers, 8 samples each, whose steps are mostly fixed cost and 30 % noise."""
+    """Three equal workers, 8 samples each, whose steps are mostly fixed cost and 30 % noise.
+
+    As in training, where policies that ask for it see several steps of 5 ms at once.
+    """
+    fixed_s, slopes_s = np.full(3, 5e-3), np.full((500, 3), 1e-5)
+    noises = [jitter(0.3, 500, 3, seed) for seed in range(num_seeds)]
     sizes = [
-        sizes_of(follow(policy, Cluster(3, 24), 5e-3, [np.full(3, 1e-5)] * 500, factors=noise))
-        for noise in (jitter(0.3, 500, 3, seed) for seed in range(num_seeds))
+        run(policy, Cluster(3, 24), Workload(fixed_s, slopes_s, noise)).batch_size
+        for noise in noises
     ]
     smallest, largest = int(np.min(sizes)), int(np.max(sizes))
     bar = policy.name == "auto"
