@@ -197,4 +197,5 @@ def test_the_page_shows_what_is_printed():
     block = r"```console\n\$ (evenstep simulate --lengths .*?)\n(.*?)\.\.\.\n```"
     command, printed = re.search(block, page, re.S).groups()
 
-    assert CliRunner().invoke(app, command.split()[1:]).stdout.startswith(printed)
+    wide = {"COLUMNS": "160"}
+    assert CliRunner().invoke(app, command.split()[1:], env=wide).stdout.startswith(printed)

@@ -229,8 +229,8 @@ def test_pipelines_in_step_are_let_through(runs, name):
         ("twice", "given each model once"),
         ("outside", "be made under the balancer's strategy"),
         ("nested", "within 'sequential"),
-        ("one behind the other", "Prepare the last one alone"),
-        ("one behind the other, inside", "Prepare the last one alone"),
+        ("one behind the other", "Prepare only the last one"),
+        ("one behind the other, inside", "Prepare only the last one"),
         (
             "unlike",
             "The order of samples must be the same on all ranks, got shuffled by seed 0",
