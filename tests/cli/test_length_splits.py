@@ -197,5 +197,5 @@ def test_the_page_shows_what_is_printed():
     block = r"```console\n\$ (evenstep simulate --lengths .*?)\n(.*?)\.\.\.\n```"
     command, printed = re.search(block, page, re.S).groups()
 
-    wide = {"COLUMNS": "160"}
-    assert CliRunner().invoke(app, command.split()[1:], env=wide).stdout.startswith(printed)
+    found = CliRunner(env={"COLUMNS": "160"}).invoke(app, command.split()[1:])
+    assert found.stdout.startswith(printed)

@@ -123,8 +123,7 @@ def test_the_page_shows_the_end_of_what_is_printed(option):
     command, printed = re.search(block, page, re.S).groups()
     words = command.replace("lengths.txt", "fine-tuning").split()[1:]
 
-    wide = {"COLUMNS": "160"}
-    assert CliRunner().invoke(app, words, env=wide).stdout.endswith(printed)
+    assert CliRunner(env={"COLUMNS": "160"}).invoke(app, words).stdout.endswith(printed)
 
 
 def test_who_costs_more_than_he_brings_is_named():
