@@ -76,12 +76,13 @@ def test_a_fast_rank_gets_no_more_than_fits(cuts, pads):
 
 @pytest.mark.cluster
 def test_lengths_seen_in_batches_bound_later_epochs():
-    """From the second one on, by tokens, as where they are known ahead."""
+    """By tokens, as where they are known ahead, some steps after the second one has begun."""
     cost = Cost(from_batch=lengths_in, padded=False)
     found = run_workers(WORLD_SIZE, _measured, cost, 380, True, timeout_s=120)
 
-    assert max(max(largest[10:]) for largest, *_ in found) <= 380
-    assert max(found[0][2][10:]) > 1  # or memory did not matter
+    third = 2 * len(found[0][0]) // 5  # no step waits for plans by cost: how many go by count
+    assert max(max(largest[third:]) for largest, *_ in found) <= 380
+    assert max(found[0][2][third:]) > 1  # or memory did not matter
 
 
 def _measured(rank, cost, room, cuts):
