@@ -29,7 +29,7 @@ RECIPES = [
     ("in-your-script.md", "OneCycleLR", 2),  # plain DDP
     ("loops.md", "fully_shard", 2),  # accumulation, in micro-batches
     ("checkpoints.md", "Drain", 8),  # elastic
-    ("sharding.md", "Network", 3),  # unequal links
+    ("unequal-links.md", "Network", 3),  # unequal links
 ]
 
 
