@@ -16,9 +16,9 @@ from .._plans._duration import check_shares, exchange_s
 from .._plans._optimum import equal_shares
 from .._plans._ring import ring_s
 
-LOOK_EQUAL = 0.25  # part of a look that goes to all alike, whatever was known of the links
-MOST_LOOK = 4.0  # times all-reduce, or best shares, that a look may take by what was known
-SOUNDING, LEAST_SOUNDED = 1.4, 0.02  # times its part that a server gets to see what it carries
+PROBE_EQUAL = 0.25  # part of a probe that goes to all alike, whatever was known of the links
+MOST_PROBE = 4.0  # times all-reduce, or best shares, that a probe may take by what was known
+SERVER_PROBE, LEAST_PROBED = 1.4, 0.02  # times its part that a server gets to see what it carries
 
 
 @final
@@ -50,29 +50,29 @@ class ShareChoice:
         """Note that the decision is in force."""
         self._state = decision.state
 
-    def to_look(self, links: Links | None) -> FloatArray:
+    def to_probe(self, links: Links | None) -> FloatArray:
         """Return shares that show the links: equal ones, or nearer to what was best.
 
         The nearer, the longer a link that is known to be slow would keep all waiting.
         """
-        looked: FloatArray = equal_shares(self._aggregation)
+        probed: FloatArray = equal_shares(self._aggregation)
         if links is None:
-            return looked
-        equal, best = looked, self.on(links).shares
-        most_s = MOST_LOOK * max(self.seconds(links, None), self.seconds(links, best))
+            return probed
+        equal, best = probed, self.on(links).shares
+        most_s = MOST_PROBE * max(self.seconds(links, None), self.seconds(links, best))
         for halvings in range(8):
-            part = LOOK_EQUAL / 2**halvings
-            looked = part * equal + (1 - part) * best
-            if self.seconds(links, looked) <= most_s:
+            part = PROBE_EQUAL / 2**halvings
+            probed = part * equal + (1 - part) * best
+            if self.seconds(links, probed) <= most_s:
                 break
-        return looked
+        return probed
 
-    def to_sound(self, shares: FloatArray, rank: int) -> FloatArray:
+    def to_probe_server(self, shares: FloatArray, rank: int) -> FloatArray:
         """Return shares of which one rank has more, to see whether its link carries that."""
-        sounded = shares.copy()
-        sounded[rank] = max(SOUNDING * sounded[rank], LEAST_SOUNDED)
-        sounded /= sounded.sum()
-        return sounded
+        probed = shares.copy()
+        probed[rank] = max(SERVER_PROBE * probed[rank], LEAST_PROBED)
+        probed /= probed.sum()
+        return probed
 
     def seconds(self, links: Links, shares: FloatArray | None) -> float:
         """Return what an exchange takes, by a ring without shares."""

@@ -25,7 +25,7 @@ from .._plans._split import Split
 from ._in_force import ShareOutcome, SharesInForce
 from ._link_tracker import LEAST_BYTES, LinkTracker, links_alike, links_apart
 from ._share_choice import ShareChoice
-from ._share_looks import Looks, PlainLooks, Soundings
+from ._share_probes import PlainTrials, Probes, ServerProbes
 from ._share_trust import Trust
 from ._transfers import ObservedExchange, Transfers
 
@@ -34,8 +34,8 @@ LEAST_GAIN = 0.05  # of what shares in force take on the links as they are: what
 LOSSES = 3  # comparisons in a row that shares have to lose to all-reduce, as links may be in doubt
 STAYS = 0.02  # gain over all-reduce below which shares in force end
 MEASURED = 1 / 3  # of the margin by which shares have to win that were tried
-NUM_LOOKS = 3  # exchanges of a look: one that shows the links, and two by what it showed
-HOPELESS = 1.5  # times all-reduce: a look that promises no better is over after one exchange
+NUM_OF_PROBE = 3  # exchanges of a probe: one that shows the links, and two by what it showed
+HOPELESS = 1.5  # times all-reduce: a probe that promises no better is over after one exchange
 TOLD = 0.1  # a change of some link by which part is worth an event
 
 
@@ -60,7 +60,7 @@ class SharePlanner:
       steps after links changed, unless some worker is slower than others.
     - All-reduce shows nothing about links. So while it is in force there are probes: if its time
       changes, if it takes longer than shares that lost to it, and after 50, then 100, ... and at
-      most 1600 steps, or later if probes would cost more than 2 % (``Looks``).
+      most 1600 steps, or later if probes would cost more than 2 % (``Probes``).
     - A time of all-reduce that is impossible on the known links is refused, unless five in a row
       agree.
 
@@ -91,11 +91,11 @@ class SharePlanner:
         self._aggregation, self._margin = aggregation, margin
         self._choice = ShareChoice(policy, aggregation)
         self._trust = Trust()
-        self._looks, self._plain_looks = Looks(), PlainLooks()
+        self._probes, self._plain_trials = Probes(), PlainTrials()
         self._num_seen = self._num_lost = 0
-        self._soundings = Soundings(aggregation)
-        self._sounding = False  # the plan in force is the last one, but for one server's part
-        self._look_no = 0  # exchanges of the look under way, this one included; 0 without one
+        self._server_probes = ServerProbes(aggregation)
+        self._is_server_probe = False  # the last plan is in force, but for one server's part
+        self._probe_no = 0  # exchanges of the probe under way, this one included; 0 without one
         self._told: Links | None = None
         self._belief: LinkTracker | None = None
         self._helped = aggregation.num_workers < aggregation.world_size
@@ -137,16 +137,16 @@ class SharePlanner:
                 events += self._decide(exchange, next_step)
             except UserMistake as mistake:  # training goes on
                 events.append(PolicyFailed(step, str(mistake), mistake.part))
-                if self._look_no and self.links is not None:  # that was for few exchanges only
+                if self._probe_no and self.links is not None:  # that was for few exchanges only
                     reason = "plain all-reduce: the policy failed after probing the links"
                     events += self._fall_back(next_step, self.links, reason)
-                elif self.plan.parts is None:  # it is asked again when the next look is due
-                    self._looks.done(self._trust.plain_s, changed=False)
+                elif self.plan.parts is None:  # it is asked again when the next probe is due
+                    self._probes.done(self._trust.plain_s, changed=False)
         return ShareOutcome(self.plan, tuple(events))
 
     def _impossible(self, exchange: ObservedExchange) -> tuple[int, str] | None:
         """Return what is wrong with an all-reduce, if known links are too slow for it."""
-        if exchange.transfers is not None or self.links is None or self._look_no:
+        if exchange.transfers is not None or self.links is None or self._probe_no:
             return None
         least_s = ring_s(self._aggregation, self.links)
         return self._trust.problem(exchange.exchange_s, least_s, self._aggregation.num_bytes)
@@ -158,8 +158,8 @@ class SharePlanner:
         if exchange.transfers is None:
             self._trust.see_plain(took_s)
         else:
-            if self._look_no or self.plan.parts is None:  # and those begun before it ended
-                self._looks.spend(took_s - (self._trust.plain_s or took_s))
+            if self._probe_no or self.plan.parts is None:  # and those begun before it ended
+                self._probes.spend(took_s - (self._trust.plain_s or took_s))
             self._follow(exchange.transfers)
             events += self._tell(step)
         if self.links is not None and exchange.plan_epoch == self.plan.epoch:
@@ -176,8 +176,8 @@ class SharePlanner:
             only_serves = ~self._aggregation.is_worker
             self._belief = self._belief.update(transfers, only_serves=only_serves)
             if self._belief.changed(self._aggregation.is_server):
-                self._plain_looks.changed()
-            self._plain_looks.see(transfers.rates()[:, self._aggregation.is_worker])
+                self._plain_trials.changed()
+            self._plain_trials.see(transfers.rates()[:, self._aggregation.is_worker])
         elif transfers.seen(LEAST_BYTES).any():
             self._belief = LinkTracker.first(transfers)
 
@@ -194,42 +194,42 @@ class SharePlanner:
         """Return the plan that follows, if it is another one."""
         links = self.links
         if self.plan.parts is None:
-            if links is not None and self._look_no:
+            if links is not None and self._probe_no:
                 return self._after_plain(links, next_step)
-            due = self._looks.due(exchange.exchange_s)
-            return [] if due is None else self._look(next_step, due)
+            due = self._probes.due(exchange.exchange_s)
+            return [] if due is None else self._probe(next_step, due)
         if links is None:
-            self._looks.done(self._trust.plain_s, changed=False)
+            self._probes.done(self._trust.plain_s, changed=False)
             reason = "plain all-reduce: the exchange is too small to measure links"
             return self._adopt(next_step, None, self._trust.plain_s, reason)
-        if self._look_no:
-            return self._after_look(links, next_step)
+        if self._probe_no:
+            return self._after_probe(links, next_step)
         if complaint := self._trust.complaint(ring_s(self._aggregation, links)):
             return self._fall_back(next_step, links, complaint)
         return (
             self._plan_again(links, next_step)
             or self._try_plain(next_step)
-            or self._sound(links, next_step)
+            or self._probe_server(links, next_step)
         )
 
-    def _look(self, next_step: int, reason: str) -> list[Event]:
+    def _probe(self, next_step: int, reason: str) -> list[Event]:
         """Have an exchange that shows the links: by equal shares, or nearer to what was best."""
         self._trust.forget_shares()
-        shares, links = self._choice.to_look(self.links), self.links
+        shares, links = self._choice.to_probe(self.links), self.links
         predicted_s = None if links is None else self._choice.seconds(links, shares)
-        return self._adopt(next_step, Split.of(shares).parts, predicted_s, reason, look_no=1)
+        return self._adopt(next_step, Split.of(shares).parts, predicted_s, reason, probe_no=1)
 
-    def _after_look(self, links: Links, next_step: int) -> list[Event]:
-        """Go on with what a look showed: its better exchange decides, as slower shares end soon."""
-        if self._look_no == 2:  # once more by the same plan, which is in force already
-            self._look_no += 1
+    def _after_probe(self, links: Links, next_step: int) -> list[Event]:
+        """Go on with what a probe showed: its better exchange decides; slower shares end soon."""
+        if self._probe_no == 2:  # once more by the same plan, which is in force already
+            self._probe_no += 1
             return []
         decision = self._choice.on(links)
         margin = self._margin * (MEASURED if self._helped else 1.0)
-        if self._look_no == 1 and self._is_promising(decision, links, margin):
+        if self._probe_no == 1 and self._is_promising(decision, links, margin):
             reason = "probing the links: shares for the links as last known"
-            return self._share(decision, links, next_step, reason, look_no=2)
-        shares_s = self._trust.best_of(NUM_LOOKS - 1)
+            return self._share(decision, links, next_step, reason, probe_no=2)
+        shares_s = self._trust.best_of(NUM_OF_PROBE - 1)
         wins, reason = self._trust.compared(shares_s, margin)
         if wins:
             return self._begin(decision, links, next_step, reason)
@@ -249,32 +249,33 @@ class SharePlanner:
         """Decide between an all-reduce just tried and the shares before it."""
         shares_s = self._trust.usual_of(3)
         wins, reason = self._trust.compared(shares_s, min(STAYS, self._margin))
-        self._plain_looks.done(faster=not wins)
+        self._plain_trials.done(faster=not wins)
         if wins:
             return self._begin(self._choice.on(links), links, next_step, reason)
         return self._fall_back(next_step, links, reason, shares_s)
 
     def _try_plain(self, next_step: int) -> list[Event]:
         """Have one plain all-reduce, where it might be faster by now than is known."""
-        if not (self._helped and self._plain_looks.due()):
+        if not (self._helped and self._plain_trials.due()):
             return []
         self._trust.forget_plain()
         reason = "plain all-reduce: measuring what it takes now"
-        return self._adopt(next_step, None, None, reason, look_no=1)
+        return self._adopt(next_step, None, None, reason, probe_no=1)
 
-    def _sound(self, links: Links, next_step: int) -> list[Event]:
+    def _probe_server(self, links: Links, next_step: int) -> list[Event]:
         """Give one server more than its part for one exchange, in turns."""
-        rank = self._soundings.due()
+        rank = self._server_probes.due()
         if rank is None:
             return []
         assert self.plan.shares is not None
-        shares = self._choice.to_sound(self.plan.shares, rank)
+        shares = self._choice.to_probe_server(self.plan.shares, rank)
         seconds = self._choice.seconds(links, shares)
-        if not self._soundings.afford(seconds / self._choice.seconds(links, self.plan.shares) - 1):
+        cost = seconds / self._choice.seconds(links, self.plan.shares) - 1
+        if not self._server_probes.afford(cost):
             return []
         reason = f"probing rank {rank}: whether its link carries more than it is asked for"
         events = self._adopt(next_step, Split.of(shares).parts, seconds, reason)
-        self._sounding = True
+        self._is_server_probe = True
         return events
 
     def _plan_again(self, links: Links, next_step: int) -> list[Event]:
@@ -286,7 +287,7 @@ class SharePlanner:
         self._num_lost = 0 if wins else self._num_lost + 1
         if self._num_lost >= LOSSES:
             return self._fall_back(next_step, links, reason, self._trust.usual_of(3))
-        if self._sounding:
+        if self._is_server_probe:
             return self._adopt(next_step, plan.parts, plan.exchange_s, reason)
         assert self.plan.shares is not None
         held_s = self._choice.seconds_of_servers(links, self.plan.shares)
@@ -300,7 +301,7 @@ class SharePlanner:
         self, decision: ShareDecision[Any], links: Links, next_step: int, reason: str
     ) -> list[Event]:
         """Go over to shares, or stay with them after a trial of all-reduce."""
-        self._looks.done(None, changed=True)
+        self._probes.done(None, changed=True)
         self._choice.keep(decision)
         return self._share(decision, links, next_step, reason)
 
@@ -311,17 +312,17 @@ class SharePlanner:
         next_step: int,
         reason: str,
         *,
-        look_no: int = 0,
+        probe_no: int = 0,
     ) -> list[Event]:
         parts = Split.of(decision.shares).parts
         seconds = self._choice.seconds(links, decision.shares)
-        return self._adopt(next_step, parts, seconds, reason, look_no=look_no)
+        return self._adopt(next_step, parts, seconds, reason, probe_no=probe_no)
 
     def _fall_back(
         self, next_step: int, links: Links, reason: str, shares_s: float | None = None
     ) -> list[Event]:
         plain_s = ring_s(self._aggregation, links) * self._trust.plain_factor
-        self._looks.done(plain_s, changed=False, shares_s=shares_s)
+        self._probes.done(plain_s, changed=False, shares_s=shares_s)
         return self._adopt(next_step, None, plain_s, reason)
 
     def _adopt(
@@ -331,10 +332,10 @@ class SharePlanner:
         predicted_s: float | None,
         reason: str,
         *,
-        look_no: int = 0,
+        probe_no: int = 0,
     ) -> list[Event]:
         """Put a plan in force, under the next number."""
-        self._look_no, self._sounding, self._num_lost = look_no, False, 0
+        self._probe_no, self._is_server_probe, self._num_lost = probe_no, False, 0
         self.plan = SharesInForce(self.plan.epoch + 1, next_step, parts, predicted_s, reason)
         plain_s = self._trust.plain_s
         return [SharesPlanned(next_step, self.plan.epoch, parts, predicted_s, plain_s, reason)]

@@ -102,7 +102,7 @@ class Trust:
     def promises(self, predicted_s: float, most: float) -> bool:
         """Return whether shares that take so long by the model may take ``most`` of all-reduce.
 
-        Corrected by the newest exchange alone, as of a look there is but one.
+        Corrected by the newest exchange alone, as of a probe there is but one.
         """
         if not (self._ratios and self._plain_s):
             return True

@@ -1,4 +1,4 @@
-"""When to look at links and at all-reduce, and what decides between them then."""
+"""When to probe links and to try all-reduce, and what decides between them then."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from evenstep.events import MeasurementRejected, PolicyFailed
 from evenstep.network import OptimalShares, SharePlanner
 from evenstep.network._following._share_choice import ShareChoice
-from evenstep.network._following._share_looks import Looks
+from evenstep.network._following._share_probes import Probes
 from evenstep.network._following._share_trust import Trust
 from evenstep.network._following._transfers import ObservedExchange, Transfers
 from evenstep.network.sim import follow_links, known_links
@@ -35,7 +35,7 @@ class Told:
 
 
 @pytest.mark.parametrize(("factor", "shares"), [(0.8, True), (1.0, True), (1.5, False)])
-def test_a_look_is_decided_by_what_exchanges_took(factor, shares):
+def test_a_probe_is_decided_by_what_exchanges_took(factor, shares):
     """By the model shares gain 33 %; that they really do is measured before they stay."""
     told = Told(collocated(), mbit(100, 100, 100, 50))
     plans = [told.step_of(1.0 if step < 2 else factor) for step in range(6)]
@@ -45,7 +45,7 @@ def test_a_look_is_decided_by_what_exchanges_took(factor, shares):
     assert "of all-reduce, as measured" in plans[5].reason
 
 
-def test_a_look_that_promises_nothing_is_over_at_once():
+def test_a_probe_that_promises_nothing_is_over_at_once():
     """Servers at a tenth of what workers have: by no shares is that half as fast as all-reduce."""
     told = Told(dedicated(), mbit(*[150] * 4, *[15] * 4))
     plans = [told.step_of(1.0) for _ in range(5)]
@@ -54,7 +54,7 @@ def test_a_look_that_promises_nothing_is_over_at_once():
 
 
 @pytest.mark.parametrize(("slowest", "num_shared"), [(100, 1), (85, 1), (50, 3)])
-def test_links_that_look_alike_are_looked_at_once(slowest, num_shared):
+def test_links_that_look_alike_are_probed_once(slowest, num_shared):
     """None hides another there: shares that promise no gain on them are not tried."""
     told = Told(collocated(), mbit(100, 100, 100, slowest))
     plans = [told.step_of(1.0) for _ in range(6)]
@@ -71,24 +71,24 @@ def test_links_that_look_alike_are_tried_where_all_reduce_is_slower_than_they_ar
     assert all(plan.parts is not None for plan in plans[2:])
 
 
-def test_a_look_goes_by_what_was_known_of_the_links():
+def test_a_probe_goes_by_what_was_known_of_the_links():
     """A slow server gets little in the second one, which then costs less than half of the first."""
     aggregation, links = dedicated(servers=2), mbit(*[100] * 4, 100, 10)
     found = follow_links(OPTIMAL, aggregation, [links] * 220)
-    looks = [
+    probes = [
         event.parts[4:]
         for event in planned(found)
         if event.reason.startswith("probing the links: ") and "last known" not in event.reason
     ]
 
-    assert looks[0][0] == looks[0][1]
-    assert 3 * looks[1][1] < looks[1][0]
+    assert probes[0][0] == probes[0][1]
+    assert 3 * probes[1][1] < probes[1][0]
 
 
 def test_an_all_reduce_that_cannot_be_is_refused():
-    """A third of what links take: it starts no look and counts for nothing."""
+    """A third of what links take: it starts no probe and counts for nothing."""
     told = Told(collocated(num_bytes=2_000_000), mbit(*[200] * 4))
-    for _ in range(6):  # the first look shows the links
+    for _ in range(6):  # the first probe shows the links
         told.step_of(1.0)
     planner, told, ring_s = told.planner, [], 0.12
     epoch = planner.plan.epoch
@@ -102,7 +102,7 @@ def test_an_all_reduce_that_cannot_be_is_refused():
 
     assert len(refused) == 5
     assert refused[0].problem == "an all-reduce in 0.04 s, on links that take 0.12 s"
-    assert planner.plan.epoch == epoch  # all-reduce since the first look: nothing else was begun
+    assert planner.plan.epoch == epoch  # all-reduce since the first probe: nothing else was begun
     assert planner.plan.predicted_s == pytest.approx(ring_s)
 
 
@@ -115,24 +115,24 @@ def test_links_that_became_faster_are_believed_from_the_fifth_all_reduce_on():
     assert trust.problem(0.01, 1.0, 2**18) is None  # all of it may have been saved up
 
 
-def test_all_reduce_that_is_faster_than_expected_needs_no_look():
+def test_all_reduce_that_is_faster_than_expected_needs_no_probe():
     """Shares were given up for it; that was right all the more. Later it would be a change."""
-    looks = known()
-    looks.done(1.0, changed=False)
-    assert [looks.due(0.5) for _ in range(4)] == [None] * 4
-    assert [bool(looks.due(0.4)) for _ in range(3)] == [False, False, True]
+    probes = known()
+    probes.done(1.0, changed=False)
+    assert [probes.due(0.5) for _ in range(4)] == [None] * 4
+    assert [bool(probes.due(0.4)) for _ in range(3)] == [False, False, True]
 
-    looks.done(1.0, changed=False)
-    assert [bool(looks.due(1.3)) for _ in range(3)] == [False, False, True]
+    probes.done(1.0, changed=False)
+    assert [bool(probes.due(1.3)) for _ in range(3)] == [False, False, True]
 
 
 def test_shares_that_lost_to_a_lucky_all_reduce_get_another_chance():
     """Once, after five all-reduces; within 5 % of what shares took nothing speaks for them."""
-    looks = Looks()
-    for plain_s, look in ((1.04, False), (1.06, True)):
-        looks.done(1.0, changed=False, shares_s=1.0)
-        told = [looks.due(each) for each in (2.0, plain_s, 0.5, plain_s, plain_s, plain_s)]
-        assert [bool(reason) for reason in told] == [False] * 4 + [look, False]
+    probes = Probes()
+    for plain_s, probed in ((1.04, False), (1.06, True)):
+        probes.done(1.0, changed=False, shares_s=1.0)
+        told = [probes.due(each) for each in (2.0, plain_s, 0.5, plain_s, plain_s, plain_s)]
+        assert [bool(reason) for reason in told] == [False] * 4 + [probed, False]
     assert told[4] == "probing the links: all-reduce takes 1.06 s, and shares took 1 s"
 
 
@@ -148,7 +148,7 @@ def test_the_shares_of_servers_do_not_wait_for_what_workers_carry():
     assert choice.seconds_of_servers(links, shares) == pytest.approx(4 * 8e6 / (270 * MBIT))
 
 
-def test_the_better_exchange_of_a_look_counts_and_the_middle_one_of_a_trial():
+def test_the_better_exchange_of_a_probe_counts_and_the_middle_one_of_a_trial():
     """One that was slow by chance must not leave all-reduce in force for long."""
     trust = Trust()
     for seconds in (9.0, 3.0, 1.0, 2.0, 4.0):
@@ -195,71 +195,71 @@ def test_what_all_reduce_took_does_not_stay_once_links_have_changed():
 
 
 def test_a_chance_is_not_given_twice_in_a_row():
-    """The next look comes when it would have come."""
-    looks = Looks()
+    """The next probe comes when it would have come."""
+    probes = Probes()
     for first in (True, False, True):
-        looks.done(1.0, changed=False, shares_s=0.5)
-        assert [bool(looks.due(1.0)) for _ in range(5)] == [False] * 4 + [first]
+        probes.done(1.0, changed=False, shares_s=0.5)
+        assert [bool(probes.due(1.0)) for _ in range(5)] == [False] * 4 + [first]
 
 
 def known(costs=0.0):
-    """Looks after one that nobody had to wait for, as the links were unknown."""
-    looks = Looks()
-    assert looks.due(1.0)
-    looks.spend(costs)
-    looks.done(1.0, changed=False)
-    return looks
+    """Probes after one that no rank had to wait for, as the links were unknown."""
+    probes = Probes()
+    assert probes.due(1.0)
+    probes.spend(costs)
+    probes.done(1.0, changed=False)
+    return probes
 
 
-def test_looks_become_rarer_where_they_change_nothing():
+def test_probes_become_rarer_where_they_change_nothing():
     """After 50 all-reduces, 100, ... and at most 1600; 50 again once shares were in force."""
-    looks, waits = Looks(), []
-    assert looks.due(1.0)
+    probes, waits = Probes(), []
+    assert probes.due(1.0)
     for changed in [False] * 8 + [True, False]:
-        looks.done(1.0, changed=changed)
+        probes.done(1.0, changed=changed)
         if not changed:
-            waits.append(next(i for i in range(1, 2000) if looks.due(1.0)))
+            waits.append(next(i for i in range(1, 2000) if probes.due(1.0)))
     assert waits == [50, 100, 200, 400, 800, 1600, 1600, 1600, 50]
 
 
 @pytest.mark.parametrize("costs", [0.5, 3.0, 30.0])
-def test_looks_by_the_clock_cost_two_percent(costs):
+def test_probes_by_the_clock_cost_two_percent(costs):
     """Whatever they cost: before the next, all-reduces have taken fifty times that."""
-    looks, spent_s, steps = known(costs), 0.0, 1
+    probes, spent_s, steps = known(costs), 0.0, 1
     for _ in range(5):
-        steps += next(i for i in range(1, 2000) if looks.due(1.0))
-        looks.spend(costs)
-        looks.done(1.0, changed=False)
+        steps += next(i for i in range(1, 2000) if probes.due(1.0))
+        probes.spend(costs)
+        probes.done(1.0, changed=False)
         spent_s += costs
         assert spent_s <= 0.02 * steps + max(0.0, costs - 4.0) + 1e-9  # only the last is owed
 
 
-def test_a_change_is_looked_at_when_lost_time_makes_up_for_a_look():
-    """Where looks cost nothing so far, at once; then, as one cost 3 s, when 6 s are lost."""
-    looks = known()
-    assert [bool(looks.due(3.0)) for _ in range(3)] == [False, False, True]
-    looks.spend(3.0)
-    looks.done(3.0, changed=False)
-    assert not any(looks.due(3.0) for _ in range(4))
-    assert next(i for i in range(1, 2000) if looks.due(4.0)) in (7, 8)
-    looks.spend(3.0)
-    looks.done(4.0, changed=True)  # it paid for itself: nothing is owed
-    looks.done(4.0, changed=False)
-    assert not any(looks.due(4.0) for _ in range(4))
-    assert next(i for i in range(1, 2000) if looks.due(5.0)) in (4, 5)
+def test_a_change_is_probed_when_lost_time_makes_up_for_a_probe():
+    """Where probes cost nothing so far, at once; then, as one cost 3 s, when 6 s are lost."""
+    probes = known()
+    assert [bool(probes.due(3.0)) for _ in range(3)] == [False, False, True]
+    probes.spend(3.0)
+    probes.done(3.0, changed=False)
+    assert not any(probes.due(3.0) for _ in range(4))
+    assert next(i for i in range(1, 2000) if probes.due(4.0)) in (7, 8)
+    probes.spend(3.0)
+    probes.done(4.0, changed=True)  # it paid for itself: nothing is owed
+    probes.done(4.0, changed=False)
+    assert not any(probes.due(4.0) for _ in range(4))
+    assert next(i for i in range(1, 2000) if probes.due(5.0)) in (4, 5)
 
 
 def test_what_is_slow_now_and_then_is_no_change():
-    """Where a look is dear and nothing has been saved yet: four slow ones of eight."""
-    looks = known(costs=4.0)
-    assert not any(looks.due(1.0 if step % 8 < 4 else 1.4) for step in range(60))
-    assert next(i for i in range(1, 2000) if looks.due(1.5)) <= 12
+    """Where a probe is dear and nothing has been saved yet: four slow ones of eight."""
+    probes = known(costs=4.0)
+    assert not any(probes.due(1.0 if step % 8 < 4 else 1.4) for step in range(60))
+    assert next(i for i in range(1, 2000) if probes.due(1.5)) <= 12
 
 
-def test_looks_slow_training_on_equal_links_down_by_two_percent():
+def test_probes_slow_training_on_equal_links_down_by_two_percent():
     """Where exchanges by shares take 10 times all-reduce; a link that slows down is still found.
 
-    But for what the first look takes.
+    But for what the first probe takes.
     """
     aggregation, equal = collocated(), mbit(100, 100, 100, 100)
     planner = SharePlanner(OPTIMAL, aggregation)
@@ -275,7 +275,7 @@ def test_looks_slow_training_on_equal_links_down_by_two_percent():
 
     assert sum(seconds[3:100]) <= 1.02 * 97 * plain_s + 20 * plain_s
     assert sum(seconds[5:1500]) <= 1.02 * 1495 * plain_s
-    assert sum(second > 1.5 * plain_s for second in seconds[5:1500]) > 1  # there were looks
+    assert sum(second > 1.5 * plain_s for second in seconds[5:1500]) > 1  # there were probes
     assert planner.plan.parts is not None
 
 
@@ -283,7 +283,7 @@ def test_looks_slow_training_on_equal_links_down_by_two_percent():
     ("fast", "num_steps", "aggregation"), [(400, 110, dedicated(4, 2)), (200, 230, mixed(4, 2))]
 )
 def test_a_server_that_is_very_slow_costs_little_once_it_is_known(fast, num_steps, aggregation):
-    """2000 times and more: neither looks nor soundings wait for it again and again."""
+    """2000 times and more: no probe waits for it again and again."""
     links = [mbit(100, 100, 100, 100, fast, 0.1)] * num_steps
     found = follow_links(OPTIMAL, aggregation, links, noise=0.1).exchange_s
     known_s = known_links(OPTIMAL, aggregation, links)
@@ -299,7 +299,7 @@ class Failing(OptimalShares):
 
 
 def test_a_policy_that_fails_is_not_asked_in_every_step():
-    """When the next look is due, and all-reduce goes on meanwhile."""
+    """When the next probe is due, and all-reduce goes on meanwhile."""
     planner = SharePlanner(Failing(), collocated())
     found = follow_links(OPTIMAL, collocated(), [mbit(200, 200, 200, 50)] * 300, planner=planner)
     failed = [event for event in found.events if isinstance(event, PolicyFailed)]
@@ -309,7 +309,7 @@ def test_a_policy_that_fails_is_not_asked_in_every_step():
 
 
 def test_ranges_too_short_to_be_timed_end_in_all_reduce():
-    """The look shows nothing, so it does not go on for ever."""
+    """The probe shows nothing, so it does not go on for ever."""
     planner, seen = SharePlanner(OPTIMAL, collocated()), []
     nothing = Transfers(np.zeros((4, 4)), np.zeros((4, 4)))
     for step in range(200):

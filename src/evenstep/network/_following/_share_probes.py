@@ -1,4 +1,4 @@
-"""When it is time to look at the links, or at all-reduce, again."""
+"""When it is time to probe the links, or a server, or to try all-reduce again."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from ..._types import FloatArray
 from .._plans._aggregation import Aggregation
 from ._share_trust import OTHER_TIME
 
-FIRST_WAIT, LONGEST_WAIT = 50, 1600  # all-reduces between two looks at the links
+FIRST_WAIT, LONGEST_WAIT = 50, 1600  # all-reduces between two probes of the links
 PLAIN_WAIT = 100  # the first between two at all-reduce while links do not change
 SETTLED = 4  # exchanges since links changed after which all-reduce may be tried
 AFTER_CHANGE = 10  # exchanges between two such trials while links change
 EVEN = 0.8  # rate of the slowest worker over the median, below which its link is the limit
 NUM_LIKE, NUM_RECENT = 3, 5  # all-reduces in a row that tell a change, and what one takes
-SOUND_EVERY = 25  # exchanges by shares, of which one gives some server more than its part
+SERVER_PROBE_EVERY = 25  # exchanges by shares, of which one gives some server more than its part
 LONGER = 1.05  # than shares took: all-reduce that was thought to be faster
-MAY_COST = 0.02  # of all-reduces: what looks take more, in the long run
-MOST_COST = 4.0  # all-reduces that a look is taken to cost at most
+MAY_COST = 0.02  # of all-reduces: what probes take more, in the long run
+MOST_COST = 4.0  # all-reduces that a probe is taken to cost at most
 
 
-class Looks:
+class Probes:
     """Says when an exchange by shares is due that shows what the links are.
 
-    Exchanges by shares that prove nothing may take several times as long as all-reduces. So looks
-    are paid for: 2 % of what all-reduces take is saved up, to what the last look cost, but four
-    all-reduces at most; what a look took more than all-reduces is spent. One that comes by the
+    Exchanges by shares that prove nothing may take several times as long as all-reduces. So probes
+    are paid for: 2 % of what all-reduces take is saved up, to what the last probe cost, but four
+    all-reduces at most; what a probe took more than all-reduces is spent. One that comes by the
     clock, or because all-reduce became faster, waits until it is saved for. If it became slower,
     the time lost that way counts as saved, and half as much whenever it is not: what lasts is
-    looked at within some steps, and what a busy machine does now and then is not. Looks that end in
+    probed within some steps, and what a busy machine does now and then is not. Probes that end in
     shares have paid for themselves, and the first one is free, as the links are unknown.
     """
 
@@ -42,26 +42,26 @@ class Looks:
         self._usual_s: float | None = None  # of all-reduce, when the links were last known
         self._measured = False  # that, or expected only
         self._shares_s = math.inf  # what shares took that all-reduce was found to be faster than
-        self._chance = False  # the last look was for their sake
+        self._chance = False  # the last probe was for their sake
         self._recent: deque[float] = deque(maxlen=NUM_RECENT)
-        self._saved_s = self._lost_s = 0.0  # less than 0 is owed; lost since the last look
-        self._look_s = 0.0  # what the last look cost
+        self._saved_s = self._lost_s = 0.0  # less than 0 is owed; lost since the last probe
+        self._probe_s = 0.0  # what the last probe cost
 
     def due(self, plain_s: float) -> str | None:
         """Return why one is due, if it is, after an all-reduce of ``plain_s``."""
         self._since += 1
         self._recent.append(plain_s)
         most_s = MOST_COST * (plain_s if self._usual_s is None else self._usual_s)
-        cost_s = min(max(self._look_s, 0.0), most_s)
+        cost_s = min(max(self._probe_s, 0.0), most_s)
         self._saved_s = min(self._saved_s + MAY_COST * plain_s, cost_s)
         reason = self._reason(plain_s, cost_s)
         if reason is not None:
-            self._look_s, self._lost_s = 0.0, 0.0
+            self._probe_s, self._lost_s = 0.0, 0.0
         return reason
 
     def spend(self, seconds: float) -> None:
-        """Note by how much an exchange of a look took longer than all-reduce."""
-        self._look_s += seconds
+        """Note by how much an exchange of a probe took longer than all-reduce."""
+        self._probe_s += seconds
         if self._usual_s is not None:
             self._saved_s -= seconds
 
@@ -107,7 +107,7 @@ class Looks:
         self._recent.clear()
 
 
-class PlainLooks:
+class PlainTrials:
     """Says when a plain all-reduce is due, to see what it takes by now.
 
     Shares over servers without data show of a worker's link no more than those servers take from
@@ -155,7 +155,7 @@ class PlainLooks:
         return bool((mean.min(axis=1) >= EVEN * np.median(mean, axis=1)).all())
 
 
-class Soundings:
+class ServerProbes:
     """Says which server gets more than its part for one exchange, in turns: one of 25.
 
     A link shows no more than it is asked for, and a server that nothing goes to shows nothing. One
@@ -174,7 +174,7 @@ class Soundings:
         """Return a rank if it is time, after an exchange by shares."""
         self._num_shared += 1
         self._saved += MAY_COST
-        turn, left = divmod(self._num_shared, SOUND_EVERY)
+        turn, left = divmod(self._num_shared, SERVER_PROBE_EVERY)
         if left or len(self._servers) < 2:
             return None
         rank: int = self._servers[turn % len(self._servers)]
