@@ -15,7 +15,7 @@ from ..solve._apportion import apportion
 from ..timemodels._affine import AffineTime
 from ._bank import Bank
 from ._base import READING_S, AbstractPolicy
-from ._proof import no_proof, proved, rests
+from ._proof import no_proof, proved, why_equal
 from ._splits import LEAST_SAVING_S, equal_split, errors_by_chance, refit, within_reach
 
 _MOST_APART = 0.1  # past that, noise or not, it is looked into at once
@@ -138,9 +138,8 @@ class Auto(AbstractPolicy[dict[str, Any]]):
             choose = self._leave_equal if np.array_equal(held, equal) else self._go_on
             horizon = max(self.horizon, state["num_held"])
             pays = max(self.min_saving, resize_s / horizon / makespan_s(foreseen, held))
-            if rests(proof):
+            if reason := why_equal(proof):
                 wanted = self._on_the_way_back(held, equal, cluster)
-                reason = "equal: following times that vary by chance cost more than it saved"
             else:
                 wanted, reason = choose(foreseen, held, equal, cluster, fitted, pays)
         level = self._level(fitted, bank)
