@@ -63,11 +63,25 @@ def test_each_phase_of_a_plain_step_is_known(watch):
 def test_no_step_is_lost_whose_report_is_held(watch):
     """A step's account is read with its report: 32 may be held (`test_held_reports.py`)."""
     meter = StepMeter(HostClock(watch))
-    for step in range(32 + 2):  # those, the one before, and the one under way
+    for step in range(31 + 32 + 2):  # left for later, held, the one before, the one under way
         meter.timeline.begin(step)
         plain_step(meter, watch)
 
-    assert [step for step, _ in told(meter.timeline)] == list(range(33))
+    assert [step for step, _ in told(meter.timeline)] == list(range(64))
+
+
+@pytest.mark.parametrize(("least_s", "number"), [(100.0, 2), (126.0, 2), (127.0, 3), (1e9, 32)])
+def test_steps_are_told_together_once_they_lasted_so_long_or_are_many(watch, least_s, number):
+    """Each lasts 63 s."""
+    meter = StepMeter(HostClock(watch))
+    for step in range(number):
+        meter.timeline.begin(step)
+        assert meter.timeline.take(least_s=least_s) == []
+        plain_step(meter, watch)
+    meter.timeline.begin(number)
+
+    assert len(meter.timeline.take(least_s=least_s)) == number
+    assert meter.timeline.take(least_s=least_s) == []
 
 
 def test_micro_batches_add_up(watch):

@@ -175,6 +175,11 @@ class Exchange:
         self.losses.check_left()
         self._patrol.came_to(STEPS, self.last_step)
 
+    def tell(self, messages: Sequence[Message]) -> None:
+        """Send messages to rank 0 that no plan waits for, with the reports that are held."""
+        if messages:
+            self._reports.add(lambda: messages, may_wait=True)
+
     def at(self, step: int, *, trains: bool = True, may_look_ahead: bool = False) -> Plan:
         """Return the plan of ``step``, once it is decided: the plan point.
 

@@ -14,7 +14,7 @@ from .._exchange._observer import StepObserver
 from ._garbage_clock import GarbageClock
 from ._host_reader import HostReader
 
-_LEAST_US = 200  # of collecting or compiling: less of it waits, and is told with the next
+_LEAST_S = 2e-4  # of collecting or compiling: less of it waits, and is told with the next
 _EVERY_S = 1.0  # from one look at the process and its machine to the next
 _MOST_UNTOLD = 128  # steps whose report is held, or whose device is not through yet
 _GOES_ON = "Training and balancing go on; causes of waiting are found by times alone."
@@ -87,10 +87,24 @@ class ClueReader(StepObserver):
         self._garbage.close()
 
     def begin_step(self, step: int) -> None:
-        self._guarded(lambda: self._begin(step))
+        if self._is_on:
+            try:
+                self._end_step()
+                self._step = step
+                if self._now() >= self._look_s:
+                    self._look()
+            except Exception as error:
+                self._give_up(error)
 
     def saw_inputs(self, inputs: Sequence[Any]) -> None:
-        self._guarded(lambda: self._add(inputs))
+        if self._is_on:
+            try:
+                num_samples, size = self._input_size(inputs)
+            except Exception as error:
+                self._give_up(error)
+            else:
+                self._num_samples += num_samples
+                self._size += size
 
     def told(self, step: int) -> Sequence[CluesTold | HostTold]:
         """Return what there is to say with the times of ``step``, which is over; once."""
@@ -101,36 +115,19 @@ class ClueReader(StepObserver):
             found.append(CluesTold(step, clues))
         return found
 
-    def _guarded(self, read: Callable[[], None]) -> None:
-        if not self._is_on:
-            return
-        try:
-            read()
-        except Exception as error:
-            log_fault(self._step, error, _GOES_ON)
-            self.close()
-
-    def _begin(self, step: int) -> None:
-        self._end_step()
-        self._step = step
-        if self._now() >= self._look_s:
-            self._look()
-
-    def _add(self, inputs: Sequence[Any]) -> None:
-        num_samples, size = self._input_size(inputs)
-        self._num_samples += num_samples
-        self._size += size
+    def _give_up(self, error: Exception) -> None:
+        log_fault(self._step, error, _GOES_ON)
+        self.close()
 
     def _end_step(self) -> None:
-        gc_us = round((self._garbage.total_s - self._gc_s) * 1e6)
-        compile_us = round((self._compiled_s() - self._compile_s) * 1e6)
+        gc_s, compile_s = self._garbage.total_s, self._compiled_s()
+        gc_us = compile_us = 0
+        if gc_s + compile_s >= self._gc_s + self._compile_s + _LEAST_S:
+            gc_us = round((gc_s - self._gc_s) * 1e6)
+            compile_us = round((compile_s - self._compile_s) * 1e6)
+            self._gc_s, self._compile_s = gc_s, compile_s
         length = self._length() if self._size else 0
         self._size = self._num_samples = 0
-        if gc_us + compile_us < _LEAST_US:
-            gc_us = compile_us = 0
-        else:
-            self._gc_s += gc_us / 1e6
-            self._compile_s += compile_us / 1e6
         if (gc_us or compile_us or length) and self._step >= 0:
             self._known[self._step] = StepClues(gc_us=gc_us, compile_us=compile_us, size=length)
             if len(self._known) > _MOST_UNTOLD:

@@ -101,7 +101,7 @@ class _OutputScale(torch.autograd.Function):
         look_at(grads[0], ctx.use.looks)
         if ctx.loss is not None:
             look_at(ctx.loss, ctx.use.looks)
-        return grads[0] * weight, None, None, None
+        return grads[0] if weight == 1.0 else grads[0] * weight, None, None, None
 
 
 class _InputUnscale(torch.autograd.Function):

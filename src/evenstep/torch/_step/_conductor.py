@@ -363,6 +363,7 @@ class StepConductor:
         """
         if self._step is not None and self._step.num_backwards:
             self._finish(self._step)
+        self._reporter.close()
         newest = self._steps.get(self._loop.newest)
         if newest is not None and not newest.reported:
             self._reporter.send(newest)

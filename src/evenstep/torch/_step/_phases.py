@@ -161,12 +161,17 @@ class Timeline:
             self._block = None
             self._cuts.append((self._clock.mark() if at is None else at, self._phase))
 
-    def take(self) -> list[tuple[int, tuple[int, ...]]]:
+    def take(self, *, least_s: float = 0.0) -> list[tuple[int, tuple[int, ...]]]:
         """Return the steps whose end was reached since the last call, with their times.
 
         In microseconds, by phase. A step in which the clock went back is left out.
+
+        Args:
+            least_s: nothing is returned until so many seconds of steps are there, or many steps.
         """
-        found = []
+        found: list[tuple[int, tuple[int, ...]]] = []
+        if least_s and not self._have_lasted(least_s):
+            return found
         while self._unread:
             step, cuts = self._unread[0]
             if self._clock.seconds(cuts[0][0], cuts[-1][0]) is None:
@@ -180,6 +185,14 @@ class Timeline:
             if min(lasted_s) >= 0:
                 found.append((step, time_by_phase(lasted_s, phases[:-1])))
         return found
+
+    def _have_lasted(self, least_s: float) -> bool:
+        """Tell whether the unread steps lasted so long, or are as many as may be held."""
+        unread = self._unread
+        if not unread or len(unread) >= MOST_HELD:
+            return bool(unread)
+        lasted_s = self._clock.seconds(unread[0].cuts[0][0], unread[-1].cuts[-1][0])
+        return lasted_s is not None and lasted_s >= least_s
 
     def close(self) -> None:
         """Hear of optimizers no more."""

@@ -16,6 +16,10 @@ from .._memory_reader import MemoryReader
 from ._compile_watch import CompileWatch
 from ._meter import PendingTime, StepMeter
 
+# Nothing waits for where the time went. Between two steps all code has left the processor's caches,
+# so that the times of ten steps take hardly longer than those of one.
+_TIMES_S = 0.5
+
 
 class Measure(Protocol):
     """Reads something beside a step's time."""
@@ -142,6 +146,15 @@ class Reporter:
             made = partial(tuple, messages)
         self._exchange.report(step.number, made, is_urgent=is_urgent)
 
+    def close(self) -> None:
+        """Tell where the time of the last steps went, as far as a device is through with them."""
+        try:
+            times = self._times(least_s=0.0)
+        except Exception as error:
+            self._give_up(None, error)
+        else:
+            self._exchange.tell(times)
+
     def _made(
         self, step: StepUnderWay, reduced: Sequence[Reduced], again: tuple[Report, ...]
     ) -> Sequence[Message]:
@@ -149,14 +162,20 @@ class Reporter:
         times: list[Message] = []
         try:
             ready = [*self._complete(), *again]
-            for number, spent_us in self._meter.timeline.take():
-                times += (*self._told(number), TimesTold(number, spent_us))
+            times = self._times(least_s=_TIMES_S)
         except Exception as error:
             self._give_up(step.number, error)
             ready = []
         if self._fault and not ready:
             ready = [self._report(step, 0.0, {})]
         return [*reduced, *times, StepReports(step.number, tuple(ready))]
+
+    def _times(self, *, least_s: float) -> list[Message]:
+        """Return what there is to tell of where the time went, once it is of so many seconds."""
+        times: list[Message] = []
+        for number, spent_us in self._meter.timeline.take(least_s=least_s):
+            times += (*self._told(number), TimesTold(number, spent_us))
+        return times
 
     def _complete(self) -> list[Report]:
         """Return what is complete."""
