@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from evenstep.torch._step._strange_rows import StrangeRows
 from evenstep.torch._step._tickets import StepUnderWay, Ticket, Tickets
 
 from .test_tickets import matched, opened
@@ -203,5 +204,45 @@ def test_samples_that_a_collate_fn_leaves_out_are_warned_of(rows, units, count, 
     for held in (4, rows, rows):
         batch = torch.ones(held, 3), torch.ones(held)
         tickets.open(Ticket(step, 4, 1.0, 1.0, is_last=True), batch)
+
+    assert len(recwarn) == count
+
+
+TABLE = torch.randn(4, 3)
+
+
+@pytest.mark.parametrize(
+    ("whole", "other", "count"),
+    [
+        (lambda x: x, lambda: torch.randn(4, 3), 1),
+        (lambda x: x + 0.1, lambda: torch.randn(4, 3), 1),
+        (lambda x: x[:2], lambda: torch.randn(4, 3), 0),
+        (lambda x: x, lambda: TABLE, 0),
+        (lambda x: x, lambda: TABLE.clone(), 0),
+        (lambda x: x, lambda: torch.randn(12, 3), 0),
+        (lambda x: x, lambda: torch.randn(6, 3), 0),
+        (lambda x: x, lambda: torch.randn(4, 3, requires_grad=True) * 2, 0),
+    ],
+    ids=[
+        "of another loader",
+        "of another loader, the batch changed",
+        "parts of a batch",
+        "of a table",
+        "of a table that is moved",
+        "two views",
+        "noise",
+        "outputs",
+    ],
+)
+def test_rows_of_no_batch_beside_a_batch_are_warned_of_once(tickets, whole, other, count, recwarn):
+    """They get its weight, which is wrong for rows with a loss of their own."""
+    strange = StrangeRows()
+    for number in range(8):
+        ticket, x = opened(tickets, number, 6)
+        for tensor in (other(), whole(x)):  # in either order
+            match = tickets.match([tensor])
+            if match.other_rows:
+                strange.look(match.tickets[0], [tensor], match.other_rows)
+        ticket.num_backwards, ticket.is_trained = 1, True
 
     assert len(recwarn) == count

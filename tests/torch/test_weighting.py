@@ -15,6 +15,7 @@ from torch import nn
 from evenstep.torch._model._compiled import InertHook, Surround
 from evenstep.torch._model._weighting import Backward, ForwardHook, feeds_back
 from evenstep.torch._model._weighting import scale as scale_by_use
+from evenstep.torch._step._tickets import Match
 
 Pair = namedtuple("Pair", "first second")
 
@@ -32,6 +33,7 @@ class Fixed:
     weight: float
     looks: list = field(default_factory=list)
     reduces: bool | None = None
+    match = Match((), 1.0)
 
 
 class Detached(nn.Module):
@@ -53,8 +55,7 @@ class Weights:
     def outside(self):
         """Nothing to note."""
 
-    def end_use(self):
-        """Nothing to note."""
+    end_use = outside
 
 
 class Told:
@@ -63,8 +64,7 @@ class Told:
     def __init__(self, heard):
         self.heard = heard
 
-    def backward_begins(self):
-        """Nothing to note."""
+    backward_begins = Weights.outside
 
     def backward_done(self, uses):
         self.heard.append("done")

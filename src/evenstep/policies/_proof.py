@@ -172,9 +172,7 @@ def _is_worse(proof: _Proof) -> bool:
     """Tell whether steps at other sizes took much longer than equal ones."""
     num, others_s, equal_s = proof.num_others, proof.others_s, proof.equal_s
     is_sure = num >= _LEAST and others_s > _WORSE * equal_s
-    return bool(proof.num_equal) and (
-        is_sure or (num >= _FEW and others_s > _MUCH_WORSE * equal_s)
-    )
+    return bool(proof.num_equal) and (is_sure or (num >= _FEW and others_s > _MUCH_WORSE * equal_s))
 
 
 def _has_grown(proof: _Proof) -> bool:

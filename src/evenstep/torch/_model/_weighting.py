@@ -25,8 +25,9 @@ from ..._private_torch import at_end_of_backward, backward_number
 from ...exceptions import invalid
 from .._step._compile_watch import CompileWatch
 from .._step._conductor import StepConductor
-from .._step._containers import rebuild, tensors_in
+from .._step._containers import hidden_tensors_in, rebuild, tensors_in
 from .._step._finite import look_at
+from .._step._strange_rows import StrangeRows
 from .._step._tickets import known
 from .._step._unknown_weights import not_averaged
 from .._step._uses import ForwardUse
@@ -85,7 +86,7 @@ class _OutputScale(torch.autograd.Function):
         ctx.use, ctx.backward_of, ctx.first_order = use, backward, first_order
         # The gradient at a loss is 1 whatever the loss.
         ctx.loss = None if output.ndim else output.detach()
-        # A view: no copy of large logits. A loss is copied, as scripts scale it in place.
+        # A view: no copy of logits. A loss is copied, as scripts scale it in place.
         return output.view_as(output) if output.ndim else output.clone()
 
     @staticmethod
@@ -93,8 +94,8 @@ class _OutputScale(torch.autograd.Function):
         if ctx.first_order and torch.is_grad_enabled():
             raise RuntimeError(_TWICE)
         ctx.backward_of.entered(ctx.use)
-        # A Python number: no kernel, no copy to the device, and never rounded to half precision,
-        # where 11/14 + 3/14 is not 1: torch multiplies those in single.
+        # A Python number: no copy to the device, and never rounded to half precision, where
+        # 11/14 + 3/14 is not 1: torch multiplies those in single.
         weight = known(ctx.use.weight)
         if weight == 0.0:  # a mean over nothing has a gradient of NaN, and 0 * NaN is NaN
             return torch.zeros_like(grads[0]), None, None, None
@@ -183,7 +184,7 @@ def _without_hidden_tensors(item: Any) -> Any:
 
     As in `torch.distributions`.
     """
-    if any(tensor.requires_grad for tensor in _hidden_in(item)):
+    if any(tensor.requires_grad for tensor in hidden_tensors_in(item)):
         raise invalid(
             "The output of a balanced model, and what is computed from it,",
             "hold its tensors in tuples, lists, dicts or dataclasses",
@@ -192,22 +193,6 @@ def _without_hidden_tensors(item: Any) -> Any:
             "use `balancer.weight(loss)`.",
         )
     return item
-
-
-def _hidden_in(item: Any) -> list[torch.Tensor]:
-    """Return the tensors in an object's attributes, in objects in those, or in a queue or a set.
-
-    Of a cache of transformers', which every model returns and no loss reads, the attributes alone.
-    """
-    if isinstance(item, deque | set | frozenset):
-        return tensors_in(list(item))
-    held = list(getattr(item, "__dict__", {}).values())
-    if not held or isinstance(item, type | torch.nn.Module):
-        return []
-    if type(item).__module__.startswith("transformers."):
-        return [entry for entry in held if isinstance(entry, torch.Tensor)]
-    inner = [entry for entry in held if isinstance(entry, torch.distributions.Distribution)]
-    return tensors_in(held) + [tensor for entry in inner for tensor in _hidden_in(entry)]
 
 
 def check_unweighted(loss: torch.Tensor) -> None:
@@ -262,6 +247,7 @@ class ForwardHook:
         self._model = model
         self._weighs = weighs
         self._reduces = reduces
+        self._strange = StrangeRows()
         self._awaited: deque[ForwardUse] = deque(maxlen=_MOST_AWAITED)  # the newest that reduce
         self.use: ForwardUse | None = None
 
@@ -277,8 +263,11 @@ class ForwardHook:
         if use is not None and use.reduces is False and not use.ticket.is_last and self._waits():
             use.weight = not_averaged
         changed = None
-        if use is not None and self._weighs and feeds_back(tensors, type(module).__name__):
-            changed = inputs, keywords = unscale(inputs, use), unscale(keywords, use)
+        if use is not None and self._weighs:
+            if use.match.other_rows:
+                self._strange.look(use.ticket, tensors, use.match.other_rows)
+            if feeds_back(tensors, type(module).__name__):
+                changed = inputs, keywords = unscale(inputs, use), unscale(keywords, use)
         if self._watch is not None and self._watch.marks:
             self._watch.mark(module, inputs, keywords)
         return changed

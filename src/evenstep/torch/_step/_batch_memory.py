@@ -20,6 +20,7 @@ _MOST_OWNERS = 8  # batches at one address: with more it is a constant, such as 
 _MOST_RANGES = 64  # newest tensors in one storage of which parts are recognised
 _MOST_PARTS = 4096  # tensors in one storage, as where all batches are slices of one
 _NUM_VALUES = 32  # by which a copy is recognised
+_MOST_LAYOUTS = 256  # shapes of handed-out tensors
 _MOST_FORMS = 64  # of batches, by their numbers of dimensions
 _LOOK_EVERY = 8  # batches, for memory that was freed: a look at several is quicker than one at each
 
@@ -197,6 +198,46 @@ def _some(tensor: torch.Tensor) -> torch.Tensor:
     size = row.numel()
     count = min(size, _NUM_VALUES)
     return row.take(torch.arange(count, device=row.device) * size // count)
+
+
+class Layouts:
+    """Where the rows of batches lie: along the first dimension, or along the second."""
+
+    def __init__(self) -> None:
+        self._layouts: set[tuple[int, torch.Size]] = set()  # where rows lie, and the other sizes
+        self._shapes: set[tuple[torch.Size, int]] = set()  # of which that is known
+
+    def note(self, tensors: Sequence[torch.Tensor], size: int) -> None:
+        """Remember along which dimension of a batch's tensors its rows lie."""
+        for tensor in tensors:
+            if (tensor.shape, size) in self._shapes:
+                continue
+            if len(self._shapes) > _MOST_LAYOUTS:  # of text of all lengths, say
+                self._shapes.clear()
+                self._layouts.clear()
+            self._shapes.add((tensor.shape, size))
+            if size in tensor.shape[:2]:
+                at = tensor.shape[:2].index(size)
+                self._layouts.add((at, tensor.shape[:at] + tensor.shape[at + 1 :]))
+
+    def rows_of(self, tensors: Sequence[torch.Tensor]) -> tuple[set[int], set[int]]:
+        """Return how many rows inputs may have, and of which there may be several views each.
+
+        Rows lie where they do in a tensor that was handed out and is otherwise of the same shape;
+        where there is none, along the first dimension, or along the second if time comes first.
+        """
+        rows: set[int] = set()
+        views: set[int] = set()
+        for tensor in tensors:
+            shape = tensor.shape
+            known = [
+                at
+                for at in range(min(len(shape), 2))
+                if (at, shape[:at] + shape[at + 1 :]) in self._layouts
+            ]
+            rows.update(shape[at] for at in known or range(min(len(shape), 2)))
+            views.update(shape[at] for at in known or range(min(len(shape), 1)))
+        return rows, views
 
 
 class LostRows:

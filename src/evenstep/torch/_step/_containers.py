@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import types
+from collections import deque
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
@@ -95,3 +96,19 @@ def input_size(tensors: Sequence[torch.Tensor]) -> tuple[int, int]:
             best, best_size, best_is_tokens = tensor, size, is_tokens
     # A strided nested tensor has this size and no `shape`.
     return (0, 0) if best is None else (best.size(0), best_size)
+
+
+def hidden_tensors_in(item: Any) -> list[torch.Tensor]:
+    """Return the tensors in an object's attributes, in objects in those, or in a queue or a set.
+
+    Of a cache of transformers', which every model returns and no loss reads, the attributes alone.
+    """
+    if isinstance(item, deque | set | frozenset):
+        return tensors_in(list(item))
+    held = list(getattr(item, "__dict__", {}).values())
+    if not held or isinstance(item, type | torch.nn.Module):
+        return []
+    if type(item).__module__.startswith("transformers."):
+        return [entry for entry in held if isinstance(entry, torch.Tensor)]
+    inner = [entry for entry in held if isinstance(entry, torch.distributions.Distribution)]
+    return tensors_in(held) + [tensor for entry in inner for tensor in hidden_tensors_in(entry)]

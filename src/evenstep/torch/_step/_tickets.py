@@ -35,7 +35,7 @@ import torch
 from ..._run._step_under_way import StepUnderWay
 from ..._types import IntArray
 from ...exceptions import invalid
-from ._batch_memory import BatchMemory, Found, LostRows, Peek, has_memory
+from ._batch_memory import BatchMemory, Found, Layouts, LostRows, Peek, has_memory
 from ._containers import tensors_in
 from ._unknown_weights import not_told, rows_of_several
 
@@ -45,7 +45,6 @@ Weight = float | Callable[[], float]
 # A batch that was fetched and has not been used after so many others: no prefetcher looks so far
 # ahead. It can still be told by identity.
 _MOST_WAITING = 64
-_MOST_LAYOUTS = 256  # shapes of handed-out tensors
 _MOST_PEEKS = 8  # tensors of a batch that are looked at
 
 
@@ -70,6 +69,7 @@ class Ticket:
         keys: what its samples draw random numbers by, stand-ins included; None where those are
             the rank's own.
         num_draws: dropouts, and the like, in its forwards so far.
+        had_whole: whether one of its forwards had all of its rows.
     """
 
     step: StepUnderWay
@@ -86,6 +86,7 @@ class Ticket:
     is_indices: bool = False
     keys: IntArray | None = None
     num_draws: int = 0
+    had_whole: bool = False
 
     def shows_in(self, tensor: torch.Tensor) -> bool:
         """Tell whether ``tensor`` begins with a copy of a tensor of the batch."""
@@ -130,6 +131,7 @@ class Match(NamedTuple):
         share: which part of the batch it has, where the inputs tell; None where they do not.
         is_open: whether nothing here tells which of the tickets it is: the weight raises.
         is_certain: whether there is no doubt which ticket it is.
+        other_rows: how many rows the inputs have, where they are not those of a batch in use.
     """
 
     tickets: tuple[Ticket, ...]
@@ -137,6 +139,7 @@ class Match(NamedTuple):
     share: float | None = None
     is_open: bool = False
     is_certain: bool = False
+    other_rows: int = 0
 
 
 class Tickets:
@@ -153,8 +156,7 @@ class Tickets:
         self._lock = threading.Lock()
         self._live: list[Ticket] = []
         self._memory: BatchMemory[Ticket] = BatchMemory()
-        self._layouts: set[tuple[int, torch.Size]] = set()  # where rows lie, and the other sizes
-        self._shapes: set[tuple[torch.Size, int]] = set()  # of which that is known
+        self._layouts = Layouts()
         self._mixes = False  # whether a forward ever had other rows than a batch has
 
     def open(self, ticket: Ticket, batch: Any, *, peeks: bool = True) -> None:
@@ -173,7 +175,7 @@ class Tickets:
             if self._identifies:
                 tensors = [tensor for tensor in tensors_in(batch) if has_memory(tensor)]
                 self._memory.add(tensors, ticket)
-                self._note_layouts(tensors, ticket.size)
+                self._layouts.note(tensors, ticket.size)
                 ticket.has_rows = self._rows.has(tensors, ticket.size, units=ticket.step.units)
                 ticket.is_indices = _are_indices(tensors)
                 ticket.tensors = tuple(map(weakref.ref, tensors[:_MOST_PEEKS]))
@@ -219,8 +221,9 @@ class Tickets:
             found = self._memory.find(tensors) if self._identifies else None
             match = None if found is None else self._by_memory(found)
             if (match := match or _of_indices(self._live, tensors)) is not None:
+                match.tickets[0].had_whole |= match.share == 1.0
                 return match
-            rows, views = self._rows_of(tensors)
+            rows, views = self._layouts.rows_of(tensors)
             live = [
                 one
                 for one in self._live
@@ -235,7 +238,9 @@ class Tickets:
         if len(live) == 1 or _agree(live):
             if not fitting and _exceeds(live, tensors):
                 return Match(tuple(live), rows_of_several([one.num_samples for one in live]))
-            return _alike(live)
+            match = _alike(live)
+            match.tickets[0].had_whole |= bool(fitting)
+            return match if fitting else match._replace(other_rows=max(rows, default=0))
         if not all(ticket.has_rows for ticket in live):
             fitting = copied(live, tensors)
         elif not _agree(fitting):
@@ -244,38 +249,6 @@ class Tickets:
             return _alike(fitting)
         live.sort(key=lambda ticket: ticket.num_backwards > 0)
         return Match(tuple(live), not_told([one.num_samples for one in live]), is_open=True)
-
-    def _note_layouts(self, tensors: Sequence[torch.Tensor], size: int) -> None:
-        """Remember along which dimension of a batch's tensors its rows lie."""
-        for tensor in tensors:
-            if (tensor.shape, size) in self._shapes:
-                continue
-            if len(self._shapes) > _MOST_LAYOUTS:  # of text of all lengths, say
-                self._shapes.clear()
-                self._layouts.clear()
-            self._shapes.add((tensor.shape, size))
-            if size in tensor.shape[:2]:
-                at = tensor.shape[:2].index(size)
-                self._layouts.add((at, tensor.shape[:at] + tensor.shape[at + 1 :]))
-
-    def _rows_of(self, tensors: Sequence[torch.Tensor]) -> tuple[set[int], set[int]]:
-        """Return how many rows inputs may have, and of which there may be several views each.
-
-        Rows lie where they do in a tensor that was handed out and is otherwise of the same shape;
-        where there is none, along the first dimension, or along the second if time comes first.
-        """
-        rows: set[int] = set()
-        views: set[int] = set()
-        for tensor in tensors:
-            shape = tensor.shape
-            known = [
-                at
-                for at in range(min(len(shape), 2))
-                if (at, shape[:at] + shape[at + 1 :]) in self._layouts
-            ]
-            rows.update(shape[at] for at in known or range(min(len(shape), 2)))
-            views.update(shape[at] for at in known or range(min(len(shape), 1)))
-        return rows, views
 
     def _by_memory(self, found: Found[Ticket]) -> Match | None:
         """Return whose memory it is; None if that does not tell."""
