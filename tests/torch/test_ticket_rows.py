@@ -246,3 +246,42 @@ def test_rows_of_no_batch_beside_a_batch_are_warned_of_once(tickets, whole, othe
         ticket.num_backwards, ticket.is_trained = 1, True
 
     assert len(recwarn) == count
+
+
+def test_rows_of_two_batches_that_are_both_used_up_are_outside_of_a_step(tickets):
+    """None is in use, so the forward is outside of a step; it ended with an `IndexError`."""
+    batches = []
+    for number in range(2):
+        ticket, x = opened(tickets, number, 4)
+        ticket.is_trained = True
+        batches.append(x)
+    tickets.end_loop()
+
+    assert tickets.match(batches) is None
+
+
+def test_rows_of_no_batch_are_of_no_matter_where_sizes_are_equal_or_a_rank_is_alone(recwarn):
+    """The weight is 1 then, which is right for any loss."""
+    for identifies, weight in ((True, 1.0), (False, 6.0)):
+        tickets, strange = Tickets(identifies=identifies), StrangeRows()
+        for number in range(8):
+            ticket, x = opened(tickets, number, 6, key=weight)
+            for tensor in (x, torch.randn(4, 3)):
+                match = tickets.match([tensor])
+                if match.other_rows:
+                    strange.look(match.tickets[0], [tensor], match.other_rows)
+            ticket.num_backwards, ticket.is_trained = 1, True
+
+    assert not recwarn
+
+
+def test_inputs_are_looked_at_in_the_first_forwards_alone(tickets, monkeypatch):
+    """On a device each look waits for it: parts of a copied batch would be looked at for ever."""
+    looks = []
+    monkeypatch.setattr(Ticket, "shows_in", lambda ticket, tensor: looks.append(ticket) or True)
+    strange = StrangeRows()
+    for number in range(100):
+        ticket, _ = opened(tickets, number, 6)
+        strange.look(ticket, [torch.randn(4, 3)], 4)
+
+    assert len(looks) <= 32

@@ -17,6 +17,7 @@ from ._batch_memory import Peek
 from ._tickets import Ticket
 
 _STEPS = 3  # with such a forward: a loop that has them has them in all steps
+_MOST_LOOKS = 32  # at inputs: on a device each waits for it
 
 
 @final
@@ -24,11 +25,11 @@ class StrangeRows:
     """Warns once of loops in which a batch has a forward, and rows of no batch have another.
 
     Such rows are data, to which no gradient leads. They change from step to step, their number is
-    no multiple of the batch's, and they are no copy of it.
+    no multiple of the batch's, and they are no copy of it. A weight of 1 is right for any loss.
     """
 
     def __init__(self) -> None:
-        self._num_left = _STEPS
+        self._num_left, self._looks_left = _STEPS, _MOST_LOOKS
         self._before: tuple[Ticket, Peek] | None = None  # the newest such forward
 
     def look(self, ticket: Ticket, tensors: Sequence[torch.Tensor], num_rows: int) -> None:
@@ -39,8 +40,11 @@ class StrangeRows:
             tensors: the inputs.
             num_rows: that they have.
         """
-        if not self._num_left or not ticket.has_rows or num_rows % ticket.size == 0:
+        if not (self._num_left and self._looks_left and ticket.has_rows):
             return
+        if ticket.weight == 1.0 or num_rows % ticket.size == 0:
+            return
+        self._looks_left -= 1
         if any(one.grad_fn is not None or ticket.shows_in(one) for one in tensors):
             return
         before = self._before

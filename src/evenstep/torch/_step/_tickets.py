@@ -221,7 +221,6 @@ class Tickets:
             found = self._memory.find(tensors) if self._identifies else None
             match = None if found is None else self._by_memory(found)
             if (match := match or _of_indices(self._live, tensors)) is not None:
-                match.tickets[0].had_whole |= match.share == 1.0
                 return match
             rows, views = self._layouts.rows_of(tensors)
             live = [
@@ -240,7 +239,8 @@ class Tickets:
                 return Match(tuple(live), rows_of_several([one.num_samples for one in live]))
             match = _alike(live)
             match.tickets[0].had_whole |= bool(fitting)
-            return match if fitting else match._replace(other_rows=max(rows, default=0))
+            strange = set() if fitting or not self._identifies else rows
+            return match._replace(other_rows=max(strange, default=0))
         if not all(ticket.has_rows for ticket in live):
             fitting = copied(live, tensors)
         elif not _agree(fitting):
@@ -252,13 +252,14 @@ class Tickets:
 
     def _by_memory(self, found: Found[Ticket]) -> Match | None:
         """Return whose memory it is; None if that does not tell."""
-        if not found.owners:
+        if not found.owners and self._live:
             return Match(
                 tuple(self._live), rows_of_several([one.num_samples for one in self._live])
             )
         ticket = self._ticket_of(found)
         if ticket is None or (found.is_changed and ticket not in self._live):
             return None  # a buffer that something else was copied into
+        ticket.had_whole |= found.share == 1.0
         return Match((ticket,), ticket.weight, found.share, is_certain=True)
 
     def _ticket_of(self, found: Found[Ticket]) -> Ticket | None:
