@@ -51,6 +51,8 @@ class Played:
         self.size = arrays["size"][:, rank].astype(int)
         self.pages = arrays["pages"][:, rank].astype(int)
         self.compiles = bool(arrays["compiled_us"].any())
+        if self.compiles:  # a run before this one has left entries, which count up to the limit
+            torch.compiler.reset()
         self.step = 0
         self.arrived_s: list[float] = []
         self.left_s: list[float] = []
