@@ -14,6 +14,7 @@ _BLOCKS = 120  # into which a course is cut to be looked at
 _BENDS = 30  # where a slope may begin or end
 _FEWEST = 12  # steps in which a course can be told
 _LOW = 0.3  # of the high level: at most so much when it goes
+_MOST_ROUNDS = 8  # of finding two levels, and then where each is
 _GROWN = 0.5  # of the last level: at most so much before it grew; else it was slow from the start
 
 
@@ -177,19 +178,41 @@ def _best_slope(y: FloatArray) -> tuple[float, float, float]:
 
 
 def _two_levels(y: FloatArray) -> tuple[float, tuple[float, float]]:
-    """Return the score of two levels that alternate, and the levels; at least two changes."""
-    cut = (y.min() + y.max()) / 2
-    for _ in range(8):
-        is_high = y > cut
+    """Return the score of two levels that alternate, and the levels; at least two changes.
+
+    Where it changes is found as by Viterbi: each change costs what the score takes for a parameter,
+    so that a single block beyond the middle is none.
+    """
+    is_high = y > (y.min() + y.max()) / 2
+    left = np.inf
+    for _ in range(_MOST_ROUNDS):
         if is_high.all() or not is_high.any():
             return np.inf, (0.0, 0.0)
-        low, high = y[~is_high].mean(), y[is_high].mean()
-        cut = (low + high) / 2
+        levels = float(y[~is_high].mean()), float(y[is_high].mean())
+        before, left = left, float(((y - np.where(is_high, levels[1], levels[0])) ** 2).sum())
+        if left >= before:
+            break
+        is_high = _segmented(y, levels, 2 * np.log(len(y)) * left / len(y))
     changes = int((is_high[1:] != is_high[:-1]).sum())
     if changes < 2:
-        return np.inf, (low, high)
-    left = ((y - np.where(is_high, high, low)) ** 2).sum()
-    return float(_score(left, len(y), 2 + changes)), (low, high)
+        return np.inf, levels
+    return float(_score(left, len(y), 2 + changes)), levels
+
+
+def _segmented(y: FloatArray, levels: tuple[float, float], change: float) -> np.ndarray:
+    """Return which blocks are at the high level, where a change costs that much in squares."""
+    off = ((y[:, None] - np.array(levels)) ** 2).tolist()
+    low, high = off[0]
+    came: list[tuple[bool, bool]] = []  # whether the block before is at the high level
+    for of_low, of_high in off[1:]:
+        came.append((high + change < low, high <= low + change))
+        low, high = min(low, high + change) + of_low, min(high, low + change) + of_high
+    at = high < low
+    path = [at]
+    for of_low_came, of_high_came in reversed(came):
+        at = of_high_came if at else of_low_came
+        path.append(at)
+    return np.array(path[::-1])
 
 
 def _alternates(slower: FloatArray) -> bool:
