@@ -9,6 +9,7 @@ import pytest
 
 from evenstep import Decision
 from evenstep._exchange._decisions import Decisions
+from evenstep._exchange._message_kinds import TimesTold
 from evenstep._planner import Job, Planner, Report
 from evenstep.events import (
     MeasurementRejected,
@@ -18,7 +19,7 @@ from evenstep.events import (
     StepMeasured,
     WorkerUnhelpful,
 )
-from evenstep.policies import AbstractPolicy, Auto, Equal
+from evenstep.policies import AbstractPolicy, Auto
 
 
 class Ranks:
@@ -300,26 +301,6 @@ def test_a_step_is_told_with_the_plan_it_ran_under(lag):
     assert told == {step: max(step - 1 - lag, 0) for step in range(5)}
 
 
-def test_the_books_of_short_steps_are_kept_together():
-    """A tenth of a second of them; a heartbeat has the rest told, and so has the end."""
-    ranks = Ranks()
-    decisions = Decisions(1, lag=0, answers=ranks, emit=ranks.events.append)
-    decisions.planner = Planner(Equal(), Job(1, 8))
-
-    def told_after(*steps):
-        for step in steps:
-            decisions.take(0, step, [Report(step, 8, 8, 0.001, 0.0, wall_s=0.03)])
-        return [event.step for event in ranks.events if isinstance(event, StepMeasured)]
-
-    assert told_after(0, 1, 2) == []
-    assert told_after(3) == [0, 1, 2, 3]
-    assert told_after(4)[4:] == []
-    decisions.keep_soon()
-    assert told_after(5)[4:] == [4]
-    decisions.end()
-    assert told_after()[4:] == [4, 5]
-
-
 def test_a_worker_that_does_not_help_is_told_of_once():
     """And only if that lasts: a worker that is slow in one check only is not worth a word."""
     ranks = Ranks()
@@ -336,3 +317,20 @@ def test_a_worker_that_does_not_help_is_told_of_once():
     assert (told.step, told.rank) == (200, 1)
     assert told.without_s == pytest.approx(0.64, rel=0.02)
     assert sum(isinstance(event, StepMeasured) for event in ranks.events) == 301
+
+
+def test_where_the_time_went_is_told_when_all_have_said_it():
+    """Of long steps each by itself; what is left is told at the end."""
+    ranks = Ranks()
+    decisions = Decisions(2, lag=0, answers=ranks, emit=ranks.events.append)
+    long, short = [10**5] + [0] * 10, [10] * 11
+    for step, row in enumerate((long, short)):
+        decisions.received(0, TimesTold(step, tuple(row)))
+        assert len(ranks.events) == step
+        decisions.received(1, TimesTold(step, tuple(row)))
+    assert [event.step for event in ranks.events] == [0]
+    decisions.end_times()
+    decisions.end_times()
+
+    assert [event.step for event in ranks.events] == [0, 1]
+    assert ranks.events[0].input_s == (0.1, 0.1)

@@ -158,7 +158,7 @@ def test_clues_arrive_as_messages(told, clock, clue, cause):
         decisions.received(1, replace(clue, step=step) if isinstance(clue, CluesTold) else clue)
         for rank, (computed, waited) in enumerate([(100_000, 50_000), (150_000, 0)]):
             decisions.received(rank, TimesTold(step, (0, computed, *[0] * 5, waited, 0, 0, 0)))
-    decisions.end()
+    decisions.end_times()
     (last,) = diagnoses(told)
 
     assert (last.causes, last.ranks) == ((cause,), (1,))
@@ -199,18 +199,3 @@ def test_a_diagnosis_that_raises_is_logged_once_and_the_account_goes_on(books, t
     assert told[-1].step == 399
     (record,) = caplog.records
     assert "who waits for whom is not told any more" in record.getMessage()
-
-
-def test_where_the_time_went_is_told_when_all_have_said_it(books, told):
-    """Of long steps each by itself; what is left is told at the end, once."""
-    long, short = [10**5] + [0] * 10, [10] * 11
-    for step, times in enumerate((long, short)):
-        assert not books.add(0, step, times)
-        if books.add(1, step, times):
-            books.tell()
-    assert [event.step for event in told] == [0]
-    books.end()
-    books.end()
-
-    assert [event.step for event in told] == [0, 1]
-    assert told[0].input_s == (0.1, 0.1)

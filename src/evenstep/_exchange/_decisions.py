@@ -43,10 +43,6 @@ _LONGEST_REST_S = 60.0
 # may wait so long.
 _AHEAD_S = 0.1
 
-# The books of so many seconds of steps are kept at once. Between two steps all code has left the
-# processor's caches, so that those of ten steps take hardly longer than those of one.
-_BOOKS_S = 0.1
-
 _LOOK_EVERY = 50  # steps between two looks for a worker that costs more than it brings
 
 
@@ -93,7 +89,6 @@ class Decisions:
         self._first: Plan | None = None
         self._in_force: dict[int, Plan] = {}  # by step, from the first that was published on
         self._unkept: deque[tuple[list[Report], Plan, tuple[Event, ...]]] = deque()
-        self._unkept_s = 0.0
         self._keeps_soon = False
         self._burden: int | None = None  # who was one at the last look
         self._told: set[int] = set()
@@ -118,15 +113,8 @@ class Decisions:
             case HostTold(clues):
                 self._times.add_host(peer, clues)
 
-    def keep_soon(self) -> None:
-        """Have the books of all steps that were decided on kept in a moment, if there are any."""
-        if self._unkept and not self._keeps_soon:
-            self._keeps_soon = True
-            self._answers.later(self._keep_all_books)
-
-    def end(self) -> None:
-        """Tell of all that is left: steps, where their time went, and who waited for whom."""
-        self._keep_all_books()
+    def end_times(self) -> None:
+        """Tell where the time went in all steps that are left, and who waited for whom."""
         self._times.end()
 
     def take(self, rank: int, step: int, reports: Sequence[Report]) -> None:
@@ -202,14 +190,14 @@ class Decisions:
             observe = partial(self.planner.observe, reports, next_step=self._next_step(step))
             events += self._ask(observe, index)
             self._unkept.append((reports, ran, events))
-            self._unkept_s += self._wall_s
         for books_of in (self._measured, self._in_force):
             for index in [index for index in books_of if index < step - 8]:
                 del books_of[index]  # a rank had no measurement of it, and never will
         self._answer_from(step)
         self._answers.completed(step)
-        if self._unkept_s >= _BOOKS_S or self.planner.is_behind:
-            self.keep_soon()
+        if self._unkept and not self._keeps_soon:
+            self._keeps_soon = True
+            self._answers.later(self._keep_all_books)
 
     def _answer_from(self, step: int) -> None:
         """Answer to ``step``, which all ranks have reported, and to later ones as far as known.
@@ -279,7 +267,7 @@ class Decisions:
 
     def _keep_all_books(self) -> None:
         """Tell of all steps that were decided on: of short ones there are several at once."""
-        self._keeps_soon, self._unkept_s = False, 0.0
+        self._keeps_soon = False
         while self._unkept:
             self._keep_books(*self._unkept.popleft())
 

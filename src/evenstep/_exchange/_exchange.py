@@ -254,7 +254,7 @@ class Exchange:
             self._router.to_everyone(self.losses.goodbye(self.num_loops))
             self._router.close()
             self._channel = None
-        self.decisions.end()
+        self.decisions.end_times()
         self.not_finite.end(self.last_step)
 
     def received(self, peer: int, message: Any) -> None:
@@ -268,7 +268,6 @@ class Exchange:
     def tick(self) -> None:
         """Look who keeps the others waiting; act on a loss."""
         self.report_all()
-        self.decisions.keep_soon()
         if not self.losses.is_broken and (hung := self._patrol.look()) is not None:
             self.losses.lose(*hung)
         self.losses.act(told_to_end=self.stop.told)
