@@ -17,7 +17,7 @@ from evenstep.events import (
     SizesHeld,
     StepMeasured,
 )
-from evenstep.policies import AbstractPolicy, Auto, Equal
+from evenstep.policies import AbstractPolicy, Auto, Equal, Lbb
 
 SECONDS_PER_SAMPLE = (0.01, 0.01, 0.04)
 
@@ -81,15 +81,28 @@ class Broken(AbstractPolicy[int]):
 
 def test_the_first_step_warms_up_and_decides_nothing():
     """Its time is reported, and no plan follows from it."""
-    planner = Planner(Auto(), Job(3, 96))
+    planner, near = Planner(Auto(), Job(3, 96)), (0.01, 0.01, 0.019)
 
-    first = show(planner, reports_of(planner.plan, 0), next_step=1)
-    second = show(planner, reports_of(planner.plan, 1), next_step=2)
+    first = show(planner, reports_of(planner.plan, 0, seconds=near), next_step=1)
+    second = show(planner, reports_of(planner.plan, 1, seconds=near), next_step=2)
 
     assert kinds(first) == [StepMeasured]
     assert kinds(second) == [StepMeasured, Rebalanced]
     assert planner.plan.first_step == 2
     assert planner.plan.epoch == 1
+
+
+@pytest.mark.parametrize(("most", "sizes"), [(60, (43, 43, 10)), ((40, 60, 60), (40, 45, 11))])
+def test_auto_guesses_by_a_first_step_in_which_workers_are_far_apart(most, sizes):
+    """In proportion to the speeds, within the bounds; nothing is learnt, and no rule does so."""
+    planner, rule = (Planner(one, Job(3, 96, bounds=Bounds(max=most))) for one in (Auto(), Lbb()))
+    warm_up = tuple(1.5 * seconds for seconds in SECONDS_PER_SAMPLE)
+    for each in (planner, rule):
+        show(each, reports_of(each.plan, 0, seconds=warm_up), next_step=1)
+
+    assert (planner.plan.batch_size, planner.plan.first_step) == (sizes, 1)
+    assert rule.plan.batch_size == (32, 32, 32)
+    assert not planner.learnt()["policy_state"]["filter"]["num_steps"].any()
 
 
 def test_a_step_says_what_it_cost_and_what_the_equal_split_would_have():

@@ -6,7 +6,7 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
-from evenstep import Cluster, allocate
+from evenstep import Cluster, StepTimings, allocate
 from evenstep.policies import Auto
 
 from .._tiers import slow_but
@@ -44,6 +44,29 @@ def test_equal_workers_keep_the_equal_split_under_jitter(world_size, share):
     sizes = sizes_of(follow(Auto(), cluster, 0.005, slopes_s, factors=noise))
 
     assert (sizes == 64).all()
+
+
+@pytest.mark.parametrize(
+    ("compute_s", "sizes"),
+    [
+        ((0.5, 1.0), (43, 21)),
+        ((0.1, 1.0), (56, 8)),  # by a factor of four at most
+        ((0.6, 1.0), None),
+        ((0.1, 0.3), None),
+        ((0.5, 0.0), None),  # without samples
+    ],
+)
+def test_a_guess_takes_a_factor_of_two_and_a_quarter_of_a_second(compute_s, sizes):
+    """Warming up may take as much on one worker alone. Once there are times, none is needed."""
+    cluster, auto = Cluster(2, 64, min_batch_size=0), Auto()
+    start = auto.init(cluster)
+    batch = np.array([32, 32] if compute_s[1] else [64, 0])
+    timings = StepTimings(batch, np.array(compute_s), np.zeros(2))
+    found = auto.guess(cluster, timings, start.state)
+
+    assert (None if found is None else tuple(found.batch_size)) == sizes
+    after = auto.update(cluster, timings, start.state)
+    assert auto.guess(cluster, timings, after.state) is None
 
 
 @pytest.mark.parametrize("seed", range(3))

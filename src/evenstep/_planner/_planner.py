@@ -9,7 +9,7 @@ from typing import Any, final
 
 import numpy as np
 
-from .._types import Decision, IntArray, StepTimings
+from .._types import Cluster, Decision, IntArray, StepTimings
 from ..events import (
     ClaimsSwitched,
     EstimatesRestored,
@@ -40,8 +40,9 @@ from ._whatif import WhatIf
 class Planner(AbstractPlanner):
     """Runs a policy over the steps of a training run, and stands between it and its mistakes.
 
-    - The first step of a run warms up (allocators, kernels, buckets) and is not shown to the
-      policy, nor is the short last step of an epoch, which has a batch of its own.
+    - The first step of a run warms up (allocators, kernels, buckets): the policy may guess sizes
+      by it, but does not learn from it. The short last step of an epoch, which has a batch of its
+      own, is not shown to it.
     - A report that cannot be (NaN, zero, negative, infinite) is named in an event and its step
       left out; it never spreads into a plan.
     - A user's policy that raises, or whose sizes break the bounds, is named in an event, and the
@@ -62,7 +63,7 @@ class Planner(AbstractPlanner):
         policy: decides the sizes.
         job: what is planned for.
         memory: how peaks become caps; the default suits most models.
-        warm_up_steps: steps at the start that the policy is not shown; none in a simulation.
+        warm_up_steps: steps at the start that the policy does not learn from; none in a simulation.
         claims: says when samples of a step are up for claims; None is never.
 
     Raises:
@@ -108,6 +109,9 @@ class Planner(AbstractPlanner):
                 apart_by = partial(apart, reports)
                 waits = not ask or bool(capped) or not self._is_level(reading, apart_by)
                 events += self._show(step, reading, next_step, ask=ask, waits=waits)
+            elif self._num_measured == self._warm_up_steps and self._is_whole(reports):
+                first = Reading((partial(timings_of, reports),))
+                events += self._learn(step, first, next_step=next_step, ask=ask, by=self._guess)
         events += self._follow_switch(step, next_step)
         return Outcome(self.plan, tuple(events))
 
@@ -209,8 +213,8 @@ class Planner(AbstractPlanner):
         if self.plan.first is None:
             sizes = tuple(report.batch_size for report in reports)
         took_s = max(report.compute_s for report in reports if report.batch_size)
-        is_full = reports[0].global_num_samples == self._job.global_batch_size
-        return self._add(is_full, sizes, took_s, partial(timings_of, reports), at_once=at_once)
+        is_full, timings = self._is_whole(reports), partial(timings_of, reports)
+        return self._add(is_full, sizes, took_s, timings, at_once=at_once)
 
     def _add(
         self,
@@ -238,22 +242,36 @@ class Planner(AbstractPlanner):
         self._put_off = partial(self._learn, step, reading)
         return []
 
-    def _learn(self, step: int, reading: Reading, *, next_step: int, ask: bool) -> list[Event]:
+    def _learn(
+        self,
+        step: int,
+        reading: Reading,
+        *,
+        next_step: int,
+        ask: bool,
+        by: Callable[..., Decision[Any]] | None = None,
+    ) -> list[Event]:
         """Ask the policy about a reading, unless the sizes have to stay."""
         free = not self._held or self._caps.is_outgrown_by(self.plan)  # what does not fit changes
         if ask and free and not self._caps.overfull:
-            return self._decide(step, next_step, reading.timings)
+            return self._decide(step, next_step, reading.timings, by or self._policy.update)
         return []
 
     def _adopt(self, decision: Decision[Any]) -> None:
         self._state, self._level = decision.state, decision.level
 
-    def _decide(self, step: int, next_step: int, timings: StepTimings) -> list[Event]:
+    def _decide(
+        self,
+        step: int,
+        next_step: int,
+        timings: StepTimings,
+        by: Callable[..., Decision[Any]],
+    ) -> list[Event]:
         """Ask the policy; keep the last good plan if a user's fails."""
         cluster = self._caps.cluster
         try:
             with blaming(self._policy):
-                decision = self._policy.update(cluster, timings, self._state)
+                decision = by(cluster, timings, self._state)
                 self._check(decision)
                 decision = replace(decision, reason=str(decision.reason))  # it has to travel
         except UserMistake as mistake:  # training goes on
@@ -265,6 +283,13 @@ class Planner(AbstractPlanner):
         self.plan = plan
         sizes = plan.batch_size, plan.reason, plan.max_forward
         return [Rebalanced(plan.first_step, plan.epoch, *sizes)]
+
+    def _guess(self, cluster: Cluster, timings: StepTimings, state: Any) -> Decision[Any]:
+        """Return what the policy guesses, or else that all stays as it is."""
+        guess = self._policy.guess(cluster, timings, state)
+        if guess is not None:
+            return guess
+        return Decision(np.array(self.plan.batch_size), state, self.plan.reason, self._level)
 
     def _follow_switch(self, step: int, next_step: int) -> list[Event]:
         """Put the samples of the steps to come up for claims, or no longer."""
@@ -294,6 +319,9 @@ class Planner(AbstractPlanner):
         if reading.num_steps > 1:
             return reading.timings.apart <= self._level
         return apart_by() <= self._level
+
+    def _is_whole(self, reports: Sequence[Report]) -> bool:
+        return reports[0].global_num_samples == self._job.global_batch_size
 
     def _is_full(self, timings: StepTimings) -> bool:
         return int(timings.batch_size.sum()) == self._job.global_batch_size

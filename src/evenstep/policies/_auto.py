@@ -21,6 +21,8 @@ from ._splits import LEAST_SAVING_S, equal_split, errors_by_chance, refit, withi
 _MOST_APART = 0.1  # past that, noise or not, it is looked into at once
 _RESIZE_WEIGHT = 0.3  # of the newest change, in what a change costs
 _USUAL = 1.1  # times what was expected: no more than noise
+_FAR = 2.0  # times as long as the fastest worker: in a first step, less may be its warming up
+_FAR_S = 0.25  # by which it also has to be longer, as warming up takes as much
 _STEPS_TO_KNOW_NOISE = 10  # of every worker; until then it is a guess
 
 
@@ -44,12 +46,14 @@ class Auto(AbstractPolicy[dict[str, Any]]):
     after the first. The saving also has to exceed a millisecond of a step.
 
     Without noise the second plan is near the best and the third within 2 %: one size shows the
-    speed, and two sizes the fixed cost too. No size is tried only to learn. Once sizes are settled,
-    unknown fixed costs cost 0.2 points at most (``benchmarks/fixed_costs.py``). A single slow step
-    changes nothing. A permanent change is followed after its second step, or after its first if
-    earlier changes were permanent. A step in which all workers end within the noise changes nothing
-    by itself. Load that follows the clock is predicted after one and a half periods, up to 256
-    steps.
+    speed, and two sizes the fixed cost too. The first step of a run warms up, so its times are no
+    measurement; where they differ by a factor of two and a quarter of a second at least, the
+    second step has sizes in proportion to the speeds that it shows. No size is tried only to learn.
+    Once sizes are settled, unknown fixed costs cost 0.2 points at most
+    (``benchmarks/fixed_costs.py``). A single slow step changes nothing. A permanent change is
+    followed after its second step, or after its first if earlier changes were permanent. A step in
+    which all workers end within the noise changes nothing by itself. Load that follows the clock is
+    predicted after one and a half periods, up to 256 steps.
 
     If a larger share costs more than in proportion, as with samples padded to the longest one, and
     times vary by chance, unequal sizes can take longer than equal ones. This shows after 8 to 30
@@ -115,6 +119,22 @@ class Auto(AbstractPolicy[dict[str, Any]]):
             "num_held": 0,  # steps since sizes have changed
         }
         return Decision(equal, state, "equal: nothing measured yet", self.min_saving)
+
+    def guess(
+        self, cluster: Cluster, timings: StepTimings, state: dict[str, Any]
+    ) -> Decision[dict[str, Any]] | None:
+        took_s = timings.compute_s
+        fast, slow = int(took_s.argmin()), int(took_s.argmax())
+        is_far = took_s[slow] >= max(_FAR * took_s[fast], took_s[fast] + _FAR_S)
+        if not is_far or not timings.batch_size.all() or state["filter"]["num_steps"].any():
+            return None
+        within = within_reach(state["held"], cluster, self.reach)
+        sizes = apportion(timings.batch_size / took_s, within)
+        reason = (
+            f"by the first step: rank {slow} took {took_s[slow] / took_s[fast]:.1f} times as long "
+            f"as rank {fast}"
+        )
+        return Decision(sizes, state | {"held": sizes}, reason)
 
     def update(
         self, cluster: Cluster, timings: StepTimings, state: dict[str, Any]

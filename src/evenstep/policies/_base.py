@@ -53,6 +53,20 @@ class AbstractPolicy(abc.ABC, Generic[State]):
     def init(self, cluster: Cluster) -> Decision[State]:
         """Return the first decision, before anything is measured."""
 
+    def guess(self, cluster: Cluster, timings: StepTimings, state: State) -> Decision[State] | None:
+        """Return a decision by the first step of a run, or None to keep the sizes until the next.
+
+        That step warms up: times contain what is done once. ``update`` is not shown it. A policy
+        that takes them for what they are, an upper bound, may still save a step where workers are
+        far apart. The papers' rules, and all other policies, keep the sizes.
+
+        Args:
+            cluster: what is planned for.
+            timings: of that step.
+            state: of ``init``, or of an earlier run.
+        """
+        return None
+
     @abc.abstractmethod
     def update(self, cluster: Cluster, timings: StepTimings, state: State) -> Decision[State]:
         """Return the next decision, leaving all arguments as they are."""
