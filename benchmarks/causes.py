@@ -174,8 +174,8 @@ def rows(options: argparse.Namespace) -> Iterable[Row]:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the seed: 5, 21 to 25 and those from 1000 on were seen when thresholds were chosen."""
-    parser.add_argument("--seed", type=int, default=28, help="draws the runs")
+    """Add the seed: 5, 21 to 25, 30 and those from 1000 on were seen when methods were chosen."""
+    parser.add_argument("--seed", type=int, default=31, help="draws the runs")
 
 
 if __name__ == "__main__":
