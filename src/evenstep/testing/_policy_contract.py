@@ -38,6 +38,18 @@ class PolicyContract:
             decision = drive(policy, cluster, seconds_per_sample, policy.init(cluster), 3)
             feasible(policy, decision, cluster, f"seed {seed}")
 
+    def test_a_guess_is_feasible_too(self, policy: AbstractPolicy[Any]) -> None:
+        """By the first step of a run, if there is one; and so is what follows it."""
+        for seed in range(50):
+            cluster, seconds_per_sample = random_cluster(seed)
+            start = policy.init(cluster)
+            if start.batch_size.all():
+                first = timed(start.batch_size, 100 * seconds_per_sample)
+                guess = policy.guess(cluster, first, start.state) or start
+                feasible(policy, guess, cluster, f"seed {seed}, by the first step")
+                after = drive(policy, cluster, seconds_per_sample, guess, 2)
+                feasible(policy, after, cluster, f"seed {seed}, after a guess")
+
     def test_numbering_does_not_matter(self, policy: AbstractPolicy[Any]) -> None:
         """Renumbered workers keep their batch sizes, up to ties, worth one granule."""
         for seed in range(20):
