@@ -111,7 +111,7 @@ class Planner(AbstractPlanner):
                 events += self._show(step, reading, next_step, ask=ask, waits=waits)
             elif self._num_measured == self._warm_up_steps and self._is_whole(reports):
                 first = Reading((partial(timings_of, reports),))
-                events += self._learn(step, first, next_step=next_step, ask=ask, by=self._guess)
+                events += self._decide(step, first, next_step=next_step, ask=ask, by=self._guess)
         events += self._follow_switch(step, next_step)
         return Outcome(self.plan, tuple(events))
 
@@ -238,23 +238,8 @@ class Planner(AbstractPlanner):
     ) -> list[Event]:
         """Show the policy a reading: while all ranks wait, or in a moment."""
         if waits:
-            return self._learn(step, reading, next_step=next_step, ask=ask)
-        self._put_off = partial(self._learn, step, reading)
-        return []
-
-    def _learn(
-        self,
-        step: int,
-        reading: Reading,
-        *,
-        next_step: int,
-        ask: bool,
-        by: Callable[..., Decision[Any]] | None = None,
-    ) -> list[Event]:
-        """Ask the policy about a reading, unless the sizes have to stay."""
-        free = not self._held or self._caps.is_outgrown_by(self.plan)  # what does not fit changes
-        if ask and free and not self._caps.overfull:
-            return self._decide(step, next_step, reading.timings, by or self._policy.update)
+            return self._decide(step, reading, next_step=next_step, ask=ask)
+        self._put_off = partial(self._decide, step, reading)
         return []
 
     def _adopt(self, decision: Decision[Any]) -> None:
@@ -263,15 +248,28 @@ class Planner(AbstractPlanner):
     def _decide(
         self,
         step: int,
+        reading: Reading,
+        *,
         next_step: int,
-        timings: StepTimings,
-        by: Callable[..., Decision[Any]],
+        ask: bool,
+        by: Callable[..., Decision[Any]] | None = None,
     ) -> list[Event]:
-        """Ask the policy; keep the last good plan if a user's fails."""
-        cluster = self._caps.cluster
+        """Ask the policy, unless the sizes have to stay; keep the last good plan if a user's fails.
+
+        Args:
+            step: the step that was measured.
+            reading: what the policy is shown.
+            next_step: the first step that can still use a new plan.
+            ask: whether the policy may be asked.
+            by: decides; None is the policy's ``update``.
+        """
+        free = not self._held or self._caps.is_outgrown_by(self.plan)  # what does not fit changes
+        if not (ask and free) or self._caps.overfull:
+            return []
+        decide = by or self._policy.update
         try:
             with blaming(self._policy):
-                decision = by(cluster, timings, self._state)
+                decision = decide(self._caps.cluster, reading.timings, self._state)
                 self._check(decision)
                 decision = replace(decision, reason=str(decision.reason))  # it has to travel
         except UserMistake as mistake:  # training goes on
