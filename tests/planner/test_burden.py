@@ -70,3 +70,30 @@ def test_what_a_worker_without_samples_took_means_nothing():
         what_if.observe(shown)
 
     assert what_if.state["num_steps"].tolist() == [4, 4, 0]
+
+
+def test_equal_workers_are_no_burden_by_the_short_last_steps_of_epochs():
+    """Of a few milliseconds, one by itself says little: some take as long as a full one."""
+    for seed in range(20):
+        what_if, rng = WhatIf(2), np.random.default_rng(seed)
+        for number in range(260):
+            is_tail = number % 53 == 52
+            sizes = np.full(2, 16 if is_tail else 32)
+            seconds = (0.0012 + 0.00003 * sizes) * rng.lognormal(0, 0.2, 2)
+            seconds += rng.exponential(0.0005, 2) if is_tail else 0
+            what_if.observe(StepTimings(sizes, seconds, np.zeros(2)), is_tail=is_tail)
+
+            assert number % 10 or what_if.burden(Cluster(2, 64)) is None, seed
+
+
+def test_equal_workers_are_no_burden_as_noise_hides_what_samples_cost():
+    """Sizes differ by less than a step's noise: what twice as many take is not known."""
+    for seed in range(40):
+        what_if, rng = WhatIf(2), np.random.default_rng(seed)
+        for number in range(200):
+            more = int(rng.integers(-3, 4))
+            batch_size = np.array([32 + more, 32 - more])
+            seconds = (1.2 + 0.04 * batch_size) * rng.normal(1, 0.2, 2)
+            what_if.observe(StepTimings(batch_size, seconds, np.zeros(2)))
+
+            assert number % 10 or what_if.burden(Cluster(2, 64)) is None, seed

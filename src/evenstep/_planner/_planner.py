@@ -144,7 +144,7 @@ class Planner(AbstractPlanner):
         warm, is_full = self._num_measured > self._warm_up_steps, self._is_full(timings)
         claimed = plan.first is not None
         if warm:
-            self._what_if.observe(timings, at_once=not is_full, claimed=claimed)
+            self._what_if.observe(timings, is_tail=not is_full, claimed=claimed)
         if is_full:
             if self.claims is not None and warm:
                 self.claims.observe(timings, claimed=claimed)

@@ -12,7 +12,8 @@ import numpy as np
 
 from .._types import StepTimings
 
-_LONG_STEP = 1 / 3  # of a reading's seconds: such a step is one by itself
+LONG_STEP = 1 / 3
+"""Of a reading's seconds: such a step is one by itself."""
 _MOST_STEPS = 64  # of a reading
 
 Step = TypeVar("Step")
@@ -114,5 +115,5 @@ class Readings(Generic[Step]):
     def _num_missing(self) -> int:
         """Return how many more steps it takes, if they are like those so far."""
         step_s = max(median(self._took_s), 1e-9)
-        needed = 1 if step_s >= _LONG_STEP * self._reading_s else round(self._reading_s / step_s)
+        needed = 1 if step_s >= LONG_STEP * self._reading_s else round(self._reading_s / step_s)
         return max(0, min(needed, _MOST_STEPS) - len(self._steps))

@@ -14,7 +14,7 @@ from ..prediction._affine_filter import AffineFilter
 from ..solve._allocate import allocate, makespan_s
 from ..solve._apportion import apportion
 from ..timemodels._affine import AffineTime
-from ._readings import Reading, Readings
+from ._readings import LONG_STEP, Reading, Readings
 
 _WORTH_A_WORD = 0.02
 _FITS = 8  # for which the splits of one count: with 256 ranks they take a fifth of rank 0's time
@@ -93,15 +93,23 @@ class WhatIf:
         return times, self._filter.noise(self._state)
 
     def observe(
-        self, timings: StepTimings, *, at_once: bool = False, claimed: bool = False
+        self, timings: StepTimings, *, is_tail: bool = False, claimed: bool = False
     ) -> None:
-        """Learn from one step; from short ones together, unless all is to be learnt at once.
+        """Learn from one step; from short ones together, or from the first at once.
 
         Of steps whose sizes claims have changed, the newest one stands for all.
+
+        Args:
+            timings: of all workers.
+            is_tail: whether it is the short last step of an epoch, which no other is like: it is
+                learnt from by itself, or not at all where single steps say little.
+            claimed: whether claims have changed its sizes.
         """
         sizes = None if claimed else timings.batch_size.tobytes()
         took_s = float(timings.compute_s[timings.batch_size > 0].max())
-        at_once |= not (self._state["num_steps"] > 0).all()
+        if is_tail and took_s < LONG_STEP * READING_S:
+            return
+        at_once = is_tail or not (self._state["num_steps"] > 0).all()
         steps = self._readings.add(sizes, took_s, lambda: timings, at_once=at_once)
         if not steps:
             return
@@ -149,7 +157,10 @@ class WhatIf:
         """Return the worker that costs more than it brings; None if there is none.
 
         It needs longer for the fewest samples it can have than the others need for all; of several
-        it is the slowest. Looked for once all are measured; a fiftieth is no reason yet.
+        it is the slowest. Looked for once all are measured; a fiftieth is no reason yet. What the
+        others need for more samples than they had has to be known: to their times comes twice the
+        standard error of the cost of these samples. Equal workers that always had equal batches
+        would otherwise look as if one of them were enough, where noise hides that cost.
 
         Args:
             cluster: what is planned for.
@@ -161,7 +172,10 @@ class WhatIf:
         # The solver itself leaves out who does not help.
         best = allocate(times, free)
         with_s, without_s = makespan_s(times, allocate(times, cluster)), _busy_s(times, best)
-        if best.all() or without_s > (1 - _WORTH_A_WORD) * with_s:
+        more = np.maximum(best - self._state["batch_size"], 0)
+        error_s = times.slope_s * self._filter.slope_uncertainty(self._state) * more
+        surely_s = float((times.seconds(best) + 2 * error_s)[best > 0].max())
+        if best.all() or surely_s > (1 - _WORTH_A_WORD) * with_s:
             return None
         idle_s = np.where(best == 0, times.seconds(np.maximum(cluster.min_batch_size, 1)), 0.0)
         return Burden(int(np.argmax(idle_s)), with_s, without_s)
