@@ -1,5 +1,7 @@
 """Ranks that are slow behind others: in what comes and goes, and against earlier times."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -60,6 +62,16 @@ def test_ranks_whose_parts_change_are_not_held_against_earlier_times():
     ).diagnose()
 
     assert (Cause.SLOW_WORKER, 0) not in names(told)
+
+
+def test_how_much_longer_a_rank_computes_is_said_where_it_is_little():
+    """Five percent of it, on the rank that waits for input besides."""
+    small, disk = {"FORWARD": 1_500, "BACKWARD": 3_000}, {"INPUT": 45_000}
+    found = steps(60, 4, late=lambda step, rank: small | disk if rank == 2 else {})
+    (_, slow) = shown(found).diagnose(whole_run=True).found
+
+    assert (slow.cause, slow.rank) == (Cause.SLOW_WORKER, 2)
+    assert re.match(r"it computes [4-6](\.\d)? % longer than the others, throughout", slow.evidence)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])

@@ -48,7 +48,7 @@ _REMEDY = {
     "use",
 }
 _LONGER = 1.5  # times, from which it is said that an exchange has become longer
-_NOTABLY = 1.1  # times, below which computing does not differ
+_NOTABLY = 1.1  # times, below which the part that computing takes longer is said
 _QUOTA = "raise its CPU quota, or start fewer threads; meanwhile give it fewer samples"
 _ALL_INPUT = "give all loaders more workers, faster storage, or data that is prepared beforehand"
 
@@ -95,11 +95,11 @@ def _of_family(cause: Cause, rank: int, sums: FrontierSums) -> str:
 
 
 def _of_computing(cause: Cause, rank: int, facts: Facts) -> str:
-    rates, whose, than = facts.rates, "the others'", "as the others"
+    rates, whose, than = facts.rates, "the others'", "the others"
     above, usual = facts.sums.stage_excess[rank], facts.sums.stage_usual
     if (levels := facts.levels) is not None and levels.is_hidden and levels.lasts[rank]:
         above, usual = levels.above[rank], levels.usual
-        whose, than = "was usual before", "as was usual before"
+        whose = than = "was usual before"
     forward, backward = 1 + above / np.maximum(usual, 1.0)
     whole = 1 + above.sum() / max(float(usual.sum()), 1.0)
     if cause is Cause.SLOW_BACKWARD:
@@ -107,9 +107,9 @@ def _of_computing(cause: Cause, rank: int, facts: Facts) -> str:
             f"its backward takes {number(backward)} times as long as {whose}, its forward "
             f"{number(forward)} times"
         )
-    text = f"it computes {number(whole)} times as long {than}"
+    text = f"it computes {number(whole)} times as long as {than}"
     if whole < _NOTABLY:
-        text = f"it computes about as long {than}"
+        text = f"it computes {percent(max(0.0, whole - 1))} % longer than {than}"
     if cause is Cause.MEMORY:
         faults, retries = rates.faults_per_s[rank], int(rates.retries[rank])
         parts = [f"{number(faults)} pages a second are read back from a disk"] * bool(faults)
