@@ -6,7 +6,7 @@ from evenstep._planner import Job, Planner
 from evenstep.events import MeasurementRejected, MemoryCapped, SizesHeld
 from evenstep.policies import Auto
 
-from .test_planner import kinds, reports_of, run, show
+from .test_planner import SECONDS_PER_SAMPLE, kinds, reports_of, run, show
 
 
 def limited(planner, step, rank, limit, *, again):
@@ -52,3 +52,14 @@ def test_limits_that_leave_no_way_are_told_and_nothing_grows():
 
     assert SizesHeld in kinds(events)
     assert planner.plan.batch_size == (32, 32, 32)
+
+
+def test_a_guess_by_the_first_step_stays_under_the_caps_of_that_step():
+    """Three quarters of the memory held 32 samples; the speeds alone would give 43."""
+    planner, memory = Planner(Auto(), Job(3, 96)), {"peak_bytes": 75, "capacity_bytes": 100}
+    slow = tuple(1.5 * seconds for seconds in SECONDS_PER_SAMPLE)
+    events = show(planner, reports_of(planner.plan, 0, seconds=slow, **memory), next_step=1)
+    caps = {event.rank: event.max_batch_size for event in events if isinstance(event, MemoryCapped)}
+
+    assert planner.plan.epoch == 1
+    assert 32 < planner.plan.batch_size[0] <= caps[0] < 43

@@ -180,8 +180,8 @@ def _best_slope(y: FloatArray) -> tuple[float, float, float]:
 def _two_levels(y: FloatArray) -> tuple[float, tuple[float, float]]:
     """Return the score of two levels that alternate, and the levels; at least two changes.
 
-    Where it changes is found as by Viterbi: each change costs what the score takes for a parameter,
-    so that a single block beyond the middle is none.
+    Changes are found as by Viterbi's algorithm: each costs what the score takes for a parameter, so
+    a single block beyond the middle is none.
     """
     is_high = y > (y.min() + y.max()) / 2
     left = np.inf

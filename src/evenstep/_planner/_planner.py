@@ -109,9 +109,11 @@ class Planner(AbstractPlanner):
                 apart_by = partial(apart, reports)
                 waits = not ask or bool(capped) or not self._is_level(reading, apart_by)
                 events += self._show(step, reading, next_step, ask=ask, waits=waits)
-            elif self._num_measured == self._warm_up_steps and self._is_whole(reports):
+            elif self._num_measured == self._warm_up_steps:
                 first = Reading((partial(timings_of, reports),))
-                events += self._decide(step, first, next_step=next_step, ask=ask, by=self._guess)
+                if self._is_full(first.timings):
+                    guess = self._guess
+                    events += self._decide(step, first, next_step=next_step, ask=ask, by=guess)
         events += self._follow_switch(step, next_step)
         return Outcome(self.plan, tuple(events))
 
@@ -213,8 +215,8 @@ class Planner(AbstractPlanner):
         if self.plan.first is None:
             sizes = tuple(report.batch_size for report in reports)
         took_s = max(report.compute_s for report in reports if report.batch_size)
-        is_full, timings = self._is_whole(reports), partial(timings_of, reports)
-        return self._add(is_full, sizes, took_s, timings, at_once=at_once)
+        is_full = reports[0].global_num_samples == self._job.global_batch_size
+        return self._add(is_full, sizes, took_s, partial(timings_of, reports), at_once=at_once)
 
     def _add(
         self,
@@ -317,9 +319,6 @@ class Planner(AbstractPlanner):
         if reading.num_steps > 1:
             return reading.timings.apart <= self._level
         return apart_by() <= self._level
-
-    def _is_whole(self, reports: Sequence[Report]) -> bool:
-        return reports[0].global_num_samples == self._job.global_batch_size
 
     def _is_full(self, timings: StepTimings) -> bool:
         return int(timings.batch_size.sum()) == self._job.global_batch_size

@@ -47,9 +47,9 @@ class Auto(AbstractPolicy[dict[str, Any]]):
 
     Without noise the second plan is near the best and the third within 2 %: one size shows the
     speed, and two sizes the fixed cost too. The first step of a run warms up, so its times are no
-    measurement; where they differ by a factor of two and a quarter of a second at least, the
-    second step has sizes in proportion to the speeds that it shows. No size is tried only to learn.
-    Once sizes are settled, unknown fixed costs cost 0.2 points at most
+    measurement. If a worker took at least twice as long as the fastest in it, and a quarter of a
+    second longer, the second step has sizes in proportion to these speeds. No size is tried only to
+    learn. Once sizes are settled, unknown fixed costs cost 0.2 points at most
     (``benchmarks/fixed_costs.py``). A single slow step changes nothing. A permanent change is
     followed after its second step, or after its first if earlier changes were permanent. A step in
     which all workers end within the noise changes nothing by itself. Load that follows the clock is
