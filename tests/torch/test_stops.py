@@ -1,5 +1,6 @@
 """Who waits for a rank that was stopped, or hangs, comes out wherever that is, and names it."""
 
+import os
 import signal
 import socket
 from contextlib import nullcontext
@@ -124,6 +125,37 @@ def test_connections_of_pythons_own_are_left_alone():
 
     assert sum(count for count, _, _ in found) >= 1  # one end may see the other's break first
     assert [rest for _, *rest in found] == [[b"here", "broken off"]] * 2
+
+
+@pytest.fixture(params=[(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")], ids=str)
+def pair(request):
+    """Two ends of a connection, and their address."""
+    family, address = request.param
+    try:
+        server = socket.create_server((address, 0), family=family)
+    except OSError as error:
+        pytest.skip(f"This machine has no {address}: {error}")
+    with server, socket.create_connection(server.getsockname()[:2]) as client:
+        accepted, _ = server.accept()
+        with accepted:
+            yield client, accepted, address
+
+
+def test_a_look_at_connections_leaves_them_as_they_are(pair):
+    """A default timeout of the user's would make gloo's non-blocking, or the store's."""
+    client, accepted, address = pair
+    before = os.listdir("/proc/self/fd")
+    socket.setdefaulttimeout(5.0)
+    try:
+        found = own_addresses()
+    finally:
+        socket.setdefaulttimeout(None)
+
+    assert address in found
+    assert os.get_blocking(client.fileno())
+    assert os.listdir("/proc/self/fd") == before
+    client.sendall(b"here")
+    assert accepted.recv(4) == b"here"
 
 
 def alone_for_long(rank, paused):

@@ -17,21 +17,19 @@ from __future__ import annotations
 import gc
 import os
 import socket
-import struct
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
 from ..._private_torch import default_store
 
-_ESTABLISHED = "01"
-_TABLES = ("tcp", "tcp6")
+_FAMILIES = socket.AF_INET, socket.AF_INET6
+_TYPE = socket.SOL_SOCKET, socket.SO_TYPE
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,33 +85,39 @@ def ports_of_store() -> set[int]:
 
 
 def connections() -> Iterator[Connection]:
-    """Yield the established connections of this process; none where there is no /proc."""
-    ends = {}
-    for table in _TABLES:
-        with suppress(OSError):
-            lines = Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]
-            for line in lines:
-                fields = line.split()
-                if fields[3] == _ESTABLISHED:
-                    ends[fields[9]] = _end(fields[1]), _end(fields[2])
+    """Yield the established connections of this process; none where there is no /proc.
+
+    Each socket is asked for its ends: the kernel takes milliseconds to list those of all processes.
+    """
     with suppress(OSError):
         for name in os.listdir("/proc/self/fd"):
             with suppress(OSError):
-                kind, _, inode = os.readlink(f"/proc/self/fd/{name}").partition(":")
-                if kind == "socket" and (found := ends.get(inode.strip("[]"))) is not None:
-                    (here, port), (there, other) = found
-                    yield Connection(int(name), here, there, (port, other))
+                if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                    yield from _connection(int(name))
 
 
-def _end(text: str) -> tuple[str, int]:
-    """Return address and port of one end, as the kernel writes them: words in the host's order."""
-    address, _, port = text.partition(":")
-    raw = bytes.fromhex(address)
-    words = struct.pack(f">{len(raw) // 4}I", *struct.unpack(f"={len(raw) // 4}I", raw))
-    found = ip_address(words)
+def _connection(descriptor: int) -> Iterator[Connection]:
+    """Yield the connection of a socket, if it is TCP's.
+
+    Raises:
+        OSError: it has no other end.
+    """
+    # With this type, the constructor leaves the descriptor alone; with another one, a default
+    # timeout of the user's would make the socket non-blocking for gloo too.
+    kind = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
+    with socket.socket(type=kind, fileno=os.dup(descriptor)) as again:
+        if again.family in _FAMILIES and again.getsockopt(*_TYPE) == socket.SOCK_STREAM:
+            here, port, *_ = again.getsockname()
+            there, other, *_ = again.getpeername()
+            yield Connection(descriptor, _plain(here), _plain(there), (port, other))
+
+
+def _plain(address: str) -> str:
+    """Return an address without its interface, and one of IPv4 as that."""
+    found = ip_address(address.partition("%")[0])
     if isinstance(found, IPv6Address) and found.ipv4_mapped is not None:
         found = found.ipv4_mapped
-    return str(found), int(port, 16)
+    return str(found)
 
 
 def _descriptors_of_python() -> set[int]:
