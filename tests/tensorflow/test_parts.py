@@ -82,6 +82,20 @@ def test_steps_have_their_samples_whatever_the_plan(source):
     assert all(np.array_equal(x + 0.5, rest["b"]) for x, rest in per_worker[0])
 
 
+@pytest.mark.parametrize("shape", [(), (3,), (20_000,)], ids=["small", "rows", "large"])
+@pytest.mark.parametrize("first", [0, 5, 35])
+def test_a_pipeline_is_cut_as_its_rows_are(shape, first):
+    """Small samples are read several steps at once, also from the middle of an epoch."""
+    rows = np.arange(53, dtype=np.float32).reshape(-1, *[1] * len(shape)) + np.zeros(shape, "f4")
+    source = source_of(tf.data.Dataset.from_tensor_slices(rows), shuffle=False, seed=0)
+    source.begin(0, first, num_samples=5)
+
+    for at in range(first, 53, 5):
+        slots = np.arange(at % 2, min(5, 53 - at), 2)
+        assert np.array_equal(source.take(slots), rows[at + slots])
+    source.end()
+
+
 def test_a_worker_without_samples_gets_no_rows():
     """Of the right shape and type, so that the graph runs on them."""
     pipeline = tf.data.Dataset.from_tensor_slices(np.ones((4, 2), np.float32))

@@ -17,6 +17,9 @@ from ._drift import Row, Tally
 _BATCHED = ("Batch", "Rebatch")  # in the names of the stages that make batches
 _PASSING = ("Options", "Prefetch", "Repeat", "Take", "Skip", "Cache", "AssertCardinality")
 _STEPS_AHEAD = 2
+# TensorFlow takes about a millisecond to hand over a block of rows, however small. Several steps of
+# small samples are one block.
+_MOST_STEPS, _MOST_BYTES = 4, 1 << 18
 
 
 class AbstractSource(abc.ABC):
@@ -101,7 +104,7 @@ class PipelineSource(AbstractSource):
     """A pipeline of single samples that every worker reads whole, to keep its own.
 
     Whole global steps are put together by TensorFlow, some of them ahead: they have the same
-    samples under any plan, and own ones are cut out when it is known.
+    samples under any plan, and own ones are cut out when it is known. Small ones come by several.
 
     Raises:
         ValueError: it has no length, or makes batches.
@@ -119,7 +122,9 @@ class PipelineSource(AbstractSource):
         self.content = str(self.signature)
         kept = any("Cache" in type(stage).__name__ for stage in _stages(first))
         self._tally = Tally(repeats=not kept)
-        self._steps: Iterator[Any] = iter(())
+        self._blocks: Iterator[Any] = iter(())
+        self._block: Any = None
+        self._first = self._num_rows = self._step_size = 0  # rows of the block
 
     def begin(self, epoch: int, first: int, *, num_samples: int) -> None:
         pipeline = self._checked(epoch)
@@ -130,17 +135,24 @@ class PipelineSource(AbstractSource):
                 f"{_length(pipeline)} for epoch {epoch}",
                 "Other data is for another run, with a `Balancer` of its own.",
             )
-        steps = pipeline.skip(first).batch(num_samples).prefetch(_STEPS_AHEAD)
-        self._steps = steps.as_numpy_iterator()
+        num_steps = _steps_in_a_block(self.signature, num_samples)
+        blocks = pipeline.skip(first).batch(num_steps * num_samples).prefetch(_STEPS_AHEAD)
+        self._blocks = blocks.as_numpy_iterator()
+        self._first = self._num_rows = 0
+        self._step_size = num_samples
         self._tally.begin()
 
     def take(self, slots: IntArray) -> Any:
-        step = next(self._steps)
-        self._tally.add(step)
-        return tf.nest.map_structure(lambda part: part[slots], step)
+        if self._first >= self._num_rows:
+            self._block = next(self._blocks)
+            self._first, self._num_rows = 0, len(tf.nest.flatten(self._block)[0])
+            self._tally.add(self._block)
+        rows = self._first + slots
+        self._first += self._step_size
+        return tf.nest.map_structure(lambda part: part[rows], self._block)
 
     def end(self) -> list[Row] | None:
-        for left_out in self._steps:  # by `drop_remainder`
+        for left_out in self._blocks:  # by `drop_remainder`
             self._tally.add(left_out)
         return self._tally.rows()
 
@@ -169,6 +181,16 @@ def source_of(source: Any, *, shuffle: bool, seed: int) -> AbstractSource:
             "Write `.shuffle(size, seed=...)`: with a seed, all workers draw the same order.",
         )
     return PipelineSource(source)
+
+
+def _steps_in_a_block(signature: Any, num_samples: int) -> int:
+    """Return how many steps are read at once: several if their samples are known to be small."""
+    num_bytes = 0
+    for spec in tf.nest.flatten(signature):
+        if spec.dtype == tf.string or not spec.shape.is_fully_defined():
+            return 1
+        num_bytes += num_samples * spec.dtype.size * spec.shape.num_elements()
+    return max(1, min(_MOST_STEPS, _MOST_BYTES // max(num_bytes, 1)))
 
 
 def _is_dataset(source: Any) -> bool:
