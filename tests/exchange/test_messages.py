@@ -44,7 +44,7 @@ EXAMPLES = [
     m.Place("at train.py:3", in_collective=True, compiling=False),
     m.SharesSeen(3, 1, math.inf, ((0, 1, 1e6, 0.5),), 0.1),
     m.SharesSeen(3, 1, 0.5, None),
-    m.SharesTold((1, 2, (1, 3), None, "why")),
+    m.SharesTold((1, 2, (1, 3), None, "why", None)),
     m.CollectiveBroke(3),
     m.RankLost(1, "it is gone"),
     m.RankLost(1, "it is gone", 136),
@@ -105,4 +105,4 @@ def test_the_version_stands_for_what_travels():
     kinds = (*KINDS, Plan, PlanCosts, Report, Work, Claim, StepClues, HostClues)
     travels = {kind.__name__: list(kind.__annotations__.items()) for kind in kinds}
 
-    assert (PROTOCOL, zlib.crc32(repr(travels).encode())) == (11, 3981797679)
+    assert (PROTOCOL, zlib.crc32(repr(travels).encode())) == (12, 403858924)

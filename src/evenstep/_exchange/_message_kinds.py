@@ -264,7 +264,7 @@ class SharesSeen:
 class SharesTold:
     """From rank 0: a plan of who sums which part of the gradients, as ``SharesInForce`` has it."""
 
-    plan: tuple[int, int, tuple[int, ...] | None, float | None, str]
+    plan: tuple[int, int, tuple[int, ...] | None, float | None, str, int | None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,8 @@ def test_on_equal_links_shares_end_where_they_began():
     assert told[0].step == 0
     assert "measure what shares have to beat" in told[0].reason
     assert "probing the links" in told[1].reason
+    # Plans come later than what they were made of: a probe does not go on until then.
+    assert epochs.count(told[1].plan_epoch) == 1
 
 
 @pytest.mark.cluster

@@ -24,6 +24,9 @@ class SharesInForce:
             plain all-reduce.
         predicted_s: what an exchange takes by the model, as the links were known; None before.
         reason: why, in words.
+        num_steps: steps that use the parts, at least 1; later ones use plain all-reduce. None is
+            all, until a later plan. A probe's result takes some steps to become a plan, and they
+            are not to wait for slow shares.
     """
 
     epoch: int
@@ -31,11 +34,17 @@ class SharesInForce:
     parts: tuple[int, ...] | None
     predicted_s: float | None
     reason: str
+    num_steps: int | None = None
 
     @property
     def shares(self) -> FloatArray | None:
         """The parts as shares that add up to 1, ``(world_size,)``; None for plain all-reduce."""
         return None if self.parts is None else np.array(self.parts) / sum(self.parts)
+
+    def is_shared(self, step: int) -> bool:
+        """Return whether a step, from the first one on, is summed by the parts."""
+        is_over = self.num_steps is not None and step >= self.first_step + self.num_steps
+        return self.parts is not None and not is_over
 
 
 @final

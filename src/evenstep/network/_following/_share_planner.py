@@ -35,6 +35,7 @@ LOSSES = 3  # comparisons in a row that shares have to lose to all-reduce, as li
 STAYS = 0.02  # gain over all-reduce below which shares in force end
 MEASURED = 1 / 3  # of the margin by which shares have to win that were tried
 NUM_OF_PROBE = 3  # exchanges of a probe: one that shows the links, and two by what it showed
+EXCHANGES = {1: 1, 2: NUM_OF_PROBE - 1}  # by a probe's first plan, and by its second
 HOPELESS = 1.5  # times all-reduce: a probe that promises no better is over after one exchange
 TOLD = 0.1  # a change of some link by which part is worth an event
 
@@ -47,7 +48,9 @@ class SharePlanner:
     - A probe is three exchanges: one by equal shares, or by the links known so far, and two by
       shares that suit its result, unless these promise nothing. Shares stay if all-reduce took
       longer than the better one of these by ``margin``, or by a third of it if servers have no
-      data and their links look slow.
+      data and their links look slow. What an exchange shows takes steps to become a plan. These
+      are summed by all-reduce, except where servers have no data, which tell of an exchange when
+      the next one by shares begins.
     - Every exchange by shares adds to what is known of the links (``LinkTracker``). New shares are
       adopted if the current ones would take 5 % longer on the servers' current links.
     - All-reduce replaces the shares if they would not win by 2 % three times in a row. Measured
@@ -163,8 +166,9 @@ class SharePlanner:
             self._follow(exchange.transfers)
             events += self._tell(step)
         if self.links is not None and exchange.plan_epoch == self.plan.epoch:
-            predicted_s = self._choice.seconds(self.links, self.plan.shares)
-            if exchange.transfers is not None and predicted_s > 0:
+            shares = None if exchange.transfers is None else self.plan.shares
+            predicted_s = self._choice.seconds(self.links, shares)
+            if shares is not None and predicted_s > 0:
                 self._trust.see_shares(took_s, predicted_s, plan_epoch=self.plan.epoch)
             self._trust.compare_plain(self._choice.seconds(self.links, None))
         return [*events, ExchangeMeasured(step, exchange.plan_epoch, took_s, predicted_s)]
@@ -198,10 +202,12 @@ class SharePlanner:
                 return self._after_plain(links, next_step)
             due = self._probes.due(exchange.exchange_s)
             return [] if due is None else self._probe(next_step, due)
-        if links is None:
+        if links is None or exchange.transfers is None:
             self._probes.done(self._trust.plain_s, changed=False)
-            reason = "plain all-reduce: the exchange is too small to measure links"
-            return self._adopt(next_step, None, self._trust.plain_s, reason)
+            unread = "no exchange of the probe could be read"
+            small = "the exchange is too small to measure links"
+            why = unread if exchange.transfers is None else small
+            return self._adopt(next_step, None, self._trust.plain_s, f"plain all-reduce: {why}")
         if self._probe_no:
             return self._after_probe(links, next_step)
         if complaint := self._trust.complaint(ring_s(self._aggregation, links)):
@@ -336,6 +342,8 @@ class SharePlanner:
     ) -> list[Event]:
         """Put a plan in force, under the next number."""
         self._probe_no, self._is_server_probe, self._num_lost = probe_no, False, 0
-        self.plan = SharesInForce(self.plan.epoch + 1, next_step, parts, predicted_s, reason)
+        num_steps = None if parts is None or self._helped else EXCHANGES.get(probe_no)
+        epoch = self.plan.epoch + 1
+        self.plan = SharesInForce(epoch, next_step, parts, predicted_s, reason, num_steps)
         plain_s = self._trust.plain_s
         return [SharesPlanned(next_step, self.plan.epoch, parts, predicted_s, plain_s, reason)]

@@ -44,6 +44,7 @@ class ShareFollower(StepObserver):
         self._chunk_bytes = chunk_bytes
         self._clock = clock
         self._epoch = 0
+        self._is_shared = False
         self._at_s = clock()
         self._num_buckets = 0  # up to the newest backward
         self._begun_s: float | None = None  # the wait for a backward's sums
@@ -55,11 +56,15 @@ class ShareFollower(StepObserver):
         self._reducer.step = step
         self._at_s = self._clock()
         plan = self._plans.at(step)
-        if plan is None or plan.epoch == self._epoch:
+        if plan is None:
             return
-        self._epoch = plan.epoch
+        before = self._epoch, self._is_shared
+        self._epoch, self._is_shared = plan.epoch, plan.is_shared(step)
+        if (self._epoch, self._is_shared) == before:
+            return
         split = None
-        if plan.parts is not None:
+        if self._is_shared:
+            assert plan.parts is not None
             split = Split(plan.parts, plan.epoch, chunk_bytes=self._chunk_bytes)
         self._reducer.adopt(split)
 

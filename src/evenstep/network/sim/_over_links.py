@@ -79,9 +79,10 @@ def run_over_links(
         plan = shares.plan
         batch_size = np.array(sizes.plan.batch_size, np.int64)
         compute_s = workload.seconds(step, batch_size)
-        step_s = SharedLinksComm(aggregation, now, plan.shares, overlap)(compute_s)
+        split = plan.shares if plan.is_shared(step) else None
+        step_s = SharedLinksComm(aggregation, now, split, overlap)(compute_s)
         done = play_exchange(
-            aggregation, now, plan.shares, plan_epoch=plan.epoch, noise=noise, generator=generator
+            aggregation, now, split, plan_epoch=plan.epoch, noise=noise, generator=generator
         )
         done = replace(done, exchange_s=max(step_s - float(compute_s.max()), 1e-9))
         log.append((step_s, batch_size, plan))

@@ -1,0 +1,74 @@
+"""In training, a plan comes some steps after what it was made of: probes do not last that long."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from evenstep.network import OptimalShares, SharePlanner
+from evenstep.network.sim._played import play_exchange
+
+from .networks import collocated, dedicated, mbit
+
+EQUAL, UNLIKE = mbit(100, 100, 100, 100), mbit(200, 200, 200, 50)
+DELAYS = pytest.mark.parametrize("delay", [1, 2, 3, 5])
+
+
+def followed(aggregation, links, *, delay, num_steps=50, spoilt=False):
+    """Return a planner after some steps, and in which of them shares summed.
+
+    Each plan begins so many steps after the exchange that it was made of. If ``spoilt``, the times
+    of exchanges by shares cannot be read.
+    """
+    planner, generator = SharePlanner(OptimalShares(), aggregation), np.random.default_rng(0)
+    plans, is_shared = [planner.plan], []
+    for step in range(num_steps):
+        plan = [each for each in plans if each.first_step <= step][-1]
+        is_shared.append(plan.is_shared(step))
+        shares = plan.shares if is_shared[-1] else None
+        done = play_exchange(
+            aggregation, links, shares, plan_epoch=plan.epoch, noise=0.02, generator=generator
+        )
+        if spoilt and shares is not None:
+            done = replace(done, exchange_s=float("nan"))
+        plans.append(planner.observe(step, done, next_step=step + delay).plan)
+    return planner, is_shared
+
+
+@DELAYS
+def test_a_probe_of_equal_links_is_one_exchange(delay):
+    """However late its result comes: until then there is all-reduce."""
+    planner, is_shared = followed(collocated(), EQUAL, delay=delay)
+
+    assert sum(is_shared) == 1
+    assert planner.plan.parts is None
+    assert "no gain" in planner.plan.reason
+
+
+@DELAYS
+def test_shares_that_win_a_probe_stay(delay):
+    """After three exchanges by shares, and what their results take to become plans."""
+    planner, is_shared = followed(collocated(), UNLIKE, delay=delay)
+    first = is_shared.index(True)
+
+    assert sum(is_shared[first : first + 2 * delay + 1]) <= 4
+    assert all(is_shared[first + 2 * delay + 2 :])
+    assert planner.plan.num_steps is None
+
+
+def test_servers_without_data_tell_of_an_exchange_when_the_next_begins():
+    """So a probe of them goes on until its result is a plan."""
+    _, is_shared = followed(dedicated(), mbit(*[100] * 4, *[400] * 4), delay=4)
+    first = is_shared.index(True)
+
+    assert all(is_shared[first : first + 4])
+
+
+@DELAYS
+def test_a_probe_that_cannot_be_read_ends_in_all_reduce(delay):
+    """Where there is no exchange by shares any more to wait for."""
+    planner, is_shared = followed(collocated(), UNLIKE, delay=delay, spoilt=True)
+
+    assert sum(is_shared) <= delay
+    assert planner.plan.parts is None
+    assert planner.plan.reason == "plain all-reduce: no exchange of the probe could be read"
