@@ -24,7 +24,7 @@ def followed(aggregation, links, *, delay, num_steps=50, spoilt=False):
     plans, is_shared = [planner.plan], []
     for step in range(num_steps):
         plan = [each for each in plans if each.first_step <= step][-1]
-        is_shared.append(plan.is_shared(step))
+        is_shared.append(plan.is_shared(step - plan.first_step))
         shares = plan.shares if is_shared[-1] else None
         done = play_exchange(
             aggregation, links, shares, plan_epoch=plan.epoch, noise=0.02, generator=generator
@@ -53,7 +53,7 @@ def test_shares_that_win_a_probe_stay(delay):
 
     assert sum(is_shared[first : first + 2 * delay + 1]) <= 4
     assert all(is_shared[first + 2 * delay + 2 :])
-    assert planner.plan.num_steps is None
+    assert planner.plan.num_exchanges is None
 
 
 def test_servers_without_data_tell_of_an_exchange_when_the_next_begins():

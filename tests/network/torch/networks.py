@@ -121,17 +121,18 @@ def trained(rank: int, network: Network | None, sizes: tuple[int, ...], draws: b
     return parameters.tolist(), epochs, told, sent, planned
 
 
-def accumulated(rank: int, every: int) -> list[int]:
-    """Return the steps whose exchange was measured, where only one of ``every`` has one."""
+def accumulated(rank: int, every: int) -> tuple[list[ExchangeMeasured], list[SharesPlanned]]:
+    """Return the exchanges and the plans, where only one step of ``every`` has an exchange."""
     events: list[Event] = []
-    stock = DataLoader(TensorDataset(torch.randn(3 * 4 * NUM_STEPS, WIDTH)), batch_size=4)
+    stock = DataLoader(TensorDataset(torch.randn(3 * 8 * NUM_STEPS, WIDTH)), batch_size=4)
     runtime = Runtime(line_every=None, hooks=(events.append,))
     with Balancer(policy=Fixed((4, 4, 4)), runtime=runtime, network=Network()) as balancer:
         model, loader = balancer.prepare(make_model(torch.float32), stock)
         for i, (x,) in enumerate(loader):
             with nullcontext() if (i + 1) % every == 0 else model.no_sync():
                 (model(x).square().mean() / every).backward()
-    return [event.step for event in events if isinstance(event, ExchangeMeasured)]
+    measured = [event for event in events if isinstance(event, ExchangeMeasured)]
+    return measured, [event for event in events if isinstance(event, SharesPlanned)]
 
 
 def trained_twice(rank: int, network: Network | None) -> tuple[list[float], list[int]]:

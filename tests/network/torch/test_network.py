@@ -70,10 +70,14 @@ def test_on_equal_links_shares_end_where_they_began():
 @pytest.mark.cluster
 def test_a_step_that_only_accumulates_is_no_exchange():
     """Under `no_sync` nothing is sent: that is no all-reduce of some microseconds."""
-    measured = run_workers(3, accumulated, 3)[0]
+    measured, planned = run_workers(3, accumulated, 4)[0]
 
-    assert len(measured) >= 2
-    assert all((step + 1) % 3 == 0 for step in measured)
+    assert len(measured) >= 3
+    assert all((event.step + 1) % 4 == 0 for event in measured)
+    probe = planned[1]  # it lasts for an exchange, whichever step has one
+    assert "probing the links" in probe.reason
+    assert probe.plan_epoch in {event.plan_epoch for event in measured}
+    assert "could be read" not in planned[2].reason
 
 
 @pytest.mark.cluster

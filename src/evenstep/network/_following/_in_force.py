@@ -24,7 +24,7 @@ class SharesInForce:
             plain all-reduce.
         predicted_s: what an exchange takes by the model, as the links were known; None before.
         reason: why, in words.
-        num_steps: steps that use the parts, at least 1; later ones use plain all-reduce. None is
+        num_exchanges: that use the parts, at least 1; later ones are plain all-reduces. None is
             all, until a later plan. A probe's result takes some steps to become a plan, and they
             are not to wait for slow shares.
     """
@@ -34,16 +34,16 @@ class SharesInForce:
     parts: tuple[int, ...] | None
     predicted_s: float | None
     reason: str
-    num_steps: int | None = None
+    num_exchanges: int | None = None
 
     @property
     def shares(self) -> FloatArray | None:
         """The parts as shares that add up to 1, ``(world_size,)``; None for plain all-reduce."""
         return None if self.parts is None else np.array(self.parts) / sum(self.parts)
 
-    def is_shared(self, step: int) -> bool:
-        """Return whether a step, from the first one on, is summed by the parts."""
-        is_over = self.num_steps is not None and step >= self.first_step + self.num_steps
+    def is_shared(self, num_before: int) -> bool:
+        """Return whether an exchange uses the parts, after ``num_before`` under this plan."""
+        is_over = self.num_exchanges is not None and num_before >= self.num_exchanges
         return self.parts is not None and not is_over
 
 

@@ -342,8 +342,8 @@ class SharePlanner:
     ) -> list[Event]:
         """Put a plan in force, under the next number."""
         self._probe_no, self._is_server_probe, self._num_lost = probe_no, False, 0
-        num_steps = None if parts is None or self._helped else EXCHANGES.get(probe_no)
+        number = None if parts is None or self._helped else EXCHANGES.get(probe_no)
         epoch = self.plan.epoch + 1
-        self.plan = SharesInForce(epoch, next_step, parts, predicted_s, reason, num_steps)
+        self.plan = SharesInForce(epoch, next_step, parts, predicted_s, reason, number)
         plain_s = self._trust.plain_s
         return [SharesPlanned(next_step, self.plan.epoch, parts, predicted_s, plain_s, reason)]

@@ -44,7 +44,7 @@ class ShareFollower(StepObserver):
         self._chunk_bytes = chunk_bytes
         self._clock = clock
         self._epoch = 0
-        self._is_shared = False
+        self._num_exchanges = 0  # under the plan in force
         self._at_s = clock()
         self._num_buckets = 0  # up to the newest backward
         self._begun_s: float | None = None  # the wait for a backward's sums
@@ -58,15 +58,13 @@ class ShareFollower(StepObserver):
         plan = self._plans.at(step)
         if plan is None:
             return
-        before = self._epoch, self._is_shared
-        self._epoch, self._is_shared = plan.epoch, plan.is_shared(step)
-        if (self._epoch, self._is_shared) == before:
-            return
-        split = None
-        if self._is_shared:
-            assert plan.parts is not None
-            split = Split(plan.parts, plan.epoch, chunk_bytes=self._chunk_bytes)
-        self._reducer.adopt(split)
+        if plan.epoch != self._epoch:
+            self._epoch, self._num_exchanges, split = plan.epoch, 0, None
+            if plan.parts is not None:
+                split = Split(plan.parts, plan.epoch, chunk_bytes=self._chunk_bytes)
+            self._reducer.adopt(split)
+        elif self._reducer.split is not None and not plan.is_shared(self._num_exchanges):
+            self._reducer.adopt(None)
 
     def backward_done(self) -> None:
         """Hear that this rank's own backward is done: from now on it waits for its sums, if any."""
@@ -85,6 +83,7 @@ class ShareFollower(StepObserver):
         waited_s, self._waited_s = self._waited_s, None
         arrivals = self._transport.take_arrivals()
         if waited_s is not None:
+            self._num_exchanges += 1
             plain = self._reducer.split is None
             ways = None if plain else tuple(ways_to(self._transport.rank, arrivals))
             lasting_s = lasted_s(arrivals)

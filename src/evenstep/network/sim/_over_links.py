@@ -79,7 +79,7 @@ def run_over_links(
         plan = shares.plan
         batch_size = np.array(sizes.plan.batch_size, np.int64)
         compute_s = workload.seconds(step, batch_size)
-        split = plan.shares if plan.is_shared(step) else None
+        split = plan.shares if plan.is_shared(step - plan.first_step) else None
         step_s = SharedLinksComm(aggregation, now, split, overlap)(compute_s)
         done = play_exchange(
             aggregation, now, split, plan_epoch=plan.epoch, noise=noise, generator=generator

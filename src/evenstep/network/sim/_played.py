@@ -122,7 +122,7 @@ def follow_links(
         done = play_exchange(
             aggregation,
             now,
-            plan.shares if plan.is_shared(step) else None,
+            plan.shares if plan.is_shared(step - plan.first_step) else None,
             plan_epoch=plan.epoch,
             noise=noise,
             generator=generator,
