@@ -174,14 +174,18 @@ def gathered(rank: int, folder: str) -> dict[str, Any]:
     offline(folder)
     accelerator, model, _, loader, _ = prepared(Case(), 2)
     held_out = accelerator.prepare(DataLoader(TensorDataset(torch.arange(7.0)), batch_size=2))
-    plain = accelerator.gather
+    plain = accelerator.gather, accelerator.gather_for_metrics
     model, loader = balance(accelerator, model, loader, policy=Fixed((1, 2, 3)), runtime=QUIET)
-    found: dict[str, Any] = {"rows": [], "of the loop": [], "metrics": [], "evaluated": []}
+    found: dict[str, Any] = {
+        name: [] for name in ("rows", "names", "of the loop", "metrics", "evaluated")
+    }
     for batch in loader:
         loss = model(**batch)["loss"]
         accelerator.backward(loss)
         found["losses"] = len(accelerator.gather_for_metrics(loss))
         objects = accelerator.gather_for_metrics([batch["labels"]], use_gather_object=True)
+        names = [str(label) for label in batch["labels"].tolist()]
+        found["names"] += accelerator.gather_for_metrics(names)
         found["rows"].append([len(each) for each in objects])
         found["of the loop"] += accelerator.gather(batch)["labels"].tolist()
         metrics = accelerator.gather_for_metrics((loss, batch["labels"]))
@@ -191,7 +195,7 @@ def gathered(rank: int, folder: str) -> dict[str, Any]:
         )
         found["still at work"] = accelerator.gradient_state.active_dataloader is loader
     found["left"] = accelerator.gradient_state.active_dataloader is None
-    found["as it was"] = accelerator.gather == plain
+    found["as it was"] = (accelerator.gather, accelerator.gather_for_metrics) == plain
     loader.close()
     return found
 

@@ -21,33 +21,53 @@ def gathers_rows(
 
     Args:
         accelerator: of one process or several. ``gather_for_metrics`` gathers by the same.
-        has_none: tells whether the rows of this rank stand in for none, and are left out.
+        has_none: tells whether the rows of this rank stand in for none, and are left out, as are
+            objects that ``gather_for_metrics`` takes.
     """
     if accelerator.num_processes == 1:
         yield
         return
     from accelerate.utils import recursively_apply  # type: ignore[import-untyped]
 
-    equal_rows = accelerator.gather
-
-    def gather_one(tensor: torch.Tensor) -> Any:
-        if tensor.ndim == 0:
-            return equal_rows(tensor)
-        if has_none():
-            tensor = tensor[:0]
-        counts = equal_rows(torch.tensor([len(tensor)], device=tensor.device)).tolist()
-        most = max(counts)
-        if min(counts) == most:
-            return equal_rows(tensor)
-        padding = tensor.new_zeros((most - len(tensor), *tensor.shape[1:]))
-        gathered = equal_rows(torch.cat([tensor, padding])).split(most)
-        return torch.cat([rows[:count] for rows, count in zip(gathered, counts, strict=True)])
+    equal_rows, for_metrics = accelerator.gather, accelerator.gather_for_metrics
 
     def gather(tensor: Any) -> Any:
+        def gather_one(one: torch.Tensor) -> Any:
+            return _gathered(equal_rows, one[:0] if one.ndim and has_none() else one)
+
         return recursively_apply(gather_one, tensor, error_on_other_type=True)
 
-    accelerator.gather = gather
+    def gather_for_metrics(input_data: Any, use_gather_object: bool = False) -> Any:
+        if has_none() and (use_gather_object or not _are_tensors(input_data)):
+            return for_metrics([], use_gather_object=True)
+        return for_metrics(input_data, use_gather_object)
+
+    accelerator.gather, accelerator.gather_for_metrics = gather, gather_for_metrics
     try:
         yield
     finally:
-        accelerator.gather = equal_rows
+        accelerator.gather, accelerator.gather_for_metrics = equal_rows, for_metrics
+
+
+def _gathered(equal_rows: Callable[[torch.Tensor], Any], tensor: torch.Tensor) -> Any:
+    """Return the rows of all ranks, or their scalars, by a gather of as many rows each."""
+    if tensor.ndim == 0:
+        return equal_rows(tensor)
+    counts = equal_rows(torch.tensor([len(tensor)], device=tensor.device)).tolist()
+    most = max(counts)
+    if min(counts) == most:
+        return equal_rows(tensor)
+    padding = tensor.new_zeros((most - len(tensor), *tensor.shape[1:]))
+    gathered = equal_rows(torch.cat([tensor, padding])).split(most)
+    return torch.cat([rows[:count] for rows, count in zip(gathered, counts, strict=True)])
+
+
+def _are_tensors(nested: Any) -> bool:
+    """Tell whether Accelerate gathers rows of ``nested``, and no objects."""
+    from accelerate.utils import recursively_apply
+
+    try:
+        recursively_apply(lambda tensor: tensor, nested, error_on_other_type=True)
+    except TypeError:
+        return False
+    return True
