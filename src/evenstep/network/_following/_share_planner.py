@@ -35,7 +35,6 @@ LOSSES = 3  # comparisons in a row that shares have to lose to all-reduce, as li
 STAYS = 0.02  # gain over all-reduce below which shares in force end
 MEASURED = 1 / 3  # of the margin by which shares have to win that were tried
 NUM_OF_PROBE = 3  # exchanges of a probe: one that shows the links, and two by what it showed
-EXCHANGES = {1: 1, 2: NUM_OF_PROBE - 1}  # by a probe's first plan, and by its second
 HOPELESS = 1.5  # times all-reduce: a probe that promises no better is over after one exchange
 TOLD = 0.1  # a change of some link by which part is worth an event
 
@@ -45,12 +44,12 @@ class SharePlanner:
     """Runs a share policy over the exchanges of a training run, and checks its predictions.
 
     - It begins with plain all-reduce, measures it, and probes the links.
-    - A probe is three exchanges: one by equal shares, or by the links known so far, and two by
-      shares that suit its result, unless these promise nothing. Shares stay if all-reduce took
-      longer than the better one of these by ``margin``, or by a third of it if servers have no
-      data and their links look slow. What an exchange shows takes steps to become a plan. These
-      are summed by all-reduce, except where servers have no data, which tell of an exchange when
-      the next one by shares begins.
+    - A probe is up to three exchanges: one by equal shares, or by the links known so far, and two
+      by shares that suit its result, unless these promise nothing, or the first of the two took
+      longer than all-reduce. Shares stay if all-reduce took longer than the better one of these by
+      ``margin``, or by a third of it if servers have no data and their links look slow. What an
+      exchange shows takes steps to become a plan. These are summed by all-reduce, except where
+      servers have no data, which tell of an exchange when the next one by shares begins.
     - Every exchange by shares adds to what is known of the links (``LinkTracker``). New shares are
       adopted if the current ones would take 5 % longer on the servers' current links.
     - All-reduce replaces the shares if they would not win by 2 % three times in a row. Measured
@@ -227,16 +226,17 @@ class SharePlanner:
 
     def _after_probe(self, links: Links, next_step: int) -> list[Event]:
         """Go on with what a probe showed: its better exchange decides; slower shares end soon."""
-        if self._probe_no == 2:  # once more by the same plan, which is in force already
-            self._probe_no += 1
-            return []
-        decision = self._choice.on(links)
+        number, decision = self._probe_no, self._choice.on(links)
         margin = self._margin * (MEASURED if self._helped else 1.0)
-        if self._probe_no == 1 and self._is_promising(decision, links, margin):
-            reason = "probing the links: shares for the links as last known"
-            return self._share(decision, links, next_step, reason, probe_no=2)
-        shares_s = self._trust.best_of(NUM_OF_PROBE - 1)
+        shares_s = self._trust.best_of(max(1, number - 1))
         wins, reason = self._trust.compared(shares_s, margin)
+        if number == 1:
+            goes_on = self._is_promising(decision, links, margin)
+        else:  # once more, if all-reduce took longer
+            goes_on = number < NUM_OF_PROBE and not wins and self._trust.compared(shares_s, 0.0)[0]
+        if goes_on:
+            reason = "probing the links: shares for the links as last known"
+            return self._share(decision, links, next_step, reason, probe_no=number + 1)
         if wins:
             return self._begin(decision, links, next_step, reason)
         return self._fall_back(next_step, links, reason, shares_s)
@@ -342,7 +342,7 @@ class SharePlanner:
     ) -> list[Event]:
         """Put a plan in force, under the next number."""
         self._probe_no, self._is_server_probe, self._num_lost = probe_no, False, 0
-        number = None if parts is None or self._helped else EXCHANGES.get(probe_no)
+        number = 1 if probe_no and parts is not None and not self._helped else None
         epoch = self.plan.epoch + 1
         self.plan = SharesInForce(epoch, next_step, parts, predicted_s, reason, number)
         plain_s = self._trust.plain_s
