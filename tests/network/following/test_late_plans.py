@@ -14,11 +14,11 @@ EQUAL, UNLIKE = mbit(100, 100, 100, 100), mbit(200, 200, 200, 50)
 DELAYS = pytest.mark.parametrize("delay", [1, 2, 3, 5])
 
 
-def followed(aggregation, links, *, delay, num_steps=50, spoilt=False):
+def followed(aggregation, links, *, delay, num_steps=50, factor=1.0):
     """Return a planner after some steps, and in which of them shares summed.
 
-    Each plan begins so many steps after the exchange that it was made of. If ``spoilt``, the times
-    of exchanges by shares cannot be read.
+    Each plan begins so many steps after the exchange that it was made of. Exchanges by shares take
+    ``factor`` times as long as the model says.
     """
     planner, generator = SharePlanner(OptimalShares(), aggregation), np.random.default_rng(0)
     plans, is_shared = [planner.plan], []
@@ -29,8 +29,8 @@ def followed(aggregation, links, *, delay, num_steps=50, spoilt=False):
         done = play_exchange(
             aggregation, links, shares, plan_epoch=plan.epoch, noise=0.02, generator=generator
         )
-        if spoilt and shares is not None:
-            done = replace(done, exchange_s=float("nan"))
+        if shares is not None:
+            done = replace(done, exchange_s=factor * done.exchange_s)
         plans.append(planner.observe(step, done, next_step=step + delay).plan)
     return planner, is_shared
 
@@ -46,14 +46,23 @@ def test_a_probe_of_equal_links_is_one_exchange(delay):
 
 
 @DELAYS
-def test_shares_that_win_a_probe_stay(delay):
-    """After three exchanges by shares, and what their results take to become plans."""
+def test_shares_that_promise_to_win_stay_until_it_is_known(delay):
+    """The first exchange of a probe is by equal shares, and nothing is lost after it."""
     planner, is_shared = followed(collocated(), UNLIKE, delay=delay)
     first = is_shared.index(True)
 
-    assert sum(is_shared[first : first + 2 * delay + 1]) <= 4
-    assert all(is_shared[first + 2 * delay + 2 :])
+    assert is_shared[first : first + delay] == [True] + [False] * (delay - 1)
+    assert all(is_shared[first + delay :])
     assert planner.plan.num_exchanges is None
+
+
+@DELAYS
+def test_shares_that_promise_less_are_tried_once(delay):
+    """Links that only look unlike should not cost more than that."""
+    planner, is_shared = followed(collocated(), UNLIKE, delay=delay, factor=1.9)
+
+    assert sum(is_shared) == 2
+    assert planner.plan.parts is None
 
 
 def test_servers_without_data_tell_of_an_exchange_when_the_next_begins():
@@ -67,7 +76,7 @@ def test_servers_without_data_tell_of_an_exchange_when_the_next_begins():
 @DELAYS
 def test_a_probe_that_cannot_be_read_ends_in_all_reduce(delay):
     """Where there is no exchange by shares any more to wait for."""
-    planner, is_shared = followed(collocated(), UNLIKE, delay=delay, spoilt=True)
+    planner, is_shared = followed(collocated(), UNLIKE, delay=delay, factor=float("nan"))
 
     assert sum(is_shared) <= delay
     assert planner.plan.parts is None

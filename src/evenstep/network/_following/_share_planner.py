@@ -48,8 +48,8 @@ class SharePlanner:
       by shares that suit its result, unless these promise nothing, or the first of the two took
       longer than all-reduce. Shares stay if all-reduce took longer than the better one of these by
       ``margin``, or by a third of it if servers have no data and their links look slow. What an
-      exchange shows takes steps to become a plan. These are summed by all-reduce, except where
-      servers have no data, which tell of an exchange when the next one by shares begins.
+      exchange shows takes steps to become a plan. These are summed by all-reduce, unless the model
+      promises a gain, or servers have no data: they tell of an exchange when the next begins.
     - Every exchange by shares adds to what is known of the links (``LinkTracker``). New shares are
       adopted if the current ones would take 5 % longer on the servers' current links.
     - All-reduce replaces the shares if they would not win by 2 % three times in a row. Measured
@@ -222,7 +222,8 @@ class SharePlanner:
         self._trust.forget_shares()
         shares, links = self._choice.to_probe(self.links), self.links
         predicted_s = None if links is None else self._choice.seconds(links, shares)
-        return self._adopt(next_step, Split.of(shares).parts, predicted_s, reason, probe_no=1)
+        parts = Split.of(shares).parts
+        return self._adopt(next_step, parts, predicted_s, reason, probe_no=1, is_brief=True)
 
     def _after_probe(self, links: Links, next_step: int) -> list[Event]:
         """Go on with what a probe showed: its better exchange decides; slower shares end soon."""
@@ -230,26 +231,21 @@ class SharePlanner:
         margin = self._margin * (MEASURED if self._helped else 1.0)
         shares_s = self._trust.best_of(max(1, number - 1))
         wins, reason = self._trust.compared(shares_s, margin)
-        if number == 1:
-            goes_on = self._is_promising(decision, links, margin)
-        else:  # once more, if all-reduce took longer
+        at_best_s = self._choice.seconds_of_servers(links, decision.shares)
+        is_sure = number > 1 or self._trust.promises(at_best_s, 1 / (1 + margin))
+        if number > 1:  # once more, if all-reduce took longer
             goes_on = number < NUM_OF_PROBE and not wins and self._trust.compared(shares_s, 0.0)[0]
+        elif self._helped or not links_alike(links):
+            # A link that was not the limit looks slower than it is: shares may be faster than that.
+            goes_on = is_sure or self._trust.promises(at_best_s, HOPELESS)
+        else:  # none hides another, and the model is all there is
+            goes_on = is_sure
         if goes_on:
-            reason = "probing the links: shares for the links as last known"
-            return self._share(decision, links, next_step, reason, probe_no=number + 1)
+            reason, number = "probing the links: shares for the links as last known", number + 1
+            return self._share(decision, links, next_step, reason, number, is_brief=not is_sure)
         if wins:
             return self._begin(decision, links, next_step, reason)
         return self._fall_back(next_step, links, reason, shares_s)
-
-    def _is_promising(self, decision: ShareDecision[Any], links: Links, margin: float) -> bool:
-        """Return whether what one exchange showed of the links is worth two by other shares.
-
-        A link that was not the limit looks slower than it is, and shares may take less than the
-        model says. Of links that look alike none hides another, and the model is all there is.
-        """
-        at_best_s = self._choice.seconds_of_servers(links, decision.shares)
-        hides = self._helped or not links_alike(links)
-        return self._trust.promises(at_best_s, HOPELESS if hides else 1 / (1 + margin))
 
     def _after_plain(self, links: Links, next_step: int) -> list[Event]:
         """Decide between an all-reduce just tried and the shares before it."""
@@ -317,12 +313,13 @@ class SharePlanner:
         links: Links,
         next_step: int,
         reason: str,
-        *,
         probe_no: int = 0,
+        *,
+        is_brief: bool = False,
     ) -> list[Event]:
         parts = Split.of(decision.shares).parts
         seconds = self._choice.seconds(links, decision.shares)
-        return self._adopt(next_step, parts, seconds, reason, probe_no=probe_no)
+        return self._adopt(next_step, parts, seconds, reason, probe_no=probe_no, is_brief=is_brief)
 
     def _fall_back(
         self, next_step: int, links: Links, reason: str, shares_s: float | None = None
@@ -339,10 +336,11 @@ class SharePlanner:
         reason: str,
         *,
         probe_no: int = 0,
+        is_brief: bool = False,
     ) -> list[Event]:
-        """Put a plan in force, under the next number."""
+        """Put a plan in force, under the next number; a brief one for a single exchange."""
         self._probe_no, self._is_server_probe, self._num_lost = probe_no, False, 0
-        number = 1 if probe_no and parts is not None and not self._helped else None
+        number = 1 if is_brief and not self._helped else None
         epoch = self.plan.epoch + 1
         self.plan = SharesInForce(epoch, next_step, parts, predicted_s, reason, number)
         plain_s = self._trust.plain_s
