@@ -1,9 +1,11 @@
 """Networks that change, for what follows them."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from evenstep.events import SharesPlanned
-from evenstep.network import Aggregation, Links
+from evenstep.network import Aggregation, Links, OptimalShares, SharePlanner
 from evenstep.network._plans._optimum import equal_shares
 from evenstep.network.sim._played import play_exchange
 
@@ -56,3 +58,24 @@ def planned(report):
 def errors(found, links):
     """How far the slower direction of each rank is off, as the logarithm of a ratio."""
     return np.log(found.bandwidth_bytes_per_s / links.bandwidth_bytes_per_s)
+
+
+def followed_late(aggregation, links, *, delay, num_steps=50, factor=1.0):
+    """Return a planner after some steps, and in which of them shares summed.
+
+    Each plan begins so many steps after the exchange that it was made of. Exchanges by shares take
+    ``factor`` times as long as the model says.
+    """
+    planner, generator = SharePlanner(OptimalShares(), aggregation), np.random.default_rng(0)
+    plans, is_shared = [planner.plan], []
+    for step in range(num_steps):
+        plan = [each for each in plans if each.first_step <= step][-1]
+        is_shared.append(plan.is_shared(step - plan.first_step))
+        shares = plan.shares if is_shared[-1] else None
+        done = play_exchange(
+            aggregation, links, shares, plan_epoch=plan.epoch, noise=0.02, generator=generator
+        )
+        if shares is not None:
+            done = replace(done, exchange_s=factor * done.exchange_s)
+        plans.append(planner.observe(step, done, next_step=step + delay).plan)
+    return planner, is_shared

@@ -1,44 +1,17 @@
 """In training, a plan comes some steps after what it was made of: probes do not last that long."""
 
-from dataclasses import replace
-
-import numpy as np
 import pytest
 
-from evenstep.network import OptimalShares, SharePlanner
-from evenstep.network.sim._played import play_exchange
-
-from .networks import collocated, dedicated, mbit
+from .networks import collocated, dedicated, followed_late, mbit
 
 EQUAL, UNLIKE = mbit(100, 100, 100, 100), mbit(200, 200, 200, 50)
 DELAYS = pytest.mark.parametrize("delay", [1, 2, 3, 5])
 
 
-def followed(aggregation, links, *, delay, num_steps=50, factor=1.0):
-    """Return a planner after some steps, and in which of them shares summed.
-
-    Each plan begins so many steps after the exchange that it was made of. Exchanges by shares take
-    ``factor`` times as long as the model says.
-    """
-    planner, generator = SharePlanner(OptimalShares(), aggregation), np.random.default_rng(0)
-    plans, is_shared = [planner.plan], []
-    for step in range(num_steps):
-        plan = [each for each in plans if each.first_step <= step][-1]
-        is_shared.append(plan.is_shared(step - plan.first_step))
-        shares = plan.shares if is_shared[-1] else None
-        done = play_exchange(
-            aggregation, links, shares, plan_epoch=plan.epoch, noise=0.02, generator=generator
-        )
-        if shares is not None:
-            done = replace(done, exchange_s=factor * done.exchange_s)
-        plans.append(planner.observe(step, done, next_step=step + delay).plan)
-    return planner, is_shared
-
-
 @DELAYS
 def test_a_probe_of_equal_links_is_one_exchange(delay):
     """However late its result comes: until then there is all-reduce."""
-    planner, is_shared = followed(collocated(), EQUAL, delay=delay)
+    planner, is_shared = followed_late(collocated(), EQUAL, delay=delay)
 
     assert sum(is_shared) == 1
     assert planner.plan.parts is None
@@ -48,7 +21,7 @@ def test_a_probe_of_equal_links_is_one_exchange(delay):
 @DELAYS
 def test_shares_that_promise_to_win_stay_until_it_is_known(delay):
     """The first exchange of a probe is by equal shares, and nothing is lost after it."""
-    planner, is_shared = followed(collocated(), UNLIKE, delay=delay)
+    planner, is_shared = followed_late(collocated(), UNLIKE, delay=delay)
     first = is_shared.index(True)
 
     assert is_shared[first : first + delay] == [True] + [False] * (delay - 1)
@@ -59,7 +32,7 @@ def test_shares_that_promise_to_win_stay_until_it_is_known(delay):
 @DELAYS
 def test_shares_that_promise_less_are_tried_once(delay):
     """Links that only look unlike should not cost more than that."""
-    planner, is_shared = followed(collocated(), UNLIKE, delay=delay, factor=1.9)
+    planner, is_shared = followed_late(collocated(), UNLIKE, delay=delay, factor=1.9)
 
     assert sum(is_shared) == 2
     assert planner.plan.parts is None
@@ -67,7 +40,7 @@ def test_shares_that_promise_less_are_tried_once(delay):
 
 def test_servers_without_data_tell_of_an_exchange_when_the_next_begins():
     """So a probe of them goes on until its result is a plan."""
-    _, is_shared = followed(dedicated(), mbit(*[100] * 4, *[400] * 4), delay=4)
+    _, is_shared = followed_late(dedicated(), mbit(*[100] * 4, *[400] * 4), delay=4)
     first = is_shared.index(True)
 
     assert all(is_shared[first : first + 4])
@@ -76,7 +49,7 @@ def test_servers_without_data_tell_of_an_exchange_when_the_next_begins():
 @DELAYS
 def test_a_probe_that_cannot_be_read_ends_in_all_reduce(delay):
     """Where there is no exchange by shares any more to wait for."""
-    planner, is_shared = followed(collocated(), UNLIKE, delay=delay, factor=float("nan"))
+    planner, is_shared = followed_late(collocated(), UNLIKE, delay=delay, factor=float("nan"))
 
     assert sum(is_shared) <= delay
     assert planner.plan.parts is None
