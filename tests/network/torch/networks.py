@@ -124,7 +124,7 @@ def trained(rank: int, network: Network | None, sizes: tuple[int, ...], draws: b
 def accumulated(rank: int, every: int) -> tuple[list[ExchangeMeasured], list[SharesPlanned]]:
     """Return the exchanges and the plans, where only one step of ``every`` has an exchange."""
     events: list[Event] = []
-    stock = DataLoader(TensorDataset(torch.randn(3 * 8 * NUM_STEPS, WIDTH)), batch_size=4)
+    stock = DataLoader(TensorDataset(torch.randn(3 * 32 * NUM_STEPS, WIDTH)), batch_size=4)
     runtime = Runtime(line_every=None, hooks=(events.append,))
     with Balancer(policy=Fixed((4, 4, 4)), runtime=runtime, network=Network()) as balancer:
         model, loader = balancer.prepare(make_model(torch.float32), stock)
