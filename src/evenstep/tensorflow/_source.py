@@ -104,7 +104,8 @@ class PipelineSource(AbstractSource):
     """A pipeline of single samples that every worker reads whole, to keep its own.
 
     Whole global steps are put together by TensorFlow, some of them ahead: they have the same
-    samples under any plan, and own ones are cut out when it is known. Small ones come by several.
+    samples under any plan, and own ones are cut out when it is known. Several steps are read at
+    once if their samples are small.
 
     Raises:
         ValueError: it has no length, or makes batches.
@@ -147,9 +148,11 @@ class PipelineSource(AbstractSource):
             self._block = next(self._blocks)
             self._first, self._num_rows = 0, len(tf.nest.flatten(self._block)[0])
             self._tally.add(self._block)
-        rows = self._first + slots
+        block, rows = self._block, self._first + slots
         self._first += self._step_size
-        return tf.nest.map_structure(lambda part: part[rows], self._block)
+        if self._first >= self._num_rows:
+            self._block = None  # a large step is not to stay in memory while it is trained on
+        return tf.nest.map_structure(lambda part: part[rows], block)
 
     def end(self) -> list[Row] | None:
         for left_out in self._blocks:  # by `drop_remainder`

@@ -24,9 +24,9 @@ class SharesInForce:
             plain all-reduce.
         predicted_s: what an exchange takes by the model, as the links were known; None before.
         reason: why, in words.
-        num_exchanges: that use the parts, at least 1; later ones are plain all-reduces. None is
-            all, until a later plan. A probe's result takes some steps to become a plan, and they
-            are not to wait for slow shares.
+        num_exchanges: how many exchanges use the parts, at least 1; after them, plain all-reduce
+            does until a later plan. None is no limit. A probe's result takes some steps to become a
+            plan, and these are not to wait for slow shares.
     """
 
     epoch: int

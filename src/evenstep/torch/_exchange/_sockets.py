@@ -92,12 +92,13 @@ def connections() -> Iterator[Connection]:
     with suppress(OSError):
         for name in os.listdir("/proc/self/fd"):
             with suppress(OSError):
-                if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                    yield from _connection(int(name))
+                is_socket = os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
+                if is_socket and (found := _connection(int(name))) is not None:
+                    yield found
 
 
-def _connection(descriptor: int) -> Iterator[Connection]:
-    """Yield the connection of a socket, if it is TCP's.
+def _connection(descriptor: int) -> Connection | None:
+    """Return the connection of a socket; None if it is not TCP's.
 
     Raises:
         OSError: it has no other end.
@@ -106,10 +107,11 @@ def _connection(descriptor: int) -> Iterator[Connection]:
     # timeout of the user's would make the socket non-blocking for gloo too.
     kind = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
     with socket.socket(type=kind, fileno=os.dup(descriptor)) as again:
-        if again.family in _FAMILIES and again.getsockopt(*_TYPE) == socket.SOCK_STREAM:
-            here, port, *_ = again.getsockname()
-            there, other, *_ = again.getpeername()
-            yield Connection(descriptor, _plain(here), _plain(there), (port, other))
+        if again.family not in _FAMILIES or again.getsockopt(*_TYPE) != socket.SOCK_STREAM:
+            return None
+        here, port, *_ = again.getsockname()
+        there, other, *_ = again.getpeername()
+    return Connection(descriptor, _plain(here), _plain(there), (port, other))
 
 
 def _plain(address: str) -> str:
