@@ -7,17 +7,22 @@ READY := .venv/ready
 # The demo needs a part of that, which is enough as long as nothing else was asked for.
 DEMO_READY := $(if $(wildcard $(READY)),$(READY),.venv/ready-for-demo)
 ARGS ?=
+# Which tests: `fast`, `slow` or `all`. One run of pytest has them all, and none of them twice.
+TESTS ?= fast
+MARKS_fast := -m "not slow"
+MARKS_slow := -m "slow"
+MARKS_all :=
 # Two processes share the tests, file by file, in the order of `tests/conftest.py`.
 SHARED ?= --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo test test-slow evidence lint docs bench results dist
+.PHONY: help setup demo test evidence lint docs bench results dist
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make setup   .venv with the pinned, tested versions; the other verbs do this themselves"
 	@echo "make demo    train on four workers of different speeds: equal batches against balanced ones"
 	@echo "make test    lint, then the fast tests: every promise, in minutes"
-	@echo "make test-slow  long variants, properties on more cases, and each benchmark in short"
+	@echo "              TESTS=all: long variants too, and properties on more cases"
 	@echo "make evidence  what takes hours: generated cases, long runs, every fault; goes on where it was"
 	@echo "make lint    style, types and import layers"
 	@echo "make docs    the documentation as web pages, in site/"
@@ -40,12 +45,11 @@ demo: $(DEMO_READY)
 	$(BIN)/evenstep demo $(ARGS)
 
 # As under torchrun: several processes with a thread for each core stand in each other's way.
-test test-slow: export OMP_NUM_THREADS := $(or $(OMP_NUM_THREADS),1)
+test: export OMP_NUM_THREADS := $(or $(OMP_NUM_THREADS),1)
+# Tests start hundreds of processes: each would compile the whole tree where no bytecode is kept.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: lint
-	$(BIN)/python -m pytest -m "not slow" $(SHARED) $(ARGS)
-
-test-slow: $(READY)
-	$(BIN)/python -m pytest -m "slow or hypothesis" $(SHARED) $(ARGS)
+	$(BIN)/python -m pytest $(MARKS_$(TESTS)) $(SHARED) $(ARGS)
 
 # One result for each benchmark, in evidence/; what is there for this source is kept.
 evidence: $(READY)
@@ -77,5 +81,5 @@ results: $(READY)
 
 dist: $(READY)
 	rm -rf dist
-	$(BIN)/python -m pytest tests/test_wheel.py tests/test_typing.py tests/test_repository.py
+	$(BIN)/python -m pytest tests/form/test_wheel.py tests/form/test_typing.py tests/form/test_repository.py
 	$(BIN)/python -m build --no-isolation --outdir dist

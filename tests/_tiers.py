@@ -1,8 +1,11 @@
-"""Cases that `make test` runs, beside those that are left to `make test-slow`."""
+"""Cases that `make test` runs, beside those that are left to `make test TESTS=all`."""
 
 from __future__ import annotations
 
 import pytest
+
+COLLECTED = pytest.StashKey[tuple[set[str], set[str]]]()
+"""The tests of a run, without their parameters: those with a case of `make test`, and all."""
 
 
 def slow_but(first, cases):

@@ -13,7 +13,7 @@ from evenstep.lab._host import Rate, check_cores
 from evenstep.lab._links import set_rate
 from evenstep.lab._machine import Machine, check_machine, check_torch
 from evenstep.lab._namespaces import Namespace
-from tests.test_surface import run
+from tests.form.test_surface import run
 
 ALL = frozenset({"pyroute2", "torch"})
 

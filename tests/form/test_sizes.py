@@ -4,7 +4,7 @@ import ast
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FOLDERS = ("src", "tests", "benchmarks", "examples")
 FILE_LINES, FILE_LIMIT = 350, 500
 FUNCTION_LINES, FUNCTION_LIMIT = 60, 80

@@ -16,7 +16,7 @@ import pytest
 
 from hatch_build import absolute
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def run(*command, check=True):

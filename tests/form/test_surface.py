@@ -16,7 +16,7 @@ import pytest
 
 from evenstep import events
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 MOST_NAMES = 137
 NO_USE = {"reference.md", "seeds.md", "design.md"}

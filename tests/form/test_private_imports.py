@@ -3,7 +3,7 @@
 import ast
 from pathlib import Path
 
-ROOT = Path(__file__).parent
+ROOT = Path(__file__).parents[1]
 
 # Files that import private names, of their own room or of another. Lower them; never raise them.
 MOST_FILES = 166

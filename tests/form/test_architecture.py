@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 STOPS = re.findall(r"`([A-Za-z_.]+)` in\s+`(src/[\w/]+\.py)`", PAGE)
 

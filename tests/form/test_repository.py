@@ -11,13 +11,12 @@ import yaml
 
 import evenstep
 
-from ._snippets import ROOT
+from .._snippets import ROOT
 
 VERBS = (
     "setup",
     "demo",
     "test",
-    "test-slow",
     "evidence",
     "lint",
     "docs",
@@ -116,10 +115,11 @@ def test_make_knows_the_verb_and_explains_it(verb):
     assert f"make {verb}" in (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 
 
-def steps_of(folder, verb):
+def steps_of(folder, *verb):
     """What ``make`` would do in a clone at ``folder``."""
-    command = ["make", "--dry-run", "--no-print-directory", "--file", ROOT / "Makefile", verb]
-    env = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}
+    command = ["make", "--dry-run", "--no-print-directory", "--file", ROOT / "Makefile", *verb]
+    of_make = {"MAKEFLAGS", "TESTS"}  # of the one that runs this test
+    env = {name: value for name, value in os.environ.items() if name not in of_make}
     done = subprocess.run(command, cwd=folder, text=True, capture_output=True, check=True, env=env)
     return done.stdout.splitlines()
 
@@ -153,27 +153,24 @@ def test_install_lines_are_for_a_clone(project):
 
 
 def test_ci_runs_what_a_contributor_runs():
-    """What guards a merge is ``make test``, then ``make test-slow``, and nothing else."""
+    """What guards a merge is ``make test`` with all tests, and nothing else."""
     script = ROOT / ".ci" / "run"
-    verbs = re.findall(r"^(?:exec )?make (\S+)", script.read_text("utf-8"), re.M)
+    verbs = re.findall(r"\bmake (.*?) ARGS", script.read_text("utf-8"), re.M)
 
     assert os.access(script, os.X_OK)
-    assert verbs == ["test", "test-slow"]
+    assert verbs == ["test TESTS=all"]
 
 
-def test_the_two_verbs_run_every_test():
-    """A test is slow or not: no third selection leaves one out, and no option does.
-
-    Properties run in both, on more cases in the second.
-    """
-    selected = {
-        verb: re.findall(r'pytest -m "([\w ]+)" ', steps_of(ROOT, verb)[-1])
-        for verb in ("test", "test-slow")
-    }
+def test_a_test_is_fast_or_slow():
+    """No third selection leaves one out, and no option does."""
+    tiers = ("fast", "slow", "all")
+    runs = {tests: steps_of(ROOT, "test", f"TESTS={tests}")[-1] for tests in tiers}
+    marks = {tests: re.findall(r'-m "([^"]*)"', run) for tests, run in runs.items()}
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["pytest"]
     options = settings["ini_options"]["addopts"]
 
-    assert selected == {"test": ["not slow"], "test-slow": ["slow or hypothesis"]}
+    assert marks == {"fast": ["not slow"], "slow": ["slow"], "all": []}
+    assert steps_of(ROOT, "test")[-1] == runs["fast"]
     assert not [each for each in options if re.match(r"-m|-k|--ignore|--deselect", each)]
 
 

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from ._snippets import ROOT
+from .._snippets import ROOT
 
 PAGE = ROOT / "docs" / "seeds.md"
 PAPERS_FOUND = ROOT / "evidence" / "papers.json"

@@ -7,7 +7,7 @@ import tomllib
 
 import pytest
 
-from ._snippets import ROOT
+from .._snippets import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 VERSIONS = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))

@@ -5,7 +5,7 @@ from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
-SOURCE = Path(__file__).parents[1] / "src" / "evenstep"
+SOURCE = Path(__file__).parents[2] / "src" / "evenstep"
 
 SHARED = {
     "__init__.py",

@@ -9,7 +9,7 @@ import pytest
 from evenstep import policies
 from evenstep.testing import run_workers
 
-from ._snippets import ROOT, blocks
+from .._snippets import ROOT, blocks
 
 README = ROOT / "README.md"
 

@@ -4,7 +4,7 @@ import ast
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "evenstep"
 HOME = SOURCE / "_private_torch.py"
 OTHERS = {  # private names of other libraries, and of Python, in files that use torch as well
