@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from benchmarks.arena._cells import Cell, found_in
 from benchmarks.arena._figures import Spread, bound_of, paired, standings
 from benchmarks.arena._race import steps_until
 
@@ -98,33 +97,3 @@ def test_a_seed_that_did_not_come_there_leaves_no_mean():
 def test_the_bound_is_that_of_the_curves():
     """LBB's own times, with the exchange that was fitted to its saving: 1 / (1 - 0.6457)."""
     assert bound_of(EXACT) == pytest.approx(1 / (1 - 0.6457), rel=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.cluster
-def test_a_race_is_run_once_and_kept(tmp_path):
-    """The smallest one: its file holds turns, updates and accuracies, and is read the next time."""
-    cell = Cell("lbb-static", "asp", (0,), 3.0, 3.0)
-    first = found_in(tmp_path, cell)
-    (path,) = tmp_path.iterdir()
-    made_ns = path.stat().st_mtime_ns
-    again = found_in(tmp_path, cell)
-    (raced,) = first["entries"]
-
-    assert again["entries"] == first["entries"]
-    assert path.stat().st_mtime_ns == made_ns
-    assert raced["updates_s"] == sorted(raced["updates_s"])
-    assert raced["num_samples"] == 128 * len(raced["updates_s"])
-    assert all(0 <= right <= 1 for _, right in raced["accuracy"])
-
-
-@pytest.mark.slow
-@pytest.mark.cluster
-def test_exact_contestants_take_turns(tmp_path):
-    """Each policy of the set-up, with claims too: as many turns for all, none without a step."""
-    found = found_in(tmp_path, Cell("narx-quotas", "exact", (0,), 2.0, 1.0))
-    raced = {one["name"]: one for one in found["entries"]}
-
-    assert {"ddp", "lb-bsp-2018", "ema", "last-value", "auto", "hybrid", "flexrr"} == raced.keys()
-    assert all(len(one["turns"]) == 2 for one in raced.values())
-    assert all(turn["steps"] for one in raced.values() for turn in one["turns"])

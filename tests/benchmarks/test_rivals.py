@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 
 import pytest
 
@@ -12,8 +10,6 @@ from benchmarks.rivals._environments import RIVALS
 from benchmarks.rivals._figures import figures, settled_ratio
 from benchmarks.rivals._rounds import opened, write
 from benchmarks.rivals._tables import failures_table, seconds_table
-
-from .._snippets import ROOT
 
 
 def worker(step_s, size, num_steps=4):
@@ -127,18 +123,3 @@ def test_every_split_of_1228_samples_has_five_steps_an_epoch():
 
     assert steps(RIVALS["dbs-1228"].num_train) == {5}
     assert steps(RIVALS["dbs"].num_train) == {5, 6}
-
-
-@pytest.mark.slow
-@pytest.mark.cluster
-def test_ddp_and_evenstep_train_beside_each_other():
-    """What needs nothing installed; the exact one of the two takes as many updates."""
-    command = [sys.executable, "-m", "benchmarks.rivals", "--quick", "--json"]
-    ran = subprocess.run(
-        [*command, "--only", "ddp", "evenstep"], cwd=ROOT, text=True, capture_output=True
-    )
-    assert ran.returncode == 0, ran.stderr[-4000:]
-    rows = json.loads(ran.stdout)["rows"]
-
-    assert [row["measured"]["failed"] for row in rows] == [0, 0]
-    assert all(0.1 < row["measured"]["accuracy"][0] <= 1 for row in rows)

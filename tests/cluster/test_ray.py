@@ -1,6 +1,7 @@
-"""Inside Ray Train: its published example, a killed worker, nodes that come and go, Ray Data.
+"""Inside Ray Train: its published example, the page's code, Ray Data.
 
-On a local cluster of Ray's, with gloo. Each kind of training runs in a process of its own.
+On a local cluster of Ray's, with gloo, in a process of its own. `benchmarks.ray_train` kills
+workers there too, and has nodes come and go.
 """
 
 from __future__ import annotations
@@ -36,18 +37,6 @@ def test_rays_example_ends_where_one_process_ends(steady):
     assert steady["difference"] <= 1e-9
     assert {sum(sizes) for sizes in steady["sizes"]} == {42}
     assert any(len(set(sizes)) == 3 for sizes in steady["sizes"])
-
-
-def test_a_kill_and_changes_of_the_number_of_workers_leave_no_trace(tmp_path):
-    """2 workers, one killed, then 3, then 2: plain training's parameters, and each sample once."""
-    from benchmarks._ray_runs import run
-
-    found = run("elastic", tmp_path)
-
-    assert found["worlds"] == [2, 2, 3, 2]
-    assert found["difference"] <= 1e-9
-    assert found["same_samples"]
-    assert found["each_once"]
 
 
 def test_the_page_prints_its_comments(steady):

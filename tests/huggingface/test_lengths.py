@@ -13,8 +13,8 @@ from .lengths import packing
 from .small import distance
 
 pytestmark = pytest.mark.cluster
-RUNS = [(name, world_size) for name in CASES for world_size in (2, 3)]
 FIRST = (("causal, a column of lists", 2),)
+RUNS = [*FIRST, *((name, 3) for name in CASES)]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from .cost_runs import BATCH_SIZE, NUM_SAMPLES
 from .stream_cost_runs import CAP, CASES, alone, order, refusals, steps, train, unlike
 
 pytestmark = pytest.mark.cluster
-RUNS = [(name, world_size) for name in CASES for world_size in (2, 3)]
+RUNS = [(name, 3) for name in CASES]
 FIRST = (("a function, read by workers", 3), ("tokens capped", 3))
 
 

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, DistributedSampler, Sampler, TensorData
 
 from evenstep.torch import Balancer, Runtime
 
-from .models import Mlp
-from .plans import Restless
+from ..torch.models import Mlp
+from ..torch.plans import Restless
 
 QUIET = Runtime(line_every=None)
 NUM_SAMPLES, BATCH_SIZE, NUM_EPOCHS = 50, 6, 3
