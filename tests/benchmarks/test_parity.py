@@ -1,0 +1,84 @@
+"""What evenstep adds to a step, as counts: bounds that only fall. No time is asserted."""
+
+import json
+from statistics import median, quantiles
+
+import pytest
+
+from benchmarks._parity_loops import Cell
+from benchmarks._parity_measures import Effort, count_graphs, measure
+from benchmarks._parity_page import EVIDENCE, PAGE, page, table
+from benchmarks.parity import COMPILED, at_ranks, grid
+
+pytestmark = pytest.mark.cluster
+
+EFFORT = Effort(warm=10, pairs=2, block=3, counted=40)
+# Calls of a step on the thread that trains, and files that most of its steps pass through. Lower
+# them; never raise them. A quarter of the steps has no more calls: in the others a report is sent
+# or a plan is made, in more of them on a busy machine. 2 % are to spare.
+MOST = {
+    Cell("DDP", 1, 0.005): (297, 51),
+    Cell("DDP", 2, 0.020): (238, 43),
+    Cell("DDP", 2, 0.020, num_workers=2): (273, 44),
+    Cell("FSDP2", 2, 0.020): (218, 44),
+}
+MOST_BUSY = 360  # of half of the steps, on a machine whose cores have something else to do
+MOST_EVER = 2000  # of any step: several plans are made at once
+
+
+def found_in(rank, store, todo):
+    """What a rank finds in each cell, and in a compiled one if there are others."""
+    graphs = count_graphs(rank, store, COMPILED) if todo[0][0].num_ranks > 1 else None
+    return measure(rank, store, todo), graphs
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    """What each rank finds, by how many there are: one process for all cells of a rank."""
+    cells = {num: [cell for cell in MOST if cell.num_ranks == num] for num in (1, 2)}
+    return {num: at_ranks(num, found_in, [(one, EFFORT) for one in cells[num]]) for num in cells}
+
+
+@pytest.fixture
+def found(ranks, cell):
+    """What each rank finds in a cell."""
+    number = [other for other in MOST if other.num_ranks == cell.num_ranks].index(cell)
+    return [cells[number] for cells, _ in ranks[cell.num_ranks]]
+
+
+@pytest.mark.parametrize("cell", MOST, ids=lambda cell: cell.name)
+def test_a_step_makes_no_more_calls_than_before(found, cell):
+    """Counted as in the benchmark, which has 200 steps; on the rank with the most."""
+    counts = [one["calls"]["calls"] for one in found]
+    quarter = max(quantiles(steps)[0] for steps in counts)
+    half, most = max(map(median, counts)), max(map(max, counts))
+    files = min(one["calls"]["most"] for one in found)  # rank 0 plans in more steps when busy
+    print(f"{cell.name}: {quarter} calls, {half} in half of the steps, {most}; {files} files")
+
+    assert 0 < quarter <= MOST[cell][0]
+    assert half <= MOST_BUSY
+    assert most <= MOST_EVER
+    assert files <= MOST[cell][1]
+
+
+@pytest.mark.parametrize("cell", MOST, ids=lambda cell: cell.name)
+def test_losses_are_those_of_plain_training(found, cell):
+    """Bit by bit, on every rank, with sizes that stay equal."""
+    assert all(one["losses_equal"] for one in found)
+
+
+def test_a_compiled_model_has_no_other_graphs(ranks):
+    """As many as in plain training, as few breaks, and the same losses."""
+    for _, loops in ranks[COMPILED.num_ranks]:
+        assert loops["other"] == loops["plain"]
+        assert (loops["other"]["graphs"], loops["other"]["breaks"]) == (1, 0)
+
+
+def test_the_page_says_what_the_file_says():
+    """The table is made from the file, which has every cell of the grid."""
+    kept, text = json.loads(EVIDENCE.read_text("utf-8")), PAGE.read_text("utf-8")
+    lines = {(cell.wrapper, cell.num_ranks, cell.step_s) for cell in grid()}
+
+    assert page(text, kept) == text
+    assert {cell.name for cell in grid()} <= {row["what"] for row in kept["rows"]}
+    assert len(table(kept["rows"])) > len(lines)
