@@ -162,8 +162,12 @@ def all_forms(rank: int, names: Sequence[str]) -> dict[str, dict[str, Any]]:
     }
 
 
-def all_times(rank: int) -> dict[str, dict[str, list[float]]]:
-    return {form: timed(rank, form) for form in FORMS}
+def all_slow(rank: int) -> dict[str, Any]:
+    return {
+        "times": {form: timed(rank, form) for form in FORMS},
+        "limits": limits(rank),
+        "compiler": slow_compiler(rank),
+    }
 
 
 def loop_over(

@@ -22,12 +22,10 @@ from .compiled_runs import (
     QUIET,
     SHARDED,
     all_forms,
-    all_times,
+    all_slow,
     fresh,
-    limits,
     numbered,
     refusals,
-    slow_compiler,
 )
 from .models import Mlp, WithBuffers
 
@@ -42,15 +40,21 @@ def forms():
 
 
 @pytest.fixture(scope="module")
-def times():
-    """The times that are measured in them, on rank 0."""
-    return run_workers(2, all_times)[0]
+def slow():
+    """What else is slow, in one cluster: what one case has loaded, the next one has."""
+    return run_workers(2, all_slow)[0]
 
 
 @pytest.fixture(scope="module")
-def found():
+def times(slow):
+    """The times that are measured in every way of compiling."""
+    return slow["times"]
+
+
+@pytest.fixture(scope="module")
+def found(slow):
     """What becomes of sizes that cost graphs."""
-    return run_workers(2, limits)[0]
+    return slow["limits"]
 
 
 @pytest.mark.cluster
@@ -139,9 +143,9 @@ def test_single_samples_are_not_planned(found):
 
 @pytest.mark.slow
 @pytest.mark.cluster
-def test_a_compiler_slower_than_the_deadline_loses_nobody():
+def test_a_compiler_slower_than_the_deadline_loses_nobody(slow):
     """The others wait in their collective; heartbeats go on, and no plan follows from it."""
-    assert run_workers(2, slow_compiler)[0] == [1, 2, 3, 5, 6, 7]
+    assert slow["compiler"] == [1, 2, 3, 5, 6, 7]
 
 
 @pytest.mark.cluster
