@@ -255,9 +255,10 @@ def refusals(rank: int) -> dict[str, str]:
     return {
         "static": refusal(lambda: torch.compile(static(), backend="eager")),
         "static in place": refusal(lambda: _in_place(static(), backend="eager")),
-        "static, compiled late": late(),
         "reduced inside": refusal(reduced_inside),
         "twice": refusal(lambda: _twice()),
+        # Last: the rank that raises first ends the run, and with it the other's process group.
+        "static, compiled late": late(),
     }
 
 
