@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from .._aborts import run
+from .._ranks import printed
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -57,10 +58,9 @@ def test_balancing_takes_three_lines():
 def test_the_balanced_twin_ends_where_the_plain_script_does():
     """Same steps, same samples, same loss in the end, up to rounding."""
     losses = []
-    for name in ("plain.py", "balanced.py"):
-        printed = torchrun(name, 2)
-        assert "epoch 4: 60 steps" in printed
-        losses.append(float(re.search(r"all samples: ([\d.]+)", printed)[1]))
+    for text in (printed(EXAMPLES / "plain.py"), torchrun("balanced.py", 2)):
+        assert "epoch 4: 60 steps" in text
+        losses.append(float(re.search(r"all samples: ([\d.]+)", text)[1]))
 
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
 
@@ -81,6 +81,6 @@ def test_digits_are_learnt_on_unlike_workers():
 @pytest.mark.slow
 def test_digits_are_learnt_alone():
     """The same script runs with one process and no process group."""
-    printed = output_of([sys.executable, str(EXAMPLES / "digits_cnn.py")])
+    text = output_of([sys.executable, str(EXAMPLES / "digits_cnn.py")])
 
-    assert "batch sizes 32" in printed
+    assert "batch sizes 32" in text

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from .._aborts import run
+from .._ranks import printed
 
 SCRIPT = Path(__file__).with_name("trainings.py")
 ROOT = Path(__file__).parents[2]
@@ -48,6 +49,11 @@ def begun(command, **env):
     return process, keyboard
 
 
+def plain(kind, *arguments, **env):
+    """The losses of each of two ranks without a watch, bit by bit."""
+    return _losses_in(printed(SCRIPT, kind, *arguments, **env))
+
+
 def torchrun(kind, *arguments, ranks=2):
     """The arguments of Python that start a training on some ranks."""
     return [*TORCHRUN, ranks, SCRIPT, kind, *arguments]
@@ -62,7 +68,11 @@ def watched(command, *, run_dir="", every=0, **env):
 def losses(done):
     """What each rank printed of its losses, bit by bit."""
     assert done.returncode == 0, done.stdout + done.stderr
-    return dict(re.findall(r"^LOSSES (\d+) (.*)$", done.stdout, re.MULTILINE))
+    return _losses_in(done.stdout)
+
+
+def _losses_in(text):
+    return dict(re.findall(r"^LOSSES (\d+) (.*)$", text, re.MULTILINE))
 
 
 def said(done):

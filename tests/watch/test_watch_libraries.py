@@ -2,7 +2,7 @@
 
 import pytest
 
-from .runs import SCRIPT, TORCHRUN, events, losses, said, start, torchrun, watched
+from .runs import SCRIPT, TORCHRUN, events, losses, plain, said, start, torchrun, watched
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -11,7 +11,7 @@ def test_accelerate():
     """Losses are the same bit by bit, and the slow rank is named."""
     done = watched(torchrun("accelerated"), SLOW="1")
 
-    assert losses(done) == losses(start(torchrun("accelerated"), SLOW="1"))
+    assert losses(done) == plain("accelerated", SLOW="1")
     assert "for rank 1 (" in said(done)[0]
 
 
@@ -53,16 +53,16 @@ def test_trainer(tmp_path):
     """Likewise, with checkpoints in between."""
     done = watched(torchrun("trainer", tmp_path / "a"), SLOW="1")
 
-    assert losses(done) == losses(start(torchrun("trainer", tmp_path / "b"), SLOW="1"))
+    assert losses(done) == plain("trainer", tmp_path / "b", SLOW="1")
     assert "for rank 1 (" in said(done)[0]
 
 
-@pytest.mark.parametrize("launched", ["by torchrun", "by itself"])
-def test_lightning(launched):
+def test_lightning():
     """Likewise, also where Lightning starts the script again for the other ranks."""
     pytest.importorskip("lightning", reason="needs lightning")
-    command = torchrun("lightning") if launched == "by torchrun" else [SCRIPT, "lightning"]
-    done = watched(command, SLOW="1")
+    alone = losses(start([SCRIPT, "lightning"], SLOW="1"))
+    for command in (torchrun("lightning"), [SCRIPT, "lightning"]):
+        done = watched(command, SLOW="1")
 
-    assert losses(done) == losses(start(command, SLOW="1"))
-    assert "for rank 1 (" in said(done)[0]
+        assert losses(done) == alone
+        assert "for rank 1 (" in said(done)[0]

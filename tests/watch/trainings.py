@@ -89,7 +89,7 @@ def ddp(**settings):
 
 
 def workers():
-    ddp(num_workers=2, multiprocessing_context="spawn")
+    ddp(num_workers=1, multiprocessing_context="spawn")
 
 
 def accumulating():
