@@ -89,6 +89,7 @@ def measure(rank: int, store: str, todo: Sequence[tuple[Cell, Effort]]) -> list[
         if rank == 0:
             progress(f"{number + 1} of {len(todo)}: {cell.name}")
         found.append(measured(cell, effort, work_of(cell, product_s, device), device))
+        gc.collect()  # process groups are garbage by now: none is to be so in a forked worker
     return found
 
 

@@ -7,7 +7,7 @@ import pytest
 from evenstep._doctor import judge, read_checkup
 from evenstep.lab import Host, Lab, LabUnavailable
 
-pytestmark = [pytest.mark.slow, pytest.mark.cluster]
+pytestmark = [pytest.mark.alone, pytest.mark.slow, pytest.mark.cluster]
 
 PAYLOAD = 1448 / 1514
 """Of a full frame, headers aside: what a stream gets of a shaped link."""

@@ -21,6 +21,7 @@ from .remains import RUN
 from .traffic import CONNECT, PORT, SERVE, Stream, python, said
 
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.slow,
     pytest.mark.cluster,
     pytest.mark.usefixtures("a_lab_can_be_made"),

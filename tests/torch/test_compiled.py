@@ -86,6 +86,7 @@ def test_nothing_is_left_on_the_model(forms, form):
     assert forms[form]["left"] == []
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize("form", FORMS)

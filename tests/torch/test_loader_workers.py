@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from evenstep._planner import Plan
+from evenstep.torch import Balancer, Runtime
 
 from .._tiers import slow_but
 from .loader_fakes import (
@@ -295,3 +296,44 @@ def test_announced_plans_are_fetched_for_before_the_plan_point():
         plans.announce(number + 1)
 
     assert listener.sizes() == [plans.plans[k].batch_size[0] for k in range(8)]
+
+
+class Parents:
+    """Garbage with a destructor that only the process which made it may run, as process groups."""
+
+    def __init__(self, file):
+        self.file, self.pid, self.itself = file, os.getpid(), self
+
+    def __del__(self):
+        if os.getpid() != self.pid:
+            self.file.touch()
+
+
+class Collecting:
+    """Samples whose reading looks for garbage, as any reading may."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        gc.collect()
+        return torch.tensor(index)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="workers are forked where there is a fork")
+def test_workers_collect_no_garbage_of_their_parent(tmp_path):
+    """The destructor of a process group waits in a forked worker for a thread of its parent's."""
+    gc.disable()
+    try:
+        Parents(tmp_path / "collected")
+        with Balancer(runtime=Runtime(line_every=None)) as balancer:
+            stock = DataLoader(
+                Collecting(), batch_size=4, num_workers=1, multiprocessing_context="fork"
+            )
+            _, loader = balancer.prepare(torch.nn.Linear(1, 1), stock)
+            batches = [batch.tolist() for batch in loader]
+    finally:
+        gc.enable()
+
+    assert batches == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert not (tmp_path / "collected").exists()

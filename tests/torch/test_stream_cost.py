@@ -11,40 +11,35 @@ from .cost_runs import BATCH_SIZE, NUM_SAMPLES
 from .stream_cost_runs import CAP, CASES, alone, order, refusals, steps, train, unlike
 
 pytestmark = pytest.mark.cluster
-RUNS = [(name, 3) for name in CASES]
-FIRST = (("a function, read by workers", 3), ("tokens capped", 3))
+FIRST = ("a function, read by workers", "tokens capped")
 
 
 @pytest.fixture(scope="module")
 def runs():
-    """What each rank saw of every step, by case."""
+    """What each of three ranks saw of every step, by case."""
 
-    def run(wanted):
-        found = {}
-        for size in sorted({size for _, size in wanted}):
-            names = [name for name, other in wanted if other == size]
-            ranks = run_workers(size, steps, names)
-            found |= {(name, size): [rank[name] for rank in ranks] for name in names}
-        return found
+    def run(names):
+        ranks = run_workers(3, steps, list(names))
+        return {name: [rank[name] for rank in ranks] for name in names}
 
-    return Groups(FIRST, RUNS, run)
+    return Groups(FIRST, CASES, run)
 
 
-@pytest.mark.parametrize(("name", "world_size"), slow_but(FIRST, RUNS))
-def test_a_step_has_the_samples_that_it_has_by_position(runs, name, world_size):
+@pytest.mark.parametrize("name", slow_but(FIRST, CASES))
+def test_a_step_has_the_samples_that_it_has_by_position(runs, name):
     """Each once, with their gradient within 1e-12; the short last step has fewer than 3 ranks."""
     positions = order(CASES[name][1])
-    for rank in runs[name, world_size]:
+    for rank in runs[name]:
         for first, parts in zip(range(0, len(positions), BATCH_SIZE), rank["steps"], strict=True):
             expected = sorted(positions[first : first + BATCH_SIZE])
             assert sorted(index for part in parts for index in part) == expected
         assert rank["error"] <= 1e-12
 
 
-@pytest.mark.parametrize(("name", "world_size"), slow_but(FIRST, RUNS))
-def test_ranks_get_unlike_numbers_of_samples_by_their_lengths(runs, name, world_size):
+@pytest.mark.parametrize("name", slow_but(FIRST, CASES))
+def test_ranks_get_unlike_numbers_of_samples_by_their_lengths(runs, name):
     """In some of the full steps, as soon as a plan knows lengths; no forward exceeds its cap."""
-    ranks = runs[name, world_size]
+    ranks = runs[name]
     counts = [set(map(len, parts)) for parts in ranks[0]["steps"][:-1]]
 
     assert any(len(some) > 1 for some in counts)

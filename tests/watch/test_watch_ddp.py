@@ -18,6 +18,7 @@ def waiting(run_dir):
     return [sum(waited_s) / wall_s for waited_s in each_s]
 
 
+@pytest.mark.alone
 def test_a_slow_rank_is_named_and_no_loss_changes(tmp_path):
     """DDP: rank 1's forward takes six times as long, so that rank 0 waits for it."""
     alone = plain("ddp", SLOW="1")
@@ -118,6 +119,7 @@ def test_saving_is_heard_by_whatever_name_the_script_has_it(tmp_path):
     assert min(sum(of_rank_0), sum(of_rank_1)) > 3 * 0.2
 
 
+@pytest.mark.alone
 def test_waits_in_collectives_of_the_script_are_waits(tmp_path):
     """An `all_reduce` for the log, and a barrier: rank 0 waits there, and does nothing itself."""
     alone = plain("reporting", SLOW="1")
