@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import os
 import pickle
@@ -65,9 +64,6 @@ class FetchService(IterableDataset[FetchedChunk]):
     def __iter__(self) -> Iterator[FetchedChunk]:
         info = get_worker_info()
         assert info is not None  # it runs in loader workers alone
-        # What was garbage when this process was forked is its parent's to collect. A process group
-        # would wait here, in its destructor, for a thread that the parent alone has: for ever.
-        gc.freeze()
         tasks: deque[Wanted] = deque()
         parent = os.getppid()
         while self._receive(self._inboxes[info.id], tasks, parent):

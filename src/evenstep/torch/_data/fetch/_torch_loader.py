@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -78,6 +79,9 @@ class _WorkerInit:
         self._function = function
 
     def __call__(self, worker: int) -> None:
+        # What was garbage when this process was forked is its parent's to collect. A process group
+        # would wait here, in its destructor, for a thread that the parent alone has: for ever.
+        gc.freeze()
         info = get_worker_info()
         assert info is not None
         service: Any = info.dataset
