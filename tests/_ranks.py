@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+from torch import distributed
 
 
 def printed(script, *arguments, num_ranks=2, cwd=".", **env):
@@ -30,10 +31,15 @@ def printed(script, *arguments, num_ranks=2, cwd=".", **env):
         ]
         for process in ranks:
             process.start()
-        for process in ranks:
-            process.join(150)
-        text = "".join(file.read_text() for file in files)
-        assert [process.exitcode for process in ranks] == [0] * num_ranks, text
+        try:
+            for process in ranks:
+                process.join(150)
+            text = "".join(file.read_text() for file in files)
+            assert [process.exitcode for process in ranks] == [0] * num_ranks, text
+        finally:
+            for process in ranks:
+                process.kill()
+                process.join()
     return text
 
 
@@ -46,4 +52,20 @@ def _run(rank, file, command, cwd, names):
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
     sys.argv, sys.path[0] = command, str(Path(command[0]).parent)
+    _keep_groups([])
     runpy.run_path(command[0], run_name="__main__")
+
+
+def _keep_groups(kept):
+    """Let no model be the last to hold a process group.
+
+    Torch 2.13 may then wait forever: DDP's reducer joins gloo's threads and keeps the interpreter's
+    lock, which such a thread needs to let go of a finished reduction.
+    """
+    opens = distributed.init_process_group
+
+    def init_process_group(*args, **kwargs):
+        opens(*args, **kwargs)
+        kept.append(distributed.group.WORLD)
+
+    distributed.init_process_group = init_process_group
