@@ -9,6 +9,8 @@ __all__ = [
     "EvenstepWarning",
     "RanksDivergedError",
     "WorkerLostError",
+    "WrongGradientError",
+    "WrongLossError",
     "invalid",
 ]
 
@@ -41,7 +43,11 @@ class EvenstepWarning(UserWarning):
     """A request has a limit that you should know; the message says which."""
 
 
-class RanksDivergedError(RuntimeError):
+class WrongGradientError(RuntimeError):
+    """The gradient of some steps was wrong, and no plan can mend it: all ranks end."""
+
+
+class RanksDivergedError(WrongGradientError):
     """Ranks reduced the gradients of different batches together: the gradient was wrong.
 
     Attributes:
@@ -69,3 +75,7 @@ class WorkerLostError(RuntimeError):
 
     def __reduce__(self) -> tuple[type[WorkerLostError], tuple[int, str]]:
         return type(self), (self.rank, str(self))
+
+
+class WrongLossError(WrongGradientError):
+    """The loss is not what the balancer was told, as a mean over samples or a sum."""

@@ -109,7 +109,7 @@ def _train_until(is_over: Callable[[int], bool]) -> str:
 class FailedDevice:
     """Stands for a look at a loss on a device that has failed."""
 
-    def is_finite(self) -> bool:
+    def value(self) -> float:
         raise RuntimeError("CUDA error: device-side assert triggered")
 
 
@@ -126,8 +126,8 @@ def fail_on_a_device(rank: int) -> tuple[str, list[str]]:
             for step, (x,) in enumerate(loader):
                 model(x).sum().backward()
                 if rank == 0 and step == 2:
-                    balancer._parts.steps._finite.unread.append((step, FailedDevice()))
-                    FailedDevice().is_finite()
+                    balancer._parts.steps._outputs.unread.append((0, None, FailedDevice()))
+                    FailedDevice().value()
     except RuntimeError as error:
         told = str(error)
     return told, [type(event).__name__ for event in events]

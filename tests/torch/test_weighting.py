@@ -32,6 +32,7 @@ class Fixed:
 
     weight: float
     looks: list = field(default_factory=list)
+    compares: bool = False
     reduces: bool | None = None
     match = Match((), 1.0)
 

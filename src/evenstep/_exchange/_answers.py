@@ -111,7 +111,7 @@ class Answers:
 
         Raises:
             WorkerLostError: a worker was lost before that.
-            RanksDivergedError: ranks reduced the gradients of different batches together.
+            WrongGradientError: gradients were wrong, on all ranks.
         """
         if self.newest < index:
             self._router.need(lambda: self.newest >= index)

@@ -14,6 +14,7 @@ from ._channel import StarChannel
 from ._claims import Claims
 from ._decisions import Decisions
 from ._held_reports import HeldReports
+from ._loss_scales import LossScales
 from ._losses import Losses
 from ._mailbox import Mailbox
 from ._message_kinds import (
@@ -66,7 +67,7 @@ class Exchange:
         losses: who is gone, and what collectives the training thread may wait in.
         stop: how all ranks come to stop.
         decisions: on rank 0.
-        units, claims, mailbox, ways, not_finite: what else ranks tell each other.
+        units, claims, mailbox, ways, not_finite, scales: what else ranks tell each other.
         num_loops: over the loaders of this process, as servers will want to know.
         stopping: whether all ranks stop, as of the newest plan point, so the same on all ranks.
     """
@@ -117,10 +118,12 @@ class Exchange:
         self.units = UnitSums(router, came_to=partial(self._patrol.came_to, UNITS))
         self.claims = Claims(router, plan_of=self._plan_of)
         self.mailbox = Mailbox(router)
-        self.ways = Ways(router, differ=self.losses.diverge)
+        self.ways = Ways(router, differ=self.losses.end_wrong)
         self.not_finite = NotFinite(router, emit=emit)
+        self.scales = LossScales(router, refuse=self.losses.end_wrong, emit=emit)
         router.add(self.losses, self._patrol, self.stop, self._answers, self.decisions)
-        router.add(self._reports, self.units, self.claims, self.mailbox, self.ways, self.not_finite)
+        router.add(self._reports, self.units, self.claims, self.mailbox, self.ways)
+        router.add(self.not_finite, self.scales)
         self._first_step: int | None = None
         self.last_step = self._newest_needed = -1
         self._awaited = {True: -1, False: -1}  # answer that a thread which trains needs, or another
@@ -191,7 +194,7 @@ class Exchange:
 
         Raises:
             WorkerLostError: a worker that is needed for it was lost.
-            RanksDivergedError: ranks reduced the gradients of different batches together.
+            WrongGradientError: gradients were wrong, on all ranks.
         """
         if trains:
             self.losses.leave_collective()

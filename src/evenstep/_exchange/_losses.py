@@ -8,9 +8,21 @@ from typing import Protocol, final
 
 from .._planner import in_words
 from ..events import Hook, WorkerLost
-from ..exceptions import RanksDivergedError, WorkerLostError
+from ..exceptions import (
+    RanksDivergedError,
+    WorkerLostError,
+    WrongGradientError,
+    WrongLossError,
+)
 from ._loss_watch import LossWatch, lost_worker
-from ._message_kinds import CollectiveBroke, Goodbye, Message, RankLost, RanksDiverged
+from ._message_kinds import (
+    CollectiveBroke,
+    Goodbye,
+    LossRefused,
+    Message,
+    RankLost,
+    RanksDiverged,
+)
 from ._place import Framework
 from ._process import interrupt_thread
 from ._router import Router
@@ -64,7 +76,7 @@ class Losses:
         thread_id: the training thread's.
     """
 
-    kinds = (RankLost, RanksDiverged, CollectiveBroke, Goodbye)
+    kinds = (RankLost, RanksDiverged, LossRefused, CollectiveBroke, Goodbye)
 
     def __init__(
         self,
@@ -108,10 +120,10 @@ class Losses:
         return self._watch.error if self._watch.was_interrupted else None
 
     @property
-    def diverged(self) -> RanksDivergedError | None:
-        """The error of ranks that reduced the gradients of different batches together."""
+    def wrong(self) -> WrongGradientError | None:
+        """The error of gradients that were wrong."""
         error = self._watch.error
-        return error if isinstance(error, RanksDivergedError) else None
+        return error if isinstance(error, WrongGradientError) else None
 
     @property
     def left(self) -> Set[int]:
@@ -127,18 +139,17 @@ class Losses:
 
         Raises:
             WorkerLostError: a worker was lost.
-            RanksDivergedError: ranks reduced the gradients of different batches together.
+            WrongGradientError: gradients were wrong, on all ranks.
         """
         self._watch.check()
 
     def check_way(self) -> None:
-        """Raise if ranks went different ways, which no plan can mend.
+        """Raise if gradients were wrong, which no plan can mend.
 
         Raises:
-            RanksDivergedError: they did.
+            WrongGradientError: they were.
         """
-        error = self._watch.error
-        if isinstance(error, RanksDivergedError):
+        if (error := self.wrong) is not None:
             raise error
 
     def check_left(self) -> None:
@@ -177,13 +188,16 @@ class Losses:
             self._emit(WorkerLost(done, rank, host, problem))
         self._end_by(error, hangs=rank == self._router.rank)
 
-    def diverge(self, found: RanksDiverged) -> None:
-        """Have all ranks hear that they went different ways."""
+    def end_wrong(self, found: RanksDiverged | LossRefused) -> None:
+        """Have all ranks hear that gradients were wrong, and end."""
         if self.is_broken:
             return
         if self._router.rank == 0:
             self._router.to_everyone(found)
-        self._end_by(RanksDivergedError(found.rank, found.text))
+        if isinstance(found, LossRefused):
+            self._end_by(WrongLossError(found.text))
+        else:
+            self._end_by(RanksDivergedError(found.rank, found.text))
 
     def disconnected(self, peer: int, problem: str) -> None:
         """Take notice of a broken or silent connection."""
@@ -195,8 +209,8 @@ class Losses:
         match message:
             case RankLost(rank, problem, done):
                 self.lose(rank, problem, done=done)
-            case RanksDiverged():
-                self.diverge(message)
+            case RanksDiverged() | LossRefused():
+                self.end_wrong(message)
             case CollectiveBroke():
                 self._break_collective()
             case Goodbye():
@@ -215,7 +229,7 @@ class Losses:
             in_collective: whether the error says that it comes from a collective.
         """
         if not (in_collective or self._watch.in_collective):
-            return self.diverged
+            return self.wrong
         self._steps.report_all()
         self._router.to_leader(CollectiveBroke(self._steps.last_step))  # who hears of all ends
         within_s += self._router.reconnect_s
@@ -278,7 +292,7 @@ class Losses:
         if not self._framework.place_of(thread_id).in_collective:
             interrupt_thread(thread_id)
 
-    def _end_by(self, error: WorkerLostError | RanksDivergedError, *, hangs: bool = False) -> None:
+    def _end_by(self, error: WorkerLostError | WrongGradientError, *, hangs: bool = False) -> None:
         self._watch.note(error, hangs=hangs)
         try:
             self.on_loss(error)

@@ -24,6 +24,9 @@ MailKey = tuple[int, int, int]
 ReductionKey = tuple[int, int]
 """A model's number, and that of its reduction."""
 
+ScaleRow = tuple[int, int, float, float]
+"""Model, output, scale and size, as in ``ScalesTold``."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepReports:
@@ -218,6 +221,27 @@ class NotFiniteTold:
 
 
 @dataclass(frozen=True, slots=True)
+class ScalesTold:
+    """To rank 0: the scales of the gradients at the models' outputs in a step of a rank.
+
+    Attributes:
+        step: the step.
+        rows: model, output, sum of absolute values, and samples or other units behind it. Of
+            several parts of a batch it is the geometric mean.
+    """
+
+    step: int
+    rows: tuple[ScaleRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LossRefused:
+    """From rank 0: the loss is not what the balancer was told; the text says what it is."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class ProgressTold:
     """To rank 0: how far a rank has come.
 
@@ -341,6 +365,8 @@ Message = (
     | StepsAsked
     | StepsTold
     | NotFiniteTold
+    | ScalesTold
+    | LossRefused
     | ProgressTold
     | PlaceAsked
     | Place

@@ -160,7 +160,7 @@ class Router:
 
         Raises:
             WorkerLostError: a worker was lost before that.
-            RanksDivergedError: ranks reduced the gradients of different batches together.
+            WrongGradientError: gradients were wrong, on all ranks.
             RuntimeError: the run was closed here before that, by another thread.
         """
         if not self.wait(is_here):

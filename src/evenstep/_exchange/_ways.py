@@ -50,7 +50,7 @@ class Ways:
 
         Raises:
             WorkerLostError: a worker was lost before it told.
-            RanksDivergedError: ranks went different ways.
+            WrongGradientError: gradients were wrong, on all ranks.
         """
         self._awaited.add(key)
         try:

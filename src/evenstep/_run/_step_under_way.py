@@ -38,6 +38,7 @@ class StepUnderWay:
         work: what its samples cost; None where no costs are known.
         checksum: of who has which of its samples, the same on all ranks; 0 where none is known.
         plan: by which it was handed out; None where none is known.
+        compares: whether ranks compare the scales of its gradients.
     """
 
     number: int
@@ -65,6 +66,7 @@ class StepUnderWay:
     work: Work | None = None
     checksum: int = 0
     plan: Plan | None = None
+    compares: bool = False
 
 
 @dataclass(eq=False, slots=True)

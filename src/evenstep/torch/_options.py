@@ -58,6 +58,8 @@ class Runtime(AbstractRuntime):
             dropout then follow from it, the epoch and the sample's position in the epoch, and not
             from the rank that computes the sample. None leaves them to each rank, as in plain
             training.
+        checks_loss: whether ranks compare their gradients to find out if the loss is the mean or
+            the sum that the balancer was told. It ends the run if that is wrong beyond doubt.
 
     Raises:
         ValueError: a number is out of range.
@@ -69,6 +71,7 @@ class Runtime(AbstractRuntime):
     claims: Literal["auto", "off"] | Hybrid = "auto"
     process_group: torch.distributed.ProcessGroup | None = None
     sample_seed: int | None = None
+    checks_loss: bool = True
 
     def __post_init__(self) -> None:
         self.check_watch()

@@ -12,6 +12,7 @@ from ..._exchange._loss_watch import LossWatch, lost_worker
 from ..._exchange._message_kinds import (
     Answer,
     Goodbye,
+    LossRefused,
     Message,
     PlanTold,
     RankLost,
@@ -86,7 +87,7 @@ class ServerWatch:
                 with self._changed:
                     self._num_loops, self._ended_s = num_loops, monotonic()
                     self._changed.notify_all()
-            case PlanTold() | RanksDiverged():
+            case PlanTold() | RanksDiverged() | LossRefused():
                 pass
             case _:
                 name = type(message).__name__

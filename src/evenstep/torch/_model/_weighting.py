@@ -26,7 +26,7 @@ from ...exceptions import invalid
 from .._step._compile_watch import CompileWatch
 from .._step._conductor import StepConductor
 from .._step._containers import hidden_tensors_in, rebuild, tensors_in
-from .._step._finite import look_at
+from .._step._output_looks import look_at
 from .._step._strange_rows import StrangeRows
 from .._step._tickets import known
 from .._step._unknown_weights import not_averaged
@@ -81,9 +81,15 @@ class Backward:
 class _OutputScale(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, output: torch.Tensor, use: ForwardUse, backward: Backward, first_order: bool
+        ctx: Any,
+        output: torch.Tensor,
+        use: ForwardUse,
+        backward: Backward,
+        first_order: bool,
+        number: int,
     ) -> Any:
         ctx.use, ctx.backward_of, ctx.first_order = use, backward, first_order
+        ctx.number = number if use.compares else None
         # The gradient at a loss is 1 whatever the loss.
         ctx.loss = None if output.ndim else output.detach()
         # A view: no copy of logits. A loss is copied, as scripts scale it in place.
@@ -98,11 +104,14 @@ class _OutputScale(torch.autograd.Function):
         # 11/14 + 3/14 is not 1: torch multiplies those in single.
         weight = known(ctx.use.weight)
         if weight == 0.0:  # a mean over nothing has a gradient of NaN, and 0 * NaN is NaN
-            return torch.zeros_like(grads[0]), None, None, None
-        look_at(grads[0], ctx.use.looks)
-        if ctx.loss is not None:
-            look_at(ctx.loss, ctx.use.looks)
-        return grads[0] if weight == 1.0 else grads[0] * weight, None, None, None
+            return torch.zeros_like(grads[0]), None, None, None, None
+        looks = ctx.use.looks
+        if ctx.loss is None:
+            look_at(grads[0], looks, output=ctx.number)
+        else:
+            look_at(grads[0], looks)
+            look_at(ctx.loss, looks, output=ctx.number)
+        return grads[0] if weight == 1.0 else grads[0] * weight, None, None, None, None
 
 
 class _InputUnscale(torch.autograd.Function):
@@ -151,20 +160,25 @@ def scale(
     """
     return _mapped(
         value,
-        lambda tensor: _OutputScale.apply(tensor, use, backward, first_order),  # type: ignore[no-untyped-call]
+        lambda tensor, number: _OutputScale.apply(tensor, use, backward, first_order, number),  # type: ignore[no-untyped-call]
     )
 
 
 def unscale(inputs: Any, use: ForwardUse) -> Any:
     """Return ``inputs`` with every tensor in them that needs a gradient unscaled."""
-    unscaled, _ = _mapped(inputs, lambda tensor: _InputUnscale.apply(tensor, use))  # type: ignore[no-untyped-call]
+    unscaled, _ = _mapped(inputs, lambda tensor, number: _InputUnscale.apply(tensor, use))  # type: ignore[no-untyped-call]
     return unscaled
 
 
-def _mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> tuple[Any, int]:
-    """Return ``value`` with every tensor in it that needs a gradient changed, and their number."""
+def _mapped(value: Any, change: Callable[[torch.Tensor, int], Any]) -> tuple[Any, int]:
+    """Return ``value`` with every tensor in it that needs a gradient changed, and their number.
+
+    Args:
+        value: a tensor, or a container.
+        change: returns the new tensor; gets the old one, and its number among them.
+    """
     if type(value) is torch.Tensor:  # as nearly always, and without a cycle to be collected
-        return (change(value), 1) if value.requires_grad else (value, 0)
+        return (change(value, 0), 1) if value.requires_grad else (value, 0)
     count = 0
 
     def visit(item: Any) -> Any:
@@ -174,7 +188,7 @@ def _mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> tuple[Any, int
         if not item.requires_grad:
             return item
         count += 1
-        return change(item)
+        return change(item, count - 1)
 
     return visit(value), count
 

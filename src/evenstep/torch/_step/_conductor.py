@@ -22,8 +22,8 @@ from .._data._protocols import MicroBatch, StepStart
 from .._exchange._peers import PeerGroup
 from ._blind import BlindWatch
 from ._compile_watch import CompileWatch
-from ._finite import FiniteWatch
 from ._meter import StepMeter
+from ._output_looks import OutputWatch
 from ._reporter import Measure, Reporter
 from ._tickets import Match, Ticket, Tickets
 from ._uses import ForwardUse, UseBooks, Weights
@@ -58,7 +58,7 @@ class StepConductor:
     _exchange: Exchange
     _reporter: Reporter
     _weights: Weights
-    _finite: FiniteWatch
+    _outputs: OutputWatch
     _blind: BlindWatch
 
     def __init__(self) -> None:
@@ -89,6 +89,7 @@ class StepConductor:
         exact: bool = False,
         cuts: bool = False,
         tells_samples: bool = False,
+        compares_scales: bool = True,
         measures: Sequence[Measure] = (),
         versions: Callable[[], int] = lambda: 0,
         peers: PeerGroup | None = None,
@@ -106,6 +107,7 @@ class StepConductor:
             exact: whether to wait for the device at the plan point, so that nothing is late.
             cuts: whether the loop takes micro-batches, which are used in the order they come in.
             tells_samples: whether forwards need to know their samples, with a single rank as well.
+            compares_scales: whether gradients are compared between ranks, by their scales.
             measures: what is read beside the time.
             versions: tells by a number whether parameters have changed.
             peers: ranks that get the very same batches; None if there are none.
@@ -121,7 +123,7 @@ class StepConductor:
         self._is_alone = world_size == 1
         identifies = tells_samples or not self._is_alone
         self._tickets = Tickets(identifies=identifies, counts_rows=loss_reduction == "mean")
-        self._finite = FiniteWatch(exchange)
+        self._outputs = OutputWatch(exchange, compares=compares_scales and not self._is_alone)
         self._blind = BlindWatch(versions)
         self._peers = () if peers is None else (peers,)
         heard = partial(heard_by, (watch, *observers))
@@ -161,6 +163,7 @@ class StepConductor:
         thread_id = opened.thread_id = threading.get_ident()
         opened.work, opened.checksum = start.work, start.checksum
         opened.stopping, opened.plan = self._exchange.stopping, self.plan
+        self._outputs.begin_step(opened)
         trains = self._thread_id is None or self._thread_id == thread_id
         loop = self._loop
         if loop.newest < 0:
@@ -192,7 +195,8 @@ class StepConductor:
         loop = self._loop
         peeks = loop.num_batches < _NUM_PEEKED or loop.looks_ahead
         loop.num_batches += 1
-        ticket = Ticket(opened, num_samples, weight, key, is_last, keys=part.keys)
+        amount = num_samples if part.units is None else part.units
+        ticket = Ticket(opened, num_samples, weight, key, is_last, keys=part.keys, amount=amount)
         self._tickets.open(ticket, part.batch, peeks=peeks)
         opened.on_last_forward = is_last
         opened.num_forwards += 1
@@ -330,9 +334,9 @@ class StepConductor:
         reduced = self._books.add(uses)
         for use in uses:
             if use.looks:
-                self._finite.note(use.ticket.step.number, use.looks)
-        if self._finite.unread:
-            self._finite.read()
+                self._outputs.note(use.model, use.ticket, use.looks)
+        if self._outputs.unread:
+            self._outputs.read()
         if step is None:
             self._exchange.ways.tell(reduced)
             return
@@ -367,7 +371,8 @@ class StepConductor:
         newest = self._steps.get(self._loop.newest)
         if newest is not None and not newest.reported:
             self._reporter.send(newest)
-        self._finite.read()
+        self._outputs.read()
+        self._outputs.tell()
         self.meter.timeline.close()
         self._is_closed = True
 

@@ -68,6 +68,7 @@ class Ticket:
             for.
         keys: what its samples draw random numbers by, stand-ins included; None where those are
             the rank's own.
+        amount: what a mean divides by: samples, or other units.
         num_draws: dropouts, and the like, in its forwards so far.
         had_whole: whether one of its forwards had all of its rows.
     """
@@ -85,6 +86,7 @@ class Ticket:
     has_rows: bool = True
     is_indices: bool = False
     keys: IntArray | None = None
+    amount: float = 0.0
     num_draws: int = 0
     had_whole: bool = False
 

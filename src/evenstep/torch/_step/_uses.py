@@ -14,8 +14,8 @@ from ..._exchange._message_kinds import Reduced
 from ..._exchange._unit_sums import UnitSum
 from ..._run._step_under_way import StepUnderWay
 from ...exceptions import EvenstepWarning
-from ._finite import Look
 from ._meter import StepMeter
+from ._output_looks import Look
 from ._tickets import Match, Ticket, Weight, known
 
 
@@ -38,6 +38,11 @@ class ForwardUse:
     model: int
     reduces: bool | None
     looks: list[Look] = field(default_factory=list)
+
+    @property
+    def compares(self) -> bool:
+        """Whether ranks compare the scale of its gradient."""
+        return self.ticket.step.compares
 
     @classmethod
     def of(cls, match: Match, model: int, *, reduces: bool | None) -> ForwardUse:

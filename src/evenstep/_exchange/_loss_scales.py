@@ -1,0 +1,222 @@
+"""Whether a loss divides by what the balancer was told: found out on rank 0, in every run.
+
+The gradient at a model's output shows it. Its sum of absolute values over the output does not
+depend on the number of rows if the loss is a mean over them, and is proportional to that number if
+it is a sum, whatever the shape. Ranks are compared within a step, as training changes all of them.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Literal, final
+
+import numpy as np
+
+from .._types import FloatArray
+from ..events import Hook, LossUnclear
+from ._message_kinds import LossRefused, Message, ScaleRow, ScalesTold
+from ._router import Router
+
+Slope = Literal["mean", "sum", "between"]
+"""What a loss was found to be: flat in the number of rows, proportional to it, or neither."""
+
+_ODDS = math.log(1e6)  # for what ends a run, or is settled
+_ODDS_BETWEEN = math.log(1e4)  # for what is only said
+_NOISE = np.geomspace(0.01, 2.0, 16)[:, None]  # of a rank with an average part, in natural logs
+_BETWEEN = np.linspace(0.25, 0.75, 11)
+# By how much a rank's scale may differ at equal sizes, and how likely that is. Samples that are
+# drawn at random are the same everywhere. In an order of the user's own, or in shards, one rank may
+# have what is hard, and only a change of sizes tells.
+_AT_RANDOM = ((1.0, 0.02),)
+_BY_ORDER = ((0.90, 0.03), (0.08, 0.3), (0.02, 2.0))
+_LEAST_PART = 2  # samples: the mean of a single one is too low, for its logarithm
+_LEAST_SPREAD = 0.02  # of sizes: less changes no gradient by a percent
+_LEAST_STEPS = 2
+_MOST_OPEN = 64  # steps that some ranks have told of and some have not
+
+
+@final
+class LossTrial:
+    r"""Decides between a mean and a sum by the scales of gradients, step by step.
+
+    With $s_r$ the sum of absolute values of rank r's gradient in a step, and $n_r$ its samples:
+
+    .. math:: \log s_r = c + d_r + \beta \log n_r + \epsilon, \qquad
+        \epsilon \sim N(0, \sigma^2 \bar n / n_r)
+
+    c belongs to the step and is taken out, $d_r$ to the rank. $\beta$ is 0 for a mean over
+    anything, 1 for a sum, for a constant divisor, and for a count over all ranks. The odds of 1
+    against 0 are those of a normal prior of $d_r$, and of all $\sigma$ from 1 to 200 %: as long as
+    the noise is not known, they grow slowly. Undecided is an outcome.
+
+    Right where a sample's gradient does not depend on which others are in its part. A loss over
+    pairs, as InfoNCE, may look like anything.
+
+    Args:
+        world_size: number of ranks.
+        at_random: whether samples are drawn at random, so that no rank differs at equal sizes.
+    """
+
+    def __init__(self, world_size: int, *, at_random: bool) -> None:
+        self._spreads = _AT_RANDOM if at_random else _BY_ORDER
+        self._weight, self._sum, self._sum_x = np.zeros((3, world_size))
+        self._squares = np.zeros(3)  # of log scales, of them times log sizes, of log sizes
+        self._degrees = 0
+        self._num_unequal = 0
+        self._before: Slope | None = None
+
+    def add(self, scale: FloatArray, size: FloatArray) -> Slope | None:
+        """Take in a step, and return what the loss is; None while that is not decided.
+
+        Args:
+            scale: ``(world_size,)``; what is not positive and finite is left out.
+            size: ``(world_size,)``, samples or other units behind each.
+        """
+        counts = np.isfinite(scale) & (scale > 0.0) & (size >= _LEAST_PART)
+        if counts.sum() < 2:
+            return None
+        weight = np.where(counts, size, 0.0) / size[counts].mean()
+        y, x = (_centred(np.log(np.where(counts, one, 1.0)), weight) for one in (scale, size))
+        self._weight += weight
+        self._sum += weight * y
+        self._sum_x += weight * x
+        self._squares += [weight @ (y * y), weight @ (y * x), weight @ (x * x)]
+        self._degrees += int(counts.sum()) - 1
+        if np.abs(x).max() < _LEAST_SPREAD:
+            return None
+        self._num_unequal += 1
+        before, self._before = self._before, self._judged()
+        enough = self._num_unequal > _LEAST_STEPS and before == self._before
+        return self._before if enough else None
+
+    def _judged(self) -> Slope | None:
+        mean, total = self._evidence(0.0), self._evidence(1.0)
+        between = _log_mean(np.array([self._evidence(slope) for slope in _BETWEEN]))
+        if between - max(mean, total) >= _ODDS_BETWEEN:
+            return "between"
+        if abs(total - mean) < _ODDS:
+            return None
+        return "sum" if total > mean else "mean"
+
+    def _evidence(self, slope: float) -> float:
+        """Return how well a slope explains the steps: the logarithm of their likelihood."""
+        yy, yx, xx = self._squares
+        total = yy - 2.0 * slope * yx + slope**2 * xx
+        rest = self._sum - slope * self._sum_x
+        found = []
+        for part, spread in self._spreads:
+            ratio = _NOISE**2 / spread**2
+            left = total - (rest**2 / (self._weight + ratio)).sum(axis=1)
+            known = np.log1p(self._weight / ratio).sum(axis=1)
+            noise = _NOISE[:, 0]
+            evidence = -self._degrees * np.log(noise) - known / 2 - left / (2 * noise**2)
+            found.append(evidence + math.log(part))
+        return _log_mean(np.concatenate(found))
+
+
+def _centred(values: FloatArray, weight: FloatArray) -> FloatArray:
+    mean = float(weight @ values) / float(weight.sum())
+    return values - mean
+
+
+def _log_mean(logs: FloatArray) -> float:
+    most = logs.max()
+    return float(most + np.log(np.exp(logs - most).mean()))
+
+
+@final
+class LossScales:
+    """The parts of all ranks: each sends its scales, rank 0 judges, and all hear if it is wrong.
+
+    Args:
+        router: carries messages.
+        refuse: called on rank 0, from any thread, if the loss is not what it was said to be.
+        emit: takes the event, on rank 0.
+    """
+
+    kinds = (ScalesTold,)
+
+    def __init__(
+        self, router: Router, *, refuse: Callable[[LossRefused], None], emit: Hook
+    ) -> None:
+        self._world_size = router.world_size
+        self._refuse = refuse
+        self._emit = emit
+        self._lock = threading.Lock()
+        self._told: dict[int, dict[int, tuple[ScaleRow, ...]]] = {}  # by step and rank
+        self._trials: dict[tuple[int, int], LossTrial] = {}
+        self._found: dict[tuple[int, int], Slope] = {}
+        self._said = "mean"
+        self._at_random = False
+
+    def open(self, loss_reduction: str, *, at_random: bool) -> None:
+        """Hear what the user said of the loss, and whether samples are drawn at random."""
+        self._said, self._at_random = loss_reduction, at_random
+
+    def received(self, peer: int, message: Message) -> None:
+        """On rank 0: take in a rank's scales of a step; judge once those of all are there."""
+        assert isinstance(message, ScalesTold)
+        step = message.step
+        with self._lock:
+            told = self._told.setdefault(step, {})
+            told[peer] = message.rows
+            if len(self._told) > _MOST_OPEN:
+                del self._told[min(self._told)]
+            if len(told) < self._world_size:
+                return
+            del self._told[step]
+            news = self._judge(told)
+        if news == "between":
+            self._emit(LossUnclear(step))
+        elif news is not None:
+            self._refuse(LossRefused(_refusal(news, step)))
+
+    def _judge(self, told: Mapping[int, tuple[ScaleRow, ...]]) -> str | None:
+        """Return what is new and not as it was said, if anything is."""
+        columns: defaultdict[tuple[int, int], FloatArray] = defaultdict(
+            lambda: np.zeros((2, self._world_size))
+        )
+        for rank, rows in told.items():
+            for model, output, scale, size in rows:
+                columns[model, output][:, rank] = scale, size
+        new = {
+            key: found
+            for key in columns.keys() - self._found.keys()
+            if (found := self._trial(key).add(*columns[key])) is not None
+        }
+        self._found |= new
+        others = set(new.values()) - {self._said}
+        if others <= {"between"}:
+            return "between" if others else None
+        return "mixed" if self._said in self._found.values() else max(others)
+
+    def _trial(self, key: tuple[int, int]) -> LossTrial:
+        if key not in self._trials:
+            self._trials[key] = LossTrial(self._world_size, at_random=self._at_random)
+        return self._trials[key]
+
+
+_REMEDIES = {
+    "sum": "it grew with the number of a rank's samples, as that of a sum does. If the loss is a "
+    "sum, or divides by a constant or by a count over all ranks, use "
+    '`Balancer(loss_reduction="sum")`, which is exact for each. If only some of its terms do, use '
+    '`prepare(..., weighting="loss")` and `balancer.weight(means) + sums`. If it compares the '
+    'samples of a batch with each other, as contrastive losses do, use `policy="equal"`.',
+    "mean": "it did not depend on the number of a rank's samples, as that of a mean. Leave "
+    '`loss_reduction="sum"` out.',
+    "mixed": "at one output it grew with the number of a rank's samples, as that of a sum does, "
+    "and at another it did not, as that of a mean. Use "
+    '`prepare(..., weighting="loss")` and `balancer.weight(means) + sums`.',
+}
+
+
+def _refusal(found: str, step: int) -> str:
+    return (
+        f"The loss is not what the balancer was told, so gradients were wrong. The gradient at the "
+        f"model's output was compared between ranks with unlike numbers of samples, up to step "
+        f"{step}: {_REMEDIES[found]} `check_loss` examines a loss by itself, and "
+        f"`Runtime(checks_loss=False)` turns this comparison off."
+    )

@@ -1,0 +1,41 @@
+"""A loss that is not what the balancer was told ends the run on all ranks; others never do."""
+
+import pytest
+
+from evenstep.testing import run_workers
+
+from .loss_runs import RIGHT, WRONG, outcomes
+
+pytestmark = pytest.mark.cluster
+
+REMEDIES = dict.fromkeys(WRONG, 'use `Balancer(loss_reduction="sum")`') | {
+    "a mean for a sum": 'Leave `loss_reduction="sum"` out',
+    "mixed": "`balancer.weight(means) + sums`",
+}
+
+
+@pytest.fixture(scope="module")
+def right():
+    """What ended the training of each of two ranks, by the case."""
+    return run_workers(2, outcomes, dict.fromkeys(RIGHT, "right"))
+
+
+@pytest.mark.parametrize("case", RIGHT)
+def test_a_loss_that_is_as_it_was_said_is_let_be(right, case):
+    assert [found[case] for found in right] == ["", ""]
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_another_one_ends_all_ranks_with_the_remedy(case):
+    """Silent, it would train with a gradient that is up to 70 % off."""
+    found = run_workers(2, outcomes, {case: "wrong"}, allow_faults=True)
+
+    for texts in found:
+        assert texts[case].startswith("The loss is not what the balancer was told")
+        assert REMEDIES[case] in texts[case]
+
+
+def test_the_check_can_be_turned_off():
+    found = run_workers(2, outcomes, {"a sum": "wrong"}, False)
+
+    assert found == [{"a sum": ""}] * 2
