@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from time import perf_counter, sleep
 from typing import Any
@@ -129,7 +129,7 @@ class Trial:
             self.global_batch_size,
             policy=policy,
             bounds=pattern.bounds,
-            runtime=self.runtime,
+            runtime=replace(self.runtime, checks_loss=self.reduction == "mean"),
             loss_reduction=self.reduction,  # type: ignore[arg-type]
         ) as balancer:
             loaders = self.loaders(pattern, world_size=world_size, rank=rank)

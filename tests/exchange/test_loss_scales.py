@@ -17,16 +17,18 @@ EQUAL = np.array([32.0, 32.0])
 SIZES = [EQUAL, *[np.array(sizes) for sizes in ((44.0, 20.0), (22.0, 42.0))] * 20]
 
 
-def verdicts(slope, *, noise, seed, skew=0.0, sizes=SIZES, at_random=True):
+def verdicts(slope, *, noise, seed, believed=1.0, skew=0.0, sizes=SIZES, at_random=True):
     """What a trial says of each step, whose scales follow a slope."""
     draw = np.random.default_rng(seed)
     trial = LossTrial(2, at_random=at_random)
     found = []
     for size in sizes:
-        spread = draw.normal(0.0, noise, 2) * np.sqrt(size.mean() / size)
+        variance = noise**2 * size.mean() / size
+        spread = draw.normal(0.0, np.sqrt(variance))
         common = draw.normal(0.0, 1.0)  # as training goes on, and by the loss scale
         own = np.array([skew, -skew])
-        found.append(trial.add(np.exp(common + own + slope * np.log(size) + spread), size))
+        scale = np.exp(common + own + slope * np.log(size) + spread)
+        found.append(trial.add(scale, size, variance * believed))
     return found
 
 
@@ -79,7 +81,7 @@ def test_one_step_is_never_enough():
 def test_what_is_no_scale_is_left_out(bad):
     trial = LossTrial(3, at_random=True)
     for size in ([44.0, 20.0, 32.0], [20.0, 44.0, 32.0]) * 20:
-        found = trial.add(np.array([size[0], size[1], bad]), np.array(size))
+        found = trial.add(np.array([size[0], size[1], bad]), np.array(size), np.ones(3) / 100)
 
     assert found == "sum"
 
@@ -102,7 +104,7 @@ def hear(scales, slopes, *, left_out=()):
         sizes = (44.0, 20.0) if step % 2 else (22.0, 42.0)
         for rank, size in enumerate(sizes):
             if (rank, step) not in left_out:
-                told = [(0, output, size**slope, size) for output, slope in enumerate(slopes)]
+                told = [(0, output, size**slope, size, 0.01) for output, slope in enumerate(slopes)]
                 scales.received(rank, ScalesTold(step, tuple(told)))
 
 

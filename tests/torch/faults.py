@@ -53,7 +53,7 @@ def train(rank: int, victim: int, sent: signal.Signals) -> tuple[str, int, float
             model, loader = balancer.prepare(model, DataLoader(dataset, batch_size=4))
             for (x,) in loader:
                 began_s = monotonic()
-                model(x).sum().backward()
+                model(x).mean().backward()
     except WorkerLostError as error:
         return str(error), error.rank, monotonic() - began_s
     return "nothing happened", -1, 0.0
@@ -70,9 +70,9 @@ def hang_in_the_all_reduce(rank: int, folder: str) -> None:
     for step, (x,) in enumerate(loader):
         if (rank, step) == (2, 2):
             with model.no_sync():
-                model(x).sum().backward()
+                model(x).mean().backward()
             os.kill(os.getpid(), signal.SIGSTOP)
-        model(x).sum().backward()
+        model(x).mean().backward()
 
 
 def leave_early(rank: int) -> str:
@@ -100,7 +100,7 @@ def _train_until(is_over: Callable[[int], bool]) -> str:
             for step, (x,) in enumerate(loader):
                 if is_over(step):
                     return "left"
-                model(x).sum().backward()
+                model(x).mean().backward()
     except (WorkerLostError, ValueError) as error:
         return str(error)
     return "nothing happened"
@@ -109,7 +109,7 @@ def _train_until(is_over: Callable[[int], bool]) -> str:
 class FailedDevice:
     """Stands for a look at a loss on a device that has failed."""
 
-    def value(self) -> float:
+    def values(self) -> list[float]:
         raise RuntimeError("CUDA error: device-side assert triggered")
 
 
@@ -124,10 +124,10 @@ def fail_on_a_device(rank: int) -> tuple[str, list[str]]:
         with Balancer(runtime=runtime) as balancer:
             model, loader = balancer.prepare(model, DataLoader(dataset, batch_size=4))
             for step, (x,) in enumerate(loader):
-                model(x).sum().backward()
+                model(x).mean().backward()
                 if rank == 0 and step == 2:
                     balancer._parts.steps._outputs.unread.append((0, None, FailedDevice()))
-                    FailedDevice().value()
+                    FailedDevice().values()
     except RuntimeError as error:
         told = str(error)
     return told, [type(event).__name__ for event in events]
@@ -142,7 +142,7 @@ def hang(rank: int) -> str:
         with Balancer(policy="equal", runtime=runtime) as balancer:
             model, loader = balancer.prepare(model, DataLoader(dataset, batch_size=4))
             for (x,) in loader:
-                model(x).sum().backward()
+                model(x).mean().backward()
     except WorkerLostError as error:
         return str(error)
     return "nothing happened"
@@ -175,7 +175,7 @@ def pause_together(rank: int) -> str:
         for step, (x,) in enumerate(loader):
             if step == 2:
                 sleep(1.5)
-            model(x).sum().backward()
+            model(x).mean().backward()
     return "nothing happened"
 
 
@@ -225,7 +225,7 @@ def sizes_of(seconds: Any, num_steps: int, runtime: Runtime) -> list[tuple[int, 
         model, loader = balancer.prepare(model, DataLoader(dataset, batch_size=8))
         for (x,) in loader:
             sizes.append(balancer.batch_sizes)
-            model(x).sum().backward()
+            model(x).mean().backward()
     assert all(parameter.isfinite().all() for parameter in model.parameters())
     return sizes
 
@@ -246,7 +246,7 @@ def cut_off(rank: int) -> tuple[list[tuple[int, ...]], list[float], list[str]]:
             samples += x[:, 0].tolist()
             if (rank, step % 8) in ((1, 3), (0, 6)):
                 break_connection(balancer, 1 - rank)
-            model(x).sum().backward()
+            model(x).mean().backward()
     return sizes, samples, texts
 
 
@@ -275,7 +275,7 @@ def with_settings(rank: int, settings: dict[str, Any]) -> tuple[int, list[str]]:
     with Balancer(**settings) as balancer:
         model, loader = balancer.prepare(model, DataLoader(dataset, batch_size=8))
         for (x,) in loader:
-            model(x).sum().backward()
+            model(x).mean().backward()
             num_steps += 1
     return num_steps, texts
 
@@ -291,7 +291,7 @@ def vanishing_folder(rank: int, folder: str) -> tuple[int, list[str]]:
         for (x,) in loader:
             if (rank, num_steps) == (0, 10):
                 subprocess.run(["rm", "-r", folder], check=True)
-            model(x).sum().backward()
+            model(x).mean().backward()
             num_steps += 1
     return num_steps, texts
 

@@ -25,7 +25,9 @@ Slope = Literal["mean", "sum", "between"]
 
 _ODDS = math.log(1e6)  # for what ends a run, or is settled
 _ODDS_BETWEEN = math.log(1e4)  # for what is only said
-_NOISE = np.geomspace(0.01, 2.0, 16)[:, None]  # of a rank with an average part, in natural logs
+# By what the variances may be wrong that ranks tell: rows may resemble each other.
+_FACTORS = np.geomspace(1e-3, 1e3, 25)
+_LIKELY = -(np.log(_FACTORS) ** 2) / 2.0
 _BETWEEN = np.linspace(0.25, 0.75, 11)
 # By how much a rank's scale may differ at equal sizes, and how likely that is. Samples that are
 # drawn at random are the same everywhere. In an order of the user's own, or in shards, one rank may
@@ -35,6 +37,7 @@ _BY_ORDER = ((0.90, 0.03), (0.08, 0.3), (0.02, 2.0))
 _LEAST_PART = 2  # samples: the mean of a single one is too low, for its logarithm
 _LEAST_SPREAD = 0.02  # of sizes: less changes no gradient by a percent
 _LEAST_STEPS = 2
+_LEAST_VARIANCE = 1e-4
 _MOST_OPEN = 64  # steps that some ranks have told of and some have not
 
 
@@ -44,13 +47,13 @@ class LossTrial:
 
     With $s_r$ the sum of absolute values of rank r's gradient in a step, and $n_r$ its samples:
 
-    .. math:: \log s_r = c + d_r + \beta \log n_r + \epsilon, \qquad
-        \epsilon \sim N(0, \sigma^2 \bar n / n_r)
+    .. math:: \log s_r = c + d_r + \beta \log n_r + \epsilon_r, \qquad
+        \epsilon_r \sim N(0, k v_r)
 
     c belongs to the step and is taken out, $d_r$ to the rank. $\beta$ is 0 for a mean over
-    anything, 1 for a sum, for a constant divisor, and for a count over all ranks. The odds of 1
-    against 0 are those of a normal prior of $d_r$, and of all $\sigma$ from 1 to 200 %: as long as
-    the noise is not known, they grow slowly. Undecided is an outcome.
+    anything, 1 for a sum, for a constant divisor, and for a count over all ranks. $v_r$ is what the
+    rows of the rank's own gradient scatter by. The odds of 1 against 0 are those of a normal prior
+    of $d_r$ and a log-normal one of k, with a median of 1. Undecided is an outcome.
 
     Right where a sample's gradient does not depend on which others are in its part. A loss over
     pairs, as InfoNCE, may look like anything.
@@ -68,17 +71,18 @@ class LossTrial:
         self._num_unequal = 0
         self._before: Slope | None = None
 
-    def add(self, scale: FloatArray, size: FloatArray) -> Slope | None:
+    def add(self, scale: FloatArray, size: FloatArray, variance: FloatArray) -> Slope | None:
         """Take in a step, and return what the loss is; None while that is not decided.
 
         Args:
             scale: ``(world_size,)``; what is not positive and finite is left out.
             size: ``(world_size,)``, samples or other units behind each.
+            variance: ``(world_size,)``, of the scale's natural logarithm.
         """
         counts = np.isfinite(scale) & (scale > 0.0) & (size >= _LEAST_PART)
         if counts.sum() < 2:
             return None
-        weight = np.where(counts, size, 0.0) / size[counts].mean()
+        weight = np.where(counts, 1.0 / np.maximum(variance, _LEAST_VARIANCE), 0.0)
         y, x = (_centred(np.log(np.where(counts, one, 1.0)), weight) for one in (scale, size))
         self._weight += weight
         self._sum += weight * y
@@ -108,12 +112,11 @@ class LossTrial:
         rest = self._sum - slope * self._sum_x
         found = []
         for part, spread in self._spreads:
-            ratio = _NOISE**2 / spread**2
+            ratio = _FACTORS[:, None] / spread**2
             left = total - (rest**2 / (self._weight + ratio)).sum(axis=1)
             known = np.log1p(self._weight / ratio).sum(axis=1)
-            noise = _NOISE[:, 0]
-            evidence = -self._degrees * np.log(noise) - known / 2 - left / (2 * noise**2)
-            found.append(evidence + math.log(part))
+            evidence = self._degrees * np.log(_FACTORS) + known + left / _FACTORS
+            found.append(_LIKELY + math.log(part) - evidence / 2)
         return _log_mean(np.concatenate(found))
 
 
@@ -177,11 +180,11 @@ class LossScales:
     def _judge(self, told: Mapping[int, tuple[ScaleRow, ...]]) -> str | None:
         """Return what is new and not as it was said, if anything is."""
         columns: defaultdict[tuple[int, int], FloatArray] = defaultdict(
-            lambda: np.zeros((2, self._world_size))
+            lambda: np.zeros((3, self._world_size))
         )
         for rank, rows in told.items():
-            for model, output, scale, size in rows:
-                columns[model, output][:, rank] = scale, size
+            for model, output, *column in rows:
+                columns[model, output][:, rank] = column
         new = {
             key: found
             for key in columns.keys() - self._found.keys()

@@ -24,8 +24,8 @@ MailKey = tuple[int, int, int]
 ReductionKey = tuple[int, int]
 """A model's number, and that of its reduction."""
 
-ScaleRow = tuple[int, int, float, float]
-"""Model, output, scale and size, as in ``ScalesTold``."""
+ScaleRow = tuple[int, int, float, float, float]
+"""Model, output, scale, size and variance, as in ``ScalesTold``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +226,8 @@ class ScalesTold:
 
     Attributes:
         step: the step.
-        rows: model, output, sum of absolute values, and samples or other units behind it. Of
-            several parts of a batch it is the geometric mean.
+        rows: model, output, sum of absolute values, samples or other units behind it, and the
+            variance of its logarithm. Of several parts of a batch it is the geometric mean.
     """
 
     step: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from typing import final
 
 import torch
@@ -22,13 +23,14 @@ _CHUNK = 1 << 16  # elements that are copied at once, in the cache
 
 @final
 class Look:
-    """A sum over a gradient or a loss, which a device may not have computed yet.
+    """Sums over a gradient or a loss, which a device may not have computed yet.
 
     From a device it is copied into pinned memory, on the stream that makes it, and an event tells
     when it is there: the host never waits for it.
 
     Args:
-        total: the sum, of no dimensions.
+        total: the sum; where it shows a scale, that of absolute values, and that of the squares of
+            their sums by row.
         is_half: whether it is one of half precision, where a loss scale may be too large.
         output: which output of the model it shows the scale of; None if it shows none.
     """
@@ -41,16 +43,16 @@ class Look:
         self._total = total.detach()
         self._copied: torch.cuda.Event | None = None
         if total.is_cuda:
-            self._total = torch.empty((), dtype=total.dtype, pin_memory=True)
+            self._total = torch.empty(total.shape, dtype=total.dtype, pin_memory=True)
             self._total.copy_(total.detach(), non_blocking=True)
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copied.record(torch.cuda.current_stream(total.device))
 
-    def value(self) -> float | None:
-        """Return the sum; None while a device has not got there."""
+    def values(self) -> list[float] | None:
+        """Return the sums; None while a device has not got there."""
         if self._copied is not None and not self._copied.query():  # type: ignore[no-untyped-call]
             return None
-        return float(self._total.item())
+        return self._total.reshape(-1).tolist()
 
 
 def look_at(tensor: torch.Tensor, looks: list[Look], *, output: int | None = None) -> None:
@@ -59,31 +61,37 @@ def look_at(tensor: torch.Tensor, looks: list[Look], *, output: int | None = Non
     Args:
         tensor: of one that is spread over ranks, this rank's part is looked at.
         looks: gets what is left to be told; nothing for what is known to be finite.
-        output: which output it is of, to have the sum of its absolute values; None for its sum.
+        output: which output it is of, to have its scale; None for its sum.
     """
     if type(tensor) is not torch.Tensor and hasattr(tensor, "to_local"):
         tensor = tensor.to_local()  # summing all of it would be a collective
     if tensor.dtype.is_complex:
         tensor = tensor.abs()
     is_half = tensor.dtype == torch.float16
-    kind = torch.float32 if tensor.dtype.itemsize == 2 else tensor.dtype  # half may overflow
-    total = tensor.sum(dtype=kind) if output is None else _absolute(tensor, kind)
-    if total.is_cuda or output is not None or not math.isfinite(total.item()):
-        looks.append(Look(total, is_half=is_half, output=output))
+    if output is not None:
+        by_row = _by_row(tensor)
+        sums = torch.stack((by_row.sum(), by_row.square().sum()))
+        looks.append(Look(sums, is_half=is_half, output=output))
+        return
+    total = tensor.sum(dtype=torch.float32) if is_half else tensor.sum()  # half may overflow
+    if total.is_cuda or not math.isfinite(total.item()):
+        looks.append(Look(total, is_half=is_half, output=None))
 
 
-def _absolute(tensor: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
-    """Return the sum of absolute values, without a copy of all of ``tensor``."""
+def _by_row(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the sum of absolute values of each row, without a copy of all of ``tensor``."""
+    # Absolute values add up to what overflows where every one of them is finite.
+    kind = torch.float64 if tensor.device.type in ("cpu", "cuda") else torch.float32
+    if tensor.ndim < 2:
+        return tensor.reshape(-1).abs().to(kind)
+    inside = tuple(range(1, tensor.ndim))
     if tensor.device.type != "cpu":
-        norm: torch.Tensor = torch.linalg.vector_norm(tensor, 1, dtype=kind)
-        return norm
-    if tensor.numel() <= _CHUNK:
-        return tensor.abs().sum(dtype=kind)
-    while len(tensor) == 1:
-        tensor = tensor[0]
-    num_rows = max(1, _CHUNK * len(tensor) // tensor.numel())  # torch's norm is 30 times as slow
+        norms: torch.Tensor = torch.linalg.vector_norm(tensor, 1, dim=inside, dtype=kind)
+        return norms
+    # Torch's norm is 30 times as slow on a CPU.
+    num_rows = max(1, _CHUNK * len(tensor) // max(tensor.numel(), 1))
     parts = torch.split(tensor, num_rows)
-    return torch.stack([part.abs().sum(dtype=kind) for part in parts]).sum()
+    return torch.cat([part.abs().sum(dim=inside, dtype=kind) for part in parts])
 
 
 @final
@@ -103,7 +111,7 @@ class OutputWatch:
         self._compares = compares
         self._num_equal = self._num_unequal = 0
         self._step: StepUnderWay | None = None  # whose scales are collected
-        self._scales: dict[tuple[int, int], dict[Ticket, float]] = {}
+        self._scales: dict[tuple[int, int], dict[Ticket, tuple[float, float]]] = {}
         self.unread: deque[tuple[int, Ticket, Look]] = deque()
 
     def begin_step(self, step: StepUnderWay) -> None:
@@ -126,14 +134,14 @@ class OutputWatch:
         """Read what is known by now."""
         while self.unread:
             model, ticket, look = self.unread[0]
-            value = look.value()
-            if value is None:
+            values = look.values()
+            if values is None:
                 return
             self.unread.popleft()
-            if not math.isfinite(value):
+            if not math.isfinite(values[0]):
                 self._exchange.not_finite.tell(ticket.step.number, is_half=look.is_half)
-            elif look.output is not None and ticket.num_samples and value:
-                self._collect(model, look.output, ticket, abs(value))
+            elif look.output is not None and ticket.num_samples and values[0]:
+                self._collect((model, look.output), ticket, *values)
 
     def tell(self) -> None:
         """Send the scales of the step that is collected."""
@@ -141,18 +149,29 @@ class OutputWatch:
         scales, self._scales = self._scales, {}
         if step is None:
             return
-        rows = []
-        for (model, output), parts in scales.items():
-            scale, size = (
-                math.exp(math.fsum(map(math.log, values)) / len(parts))
-                for values in (parts.values(), [max(part.amount, 1e-9) for part in parts])
-            )
-            rows.append((model, output, scale, size))
+        rows = [(*key, *_mean_of_logs(parts)) for key, parts in scales.items()]
         self._exchange.tell([ScalesTold(step.number, tuple(rows))])
 
-    def _collect(self, model: int, output: int, ticket: Ticket, scale: float) -> None:
+    def _collect(self, key: tuple[int, int], ticket: Ticket, scale: float, squares: float) -> None:
         if ticket.step is not self._step:
             self.tell()
             self._step = ticket.step
-        parts = self._scales.setdefault((model, output), {})
-        parts[ticket] = parts.get(ticket, 0.0) + scale
+        parts = self._scales.setdefault(key, {})
+        before, squares_before = parts.get(ticket, (0.0, 0.0))
+        parts[ticket] = before + scale, squares_before + squares
+
+
+def _mean_of_logs(parts: Mapping[Ticket, tuple[float, float]]) -> tuple[float, float, float]:
+    """Return scale, size and the variance of the scale's logarithm, for parts of a batch.
+
+    Of a sum over n rows that are drawn alike, it is $\\sum s_i^2 / s^2 - 1 / n$. A single number,
+    as a loss, tells nothing of its rows: they are taken to scatter by their own mean.
+    """
+    logs = sizes = variance = 0.0
+    for ticket, (scale, squares) in parts.items():
+        logs += math.log(scale)
+        sizes += math.log(max(ticket.amount, 1e-9))
+        ratio, n = squares / scale**2, ticket.num_samples
+        variance += 1.0 / n if ratio == 1.0 else max(ratio - 1.0 / n, 0.0)
+    count = len(parts)
+    return math.exp(logs / count), math.exp(sizes / count), variance / count**2
