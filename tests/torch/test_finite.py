@@ -57,3 +57,18 @@ def test_large_numbers_of_half_precision_are_finite(device):
 def test_nothing_is_an_empty_sum():
     """A batch without samples has a gradient without numbers."""
     assert seen([], "cpu") == []
+
+
+@pytest.mark.parametrize(
+    "shape", [(0,), (0, 5), (5, 0), (3,), (7, 3), (3, 40, 900), (2, 3, 70000), (1, 70000)]
+)
+def test_a_scale_is_the_sum_of_absolute_values_by_rows(shape):
+    """However large outputs are cut, so that no copy of all of one is made."""
+    torch.manual_seed(0)
+    gradient, looks = torch.randn(shape), []
+    look_at(gradient, looks, output=0)
+    by_row = [float(row.abs().double().sum()) for row in gradient]
+    scale, squares = looks[0].values()
+
+    assert scale == pytest.approx(sum(by_row), abs=1e-12)
+    assert squares == pytest.approx(sum(one**2 for one in by_row), abs=1e-12)

@@ -23,12 +23,12 @@ from ._router import Router
 Slope = Literal["mean", "sum", "between"]
 """What a loss was found to be: flat in the number of rows, proportional to it, or neither."""
 
-_ODDS = math.log(1e6)  # for what ends a run, or is settled
-_ODDS_BETWEEN = math.log(1e4)  # for what is only said
+_ODDS = math.log(1e6)
 # By what the variances may be wrong that ranks tell: rows may resemble each other.
 _FACTORS = np.geomspace(1e-3, 1e3, 25)
 _LIKELY = -(np.log(_FACTORS) ** 2) / 2.0
-_BETWEEN = np.linspace(0.25, 0.75, 11)
+_SLOPES = np.array([0.0, 1.0, *np.linspace(0.25, 0.75, 11)])  # a mean, a sum, and between
+_POWERS = np.array([np.ones_like(_SLOPES), -2.0 * _SLOPES, _SLOPES**2])  # (3, slopes)
 # By how much a rank's scale may differ at equal sizes, and how likely that is. Samples that are
 # drawn at random are the same everywhere. In an order of the user's own, or in shards, one rank may
 # have what is hard, and only a change of sizes tells.
@@ -97,27 +97,25 @@ class LossTrial:
         return self._before if enough else None
 
     def _judged(self) -> Slope | None:
-        mean, total = self._evidence(0.0), self._evidence(1.0)
-        between = _log_mean(np.array([self._evidence(slope) for slope in _BETWEEN]))
-        if between - max(mean, total) >= _ODDS_BETWEEN:
+        mean, total, *others = self._evidence()
+        between = _log_mean(np.array(others))
+        if between - max(mean, total) >= _ODDS:
             return "between"
         if abs(total - mean) < _ODDS:
             return None
         return "sum" if total > mean else "mean"
 
-    def _evidence(self, slope: float) -> float:
-        """Return how well a slope explains the steps: the logarithm of their likelihood."""
-        yy, yx, xx = self._squares
-        total = yy - 2.0 * slope * yx + slope**2 * xx
-        rest = self._sum - slope * self._sum_x
+    def _evidence(self) -> FloatArray:
+        """Return how well each of ``_SLOPES`` explains the steps: its likelihood's logarithm."""
+        own = np.array([self._sum**2, self._sum * self._sum_x, self._sum_x**2])
         found = []
         for part, spread in self._spreads:
             ratio = _FACTORS[:, None] / spread**2
-            left = total - (rest**2 / (self._weight + ratio)).sum(axis=1)
-            known = np.log1p(self._weight / ratio).sum(axis=1)
-            evidence = self._degrees * np.log(_FACTORS) + known + left / _FACTORS
-            found.append(_LIKELY + math.log(part) - evidence / 2)
-        return _log_mean(np.concatenate(found))
+            left = self._squares - (1.0 / (self._weight + ratio)) @ own.T  # (factors, 3)
+            known = np.log1p(self._weight / ratio).sum(axis=1) + self._degrees * np.log(_FACTORS)
+            explained = _LIKELY + math.log(part) - known / 2
+            found.append(explained - (left @ _POWERS).T / (2.0 * _FACTORS))
+        return np.array([_log_mean(logs) for logs in np.concatenate(found, axis=1)])
 
 
 def _centred(values: FloatArray, weight: FloatArray) -> FloatArray:

@@ -89,8 +89,9 @@ def _by_row(tensor: torch.Tensor) -> torch.Tensor:
         norms: torch.Tensor = torch.linalg.vector_norm(tensor, 1, dim=inside, dtype=kind)
         return norms
     # Torch's norm is 30 times as slow on a CPU.
-    num_rows = max(1, _CHUNK * len(tensor) // max(tensor.numel(), 1))
-    parts = torch.split(tensor, num_rows)
+    if tensor.numel() > _CHUNK * len(tensor):
+        return torch.stack([_by_row(row).sum() for row in tensor])
+    parts = torch.split(tensor, max(1, _CHUNK * len(tensor) // max(tensor.numel(), 1)))
     return torch.cat([part.abs().sum(dim=inside, dtype=kind) for part in parts])
 
 
