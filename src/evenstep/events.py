@@ -297,17 +297,6 @@ class SizesHeld:
 
 
 @dataclass(frozen=True, slots=True)
-class LossUnclear:
-    """The loss is neither a mean over samples nor a sum, as far as gradients show; once.
-
-    Attributes:
-        step: optimizer step after which that was found, from 0.
-    """
-
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
 class LossNotFinite:
     """Losses are NaN or infinite, and do not recover; once in a run.
 
@@ -477,7 +466,6 @@ Event = (
     | MemoryCapped
     | SizesHeld
     | LossNotFinite
-    | LossUnclear
     | ClaimsSwitched
     | LinksMeasured
     | SharesPlanned

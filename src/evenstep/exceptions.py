@@ -9,8 +9,6 @@ __all__ = [
     "EvenstepWarning",
     "RanksDivergedError",
     "WorkerLostError",
-    "WrongGradientError",
-    "WrongLossError",
     "invalid",
 ]
 
@@ -43,11 +41,7 @@ class EvenstepWarning(UserWarning):
     """A request has a limit that you should know; the message says which."""
 
 
-class WrongGradientError(RuntimeError):
-    """The gradient of some steps was wrong, and no plan can mend it: all ranks end."""
-
-
-class RanksDivergedError(WrongGradientError):
+class RanksDivergedError(RuntimeError):
     """Ranks reduced the gradients of different batches together: the gradient was wrong.
 
     Attributes:
@@ -75,7 +69,3 @@ class WorkerLostError(RuntimeError):
 
     def __reduce__(self) -> tuple[type[WorkerLostError], tuple[int, str]]:
         return type(self), (self.rank, str(self))
-
-
-class WrongLossError(WrongGradientError):
-    """The loss is not what the balancer was told, as a mean over samples or a sum."""

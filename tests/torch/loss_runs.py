@@ -16,7 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from evenstep import Cluster, Decision, StepTimings
-from evenstep.exceptions import WrongLossError
 from evenstep.policies import AbstractPolicy
 from evenstep.torch import Balancer, Runtime
 
@@ -179,7 +178,7 @@ def _outcome(case: Case, checks_loss: bool) -> str:
                 case.loss(balanced, *batch, balancer).backward()
                 optimizer.step()
                 optimizer.zero_grad()
-    except WrongLossError as error:
+    except ValueError as error:
         return str(error)
     return ""
 

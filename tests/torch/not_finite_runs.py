@@ -132,7 +132,7 @@ def with_scaler(rank: int, scale: float, half: bool) -> Any:
             scaler.update()
         assert scaler.get_scale() <= scale / 2**3
 
-    return events_of(rank, train)
+    return events_of(rank, train, loss_reduction="sum")
 
 
 def with_stand_in(rank: int) -> Any:

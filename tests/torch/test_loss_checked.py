@@ -31,7 +31,7 @@ def test_another_one_ends_all_ranks_with_the_remedy(case):
     found = run_workers(2, outcomes, {case: "wrong"}, allow_faults=True)
 
     for texts in found:
-        assert texts[case].startswith("The loss is not what the balancer was told")
+        assert texts[case].startswith("`Balancer(loss_reduction=")
         assert REMEDIES[case] in texts[case]
 
 

@@ -111,7 +111,7 @@ class Answers:
 
         Raises:
             WorkerLostError: a worker was lost before that.
-            WrongGradientError: gradients were wrong, on all ranks.
+            RanksDivergedError, ValueError: gradients were wrong, on all ranks.
         """
         if self.newest < index:
             self._router.need(lambda: self.newest >= index)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -31,6 +32,7 @@ from ._stop import Stop
 from ._unit_sums import UnitSums
 from ._ways import Ways
 
+_LOGGER = logging.getLogger("evenstep")
 _LAST_CLAIMS_S = 30.0  # at the close, for a rank that left its last step in the middle
 
 
@@ -120,7 +122,7 @@ class Exchange:
         self.mailbox = Mailbox(router)
         self.ways = Ways(router, differ=self.losses.end_wrong)
         self.not_finite = NotFinite(router, emit=emit)
-        self.scales = LossScales(router, refuse=self.losses.end_wrong, emit=emit)
+        self.scales = LossScales(router, refuse=self.losses.end_wrong, warn=_LOGGER.warning)
         router.add(self.losses, self._patrol, self.stop, self._answers, self.decisions)
         router.add(self._reports, self.units, self.claims, self.mailbox, self.ways)
         router.add(self.not_finite, self.scales)
@@ -194,7 +196,7 @@ class Exchange:
 
         Raises:
             WorkerLostError: a worker that is needed for it was lost.
-            WrongGradientError: gradients were wrong, on all ranks.
+            RanksDivergedError, ValueError: gradients were wrong, on all ranks.
         """
         if trains:
             self.losses.leave_collective()

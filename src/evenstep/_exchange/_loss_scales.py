@@ -16,7 +16,7 @@ from typing import Literal, final
 import numpy as np
 
 from .._types import FloatArray
-from ..events import Hook, LossUnclear
+from ..exceptions import invalid
 from ._message_kinds import LossRefused, Message, ScaleRow, ScalesTold
 from ._router import Router
 
@@ -135,17 +135,21 @@ class LossScales:
     Args:
         router: carries messages.
         refuse: called on rank 0, from any thread, if the loss is not what it was said to be.
-        emit: takes the event, on rank 0.
+        warn: gets a sentence on rank 0 if it is neither, and training goes on.
     """
 
     kinds = (ScalesTold,)
 
     def __init__(
-        self, router: Router, *, refuse: Callable[[LossRefused], None], emit: Hook
+        self,
+        router: Router,
+        *,
+        refuse: Callable[[LossRefused], None],
+        warn: Callable[[str], object],
     ) -> None:
         self._world_size = router.world_size
         self._refuse = refuse
-        self._emit = emit
+        self._warn = warn
         self._lock = threading.Lock()
         self._told: dict[int, dict[int, tuple[ScaleRow, ...]]] = {}  # by step and rank
         self._trials: dict[tuple[int, int], LossTrial] = {}
@@ -171,9 +175,9 @@ class LossScales:
             del self._told[step]
             news = self._judge(told)
         if news == "between":
-            self._emit(LossUnclear(step))
+            self._warn(f"Up to step {step}, {_SEEN} {_FOUND[news][0]}. {_FOUND[news][1]}")
         elif news is not None:
-            self._refuse(LossRefused(_refusal(news, step)))
+            self._refuse(LossRefused(_refusal(self._said, news, step)))
 
     def _judge(self, told: Mapping[int, tuple[ScaleRow, ...]]) -> str | None:
         """Return what is new and not as it was said, if anything is."""
@@ -200,24 +204,44 @@ class LossScales:
         return self._trials[key]
 
 
-_REMEDIES = {
-    "sum": "it grew with the number of a rank's samples, as that of a sum does. If the loss is a "
-    "sum, or divides by a constant or by a count over all ranks, use "
-    '`Balancer(loss_reduction="sum")`, which is exact for each. If only some of its terms do, use '
-    '`prepare(..., weighting="loss")` and `balancer.weight(means) + sums`. If it compares the '
-    'samples of a batch with each other, as contrastive losses do, use `policy="equal"`.',
-    "mean": "it did not depend on the number of a rank's samples, as that of a mean. Leave "
-    '`loss_reduction="sum"` out.',
-    "mixed": "at one output it grew with the number of a rank's samples, as that of a sum does, "
-    "and at another it did not, as that of a mean. Use "
-    '`prepare(..., weighting="loss")` and `balancer.weight(means) + sums`.',
+_SEEN = "gradients at the model's output, compared between ranks with unlike numbers of samples,"
+_MIXED = 'use `prepare(..., weighting="loss")` and `balancer.weight(means) + sums`.'
+_PAIRS = (
+    "If it compares the samples of a batch with each other, as contrastive losses do, use "
+    '`policy="equal"`.'
+)
+_FOUND = {
+    "sum": (
+        "grew with these numbers, as those of a sum do",
+        "If the loss is a sum, or divides by a constant or by a count over all ranks, use "
+        '`Balancer(loss_reduction="sum")`, which is exact for each. If only some of its terms do, '
+        f"{_MIXED} {_PAIRS}",
+    ),
+    "mean": (
+        "did not depend on these numbers, as those of a mean",
+        'Leave `loss_reduction="sum"` out.',
+    ),
+    "mixed": (
+        "grew with these numbers at one output, as those of a sum do, and not at another",
+        f"For a mean beside a sum, {_MIXED}",
+    ),
+    "between": (
+        "depended on these numbers as those of neither a mean nor a sum",
+        "No weight is right for the whole loss. If it adds a mean and a sum, or a term that is "
+        f"divided by a count over all ranks, {_MIXED} {_PAIRS} `check_loss` tells which.",
+    ),
 }
+"""What gradients did, and what to do."""
 
 
-def _refusal(found: str, step: int) -> str:
-    return (
-        f"The loss is not what the balancer was told, so gradients were wrong. The gradient at the "
-        f"model's output was compared between ranks with unlike numbers of samples, up to step "
-        f"{step}: {_REMEDIES[found]} `check_loss` examines a loss by itself, and "
-        f"`Runtime(checks_loss=False)` turns this comparison off."
+def _refusal(said: str, found: str, step: int) -> str:
+    seen, remedy = _FOUND[found]
+    return str(
+        invalid(
+            f"Balancer(loss_reduction={said!r})",
+            "be what the loss does, or gradients are wrong",
+            f"another loss up to step {step}: {_SEEN} {seen}",
+            f"{remedy} `check_loss` examines a loss by itself, and `Runtime(checks_loss=False)` "
+            "turns this comparison off.",
+        )
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import final
 
-from ..exceptions import WorkerLostError, WrongGradientError
+from ..exceptions import WorkerLostError
 from ._process import end_process, interrupt_thread
 
 # Shares of the grace. Until the release, those in no collective hear of the loss by themselves. A
@@ -68,7 +68,7 @@ class LossWatch:
         interrupt: Callable[[int], None] = interrupt_thread,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self.error: WorkerLostError | WrongGradientError | None = None
+        self.error: RuntimeError | ValueError | None = None
         self.was_interrupted = False
         self._grace_s = grace_s
         self._abort = abort or end_process
@@ -85,7 +85,7 @@ class LossWatch:
         """Whether the thread is noted to be in a collective."""
         return self._collective_s is not None
 
-    def note(self, error: WorkerLostError | WrongGradientError, *, hangs: bool = False) -> None:
+    def note(self, error: RuntimeError | ValueError, *, hangs: bool = False) -> None:
         """Have the loss known: the first one, which its caller has to see to.
 
         Args:
@@ -101,7 +101,7 @@ class LossWatch:
 
         Raises:
             WorkerLostError: a rank was lost.
-            WrongGradientError: gradients were wrong, on all ranks.
+            RanksDivergedError, ValueError: gradients were wrong, on all ranks.
         """
         if self.error is not None:
             raise self.error

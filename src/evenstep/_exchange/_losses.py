@@ -8,12 +8,7 @@ from typing import Protocol, final
 
 from .._planner import in_words
 from ..events import Hook, WorkerLost
-from ..exceptions import (
-    RanksDivergedError,
-    WorkerLostError,
-    WrongGradientError,
-    WrongLossError,
-)
+from ..exceptions import RanksDivergedError, WorkerLostError
 from ._loss_watch import LossWatch, lost_worker
 from ._message_kinds import (
     CollectiveBroke,
@@ -106,7 +101,7 @@ class Losses:
         self._left: dict[int, Goodbye] = {}
         self._collective_broke = False
         self._failed: tuple[int, str] | None = None  # who was lost by this process' own end
-        self.on_loss: Callable[[RuntimeError], object] = lambda error: None
+        self.on_loss: Callable[[Exception], object] = lambda error: None
         self.thread_id = framework.training_thread()
 
     @property
@@ -115,15 +110,15 @@ class Losses:
         return self._watch.error is not None
 
     @property
-    def interrupted_by(self) -> RuntimeError | None:
+    def interrupted_by(self) -> Exception | None:
         """The error for which the training thread was interrupted: it counted as hanging."""
         return self._watch.error if self._watch.was_interrupted else None
 
     @property
-    def wrong(self) -> WrongGradientError | None:
+    def wrong(self) -> RuntimeError | ValueError | None:
         """The error of gradients that were wrong."""
         error = self._watch.error
-        return error if isinstance(error, WrongGradientError) else None
+        return None if isinstance(error, WorkerLostError) else error
 
     @property
     def left(self) -> Set[int]:
@@ -139,7 +134,7 @@ class Losses:
 
         Raises:
             WorkerLostError: a worker was lost.
-            WrongGradientError: gradients were wrong, on all ranks.
+            RanksDivergedError, ValueError: gradients were wrong, on all ranks.
         """
         self._watch.check()
 
@@ -147,7 +142,7 @@ class Losses:
         """Raise if gradients were wrong, which no plan can mend.
 
         Raises:
-            WrongGradientError: they were.
+            RanksDivergedError, ValueError: they were.
         """
         if (error := self.wrong) is not None:
             raise error
@@ -195,7 +190,7 @@ class Losses:
         if self._router.rank == 0:
             self._router.to_everyone(found)
         if isinstance(found, LossRefused):
-            self._end_by(WrongLossError(found.text))
+            self._end_by(ValueError(found.text))
         else:
             self._end_by(RanksDivergedError(found.rank, found.text))
 
@@ -218,7 +213,7 @@ class Losses:
                     self._left[peer] = message
                     self._router.changed.notify_all()
 
-    def verdict(self, *, within_s: float, in_collective: bool = False) -> RuntimeError | None:
+    def verdict(self, *, within_s: float, in_collective: bool = False) -> Exception | None:
         """Return the loss of a worker, if one becomes known in time.
 
         For a rank whose collective broke: one that ended its run is to blame for that, too.
@@ -292,7 +287,7 @@ class Losses:
         if not self._framework.place_of(thread_id).in_collective:
             interrupt_thread(thread_id)
 
-    def _end_by(self, error: WorkerLostError | WrongGradientError, *, hangs: bool = False) -> None:
+    def _end_by(self, error: RuntimeError | ValueError, *, hangs: bool = False) -> None:
         self._watch.note(error, hangs=hangs)
         try:
             self.on_loss(error)

@@ -160,7 +160,7 @@ class Router:
 
         Raises:
             WorkerLostError: a worker was lost before that.
-            WrongGradientError: gradients were wrong, on all ranks.
+            RanksDivergedError, ValueError: gradients were wrong, on all ranks.
             RuntimeError: the run was closed here before that, by another thread.
         """
         if not self.wait(is_here):

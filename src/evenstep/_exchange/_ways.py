@@ -50,7 +50,7 @@ class Ways:
 
         Raises:
             WorkerLostError: a worker was lost before it told.
-            WrongGradientError: gradients were wrong, on all ranks.
+            RanksDivergedError, ValueError: gradients were wrong, on all ranks.
         """
         self._awaited.add(key)
         try:

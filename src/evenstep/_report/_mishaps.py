@@ -9,7 +9,6 @@ from ..events import (
     ClaimsSwitched,
     Event,
     LossNotFinite,
-    LossUnclear,
     MeasurementRejected,
     MemoryCapped,
     PolicyFailed,
@@ -39,7 +38,6 @@ _TEXTS: dict[type[Event], str] = {
     PolicyFailed: "The policy {0.policy} failed, and the last good plan stayed: {0.problem}",
     PolicySlow: "The policy took {0.decide_s:.3g} s to decide, and was left out for "
     "{0.rest_s:.0f} s.",
-    LossUnclear: "The loss was neither a mean over samples nor a sum.",
     LossNotFinite: "Losses became NaN or infinite, first on the ranks {0.ranks}.",
 }
 _OFTEN = (MeasurementRejected, PolicyFailed, PolicySlow, MemoryCapped, SizesHeld, WorkerUnhelpful)

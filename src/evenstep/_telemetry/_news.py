@@ -9,7 +9,6 @@ from ..events import (
     ClaimsSwitched,
     Event,
     LossNotFinite,
-    LossUnclear,
     MeasurementRejected,
     MemoryCapped,
     PolicyFailed,
@@ -53,11 +52,6 @@ _FAULTS: dict[type[Event], str] = {
     LossNotFinite: "From step {0.step} on losses are NaN or infinite, first on {whose}: check the "
     "batch and the loss there. Averaged gradients spread it to the parameters of all ranks for "
     "good: restart from a checkpoint of an earlier step.",
-    LossUnclear: "Up to step {0.step}, the gradient at the model's output depended on the number "
-    "of a rank's samples as that of neither a mean nor a sum. Then no weight is right for the "
-    "whole loss. If it adds a mean and a sum, or a term divided by a count over all ranks, use "
-    '`prepare(..., weighting="loss")` and `balancer.weight(means) + sums`. If it compares the '
-    'samples of a batch with each other, use `policy="equal"`. `check_loss` tells which.',
     WaitingDiagnosed: "Step {0.step}: input is the limit, {input}.",
 }
 

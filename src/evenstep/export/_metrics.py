@@ -10,7 +10,6 @@ from ..events import (
     Event,
     ExchangeMeasured,
     LossNotFinite,
-    LossUnclear,
     MeasurementRejected,
     PolicyFailed,
     PolicySlow,
@@ -32,7 +31,6 @@ _WORST: Final = 8  # ranks that have a series of their own where others have non
 _FAULTS: Final = (
     BalancingStopped,
     LossNotFinite,
-    LossUnclear,
     MeasurementRejected,
     PolicyFailed,
     PolicySlow,

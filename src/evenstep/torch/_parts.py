@@ -24,6 +24,7 @@ from ._data.deal._stream_terms import StreamKind
 from ._data.loaders._base import AbstractStepLoader, StepContext
 from ._data.loaders._server import ServerLoader
 from ._data.loaders._stream import StreamLoader
+from ._data.order._samplers import draws_at_random
 from ._exchange._crew import Crew
 from ._exchange._roll_call import roll_call
 from ._exchange._startup import Alone, SideGroup
@@ -112,6 +113,13 @@ class Parts:
     def side(self) -> SideGroup | Alone | None:
         """The workers' side group; None before ``join``."""
         return None if self.crew is None else self.crew.side
+
+    @property
+    def at_random(self) -> bool | None:
+        """Whether no rank's samples differ but by chance; None if the loss is not checked."""
+        if not self.runtime.checks_loss:
+            return None
+        return all(one.costs is None and draws_at_random(one.sampler) for one in self.loaders)
 
     @property
     def is_first(self) -> bool:

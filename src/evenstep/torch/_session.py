@@ -16,7 +16,7 @@ from .._run._machine_reader import machine_reader_of
 from .._run._open_channel import open_channel
 from .._run._run_record import RunRecord, RunSettings, lead
 from ..events import Event, Hook
-from ..exceptions import WorkerLostError, WrongGradientError, invalid
+from ..exceptions import RanksDivergedError, WorkerLostError, invalid
 from ..policies import Equal, Fixed
 from ._claiming import claims_of
 from ._data._prepare import num_steps_of
@@ -176,7 +176,7 @@ class Session:
             )
         self._estimates = estimates
 
-    def loss_behind(self, error: BaseException | None) -> RuntimeError | None:
+    def loss_behind(self, error: BaseException | None) -> Exception | None:
         """Return the loss of a worker that is behind a collective's error, if that is one.
 
         A peer that dies in the middle of a collective breaks it for the others, with an error
@@ -193,7 +193,7 @@ class Session:
         self.exchange.losses.script_failed(error)
         if isinstance(error, KeyboardInterrupt):
             return self.exchange.losses.interrupted_by
-        ended = isinstance(error, WorkerLostError | WrongGradientError)
+        ended = isinstance(error, WorkerLostError | RanksDivergedError)
         if ended or not isinstance(error, RuntimeError):
             return None
         broke = any(word in str(error) for word in _OF_COLLECTIVES)
@@ -262,7 +262,7 @@ class Session:
             parts.watch,
             world_size=world_size,
             loss_reduction=parts.loss_reduction,
-            compares_scales=parts.runtime.checks_loss,
+            at_random=parts.at_random,
             exact=parts.runtime.freshness == "exact",
             cuts=cuts,
             tells_samples=parts.runtime.sample_seed is not None,
@@ -328,8 +328,6 @@ class Session:
     def _lead(self, planner: AbstractPlanner, job: Job) -> None:
         """On rank 0: say that the run begins, and plan its first step."""
         assert self.exchange is not None
-        at_random = all(loader.draws_at_random for loader in self._parts.loaders)
-        self.exchange.scales.open(self._parts.loss_reduction, at_random=at_random)
         facts, parts = self._facts[: self._crew.num_workers], self._parts
         lead(
             self.exchange,

@@ -135,7 +135,7 @@ class ServerWatch:
         """Note that it is back."""
         self._loss.leave_collective()
 
-    def verdict(self, *, within_s: float) -> RuntimeError | None:
+    def verdict(self, *, within_s: float) -> Exception | None:
         """Return the loss of a rank, if one becomes known in time."""
         with self._changed:
             self._changed.wait_for(

@@ -21,7 +21,7 @@ class CollectiveWatch(Protocol):
     def leave_collective(self) -> None:
         """Note that it is back."""
 
-    def verdict(self, *, within_s: float) -> RuntimeError | None:
+    def verdict(self, *, within_s: float) -> Exception | None:
         """Return the loss of a worker, if one becomes known in time."""
 
 

@@ -38,14 +38,12 @@ class StepConductor:
     The loader announces steps and batches, and asks for plans; the hooks ask to which batch a
     forward belongs and announce the end of every backward; the exchange is given one report a
     step, as early as it can be complete. The loader may be read by another thread than the one
-    that trains, and ahead of it: the step under way is the one whose batch the newest forward has.
+    that trains, ahead of it: the step under way is that of the newest forward.
 
     A step's last backward is recognised by the number of backwards that each batch of the step
-    before had: one in most loops. Where that fails, the report goes out when the next step begins,
-    late but complete.
+    before had. Where that fails, the report is late but complete: when the next step begins.
 
-    Hooks and loaders hold it from ``prepare`` on. Until the run opens no batch is handed out, and
-    so no forward belongs to one.
+    Hooks and loaders hold it from ``prepare`` on. Until the run opens no batch is handed out.
 
     Attributes:
         meter: measures own compute time; once the run is open.
@@ -89,7 +87,7 @@ class StepConductor:
         exact: bool = False,
         cuts: bool = False,
         tells_samples: bool = False,
-        compares_scales: bool = True,
+        at_random: bool | None = None,
         measures: Sequence[Measure] = (),
         versions: Callable[[], int] = lambda: 0,
         peers: PeerGroup | None = None,
@@ -107,7 +105,7 @@ class StepConductor:
             exact: whether to wait for the device at the plan point, so that nothing is late.
             cuts: whether the loop takes micro-batches, which are used in the order they come in.
             tells_samples: whether forwards need to know their samples, with a single rank as well.
-            compares_scales: whether gradients are compared between ranks, by their scales.
+            at_random: whether samples are drawn so, for the check of the loss; None is no check.
             measures: what is read beside the time.
             versions: tells by a number whether parameters have changed.
             peers: ranks that get the very same batches; None if there are none.
@@ -116,14 +114,13 @@ class StepConductor:
         """
         self._exchange, self.meter = exchange, meter
         self._reporter = Reporter(exchange, meter, watch, measures, exact=exact, told=told)
-        self._weights = Weights(
-            exchange, meter, world_size=world_size, loss_reduction=loss_reduction
-        )
+        self._weights = Weights(exchange, meter, world_size, loss_reduction)
         self._cuts = cuts
         self._is_alone = world_size == 1
         identifies = tells_samples or not self._is_alone
         self._tickets = Tickets(identifies=identifies, counts_rows=loss_reduction == "mean")
-        self._outputs = OutputWatch(exchange, compares=compares_scales and not self._is_alone)
+        self._outputs = OutputWatch(exchange, compares=at_random is not None and not self._is_alone)
+        exchange.scales.open(loss_reduction, at_random=bool(at_random))
         self._blind = BlindWatch(versions)
         self._peers = () if peers is None else (peers,)
         heard = partial(heard_by, (watch, *observers))
@@ -195,8 +192,7 @@ class StepConductor:
         loop = self._loop
         peeks = loop.num_batches < _NUM_PEEKED or loop.looks_ahead
         loop.num_batches += 1
-        amount = num_samples if part.units is None else part.units
-        ticket = Ticket(opened, num_samples, weight, key, is_last, keys=part.keys, amount=amount)
+        ticket = Ticket(opened, num_samples, weight, key, is_last, part.units, keys=part.keys)
         self._tickets.open(ticket, part.batch, peeks=peeks)
         opened.on_last_forward = is_last
         opened.num_forwards += 1
@@ -217,10 +213,9 @@ class StepConductor:
         return self._exchange.claims.claim(step, speed=speed, own=own)
 
     def begin_claim(self) -> None:
-        """Stop the clock: this rank asks for more, or waits for samples.
+        """Stop the clock, once a device is done: this rank asks for more, or waits for samples.
 
-        Not before a device is done with what it was given: one that runs behind would claim all
-        there is for work that it has not begun.
+        A device that runs behind would claim all there is for work that it has not begun.
         """
         self.meter.pause()
 

@@ -171,7 +171,7 @@ def _mean_of_logs(parts: Mapping[Ticket, tuple[float, float]]) -> tuple[float, f
     logs = sizes = variance = 0.0
     for ticket, (scale, squares) in parts.items():
         logs += math.log(scale)
-        sizes += math.log(max(ticket.amount, 1e-9))
+        sizes += math.log((ticket.num_samples if ticket.units is None else ticket.units) or 1.0)
         ratio, n = squares / scale**2, ticket.num_samples
         variance += 1.0 / n if ratio == 1.0 else max(ratio - 1.0 / n, 0.0)
     count = len(parts)

@@ -58,6 +58,7 @@ class Ticket:
         weight: what its gradient is multiplied by.
         key: equal for tickets with equal weights.
         is_last: whether it is the step's last one.
+        units: that a mean divides by; None where they are its samples.
         is_over: whether the loop that handed it out has ended.
         num_backwards: how many its forwards have had, those included that may be another's.
         is_trained: whether one of its own forwards, beyond doubt, has had a backward.
@@ -68,7 +69,6 @@ class Ticket:
             for.
         keys: what its samples draw random numbers by, stand-ins included; None where those are
             the rank's own.
-        amount: what a mean divides by: samples, or other units.
         num_draws: dropouts, and the like, in its forwards so far.
         had_whole: whether one of its forwards had all of its rows.
     """
@@ -78,6 +78,7 @@ class Ticket:
     weight: Weight
     key: Any
     is_last: bool
+    units: float | None = None
     is_over: bool = False
     num_backwards: int = 0
     is_trained: bool = False
@@ -86,7 +87,6 @@ class Ticket:
     has_rows: bool = True
     is_indices: bool = False
     keys: IntArray | None = None
-    amount: float = 0.0
     num_draws: int = 0
     had_whole: bool = False
 

@@ -72,7 +72,7 @@ class Weights:
     """
 
     def __init__(
-        self, exchange: Exchange, meter: StepMeter, *, world_size: int, loss_reduction: str
+        self, exchange: Exchange, meter: StepMeter, world_size: int, loss_reduction: str
     ) -> None:
         self._exchange = exchange
         self._meter = meter

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, final
 
-from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
+from torch.utils.data import DataLoader
 
 from ...._diagnosis import Phase
 from ...._planner import Cost, Plan, SampleCosts
@@ -87,13 +87,6 @@ class AbstractStepLoader(AbstractLoader):
     _at: Any  # how far the newest loop is
     _next_step: int  # of the run, by number
     _resume: dict[str, Any] | None = None  # where the next loop goes on
-
-    @property
-    def draws_at_random(self) -> bool:
-        """Whether no rank's samples differ from another's but by chance."""
-        sampler = self._loader.sampler
-        shuffles = isinstance(sampler, DistributedSampler) and sampler.shuffle
-        return self.costs is None and (shuffles or isinstance(sampler, RandomSampler))
 
     @property
     @abc.abstractmethod

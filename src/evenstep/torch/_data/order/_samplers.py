@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler
 
 from ....exceptions import invalid
 
@@ -106,6 +106,12 @@ def tell_epoch(part: Any, epoch: int) -> None:
 def has_own_batches(loader: Any) -> bool:
     """Tell whether a ``DataLoader`` was given a ``batch_sampler``."""
     return loader.batch_size is None and loader.batch_sampler is not None
+
+
+def draws_at_random(sampler: object) -> bool:
+    """Tell whether samples come in a random order, so that ranks' parts differ but by chance."""
+    shuffles = isinstance(sampler, DistributedSampler) and sampler.shuffle
+    return shuffles or isinstance(sampler, RandomSampler)
 
 
 def check_iterates(loader: DataLoader[Any], where: str) -> None:

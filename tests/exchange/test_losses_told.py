@@ -1,4 +1,4 @@
-"""When rank 0 says what a loss divides by: late rather than wrong."""
+"""What rank 0 makes of losses: which are not finite, and which are not as they were said."""
 
 import math
 
@@ -8,13 +8,103 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep._exchange._loss_scales import LossScales, LossTrial
-from evenstep._exchange._message_kinds import ScalesTold
-from evenstep.events import LossUnclear
+from evenstep._exchange._message_kinds import NotFiniteTold, ScalesTold
+from evenstep._exchange._not_finite import NotFinite
+from evenstep.events import LossNotFinite
 
 from .channels import router
 
 EQUAL = np.array([32.0, 32.0])
 SIZES = [EQUAL, *[np.array(sizes) for sizes in ((44.0, 20.0), (22.0, 42.0))] * 20]
+
+
+@pytest.fixture
+def said():
+    """What rank 0 emitted."""
+    return []
+
+
+@pytest.fixture
+def books(said):
+    alone = router()
+    made = NotFinite(alone, emit=said.append)
+    alone.add(made)
+    return made
+
+
+def hear(books, rank, *steps, half=False):
+    """Have rank 0 hear of a rank's steps."""
+    for step in steps:
+        books.received(rank, NotFiniteTold(step, half))
+
+
+def test_five_steps_in_a_row_are_said_with_the_first_and_its_ranks(books, said):
+    """One rank's NaN is in all losses from the next step on: who was first is what helps."""
+    hear(books, 1, 3)
+    hear(books, 2, 3)
+    for step in (4, 5, 6):
+        for rank in (1, 2):
+            hear(books, rank, step)
+        books.tell(step, is_half=False)
+    assert said == []
+
+    hear(books, 1, 7)
+
+    assert said == [LossNotFinite(3, (1, 2))]
+
+
+def test_it_is_said_once(books, said):
+    """A dead run does not repeat it, at its end neither."""
+    hear(books, 1, *range(40), *range(50, 90))
+    books.end(89)
+
+    assert said == [LossNotFinite(0, (1,))]
+
+
+def test_a_finite_step_in_between_begins_anew(books, said):
+    """Steps that a script skips by hand, now and then, are its own affair."""
+    hear(books, 1, 0, 1, 2, 3, 5, 6, 7, 8, 10, 11)
+    books.end(12)
+
+    assert said == []
+
+
+def test_in_half_precision_a_loss_scale_may_halve_until_it_is_one(books, said):
+    """GradScaler begins with 2**16, and skips a step for each halving."""
+    hear(books, 1, *range(16), half=True)
+    books.end(15)
+    assert said == []
+
+    hear(books, 1, 16, half=True)
+
+    assert said == [LossNotFinite(0, (1,))]
+
+
+def test_a_run_that_ends_so_is_told_of_it(books, said):
+    """A script that raises on its first NaN has fewer than five."""
+    hear(books, 1, 3)
+    books.tell(4, is_half=False)
+    books.end(4)
+
+    assert said == [LossNotFinite(3, (1,))]
+
+
+@pytest.mark.parametrize("bad", [(), (0, 1)])
+def test_a_run_that_ends_well_says_nothing(bad, books, said):
+    """Whatever was before."""
+    hear(books, 1, *bad)
+    books.end(9)
+
+    assert said == []
+
+
+def test_a_device_that_is_read_late_is_still_the_first(books, said):
+    """Ranks tell of their steps when their devices have got there."""
+    for step in (4, 5, 6):
+        books.tell(step, is_half=False)
+    hear(books, 1, 3, 4, 5, 6, 7)
+
+    assert said == [LossNotFinite(3, (1,))]
 
 
 def verdicts(slope, *, noise, seed, believed=1.0, skew=0.0, sizes=SIZES, at_random=True):
@@ -95,10 +185,10 @@ def news():
 def scales(news):
     """Rank 0's part in a run of two."""
     alone = router(0, 2)
-    return LossScales(alone, refuse=news.append, emit=news.append)
+    return LossScales(alone, refuse=news.append, warn=news.append)
 
 
-def hear(scales, slopes, *, left_out=()):
+def compare(scales, slopes, *, left_out=()):
     """Have both ranks tell of many steps, by one slope for each output."""
     for step in range(60):
         sizes = (44.0, 20.0) if step % 2 else (22.0, 42.0)
@@ -109,33 +199,34 @@ def hear(scales, slopes, *, left_out=()):
 
 
 def test_what_is_as_it_was_said_is_no_news(scales, news):
-    hear(scales, [0.0, 0.0])
+    compare(scales, [0.0, 0.0])
 
     assert news == []
 
 
 def test_another_loss_is_refused_once_with_its_remedy(scales, news):
     scales.open("sum", at_random=True)
-    hear(scales, [0.0])
+    compare(scales, [0.0])
 
     (refused,) = news
     assert 'Leave `loss_reduction="sum"` out' in refused.text
 
 
 def test_outputs_of_unlike_losses_are_told_apart(scales, news):
-    hear(scales, [0.0, 1.0])
+    compare(scales, [0.0, 1.0])
 
     assert "`balancer.weight(means) + sums`" in news[0].text
-    assert "at another it did not" in news[0].text
+    assert "and not at another" in news[0].text
 
 
 def test_what_is_neither_is_said_and_training_goes_on(scales, news):
-    hear(scales, [0.5])
+    compare(scales, [0.5])
 
-    assert news == [LossUnclear(news[0].step)]
+    (warning,) = news
+    assert "neither a mean nor a sum" in warning
 
 
 def test_steps_that_not_all_have_told_of_are_forgotten(scales, news):
-    hear(scales, [1.0], left_out={(1, step) for step in range(0, 60, 5)})
+    compare(scales, [1.0], left_out={(1, step) for step in range(0, 60, 5)})
 
     assert len(news) == 1
