@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -75,9 +76,17 @@ def hang_in_the_all_reduce(rank: int, folder: str) -> None:
         model(x).sum().backward()
 
 
-def leave_early(rank: int) -> str:
-    """Rank 1 ends its run two steps before the others; return what they are told."""
-    return _train_until(lambda step: rank == 1 and step == 2)
+def leave_early(rank: int, victim: int, how: str) -> str:
+    """One rank ends its run with a batch that it does not use; return what the others are told."""
+
+    def is_over(step: int) -> bool:
+        if (rank, step) != (victim, 2):
+            return False
+        if how == "exit":
+            sys.exit(0)
+        return True
+
+    return _train_until(is_over)
 
 
 def raise_on_one(rank: int, victim: int) -> str:
@@ -103,6 +112,8 @@ def _train_until(is_over: Callable[[int], bool]) -> str:
                 model(x).sum().backward()
     except (WorkerLostError, ValueError) as error:
         return str(error)
+    except SystemExit:
+        return "left"
     return "nothing happened"
 
 

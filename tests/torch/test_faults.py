@@ -84,14 +84,18 @@ def test_all_collectives_of_the_balancers_own_are_watched():
     }
 
 
-def test_a_rank_that_leaves_early_is_named():
-    """Whoever ends its run before the others is no silent hang either."""
-    results = run_workers(3, leave_early, timeout_s=15)
+@pytest.mark.parametrize(
+    ("victim", "how"), slow_but([(1, "exit"), (0, "return")], product((0, 1), ("exit", "return")))
+)
+def test_a_rank_that_leaves_early_is_named(victim, how):
+    """One that ends before the others is no silent hang either; a batch without use is no step."""
+    results = run_workers(3, leave_early, victim, how, timeout_s=30)
 
-    assert results[1] == "left"
-    for rank in (0, 2):
-        assert "Rank 1 on " in results[rank]
-        assert "it ended its run after step 2" in results[rank]
+    assert results[victim] == "left"
+    for rank in {0, 1, 2} - {victim}:
+        assert f"Rank {victim} on " in results[rank]
+        assert "it ended its run after step 1" in results[rank]
+        assert "The last step complete on all ranks is 1." in results[rank]
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -102,6 +106,7 @@ def test_an_exception_on_one_rank_is_told_to_all(victim):
     for rank in {0, 1, 2} - {victim}:
         assert f"Rank {victim} on " in results[rank]
         assert "it raised ValueError: sample 17 has no label after step 1." in results[rank]
+        assert "The last step complete on all ranks is 1." in results[rank]
         assert "slow" not in results[rank]
 
 

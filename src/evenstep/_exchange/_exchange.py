@@ -122,7 +122,7 @@ class Exchange:
         router.add(self.losses, self._patrol, self.stop, self._answers, self.decisions)
         router.add(self._reports, self.units, self.claims, self.mailbox, self.ways, self.not_finite)
         self._first_step: int | None = None
-        self.last_step = self._newest_needed = -1
+        self.last_step = self.last_used = self._newest_needed = -1
         self._awaited = {True: -1, False: -1}  # answer that a thread which trains needs, or another
         self.num_loops = 0
         self.stopping = False
@@ -157,7 +157,12 @@ class Exchange:
         self._answers.listeners.append(listener)
 
     def report(
-        self, step: int, made: Callable[[], Sequence[Message]], *, is_urgent: bool = False
+        self,
+        step: int,
+        made: Callable[[], Sequence[Message]],
+        *,
+        is_urgent: bool = False,
+        is_used: bool = True,
     ) -> None:
         """Send this rank's report of ``step``, or have it made when a plan waits for it.
 
@@ -165,8 +170,11 @@ class Exchange:
             step: the step under way.
             made: returns the messages of the report, on any thread; ``StepReports`` is the last.
             is_urgent: whether rank 0 has to hear of it at once.
+            is_used: whether it had a backward.
         """
         self.last_step = max(step, self.last_step)
+        if is_used:
+            self.last_used = self.last_step
         first: list[Message] = [StopAsked()] if self.stop.asked else []
         for rider in self._answers.riders:
             first += rider.along()
