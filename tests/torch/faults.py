@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
 
 from evenstep.exceptions import WorkerLostError
 from evenstep.policies import Auto
@@ -142,6 +142,38 @@ def fail_on_a_device(rank: int) -> tuple[str, list[str]]:
     except RuntimeError as error:
         told = str(error)
     return told, [type(event).__name__ for event in events]
+
+
+class Stalling(Dataset):
+    """Samples of which a loader worker of rank 0 reads 24, and no more."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __len__(self) -> int:
+        return 96
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.count += get_worker_info() is not None and os.environ["RANK"] == "0"
+        if self.count > 24:
+            threading.Event().wait()
+        return torch.full((4,), float(index))
+
+
+def lose_one_while_waiting_for_input(rank: int) -> str:
+    """Rank 1 dies while rank 0 waits for its loader worker; return the error of rank 0."""
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    try:
+        with Balancer(policy="equal", runtime=WATCHFUL) as balancer:
+            stock = DataLoader(Stalling(), batch_size=4, num_workers=1)
+            model, loader = balancer.prepare(model, stock)
+            for step, x in enumerate(loader):
+                if (rank, step) == (1, 6):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                model(x).sum().backward()
+    except WorkerLostError as error:
+        return str(error)
+    return "nothing happened"
 
 
 def hang(rank: int) -> str:

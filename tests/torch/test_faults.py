@@ -70,6 +70,14 @@ def test_a_worker_lost_in_an_evaluation_is_named(sent):
     assert "Rank 1 on " in results[0]
 
 
+def test_a_rank_that_waits_for_its_loader_worker_hears_of_a_loss():
+    """In the middle of that wait, which has no end of its own."""
+    found = run_workers(2, faults.lose_one_while_waiting_for_input, timeout_s=40, check=False)
+
+    assert "Rank 1 on " in str(found[0])
+    assert "its connection closed" in str(found[0])
+
+
 def test_all_collectives_of_the_balancers_own_are_watched():
     """Whoever is stuck in one is seen to be, and is noted to be out again after."""
     found = run_workers(2, own_collectives.watch, timeout_s=60)[1]
