@@ -55,6 +55,32 @@ def wait_for_a_stuck_worker(how: str) -> None:
             model(x).mean().backward()
 
 
+def fork(how: str) -> None:
+    """Fork in the middle of a step; the child ends as ``how`` says, and is waited for."""
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return
+    if how == "fork twice" and os.fork():
+        os._exit(0)
+    elif how == "fork error":
+        raise KeyError("a mistake in a child")
+    sys.exit(0)
+
+
+def train_beside_children(how: str) -> None:
+    """Train to the end, and say so."""
+    runtime = Runtime(heartbeat_s=0.2, line_every=None)
+    with Balancer(runtime=runtime) as balancer:
+        stock = DataLoader(TensorDataset(torch.ones(64, 4)), batch_size=4)
+        model, loader = balancer.prepare(nn.Linear(4, 4), stock)
+        for step, (x,) in enumerate(loader):
+            model(x).mean().backward()
+            if step % 3 == 1:
+                fork(how)
+        print("trained", step, flush=True)
+
+
 def main(how: str) -> None:
     """Train a little and leave: "prepared", "workers" or "error"."""
     torch.set_num_threads(1)
@@ -63,6 +89,9 @@ def main(how: str) -> None:
     torch.manual_seed(0)  # the same data on every rank
     if how.startswith("stuck"):
         wait_for_a_stuck_worker(how)
+        return
+    if how.startswith("fork"):
+        train_beside_children(how)
         return
     dataset = TensorDataset(torch.randn(64, 4))
     stock = DataLoader(dataset, batch_size=4, num_workers=1 if how == "workers" else 0)

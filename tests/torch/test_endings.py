@@ -71,3 +71,12 @@ def test_a_process_whose_loader_worker_is_stuck_ends_with_the_others(whose):
     for code, _, errors in ended(whose):
         assert code == 1, errors
         assert "WorkerLostError: Rank 1 on " in errors
+
+
+@pytest.mark.parametrize("how", slow_but(["fork error"], ["fork exit", "fork error", "fork twice"]))
+def test_a_forked_child_that_ends_is_no_rank_that_ends(how):
+    """It shares the sockets of its parent, whose run goes on as if there were no child."""
+    for code, printed, errors in ended(how):
+        assert code == 0, errors
+        assert "trained 7" in printed
+        assert "rank" not in errors.replace("[rank", "").lower(), errors
