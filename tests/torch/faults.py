@@ -16,6 +16,7 @@ from time import monotonic, sleep
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
@@ -186,6 +187,25 @@ def hang(rank: int) -> str:
             model, loader = balancer.prepare(model, DataLoader(dataset, batch_size=4))
             for (x,) in loader:
                 model(x).sum().backward()
+    except WorkerLostError as error:
+        return str(error)
+    return "nothing happened"
+
+
+def destroy_the_group(rank: int) -> str:
+    """Rank 1 destroys its default group, and trains on without the script's barrier."""
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    dataset = TensorDataset(torch.randn(96, 4))
+    runtime = replace(WATCHFUL, hang_s=2.0)
+    try:
+        with Balancer(policy="equal", runtime=runtime) as balancer:
+            model, loader = balancer.prepare(model, DataLoader(dataset, batch_size=4))
+            for step, (x,) in enumerate(loader):
+                model(x).sum().backward()
+                if (rank, step) == (1, 3):
+                    dist.destroy_process_group()
+                if dist.is_initialized():
+                    dist.barrier()
     except WorkerLostError as error:
         return str(error)
     return "nothing happened"

@@ -139,6 +139,13 @@ def test_a_rank_that_hangs_while_its_heartbeats_go_on_is_named():
         assert "in forward" in results[rank]
 
 
+def test_a_rank_that_destroyed_its_group_is_named_and_not_one_that_waits_in_it():
+    """Its count in that group stays, and the others have begun a collective more."""
+    for told in run_workers(2, faults.destroy_the_group, timeout_s=40, check=False):
+        assert "Rank 1 on " in str(told)
+        assert "has not come to collective" in str(told)
+
+
 def test_a_pause_of_all_ranks_is_no_hang():
     """An evaluation three times as long as a rank may keep the others waiting."""
     assert run_workers(2, faults.pause_together, timeout_s=30) == ["nothing happened"] * 2
