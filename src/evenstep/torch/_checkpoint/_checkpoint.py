@@ -16,7 +16,7 @@ from torch import nn
 
 from ...exceptions import CheckpointError, EvenstepWarning, invalid
 from . import _step_folder as disk
-from ._plain import check_plain
+from ._plain import check_plain, read_plain
 from ._ranks import Ranks
 
 _PLAIN = "plain.pt"  # whatever is not the model's nor the optimizer's
@@ -275,8 +275,8 @@ class Checkpoint:
 
     def _read_plain(self, path: Path, step: int) -> dict[str, Any]:
         """Return what is neither the model's nor the optimizer's, once it is what is asked for."""
-        with disk.reading(path / _PLAIN):
-            plain: dict[str, Any] = torch.load(path / _PLAIN, weights_only=True, map_location="cpu")
+        with disk.reading(path / _PLAIN), (path / _PLAIN).open("rb") as file:
+            plain: dict[str, Any] = read_plain(file)
             then, names = int(plain["step"]), _part_names(plain)
         if then != step:
             raise CheckpointError(
