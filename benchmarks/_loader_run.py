@@ -144,6 +144,9 @@ class Ranks:
     rank: int
     world_size: int = 2
 
+    def check(self) -> None:
+        """Do nothing: none is lost."""
+
     def share(self, key: tuple[int, int], values: IntArray | None) -> IntArray:
         """Return rank 0's integers."""
         box: list[Any] = [values]

@@ -10,6 +10,7 @@ import os
 import pickle
 import shutil
 import subprocess
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import torch
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from evenstep.torch._checkpoint._safe_read import CLASSES
 from evenstep.torch._checkpoint._step_folder import INDEX
@@ -89,6 +90,16 @@ def read_index(folder: Path) -> Any:
     return torch.load(folder / INDEX, weights_only=False)
 
 
+def item_of(folder: Path, *, is_tensor: bool) -> int:
+    """Return the number, for ``put_item``, of the first item that is a tensor, or none."""
+    index = read_index(folder)
+    kinds = [
+        isinstance(index.state_dict_metadata[key.fqn], TensorStorageMetadata)
+        for key in sorted(index.storage_data, key=str)
+    ]
+    return kinds.index(is_tensor)
+
+
 def put_item(folder: Path, content: bytes, which: int) -> None:
     """Have the index say that one of its items is ``content``."""
     index = read_index(folder)
@@ -98,6 +109,15 @@ def put_item(folder: Path, content: bytes, which: int) -> None:
     index.storage_data[key] = replace(stored, offset=file.stat().st_size, length=len(content))
     file.write_bytes(file.read_bytes() + content)
     torch.save(index, folder / INDEX)
+
+
+def packed(num_zeros: int) -> bytes:
+    """Return an archive like torch's whose pickle is zeros, which take a thousandth of the room."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", bytes(num_zeros))
+        archive.writestr("archive/version", "3\n")
+    return file.getvalue()
 
 
 ODD = (

@@ -149,7 +149,8 @@ OF_DATA: dict[str, tuple[Case, str]] = {
     ),
     "files of one rank are missing": (
         lambda rank: data(rank, Made(fails_on(rank, 1))),
-        "got float32[1d] on rank 0 and FileNotFoundError raised on rank 1.",
+        "`DataLoader(dataset=...)` must give sample 0 on every rank, got FileNotFoundError: 0.png "
+        "on rank 1. Without it that step ends on all. Where rank 1 was:\nTraceback (most recent",
     ),
     "rows in another order, with workers": (
         lambda rank: data(rank, Made(Shifted(rank)), num_workers=1),

@@ -109,6 +109,24 @@ def provoke(rank: int) -> dict[str, str]:
     return texts
 
 
+class Listed(Made):
+    """Samples of a list that rank 0 does not have."""
+
+    def __len__(self) -> int:
+        if dist.get_rank() == 0:
+            raise FileNotFoundError("list.txt")
+        return super().__len__()
+
+
+def unreadable(rank: int) -> str:
+    """Return what ``prepare`` raises where the data set of rank 0 cannot be looked at."""
+    try:
+        data(rank, Listed(of_rank))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
 def accept(rank: int) -> tuple[dict[str, str], list[str]]:
     """Return what cases that are alike raise, and their warnings."""
     texts = {}

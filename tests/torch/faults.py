@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,9 +16,10 @@ from time import monotonic, sleep
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
 
 from evenstep.exceptions import WorkerLostError
 from evenstep.policies import Auto
@@ -75,9 +77,17 @@ def hang_in_the_all_reduce(rank: int, folder: str) -> None:
         model(x).mean().backward()
 
 
-def leave_early(rank: int) -> str:
-    """Rank 1 ends its run two steps before the others; return what they are told."""
-    return _train_until(lambda step: rank == 1 and step == 2)
+def leave_early(rank: int, victim: int, how: str) -> str:
+    """One rank ends its run with a batch that it does not use; return what the others are told."""
+
+    def is_over(step: int) -> bool:
+        if (rank, step) != (victim, 2):
+            return False
+        if how == "exit":
+            sys.exit(0)
+        return True
+
+    return _train_until(is_over)
 
 
 def raise_on_one(rank: int, victim: int) -> str:
@@ -103,6 +113,8 @@ def _train_until(is_over: Callable[[int], bool]) -> str:
                 model(x).mean().backward()
     except (WorkerLostError, ValueError) as error:
         return str(error)
+    except SystemExit:
+        return "left"
     return "nothing happened"
 
 
@@ -133,6 +145,38 @@ def fail_on_a_device(rank: int) -> tuple[str, list[str]]:
     return told, [type(event).__name__ for event in events]
 
 
+class Stalling(Dataset):
+    """Samples of which a loader worker of rank 0 reads 24, and no more."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __len__(self) -> int:
+        return 96
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.count += get_worker_info() is not None and os.environ["RANK"] == "0"
+        if self.count > 24:
+            threading.Event().wait()
+        return torch.full((4,), float(index))
+
+
+def lose_one_while_waiting_for_input(rank: int) -> str:
+    """Rank 1 dies while rank 0 waits for its loader worker; return the error of rank 0."""
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    try:
+        with Balancer(policy="equal", runtime=WATCHFUL) as balancer:
+            stock = DataLoader(Stalling(), batch_size=4, num_workers=1)
+            model, loader = balancer.prepare(model, stock)
+            for step, x in enumerate(loader):
+                if (rank, step) == (1, 6):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                model(x).sum().backward()
+    except WorkerLostError as error:
+        return str(error)
+    return "nothing happened"
+
+
 def hang(rank: int) -> str:
     """Rank 2 comes to a halt in its fifth step, short of its heartbeats; return the error."""
     model = DistributedDataParallel(Halting(rank == 2))
@@ -143,6 +187,25 @@ def hang(rank: int) -> str:
             model, loader = balancer.prepare(model, DataLoader(dataset, batch_size=4))
             for (x,) in loader:
                 model(x).mean().backward()
+    except WorkerLostError as error:
+        return str(error)
+    return "nothing happened"
+
+
+def destroy_the_group(rank: int) -> str:
+    """Rank 1 destroys its default group, and trains on without the script's barrier."""
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    dataset = TensorDataset(torch.randn(96, 4))
+    runtime = replace(WATCHFUL, hang_s=2.0)
+    try:
+        with Balancer(policy="equal", runtime=runtime) as balancer:
+            model, loader = balancer.prepare(model, DataLoader(dataset, batch_size=4))
+            for step, (x,) in enumerate(loader):
+                model(x).sum().backward()
+                if (rank, step) == (1, 3):
+                    dist.destroy_process_group()
+                if dist.is_initialized():
+                    dist.barrier()
     except WorkerLostError as error:
         return str(error)
     return "nothing happened"

@@ -235,6 +235,8 @@ class Mail:
     def __init__(self, rank: int, world_size: int, share: Callable[..., Any]):
         self.rank, self.world_size, self.share = rank, world_size, share
 
+    def check(self) -> None: ...
+
 
 class Ranks:
     """All ranks of a cluster, stepping in turn; rank 0's broadcast is a variable.

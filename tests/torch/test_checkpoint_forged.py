@@ -8,6 +8,7 @@ import shutil
 import warnings
 
 import hypothesis.strategies as st
+import pytest
 import torch
 from hypothesis import assume, given, settings
 
@@ -147,6 +148,24 @@ def test_what_a_file_asks_for_is_not_run(which, where, call, wrap, how, item):
             assert isinstance(came, CheckpointError)
             assert is_documented(came, newer)
         loads_the_older(Run(root, run.kind) if where == "item" else run, newer, older)
+
+
+@pytest.mark.parametrize("where", [forgery.INDEX, forgery.PLAIN, "tensor", "value"])
+def test_what_unpacks_to_more_than_its_file_is_refused_before_it_is_unpacked(where):
+    """Torch packs nothing; a thousandth of the memory is enough to fill it."""
+    with room() as root:
+        run, newer, older = two(0, root)
+        bomb = forgery.packed(1 << 22)
+        if where in (forgery.INDEX, forgery.PLAIN):
+            (newer / where).write_bytes(bomb)
+        else:
+            forgery.put_item(newer, bomb, forgery.item_of(newer, is_tensor=where == "tensor"))
+        forgery.sealed(newer)
+
+        came = outcome(run, changes_tensors=where in ("tensor", "value"))
+        assert isinstance(came, CheckpointError)
+        assert "4,194,306 bytes" in str(came)
+        loads_the_older(Run(root, run.kind), newer, older)
 
 
 def chosen(value, place):

@@ -47,6 +47,7 @@ def test_an_index_that_cannot_be_written_is_an_error_on_all_ranks(tmp_path):
     for message in run_workers(2, unwritten, str(tmp_path), timeout_s=60):
         assert "index.pt" in message
         assert "Is a directory" in message
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.cluster

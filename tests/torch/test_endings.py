@@ -5,9 +5,11 @@ expect it, and the process aborts with "terminate called without an active excep
 """
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -20,9 +22,8 @@ SOURCE = Path(__file__).parents[2] / "src"
 pytestmark = pytest.mark.cluster
 
 
-@pytest.mark.parametrize("how", slow_but(["error"], ["prepared", "workers", "error"]))
-def test_a_script_that_never_closes_leaves_no_thread(how):
-    """Before its first step, in the middle of an epoch with loader workers, after an error."""
+def ended(how):
+    """Run both ranks of the script; return how each ended, what it printed, and its errors."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
     path = os.pathsep.join([str(SOURCE), *filter(None, sys.path)])
@@ -31,12 +32,25 @@ def test_a_script_that_never_closes_leaves_no_thread(how):
         env = os.environ | {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PYTHONPATH": path}
         command = [sys.executable, str(SCRIPT), how]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         processes.append(
-            subprocess.Popen(
-                command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-            )
+            subprocess.Popen(command, env=env, text=True, start_new_session=True, **pipes)
         )
-    outputs = [process.communicate(timeout=120) for process in processes]
+    try:
+        for process in processes:
+            process.wait(timeout=90)
+    finally:
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # loader workers too, which hold the pipes
+        texts = [process.communicate() for process in processes]
+    return [(one.returncode, *text) for one, text in zip(processes, texts, strict=True)]
+
+
+@pytest.mark.parametrize("how", slow_but(["error"], ["prepared", "workers", "error"]))
+def test_a_script_that_never_closes_leaves_no_thread(how):
+    """Before its first step, in the middle of an epoch with loader workers, after an error."""
+    outputs = [texts for _, *texts in ended(how)]
 
     for printed, errors in outputs:
         assert "left: []" in printed, errors
@@ -47,3 +61,22 @@ def test_a_script_that_never_closes_leaves_no_thread(how):
         assert "evenstep-collate" in outputs[0][0]
     if how == "error":
         assert all("KeyError" in errors for _, errors in outputs)
+
+
+@pytest.mark.parametrize(
+    "whose", slow_but(["stuck worker of its own"], ["stuck worker", "stuck worker of its own"])
+)
+def test_a_process_whose_loader_worker_is_stuck_ends_with_the_others(whose):
+    """Python waits at its end for a worker that was stopped, and would do so forever."""
+    for code, _, errors in ended(whose):
+        assert code == 1, errors
+        assert "WorkerLostError: Rank 1 on " in errors
+
+
+@pytest.mark.parametrize("how", slow_but(["fork error"], ["fork exit", "fork error", "fork twice"]))
+def test_a_forked_child_that_ends_is_no_rank_that_ends(how):
+    """It shares the sockets of its parent, whose run goes on as if there were no child."""
+    for code, printed, errors in ended(how):
+        assert code == 0, errors
+        assert "trained 7" in printed
+        assert "rank" not in errors.replace("[rank", "").lower(), errors

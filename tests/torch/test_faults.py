@@ -70,6 +70,14 @@ def test_a_worker_lost_in_an_evaluation_is_named(sent):
     assert "Rank 1 on " in results[0]
 
 
+def test_a_rank_that_waits_for_its_loader_worker_hears_of_a_loss():
+    """In the middle of that wait, which has no end of its own."""
+    found = run_workers(2, faults.lose_one_while_waiting_for_input, timeout_s=40, check=False)
+
+    assert "Rank 1 on " in str(found[0])
+    assert "its connection closed" in str(found[0])
+
+
 def test_all_collectives_of_the_balancers_own_are_watched():
     """Whoever is stuck in one is seen to be, and is noted to be out again after."""
     found = run_workers(2, own_collectives.watch, timeout_s=60)[1]
@@ -84,14 +92,18 @@ def test_all_collectives_of_the_balancers_own_are_watched():
     }
 
 
-def test_a_rank_that_leaves_early_is_named():
-    """Whoever ends its run before the others is no silent hang either."""
-    results = run_workers(3, leave_early, timeout_s=15)
+@pytest.mark.parametrize(
+    ("victim", "how"), slow_but([(1, "exit"), (0, "return")], product((0, 1), ("exit", "return")))
+)
+def test_a_rank_that_leaves_early_is_named(victim, how):
+    """One that ends before the others is no silent hang either; a batch without use is no step."""
+    results = run_workers(3, leave_early, victim, how, timeout_s=30)
 
-    assert results[1] == "left"
-    for rank in (0, 2):
-        assert "Rank 1 on " in results[rank]
-        assert "it ended its run after step 2" in results[rank]
+    assert results[victim] == "left"
+    for rank in {0, 1, 2} - {victim}:
+        assert f"Rank {victim} on " in results[rank]
+        assert "it ended its run after step 1" in results[rank]
+        assert "The last step complete on all ranks is 1." in results[rank]
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -102,6 +114,7 @@ def test_an_exception_on_one_rank_is_told_to_all(victim):
     for rank in {0, 1, 2} - {victim}:
         assert f"Rank {victim} on " in results[rank]
         assert "it raised ValueError: sample 17 has no label after step 1." in results[rank]
+        assert "The last step complete on all ranks is 1." in results[rank]
         assert "slow" not in results[rank]
 
 
@@ -124,6 +137,13 @@ def test_a_rank_that_hangs_while_its_heartbeats_go_on_is_named():
         assert "it has not finished step 4 for 3 s while others wait" in results[rank]
         assert "faults.py:" in results[rank]
         assert "in forward" in results[rank]
+
+
+def test_a_rank_that_destroyed_its_group_is_named_and_not_one_that_waits_in_it():
+    """Its count in that group stays, and the others have begun a collective more."""
+    for told in run_workers(2, faults.destroy_the_group, timeout_s=40, check=False):
+        assert "Rank 1 on " in str(told)
+        assert "has not come to collective" in str(told)
 
 
 def test_a_pause_of_all_ranks_is_no_hang():

@@ -27,6 +27,17 @@ def test_differences_between_ranks_are_refused_by_one_error_on_all(world_size, c
     assert all(result == results[0] for result in results)
 
 
+def test_an_error_of_the_users_code_is_told_on_all_ranks():
+    """The rank where it was raised has the error itself, the other its text."""
+    own, told = run_workers(2, compared_runs.unreadable)
+
+    assert own == "FileNotFoundError: list.txt"
+    assert told == (
+        "RuntimeError: `prepare` failed on rank 0, which has the traceback: "
+        "FileNotFoundError: list.txt"
+    )
+
+
 def test_what_ranks_may_differ_in_is_not_refused():
     """Nor is randomness of any kind; and random states stay as they are."""
     for texts, noticed in run_workers(2, compared_runs.accept, timeout_s=150):

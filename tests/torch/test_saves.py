@@ -46,7 +46,7 @@ def test_an_old_checkpoint_that_cannot_be_removed_fails_no_save(tmp_path, monkey
 
 
 def test_a_disk_that_fills_up_in_a_save_is_an_error_and_the_one_before_stays(tmp_path):
-    """It says so, where torch tells of positions alone; the next save clears what was written."""
+    """It says so, where torch tells of positions alone; what was written fills the disk no more."""
     checkpoint = Checkpoint(tmp_path, model=nn.Linear(500, 500))
     checkpoint.save(1)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -55,6 +55,7 @@ def test_a_disk_that_fills_up_in_a_save_is_an_error_and_the_one_before_stays(tmp
         checkpoint.save(2)
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
     assert checkpoint.load() == 1
     checkpoint.save(3)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000003"]

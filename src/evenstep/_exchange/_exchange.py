@@ -127,7 +127,7 @@ class Exchange:
         router.add(self._reports, self.units, self.claims, self.mailbox, self.ways)
         router.add(self.not_finite, self.scales)
         self._first_step: int | None = None
-        self.last_step = self._newest_needed = -1
+        self.last_step = self.last_used = self._newest_needed = -1
         self._awaited = {True: -1, False: -1}  # answer that a thread which trains needs, or another
         self.num_loops = 0
         self.stopping = False
@@ -162,7 +162,12 @@ class Exchange:
         self._answers.listeners.append(listener)
 
     def report(
-        self, step: int, made: Callable[[], Sequence[Message]], *, is_urgent: bool = False
+        self,
+        step: int,
+        made: Callable[[], Sequence[Message]],
+        *,
+        is_urgent: bool = False,
+        is_used: bool = True,
     ) -> None:
         """Send this rank's report of ``step``, or have it made when a plan waits for it.
 
@@ -170,8 +175,11 @@ class Exchange:
             step: the step under way.
             made: returns the messages of the report, on any thread; ``StepReports`` is the last.
             is_urgent: whether rank 0 has to hear of it at once.
+            is_used: whether it had a backward.
         """
         self.last_step = max(step, self.last_step)
+        if is_used:
+            self.last_used = self.last_step
         first: list[Message] = [StopAsked()] if self.stop.asked else []
         for rider in self._answers.riders:
             first += rider.along()

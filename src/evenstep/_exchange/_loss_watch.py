@@ -7,7 +7,7 @@ from time import monotonic
 from typing import final
 
 from ..exceptions import WorkerLostError
-from ._process import end_process, interrupt_thread
+from ._process import end_process, interrupt_thread, limit_end
 
 # Shares of the grace. Until the release, those in no collective hear of the loss by themselves. A
 # script that was interrupted may have something to put away.
@@ -43,7 +43,8 @@ class LossWatch:
     a loss. A thread that still does not come out cannot be told of it, and its process is ended.
 
     The rank that is lost since it hangs is interrupted, as by Ctrl+C, so that its script can end;
-    one that cannot be interrupted is ended, too.
+    one that cannot be interrupted is ended, too. So is a process that does not come to an end after
+    its script.
 
     Args:
         grace_s: seconds after the loss, and in the collective, for which it may still come out.
@@ -95,6 +96,8 @@ class LossWatch:
         self._known_s = self._clock()
         self._hangs = hangs
         self.error = error  # last: another thread looks at both
+        if self._abort is end_process:
+            limit_end(_AFTER_INTERRUPT * self._grace_s)
 
     def check(self) -> None:
         """Raise if there was a loss.

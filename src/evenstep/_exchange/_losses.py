@@ -28,12 +28,16 @@ class Steps(Protocol):
 
     Attributes:
         last_step: the newest step that it has reported.
+        last_used: the newest of these that it has used.
         newest_needed: the newest step for which it needs all others.
         newest_done: the newest step that all ranks have done, as far as it can know.
     """
 
     @property
     def last_step(self) -> int: ...
+
+    @property
+    def last_used(self) -> int: ...
 
     @property
     def newest_needed(self) -> int: ...
@@ -174,7 +178,8 @@ class Losses:
             self._steps.report_all()
         host = self._hosts[rank]
         if done is None:
-            done = self._steps.newest_done
+            ends = [goodbye.last_used for goodbye in self._left.values()]
+            done = min([self._steps.newest_done, *ends])
         error = lost_worker(rank, host, problem, done=done, restart=self._framework.restart)
         if self._router.rank == 0:
             # Before anything else: once the main thread knows, this process may end at any time,
@@ -256,7 +261,7 @@ class Losses:
 
     def script_failed(self, error: BaseException) -> None:
         """Have the goodbye say so: others would take it for the end of training."""
-        rank, step = self._router.rank, self._steps.last_step
+        rank, step = self._router.rank, self._steps.last_used
         if isinstance(error, SystemExit) and not error.code:
             self._failed = None
         elif isinstance(error, WorkerLostError) and error.rank != rank:
@@ -267,7 +272,8 @@ class Losses:
 
     def goodbye(self, num_loops: int) -> Goodbye:
         """Return what this rank says when it ends its run, after so many loops."""
-        return Goodbye(self._steps.last_step, num_loops, self._failed)
+        steps = self._steps
+        return Goodbye(steps.last_step, steps.last_used, num_loops, self._failed)
 
     def _break_collective(self) -> None:
         """Blame who has ended its run, or will: a collective broke on some rank, and needs all."""
@@ -279,7 +285,7 @@ class Losses:
             self._blame(rank, goodbye, "others had not")
 
     def _blame(self, rank: int, goodbye: Goodbye, others: str) -> None:
-        ended = f"it ended its run after step {goodbye.last_step}, {others}"
+        ended = f"it ended its run after step {goodbye.last_used}, {others}"
         self.lose(*(goodbye.failed or (rank, ended)))
 
     def _interrupt(self, thread_id: int) -> None:

@@ -41,6 +41,15 @@ class Mailbox:
             return rank == 0 and bool(self._awaited)
         return any(rank not in self._told.get(key, ()) for key in tuple(self._awaited))
 
+    def check(self) -> None:
+        """Raise if a worker was lost.
+
+        Raises:
+            WorkerLostError: a worker was lost.
+            RanksDivergedError: ranks reduced the gradients of different batches together.
+        """
+        self._router.owner.check()
+
     def share(self, key: MailKey, ints: IntArray | None) -> IntArray:
         """Return on every rank the integers that rank 0 calls it with; None on the others.
 

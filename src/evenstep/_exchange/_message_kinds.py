@@ -333,12 +333,14 @@ class Goodbye:
 
     Attributes:
         last_step: the last step that it reported.
+        last_used: the last of these that it used: the end may come between fetch and backward.
         num_loops: over its loaders.
         failed: who is to blame, the rank itself or one that it lost, and what ended it in words
             that follow "Rank 1 on node7 was lost: "; None if nothing did.
     """
 
     last_step: int
+    last_used: int
     num_loops: int
     failed: tuple[int, str] | None = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections import deque
@@ -46,6 +47,7 @@ class Peer:
         self.is_over = False
         self.refused = ""
         self.num_received = 0
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._is_broken = False
         self._unsure: deque[Text] = deque()
@@ -56,9 +58,13 @@ class Peer:
     def send(self, text: Text) -> bool:
         """Send a message from any thread, now or, if the connection is broken, over the next.
 
+        Nothing in a forked child: the connection is its parent's.
+
         Returns:
             Whether there is a backlog.
         """
+        if self._pid != os.getpid():
+            return False
         with self._lock:
             self._unsure.append(text)
             self._write(text)

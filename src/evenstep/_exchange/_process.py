@@ -8,8 +8,11 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 from contextlib import suppress
+from functools import partial
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 _BOOT, _NAMESPACE = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
@@ -80,6 +83,16 @@ def interrupt_thread(thread_id: int) -> None:
         return
     error = ctypes.py_object(KeyboardInterrupt)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), error)
+
+
+def limit_end(limit_s: float) -> None:
+    """Have this process end within ``limit_s`` once its script is through.
+
+    Multiprocessing waits there for its children without a limit: for a loader worker, too, that was
+    stopped or waits for a disk. No thread of ours is left by then, and Python starts none.
+    """
+    end = partial(faulthandler.dump_traceback_later, limit_s, exit=True, file=2)
+    Finalize(None, end, exitpriority=sys.maxsize)  # before it waits
 
 
 def end_process(message: str) -> None:

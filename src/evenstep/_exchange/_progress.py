@@ -252,7 +252,8 @@ class Patrol:
         self._framework = framework
         self._losses = losses
         self._is_paused = False
-        self._first = framework.num_collectives()
+        self._first = dict(framework.num_collectives())
+        self._begun: dict[str, int] = {}  # also in groups that were destroyed: others may wait
         self._own: dict[str, int] = {}
         self._told = ProgressTold()
         self._num_still = 0  # looks since this rank has moved
@@ -312,8 +313,8 @@ class Patrol:
                 self._watch.found(peer, message)
 
     def _own_progress(self) -> ProgressTold:
-        begun = self._framework.num_collectives()
-        since = {name: count - self._first.get(name, 0) for name, count in begun.items()}
+        self._begun |= self._framework.num_collectives()
+        since = {name: count - self._first.get(name, 0) for name, count in self._begun.items()}
         mail = dict(self._router.sent), dict(self._router.awaited)  # other threads change them
         return ProgressTold(since | self._own, self._is_paused, *mail)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -69,6 +70,7 @@ class KerasSession:
         self._exchange: Exchange | None = None
         self._failure: Exception | None = None
         self._ended_by: BaseException | None = None
+        self._pid = os.getpid()
         self._closed = False
         self.is_open = False
 
@@ -176,8 +178,8 @@ class KerasSession:
             )
 
     def close(self) -> None:
-        """Close the run, if it is open, for good."""
-        if self._closed:
+        """Close the run, if it is open, for good. Not in a forked child, which is no worker."""
+        if self._closed or self._pid != os.getpid():
             return
         self._closed = True
         atexit.unregister(self._say_goodbye)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -133,7 +134,7 @@ class Balancer:
         )
         self._session = Session(self._parts)
         self._stats = RunningStats()
-        self._closed = False
+        self._pid, self._closed = os.getpid(), False
 
     @overload
     def prepare(
@@ -436,18 +437,16 @@ class Balancer:
         self._session.restore(Estimates() if has_none else Estimates.read(state))
 
     def close(self) -> None:
-        """End the run on this rank: its connections, loader workers and event file."""
-        if self._closed:
+        """End the run on this rank: its connections, loader workers, event file. Not in a child."""
+        if self._closed or self._pid != os.getpid():
             return
         self._closed = True
         atexit.unregister(self._say_goodbye)
         parts = self._parts
         with ExitStack() as last_first:  # and each whatever another raises
-            if parts.crew is not None:
-                last_first.callback(parts.crew.close)
-            last_first.callback(parts.watch.close)
-            if parts.reduction is not None:
-                last_first.callback(parts.reduction.close)
+            for part in (parts.crew, parts.watch, parts.reduction):
+                if part is not None:
+                    last_first.callback(part.close)
             for model in parts.models:
                 last_first.callback(model.release)
             last_first.callback(self._session.close)
@@ -464,10 +463,7 @@ class Balancer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        try:
-            lost = self._session.loss_behind(error)
-        finally:
-            self.close()
+        lost = self._end(error)
         if lost is not None and lost is not error:
             raise lost from error
 
@@ -490,9 +486,14 @@ class Balancer:
         return crew
 
     def _say_goodbye(self) -> None:
-        """Close at the end of a script that never did; if a collective broke, say who broke it."""
-        # The exchange logs what it learns.
+        """Close at the end of a script that never did. The exchange logs who broke a collective."""
+        self._end(getattr(sys, "last_value", None))
+
+    def _end(self, error: BaseException | None) -> RuntimeError | None:
+        """Close, and return the loss of a worker that is behind ``error``."""
+        if self._pid != os.getpid():
+            return None
         try:
-            self._session.loss_behind(getattr(sys, "last_value", None))
+            return self._session.loss_behind(error)
         finally:
             self.close()

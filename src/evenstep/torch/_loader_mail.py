@@ -33,6 +33,10 @@ class LoaderMail:
         self._number = number
         self._num_rounds = 0
 
+    def check(self) -> None:
+        """Raise if a worker was lost."""
+        self._mailbox().check()
+
     def share(self, key: tuple[int, int], ints: IntArray | None) -> IntArray:
         """Return on every rank the integers that rank 0 calls it with; None on the others.
 

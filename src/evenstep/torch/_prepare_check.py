@@ -19,6 +19,7 @@ from .._exchange._world_check import (
     digest,
     first_unlike,
 )
+from .._planner import in_words
 from ._data._protocols import Collectives
 from ._data.compare._content import compare_content
 from ._data.compare._sharded import check_whole, shard_of
@@ -125,7 +126,8 @@ def _compare(
     stream: str | None = None,
 ) -> None:
     """Compare all that can be read without fetching a sample."""
-    problem, row = None, None
+    problem: Exception | None = None
+    row: Any = None
     listings: dict[str, dict[str, Listing]] = {}
     models, loaders = _labelled(given, nn.Module, "model"), _labelled(given, DataLoader, "loader")
     try:
@@ -141,14 +143,13 @@ def _compare(
         ]
         row = _head(call, given), facts, shards
     except Exception as error:  # of the user's code; the other ranks would wait
-        problem = error
+        problem, row = error, in_words(error)
     rows = ranks.collect(row)
     if problem is not None:
         raise problem
-    if None in rows:
-        raise RuntimeError(
-            f"`{call}` failed on rank {rows.index(None)}; its error is raised there."
-        )
+    for rank, told in enumerate(rows):
+        if isinstance(told, str):
+            raise RuntimeError(f"`{call}` failed on rank {rank}, which has the traceback: {told}")
     _refuse(difference([head for head, _, _ in rows], _REMEDIES))
     for of_one in zip(*(shards for _, _, shards in rows), strict=True):
         check_whole(of_one)

@@ -16,7 +16,7 @@ from torch import nn
 
 from ...exceptions import CheckpointError, EvenstepWarning, invalid
 from . import _step_folder as disk
-from ._plain import check_plain
+from ._plain import check_plain, read_plain
 from ._ranks import Ranks
 
 _PLAIN = "plain.pt"  # whatever is not the model's nor the optimizer's
@@ -146,8 +146,15 @@ class Checkpoint:
             raise invalid("Checkpoint.save(step)", rule, step, "Count steps from 0.")
         if self._ranks.is_server:
             return disk.complete_folder(self._root, step)
+        path = disk.partial_folder(self._root, step)
         with self._ranks.saving():
-            return self._save(step)
+            try:
+                self._save(step, path)
+            except BaseException:
+                if self._ranks.rank == 0 and path.exists():
+                    disk.clear_away(path)
+                raise
+        return disk.complete_folder(self._root, step)
 
     def load(self) -> int | None:
         """Load the newest complete checkpoint and return its step; None if there is none yet.
@@ -187,8 +194,7 @@ class Checkpoint:
         """Return step and name of all complete checkpoints, the newest first."""
         return [(step, path.name) for step, path in disk.complete_folders(self._root)]
 
-    def _save(self, step: int) -> Path:
-        path = disk.partial_folder(self._root, step)
+    def _save(self, step: int, path: Path) -> None:
         plain = self._ranks.on_all(lambda: self._plain_bytes(step), path)
         self._ranks.share(lambda: self._begin(step), path)
         self._ranks.together(lambda: _check_shared(path, self._ranks.rank), path)
@@ -198,7 +204,6 @@ class Checkpoint:
         digests = self._ranks.together(lambda: _digests(path, self._ranks.rank), path)
         merged = {name: summed for part in digests for name, summed in part.items()}
         self._ranks.share(lambda: self._finish(step, plain, merged), path)
-        return disk.complete_folder(self._root, step)
 
     def _begin(self, step: int) -> None:
         for newer, path in disk.complete_folders(self._root):
@@ -270,8 +275,8 @@ class Checkpoint:
 
     def _read_plain(self, path: Path, step: int) -> dict[str, Any]:
         """Return what is neither the model's nor the optimizer's, once it is what is asked for."""
-        with disk.reading(path / _PLAIN):
-            plain: dict[str, Any] = torch.load(path / _PLAIN, weights_only=True, map_location="cpu")
+        with disk.reading(path / _PLAIN), (path / _PLAIN).open("rb") as file:
+            plain: dict[str, Any] = read_plain(file)
             then, names = int(plain["step"]), _part_names(plain)
         if then != step:
             raise CheckpointError(

@@ -1,9 +1,11 @@
-"""Whether a state can be read again without running code that a file asks for."""
+"""States that are read without running code that a file asks for, nor filling memory as it asks."""
 
 from __future__ import annotations
 
 import io
-from typing import Any
+import os
+import zipfile
+from typing import Any, BinaryIO
 
 import torch
 
@@ -24,6 +26,27 @@ def check_plain(argument: str, state: Any) -> None:
             reason(error),
             "Give it a `state_dict` that `torch.load(weights_only=True)` reads.",
         ) from error
+
+
+def read_plain(file: BinaryIO) -> Any:
+    """Return what ``torch.save`` wrote.
+
+    Raises:
+        ValueError: it unpacks to more than it is.
+    """
+    check_unpacked(file)
+    return torch.load(file, weights_only=True, map_location="cpu")
+
+
+def check_unpacked(file: Any) -> None:
+    """Raise ValueError if an archive unpacks to more than it is: torch packs nothing."""
+    limit, size = file.seek(0, os.SEEK_END), 0
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())
+    file.seek(0)
+    if size > limit:
+        raise ValueError(f"it would unpack to {size:,} bytes of {limit:,}")
 
 
 def reason(error: Exception) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import copy
 import io
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +22,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 
 from ..._private_torch import checkpoint_classes
 from ...exceptions import CheckpointError
+from ._plain import check_unpacked, read_plain
 from ._step_folder import INDEX, reading, write
 
 CLASSES: Final = (
@@ -50,6 +53,10 @@ class SafeReader(FileSystemReader):
         path: the folder.
     """
 
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.transforms = _Unpacked()  # type: ignore[assignment]  # that is all torch calls
+
     def read_metadata(self, *args: Any, **kwargs: Any) -> indexed.Metadata:
         """Return the index.
 
@@ -58,8 +65,8 @@ class SafeReader(FileSystemReader):
         """
         path = Path(self.path) / INDEX
         with reading(path):
-            with torch.serialization.safe_globals(list(CLASSES)):
-                metadata = torch.load(path, weights_only=True)
+            with path.open("rb") as file, torch.serialization.safe_globals(list(CLASSES)):
+                metadata = read_plain(file)
             return self._checked(metadata, path)
 
     def _checked(self, metadata: Any, path: Path) -> indexed.Metadata:
@@ -76,11 +83,40 @@ class SafeReader(FileSystemReader):
         return metadata
 
 
+class _Unpacked:
+    """Hands items on as they are: torch's own would unpack what the index says is packed."""
+
+    def transform_load_stream(
+        self, item: ReadItem, packed: Sequence[str], raw: io.RawIOBase
+    ) -> Any:
+        """Return the stream of an item.
+
+        Raises:
+            ValueError: it unpacks to more than it is.
+        """
+        check_unpacked(_View(raw))
+        return raw
+
+
+class _View:
+    """An item as zipfile reads it, from its end: torch's streams count from there the wrong way."""
+
+    def __init__(self, raw: io.RawIOBase) -> None:
+        raw.seek(0, os.SEEK_END)
+        self._raw, self._size = raw, raw.tell()
+        self.read, self.tell = raw.read, raw.tell
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        place = offset + {os.SEEK_CUR: self.tell(), os.SEEK_END: self._size}.get(whence, 0)
+        self._raw.seek(place)
+        return place
+
+
 class SafePlanner(DefaultLoadPlanner):
     """Torch's planner, which reads plain values as it reads tensors: with ``weights_only``."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Refuse whatever is no plain value, then let torch load it."""
-        torch.load(value, weights_only=True)
+        read_plain(value)
         value.seek(0)
         super().load_bytes(read_item, value)

@@ -203,6 +203,9 @@ class RankGroup(Protocol):
 class LoaderRanks(RankGroup, Protocol):
     """The ranks that train on a loader, reached from any thread and without a collective."""
 
+    def check(self) -> None:
+        """Raise if one of them was lost."""
+
     def share(self, key: tuple[int, int], ints: IntArray | None) -> IntArray:
         """Return on every rank the integers that rank 0 calls it with; see ``ShareInts``."""
         ...

@@ -85,6 +85,7 @@ class SideGroup:
         self._first = ranks[0]
         self._ranks = set(ranks)
         self._group = group
+        self._pid = os.getpid()
         self._last: torch.Tensor | None = None
         self._bracket = Bracket()
         self.peers: PeerGroup | None = None
@@ -154,8 +155,10 @@ class SideGroup:
 
         A thread of gloo's may hold the last reference to a tensor that Python knows. If it lets go
         while Python shuts down, the process aborts: so the threads end here, and until then the
-        newest tensor is kept.
+        newest tensor is kept. A forked child has none of them.
         """
+        if self._pid != os.getpid():
+            return
         atexit.unregister(self.close)
         if self._group in process_groups():
             dist.destroy_process_group(self._group)

@@ -144,7 +144,8 @@ class Reporter:
             # Now: another thread that asks CUDA for an event breaks a graph's capture under way.
             messages = made()
             made = partial(tuple, messages)
-        self._exchange.report(step.number, made, is_urgent=is_urgent)
+        is_used = step.num_backwards > 0
+        self._exchange.report(step.number, made, is_urgent=is_urgent, is_used=is_used)
 
     def close(self) -> None:
         """Tell where the time of the last steps went, as far as a device is through with them."""

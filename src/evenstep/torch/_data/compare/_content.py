@@ -11,8 +11,8 @@ from typing import Any, final
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from ...._exchange._world_check import refusal
-from ....exceptions import EvenstepWarning
+from ...._exchange._world_check import listed, refusal
+from ....exceptions import EvenstepWarning, invalid
 from .._protocols import Collectives
 from ..fetch._random_states import same_chance, seed_all
 from ..fetch._torch_loader import fetch, inner_loader
@@ -77,11 +77,27 @@ def compare_content(ranks: Collectives, loaders: Mapping[str, DataLoader[Any]]) 
     label, positions = next(iter(wanted.items()))
     level = unlike_at[label][positions[0]]
     prints = [row[label][positions[0]].first for row in rows]
+    _refuse_errors(prints, positions[0], part=label)
     told = [each.text(level) for each in prints]
     if len(set(told)) == 1:  # they differ in what is too long to be shown
         told = [f"{each.text(level)}, checksum {each.checksum}" for each in prints]
     name = f"Sample {positions[0]} of `DataLoader(dataset=...)`"
     raise ValueError(refusal(name, told, SEEDED, part=label))
+
+
+def _refuse_errors(prints: Sequence[Fingerprint], position: int, *, part: str) -> None:
+    """Raise ValueError if a sample could not be fetched on some ranks: with the error itself."""
+    failed = [rank for rank, each in enumerate(prints) if each.trace]
+    if not failed:
+        return
+    first = prints[failed[0]]
+    alike = [rank for rank in failed if prints[rank].shown == first.shown]
+    raise invalid(
+        f"DataLoader(dataset=...){f' ({part})' if part else ''}",
+        f"give sample {position} on every rank",
+        f"{first.shown} on {listed(alike)}",
+        f"Without it that step ends on all. Where rank {failed[0]} was:\n{first.trace.strip()}",
+    )
 
 
 def _unlike_at(samples: Sequence[Mapping[int, Sample]]) -> dict[int, str]:

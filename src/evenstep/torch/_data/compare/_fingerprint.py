@@ -5,13 +5,16 @@ from __future__ import annotations
 import array
 import hashlib
 import math
+import traceback
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, final
 
 import numpy as np
 import torch
+
+from ...._planner import in_words
 
 _CHUNK = 1 << 20  # numbers that are looked at in one go
 _MOST_PARTS = 10_000  # of one sample; what follows is left out
@@ -35,6 +38,7 @@ class Fingerprint:
         exact: checksum of what is compared bit by bit: integers, text, images.
         sketches: of floating-point numbers, whose last bits depend on the hardware.
         shown: a short text for people.
+        trace: of the error, in a sample that could not be fetched; else empty.
     """
 
     types: str
@@ -42,6 +46,7 @@ class Fingerprint:
     exact: str
     sketches: tuple[Sketch, ...]
     shown: str
+    trace: str = field(default="", compare=False)
 
     @classmethod
     def of(cls, sample: Any) -> Fingerprint:
@@ -55,8 +60,8 @@ class Fingerprint:
     @classmethod
     def of_error(cls, error: Exception) -> Fingerprint:
         """Return that of a sample which could not be fetched."""
-        name = type(error).__name__
-        return cls(f"{name} raised", "", "", (), f"{name}: {str(error)[:_MOST_SHOWN]}")
+        trace = "".join(traceback.format_exception(error))
+        return cls(f"{type(error).__name__} raised", "", "", (), in_words(error), trace)
 
     def text(self, level: str) -> str:
         """Return what an error says of it where ranks differ in ``level``."""

@@ -73,7 +73,10 @@ def read_facts(loader: DataLoader[Any], *, stream: str | None = None) -> dict[st
         facts["`DataLoader(dataset=...)`"] = qualified(type(dataset))
     if isinstance(dataset, IterableDataset):
         return facts
-    length = length_of(dataset)
+    try:
+        length = len(dataset)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):  # it knows none; any other error is the user's to see
+        length = None
     facts[_LENGTH] = str(length)
     facts |= _subset_facts(dataset)
     own = loader.batch_sampler if has_own_batches(loader) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from threading import Condition, Thread, current_thread
@@ -20,6 +21,8 @@ from ._loader_workers import FetchedChunk, WorkerPool
 from ._sources import BatchSource, Feed, FetchCounts, IndicesOf, InlineSource, ShareOf
 from ._torch_loader import pinner_of, worker_generator
 
+_LOOK_S = 0.5  # between two looks whether the run can go on
+
 
 class PrefetchSource:
     """Samples by the loader workers, batches by a thread.
@@ -36,15 +39,22 @@ class PrefetchSource:
     Args:
         loader: the user's, with at least one worker.
         changed: guards the plans and all state here.
+        check: raises if the run cannot go on.
         pin: moves a batch to pinned memory, in the background.
     """
 
     def __init__(
-        self, loader: DataLoader[Any], *, changed: Condition, pin: Callable[[Any], Any]
+        self,
+        loader: DataLoader[Any],
+        *,
+        changed: Condition,
+        check: Callable[[], None],
+        pin: Callable[[Any], Any],
     ) -> None:
         assert loader.prefetch_factor is not None  # torch fills it in where there are workers
         self._loader = loader
         self._changed = changed
+        self._check = check
         self._pin = pin
         self._collation = Collation.of(loader.collate_fn)
         self._horizon = Horizon(
@@ -149,18 +159,19 @@ class PrefetchSource:
             self._changed.notify_all()
 
     def _wait_until(self, is_done: Callable[[], bool]) -> None:
-        """Wait for what workers and threads are at, as long as the user's loader would."""
+        """Wait for what workers and threads are at, as long as the user's loader and run would."""
         limit_s = self._loader.timeout  # 0 is none
-        deadline_s = monotonic() + limit_s
+        deadline_s = monotonic() + (limit_s or math.inf)
         while not is_done():
             if self._problem is not None:
                 raise self._problem
             if self._pool is None:
                 raise RuntimeError("the loader was closed, so no worker fetches for this step")
             left_s = deadline_s - monotonic()
-            if limit_s and left_s <= 0:
+            if left_s <= 0:
                 raise RuntimeError(f"DataLoader timed out after {limit_s} seconds")
-            self._changed.wait(left_s if limit_s else None)
+            if not self._changed.wait(min(left_s, _LOOK_S)):
+                self._check()
 
     def _ask(self) -> None:
         """Give workers with room the most urgent tasks there are."""
@@ -226,9 +237,11 @@ class PrefetchSource:
         return True
 
 
-def source_of(loader: DataLoader[Any], changed: Condition) -> BatchSource:
+def source_of(
+    loader: DataLoader[Any], changed: Condition, check: Callable[[], None]
+) -> BatchSource:
     """Return what fetches for the user's loader: its workers, where it has any."""
     pin = pinner_of(loader)
     if loader.num_workers == 0:
         return InlineSource(loader, pin=pin)
-    return PrefetchSource(loader, changed=changed, pin=pin)
+    return PrefetchSource(loader, changed=changed, check=check, pin=pin)

@@ -98,7 +98,7 @@ class BalancedLoader(AbstractStepLoader):
                 read = measuring(loader, context.cost.from_batch)
         self._book = PlanBook(ranks.rank, self._size, by_cost=self._by_cost)
         self._problem: Exception | None = None
-        self._source = source_of(read, Condition(self._lock))
+        self._source = source_of(read, Condition(self._lock), ranks.check)
         self._num_skipped = 0
         self._keys: EpochKeys | None = None  # of the newest loop's epoch
         context.session.subscribe(partial(_pass_on, weakref.WeakMethod(self._on_plan)))
