@@ -15,6 +15,8 @@ from ._checks import check_accelerator, check_model
 from ._gathered_rows import gathers_rows
 from ._stock import Stock, set_epoch
 
+_OWN = ("balancer", "iteration", "end_of_dataloader", "remainder")
+
 
 def balance(
     accelerator: Any,
@@ -130,6 +132,13 @@ class AcceleratedLoader:
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._loader, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; one of the user's loader is refused by the balanced one."""
+        if name.startswith("_") or name in _OWN:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._loader, name, value)
 
     @property
     def batch_sampler(self) -> Any:
