@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils.data import DataLoader
+import torch
+from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from evenstep.torch import Runtime
 
-from .small import Pairs, TwoTexts, offline, two_texts
+from .small import Pairs, Sentences, TwoTexts, offline, two_texts
 from .trainer_runs import Case, make, run
 
 
@@ -17,6 +18,45 @@ def own_step(trainer: Any, model: Any, inputs: Any, num_items_in_batch: Any = No
     loss = model(**trainer._prepare_inputs(inputs))["loss"]
     trainer.accelerator.backward(loss)
     return loss.detach()
+
+
+class Endless(IterableDataset):
+    """Sentences without end."""
+
+    def __init__(self, num_samples: int, *, masked: bool) -> None:
+        self.sentences = Sentences(num_samples, masked=masked)
+
+    def __iter__(self) -> Any:
+        while True:
+            yield from map(self.sentences.__getitem__, range(len(self.sentences)))
+
+
+def generated(trainer: Any, batch: Any) -> Any:
+    """Return samples that are made of a batch for several steps, as TRL's GRPO does."""
+    from transformers import Trainer
+
+    if trainer.state.global_step % 2 == 0:
+        trainer.buffer = Trainer._prepare_inputs(trainer, batch)
+    return trainer.buffer
+
+
+class Repeated(Sampler):
+    """Each sample twice in a row, for groups of generations, as TRL's `RepeatSampler`."""
+
+    def __init__(self, num_samples: int) -> None:
+        self.num_samples = num_samples
+
+    def __len__(self) -> int:
+        return 2 * self.num_samples
+
+    def __iter__(self) -> Any:
+        order = torch.randperm(self.num_samples, generator=torch.Generator().manual_seed(7))
+        return (index for index in order.tolist() for _ in range(2))
+
+
+def repeated(trainer: Any, dataset: Any = None) -> Any:
+    """Return the sampler of a trainer that generates several answers to each prompt."""
+    return Repeated(len(trainer.train_dataset))
 
 
 def own_loader(trainer: Any) -> Any:
@@ -42,6 +82,9 @@ def refused(rank: int, folder: str) -> dict[str, str]:
             {},
             {"remove_unused_columns": False},
         ),
+        ("stream", Case(data=Endless, more={"max_steps": 3}), {}, {}),
+        ("generated", Case(behind={"_prepare_inputs": generated}), {}, {}),
+        ("repeated", Case(behind={"_get_train_sampler": repeated}), {}, {}),
         ("own step", Case(behind={"training_step": own_step}), {}, {}),
         ("own step before", Case(before={"training_step": own_step}), {}, {}),
         ("own loader before", Case(before={"get_train_dataloader": own_loader}), {}, {}),

@@ -111,6 +111,25 @@ def gpt_in_double(dropout: float = 0.0) -> Any:
     return model
 
 
+def llama() -> Any:
+    """Return a Llama of one layer in double precision, whose buffers DDP hands out in a forward."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        use_cache=False,
+    )
+    model = LlamaForCausalLM(config).double()
+    model.loss_function = exact_loss
+    return model
+
+
 def unkeyed() -> Any:
     """Return a causal model that takes no loss keywords, as many that read pictures too."""
     model = gpt_in_double()

@@ -15,6 +15,7 @@ from .trainer_runs import (
     WORLD_SIZE,
     alone,
     beside,
+    counted,
     in_single,
     in_single_alone,
     on_the_cluster,
@@ -110,11 +111,19 @@ def test_rows_are_gathered_from_all_ranks(runs):
         assert rank.gathered == theirs.gathered
 
 
-def test_tokens_are_counted_once(runs):
-    """Each token of both epochs counts, and no stand-in's does."""
-    (ours, *_), theirs = runs["targets masked, tokens counted"]
+@pytest.mark.parametrize("name", slow_but(FIRST, (*FIRST, "accumulation, tokens counted")))
+def test_tokens_are_counted_once(runs, name):
+    """Each token of both epochs counts, and no stand-in's does; also between the accumulated."""
+    (ours, *_), theirs = runs[name]
 
     assert ours.tokens == theirs.tokens == 2 * 50 * 8
+
+
+def test_metrics_count_what_is_trained_on(tmp_path):
+    """No forward that only finds out, or that is made as other ranks have more; on every rank."""
+    for tokens, counted_rows, rows in run_workers(WORLD_SIZE, counted, str(tmp_path)):
+        assert tokens == 8 * len(rows)
+        assert counted_rows == rows
 
 
 @pytest.mark.slow
@@ -159,6 +168,9 @@ def test_what_cannot_be_balanced_is_refused(tmp_path):
         "process_group": "leave out `Runtime(process_group=...)`",
         "pairs": "must have a loss that is divided by `num_items_in_batch`",
         "pairs in mappings": "must have a loss that is divided by `num_items_in_batch`",
+        "stream": "a Endless, which is a stream. Load it whole, as by `load_dataset(...,",
+        "generated": "`BalancedTrainer._prepare_inputs(...)` must be left to Trainer",
+        "repeated": "got a Repeated that repeats each:",
         "own step": "`BalancedTrainer.training_step(...)` must get its loss from",
         "own step before": "`class BalancedTrainer(BalancedMixin, OwnTrainer)`",
         "own loader before": "`BalancedTrainer.get_train_dataloader()` must be left to",

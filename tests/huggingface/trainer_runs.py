@@ -15,7 +15,7 @@ from evenstep.policies import Equal
 from evenstep.torch import Runtime
 
 from ..torch.plans import Restless
-from .losses import loss_of_a_tuple, own_loss, row_gathering_loss, summed_loss
+from .losses import counting_loss, loss_of_a_tuple, own_loss, row_gathering_loss, summed_loss
 from .small import (
     Classified,
     Deaf,
@@ -28,6 +28,7 @@ from .small import (
     gpt,
     gpt_in_double,
     in_a_tuple,
+    llama,
     offline,
     unkeyed,
 )
@@ -58,6 +59,9 @@ CASES = {
     "accumulation, the last step short": Case(num_accumulated=2, masked=False),
     "accumulation, drop_last": Case(num_accumulated=3, more={"dataloader_drop_last": True}),
     "more batches than samples": Case(batch_size=1, num_accumulated=4),
+    "accumulation, tokens counted": Case(
+        llama, batch_size=1, num_accumulated=4, more={"include_num_input_tokens_seen": "all"}
+    ),
     "mean loss, max_steps": Case(Plain, more={"max_steps": 12}),
     "mean loss, accumulation": Case(Plain, num_accumulated=2, num_samples=48),
 }
@@ -284,6 +288,21 @@ def _stops_after(num_steps: int) -> Any:
             control.should_training_stop = state.global_step >= num_steps
 
     return Stop()
+
+
+def counted(rank: int, folder: str) -> tuple[int, list[int], list[int]]:
+    """Return the tokens and the rows that a loss counts in training, and those of the data.
+
+    Ranks make unlike numbers of forwards, with an evaluation after each epoch.
+    """
+    offline(folder)
+    case = Case(batch_size=1, num_accumulated=4, num_samples=26, loss=counting_loss)
+    trainer = make(folder, case, balancing={"policy": Restless()})
+    trainer.eval_dataset = Sentences(5)
+    trainer.args.set_evaluate(strategy="epoch", batch_size=3, delay=0)
+    trainer.train()
+    rows = (trainer.train_dataset.labels != -100).sum(1).tolist()
+    return trainer.num_tokens, sorted(trainer.gathered), sorted(2 * rows)
 
 
 SINGLE = Case(gpt, num_accumulated=2, num_samples=60)

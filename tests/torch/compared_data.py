@@ -16,10 +16,13 @@ from torch.utils.data import (
 
 from .compared_parts import (
     Batches,
+    ByRank,
     Case,
+    Endless,
     Made,
     Numbers,
     Parts,
+    Seeded,
     Shifted,
     Split,
     balancer,
@@ -174,25 +177,53 @@ OF_DATA: dict[str, tuple[Case, str]] = {
     ),
     "a sampler with rank and world size": (
         lambda rank: data(rank, sampler=Parts(24, rank, 2, shows=True)),
-        "must yield samples of the whole data set, got a Parts that gives each of 2 ranks its own.",
+        "What `DataLoader(sampler=...)` yields from equal random states must be the same on all",
     ),
     "a sampler that shards silently": (
         lambda rank: data(rank, sampler=Parts(24, rank, 2, shows=False)),
-        "must yield samples of the whole data set, got a Parts whose indices no two ranks have in",
+        "on rank 1. evenstep draws the order on rank 0 for all ranks, and splits it. Give a "
+        "sampler that covers all samples, made alike on every rank",
+    ),
+    "an endless sampler that shards silently": (
+        lambda rank: data(rank, sampler=Endless(rank)),
+        "yields from equal random states must be the same on all ranks, got [0, 2, 4, 6, ...] on "
+        "rank 0 and [1, 3, 5, 7, ...] on rank 1.",
+    ),
+    "draws by rank": (
+        lambda rank: data(rank, sampler=ByRank()),
+        "What `DataLoader(sampler=...)` yields from equal random states must be the same on all",
+    ),
+    "draws by a seed of the rank's own": (
+        lambda rank: data(rank, sampler=Seeded(rank)),
+        "without sharding or a seed by rank, so with `num_replicas=1, rank=0` where it takes",
     ),
     "random parts by rank": (
         lambda rank: data(rank, sampler=SubsetRandomSampler(range(rank, 24, 2))),
-        "got a SubsetRandomSampler whose indices no two ranks have in common. Give the whole data",
+        "What `DataLoader(sampler=...)` yields from equal random states must be the same on all",
     ),
-    "a batch sampler with rank": (
-        lambda rank: balancer(8).prepare(
-            linear(), DataLoader(rows(), batch_sampler=Batches(8, rank))
+    "random parts that overlap": (
+        lambda rank: data(
+            rank,
+            sampler=SubsetRandomSampler(
+                torch.randperm(24, generator=torch.Generator().manual_seed(rank))[:16].tolist()
+            ),
         ),
-        "got a Batches that gives each of 2 ranks its own.",
+        "What `DataLoader(sampler=...)` yields from equal random states must be the same on all",
+    ),
+    "a batch sampler that shards": (
+        lambda rank: balancer(4).prepare(
+            linear(), DataLoader(rows(), batch_sampler=Batches(4, rank, 2))
+        ),
+        "What `DataLoader(batch_sampler=...)` yields from equal random states must be the same on "
+        "all ranks, got [0, 1, 2, 3, ...] on rank 0 and [4, 5, 6, 7, ...] on rank 1.",
+    ),
+    "the sampler of an evaluation": (
+        lambda rank: balancer().prepare_eval(stock(sampler=Parts(24, rank, 2, shows=False))),
+        "What `DataLoader(sampler=...)` yields from equal random states must be the same on all",
     ),
     "a stream split by node": (
         lambda rank: balancer().prepare(linear(), stock(Split(rank)), stream="same"),
-        "got a Split that gives each of 2 ranks its own.",
+        "got 'same' with a Split that gives each of 2 ranks its own. Give the whole stream to",
     ),
 }
 
@@ -223,10 +254,6 @@ OF_THREE: dict[str, tuple[Case, str]] = {
     ),
     "a sampler that shards silently": (
         lambda rank: data(rank, sampler=Parts(24, rank, 3, shows=False)),
-        "must yield samples of the whole data set, got a Parts whose indices no two ranks have in",
-    ),
-    "a sampler with rank and world size": (
-        lambda rank: data(rank, sampler=Parts(24, rank, 3, shows=True)),
-        "got a Parts that gives each of 3 ranks its own. Give the whole data set to every rank",
+        "What `DataLoader(sampler=...)` yields from equal random states must be the same on all",
     ),
 }

@@ -6,10 +6,12 @@ import random
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import (
@@ -24,7 +26,7 @@ from torch.utils.data import (
 from evenstep.torch import Balancer, Runtime
 
 Case = Callable[[int], None]
-"""What a rank does; the loader is never iterated, the balancer closed by whoever calls it."""
+"""What a rank does; the balancer is closed by whoever calls it."""
 
 _OPEN: list[Balancer] = []
 
@@ -119,19 +121,98 @@ class Whole(Parts):
         return iter(np.random.default_rng().permutation(48)[: len(self.mine)].tolist())
 
 
-class Batches:
-    """A batch sampler of global batches, perhaps one that shows a rank."""
+class Endless(Sampler):
+    """A sampler without end that knows its rank under a private name."""
 
-    def __init__(self, size: int, rank: int | None = None) -> None:
-        self.size = size
-        if rank is not None:
-            self.rank, self.num_replicas = rank, 2
+    def __init__(self, rank: int) -> None:
+        self._r, self._w = rank, 2
+
+    def __iter__(self) -> Iterator[int]:
+        return (number * self._w % 24 + self._r for number in count())
+
+
+class ByRank(Sampler):
+    """A sampler that asks for the rank when it draws, with replacement."""
 
     def __len__(self) -> int:
-        return 24 // self.size
+        return 12
+
+    def __iter__(self) -> Iterator[int]:
+        drawn = torch.Generator().manual_seed(dist.get_rank())
+        return iter(torch.randint(24, (12,), generator=drawn).tolist())
+
+
+class Seeded(Sampler):
+    """A sampler whose draws follow from a number."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return 12
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(np.random.default_rng(self.seed).integers(0, 24, 12).tolist())
+
+
+class Drawing(Sampler):
+    """A sampler with generators of its own, which begin elsewhere on every rank."""
+
+    def __init__(self, rank: int) -> None:
+        self.generators = {"numpy": np.random.default_rng(rank), "python": random.Random(rank)}
+
+    def __len__(self) -> int:
+        return 24
+
+    def __iter__(self) -> Iterator[int]:
+        order = self.generators["numpy"].permutation(24).tolist()
+        self.generators["python"].shuffle(order)
+        return iter(order)
+
+
+class Once(Sampler):
+    """A sampler that yields what an iterator has left."""
+
+    def __init__(self, num_samples: int) -> None:
+        self.left = (number for number in range(num_samples))
+
+    def __len__(self) -> int:
+        return 24
+
+    def __iter__(self) -> Iterator[int]:
+        return self.left
+
+
+def float_of(index: int) -> torch.Tensor:
+    """Return a sample that is its own number."""
+    return torch.tensor(float(index))
+
+
+def once(rank: int) -> None:
+    """Train on every sample of a sampler that yields them once."""
+    model, loader = balancer().prepare(linear(), stock(Made(float_of), sampler=Once(24)))
+    seen = torch.zeros(24)
+    for numbers in loader:
+        model(numbers[:, None].expand(-1, 4)).mean().backward()
+        seen[numbers.long()] += 1
+    dist.all_reduce(seen)
+    assert seen.tolist() == [1.0] * 24
+
+
+class Batches:
+    """A batch sampler of global batches that may know its rank, or shard by it."""
+
+    def __init__(self, size: int, rank: int = 0, num_replicas: int = 1) -> None:
+        self.size = size
+        self.rank = rank
+        self.num_replicas = num_replicas
+
+    def __len__(self) -> int:
+        return 24 // self.size // self.num_replicas
 
     def __iter__(self) -> Iterator[list[int]]:
-        return (list(range(first, first + self.size)) for first in range(0, 24, self.size))
+        batches = [list(range(first, first + self.size)) for first in range(0, 24, self.size)]
+        return iter(batches[self.rank % self.num_replicas :: self.num_replicas])
 
 
 def only(rank: int, when: int, **options: Any) -> dict[str, Any]:

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.utils.data import (
+    DataLoader,
     DistributedSampler,
-    SubsetRandomSampler,
     WeightedRandomSampler,
 )
 
@@ -19,9 +19,13 @@ from evenstep.torch import Runtime
 
 from .compared_data import OF_DATA, OF_THREE
 from .compared_parts import (
+    Batches,
     Case,
+    Drawing,
     Made,
     Numbers,
+    Parts,
+    Seeded,
     Whole,
     balancer,
     close,
@@ -33,6 +37,7 @@ from .compared_parts import (
     loads,
     mixed,
     of_rank,
+    once,
     only,
     rows,
     seeded,
@@ -65,12 +70,15 @@ ALIKE: dict[str, Case] = {
             [1.0] * 24, 12, generator=torch.Generator().manual_seed(rank)
         ),
     ),
-    "random parts that overlap": lambda rank: data(
-        rank,
-        sampler=SubsetRandomSampler(
-            torch.randperm(24, generator=torch.Generator().manual_seed(rank))[:16].tolist()
-        ),
+    "a sampler with generators of its own": lambda rank: data(rank, sampler=Drawing(rank)),
+    "a sampler that yields once": once,
+    "a batch sampler that knows its rank": lambda rank: balancer(8).prepare(
+        linear(), DataLoader(rows(), batch_sampler=Batches(8, rank))
     ),
+    "the remedies": lambda rank: [
+        data(rank, sampler=Parts(24, 0, 1, shows=True)),
+        data(rank, sampler=Seeded(0)),
+    ],
     "a part drawn anew each epoch": lambda rank: data(
         rank, rows(48), sampler=Whole(48, 0, 2, shows=False)
     ),

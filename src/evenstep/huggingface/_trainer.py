@@ -14,11 +14,12 @@ from ..exceptions import EvenstepWarning, invalid
 from ..torch import Balancer
 from ..torch._data._step import Step
 from ..torch._switch import is_off
-from ._checks import check_accelerator, check_model
+from ._checks import check_accelerator, check_batches, check_model
 from ._gathered_rows import gathers_rows
-from ._gathering_loss import meets, num_missing, without_gradient
+from ._gathering_loss import meet_before_forwards, meets, num_missing, without_gradient
 from ._normalised import Divisor, divisor_of
 from ._portions import BELOW, Portion, masked, portions, with_own_targets
+from ._stock import Stock
 from ._training_data import TrainingData
 from ._weighing import weighted, weights_of
 
@@ -81,6 +82,7 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
         self._num_begun = 0
         self._divisor: Divisor | None = None
         self._per_sample = 0.0  # of the step: what a sample weighs in a mean over samples
+        self._stands_in = False  # whether a forward is under way that has no sample
         self._meets = False  # whether ranks wait for each other where a loss is computed
 
     @property
@@ -92,7 +94,16 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
         """Train as `Trainer` does, and end the balanced run with it."""
         self._awaits_data = True
         try:
-            with nullcontext() if is_off() else gathers_rows(self.accelerator):
+            rows = (
+                nullcontext()
+                if is_off()
+                else gathers_rows(
+                    self.accelerator,
+                    has_none=lambda: self._stands_in,
+                    leaves_out=lambda: self._meets,
+                )
+            )
+            with rows:
                 return super().train(*args, **kwargs)
         finally:
             self._awaits_data = False
@@ -116,6 +127,7 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
                 repr(self._balancing["unit"]),
                 "If not, set `model.accepts_loss_kwargs = False` before the trainer is made.",
             )
+        check_batches(self, Stock(prepared, self.accelerator).sampler)
         if self._data is not None:
             self._data.close()
         self._data = TrainingData(
@@ -128,7 +140,7 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
         )
         self._num_begun = 0
         self._divisor = None
-        self._meets = False
+        self._meets = self._stands_in = False
         return self._data
 
     def get_batch_samples(
@@ -160,6 +172,8 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
             batches = [part.batch for part in step.micro_batches]
             weights = weights_of(self, step, self._divisor or "samples")
         self._per_sample = self.accelerator.num_processes / step.global_num_samples
+        if num_batches > 1 or self._meets:
+            meet_before_forwards(self)
         self._num_begun += 1
         main_input = getattr(self.model, "main_input_name", "input_ids")
         handed_out: list[Any] = portions(
@@ -190,6 +204,7 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
             # What Trainer divides by; every forward has its weight in the whole step already.
             self.current_gradient_accumulation_steps = 1
         for forward in inputs.forwards():
+            self._stands_in = not forward.num_samples
             if forward.is_extra:
                 without_gradient(self, forward.batch, given)
                 continue
@@ -204,6 +219,7 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
             # A mean over nothing is no number, and weighs 0; a weight in a tensor is none of 0.
             if torch.is_tensor(weight) or weight:
                 total = total + loss * given_already
+        self._stands_in = False
         return total
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:

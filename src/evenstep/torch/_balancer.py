@@ -305,8 +305,9 @@ class Balancer:
                 sum, with ``loss_reduction="sum"``).
 
         Raises:
-            ValueError: the model was prepared to be weighted at its output, or a term of the loss
-                is weighted already, so that this would weight twice.
+            ValueError: the model was prepared to be weighted at its output, a term of the loss is
+                weighted already, so that this would weight twice, or the step has had no forward
+                of a prepared model.
         """
         arguments.check_weighed_by_hand(self._parts.weighting)
         check_unweighted(loss)

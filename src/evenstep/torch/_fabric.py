@@ -126,6 +126,13 @@ class FabricLoader:
             raise AttributeError(name)
         return getattr(self._loader, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute of the prepared loader, which refuses those that were fixed."""
+        if name.startswith("_"):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._loader, name, value)
+
     def __len__(self) -> int:
         """Return the length of the prepared loader."""
         return len(self._loader)

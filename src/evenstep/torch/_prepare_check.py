@@ -22,7 +22,7 @@ from .._exchange._world_check import (
 from .._planner import in_words
 from ._data._protocols import Collectives
 from ._data.compare._content import compare_content
-from ._data.compare._sharded import check_whole, shard_of
+from ._data.compare._sharded import check_whole, compare_orders, shard_of
 from ._data.compare._stated import REMEDIES, loader_facts, read_facts
 from ._model._facts import Listing, model_facts, model_listings
 from ._options import Runtime
@@ -90,13 +90,15 @@ def check_prepared(
 
 
 def check_content(ranks: Collectives, parts: Sequence[Any]) -> None:
-    """Raise on every rank if data sets hold unlike samples. Collective.
+    """Raise on every rank if samplers or data sets hold unlike samples. Collective.
 
     Raises:
         ValueError: they do; the message names a sample, its values and the ranks.
     """
     if ranks.world_size > 1:
-        compare_content(ranks, _labelled(parts, DataLoader, "loader"))
+        loaders = _labelled(parts, DataLoader, "loader")
+        compare_orders(ranks, loaders)
+        compare_content(ranks, loaders)
 
 
 def check_eval(
@@ -114,6 +116,7 @@ def check_eval(
     if lockstep:
         settings["`DataLoader(batch_size=...)`"] = repr(getattr(loader, "batch_size", None))
     _compare(ranks, "prepare_eval", [loader], settings, read_facts)
+    compare_orders(ranks, _labelled([loader], DataLoader, "loader"))
 
 
 def _compare(
@@ -137,10 +140,7 @@ def _compare(
             facts[label] = facts.get(label, {}) | model_facts(model) | _digests(listings[label])
         for label, loader in loaders.items():
             facts[label] = facts.get(label, {}) | of_loader(loader)
-        shards = [
-            shard_of(loader, world_size=ranks.world_size, stream=stream)
-            for loader in loaders.values()
-        ]
+        shards = [shard_of(loader, stream=stream) for loader in loaders.values()]
         row = _head(call, given), facts, shards
     except Exception as error:  # of the user's code; the other ranks would wait
         problem, row = error, in_words(error)

@@ -8,6 +8,7 @@ from typing import Any, get_args
 from torch.utils.data import DataLoader, IterableDataset
 
 from ...exceptions import invalid
+from ._protocols import ANEW
 from .deal._stream_terms import StreamKind
 from .loaders._balanced import BalancedLoader
 from .loaders._base import AbstractStepLoader, StepContext
@@ -46,7 +47,10 @@ def balanced_loader(
         RuntimeError: the run has begun.
     """
     if context.session.steps.plan is not None:
-        raise RuntimeError("The run has begun: `prepare` all loaders before the first loop.")
+        raise RuntimeError(
+            f"The run has begun: `prepare` all loaders before the first loop. For data that come "
+            f"later, such as new rollouts, make a Balancer for each iteration. {ANEW}"
+        )
     made: AbstractStepLoader
     if stream is None and not isinstance(loader.dataset, IterableDataset):
         made = BalancedLoader(loader, context)

@@ -12,6 +12,13 @@ from ..._planner import Plan, Work
 from ..._types import IntArray
 from ...claims._step_claims import Claim
 
+ANEW = (
+    "Prepare a new `DataLoader`. One for training needs a new `Balancer` too: `balancer.close()`, "
+    "then prepare the same model and the new loader with it. "
+    "`new.load_state_dict(old.state_dict())` keeps what was learnt about speeds."
+)
+"""What to do where data or settings are to change that were fixed in ``prepare``."""
+
 ShareInts = Callable[[tuple[int, int], IntArray | None], IntArray]
 """Given a key and integers on rank 0, and the key and None elsewhere, return rank 0's on all.
 

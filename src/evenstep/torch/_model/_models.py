@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..._private_torch import LocalNorm, original_of
 from ...exceptions import EvenstepWarning, invalid
+from .._data._protocols import ANEW
 from .._step._compile_watch import CompileWatch
 from .._step._conductor import StepConductor
 from ._compiled import Surround, check_compiled, compiled_parts, ddp_of, hooks_on, is_compiled
@@ -101,7 +102,7 @@ class BalancedModel:
         self._part_calls: PartCalls | None = None
         if self.ddp is not None and self.shards is None and not self.compiles:
             self._nested = NestedBackwards(self.ddp.module, backward, steps)
-            self._unreduced = Unreduced(self.ddp, backward)
+            self._unreduced = Unreduced(self.ddp, backward, hook.awaited)
             if weighs:
                 self._part_calls = PartCalls(self.ddp, steps)
         self._draws = SampleDraws(module, hook) if draws_by_sample else None
@@ -204,7 +205,7 @@ def check_unprepared(module: nn.Module) -> None:
                 "Balancer.prepare(model)",
                 "be given each model once",
                 f"{type(module).__name__} a second time, whose gradient would be weighted twice",
-                "Keep the model that the first call returned.",
+                f"Keep the model that the first call returned. For new data: {ANEW}",
             )
 
 

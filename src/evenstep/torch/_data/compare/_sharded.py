@@ -1,17 +1,25 @@
-"""Samplers and data sets that give each rank a part of its own, which would be split once more."""
+"""Orders and streams that give each rank a part of its own, which would be split once more."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import combinations, islice
+import io
+import operator
+import pickle
+import random
+import types
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any, final
+from zlib import crc32
 
 import numpy as np
 import torch
+import torch.distributed as dist
+from torch import nn
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
+    Dataset,
     DistributedSampler,
     IterableDataset,
     RandomSampler,
@@ -19,105 +27,178 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from ...._exchange._world_check import refusal
 from ....exceptions import invalid
+from .._protocols import Collectives
 from ..fetch._random_states import same_chance, seed_all
+from ..order._drawn_indices import Draws
 from ..order._samplers import has_own_batches
-from ._stated import length_of
 
-_RANKS = ("rank", "process_index", "shard_id", "shard_index")
-_WORLDS = ("num_replicas", "world_size", "num_processes", "num_shards", "num_ranks")
-_STOCK = (SequentialSampler, RandomSampler, WeightedRandomSampler)
-_MOST_DRAWN = 1 << 20  # of a sampler's indices, to see whether ranks have any in common
-_FEWEST = 8  # indices by which parts of chance are told from parts by rank
-_SKETCH = 64
+# Without anything that depends on the rank, or taken apart instead of drawn.
+_STOCK = (SequentialSampler, RandomSampler, WeightedRandomSampler, DistributedSampler, Draws)
+_MOST_DRAWN = 1 << 14  # indices, as in the first block of an order
+_SHOWN = 4
+_SHARED = (Dataset, nn.Module, dist.ProcessGroup, type, types.FunctionType, types.ModuleType)
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+_ATOMS = (int, float, str, bool, type(None))
+_SEED = 20_011
 
-_REMEDY = (
-    "Give the whole data set to every rank, without a sampler that shards, as in "
-    "`DataLoader(dataset, shuffle=True)`: evenstep splits every batch over the ranks."
+_ORDER_REMEDY = (
+    "evenstep draws the order on rank 0 for all ranks, and splits it. Give a sampler that covers "
+    "all samples, made alike on every rank: without sharding or a seed by rank, so with "
+    "`num_replicas=1, rank=0` where it takes such arguments."
 )
+_STREAM_REMEDY = (
+    'Give the whole stream to every rank, or prepare with `stream="sharded"`, where each rank '
+    "reads its own part."
+)
+
+Drawn = tuple[int, list[int]]
+"""A checksum of what an order begins with, and its first indices."""
+
+
+def compare_orders(ranks: Collectives, loaders: Mapping[str, DataLoader[Any]]) -> None:
+    """Raise ValueError on every rank if samplers yield another order on each. Collective.
+
+    Copies of them draw, from equal random states. Samplers that cannot be copied, such as one-shot
+    iterators, and those that draw by chance that no seed controls are not compared. Rank 0 draws
+    before the others, so that these wait in a collective where its sampler never answers.
+    """
+    asked = {label: loader for label, loader in loaders.items() if _is_own(loader)}
+    mine = {label: _drawn(loader) for label, loader in asked.items()} if not ranks.rank else {}
+    if not ranks.share(bool(asked)):
+        return
+    if ranks.rank:
+        mine = {label: _drawn(loader) for label, loader in asked.items()}
+    rows: list[dict[str, Drawn | None]] = ranks.collect(mine)
+    for label, loader in asked.items():
+        found = [row.get(label) for row in rows]
+        known = [one for one in found if one is not None]
+        if len(known) < len(found) or len({checksum for checksum, _ in known}) == 1:
+            continue
+        own = "batch_sampler" if has_own_batches(loader) else "sampler"
+        told = [f"[{', '.join(map(str, first))}, ...]" for _, first in known]
+        if len(set(told)) == 1:
+            told = [
+                f"{text} (checksum {one[0]:08x})" for text, one in zip(told, known, strict=True)
+            ]
+        name = f"What `DataLoader({own}=...)` yields from equal random states"
+        raise ValueError(refusal(name, told, _ORDER_REMEDY, part=label))
+
+
+def shard_of(loader: DataLoader[Any], *, stream: str | None) -> tuple[str, int, int] | None:
+    """Return the class, rank and number of ranks of a stream that Hugging Face split by node."""
+    source = getattr(loader.dataset, "_distributed", None)
+    if stream != "same" or not isinstance(loader.dataset, IterableDataset) or source is None:
+        return None
+    if getattr(source, "world_size", 1) < 2:
+        return None
+    return type(loader.dataset).__name__, source.rank, source.world_size
+
+
+def check_whole(shards: Sequence[tuple[str, int, int] | None]) -> None:
+    """Raise if each rank reads a part of its own of a stream that all are to read."""
+    found = [shard for shard in shards if shard is not None]
+    if len(found) == len(shards) and len({rank for _, rank, _ in found}) > 1:
+        raise invalid(
+            "Balancer.prepare(stream=...)",
+            'be "sharded" for a stream of which each rank has a part',
+            f"'same' with a {found[0][0]} that gives each of {found[0][2]} ranks its own",
+            _STREAM_REMEDY,
+        )
+
+
+def _is_own(loader: DataLoader[Any]) -> bool:
+    """Tell whether an order is drawn by other code than torch's."""
+    if isinstance(loader.dataset, IterableDataset):
+        return False
+    batches = loader.batch_sampler if has_own_batches(loader) else None
+    if batches is not None and type(batches) is not BatchSampler:
+        return True
+    return type(loader.sampler if batches is None else batches.sampler) not in _STOCK
+
+
+def _drawn(loader: DataLoader[Any]) -> Drawn | None:
+    """Return what the loader's order begins with; None if that tells nothing."""
+    own = has_own_batches(loader)
+    with same_chance():
+        try:
+            copies = _Copies(loader.batch_sampler if own else loader.sampler, loader.dataset)
+            first, second = [_beginning(copies.make(), own_batches=own) for _ in range(2)]
+        except Exception:  # of the user's code, or no integers: its first loop says so
+            return None
+    return first if first == second else None
+
+
+def first_indices(sampler: Any) -> list[int]:
+    """Return the first indices of a copy of a sampler; none of one that cannot be copied."""
+    with same_chance():
+        try:
+            return list(map(operator.index, islice(_Copies(sampler, None).make(), _MOST_DRAWN)))
+        except Exception:  # of the user's code, or no integers: its first loop says so
+            return []
+
+
+def _beginning(sampler: Any, *, own_batches: bool) -> Drawn:
+    seed_all(_SEED)
+    checksum, num_drawn, first = 0, 0, list[int]()
+    for item in islice(sampler, _MOST_DRAWN):
+        indices = [operator.index(index) for index in (item if own_batches else [item])]
+        checksum = crc32(repr(indices).encode(), checksum)
+        first += indices[: _SHOWN - len(first)]
+        num_drawn += len(indices)
+        if num_drawn >= _MOST_DRAWN:
+            break
+    return checksum, first
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """What tells whether a rank's loader reads a part of its own.
+class _Copies:
+    """Copies of a sampler as it is now, with random states that are equal on all ranks.
 
-    Attributes:
-        kind: the class in question.
-        named: its rank and the number of ranks, where it shows them and is no whole data set.
-        some: some of the indices that it yields: of two samplers with indices in common, most
-            likely some of the same. Empty where it is too long for a part, or tells nothing.
+    They share its data, models and code.
+
+    Raises:
+        Exception: it cannot be copied.
     """
 
-    kind: str
-    named: tuple[int, int] | None = None
-    some: tuple[int, ...] = ()
+    def __init__(self, sampler: object, dataset: object) -> None:
+        shared: list[Any] = []
+        places: dict[int, int] = {}
+
+        class Pickler(pickle.Pickler):
+            def persistent_id(self, value: Any) -> int | None:
+                if type(value) in _ATOMS or not _is_shared(value, dataset):
+                    return None
+                if id(value) not in places:
+                    places[id(value)] = len(shared)
+                    shared.append(value)
+                return places[id(value)]
+
+        class Unpickler(pickle.Unpickler):
+            def persistent_load(self, place: int) -> Any:
+                return _seeded(shared[place])
+
+        self._file, self._kind = io.BytesIO(), Unpickler
+        Pickler(self._file, pickle.HIGHEST_PROTOCOL).dump(sampler)
+
+    def make(self) -> Any:
+        self._file.seek(0)
+        return self._kind(self._file).load()
 
 
-def shard_of(loader: DataLoader[Any], *, world_size: int, stream: str | None) -> Shard | None:
-    """Return what hints at a part of the data set for each rank; None where nothing does."""
-    if isinstance(loader.dataset, IterableDataset):
-        source = getattr(loader.dataset, "_distributed", None)  # Hugging Face's, split by node
-        named = _named(source) if stream == "same" else None
-        return None if named is None else Shard(type(loader.dataset).__name__, named)
-    if has_own_batches(loader):
-        batches: Any = loader.batch_sampler
-        for part in (batches, getattr(batches, "sampler", None)):
-            if not isinstance(part, DistributedSampler) and (named := _named(part)) is not None:
-                return Shard(type(part).__name__, named)
-        return None
-    sampler, whole = loader.sampler, length_of(loader.dataset)
-    length = length_of(sampler)
-    if isinstance(sampler, DistributedSampler) or length is None or whole is None:
-        return None
-    if length >= whole or type(sampler) in _STOCK:
-        return None
-    named = _named(sampler)
-    near = whole / 2 <= length * world_size <= whole + world_size
-    some = _some(sampler) if near and _FEWEST <= length <= _MOST_DRAWN else ()
-    return Shard(type(sampler).__name__, named, some)
+def _is_shared(value: Any, dataset: object) -> bool:
+    is_data = value is dataset or hasattr(type(value), "__getitems__")
+    return is_data or isinstance(value, (*_SHARED, *_GENERATORS))
 
 
-def check_whole(shards: Sequence[Shard | None]) -> None:
-    """Raise if each rank's loader reads a part of its own: it would be split once more."""
-    found = [shard for shard in shards if shard is not None]
-    if len(found) < len(shards) or len(shards) < 2:
-        return
-    named = [shard.named for shard in found]
-    if len(set(named)) == len(named) and all(name and name[1] == len(shards) for name in named):
-        got = f"a {found[0].kind} that gives each of {len(shards)} ranks its own"
-    elif all(one.some and not set(one.some) & set(two.some) for one, two in combinations(found, 2)):
-        got = f"a {found[0].kind} whose indices no two ranks have in common"
-    else:
-        return
-    raise invalid("DataLoader(sampler=...)", "yield samples of the whole data set", got, _REMEDY)
-
-
-def _named(part: Any) -> tuple[int, int] | None:
-    """Return the rank and the number of ranks that an object shows, where these are several."""
-    ranks, worlds = _numbers(part, _RANKS), _numbers(part, _WORLDS)
-    return (ranks[0], worlds[0]) if ranks and worlds and worlds[0] > 1 else None
-
-
-def _numbers(part: Any, names: Sequence[str]) -> list[int]:
-    values = [getattr(part, prefix + name, None) for name in names for prefix in ("", "_")]
-    return [value for value in values if type(value) is int]
-
-
-def _some(sampler: Any) -> tuple[int, ...]:
-    """Return those of a sampler's indices that have the smallest hashes.
-
-    Of a copy, from random states that are the same on all ranks: what is shuffled first and shared
-    out then shares out one order, and samplers that do not shard yield the same.
-    """
-    alike = copy.copy(sampler)
-    with same_chance():
-        seed_all(0)
-        try:
-            if isinstance(getattr(alike, "generator", None), torch.Generator):
-                alike.generator = torch.Generator().manual_seed(0)
-            numbers = np.unique(np.fromiter(islice(alike, _MOST_DRAWN), np.int64))
-        except Exception:  # of the user's code, or no integers: its first loop says so
-            return ()
-    hashes = (numbers.astype(np.uint64) * np.uint64(2654435761)) & np.uint64(0xFFFFFFFF)
-    return tuple(map(int, numbers[np.argsort(hashes, kind="stable")[:_SKETCH]]))
+def _seeded(value: Any) -> Any:
+    """Return ``value``, or a generator of its kind that is seeded alike on all ranks."""
+    if isinstance(value, torch.Generator):
+        return torch.Generator(value.device).manual_seed(_SEED)
+    if isinstance(value, np.random.Generator):
+        bits: Any = type(value.bit_generator)
+        return np.random.Generator(bits(_SEED))
+    if isinstance(value, np.random.RandomState | random.Random):
+        return type(value)(_SEED)
+    return value

@@ -13,11 +13,26 @@ from torch.utils.data import DataLoader
 from ...._diagnosis import Phase
 from ...._planner import Cost, Plan, SampleCosts
 from ....exceptions import invalid
-from .._protocols import LoaderRanks, LoaderSession, LoaderSteps, StepStart
+from .._protocols import ANEW, LoaderRanks, LoaderSession, LoaderSteps, StepStart
 from .._step import Attempts, Portions, Step, StepCount
 from ..deal._by_cost import Assigned
 
 _T = TypeVar("_T")
+_FIXED = (
+    "batch_sampler",
+    "batch_size",
+    "collate_fn",
+    "dataset",
+    "drop_last",
+    "generator",
+    "num_workers",
+    "persistent_workers",
+    "pin_memory",
+    "prefetch_factor",
+    "sampler",
+    "timeout",
+    "worker_init_fn",
+)
 
 
 class AbstractLoader(abc.ABC):
@@ -35,6 +50,16 @@ class AbstractLoader(abc.ABC):
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._loader, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute that is none of the user's loader, as that is read no more.
+
+        Raises:
+            ValueError: it is one of them.
+        """
+        if name in _FIXED:
+            raise _fixed(name, getattr(self, name), value)
+        object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +205,7 @@ class AbstractStepLoader(AbstractLoader):
                 yield from step
 
     def _steps(self, *, whole: bool) -> Generator[Step, None, None]:
+        self._check_fixed()
         outer = self._at if self._loops.is_nested else None
         with self._loops.begin(self._end_reading, cuts=not whole) as loop:
             try:
@@ -199,6 +225,18 @@ class AbstractStepLoader(AbstractLoader):
             finally:
                 if outer is not None and self._loops.current == loop:
                     self._at = outer
+
+    def _check_fixed(self) -> None:
+        """Raise if the user's loader was changed where nothing guards it.
+
+        Raises:
+            ValueError: it was.
+        """
+        own, batches = self._loader, self._loader.batch_sampler
+        for name in () if own.batch_size is None else ("batch_size", "drop_last"):
+            before = getattr(own, name)
+            if (now := getattr(batches, name, before)) != before:
+                raise _fixed(f"batch_sampler.{name}", before, now)
 
     def _go_on(self, *, whole: bool) -> None:
         self._next_step = self._context.count.value
@@ -255,6 +293,15 @@ class AbstractStepLoader(AbstractLoader):
             start = start._replace(work=assigned.work, checksum=assigned.checksum)
         self._loops.steps.begin_step(start)
         return step
+
+
+def _fixed(name: str, before: object, now: object) -> ValueError:
+    return invalid(
+        f"DataLoader.{name}",
+        f"stay as it was prepared, {before!r}, for plans were made with it",
+        repr(now),
+        ANEW,
+    )
 
 
 @final

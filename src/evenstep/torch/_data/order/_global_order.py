@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 from ...._types import IntArray
 from ....exceptions import invalid
-from .._protocols import RankGroup, ShareInts
+from .._protocols import ANEW, RankGroup, ShareInts
 from ._drawing import Chance, OrderBlocks, blocks_of
 from ._drawn_indices import Draws
 from ._samplers import GlobalBatches, check_order, has_own_batches
@@ -129,14 +129,26 @@ class GlobalOrder:
         self._is_root = ranks.rank == 0
         self._share = share
         self.is_endless = not hasattr(self.sampler, "__len__")
-        self.num_samples = _length(self.sampler, global_batch_size or 1)
+        self._unit = global_batch_size or 1
+        self.num_samples = _length(self.sampler, self._unit)
         steps = self.num_samples if global_batch_size is None else _BLOCK_STEPS * global_batch_size
         self._block_size = block_size or max(steps, _LEAST_BLOCK)
         self._chance = Chance(self.sampler)
         self._num_drawn = 0  # orders
 
     def draw(self) -> EpochOrder:
-        """Return the next epoch's order; every rank calls it, and raises if the sampler fails."""
+        """Return the next epoch's order; every rank calls it, and raises if the sampler fails.
+
+        Raises:
+            ValueError: it has another length than the one before.
+        """
+        if (length := _length(self.sampler, self._unit)) != self.num_samples:
+            raise invalid(
+                "DataLoader(...)",
+                f"keep the samples of an epoch that it was prepared with, {self.num_samples}",
+                length,
+                ANEW,
+            )
         if not self._is_root and _draws_a_seed(self.sampler):
             # On rank 0 it seeds itself from torch's generator, which stays alike on all ranks.
             torch.empty((), dtype=torch.int64, device="cpu").random_()
