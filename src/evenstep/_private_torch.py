@@ -27,6 +27,9 @@ IN_PLACE = "_compiled_call_impl"
 # changed since. [test_tickets.py, test_patterns.py]
 version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
 
+# Of what a tensor is a view; None where it is none. [test_in_place.py]
+base_of: Callable[[torch.Tensor], torch.Tensor | None] = attrgetter("_base")
+
 # What tells one storage from another, on any device, for as long as it lives. [test_tickets.py]
 address_of: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
 

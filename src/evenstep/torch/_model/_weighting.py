@@ -15,14 +15,15 @@ alone: gradient penalties, side losses kept on a module.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 
-from ..._private_torch import at_end_of_backward, backward_number
+from ..._private_torch import address_of, at_end_of_backward, backward_number, base_of
 from ...exceptions import invalid
+from .._step._batch_memory import has_memory
 from .._step._compile_watch import CompileWatch
 from .._step._conductor import StepConductor
 from .._step._containers import hidden_tensors_in, rebuild, tensors_in
@@ -86,8 +87,11 @@ class _OutputScale(torch.autograd.Function):
         ctx.use, ctx.backward_of, ctx.first_order = use, backward, first_order
         # The gradient at a loss is 1 whatever the loss.
         ctx.loss = None if output.ndim else output.detach()
-        # A view: no copy of logits. A loss is copied, as scripts scale it in place.
-        return output.view_as(output) if output.ndim else output.clone()
+        if not (first_order and output.ndim):
+            return output.clone()  # a loss: the script may still read what it gave
+        # No copy, and of the same version: what a layer saved for its backward is protected. Nor a
+        # view to autograd, so that the script may change it in place.
+        return output.detach()
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -103,6 +107,15 @@ class _OutputScale(torch.autograd.Function):
         if ctx.loss is not None:
             look_at(ctx.loss, ctx.use.looks)
         return grads[0] if weight == 1.0 else grads[0] * weight, None, None, None
+
+
+class EvenstepOutputThatSharesMemory_CloneItFirst(_OutputScale):  # torch's error has the name
+    """As a view, which autograd lets nobody change in place: others would change with it."""
+
+    @staticmethod
+    def forward(ctx: Any, output: torch.Tensor, *args: Any) -> Any:
+        _OutputScale.forward(ctx, output, *args)
+        return output.view_as(output)
 
 
 class _InputUnscale(torch.autograd.Function):
@@ -123,7 +136,9 @@ class _InputUnscale(torch.autograd.Function):
         return (grads[0] / weight if weight else torch.zeros_like(grads[0])), None
 
 
-_SCALED = "_OutputScaleBackward"  # autograd names a node by its function
+_Shared = EvenstepOutputThatSharesMemory_CloneItFirst
+# Autograd names a node by its function.
+_SCALED = f"{_OutputScale.__name__}Backward", f"{_Shared.__name__}Backward"
 _MOST_AWAITED = 64  # forwards of one step
 _MOST_NODES = 32  # of a loss: its terms and what is done to them, not the model
 _TWICE = (
@@ -149,10 +164,27 @@ def scale(
         first_order: whether a backward that builds a graph is refused. It is at a model's output,
             where the weight would enter a non-linear term; at the loss it is linear.
     """
-    return _mapped(
-        value,
-        lambda tensor: _OutputScale.apply(tensor, use, backward, first_order),  # type: ignore[no-untyped-call]
-    )
+    shared = () if type(value) is torch.Tensor else _in_memory_of_several(value)
+
+    def scaled(tensor: torch.Tensor) -> Any:
+        base = base_of(tensor)
+        is_shared = tensor.is_leaf or (base is not None and base.is_leaf) or id(tensor) in shared
+        function = _Shared if is_shared else _OutputScale
+        return function.apply(tensor, use, backward, first_order)  # type: ignore[no-untyped-call]
+
+    return _mapped(value, scaled)
+
+
+def _in_memory_of_several(value: Any) -> set[int]:
+    """Return the ids of the tensors in ``value`` that share memory with another one in it."""
+    # Without losses, which are copied.
+    tensors = {id(one): one for one in tensors_in(value) if one.requires_grad and one.ndim}
+    owners: defaultdict[int, list[int]] = defaultdict(list)
+    if len(tensors) > 1:
+        for number, tensor in tensors.items():
+            if has_memory(tensor):
+                owners[address_of(tensor.untyped_storage())].append(number)
+    return {number for numbers in owners.values() if len(numbers) > 1 for number in numbers}
 
 
 def unscale(inputs: Any, use: ForwardUse) -> Any:
@@ -165,18 +197,18 @@ def _mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> tuple[Any, int
     """Return ``value`` with every tensor in it that needs a gradient changed, and their number."""
     if type(value) is torch.Tensor:  # as nearly always, and without a cycle to be collected
         return (change(value), 1) if value.requires_grad else (value, 0)
-    count = 0
+    changed: dict[int, Any] = {}  # what is there twice stays one tensor
 
     def visit(item: Any) -> Any:
-        nonlocal count
         if not isinstance(item, torch.Tensor):
             return rebuild(item, visit, _without_hidden_tensors)
         if not item.requires_grad:
             return item
-        count += 1
-        return change(item)
+        if id(item) not in changed:
+            changed[id(item)] = change(item)
+        return changed[id(item)]
 
-    return visit(value), count
+    return visit(value), len(changed)
 
 
 def _without_hidden_tensors(item: Any) -> Any:
@@ -205,7 +237,7 @@ def check_unweighted(loss: torch.Tensor) -> None:
     for node in nodes:  # which grows meanwhile: breadth first
         if node is None or len(nodes) > _MOST_NODES:
             continue
-        if node.name() == _SCALED:
+        if node.name() in _SCALED:
             raise invalid(
                 "Balancer.weight(loss)",
                 "be given a loss of which no term is weighted",
@@ -323,7 +355,7 @@ def feeds_back(tensors: list[torch.Tensor], name: str) -> bool:
         if node is None or node in seen:
             continue
         seen.add(node)
-        if node.name() == _SCALED:
+        if node.name() in _SCALED:
             found = True
             continue
         others |= node.name() == "torch::autograd::AccumulateGrad"
