@@ -297,7 +297,7 @@ class ForwardHook:
         changed = None
         if use is not None and self._weighs:
             if use.match.other_rows:
-                self._strange.look(use.ticket, tensors, use.match.other_rows)
+                self._strange.look(use, tensors)
             if feeds_back(tensors, type(module).__name__):
                 changed = inputs, keywords = unscale(inputs, use), unscale(keywords, use)
         if self._watch is not None and self._watch.marks:
