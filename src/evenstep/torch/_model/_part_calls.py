@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.parametrize import ParametrizationList
+from torch.utils.hooks import RemovableHandle
 
 from ..._private_torch import backward_number
 from ...exceptions import EvenstepWarning
@@ -18,16 +19,18 @@ from .._step._conductor import StepConductor
 from .._step._containers import tensors_in
 from ._compiled import Untraced
 
-_TRIAL = 3  # steps after which a script is believed never to call parts by themselves
+_TRIAL = 3  # steps of a look
+_SECOND_LOOK = 8  # the step of it; each look after that comes at twice the steps
 
 
 class PartCalls:
     """Warns once if a gradient comes through a part that was called outside of the model.
 
     As in ``model.module.head(model(x))``: what the head's parameters get is not weighted. A hook on
-    every part costs time, so they go after a few steps. They also go if an input of the model was
-    computed: a part may have computed it, and then its gradient is weighted at the output. And they
-    go before what `prepare` returned is compiled, as graphs would be made again when they go later.
+    every part costs time, so they go after a few steps, and come back ever more rarely. They go for
+    good if an input of the model was computed: a part may have computed it, and then its gradient
+    is weighted at the output. And they go before what `prepare` returned is compiled, as graphs
+    would be made again when they go later.
 
     Args:
         ddp: the model, weighted at its output.
@@ -35,19 +38,35 @@ class PartCalls:
     """
 
     def __init__(self, ddp: DistributedDataParallel, steps: StepConductor) -> None:
-        self._steps = steps
+        self._ddp, self._steps = ddp, steps
         self._is_inside = False
         self._is_over = False
-        called = self._inert(self._called)
-        self._handles = [part.register_forward_hook(called) for part in _parts(ddp.module)]
-        self._handles += [
-            ddp.register_forward_pre_hook(self._inert(self._enter), with_kwargs=True),
-            ddp.register_forward_hook(self._inert(self._leave)),
-        ]
+        self._handles: list[RemovableHandle] = []
+        self._until = self._next = 0
+        self._place()
+
+    def forward(self) -> None:
+        """Hear that a forward of the model begins, and look again if it is time."""
+        if self._steps.num_steps >= self._next and not self._handles and not self._is_over:
+            self._place()
+            self._is_inside = True
 
     def release(self) -> None:
-        """Take the hooks off."""
+        """Take the hooks off, for good."""
         self._is_over = True
+        self._take_off()
+
+    def _place(self) -> None:
+        self._until = self._steps.num_steps + _TRIAL
+        self._next = max(_SECOND_LOOK, 2 * self._steps.num_steps)
+        called = self._inert(self._called)
+        self._handles = [part.register_forward_hook(called) for part in _parts(self._ddp.module)]
+        self._handles += [
+            self._ddp.register_forward_pre_hook(self._inert(self._enter), with_kwargs=True),
+            self._ddp.register_forward_hook(self._inert(self._leave)),
+        ]
+
+    def _take_off(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -64,9 +83,10 @@ class PartCalls:
 
     def _enter(self, module: nn.Module, inputs: Any, keywords: Any) -> None:
         self._is_inside = True
-        is_computed = any(one.grad_fn is not None for one in tensors_in((inputs, keywords)))
-        if is_computed or self._steps.num_steps >= _TRIAL:
+        if any(one.grad_fn is not None for one in tensors_in((inputs, keywords))):
             self.release()
+        elif self._steps.num_steps >= self._until:
+            self._take_off()
 
     def _leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
         self._is_inside = False
