@@ -102,10 +102,10 @@ class BalancedModel:
         if self.ddp is not None and self.shards is None and not self.compiles:
             self._nested = NestedBackwards(self.ddp.module, backward, steps)
             self._unreduced = Unreduced(self.ddp, backward)
-            if weighs:
-                self._part_calls = PartCalls(self.ddp, steps)
         self._draws = SampleDraws(module, hook) if draws_by_sample else None
         self.place()
+        if self.ddp is not None and self._unreduced is not None and weighs:
+            self._part_calls = PartCalls(self.ddp, steps)  # after ours that weighs the output
 
     def place(self) -> None:
         """Put the hooks where they belong: a model may be compiled after it was prepared."""
