@@ -15,6 +15,7 @@ LONGER = {
     "src/evenstep/events.py": "every fact in one place; half of it is docstrings",
     "src/evenstep/torch/_balancer.py": "the public face in one place; half of it is docstrings",
     "src/evenstep/torch/_model/_weighting.py": "the weight, and all that would enter it otherwise",
+    "src/evenstep/torch/_session.py": "one rank's part in a run, from connecting to closing",
     "src/evenstep/torch/_step/_conductor.py": "one rank's way through a step in one place",
 }
 
