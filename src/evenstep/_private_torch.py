@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import AbstractContextManager
 from operator import attrgetter, methodcaller
 from typing import Any, NamedTuple
 
@@ -26,6 +27,14 @@ IN_PLACE = "_compiled_call_impl"
 # How often a tensor was written to: the only way to tell whether parameters or a batch have
 # changed since. [test_tickets.py, test_patterns.py]
 version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
+
+# Of what a tensor is a view; None where it is none. [test_in_place.py]
+base_of: Callable[[torch.Tensor], torch.Tensor | None] = attrgetter("_base")
+
+# Leaves the counts of tensors as they were: for a change that changes no value. [test_loops.py]
+version_kept: Callable[[torch.Tensor], AbstractContextManager[None]] = (
+    torch.autograd.grad_mode._unsafe_preserve_version_counter
+)
 
 # What tells one storage from another, on any device, for as long as it lives. [test_tickets.py]
 address_of: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")

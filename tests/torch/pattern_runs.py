@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from benchmarks._patterns import PATTERNS, Trial
 from evenstep import Cluster, Decision, StepTimings
+from evenstep.exceptions import EvenstepWarning
 from evenstep.policies import AbstractPolicy
 from evenstep.testing import run_workers
 
@@ -58,11 +59,13 @@ class Outcome:
             raised or never answered.
         texts: what each rank raised, if anything.
         sizes: samples handed out, by rank and step.
+        warned: what was warned of, on any rank.
     """
 
     error: float | None
     texts: tuple[str, ...]
     sizes: tuple[tuple[int, ...], ...]
+    warned: tuple[str, ...]
 
     @property
     def kind(self):
@@ -98,10 +101,12 @@ def attempts(rank: int, names: list[str], folder: str, trial: Trial, policy: obj
             dist.barrier()  # of the default group, which no pattern uses
             ending = Timer(HANGING_S, os._exit, (1,))
             ending.start()
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("ignore")
+                warnings.simplefilter("always", EvenstepWarning)
                 found = attempt(name, trial, policy)
             ending.cancel()
+            found["warned"] = [str(one.message) for one in caught]
             print(json.dumps(found), file=file, flush=True)
             if found["text"]:
                 return
@@ -142,11 +147,13 @@ def _rows(file: Path) -> dict[str, dict]:
 def _outcome(rows: list[dict | None]) -> Outcome:
     """Put together what the ranks found; None is a rank that never answered."""
     given = [
-        {"error": None, "text": NO_ANSWER, "sizes": []} if row is None else row for row in rows
+        {"error": None, "text": NO_ANSWER, "sizes": [], "warned": []} if row is None else row
+        for row in rows
     ]
     errors = [row["error"] for row in given]
     return Outcome(
         error=None if None in errors else max(errors),
         texts=tuple(row["text"] for row in given),
         sizes=tuple(tuple(row["sizes"]) for row in given),
+        warned=tuple(text for row in given for text in row["warned"]),
     )

@@ -10,8 +10,10 @@ from torch import nn
 from evenstep.testing import run_workers
 from evenstep.torch._model._compiled import Surround
 
+from .beside_output import BESIDE, WITHIN, warnings_beside
 from .hard_loops import LOOPS as HARD_LOOPS
 from .hard_loops import WRAPS, found_in, warnings_of_left_steps
+from .late_loops import warnings_of_late
 from .loops import (
     LOOPS,
     errors_of,
@@ -67,6 +69,24 @@ def test_a_model_that_was_not_prepared_and_is_trained_is_warned_of_once():
         ("critic_beside", False),
     }
     assert max(said.values()) == 1
+
+
+def test_what_begins_late_is_warned_of_too():
+    """A critic that first steps at step 6, and a part that is called from then on."""
+    said = run_workers(2, warnings_of_late)[0]
+
+    assert [len(texts) for texts in said.values()] == [1, 1, 0]
+    assert "belong to no prepared model" in said["critic"][0]
+    assert "was called outside of the model" in said["part"][0]
+
+
+def test_terms_that_a_forward_makes_beside_its_output_are_warned_of_once():
+    """On a module, or given to a hook: not where no gradient comes through, or by the output."""
+    said = run_workers(2, warnings_beside)[0]
+
+    assert {name: len(texts) for name, texts in said.items()} == {
+        name: int(name in BESIDE) for name in (*BESIDE, *WITHIN)
+    }
 
 
 def test_a_step_that_is_left_before_its_last_micro_batch_is_warned_of_once():

@@ -17,6 +17,8 @@ pytestmark = pytest.mark.cluster
 MOST_REFUSED = 5
 HELD = ("plain", "prefetched by one", "replayed beside the batch")
 CONTROLS = ("plain", "accumulation", "gradient penalty", "many epochs over one batch")
+# Each part's loss times its share is exact; divided by the number of parts it would be wrong.
+WARNED = ("chunks of the batch", "splits of one size")
 FIRST = [(2, name) for name in dict.fromkeys((*list(PATTERNS)[::6], *HELD))]
 RUNS = [*FIRST, *((3, name) for name in PATTERNS)]
 
@@ -45,6 +47,14 @@ def test_a_loop_is_exact_or_refused_with_its_remedy(found, world_size, name):
     else:
         assert outcome.kind == "exact", (outcome.error, outcome.texts)
         assert outcome.error <= EXACT
+
+
+@pytest.mark.parametrize(("world_size", "name"), slow_but(FIRST, RUNS))
+def test_a_loop_that_is_exact_is_not_warned_of(found, world_size, name):
+    """A warning that is wrong teaches not to read those that are right."""
+    outcome = found[world_size, name]
+
+    assert outcome.kind != "exact" or name in WARNED or not outcome.warned
 
 
 @pytest.mark.parametrize(("world_size", "name"), slow_but(FIRST, RUNS))

@@ -5,6 +5,7 @@ import torch
 
 from evenstep.torch._step._strange_rows import StrangeRows
 from evenstep.torch._step._tickets import StepUnderWay, Ticket, Tickets
+from evenstep.torch._step._uses import ForwardUse, UseBooks
 
 from .test_tickets import matched, opened
 
@@ -208,44 +209,67 @@ def test_samples_that_a_collate_fn_leaves_out_are_warned_of(rows, units, count, 
     assert len(recwarn) == count
 
 
-TABLE = torch.randn(4, 3)
+def trained(tickets, strange, ticket, *forwards):
+    """Have forwards of a step look at their rows, and a backward go through them."""
+    matches = [tickets.match([tensor]) for tensor in forwards]
+    uses = [ForwardUse.of(match, 0, reduces=None) for match in matches]
+    for use, tensor in zip(uses, forwards, strict=True):
+        if use.match.other_rows:
+            strange.look(use, [tensor])
+    UseBooks().add(uses)
+    ticket.num_backwards, ticket.is_trained = 1, True
 
 
 @pytest.mark.parametrize(
-    ("whole", "other", "count"),
+    ("forwards", "count"),
     [
-        (lambda x: x, lambda: torch.randn(4, 3), 1),
-        (lambda x: x + 0.1, lambda: torch.randn(4, 3), 1),
-        (lambda x: x[:2], lambda: torch.randn(4, 3), 0),
-        (lambda x: x, lambda: TABLE, 0),
-        (lambda x: x, lambda: TABLE.clone(), 0),
-        (lambda x: x, lambda: torch.randn(12, 3), 0),
-        (lambda x: x, lambda: torch.randn(6, 3), 0),
-        (lambda x: x, lambda: torch.randn(4, 3, requires_grad=True) * 2, 0),
+        (lambda x: (torch.randn(4, 3), x), 1),
+        (lambda x: (torch.randn(4, 3), x + 0.1), 1),
+        (lambda x: (torch.randn(4, 3),), 1),
+        (lambda x: (x[:4].clone(),), 1),
+        (lambda x: (torch.randn(8, 3) * 2, x[:2]), 1),
+        (lambda x: (x[:4] + 0.1, x[4:] + 0.1), 0),
+        (lambda x: (x[:5] + 0.1, x[5:] + 0.1), 0),
+        (lambda x: (torch.randn(30, 3), x), 0),
+        (lambda x: (torch.randn(6, 3), x), 0),
+        (lambda x: (torch.randn(1, 18), x), 0),
+        (lambda x: (torch.randn(16), x), 0),
+        (lambda x: (torch.randn(4, 3, requires_grad=True) * 2, x), 0),
     ],
     ids=[
         "of another loader",
         "of another loader, the batch changed",
-        "parts of a batch",
-        "of a table",
-        "of a table that is moved",
-        "two views",
+        "of a memory alone",
+        "some of the batch",
+        "beside parts of the batch",
+        "parts of a copy",
+        "parts of a copy, one of a single row",
+        "views",
         "noise",
+        "a packed row",
+        "packed",
         "outputs",
     ],
 )
-def test_rows_of_no_batch_beside_a_batch_are_warned_of_once(tickets, whole, other, count, recwarn):
+def test_rows_of_no_batch_are_warned_of_once(tickets, forwards, count, recwarn):
     """They get its weight, which is wrong for rows with a loss of their own."""
     strange = StrangeRows()
-    for number in range(8):
+    for number in range(12):
         ticket, x = opened(tickets, number, 6)
-        for tensor in (other(), whole(x)):  # in either order
-            match = tickets.match([tensor])
-            if match.other_rows:
-                strange.look(match.tickets[0], [tensor], match.other_rows)
-        ticket.num_backwards, ticket.is_trained = 1, True
+        trained(tickets, strange, ticket, *forwards(x))
 
     assert len(recwarn) == count
+
+
+def test_nodes_of_graphs_are_not_warned_of(tickets, recwarn):
+    """Each batch has another number of them, and what is forwarded is a copy on the device."""
+    strange = StrangeRows()
+    for number in range(40):
+        nodes, labels = torch.randn(13 + number, 3), torch.randn(6)
+        ticket, _ = opened(tickets, number, 6, batch=(nodes, labels))
+        trained(tickets, strange, ticket, nodes.clone())
+
+    assert len(recwarn) == 0
 
 
 def test_rows_of_two_batches_that_are_both_used_up_are_outside_of_a_step(tickets):
@@ -266,22 +290,18 @@ def test_rows_of_no_batch_are_of_no_matter_where_sizes_are_equal_or_a_rank_is_al
         tickets, strange = Tickets(identifies=identifies), StrangeRows()
         for number in range(8):
             ticket, x = opened(tickets, number, 6, key=weight)
-            for tensor in (x, torch.randn(4, 3)):
-                match = tickets.match([tensor])
-                if match.other_rows:
-                    strange.look(match.tickets[0], [tensor], match.other_rows)
-            ticket.num_backwards, ticket.is_trained = 1, True
+            trained(tickets, strange, ticket, x, torch.randn(4, 3))
 
     assert not recwarn
 
 
-def test_inputs_are_looked_at_in_the_first_forwards_alone(tickets, monkeypatch):
-    """On a device each look waits for it: parts of a copied batch would be looked at for ever."""
+def test_values_are_looked_at_in_the_first_forwards_alone(tickets, monkeypatch):
+    """On a device each look waits for it: nodes of graphs would be looked at for ever."""
     looks = []
-    monkeypatch.setattr(Ticket, "shows_in", lambda ticket, tensor: looks.append(ticket) or True)
+    monkeypatch.setattr(Ticket, "may_hold", lambda ticket, tensors: looks.append(ticket) or True)
     strange = StrangeRows()
     for number in range(100):
         ticket, _ = opened(tickets, number, 6)
-        strange.look(ticket, [torch.randn(4, 3)], 4)
+        trained(tickets, strange, ticket, torch.randn(4, 3))
 
-    assert len(looks) <= 32
+    assert 0 < len(looks) <= 32

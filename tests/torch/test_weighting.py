@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from evenstep.torch._model._compiled import InertHook, Surround
-from evenstep.torch._model._weighting import Backward, ForwardHook, feeds_back
+from evenstep.torch._model._forward_hook import ForwardHook
+from evenstep.torch._model._weighting import Backward, feeds_back
 from evenstep.torch._model._weighting import scale as scale_by_use
 from evenstep.torch._step._tickets import Match
 
@@ -126,7 +127,7 @@ def test_every_tensor_in_a_container_is_scaled_once(wrap, unwrap, backward):
     sum(tensor.sum() for tensor in unwrap(wrap(plain * 1))).backward()
 
     assert type(scaled) is type(output)
-    assert count == len(unwrap(scaled))
+    assert count == len(set(map(id, unwrap(scaled))))
     assert torch.equal(source.grad, 3.0 * plain.grad)
     assert isinstance(scaled, torch.Tensor) or scaled is not output
 
@@ -325,15 +326,6 @@ def test_evaluation_is_left_alone(backward):
     with torch.no_grad():
         assert keeper(x) is x
     assert idle(x) is x
-
-
-def test_a_change_in_place_of_the_output_is_loud(backward):
-    """A view may not be changed in place: an error, not a wrong gradient."""
-    layer = hooked(nn.Linear(2, 2), 2.0, backward)
-    output = layer(torch.ones(1, 2))
-
-    with pytest.raises(RuntimeError, match="modified inplace"):
-        output /= 2
 
 
 def test_a_copy_of_the_model_leaves_the_run_behind(backward, ended):

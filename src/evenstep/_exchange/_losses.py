@@ -72,6 +72,7 @@ class Losses:
 
     Attributes:
         on_loss: told of the error at once.
+        explain: what else is said of a rank whose connection broke.
         thread_id: the training thread's.
     """
 
@@ -106,6 +107,7 @@ class Losses:
         self._collective_broke = False
         self._failed: tuple[int, str] | None = None  # who was lost by this process' own end
         self.on_loss: Callable[[Exception], object] = lambda error: None
+        self.explain: Callable[[], str] = lambda: ""
         self.thread_id = framework.training_thread()
 
     @property
@@ -202,7 +204,7 @@ class Losses:
     def disconnected(self, peer: int, problem: str) -> None:
         """Take notice of a broken or silent connection."""
         if peer not in self._left:
-            self.lose(peer, problem)
+            self.lose(peer, problem + self.explain())
 
     def received(self, peer: int, message: Message) -> None:
         """Take in a loss or a goodbye."""

@@ -490,7 +490,7 @@ class Balancer:
         """Close at the end of a script that never did. The exchange logs who broke a collective."""
         self._end(getattr(sys, "last_value", None))
 
-    def _end(self, error: BaseException | None) -> RuntimeError | None:
+    def _end(self, error: BaseException | None) -> Exception | None:
         """Close, and return the loss of a worker that is behind ``error``."""
         if self._pid != os.getpid():
             return None

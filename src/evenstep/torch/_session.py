@@ -35,6 +35,7 @@ from ._step._clock import clock_of
 from ._step._conductor import StepConductor
 from ._step._containers import input_size
 from ._step._reporter import MachineMeasure, Measure, MemoryMeasure
+from ._step._unequal import hint_of_rows, note_sizes
 
 _OF_COLLECTIVES = ("gloo/", "NCCL", "Connection closed by peer")  # in errors of torch's backends
 _VERDICT_S = 2.0
@@ -95,6 +96,7 @@ class Session:
             grace_s=3 * runtime.heartbeat_s,
             release=self._release,
         )
+        self.exchange.losses.explain = partial(hint_of_rows, self.steps)
         self.exchange.start()
         crew.watch_by(self.exchange.losses)
 
@@ -191,6 +193,7 @@ class Session:
                 self.exchange.hear_out(limit_s=_VERDICT_S)
             return self.exchange.losses.wrong
         self.exchange.losses.script_failed(error)
+        note_sizes(error, self.steps)
         if isinstance(error, KeyboardInterrupt):
             return self.exchange.losses.interrupted_by
         ended = isinstance(error, WorkerLostError | RanksDivergedError)

@@ -18,12 +18,13 @@ from .._data._protocols import ANEW
 from .._step._compile_watch import CompileWatch
 from .._step._conductor import StepConductor
 from ._compiled import Surround, check_compiled, compiled_parts, ddp_of, hooks_on, is_compiled
+from ._forward_hook import ForwardHook
 from ._fsdp import Shards, check_fsdp, device_of_fsdp, fsdp_layers, is_fsdp, refuse_other_kinds
 from ._nested import NestedBackwards
 from ._part_calls import PartCalls
 from ._sample_draws import SampleDraws, check_draws
 from ._unreduced import Unreduced
-from ._weighting import Backward, ForwardHook
+from ._weighting import Backward
 
 Weighting = Literal["output", "loss"]
 
@@ -103,10 +104,10 @@ class BalancedModel:
         if self.ddp is not None and self.shards is None and not self.compiles:
             self._nested = NestedBackwards(self.ddp.module, backward, steps)
             self._unreduced = Unreduced(self.ddp, backward, hook.awaited)
-            if weighs:
-                self._part_calls = PartCalls(self.ddp, steps)
         self._draws = SampleDraws(module, hook) if draws_by_sample else None
         self.place()
+        if self.ddp is not None and self._unreduced is not None and weighs:
+            self._part_calls = PartCalls(self.ddp, steps)  # after ours that weighs the output
 
     def place(self) -> None:
         """Put the hooks where they belong: a model may be compiled after it was prepared."""
@@ -164,6 +165,8 @@ class BalancedModel:
         syncs = bool(self.ddp.require_backward_grad_sync)
         if self._unreduced is not None and not self._unreduced.is_over:
             self._unreduced.forward(syncs=syncs)
+        if self._part_calls is not None:
+            self._part_calls.forward()
         return syncs
 
     def _enter_broadcast(self, module: nn.Module, inputs: Any, keywords: Any) -> None:

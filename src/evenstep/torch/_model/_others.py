@@ -6,16 +6,18 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ..._private_torch import backward_number
+from ..._private_torch import at_end_of_backward, backward_number
 from ...exceptions import EvenstepWarning
 from .._step._conductor import StepConductor
 from ._weighting import Backward
 
-_TRIAL = 3  # steps of optimizers after which a script is believed to train nothing else
+_TRIAL = 3  # steps of an optimizer in a look
+_SECOND_LOOK = 8  # its step; each look after that comes at twice the steps
 
 
 class Others:
@@ -24,7 +26,8 @@ class Others:
     As of a critic or a head in a DDP of its own, of which `prepare` was not told. A gradient that
     comes before the backward has come to a balanced output has no weight; what lies before a
     balanced model is weighted with it. A gradient that a script fills in, as for copies in single
-    precision, comes by no backward.
+    precision, comes by no backward. Each optimizer is looked at in its first steps, whenever those
+    are, and ever more rarely later: it may get other parameters.
 
     Args:
         parameters: method that returns those of the prepared models.
@@ -41,9 +44,8 @@ class Others:
         self._parameters = weakref.WeakMethod(parameters)  # or models would outlive a lost balancer
         self._steps = steps
         self._backward = backward
-        self._num_left = _TRIAL
-        self._newest = -1
-        self._watched: dict[int, Any] = {}
+        self._is_over = False
+        self._looks: WeakKeyDictionary[torch.optim.Optimizer, _Look] = WeakKeyDictionary()
         self._hook = _optimizer_hook(weakref.ref(self))
 
     def release(self) -> None:
@@ -53,35 +55,36 @@ class Others:
 
     def look(self, optimizer: torch.optim.Optimizer) -> None:
         """Look what an optimizer is about to change; at a step of it within one of the run."""
-        if not self._num_left or self._steps.num_samples is None or backward_number() >= 0:
+        if self._is_over or self._steps.num_samples is None or backward_number() >= 0:
             return
-        if self._newest != self._steps.num_steps:
-            self._newest = self._steps.num_steps
-            self._num_left -= 1
-        if not self._num_left:
-            self._end()  # and the hook stays: torch is going through them
-            return
+        look = self._looks.get(optimizer)
+        if look is None:
+            look = self._looks[optimizer] = _Look()
+        if look.goes_on():
+            self._watch(optimizer, look.watched)
+
+    def _watch(self, optimizer: torch.optim.Optimizer, watched: dict[int, Any]) -> None:
         parameters = self._parameters()
         assert parameters is not None, "prepared models hold this"
-        own = set(map(id, parameters())) | self._watched.keys()
+        own = set(map(id, parameters()))
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                trained = parameter.requires_grad and parameter.grad is not None
-                if trained and id(parameter) not in own:
+                is_trained = parameter.requires_grad and parameter.grad is not None
+                if is_trained and id(parameter) not in own and id(parameter) not in watched:
                     handle = parameter.register_post_accumulate_grad_hook(self._ready)
-                    self._watched[id(parameter)] = handle
+                    watched[id(parameter)] = handle
 
     def _end(self) -> None:
-        self._num_left = 0
-        for handle in self._watched.values():
-            handle.remove()
-        self._watched.clear()
+        self._is_over = True
+        for look in self._looks.values():
+            look.end()
 
     def _ready(self, parameter: torch.Tensor) -> None:
         is_weighted = self._backward.task is not None or Backward.newest_task == backward_number()
-        if not self._num_left or is_weighted or self._steps.num_samples is None:
+        if self._is_over or is_weighted or self._steps.num_samples is None:
             return
-        self._num_left = 0
+        self._is_over = True
+        at_end_of_backward(self._end)  # not under the engine's feet
         warnings.warn(
             f"An optimizer trains parameters of shape {tuple(parameter.shape)} that belong to no "
             f"prepared model, in a loop over a prepared loader. Their gradient is not weighted, so "
@@ -91,6 +94,30 @@ class Others:
             EvenstepWarning,
             stacklevel=2,
         )
+
+
+class _Look:
+    """Which steps of an optimizer are looked at, and the hooks on what it trains."""
+
+    def __init__(self) -> None:
+        self._num_steps, self._until, self._next = 0, _TRIAL, _SECOND_LOOK
+        self.watched: dict[int, Any] = {}
+
+    def goes_on(self) -> bool:
+        """Count a step, and tell whether it is looked at."""
+        step = self._num_steps
+        self._num_steps += 1
+        if step == self._next:
+            self._until, self._next = step + _TRIAL, 2 * step
+        if step == self._until:
+            self.end()
+        return step < self._until
+
+    def end(self) -> None:
+        """Take the hooks off."""
+        for handle in self.watched.values():
+            handle.remove()
+        self.watched.clear()
 
 
 def _optimizer_hook(others: weakref.ref[Others]) -> Any:

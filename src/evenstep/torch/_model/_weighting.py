@@ -15,21 +15,19 @@ alone: gradient penalties, side losses kept on a module.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 
-from ..._private_torch import at_end_of_backward, backward_number
+from ..._private_torch import address_of, at_end_of_backward, backward_number, base_of
 from ...exceptions import invalid
-from .._step._compile_watch import CompileWatch
+from .._step._batch_memory import has_memory
 from .._step._conductor import StepConductor
 from .._step._containers import hidden_tensors_in, rebuild, tensors_in
 from .._step._output_looks import look_at
-from .._step._strange_rows import StrangeRows
 from .._step._tickets import known
-from .._step._unknown_weights import not_averaged
 from .._step._uses import ForwardUse
 
 
@@ -92,8 +90,11 @@ class _OutputScale(torch.autograd.Function):
         ctx.number = number if use.compares else None
         # The gradient at a loss is 1 whatever the loss.
         ctx.loss = None if output.ndim else output.detach()
-        # A view: no copy of logits. A loss is copied, as scripts scale it in place.
-        return output.view_as(output) if output.ndim else output.clone()
+        if not (first_order and output.ndim):
+            return output.clone()  # a loss: the script may still read what it gave
+        # No copy, and of the same version: what a layer saved for its backward is protected. Nor a
+        # view to autograd, so that the script may change it in place.
+        return output.detach()
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -114,6 +115,15 @@ class _OutputScale(torch.autograd.Function):
         return grads[0] if weight == 1.0 else grads[0] * weight, None, None, None, None
 
 
+class EvenstepOutputThatSharesMemory_CloneItFirst(_OutputScale):  # torch's error has the name
+    """As a view, which autograd lets nobody change in place: others would change with it."""
+
+    @staticmethod
+    def forward(ctx: Any, output: torch.Tensor, *args: Any) -> Any:
+        _OutputScale.forward(ctx, output, *args)
+        return output.view_as(output)
+
+
 class _InputUnscale(torch.autograd.Function):
     """The identity at an input that was computed from a scaled output.
 
@@ -132,8 +142,9 @@ class _InputUnscale(torch.autograd.Function):
         return (grads[0] / weight if weight else torch.zeros_like(grads[0])), None
 
 
-_SCALED = "_OutputScaleBackward"  # autograd names a node by its function
-_MOST_AWAITED = 64  # forwards of one step
+_Shared = EvenstepOutputThatSharesMemory_CloneItFirst
+# Autograd names a node by its function.
+_SCALED = f"{_OutputScale.__name__}Backward", f"{_Shared.__name__}Backward"
 _MOST_NODES = 32  # of a loss: its terms and what is done to them, not the model
 _TWICE = (
     "A gradient of a gradient passes through the balanced model's output (`create_graph=True`, "
@@ -158,10 +169,27 @@ def scale(
         first_order: whether a backward that builds a graph is refused. It is at a model's output,
             where the weight would enter a non-linear term; at the loss it is linear.
     """
-    return _mapped(
-        value,
-        lambda tensor, number: _OutputScale.apply(tensor, use, backward, first_order, number),  # type: ignore[no-untyped-call]
-    )
+    shared = () if type(value) is torch.Tensor else _in_memory_of_several(value)
+
+    def scaled(tensor: torch.Tensor, number: int) -> Any:
+        base = base_of(tensor)
+        is_shared = tensor.is_leaf or (base is not None and base.is_leaf) or id(tensor) in shared
+        function = _Shared if is_shared else _OutputScale
+        return function.apply(tensor, use, backward, first_order, number)  # type: ignore[no-untyped-call]
+
+    return _mapped(value, scaled)
+
+
+def _in_memory_of_several(value: Any) -> set[int]:
+    """Return the ids of the tensors in ``value`` that share memory with another one in it."""
+    # Without losses, which are copied.
+    tensors = {id(one): one for one in tensors_in(value) if one.requires_grad and one.ndim}
+    owners: defaultdict[int, list[int]] = defaultdict(list)
+    if len(tensors) > 1:
+        for number, tensor in tensors.items():
+            if has_memory(tensor):
+                owners[address_of(tensor.untyped_storage())].append(number)
+    return {number for numbers in owners.values() if len(numbers) > 1 for number in numbers}
 
 
 def unscale(inputs: Any, use: ForwardUse) -> Any:
@@ -179,18 +207,18 @@ def _mapped(value: Any, change: Callable[[torch.Tensor, int], Any]) -> tuple[Any
     """
     if type(value) is torch.Tensor:  # as nearly always, and without a cycle to be collected
         return (change(value, 0), 1) if value.requires_grad else (value, 0)
-    count = 0
+    changed: dict[int, Any] = {}  # what is there twice stays one tensor
 
     def visit(item: Any) -> Any:
-        nonlocal count
         if not isinstance(item, torch.Tensor):
             return rebuild(item, visit, _without_hidden_tensors)
         if not item.requires_grad:
             return item
-        count += 1
-        return change(item, count - 1)
+        if id(item) not in changed:
+            changed[id(item)] = change(item, len(changed))
+        return changed[id(item)]
 
-    return visit(value), count
+    return visit(value), len(changed)
 
 
 def _without_hidden_tensors(item: Any) -> Any:
@@ -219,7 +247,7 @@ def check_unweighted(loss: torch.Tensor) -> None:
     for node in nodes:  # which grows meanwhile: breadth first
         if node is None or len(nodes) > _MOST_NODES:
             continue
-        if node.name() == _SCALED:
+        if node.name() in _SCALED:
             raise invalid(
                 "Balancer.weight(loss)",
                 "be given a loss of which no term is weighted",
@@ -227,96 +255,6 @@ def check_unweighted(loss: torch.Tensor) -> None:
                 "Weigh each term, or their sum, but not both.",
             )
         nodes.extend(parent for parent, _ in node.next_functions)
-
-
-class ForwardHook:
-    """Forward hooks for the user's outermost module.
-
-    Args:
-        steps: are told of forwards.
-        backward: told at every backward through the output.
-        watch: marks inputs, where the model is compiled after it was prepared; None leaves that to
-            another hook.
-        model: the model's number, in the order of ``prepare``.
-        weighs: whether the output is scaled; ``Balancer.weight`` does it otherwise.
-        reduces: whether a backward of a forward made now reduces gradients.
-
-    Attributes:
-        use: the forward under way; None outside of one, or of a step.
-    """
-
-    def __init__(
-        self,
-        steps: StepConductor,
-        backward: Backward,
-        watch: CompileWatch | None = None,
-        *,
-        model: int = 0,
-        weighs: bool = True,
-        reduces: Callable[[], bool | None] = lambda: None,
-    ) -> None:
-        self._steps = steps
-        self._backward = backward
-        self._watch = watch
-        self._model = model
-        self._weighs = weighs
-        self._reduces = reduces
-        self._strange = StrangeRows()
-        self._awaited: deque[ForwardUse] = deque(maxlen=_MOST_AWAITED)  # the newest that reduce
-        self.use: ForwardUse | None = None
-
-    def before(self, module: torch.nn.Module, inputs: Any, keywords: Any) -> Any:
-        """Learn whose batch this is; take the weight out of gradients that go back to an output."""
-        self.use = None
-        if not torch.is_grad_enabled():
-            return None
-        tensors = tensors_in((inputs, keywords) if keywords else inputs)
-        use = self.use = self._steps.begin_use(self._model, tensors, reduces=self._reduces())
-        if use is None and module.training:
-            self._steps.outside()
-        if use is not None and use.reduces is False and not use.ticket.is_last and self._waits():
-            use.weight = not_averaged
-        changed = None
-        if use is not None and self._weighs:
-            if use.match.other_rows:
-                self._strange.look(use.ticket, tensors, use.match.other_rows)
-            if feeds_back(tensors, type(module).__name__):
-                changed = inputs, keywords = unscale(inputs, use), unscale(keywords, use)
-        if self._watch is not None and self._watch.marks:
-            self._watch.mark(module, inputs, keywords)
-        return changed
-
-    def __call__(self, module: torch.nn.Module, inputs: Any, keywords: Any, output: Any) -> Any:
-        """Return ``output``, scaled where a step is under way."""
-        use, self.use = self.use, None
-        if use is None:
-            return output
-        self._steps.end_use()
-        if use.reduces:
-            if not self._waits():
-                self._awaited.clear()
-            self._awaited.append(use)
-        if not self._weighs:
-            return output
-        scaled, count = scale(output, use, self._backward)
-        # A model that is frozen for a while, such as a critic's for its generator, gives none.
-        if not count and module.training and any(p.requires_grad for p in module.parameters()):
-            raise invalid(
-                f"{type(module).__name__}.forward(...)",
-                "return a tensor that needs a gradient, by itself or in a container",
-                f"{type(output).__name__} without one",
-                "Unfreeze a parameter, leave `torch.no_grad()`, or prepare with "
-                "`prepare(..., weighting='loss')` and use `balancer.weight(loss)`.",
-            )
-        return scaled
-
-    def awaited(self) -> list[ForwardUse]:
-        """Return the forwards whose backward DDP waits for."""
-        return [use for use in self._awaited if use.reduces]
-
-    def _waits(self) -> bool:
-        """Tell whether DDP waits for a backward still, of one of the newest forwards."""
-        return bool(self._awaited) and all(use.reduces for use in self._awaited)
 
 
 def feeds_back(tensors: list[torch.Tensor], name: str) -> bool:
@@ -341,7 +279,7 @@ def feeds_back(tensors: list[torch.Tensor], name: str) -> bool:
         if node is None or node in seen:
             continue
         seen.add(node)
-        if node.name() == _SCALED:
+        if node.name() in _SCALED:
             found = True
             continue
         others |= node.name() == "torch::autograd::AccumulateGrad"

@@ -40,6 +40,7 @@ class StepMeter:
         self.timeline.hear_optimizers()
         self._count = count
         self._gap: tuple[Any, int, int] | None = None
+        self._had_others = False
         self._fetch: Any = None
         self._begin: Any = None
         self._end: Any = None
@@ -110,9 +111,17 @@ class StepMeter:
         if self._gap is not None and self._count is not None:
             (begin, before, cut), self._gap = self._gap, None
             if self._count() != before:
+                self._had_others = True
                 self._leave_out(begin, self.clock.mark())
                 self.timeline.met_since(cut)
         self.timeline.go(then)
+
+    @property
+    def has_others(self) -> bool:
+        """Whether the script has collectives of its own, as far as they began in gaps."""
+        gap = self._gap  # another thread asks
+        open_one = gap is not None and self._count is not None and self._count() != gap[1]
+        return self._had_others or open_one
 
     def begin_fetch(self, *, in_step: bool) -> None:
         """Note that the loop comes back for another batch, perhaps in the middle of a step."""

@@ -70,7 +70,7 @@ class Ticket:
         keys: what its samples draw random numbers by, stand-ins included; None where those are
             the rank's own.
         num_draws: dropouts, and the like, in its forwards so far.
-        had_whole: whether one of its forwards had all of its rows.
+        other_rows: how many rows its forwards with a backward had that may be of no batch.
     """
 
     step: StepUnderWay
@@ -88,11 +88,27 @@ class Ticket:
     is_indices: bool = False
     keys: IntArray | None = None
     num_draws: int = 0
-    had_whole: bool = False
+    other_rows: int = 0
 
     def shows_in(self, tensor: torch.Tensor) -> bool:
         """Tell whether ``tensor`` begins with a copy of a tensor of the batch."""
         return any(peek.shows(tensor) for peek in self._looks())
+
+    def may_hold(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Tell whether ``tensors`` may be copies of what the batch holds beside rows, or packed.
+
+        As nodes of graphs, of which each batch has another number. They may also where nothing is
+        left of the batch to be compared with.
+        """
+        looks = self._looks()
+        if not looks or max(one.ndim for one in tensors) == 1 < max(len(p.row) for p in looks) + 1:
+            return True
+        return any(
+            peek.num_rows == len(one) and peek.shows(one)
+            for peek in looks
+            for one in tensors
+            if one.ndim
+        )
 
     def ends_in(self, tensor: torch.Tensor) -> bool:
         """Tell whether ``tensor`` begins with a copy of one of the batch's, and goes on.
@@ -239,10 +255,8 @@ class Tickets:
         if len(live) == 1 or _agree(live):
             if not fitting and _exceeds(live, tensors):
                 return Match(tuple(live), rows_of_several([one.num_samples for one in live]))
-            match = _alike(live)
-            match.tickets[0].had_whole |= bool(fitting)
-            strange = set() if fitting or not self._identifies else rows
-            return match._replace(other_rows=max(strange, default=0))
+            strange = set() if fitting or not self._identifies else views
+            return _alike(live)._replace(other_rows=max(strange, default=0))
         if not all(ticket.has_rows for ticket in live):
             fitting = copied(live, tensors)
         elif not _agree(fitting):
@@ -261,7 +275,6 @@ class Tickets:
         ticket = self._ticket_of(found)
         if ticket is None or (found.is_changed and ticket not in self._live):
             return None  # a buffer that something else was copied into
-        ticket.had_whole |= found.share == 1.0
         return Match((ticket,), ticket.weight, found.share, is_certain=True)
 
     def _ticket_of(self, found: Found[Ticket]) -> Ticket | None:

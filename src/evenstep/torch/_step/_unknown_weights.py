@@ -14,7 +14,8 @@ def rows_of_several(sizes: Sequence[int]) -> Callable[[], NoReturn]:
         raise RuntimeError(
             f"A forward has rows of several batches, or rows beside those of a batch of {size} "
             f"samples: no single weight is right for them. Give each batch its own forward. If all "
-            f"rows belong to one batch, name it around the forward: "
+            f"rows belong to one batch, or its own loss alone is weighted, under "
+            f"`prepare(..., weighting='loss')`, name it around the forward: "
             f"`with balancer.step(batch): ...`."
         )
 

@@ -30,6 +30,7 @@ class ForwardUse:
         model: number of the model.
         reduces: whether its backward reduces gradients; None where that is not known.
         looks: at the gradients that its backward began with.
+        other_rows: how many of its rows may be of no batch.
     """
 
     match: Match
@@ -38,6 +39,7 @@ class ForwardUse:
     model: int
     reduces: bool | None
     looks: list[Look] = field(default_factory=list)
+    other_rows: int = 0
 
     @property
     def compares(self) -> bool:
@@ -137,6 +139,7 @@ class UseBooks:
         """Take note of a backward through ``uses``; return what was reduced at its end."""
         reducing: dict[int, None] = {}
         for use in uses:
+            use.ticket.other_rows += use.other_rows
             if use.reduces is None:
                 continue
             self._open[use.model].append(use)
