@@ -165,8 +165,9 @@ class BalancedModel:
         syncs = bool(self.ddp.require_backward_grad_sync)
         if self._unreduced is not None and not self._unreduced.is_over:
             self._unreduced.forward(syncs=syncs)
-        if self._part_calls is not None:
-            self._part_calls.forward()
+        parts = self._part_calls
+        if parts is not None and self._steps.num_steps >= parts.next_look:
+            parts.look_again()
         return syncs
 
     def _enter_broadcast(self, module: nn.Module, inputs: Any, keywords: Any) -> None:

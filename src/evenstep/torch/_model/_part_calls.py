@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -55,6 +56,9 @@ class PartCalls:
     Args:
         ddp: the model, weighted at its output.
         steps: have samples while one is under way.
+
+    Attributes:
+        next_look: the step at which it comes.
     """
 
     def __init__(self, ddp: DistributedDataParallel, steps: StepConductor) -> None:
@@ -62,14 +66,16 @@ class PartCalls:
         self._is_inside = False
         self._is_over = False
         self._handles: list[RemovableHandle] = []
-        self._until = self._next = 0
+        self._until, self.next_look = 0, 0.0
         self._num_forwards = 0
         self._hooked: list[tuple[str, torch.Tensor]] = []  # what hooks were given in this forward
         self._place()
 
-    def forward(self) -> None:
-        """Hear that a forward of the model begins, and look again if it is time."""
-        if self._steps.num_steps >= self._next and not self._handles and not self._is_over:
+    def look_again(self) -> None:
+        """Look at some more steps, from a forward of the model on that begins now."""
+        if self._is_over:
+            self.next_look = math.inf
+        elif not self._handles:
             self._place()
             self._is_inside = True
 
@@ -80,7 +86,7 @@ class PartCalls:
 
     def _place(self) -> None:
         self._until = self._steps.num_steps + _TRIAL
-        self._next = max(_SECOND_LOOK, 2 * self._steps.num_steps)
+        self.next_look = max(_SECOND_LOOK, 2 * self._steps.num_steps)
         called = self._inert(self._called)
         self._handles = [part.register_forward_hook(called) for part in _parts(self._ddp.module)]
         self._handles += [

@@ -116,7 +116,7 @@ class _OutputScale(torch.autograd.Function):
 
 
 class EvenstepOutputThatSharesMemory_CloneItFirst(_OutputScale):  # torch's error has the name
-    """As a view, which autograd lets nobody change in place: others would change with it."""
+    """As a view, which autograd refuses to change in place: others would change with it."""
 
     @staticmethod
     def forward(ctx: Any, output: torch.Tensor, *args: Any) -> Any:
