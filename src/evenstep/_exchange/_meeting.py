@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from ._door import Door
 from ._greeting import Greeting, Newcomer, greet, tune
-from ._listening import LOOPBACK as LOOPBACK
 from ._listening import interface_address, listen
+from ._listening import loopback as loopback
 from ._process import process_name
 from ._wire import VERSION, ProtocolError, Wire, check_versions
 from ._world_check import listed
